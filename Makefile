@@ -1,0 +1,52 @@
+# lmerge-service: `make demo` and `make test` are all a newcomer needs; `make help` lists the rest.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-deep lint bench lock clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+
+demo: $(VENV)/.demo  ## merge three replicas of a month of flights through a local Kafka
+	@$(BIN)/lmerge demo $(ARGS)
+
+test: $(VENV)/.dev lint  ## the whole suite: lint, types, tests (real Kafka included)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not deep" $(ARGS)
+
+test-deep: $(VENV)/.dev  ## nightly depth: the same properties, many more examples
+	HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.dev  ## throughput of files and of Kafka to Kafka, beside a pass-through
+	$(BIN)/python -m benchmarks $(ARGS)
+
+lock: $(VENV)/.dev  ## resolve the dependencies anew
+	$(PIP) uv
+	PATH="$(CURDIR)/$(BIN):$$PATH" requirements/lock.sh
+
+clean:  ## remove what the other targets made
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "error: Python 3.11 or newer is needed, '$(PYTHON)' is older: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: requirements/demo.txt pyproject.toml | $(BIN)/python
+	@echo "installing into $(VENV) ..."
+	@$(PIP) --require-hashes -r requirements/demo.txt
+	@$(PIP) --no-deps -e .
+	@touch $@
+
+$(VENV)/.dev: requirements/dev.txt pyproject.toml | $(BIN)/python
+	@echo "installing into $(VENV) ..."
+	@$(PIP) --require-hashes -r requirements/dev.txt
+	@$(PIP) --no-deps -e .
+	@touch $@ $(VENV)/.demo

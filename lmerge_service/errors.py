@@ -1,0 +1,78 @@
+"""Every error a user can meet, one root; blame is decided by the class.
+
+A programming mistake is a plain `ValueError` or `assert`. What an input does wrong to a running
+merge is data, not an exception (`core.breaches`). The rest is here: each says in one line what
+is wrong, where, and what to do, and carries the exit code of the command that it ends.
+"""
+
+from typing import ClassVar
+
+__all__ = (
+    "ConfigurationError",
+    "ElementError",
+    "EnvironmentMissingError",
+    "FencedError",
+    "IllegalStreamError",
+    "LMergeError",
+    "StateError",
+    "TransportError",
+)
+
+
+class LMergeError(Exception):
+    """The root; its message is the one line that a user reads."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class ConfigurationError(LMergeError):
+    """A topology, option or argument is wrong; found before any I/O on streams."""
+
+    exit_code = 2
+
+
+class ElementError(LMergeError):
+    """A record or line is not an element.
+
+    `reason` is a short stable word for metrics and dead letters, the message says the rest.
+    """
+
+    exit_code = 2
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class IllegalStreamError(LMergeError):
+    """A stream breaks its own stable or adjusts what it does not hold; the message says where."""
+
+    exit_code = 2
+
+
+class EnvironmentMissingError(LMergeError):
+    """Something that the command needs is not on this machine (an extra, a JRE, a free port)."""
+
+    exit_code = 3
+
+
+class TransportError(LMergeError):
+    """Kafka cannot be reached or refuses; `retriable` tells whether trying again can help."""
+
+    exit_code = 3
+
+    def __init__(self, message: str, *, retriable: bool = True) -> None:
+        super().__init__(message)
+        self.retriable = retriable
+
+
+class StateError(LMergeError):
+    """The state that a merge rests on is missing, damaged or of another version."""
+
+    exit_code = 4
+
+
+class FencedError(LMergeError):
+    """Another instance has taken this task over; never retried."""
+
+    exit_code = 5
