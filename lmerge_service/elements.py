@@ -95,8 +95,12 @@ def is_half_frozen(vs: int, ve: int, c: int) -> bool:
 
 
 def is_fully_frozen(vs: int, ve: int, c: int) -> bool:
-    """After stable(c) the event [vs, ve) is final; after stable(INFINITY) every event is."""
-    return ve < c or c == INFINITY
+    """After stable(c) the event [vs, ve) is final: ve < c.
+
+    By the letter an event without end is half frozen for ever; stable(INFINITY) ends the stream,
+    so that it is final too, and all state may go.
+    """
+    return ve < c
 
 
 def defect(element: object) -> str | None:

@@ -1,0 +1,45 @@
+"""What an input did wrong, as data.
+
+A merge never raises for what an input says; it keeps the output legal, records the breach, and
+leaves it to the caller to report, quarantine or ignore the input.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from lmerge_service.elements import Element
+from lmerge_service.tdb import Event
+
+__all__ = ("Breach", "BreachKind")
+
+
+class BreachKind(StrEnum):
+    """The kinds of breach; the values are labels of metrics."""
+
+    BROKE_OWN_STABLE = "broke_own_stable"
+    """An insert or adjust that touches what the input itself had declared final."""
+    UNKNOWN_EVENT = "unknown_event"
+    """An adjust of an event that the input never inserted."""
+    WRONG_VOLD = "wrong_vold"
+    """An adjust whose old end is not the end that the input gave last."""
+    DUPLICATE_KEY = "duplicate_key"
+    """A second insert of a (payload, vs) that the input still holds."""
+    HALF_FROZEN_MISSING = "half_frozen_missing"
+    """The input passed an event by its stable without having it; the output cannot drop it."""
+    FROZEN_END_DISAGREES = "frozen_end_disagrees"
+    """The input ended an event before the output's stable point, where another kept it alive."""
+    AFTER_DETACH = "after_detach"
+    """An element of an input that is not attached any more."""
+    STABLE_REGRESSION = "stable_regression"
+    """A stable below the one that the same partition of the input sent before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Breach:
+    """One breach: who, what kind, by which element, and the event as the output kept it."""
+
+    input: str
+    incarnation: int
+    kind: BreachKind
+    element: Element
+    kept: Event | None = None

@@ -1,0 +1,186 @@
+"""The topology: one YAML file that says what is merged, from where, to where.
+
+`load(path)` gives a validated `Topology` or raises `ConfigurationError` with one line per fault,
+each naming file, line and field. Unknown fields are faults. Nothing is read but the file and the
+environment variable `LMERGE_BOOTSTRAP`, which takes the place of `kafka.bootstrap`.
+"""
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.error import MarkedYAMLError
+
+from lmerge_service.core import Case
+from lmerge_service.elements import INFINITY, START
+from lmerge_service.errors import ConfigurationError
+
+__all__ = ("Http", "Kafka", "Limits", "Output", "Replica", "Topology", "load")
+
+_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+
+Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._-]{0,99}$")]
+
+
+def _topic(name: str) -> str:
+    if not _TOPIC.fullmatch(name) or name in {".", ".."}:
+        raise ValueError("a topic name has 1 to 249 of the characters a-z A-Z 0-9 . _ -")
+    return name
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Kafka(_Model):
+    """How Kafka is reached."""
+
+    bootstrap: str = Field(min_length=1)
+    """host:port[,host:port…]"""
+
+
+class Output(_Model):
+    """The merged stream."""
+
+    topic: str
+    dead_letters: str | None = None
+    """Where records go that are not elements; by default the output topic + `.dead-letters`."""
+
+    _legal_topic = field_validator("topic", "dead_letters")(_topic)
+
+    @property
+    def dead_letter_topic(self) -> str:
+        return self.dead_letters or f"{self.topic}.dead-letters"
+
+
+class Replica(_Model):
+    """One copy of the query."""
+
+    name: Name
+    topic: str
+    joining_at: Annotated[int, Field(ge=START, lt=INFINITY)] | None = None
+    """The time from which the replica is correct; by default the beginning of time."""
+
+    _legal_topic = field_validator("topic")(_topic)
+
+
+class Limits(_Model):
+    """Bounds on what an outsider can make grow."""
+
+    max_record_bytes: int = Field(default=1 << 20, ge=64, le=1 << 26)
+    max_nesting: int = Field(default=64, ge=1, le=128)
+    batch_records: int = Field(default=20_000, ge=1, le=1_000_000)
+    """Records merged into one transaction at the most."""
+
+
+class Http(_Model):
+    """Where health, status and metrics are served."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8321, ge=0, le=65_535)
+    """0 takes any free port; the log says which."""
+
+    @field_validator("host")
+    @classmethod
+    def _loopback(cls, host: str) -> str:
+        if host not in {"127.0.0.1", "::1", "localhost"}:
+            raise ValueError("only loopback is served: 127.0.0.1, ::1 or localhost")
+        return host
+
+
+class Topology(_Model):
+    """A merge: replicas in, one output."""
+
+    name: Name
+    """Names the merge: consumer group and transactional id are made of it."""
+    kafka: Kafka
+    output: Output
+    case: Case = Case.R3
+    replicas: tuple[Replica, ...] = Field(min_length=1)
+    nfc: bool = False
+    """Normalise strings of payloads to NFC before they are compared."""
+    limits: Limits = Limits()
+    http: Http = Http()
+
+    @model_validator(mode="after")
+    def _distinct(self) -> "Topology":
+        names = [replica.name for replica in self.replicas]
+        topics = [replica.topic for replica in self.replicas]
+        for what, values in (("name", names), ("topic", topics)):
+            if twice := {value for value in values if values.count(value) > 1}:
+                raise ValueError(f"replicas share the {what} {', '.join(sorted(twice))}")
+        for own in (self.output.topic, self.output.dead_letter_topic):
+            if own in topics:
+                raise ValueError(f"topic {own} is both written and read as a replica")
+        if self.output.topic == self.output.dead_letter_topic:
+            raise ValueError("output and dead letters need two topics")
+        return self
+
+
+def load(path: Path | str, *, bootstrap: str | None = None) -> Topology:
+    """Reads a topology; `bootstrap`, or else LMERGE_BOOTSTRAP, takes the place of the file's.
+
+    Raises:
+        ConfigurationError: the file can't be read, isn't YAML, or isn't a topology.
+    """
+    document = _parse(Path(path))
+    if instead := bootstrap or os.environ.get("LMERGE_BOOTSTRAP"):
+        document["kafka"] = {"bootstrap": instead}
+    try:
+        return Topology.model_validate(document)
+    except ValidationError as error:
+        raise ConfigurationError("\n".join(_faults(path, document, error))) from None
+
+
+def _parse(path: Path) -> Any:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path}: cannot read the topology: {error}") from None
+    try:
+        document = YAML(typ="rt").load(text)
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = mark.line + 1 if mark is not None else 1
+        raise ConfigurationError(f"{path}:{line}: not YAML: {error.problem}") from None
+    if not isinstance(document, CommentedMap):
+        raise ConfigurationError(f"{path}:1: a topology is a mapping with name, kafka, output, …")
+    return document
+
+
+def _faults(path: Path | str, document: Any, error: ValidationError) -> list[str]:
+    return [
+        f"{path}:{_line(document, fault['loc'])}: {_field(fault['loc'])}{_said(fault)}"
+        for fault in error.errors()
+    ]
+
+
+def _said(fault: Any) -> str:
+    if fault["type"] == "extra_forbidden":
+        return "unknown field"
+    if fault["type"] == "missing":
+        return "is missing"
+    return str(fault["msg"]).removeprefix("Value error, ")
+
+
+def _field(loc: tuple[int | str, ...]) -> str:
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
+    return text.lstrip(".") + ": " if loc else ""
+
+
+def _line(document: Any, loc: tuple[int | str, ...]) -> int:
+    """The line of the deepest part of `loc` that stands in the document, from 1."""
+    line, node = 1, document
+    for part in loc:
+        if isinstance(node, CommentedMap) and part in node:
+            line = node.lc.key(part)[0] + 1
+        elif isinstance(node, CommentedSeq) and isinstance(part, int) and part < len(node):
+            line = node.lc.item(part)[0] + 1
+        else:
+            break
+        node = node[part]
+    return line

@@ -1,0 +1,103 @@
+"""Topologies: what is accepted, and that every fault is one line that says where."""
+
+from pathlib import Path
+
+import pytest
+
+from lmerge_service.errors import ConfigurationError
+from lmerge_service.topology import load
+
+GOOD = """\
+name: t
+kafka:
+  bootstrap: 127.0.0.1:9092
+output:
+  topic: out
+replicas:
+  - name: a
+    topic: in.a
+  - name: b
+    topic: in.b
+    joining_at: 100
+"""
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LMERGE_BOOTSTRAP", raising=False)
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "t.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_a_topology_is_read_with_its_defaults(tmp_path: Path) -> None:
+    topology = load(write(tmp_path, GOOD))
+    assert topology.output.dead_letter_topic == "out.dead-letters"
+    assert [replica.joining_at for replica in topology.replicas] == [None, 100]
+    assert topology.http.host == "127.0.0.1"
+
+
+def test_every_shipped_topology_is_valid() -> None:
+    shipped = sorted(Path("topologies").glob("*.yaml"))
+    assert shipped
+    for path in shipped:
+        load(path)
+
+
+def test_option_and_environment_take_the_place_of_the_bootstrap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path, GOOD)
+    monkeypatch.setenv("LMERGE_BOOTSTRAP", "127.0.0.1:1")
+    assert load(path).kafka.bootstrap == "127.0.0.1:1"
+    assert load(path, bootstrap="127.0.0.1:2").kafka.bootstrap == "127.0.0.1:2"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "says"),
+    [
+        ("name: t\n", "name: t\nspeed: 3\n", 2, "speed: unknown field"),
+        ("name: t\n", "", 1, "name: is missing"),
+        ("    joining_at: 100", "    joining_at: soon", 11, "replicas[1].joining_at: "),
+        ("  topic: out", "  topic: out/side", 5, "output.topic: a topic name has"),
+        ("    topic: in.b", "    topic: in.a", 1, "replicas share the topic in.a"),
+        ("  - name: b", "  - name: a", 1, "replicas share the name a"),
+        ("    topic: in.b", "    topic: out", 1, "topic out is both written and read"),
+        ("  - name: a\n    topic: in.a\n", "  - name: a\n", 7, "replicas[0].topic: is missing"),
+        ("output:", "http:\n  host: 0.0.0.0\noutput:", 5, "http.host: only loopback"),
+        ("output:", "http:\n  port: 70000\noutput:", 5, "http.port: "),
+        ("name: t\n", "name: t\ncase: R9\n", 2, "case: "),
+        ("name: t\n", "name: t\nname: u\n", 2, "not YAML: "),
+        ("  bootstrap: 127.0.0.1:9092", "  bootstrap: [", 5, "not YAML: "),
+        (GOOD, "- a\n- b\n", 1, "a topology is a mapping"),
+        (GOOD, "", 1, "a topology is a mapping"),
+    ],
+)
+def test_a_fault_is_one_line_with_file_line_and_field(
+    tmp_path: Path, old: str, new: str, line: int, says: str
+) -> None:
+    assert old in GOOD
+    path = write(tmp_path, GOOD.replace(old, new))
+    with pytest.raises(ConfigurationError) as caught:
+        load(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}:{line}: "), message
+    assert says in message
+    assert "\n" not in message
+
+
+def test_all_faults_are_said_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        load(write(tmp_path, GOOD.replace("name: t", "speed: 3").replace("topic: out", "to: out")))
+    assert len(str(caught.value).splitlines()) == 4
+
+
+def test_a_file_that_is_not_there_or_not_text_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"nowhere\.yaml: cannot read"):
+        load(tmp_path / "nowhere.yaml")
+    (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigurationError, match=r"bytes\.yaml: cannot read"):
+        load(tmp_path / "bytes.yaml")
