@@ -1,0 +1,253 @@
+"""The operator's promises over drawn presentations, honest and lying (docs/semantics.md)."""
+
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmerge_service.core import lmerge, restore
+from lmerge_service.core.breaches import BreachKind
+from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
+from lmerge_service.tdb import TDB, Event, reconstitute
+from tests.core.harness import Watched
+from tests.strategies import (
+    any_elements,
+    interleavings,
+    logical_streams,
+    lying_presentations,
+    presentations,
+    seeded_presentations,
+)
+
+Steps = list[tuple[int, Element]]
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> tuple[list[Event], int, Steps]:
+    """(logical stream, number of inputs, interleaved steps) of honest presentations."""
+    logical = draw(logical_streams())
+    n = draw(st.integers(1, 4))
+    made = draw(presentations(logical, n) | seeded_presentations(logical, n))
+    return logical, n, draw(interleavings(made))
+
+
+@st.composite
+def lying_runs(draw: st.DrawFn) -> tuple[int, Steps]:
+    n = draw(st.integers(1, 4))
+    made = draw(
+        lying_presentations(draw(logical_streams()), n)
+        | st.lists(st.lists(any_elements(), max_size=15), min_size=n, max_size=n)
+    )
+    return n, draw(interleavings(made))
+
+
+@given(runs())
+def test_honest_inputs_are_merged_into_an_equivalent_output(
+    run: tuple[list[Event], int, Steps],
+) -> None:
+    logical, n, steps = run
+    watched = Watched([str(number) for number in range(n)])
+    for number, element in steps:
+        watched.process(str(number), element)
+    assert watched.output == TDB(logical)
+    assert watched.output.stable == INFINITY
+    assert len(watched.merge) == 0, "promise 4: no state after the end"
+
+
+@given(lying_runs())
+def test_whatever_the_inputs_do_the_output_is_a_legal_stream(run: tuple[int, Steps]) -> None:
+    n, steps = run
+    watched = Watched([str(number) for number in range(n)], consistent=False)
+    for number, element in steps:
+        watched.process(str(number), element)
+
+
+@given(runs(), st.data())
+def test_a_lying_input_beside_honest_ones_is_blamed_and_breaks_nothing(
+    run: tuple[list[Event], int, Steps], data: st.DataObject
+) -> None:
+    """Lies without stables cannot lead, so the output is still what the honest inputs mean."""
+    logical, n, steps = run
+    lies = [e for e in data.draw(st.lists(any_elements(), max_size=8)) if type(e) is not Stable]
+    merged = data.draw(interleavings([steps, [(n, lie) for lie in lies]]))
+    merge = lmerge()
+    for number in range(n + 1):
+        merge.attach(str(number))
+    output = TDB()
+    for _, (number, element) in merged:
+        for said in merge.process(str(number), element):
+            output.apply(said)
+        merge.check()
+    assert output == TDB(logical)
+    assert all(breach.input == str(n) for breach in merge.breaches())
+
+
+@given(runs())
+def test_batches_say_what_single_elements_say(run: tuple[list[Event], int, Steps]) -> None:
+    _, n, steps = run
+    one, many = lmerge(), lmerge()
+    for number in range(n):
+        one.attach(str(number))
+        many.attach(str(number))
+    singly = [said for number, element in steps for said in one.process(str(number), element)]
+    in_batches: list[Element] = []
+    for number, batch in _batches(steps):
+        in_batches += many.process_batch(str(number), batch)
+    assert in_batches == singly
+    assert many.snapshot() == one.snapshot()
+
+
+def _batches(steps: Steps) -> list[tuple[int, list[Element]]]:
+    batches: list[tuple[int, list[Element]]] = []
+    for number, element in steps:
+        if batches and batches[-1][0] == number:
+            batches[-1][1].append(element)
+        else:
+            batches.append((number, [element]))
+    return batches
+
+
+@given(lying_runs(), st.data())
+def test_a_restored_operator_goes_on_the_same(run: tuple[int, Steps], data: st.DataObject) -> None:
+    n, steps = run
+    cut = data.draw(st.integers(0, len(steps)))
+    merge = lmerge()
+    for number in range(n):
+        merge.attach(str(number), joining_at=START if number < 2 else 10)
+    for number, element in steps[:cut]:
+        merge.process(str(number), element)
+    merge.breaches()
+    twin = restore(merge.snapshot())
+    twin.check()
+    assert twin.snapshot() == merge.snapshot()
+    for number, element in steps[cut:]:
+        assert twin.process(str(number), element) == merge.process(str(number), element)
+        assert twin.breaches() == merge.breaches()
+    assert twin.snapshot() == merge.snapshot()
+
+
+@given(lying_runs(), st.data())
+def test_an_operator_rebuilt_from_prefixes_goes_on_the_same(
+    run: tuple[int, Steps], data: st.DataObject
+) -> None:
+    """Promise 8: lies included, and whatever the interleaving of the rebuild."""
+    n, steps = run
+    joining = [data.draw(st.sampled_from((START, START, 5, 12))) for _ in range(n)]
+    cut = data.draw(st.integers(0, len(steps)))
+    merge = lmerge()
+    for number in range(n):
+        merge.attach(str(number), joining[number])
+    said = [o for number, element in steps[:cut] for o in merge.process(str(number), element)]
+
+    rebuilt = lmerge()
+    rebuilt.load_output(said)
+    for number in range(n):
+        rebuilt.attach(str(number), joining[number])
+    prefixes = [[e for k, e in steps[:cut] if k == number] for number in range(n)]
+    for number, element in data.draw(interleavings(prefixes)):
+        assert rebuilt.process(str(number), element) == [], "the output has said it all"
+        rebuilt.check()
+
+    assert rebuilt.max_stable == merge.max_stable
+    for number, element in steps[cut:]:
+        assert _in_order(rebuilt.process(str(number), element)) == _in_order(
+            merge.process(str(number), element)
+        )
+
+
+def _in_order(said: Sequence[Element]) -> list[str]:
+    """Adjusts of events with one vs come in order of arrival, which a rebuild cannot know."""
+    return sorted(map(repr, said))
+
+
+@given(runs(), st.data())
+def test_a_late_joiner_and_early_leavers_lose_nothing(
+    run: tuple[list[Event], int, Steps], data: st.DataObject
+) -> None:
+    """An input that joins at t sends only what ends at t or later; the others leave once it is
+    joined."""
+    logical, n, steps = run
+    t = data.draw(st.integers(0, 35))
+    late = [event for event in logical if event.ve >= t]
+    (joiner,) = data.draw(presentations(late, 1))
+    merge, output = lmerge(), TDB()
+    for number in range(n):
+        merge.attach(str(number))
+    merge.attach("joiner", joining_at=t)
+    gone = False
+    for number, element in [
+        (k, e) for _, (k, e) in data.draw(interleavings([steps, [(-1, e) for e in joiner]]))
+    ]:
+        name = "joiner" if number < 0 else str(number)
+        if name in merge.inputs:
+            for said in merge.process(name, element):
+                output.apply(said)
+        if merge.inputs["joiner"].joined and not gone and data.draw(st.booleans()):
+            gone = True
+            for other in range(n):
+                merge.detach(str(other))
+        merge.check()
+    assert output == TDB(logical)
+    assert merge.breaches() == []
+
+
+@given(runs())
+def test_the_same_calls_give_the_same_output(run: tuple[list[Event], int, Steps]) -> None:
+    _, n, steps = run
+    outputs = []
+    for _ in range(2):
+        merge = lmerge()
+        for number in range(n):
+            merge.attach(str(number))
+        outputs.append([merge.process(str(number), element) for number, element in steps])
+    assert outputs[0] == outputs[1]
+
+
+@given(logical_streams(), st.integers(1, 4), st.data())
+def test_partitions_of_an_input_may_interleave_in_any_way(
+    logical: list[Event], width: int, data: st.DataObject
+) -> None:
+    """An input's stable is the minimum over its partitions; order holds within one only."""
+    (whole,) = data.draw(presentations(logical, 1))
+    parts: list[list[Element]] = [[] for _ in range(width)]
+    for element in whole:
+        if type(element) is Stable:
+            for part in parts:
+                part.append(element)
+        else:
+            parts["ABCD".index(element.payload) % width].append(element)  # type: ignore[union-attr]
+    merge, output = lmerge(), TDB()
+    merge.attach("a", partitions=width)
+    for number, element in data.draw(interleavings(parts)):
+        for said in merge.process("a", element, number):
+            output.apply(said)
+        merge.check()
+    assert output == reconstitute(whole)
+    assert output.stable == INFINITY
+    assert merge.breaches() == []
+
+
+def test_a_partition_that_never_spoke_holds_its_input_back() -> None:
+    merge = lmerge()
+    merge.attach("a", partitions=2)
+    assert merge.process("a", Stable(10), 0) == []
+    assert merge.process("a", Stable(7), 1) == [Stable(7)]
+
+
+def test_an_element_is_judged_by_its_own_partition() -> None:
+    """Else the judgement, and so the rebuilt state, would depend on how partitions interleave."""
+    merge = lmerge()
+    merge.attach("a", partitions=2)
+    merge.process("a", Stable(10), 0)
+    assert merge.process("a", Insert("A", 5, 8), 0) == []
+    assert merge.process("a", Insert("B", 5, 8), 1) == [Insert("B", 5, 8)]
+    assert [b.kind for b in merge.breaches()] == [BreachKind.BROKE_OWN_STABLE]
+
+
+def test_an_adjust_below_the_own_stable_is_ignored() -> None:
+    merge = lmerge()
+    merge.attach("a")
+    merge.process_batch("a", [Insert("A", 5, 20), Stable(10)])
+    assert merge.process("a", Adjust("A", 5, 20, 8)) == []
+    assert merge.process("a", Stable(30)) == [Stable(30)]
+    assert [b.kind for b in merge.breaches()] == [BreachKind.BROKE_OWN_STABLE]
