@@ -1,0 +1,1 @@
+"""The worker: a merge task over Kafka, exactly once, and what it shows of itself."""

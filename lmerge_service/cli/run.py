@@ -1,0 +1,60 @@
+"""`lmerge run`: the worker."""
+
+import asyncio
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import structlog
+import typer
+
+from lmerge_service import topology
+from lmerge_service.service import worker
+
+__all__ = ("run",)
+
+
+def run(
+    path: Annotated[Path, typer.Argument(metavar="TOPOLOGY.yaml", help="What to merge.")],
+    bootstrap: Annotated[
+        str | None,
+        typer.Option(help="host:port of Kafka, instead of the file's and of LMERGE_BOOTSTRAP."),
+    ] = None,
+    http_port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65_535, help="Port of /status and /metrics; 0 takes a free one."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Log as JSON, one object a line.")] = False,
+) -> None:
+    """Merge a topology's replica topics into its output topic, exactly once, until SIGTERM.
+
+    Restart it whenever you like, kill -9 included: it goes on where the last commit ended.
+
+    Example: `lmerge run topologies/flights.yaml --bootstrap 127.0.0.1:9092`
+    """
+    loaded = topology.load(path, bootstrap=bootstrap)
+    if http_port is not None:
+        http = loaded.http.model_copy(update={"port": http_port})
+        loaded = loaded.model_copy(update={"http": http})
+    _log(as_json=json)
+    asyncio.run(worker.run(loaded))
+
+
+def _log(*, as_json: bool) -> None:
+    """Logs go to standard error, ours structured, the Kafka client's only when it matters."""
+    logging.basicConfig(stream=sys.stderr, level=logging.CRITICAL, format="%(message)s")
+    renderer: structlog.types.Processor = (
+        structlog.processors.JSONRenderer()
+        if as_json
+        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    )
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )

@@ -1,0 +1,254 @@
+"""The play: three replicas of a month of flights, two of them dying, one merged stream.
+
+    flights ─▶ A ordered, revised late ──▶ flights.a ─┐
+            ─▶ B eager, phantoms ────────▶ flights.b ─┼─▶ lmerge run ─▶ flights.merged ─▶ verdict
+            ─▶ C disordered, lagging ────▶ flights.c ─┘
+
+C dies in the first third and starts over as a new incarnation; half-way, whichever replica leads
+is killed for good.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+
+from lmerge_service import topology as topologies
+from lmerge_service.demo.stage import Process, Stage, free_port, shipped_topology
+from lmerge_service.demo.throughput import Throughput, measure
+from lmerge_service.demo.verdict import Finding, find
+from lmerge_service.demo.watch import Follower, StatusClient, plain_line, screen
+from lmerge_service.errors import LMergeError, TransportError
+from lmerge_service.formats.ndjson import ElementWriter
+from lmerge_service.present.flights import VARIATIONS, flights
+from lmerge_service.present.life import Life, final_tdb
+from lmerge_service.present.presentation import present
+from lmerge_service.service.status import Status
+from lmerge_service.tdb import TDB
+
+__all__ = ("Result", "play")
+
+_STALL_SECONDS = 60.0
+_SPEEDS = {"a": 1.25, "b": 1.0, "c": 0.8}
+"""How fast each replica publishes, relative to the rate asked for."""
+
+
+@dataclass(slots=True)
+class Result:
+    """What the demo found."""
+
+    finding: Finding
+    throughput: Throughput
+    flights: int
+    seconds: float
+    news: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Play:
+    stage: Stage
+    console: Console
+    rate: float
+    address: str
+    merging: topologies.Topology
+    sizes: dict[str, int]
+    follower: Follower
+    started: float = field(default_factory=time.monotonic)
+    publishers: dict[str, Process] = field(default_factory=dict)
+    status: Status | None = None
+    news: list[str] = field(default_factory=list)
+
+    def tell(self, line: str) -> None:
+        self.news.append(f"{time.monotonic() - self.started:4.1f} s  {line}")
+        if not self.console.is_terminal:
+            self.console.print(f"  * {self.news[-1]}", soft_wrap=True, highlight=False)
+
+
+async def play(
+    folder: Path,
+    *,
+    months: Sequence[int],
+    seed: int,
+    rate: float,
+    bootstrap: str | None,
+    console: Console,
+) -> Result:
+    """Runs the whole play; whatever it started has ended when this returns or raises.
+
+    Raises:
+        LMergeError: something could not be started, or stopped moving.
+    """
+    started = time.monotonic()
+    lives, reference, sizes = _present(folder, months, seed, console)
+    console.print("starting Apache Kafka …" if bootstrap is None else f"using Kafka at {bootstrap}")
+    async with Stage(folder, bootstrap) as stage:
+        merging = topologies.load(shipped_topology("flights.yaml"), bootstrap=stage.bootstrap)
+        port = free_port()
+        acting = _Play(
+            stage,
+            console,
+            rate,
+            f"http://127.0.0.1:{port}",
+            merging,
+            sizes,
+            Follower(stage.bootstrap, merging.output.topic),
+        )
+        await _act(acting, port)
+        console.print("reading everything back …")
+        finding = await find(
+            stage.bootstrap,
+            reference,
+            merging.output.topic,
+            [replica.topic for replica in merging.replicas],
+            acting.follower.arrived,
+        )
+        console.print("measuring throughput beside a pass-through of the same bytes …")
+        await measure(merging, ".warm")
+        throughput = await measure(merging)
+    return Result(finding, throughput, len(lives), time.monotonic() - started, acting.news)
+
+
+def _present(
+    folder: Path, months: Sequence[int], seed: int, console: Console
+) -> tuple[list[Life], TDB, dict[str, int]]:
+    console.print("presenting flights as three replicas …")
+    lives = list(flights(months))
+    sizes = {}
+    for name in ("a", "b", "c"):
+        count = 0
+        with ElementWriter(str(folder / f"{name}.ndjson")) as writer:
+            for element in present(lives, VARIATIONS[name.upper()], f"{seed}/{name}"):
+                writer.write(element)
+                count += 1
+        sizes[name] = count
+    counts = ", ".join(f"{name}: {count:,}" for name, count in sizes.items())
+    console.print(f"{len(lives):,} flights; elements of {counts}", highlight=False)
+    return lives, final_tdb(lives), sizes
+
+
+async def _act(acting: _Play, port: int) -> None:
+    topology = str(shipped_topology("flights.yaml"))
+    worker = await acting.stage.lmerge(
+        "run", topology, "--bootstrap", acting.stage.bootstrap, "--http-port", str(port),
+        log="worker.log",
+    )  # fmt: skip
+    async with StatusClient(acting.address) as client, asyncio.TaskGroup() as group:
+        await _until_running(acting, client, worker)
+        following = group.create_task(acting.follower.run(), name="follower")
+        looking = group.create_task(_look(acting, client, worker), name="status")
+        viewing = group.create_task(_view(acting), name="view")
+        await _script(acting)
+        await _until_done(acting)
+        await _wait(acting, "the consumer to see the end", following.done)
+        for task in (looking, viewing):
+            task.cancel()
+    acting.tell("the worker is told to stop (SIGTERM)")
+    await acting.stage.end(worker)
+    if worker.returncode:
+        raise LMergeError(f"the worker ended with {worker.returncode}: {_log(acting)}")
+
+
+async def _script(acting: _Play) -> None:
+    """Who lives and who dies, and when."""
+    for name in ("a", "b", "c"):
+        await _publish(acting, name)
+    await _wait(acting, "a third of the flights", lambda: acting.follower.elements > _third(acting))
+    await acting.stage.kill(acting.publishers["c"])
+    acting.tell("kill -9 of replica c")
+    await _wait(acting, "half of the flights", lambda: acting.follower.elements > _half(acting))
+    leader = (acting.status and acting.status.output.leader) or "a"
+    await acting.stage.kill(acting.publishers[leader])
+    acting.tell(f"kill -9 of replica {leader}, which leads; it never comes back")
+    await _publish(acting, "c", incarnation=1)
+    acting.tell("replica c is back; it has lost its memory and starts over (incarnation 1)")
+
+
+def _half(acting: _Play) -> float:
+    return min(acting.sizes.values()) * 0.5
+
+
+def _third(acting: _Play) -> float:
+    return min(acting.sizes.values()) * 0.25
+
+
+async def _publish(acting: _Play, name: str, incarnation: int = 0) -> None:
+    topic = next(each.topic for each in acting.merging.replicas if each.name == name)
+    acting.publishers[name] = await acting.stage.lmerge(
+        "publish", str(acting.stage.folder / f"{name}.ndjson"), topic,
+        "--bootstrap", acting.stage.bootstrap,
+        "--rate", str(acting.rate * _SPEEDS[name] * (1 + incarnation)),
+        "--incarnation", str(incarnation),
+        log=f"{name}.log",
+    )  # fmt: skip
+
+
+async def _look(acting: _Play, client: StatusClient, worker: Process) -> None:
+    while True:
+        acting.status = await client.get()
+        if worker.returncode is not None:
+            raise LMergeError(f"the worker ended with {worker.returncode}: {_log(acting)}")
+        await asyncio.sleep(0.25)
+
+
+async def _view(acting: _Play) -> None:
+    if not acting.console.is_terminal:
+        while True:
+            elapsed = time.monotonic() - acting.started
+            line = plain_line(acting.status, acting.follower, elapsed)
+            acting.console.print(line, soft_wrap=True, highlight=False)
+            await asyncio.sleep(2)
+    with Live(console=acting.console, refresh_per_second=8) as live:
+        while True:
+            live.update(screen(acting.status, acting.follower, acting.news))
+            await asyncio.sleep(0.2)
+
+
+async def _until_running(acting: _Play, client: StatusClient, worker: Process) -> None:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        acting.status = await client.get()
+        if acting.status is not None and acting.status.state == "running":
+            return
+        if worker.returncode is not None:
+            raise LMergeError(f"the worker ended with {worker.returncode}: {_log(acting)}")
+        await asyncio.sleep(0.05)
+    raise TransportError(f"the worker is not ready after 30 s: {_log(acting)}")
+
+
+async def _until_done(acting: _Play) -> None:
+    """The surviving replicas have said everything, and the worker has read it."""
+    await _wait(
+        acting,
+        "the replicas to finish",
+        lambda: all(each.returncode is not None for each in acting.publishers.values()),
+    )
+    for name, process in acting.publishers.items():
+        if process.returncode not in (0, -9):
+            raise LMergeError(f"publisher {name} failed: {acting.stage.said(f'{name}.log')}")
+    await _wait(
+        acting,
+        "the worker to catch up",
+        lambda: (
+            acting.status is not None
+            and all(each.lag_records == 0 for each in acting.status.replicas)
+        ),
+    )
+
+
+async def _wait(acting: _Play, what: str, condition: Callable[[], bool]) -> None:
+    """Waits for a state; fails when the output has not moved for a minute meanwhile."""
+    seen, since = acting.follower.elements, time.monotonic()
+    while not condition():
+        if acting.follower.elements != seen:
+            seen, since = acting.follower.elements, time.monotonic()
+        elif time.monotonic() - since > _STALL_SECONDS:
+            raise TransportError(f"waited for {what}, but nothing moves: {_log(acting)}")
+        await asyncio.sleep(0.02)
+
+
+def _log(acting: _Play) -> str:
+    return acting.stage.said("worker.log")

@@ -1,0 +1,108 @@
+"""How fast the merge goes from Kafka to Kafka, beside a pass-through of the same bytes.
+
+Both run in this process, on the same broker, over the same topics, one after the other, with the
+same source, the same transactional sink and transactions of the same size; the pass-through
+copies records, the merge decodes, merges, encodes, and publishes what there is to say.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from lmerge_service.kafka.sink import Outbox, Sink
+from lmerge_service.kafka.source import Source, TopicPartition
+from lmerge_service.kafka.topics import Topics
+from lmerge_service.service.task import MergeTask
+from lmerge_service.topology import Topology
+
+__all__ = ("Throughput", "measure", "merge_all", "pass_through")
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """Input elements a second."""
+
+    merge: float
+    pass_through: float
+
+    @property
+    def ratio(self) -> float:
+        return self.merge / self.pass_through
+
+
+async def measure(topology: Topology, tag: str = "") -> Throughput:
+    """Runs both once, over whatever the replica topics hold, into topics of their own.
+
+    Raises:
+        TransportError: Kafka refuses.
+    """
+    topics = [replica.topic for replica in topology.replicas]
+    passed = await pass_through(topology.kafka.bootstrap, topics, f"bench{tag}.passed")
+    merged = await merge_all(topology, f"bench{tag}.merged")
+    return Throughput(merged, passed)
+
+
+async def pass_through(bootstrap: str, topics: Sequence[str], to: str) -> float:
+    """Copies the topics into one, in transactions with their offsets; records a second."""
+    async with Topics(bootstrap) as admin:
+        await admin.ensure(to)
+        await admin.ensure(f"{to}.dead-letters")
+        widths = await admin.partitions(topics)
+    partitions = [TopicPartition(topic, p) for topic in topics for p in range(widths[topic])]
+    sink = Sink(
+        bootstrap,
+        transactional_id=to,
+        group=to,
+        topic=to,
+        dead_letter_topic=f"{to}.dead-letters",
+        max_record_bytes=1 << 20,
+    )
+    async with Source(bootstrap) as source, sink:
+        ends = await source.ends(partitions)
+        starts = await source.beginnings(partitions)
+        source.assign(starts)
+        copied, outbox = 0, Outbox()
+        commit: asyncio.Task[None] | None = None
+        started = time.perf_counter()
+        while any((source.position(tp) or 0) < end for tp, end in ends.items()):
+            for tp, records in (await source.poll(0.5, 20_000)).items():
+                outbox.records += [(record.key, record.value) for record in records]
+                outbox.offsets[tp] = records[-1].offset + 1
+                copied += len(records)
+            if commit is not None:
+                await commit
+            commit = asyncio.create_task(sink.commit(outbox))
+            outbox = Outbox()
+        if commit is not None:
+            await commit
+        return copied / (time.perf_counter() - started)
+
+
+async def merge_all(topology: Topology, to: str) -> float:
+    """Merges the topics from their beginnings into a fresh one; input elements a second."""
+    output = topology.output.model_copy(update={"topic": to, "dead_letters": None})
+    task = MergeTask(topology.model_copy(update={"name": to, "output": output}))
+    ends = await _ends(topology)
+    async with AsyncExitStack() as stack:
+        await task.open(stack)
+        started = time.perf_counter()
+        merging = asyncio.create_task(task.run())
+        try:
+            while not (merging.done() or (task.reached(ends) and task.settled)):  # noqa: ASYNC110
+                await asyncio.sleep(0.002)  # short beside what is measured
+            seconds = time.perf_counter() - started
+        finally:
+            merging.cancel()
+            await asyncio.gather(merging, return_exceptions=True)
+        return task.progress.elements_in / seconds
+
+
+async def _ends(topology: Topology) -> dict[TopicPartition, int]:
+    bootstrap = topology.kafka.bootstrap
+    async with Topics(bootstrap) as admin, Source(bootstrap) as source:
+        widths = await admin.partitions([replica.topic for replica in topology.replicas])
+        return await source.ends(
+            [TopicPartition(t, p) for t, n in widths.items() for p in range(n)]
+        )

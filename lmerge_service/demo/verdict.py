@@ -1,0 +1,97 @@
+"""What the demo proves at its end, from the topics alone: equivalence, bounds, latency."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from lmerge_service.elements import Insert
+from lmerge_service.formats.wire import WireDecoder
+from lmerge_service.kafka.source import Source, TopicPartition
+from lmerge_service.offline.audit import Audited, Verdict, audit_topic, compare
+from lmerge_service.tdb import TDB
+
+__all__ = ("Finding", "InputCounts", "find", "read_inputs")
+
+
+@dataclass(slots=True)
+class InputCounts:
+    """What the replicas have published, repeats after restarts included."""
+
+    inserts: int = 0
+    adjusts: int = 0
+    stables: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.inserts + self.adjusts + self.stables
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The verdict and its numbers; latencies in milliseconds."""
+
+    verdict: Verdict
+    counts: InputCounts
+    latencies: Sequence[float]
+
+    @property
+    def broken_bounds(self) -> list[str]:
+        """Bounds on chattiness (docs/semantics.md, promise 3) that the output breaks."""
+        out, into = self.verdict.right, self.counts
+        bounds = (
+            ("inserts", out.inserts, into.inserts),
+            ("adjusts", out.adjusts, into.inserts + into.adjusts),
+            ("stables", out.stables, into.stables),
+        )
+        return [f"{what}: {said:,} > {most:,}" for what, said, most in bounds if said > most]
+
+    @property
+    def good(self) -> bool:
+        complete = self.verdict.right.complete
+        return self.verdict.equivalent and complete and not self.broken_bounds
+
+    def latency(self, q: float) -> float | None:
+        """The q-quantile of the added latency."""
+        if not self.latencies:
+            return None
+        ordered = sorted(self.latencies)
+        return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
+
+
+async def find(
+    bootstrap: str,
+    reference: TDB,
+    output: str,
+    replicas: Sequence[str],
+    arrived: Mapping[tuple[bytes, int], float],
+) -> Finding:
+    """Reads everything back and judges it.
+
+    Added latency of an event: from the time at which the first replica's record of it was
+    produced to the time at which a read_committed consumer of the output received it.
+    """
+    found = await audit_topic(bootstrap, output, WireDecoder())
+    counts, produced = await read_inputs(bootstrap, replicas)
+    latencies = [(arrived[key] - at) * 1000 for key, at in produced.items() if key in arrived]
+    return Finding(compare(Audited("the reference", reference), found), counts, latencies)
+
+
+async def read_inputs(
+    bootstrap: str, topics: Sequence[str]
+) -> tuple[InputCounts, dict[tuple[bytes, int], float]]:
+    """Counts of all replicas' elements, and when each event was first produced (seconds)."""
+    counts, produced, decoder = InputCounts(), dict[tuple[bytes, int], float](), WireDecoder()
+    partitions = [TopicPartition(topic, 0) for topic in topics]
+    async with Source(bootstrap) as source:
+        starts = await source.beginnings(partitions)
+        async for _, records in source.backlog(starts, await source.ends(partitions)):
+            for record in records:
+                element = decoder.decode(record.value)
+                if type(element) is Insert:
+                    counts.inserts += 1
+                    key, at = (element.payload, element.vs), record.timestamp / 1000
+                    produced[key] = min(at, produced.get(key, at))
+                elif hasattr(element, "vold"):
+                    counts.adjusts += 1
+                else:
+                    counts.stables += 1
+    return counts, produced

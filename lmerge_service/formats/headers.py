@@ -1,0 +1,79 @@
+"""Record headers by which a replica says that it has started over.
+
+`lmerge-incarnation` is a decimal integer (absent means 0) on every record of that incarnation;
+`lmerge-joining-at`, beside it, is the time from which the incarnation is correct (absent means
+from the beginning of time).
+"""
+
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from lmerge_service.elements import INFINITY, START
+from lmerge_service.errors import ElementError
+
+__all__ = (
+    "INCARNATION_HEADER",
+    "JOINING_AT_HEADER",
+    "RecordLike",
+    "incarnation_headers",
+    "incarnation_of",
+)
+
+INCARNATION_HEADER: Final = "lmerge-incarnation"
+JOINING_AT_HEADER: Final = "lmerge-joining-at"
+
+_MAX_INCARNATION = 2**63 - 1
+
+
+class RecordLike(Protocol):
+    """What is needed of a Kafka record."""
+
+    @property
+    def topic(self) -> str: ...
+    @property
+    def partition(self) -> int: ...
+    @property
+    def offset(self) -> int: ...
+    @property
+    def key(self) -> bytes | None: ...
+    @property
+    def value(self) -> bytes | None: ...
+    @property
+    def headers(self) -> Sequence[tuple[str, bytes]]: ...
+
+
+def incarnation_headers(incarnation: int, joining_at: int = START) -> list[tuple[str, bytes]]:
+    """The headers for every record of an incarnation; none for the first, correct throughout.
+
+    >>> incarnation_headers(1, 100)
+    [('lmerge-incarnation', b'1'), ('lmerge-joining-at', b'100')]
+    """
+    headers = []
+    if incarnation:
+        headers.append((INCARNATION_HEADER, b"%d" % incarnation))
+    if joining_at != START:
+        headers.append((JOINING_AT_HEADER, b"%d" % joining_at))
+    return headers
+
+
+def incarnation_of(headers: Sequence[tuple[str, bytes]]) -> tuple[int, int]:
+    """(incarnation, joining_at) of a record, by its headers.
+
+    Raises:
+        ElementError: a header is there but is not a decimal integer in range.
+    """
+    incarnation, joining_at = 0, START
+    for name, value in headers:
+        if name == INCARNATION_HEADER:
+            incarnation = _decimal(name, value, 0, _MAX_INCARNATION)
+        elif name == JOINING_AT_HEADER:
+            joining_at = _decimal(name, value, START, INFINITY - 1)
+    return incarnation, joining_at
+
+
+def _decimal(name: str, value: bytes | None, low: int, high: int) -> int:
+    text = value or b""
+    digits = text.removeprefix(b"-")
+    if not (digits.isdigit() and len(digits) <= 19 and low <= int(text) <= high):
+        raise ElementError("header", f"header {name} is not an integer from {low} on: {value!r}")
+    return int(text)

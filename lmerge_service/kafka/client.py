@@ -1,0 +1,60 @@
+"""What every part that talks to Kafka shares: translated errors and bounded waits."""
+
+import asyncio
+from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from aiokafka.errors import (
+    InvalidProducerEpoch,
+    KafkaConnectionError,
+    KafkaError,
+    ProducerFenced,
+    TransactionCoordinatorFenced,
+)
+
+from lmerge_service.errors import FencedError, TransportError
+
+__all__ = ("CLOSE_SECONDS", "bounded", "close_bounded", "kafka_errors")
+
+CLOSE_SECONDS = 2.0
+"""How long closing one client may take; a client of a dead broker never finishes by itself."""
+
+_CONNECT_SECONDS = 15.0
+
+T = TypeVar("T")
+
+
+@contextmanager
+def kafka_errors(doing: str) -> Iterator[None]:
+    """Translates the client's errors into ours; `doing` begins the message."""
+    try:
+        yield
+    except (ProducerFenced, InvalidProducerEpoch, TransactionCoordinatorFenced) as error:
+        raise FencedError(
+            f"{doing}: another instance has taken over this merge ({type(error).__name__}); "
+            "only one may run per topology name"
+        ) from error
+    except KafkaConnectionError as error:
+        raise TransportError(f"{doing}: Kafka cannot be reached: {error}") from error
+    except KafkaError as error:
+        retriable = bool(getattr(error, "retriable", False))
+        raise TransportError(f"{doing}: {error!r}", retriable=retriable) from error
+    except TimeoutError as error:
+        raise TransportError(f"{doing}: no answer from Kafka in time") from error
+
+
+async def bounded(work: Awaitable[T], doing: str, seconds: float = _CONNECT_SECONDS) -> T:
+    """The result of `work`, with errors translated and a bound on the wait."""
+    with kafka_errors(doing):
+        async with asyncio.timeout(seconds):
+            return await work
+
+
+async def close_bounded(closing: Awaitable[object]) -> None:
+    """Closes a client, giving up after `CLOSE_SECONDS`: what it held is Kafka's to clean up."""
+    try:
+        async with asyncio.timeout(CLOSE_SECONDS):
+            await closing
+    except (TimeoutError, KafkaError):
+        return

@@ -1,0 +1,129 @@
+"""Writes merged output, dead letters and input offsets in one Kafka transaction.
+
+Who owns what
+    A `Sink` owns one transactional producer. Its transactional.id names the merge task: entering
+    fences every earlier owner and ends what it left open, so that afterwards the committed
+    offsets and the committed output belong together.
+
+What happens on a crash at each await
+    before commit returns: Kafka aborts, or has committed; the next owner finds out which by
+    entering, and rebuilds from what is committed. After: nothing is lost.
+"""
+
+from collections.abc import Awaitable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from aiokafka import AIOKafkaProducer, TopicPartition
+from aiokafka.producer import sender
+from aiokafka.producer.message_accumulator import BatchBuilder
+
+from lmerge_service.formats.dead_letters import DeadLetter
+from lmerge_service.kafka.client import bounded, close_bounded
+
+__all__ = ("Outbox", "Sink")
+
+_BATCH_BYTES = 256 * 1024
+_COMMIT_SECONDS = 60.0
+
+# The client sleeps this long while the coordinator still writes the last transaction's markers;
+# its own 20 ms are most of the latency of small transactions. Pinned and tested with aiokafka.
+sender.BACKOFF_OVERRIDE = 0.002
+
+
+@dataclass(slots=True)
+class Outbox:
+    """What one transaction carries."""
+
+    records: list[tuple[bytes | None, bytes]] = field(default_factory=list)
+    """(key, value) for the output partition, in order."""
+    dead: list[DeadLetter] = field(default_factory=list)
+    offsets: dict[TopicPartition, int] = field(default_factory=dict)
+    """The input offsets to go on from: everything before them is in, or needs nothing."""
+
+    def __bool__(self) -> bool:
+        return bool(self.records or self.dead or self.offsets)
+
+
+class Sink:
+    """A transactional producer for one output partition; use as `async with`."""
+
+    def __init__(
+        self,
+        bootstrap: str,
+        *,
+        transactional_id: str,
+        group: str,
+        topic: str,
+        dead_letter_topic: str,
+        max_record_bytes: int,
+    ):
+        self._bootstrap = bootstrap
+        self._group = group
+        self._output = TopicPartition(topic, 0)
+        self._dead_letter_topic = dead_letter_topic
+        self._producer = AIOKafkaProducer(
+            bootstrap_servers=bootstrap,
+            transactional_id=transactional_id,
+            acks="all",
+            max_batch_size=_BATCH_BYTES,
+            max_request_size=max(max_record_bytes, 1 << 20) * 2,
+            retry_backoff_ms=5,
+            transaction_timeout_ms=60_000,
+        )
+
+    async def __aenter__(self) -> "Sink":
+        try:
+            await bounded(self._producer.start(), f"connecting to {self._bootstrap}")
+            # Waits until the coordinator has fenced and finished the owner before us.
+            await bounded(self._producer.begin_transaction(), "taking over the output", 90)
+            await bounded(self._producer.abort_transaction(), "taking over the output")
+        except BaseException:
+            await close_bounded(self._producer.stop())
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await close_bounded(self._producer.stop())
+
+    async def commit(self, outbox: Outbox) -> None:
+        """Publishes all of it, or nothing.
+
+        Raises:
+            FencedError: another instance has taken over.
+            TransportError: the outcome may be unknown: close this sink and rebuild.
+        """
+        await bounded(self._commit(outbox), "committing", _COMMIT_SECONDS)
+
+    async def _commit(self, outbox: Outbox) -> None:
+        producer = self._producer
+        await producer.begin_transaction()
+        sent = [await self._send(batch) for batch in self._batches(outbox.records)]
+        for letter in outbox.dead:
+            key, value, headers = letter.to_record()
+            sent.append(
+                await producer.send(self._dead_letter_topic, value, key=key, headers=headers)
+            )
+        if outbox.offsets:
+            await producer.send_offsets_to_transaction(outbox.offsets, self._group)
+        await producer.commit_transaction()
+        for future in sent:
+            await future  # a batch that was refused must not pass for a commit
+
+    async def _send(self, batch: BatchBuilder) -> Awaitable[object]:
+        topic, partition = self._output
+        acknowledged: Awaitable[object] = await self._producer.send_batch(
+            batch, topic, partition=partition
+        )
+        return acknowledged
+
+    def _batches(self, records: Sequence[tuple[bytes | None, bytes]]) -> Iterator[BatchBuilder]:
+        """Builders of up to 256 KiB: appending to them directly is the producer's fast path."""
+        if not records:
+            return
+        builder = self._producer.create_batch()
+        for key, value in records:
+            if builder.append(key=key, value=value, timestamp=None) is None:
+                yield builder
+                builder = self._producer.create_batch()
+                builder.append(key=key, value=value, timestamp=None)
+        yield builder

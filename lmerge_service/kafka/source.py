@@ -1,0 +1,150 @@
+"""Reads topics by offset: backlogs up to a known end, and then whatever comes.
+
+Who owns what
+    A `Source` owns one consumer, outside of any group: partitions are assigned by hand and every
+    position is set explicitly, so that neither a rebalance nor an expired offset can move it.
+
+What happens on a crash
+    Nothing: positions live in memory, and what counts is what a transaction has committed.
+
+Records are `aiokafka.ConsumerRecord`s with raw bytes; decoding belongs to `formats`, since a
+deserializer that raises inside the consumer blocks its partition for ever.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import TypeAlias
+
+from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
+from aiokafka.errors import OffsetOutOfRangeError
+
+from lmerge_service.errors import TransportError
+from lmerge_service.kafka.client import bounded, close_bounded, kafka_errors
+
+__all__ = ("Batches", "Source", "TopicPartition")
+
+Record: TypeAlias = ConsumerRecord
+Batches: TypeAlias = dict[TopicPartition, list[Record]]
+
+_STALL_SECONDS = 120.0
+
+
+class Source:
+    """A consumer of explicitly assigned partitions; use as `async with`."""
+
+    def __init__(self, bootstrap: str, *, max_record_bytes: int = 1 << 20):
+        self._bootstrap = bootstrap
+        self._consumer = AIOKafkaConsumer(
+            bootstrap_servers=bootstrap,
+            group_id=None,
+            enable_auto_commit=False,
+            auto_offset_reset="none",
+            isolation_level="read_committed",
+            max_partition_fetch_bytes=max(1 << 20, max_record_bytes),
+            fetch_max_wait_ms=100,
+            retry_backoff_ms=50,
+        )
+        self.lost: set[TopicPartition] = set()
+        """Partitions whose position the broker does not have any more: truncated or made anew."""
+
+    async def __aenter__(self) -> "Source":
+        try:
+            await bounded(self._consumer.start(), f"connecting to {self._bootstrap}")
+        except BaseException:
+            await close_bounded(self._consumer.stop())
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await close_bounded(self._consumer.stop())
+
+    # --- where things are ----------------------------------------------------------------------
+
+    async def beginnings(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        """The first offset that each partition still has."""
+        found = await bounded(
+            self._consumer.beginning_offsets(partitions), "asking where topics begin"
+        )
+        return dict(found)
+
+    async def ends(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        """The offset behind the last committed record or marker (the last stable offset)."""
+        found = await bounded(self._consumer.end_offsets(partitions), "asking where topics end")
+        return dict(found)
+
+    async def high_watermarks(
+        self, partitions: Sequence[TopicPartition]
+    ) -> dict[TopicPartition, int]:
+        """The offset behind the last record of all, those of open transactions included."""
+        uncommitted = AIOKafkaConsumer(bootstrap_servers=self._bootstrap)
+        try:
+            await bounded(uncommitted.start(), f"connecting to {self._bootstrap}")
+            found = await bounded(uncommitted.end_offsets(partitions), "asking where topics end")
+        finally:
+            await close_bounded(uncommitted.stop())
+        return dict(found)
+
+    def position(self, tp: TopicPartition) -> int | None:
+        """The next offset to be read; control records and aborted ones count as read."""
+        state = self._consumer._subscription.subscription.assignment.state_value(tp)
+        return None if state is None or not state.has_valid_position else int(state.position)
+
+    # --- reading -------------------------------------------------------------------------------
+
+    def assign(self, positions: Mapping[TopicPartition, int]) -> None:
+        """Reads exactly these partitions from now on, from these offsets."""
+        self._consumer.assign(list(positions))
+        for tp, offset in positions.items():  # no await since assign: no position is guessed
+            self._consumer.seek(tp, offset)
+
+    async def poll(self, seconds: float, max_records: int | None = None) -> Batches:
+        """What has arrived, at the latest after `seconds`; empty when nothing has.
+
+        A partition that the broker cannot serve from our position goes to `lost` and is paused.
+        """
+        with kafka_errors("reading"):
+            try:
+                return await self._consumer.getmany(  # type: ignore[no-any-return]
+                    timeout_ms=int(seconds * 1000), max_records=max_records
+                )
+            except OffsetOutOfRangeError as error:
+                lost = set(error.args[0])
+                self.lost |= lost
+                self._consumer.pause(*lost)
+                return {}
+
+    async def backlog(
+        self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
+    ) -> AsyncIterator[tuple[TopicPartition, list[Record]]]:
+        """Reads each partition from its start up to its end (exclusive), then stops.
+
+        Ends that stand on a control record are reached all the same. Afterwards the positions
+        are undefined: call `assign`.
+
+        Raises:
+            TransportError: no progress for two minutes, for instance because the transaction of
+                a dead writer is still open before the end.
+        """
+        self.assign({tp: offset for tp, offset in starts.items() if offset < ends[tp]})
+        remaining = set(self._consumer.assignment())
+        loop = asyncio.get_running_loop()
+        progress = loop.time()
+        while remaining:
+            for tp, records in (await self.poll(0.2)).items():
+                progress = loop.time()
+                inside = [record for record in records if record.offset < ends[tp]]
+                if tp in remaining and inside:
+                    yield tp, inside
+            for tp in list(remaining):
+                position = self.position(tp)
+                if position is not None and position >= ends[tp]:
+                    remaining.discard(tp)
+                    self._consumer.pause(tp)
+            if self.lost & remaining:
+                raise TransportError(f"{sorted(self.lost)}: the topic changed while it was read")
+            if loop.time() - progress > _STALL_SECONDS:
+                stuck = ", ".join(
+                    f"{tp.topic}-{tp.partition} at {self.position(tp)} of {ends[tp]}"
+                    for tp in sorted(remaining)
+                )
+                raise TransportError(f"reading stalled ({stuck}): is a transaction left open?")

@@ -1,0 +1,97 @@
+"""Topics: which exist, how wide they are, what is committed, and the making of our own.
+
+The merge makes its output and dead-letter topics when they are missing; replica topics belong to
+their replicas and may appear at any time.
+"""
+
+from collections.abc import Iterable
+
+from aiokafka import TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.errors import TopicAlreadyExistsError, for_code
+
+from lmerge_service.errors import ConfigurationError, TransportError
+from lmerge_service.kafka.client import bounded, close_bounded
+
+__all__ = ("Topics",)
+
+_COPIES = 3
+
+
+class Topics:
+    """Asks and makes; use as `async with`."""
+
+    def __init__(self, bootstrap: str):
+        self._bootstrap = bootstrap
+        self._admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+
+    async def __aenter__(self) -> "Topics":
+        try:
+            await bounded(self._admin.start(), f"connecting to {self._bootstrap}")
+        except BaseException:
+            await close_bounded(self._admin.close())
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await close_bounded(self._admin.close())
+
+    async def partitions(self, names: Iterable[str]) -> dict[str, int]:
+        """The number of partitions of each topic that exists."""
+        described = await bounded(
+            self._admin.describe_topics(list(names)), "asking which topics there are"
+        )
+        return {
+            str(topic["topic"]): len(topic["partitions"])
+            for topic in described
+            if topic["error_code"] == 0 and topic["partitions"]
+        }
+
+    async def committed(self, group: str) -> dict[TopicPartition, int]:
+        """The offsets that transactions have committed under a group's name."""
+        found = await bounded(
+            self._admin.list_consumer_group_offsets(group), f"asking for the offsets of {group}"
+        )
+        return {tp: int(at.offset) for tp, at in found.items() if at.offset >= 0}
+
+    async def ensure(
+        self, name: str, *, partitions: int = 1, config: dict[str, str] | None = None
+    ) -> None:
+        """Makes a topic unless it exists, on three brokers, or on as many as there are.
+
+        Raises:
+            TransportError: the broker refuses.
+        """
+        cluster = await bounded(self._admin.describe_cluster(), "asking which brokers there are")
+        copies = min(_COPIES, len(cluster["brokers"]))
+        wanted = NewTopic(name, partitions, copies, topic_configs=config or {})
+        response = await bounded(self._admin.create_topics([wanted]), f"making topic {name}")
+        for topic, code, *message in response.topic_errors:
+            error = for_code(code)
+            if code and error is not TopicAlreadyExistsError:
+                said = message[0] if message else error.__name__
+                raise TransportError(f"making topic {topic}: {said}", retriable=False)
+
+    async def delete(self, *names: str) -> None:
+        await bounded(self._admin.delete_topics(list(names)), "deleting topics")
+
+    async def require_message_bytes(self, name: str, needed: int) -> None:
+        """Refuses a topic that cannot hold the largest record the merge may write.
+
+        Raises:
+            ConfigurationError: the topic's max.message.bytes is below `needed`.
+        """
+        key = "max.message.bytes"
+        resource = ConfigResource(ConfigResourceType.TOPIC, name, configs={key: ""})
+        responses = await bounded(
+            self._admin.describe_configs([resource]), f"asking for {name}'s configuration"
+        )
+        for response in responses:
+            for _, _, _, _, entries in response.resources:
+                for entry in entries:
+                    if entry[0] == key and int(entry[1]) < needed:
+                        raise ConfigurationError(
+                            f"topic {name} allows messages of {entry[1]} bytes, the merge may "
+                            f"write {needed}: raise its {key}, or lower limits.max_record_bytes"
+                        )

@@ -1,0 +1,91 @@
+"""From one replica's records to its elements in the operator: incarnations, dead letters, order.
+
+Theory
+    A record that is not an element goes to the dead letters and the replica goes on. A replica
+    that starts over says so in headers (docs/semantics.md): a higher `lmerge-incarnation` on any
+    partition re-attaches the replica, from `lmerge-joining-at` on, and drops what the old
+    incarnation held; records of an older one that are still in flight are ignored and counted.
+
+    Nothing here depends on how the partitions interleave: of each partition only the records of
+    the highest incarnation count in the end. So the operator can be rebuilt from the partitions'
+    prefixes (promise 8).
+"""
+
+from collections.abc import Iterable
+
+from lmerge_service.core import Operator
+from lmerge_service.elements import START, Element
+from lmerge_service.errors import ElementError
+from lmerge_service.formats.dead_letters import DeadLetter
+from lmerge_service.formats.headers import RecordLike, incarnation_of
+from lmerge_service.formats.wire import WireDecoder
+
+__all__ = ("Ingest",)
+
+
+class Ingest:
+    """Feeds one replica's records to an operator; counts what it left out."""
+
+    def __init__(
+        self, merge: Operator, name: str, decoder: WireDecoder, *, partitions: int, joining_at: int
+    ):
+        self.name = name
+        self.incarnation = 0
+        self.stale = 0
+        """Records of an incarnation that a later one had replaced."""
+        self.dead = 0
+        self._merge = merge
+        self._decoder = decoder
+        self.partitions = partitions
+        merge.attach(name, joining_at, partitions)
+
+    def widen(self, partitions: int) -> None:
+        """The replica's topic has got more partitions."""
+        self.partitions = partitions
+        self._merge.inputs[self.name].add_partitions(partitions)
+
+    def take(
+        self, records: Iterable[RecordLike], out: list[Element], dead: list[DeadLetter]
+    ) -> None:
+        """Processes records of one partition in order; appends what there is to say."""
+        elements: list[Element] = []
+        decode = self._decoder.decode
+        partition = 0
+        for record in records:
+            partition = record.partition
+            try:
+                incarnation, joining_at = (
+                    incarnation_of(record.headers) if record.headers else (0, START)
+                )
+                if incarnation != self.incarnation:
+                    if incarnation < self.incarnation:
+                        self.stale += 1
+                        continue
+                    self._process(partition, elements, out)
+                    elements = []
+                    self._start_over(incarnation, joining_at)
+                elements.append(decode(record.value))
+            except ElementError as error:
+                self.dead += 1
+                dead.append(self._dead_letter(record, error))
+        self._process(partition, elements, out)
+
+    def _process(self, partition: int, elements: list[Element], out: list[Element]) -> None:
+        if elements:
+            out += self._merge.process_batch(self.name, elements, partition)
+
+    def _start_over(self, incarnation: int, joining_at: int) -> None:
+        self.incarnation = incarnation
+        self._merge.attach(self.name, joining_at, self.partitions)
+
+    def _dead_letter(self, record: RecordLike, error: ElementError) -> DeadLetter:
+        return DeadLetter(
+            replica=self.name,
+            topic=record.topic,
+            partition=record.partition,
+            offset=record.offset,
+            reason=error.reason,
+            message=str(error),
+            key=record.key,
+            value=record.value,
+        )

@@ -1,0 +1,305 @@
+"""What a worker shows of itself: the status document, its health, and its metrics.
+
+Unknown is not zero: what the worker does not know is null in the document and absent from the
+metrics. Health is *degraded* when redundancy is lost though output flows.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from pydantic import BaseModel
+
+from lmerge_service.elements import INFINITY, START
+from lmerge_service.service.task import MergeTask, ReplicaState
+
+__all__ = (
+    "OutputStatus",
+    "ReplicaStatus",
+    "StateSource",
+    "Status",
+    "metrics_of",
+    "status_of",
+)
+
+Health = Literal["ok", "degraded"]
+WorkerState = Literal["starting", "running", "recovering", "stopping"]
+
+
+class ReplicaStatus(BaseModel):
+    """One replica, as the merge sees it."""
+
+    name: str
+    topic: str
+    state: Literal["joining", "joined", "held out"]
+    why: str | None
+    """Why it is held out."""
+    partitions: int | None
+    silent_partitions: list[int]
+    """Partitions that never sent a stable: each of them holds the replica back."""
+    incarnation: int | None
+    stable_point: int | None
+    ended: bool
+    """The replica has sent stable(infinity): it is complete."""
+    behind_output: int | None
+    """How far its stable point is behind the output's, in the topology's unit of time."""
+    lag_records: int | None
+    idle_seconds: float | None
+    inserts: int
+    adjusts: int
+    stables: int
+    delivered_first: int
+    share_first: float | None
+    """Of the output's inserts, the share that this replica delivered before any other."""
+    late: int
+    """Elements about what the output had made final: normal for a laggard."""
+    stale: int
+    """Records of an incarnation that a later one has replaced."""
+    dead_letters: int
+    breaches: dict[str, int]
+
+
+class OutputStatus(BaseModel):
+    """The merged stream."""
+
+    topic: str
+    stable_point: int | None
+    """As committed: what readers can rely on."""
+    ended: bool
+    live_events: int
+    inserts: int
+    adjusts: int
+    removals: int
+    stables: int
+    leader: str | None
+    leader_switches: int
+    transactions: int
+    commit_ms_p50: float | None
+    commit_ms_p99: float | None
+    gap: str | None
+
+
+class Status(BaseModel):
+    """The whole document of `/status`."""
+
+    name: str
+    state: WorkerState
+    health: Health
+    reasons: list[str]
+    """Why the health is degraded."""
+    elements_in: int
+    rebuilds: int
+    recovery_seconds: float
+    output: OutputStatus
+    replicas: list[ReplicaStatus]
+
+
+def status_of(task: MergeTask, state: WorkerState) -> Status:
+    """A consistent view, taken between two batches."""
+    replicas = [_replica(task, each) for each in task.replicas.values()]
+    reasons = _reasons(task, state, replicas)
+    return Status(
+        name=task.topology.name,
+        state=state,
+        health="degraded" if reasons else "ok",
+        reasons=reasons,
+        elements_in=task.progress.elements_in,
+        rebuilds=task.progress.rebuilds,
+        recovery_seconds=round(task.progress.recovery_seconds, 3),
+        output=_output(task),
+        replicas=replicas,
+    )
+
+
+def _output(task: MergeTask) -> OutputStatus:
+    stats, gap = task.merge.stats, task.merge.gap
+    stable = task.progress.committed_stable
+    ordered = sorted(task.progress.latencies)
+    return OutputStatus(
+        topic=task.topology.output.topic,
+        stable_point=_point(stable),
+        ended=stable == INFINITY,
+        live_events=len(task.merge),
+        inserts=stats.inserts,
+        adjusts=stats.adjusts,
+        removals=stats.removals,
+        stables=stats.stables,
+        leader=stats.leader,
+        leader_switches=stats.switches,
+        transactions=task.progress.transactions,
+        commit_ms_p50=_quantile_ms(ordered, 0.50),
+        commit_ms_p99=_quantile_ms(ordered, 0.99),
+        gap=None if gap is None else f"[{gap.start}, {gap.end}) until {gap.input} joins",
+    )
+
+
+def _replica(task: MergeTask, state: ReplicaState) -> ReplicaStatus:
+    source = task.merge.inputs.get(state.replica.name)
+    first = task.merge.stats.inserts
+    return ReplicaStatus(
+        name=state.replica.name,
+        topic=state.replica.topic,
+        state="held out" if source is None else "joined" if source.joined else "joining",
+        why=state.held_out,
+        partitions=None if state.ingest is None else state.ingest.partitions,
+        silent_partitions=[]
+        if source is None
+        else [number for number, stable in enumerate(source.stables) if stable == START],
+        incarnation=None if state.ingest is None else state.ingest.incarnation,
+        stable_point=None if source is None else _point(source.stable),
+        ended=source is not None and source.stable == INFINITY,
+        behind_output=None if source is None else _behind(source.stable, task.merge.max_stable),
+        lag_records=state.lag,
+        idle_seconds=None if state.last_record is None else time.time() - state.last_record,
+        inserts=0 if source is None else source.inserts,
+        adjusts=0 if source is None else source.adjusts,
+        stables=0 if source is None else source.stables_in,
+        delivered_first=0 if source is None else source.first,
+        share_first=source.first / first if source is not None and first else None,
+        late=0 if source is None else source.late,
+        stale=0 if state.ingest is None else state.ingest.stale,
+        dead_letters=0 if state.ingest is None else state.ingest.dead,
+        breaches={
+            kind: count
+            for (name, kind), count in task.progress.breaches.items()
+            if name == state.replica.name
+        },
+    )
+
+
+def _reasons(task: MergeTask, state: WorkerState, replicas: Sequence[ReplicaStatus]) -> list[str]:
+    reasons = [] if state == "running" else [f"the worker is {state}"]
+    reasons += [f"replica {each.name}: {each.why}" for each in replicas if each.why]
+    for each in replicas:
+        if each.dead_letters:
+            reasons.append(f"replica {each.name}: {each.dead_letters} records are not elements")
+        if each.breaches:
+            kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(each.breaches.items()))
+            reasons.append(f"replica {each.name}: breaches: {kinds}")
+    moving = [each for each in replicas if each.ended or _is_moving(each)]
+    if len(replicas) > 1 and len(moving) < 2:
+        reasons.append(f"redundancy is lost: {len(moving)} of {len(replicas)} replicas are moving")
+    if task.merge.gap is not None:
+        reasons.append("a gap: no joined replica is left")
+    return reasons
+
+
+_IDLE_AFTER_SECONDS = 60.0
+
+
+def _is_moving(replica: ReplicaStatus) -> bool:
+    idle = replica.idle_seconds
+    return replica.state != "held out" and idle is not None and idle < _IDLE_AFTER_SECONDS
+
+
+def _point(stable: int) -> int | None:
+    return None if stable in {START, INFINITY} else stable
+
+
+def _behind(stable: int, output: int) -> int | None:
+    if START in {stable, output} or INFINITY in {stable, output}:
+        return 0 if stable == output else None
+    return output - stable
+
+
+def _quantile_ms(ordered: Sequence[float], q: float) -> float | None:
+    if not ordered:
+        return None
+    return round(ordered[min(len(ordered) - 1, int(q * len(ordered)))] * 1000, 2)
+
+
+class _Collector:
+    """Makes Prometheus families of the status at each scrape."""
+
+    def __init__(self, task: MergeTask, state: "StateSource"):
+        self._task = task
+        self._state = state
+
+    def collect(self) -> Iterator[Metric]:
+        status = status_of(self._task, self._state())
+        yield from _output_metrics(status)
+        yield from _replica_metrics(status)
+
+
+class StateSource:
+    """Tells the state of the worker, which changes."""
+
+    def __init__(self) -> None:
+        self.state: WorkerState = "starting"
+
+    def __call__(self) -> WorkerState:
+        return self.state
+
+
+def metrics_of(task: MergeTask, state: StateSource) -> CollectorRegistry:
+    """A registry that reads the task when it is scraped."""
+    registry = CollectorRegistry()
+    registry.register(_Collector(task, state))
+    return registry
+
+
+def _output_metrics(status: Status) -> Iterator[Metric]:
+    output = status.output
+    up = GaugeMetricFamily("lmerge_running", "1 when the worker merges, 0 while it recovers.")
+    up.add_metric([], float(status.state == "running"))
+    degraded = GaugeMetricFamily("lmerge_degraded", "1 when /status gives a reason to look.")
+    degraded.add_metric([], float(status.health == "degraded"))
+    elements = CounterMetricFamily("lmerge_output_elements", "Elements published.", labels=["kind"])
+    for kind in ("inserts", "adjusts", "stables"):
+        elements.add_metric([kind], getattr(output, kind))
+    live = GaugeMetricFamily("lmerge_live_events", "Events that are not fully frozen.")
+    live.add_metric([], output.live_events)
+    transactions = CounterMetricFamily("lmerge_transactions", "Transactions committed.")
+    transactions.add_metric([], output.transactions)
+    rebuilds = CounterMetricFamily("lmerge_rebuilds", "Recoveries after a failed commit.")
+    rebuilds.add_metric([], status.rebuilds)
+    switches = CounterMetricFamily("lmerge_leader_switches", "Changes of the leading replica.")
+    switches.add_metric([], output.leader_switches)
+    yield from (up, degraded, elements, live, transactions, rebuilds, switches)
+    if output.stable_point is not None:
+        stable = GaugeMetricFamily(
+            "lmerge_output_stable_point", "The output's committed stable point, in time units."
+        )
+        stable.add_metric([], output.stable_point)
+        yield stable
+
+
+_REPLICA_COUNTERS = {
+    "inserts": "Inserts received.",
+    "adjusts": "Adjusts received.",
+    "stables": "Stables received.",
+    "delivered_first": "Events that this replica delivered before any other.",
+    "late": "Elements about what was final already.",
+    "stale": "Records of a replaced incarnation.",
+    "dead_letters": "Records that are not elements.",
+}
+_REPLICA_GAUGES = {
+    "stable_point": "The replica's stable point, in time units.",
+    "lag_records": "Records in the replica's topic that are not read yet.",
+    "behind_output": "How far the replica's stable point is behind the output's.",
+}
+
+
+def _replica_metrics(status: Status) -> Iterator[Metric]:
+    for name, text in _REPLICA_COUNTERS.items():
+        counter = CounterMetricFamily(f"lmerge_replica_{name}", text, labels=["replica"])
+        for each in status.replicas:
+            counter.add_metric([each.name], getattr(each, name))
+        yield counter
+    for name, text in _REPLICA_GAUGES.items():
+        gauge = GaugeMetricFamily(f"lmerge_replica_{name}", text, labels=["replica"])
+        for each in status.replicas:
+            if (value := getattr(each, name)) is not None:
+                gauge.add_metric([each.name], value)
+        yield gauge
+    joined = GaugeMetricFamily("lmerge_replica_joined", "1 when joined.", labels=["replica"])
+    breaches = CounterMetricFamily(
+        "lmerge_replica_breaches", "What the replica did wrong.", labels=["replica", "kind"]
+    )
+    for each in status.replicas:
+        joined.add_metric([each.name], float(each.state == "joined"))
+        for kind, count in each.breaches.items():
+            breaches.add_metric([each.name, kind], count)
+    yield from (joined, breaches)
