@@ -5,6 +5,8 @@ merge is data, not an exception (`core.breaches`). The rest is here: each says i
 is wrong, where, and what to do, and carries the exit code of the command that it ends.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 __all__ = (
@@ -16,6 +18,7 @@ __all__ = (
     "LMergeError",
     "StateError",
     "TransportError",
+    "single_error",
 )
 
 
@@ -76,3 +79,21 @@ class FencedError(LMergeError):
     """Another instance has taken this task over; never retried."""
 
     exit_code = 5
+
+
+@contextmanager
+def single_error() -> Iterator[None]:
+    """Takes the one error of ours out of the groups that task groups wrap it in.
+
+    A group that holds anything else is a bug's, and passes unchanged.
+    """
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        ours, others = group.split(LMergeError)
+        if ours is None or others is not None:
+            raise
+        error: BaseException = ours
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        raise error from None

@@ -1,6 +1,7 @@
 """`lmerge demo`: the whole thing, shown and proved."""
 
 import asyncio
+import logging
 import shutil
 import signal
 import tempfile
@@ -9,12 +10,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
+import structlog
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from lmerge_service.cli.options import Bootstrap, Json
 from lmerge_service.demo.show import Result, play
+from lmerge_service.errors import single_error
 from lmerge_service.present.flights import MONTHS
 
 __all__ = ("demo",)
@@ -26,9 +29,9 @@ def demo(
     ] = False,
     month: Annotated[int, typer.Option(min=1, max=12, help="Which month of 2013.")] = 1,
     seed: Annotated[int, typer.Option(help="Of the presentations.")] = 1,
-    rate: Annotated[
+    pace: Annotated[
         float | None,
-        typer.Option(min=10, help="Elements a second that each replica publishes, more or less."),
+        typer.Option(min=1, help="Seconds in which the fastest replica publishes everything."),
     ] = None,
     bootstrap: Bootstrap = None,
     keep: Annotated[Path | None, typer.Option(help="Leave files and logs in this folder.")] = None,
@@ -39,6 +42,7 @@ def demo(
     Starts a local Apache Kafka by itself (no Docker, no Java needed) and stops all that it
     started. Exit 0 when the merged stream is equivalent to the reference, 1 when not.
     """
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     console = Console(stderr=json)
     folder = keep or Path(tempfile.mkdtemp(prefix="lmerge-demo-"))
     folder.mkdir(parents=True, exist_ok=True)
@@ -49,7 +53,7 @@ def demo(
                 folder,
                 months=months,
                 seed=seed,
-                rate=rate or (12_000 if year else 3_500),
+                pace=pace or (80 if year else 12),
                 bootstrap=bootstrap,
                 console=console,
             )
@@ -70,7 +74,8 @@ async def _interruptible(folder: Path, **options: Any) -> Result:
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     try:
-        return await play(folder, **options)
+        with single_error():
+            return await play(folder, **options)
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
 

@@ -24,6 +24,7 @@ from lmerge_service.demo.verdict import Finding, find
 from lmerge_service.demo.watch import Follower, StatusClient, plain_line, screen
 from lmerge_service.errors import LMergeError, TransportError
 from lmerge_service.formats.ndjson import ElementWriter
+from lmerge_service.kafka.topics import Topics
 from lmerge_service.present.flights import VARIATIONS, flights
 from lmerge_service.present.life import Life, final_tdb
 from lmerge_service.present.presentation import present
@@ -33,8 +34,8 @@ from lmerge_service.tdb import TDB
 __all__ = ("Result", "play")
 
 _STALL_SECONDS = 60.0
-_SPEEDS = {"a": 1.25, "b": 1.0, "c": 0.8}
-"""How fast each replica publishes, relative to the rate asked for."""
+_SPANS = {"a": 1.0, "b": 1.25, "c": 1.5}
+"""How long each replica takes to publish all it has, relative to the seconds asked for."""
 
 
 @dataclass(slots=True)
@@ -52,7 +53,7 @@ class Result:
 class _Play:
     stage: Stage
     console: Console
-    rate: float
+    pace: float
     address: str
     merging: topologies.Topology
     sizes: dict[str, int]
@@ -73,7 +74,7 @@ async def play(
     *,
     months: Sequence[int],
     seed: int,
-    rate: float,
+    pace: float,
     bootstrap: str | None,
     console: Console,
 ) -> Result:
@@ -91,7 +92,7 @@ async def play(
         acting = _Play(
             stage,
             console,
-            rate,
+            pace,
             f"http://127.0.0.1:{port}",
             merging,
             sizes,
@@ -131,6 +132,9 @@ def _present(
 
 
 async def _act(acting: _Play, port: int) -> None:
+    async with Topics(acting.stage.bootstrap) as topics:
+        for replica in acting.merging.replicas:
+            await topics.ensure(replica.topic)
     topology = str(shipped_topology("flights.yaml"))
     worker = await acting.stage.lmerge(
         "run", topology, "--bootstrap", acting.stage.bootstrap, "--http-port", str(port),
@@ -180,7 +184,7 @@ async def _publish(acting: _Play, name: str, incarnation: int = 0) -> None:
     acting.publishers[name] = await acting.stage.lmerge(
         "publish", str(acting.stage.folder / f"{name}.ndjson"), topic,
         "--bootstrap", acting.stage.bootstrap,
-        "--rate", str(acting.rate * _SPEEDS[name] * (1 + incarnation)),
+        "--rate", str(acting.sizes[name] / (acting.pace * _SPANS[name]) * (1 + incarnation)),
         "--incarnation", str(incarnation),
         log=f"{name}.log",
     )  # fmt: skip

@@ -1,10 +1,11 @@
 """What every part that talks to Kafka shares: translated errors and bounded waits."""
 
 import asyncio
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
+import tenacity
 from aiokafka.errors import (
     InvalidProducerEpoch,
     KafkaConnectionError,
@@ -15,7 +16,7 @@ from aiokafka.errors import (
 
 from lmerge_service.errors import FencedError, TransportError
 
-__all__ = ("CLOSE_SECONDS", "bounded", "close_bounded", "kafka_errors")
+__all__ = ("CLOSE_SECONDS", "bounded", "close_bounded", "kafka_errors", "patient")
 
 CLOSE_SECONDS = 2.0
 """How long closing one client may take; a client of a dead broker never finishes by itself."""
@@ -49,6 +50,26 @@ async def bounded(work: Awaitable[T], doing: str, seconds: float = _CONNECT_SECO
     with kafka_errors(doing):
         async with asyncio.timeout(seconds):
             return await work
+
+
+async def patient(
+    work: Callable[[], Awaitable[T]], doing: str, seconds: float = _CONNECT_SECONDS
+) -> T:
+    """As `bounded`, but asks again while the broker says that it is not ready yet, as a fresh or
+    restarted one does for its coordinators."""
+
+    @tenacity.retry(
+        retry=tenacity.retry_if_exception(_not_ready_yet),
+        wait=tenacity.wait_exponential(0.05, max=1),
+    )
+    async def until_ready() -> T:
+        return await work()
+
+    return await bounded(until_ready(), doing, seconds)
+
+
+def _not_ready_yet(error: BaseException) -> bool:
+    return isinstance(error, KafkaError) and bool(getattr(error, "retriable", False))
 
 
 async def close_bounded(closing: Awaitable[object]) -> None:

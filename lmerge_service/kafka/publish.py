@@ -40,8 +40,7 @@ async def publish(
         TransportError: Kafka cannot be reached, or refuses.
     """
     async with Topics(bootstrap) as topics:
-        await topics.ensure(topic, partitions=partitions)
-        width = (await topics.partitions([topic]))[topic]
+        width = await topics.ensure(topic, partitions=partitions)
     headers = incarnation_headers(incarnation, joining_at)
     producer = AIOKafkaProducer(
         bootstrap_servers=bootstrap, enable_idempotence=True, linger_ms=2, max_batch_size=1 << 18

@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.errors import TopicAlreadyExistsError, for_code
+from aiokafka.errors import LeaderNotAvailableError, TopicAlreadyExistsError, for_code
 
 from lmerge_service.errors import ConfigurationError, TransportError
-from lmerge_service.kafka.client import bounded, close_bounded
+from lmerge_service.kafka.client import bounded, close_bounded, patient
 
 __all__ = ("Topics",)
 
@@ -50,15 +50,18 @@ class Topics:
 
     async def committed(self, group: str) -> dict[TopicPartition, int]:
         """The offsets that transactions have committed under a group's name."""
-        found = await bounded(
-            self._admin.list_consumer_group_offsets(group), f"asking for the offsets of {group}"
+        found = await patient(
+            lambda: self._admin.list_consumer_group_offsets(group),
+            f"asking for the offsets of {group}",
         )
         return {tp: int(at.offset) for tp, at in found.items() if at.offset >= 0}
 
     async def ensure(
         self, name: str, *, partitions: int = 1, config: dict[str, str] | None = None
-    ) -> None:
+    ) -> int:
         """Makes a topic unless it exists, on three brokers, or on as many as there are.
+
+        Returns the number of partitions it has.
 
         Raises:
             TransportError: the broker refuses.
@@ -72,6 +75,14 @@ class Topics:
             if code and error is not TopicAlreadyExistsError:
                 said = message[0] if message else error.__name__
                 raise TransportError(f"making topic {topic}: {said}", retriable=False)
+        return await patient(lambda: self._visible(name), f"waiting for topic {name}")
+
+    async def _visible(self, name: str) -> int:
+        """A topic that was just made may not be known everywhere yet."""
+        width = (await self.partitions([name])).get(name)
+        if width is None:
+            raise LeaderNotAvailableError(name)
+        return width
 
     async def delete(self, *names: str) -> None:
         await bounded(self._admin.delete_topics(list(names)), "deleting topics")

@@ -18,7 +18,7 @@ from contextlib import AsyncExitStack
 
 import structlog
 
-from lmerge_service.errors import LMergeError, TransportError
+from lmerge_service.errors import TransportError, single_error
 from lmerge_service.service.http import application, serve
 from lmerge_service.service.status import StateSource
 from lmerge_service.service.task import MergeTask
@@ -42,12 +42,11 @@ async def run(topology: Topology) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     try:
-        async with asyncio.TaskGroup() as group:
-            worker = group.create_task(_work(topology), name="worker")
-            await _first_of(stop, worker)
-            worker.cancel()
-    except* LMergeError as errors:
-        raise errors.exceptions[0] from None
+        with single_error():
+            async with asyncio.TaskGroup() as group:
+                worker = group.create_task(_work(topology), name="worker")
+                await _first_of(stop, worker)
+                worker.cancel()
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
@@ -92,12 +91,10 @@ async def _merge_and_recover(task: MergeTask, state: StateSource) -> None:
 
 
 async def _merge(task: MergeTask) -> None:
-    try:
+    with single_error():
         async with asyncio.TaskGroup() as group:
             group.create_task(task.run(), name="merge")
             group.create_task(task.watch(), name="watch")
-    except* LMergeError as errors:
-        raise errors.exceptions[0] from None
 
 
 def _quieten_garbage_collector() -> None:
