@@ -177,7 +177,7 @@ class LMR3(Operator):
     # --- state --------------------------------------------------------------------------------
 
     def load_output(self, elements: Iterable[Element]) -> None:
-        if self.inputs or len(self._index):
+        if self.inputs:
             raise ValueError("the output prefix comes first, before any input is attached")
         for element in elements:
             match element:

@@ -1,0 +1,243 @@
+"""What the real-broker tests share: replicas written to real topics, real workers, the audit.
+
+A `Merge` is one topology with topics of its own on the shared broker. Workers are processes
+(`lmerge run`), so that `kill -9` means what it says.
+"""
+
+import asyncio
+import contextlib
+import json
+import random
+import socket
+import subprocess
+import sys
+import time
+import uuid
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+from aiokafka import AIOKafkaProducer
+
+from lmerge_service.elements import Element, Stable
+from lmerge_service.formats.headers import incarnation_headers
+from lmerge_service.formats.wire import WireDecoder, encode
+from lmerge_service.kafka.topics import Topics
+from lmerge_service.offline.audit import Audited, audit_topic
+from lmerge_service.present.generator import workload
+from lmerge_service.present.life import Life, final_tdb
+from lmerge_service.present.presentation import Variation, present
+from lmerge_service.tdb import TDB
+
+Partitioner = Callable[[bytes, int], int]
+
+
+def crc32(payload: bytes, width: int) -> int:
+    return zlib.crc32(payload) % width
+
+
+def scattered(payload: bytes, width: int) -> int:
+    """Looks random, yet keeps an event in one partition."""
+    return random.Random(payload).randrange(width)
+
+
+class Merge:
+    """One topology over the shared broker, and the workers that run it."""
+
+    def __init__(self, bootstrap: str, folder: Path, replicas: Sequence[str] = ("a", "b", "c")):
+        self.bootstrap = bootstrap
+        self.folder = folder
+        self.name = f"t{uuid.uuid4().hex[:10]}"
+        self.output = f"{self.name}.out"
+        self.dead_letters = f"{self.output}.dead-letters"
+        self.topics = {replica: f"{self.name}.{replica}" for replica in replicas}
+        self.path = folder / f"{self.name}.yaml"
+        self.extra: dict[str, Any] = {}
+        self.write()
+
+    def write(self) -> None:
+        """The topology; YAML is a superset of JSON."""
+        document = {
+            "name": self.name,
+            "kafka": {"bootstrap": self.bootstrap},
+            "output": {"topic": self.output},
+            "replicas": [{"name": n, "topic": topic} for n, topic in self.topics.items()],
+            **self.extra,
+        }
+        self.path.write_text(json.dumps(document))
+
+    @contextlib.contextmanager
+    def worker(self) -> Iterator["Worker"]:
+        """A worker process that is gone, one way or the other, when this is left."""
+        worker = Worker(self.path, self.folder / f"{self.name}.log")
+        try:
+            yield worker
+        finally:
+            worker.kill()
+
+    def audit(self) -> Audited:
+        """The output, from its beginning to its end: raises when it is not a legal stream."""
+        return asyncio.run(audit_topic(self.bootstrap, self.output, WireDecoder()))
+
+    def says(self, expected: TDB) -> bool:
+        """The output has ended and is equivalent."""
+        found = self.audit()
+        return found.complete and found.tdb == expected
+
+    def publish(
+        self,
+        replica: str,
+        elements: Sequence[Element],
+        *,
+        partitions: int = 1,
+        partitioner: Partitioner = crc32,
+        incarnation: int = 0,
+        transactions_of: int | None = None,
+    ) -> None:
+        """Writes elements; each stable to every partition, as a replica must."""
+        asyncio.run(
+            self._publish(replica, elements, partitions, partitioner, incarnation, transactions_of)
+        )
+
+    async def _publish(
+        self,
+        replica: str,
+        elements: Sequence[Element],
+        partitions: int,
+        partitioner: Partitioner,
+        incarnation: int,
+        transactions_of: int | None,
+    ) -> None:
+        topic = self.topics[replica]
+        async with Topics(self.bootstrap) as topics:
+            await topics.ensure(topic, partitions=partitions)
+        producer = AIOKafkaProducer(
+            bootstrap_servers=self.bootstrap,
+            transactional_id=None if transactions_of is None else f"{topic}.writer",
+        )
+        headers = incarnation_headers(incarnation)
+        async with producer:
+            step = transactions_of or len(elements) or 1
+            for start in range(0, len(elements), step):
+                transaction = producer.transaction() if transactions_of else _nothing()
+                async with transaction:
+                    sent = []
+                    for element in elements[start : start + step]:
+                        for target in _targets(element, partitions, partitioner):
+                            sent.append(  # noqa: PERF401 - one after the other
+                                await producer.send(
+                                    topic, encode(element), partition=target, headers=headers
+                                )
+                            )
+                    await asyncio.gather(*sent)
+
+    def send_raw(self, topic: str, values: Sequence[bytes | None], **options: Any) -> None:
+        """Writes bytes as they are, in order, to partition 0."""
+
+        async def send() -> None:
+            async with Topics(self.bootstrap) as topics:
+                await topics.ensure(topic, config={"max.message.bytes": str(20 << 20)})
+            async with AIOKafkaProducer(
+                bootstrap_servers=self.bootstrap, max_request_size=20 << 20
+            ) as producer:
+                for value in values:
+                    await producer.send_and_wait(topic, value, key=b"k", partition=0, **options)
+
+        asyncio.run(send())
+
+
+@contextlib.asynccontextmanager
+async def _nothing():  # type: ignore[no-untyped-def]
+    yield
+
+
+def _targets(element: Element, width: int, partitioner: Partitioner) -> Sequence[int]:
+    if type(element) is Stable:
+        return range(width)
+    return [partitioner(element.payload, width)]  # type: ignore[union-attr]
+
+
+class Worker:
+    """`lmerge run`, as a process."""
+
+    def __init__(self, path: Path, log: Path):
+        self.log = log
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.address = f"http://127.0.0.1:{port}"
+        command = [sys.executable, "-m", "lmerge_service.cli", "run", str(path), "--json"]
+        with log.open("ab") as out:
+            self.process = subprocess.Popen(
+                [*command, "--http-port", str(port)], stdout=out, stderr=out
+            )
+
+    def get(self, path: str) -> httpx.Response | None:
+        """An answer, or None while there is none."""
+        try:
+            return httpx.get(self.address + path, timeout=2)
+        except httpx.TransportError:
+            return None
+
+    def status(self) -> Any:
+        answer = self.get("/status")
+        return None if answer is None else answer.json()
+
+    def wait(self, reached: Callable[[Any], bool], what: str, seconds: float = 30) -> Any:
+        """The first status for which `reached` holds."""
+        deadline = time.monotonic() + seconds
+        status = None
+        while time.monotonic() < deadline:
+            assert self.process.poll() is None, self.text()
+            status = self.status()
+            if status is not None and reached(status):
+                return status
+            time.sleep(0.03)
+        raise AssertionError(f"waited in vain for {what}: {status}\n{self.text()}")
+
+    def wait_until_running(self) -> Any:
+        return self.wait(lambda status: status["state"] == "running", "the worker to run")
+
+    def wait_until_ended(self) -> Any:
+        return self.wait(lambda status: status["output"]["ended"], "the output to end")
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+    def terminate(self, seconds: float = 15) -> int:
+        """SIGTERM; the exit code."""
+        self.process.terminate()
+        return self.process.wait(seconds)
+
+    def text(self, lines: int = 15) -> str:
+        return "\n".join(self.log.read_text().splitlines()[-lines:])
+
+
+def logical(events: int = 400, seed: int = 1) -> list[Life]:
+    """A logical stream with revisions to come."""
+    return list(workload(events=events, seed=seed, payload_bytes=20, active=40, varied=True))
+
+
+def replica_streams(lives: Sequence[Life], seed: int = 1) -> dict[str, list[Element]]:
+    """Three presentations that differ in every way that an honest replica may."""
+    span = max(life.vs for life in lives) // len(lives)
+    a = Variation(stable_every=20, pace="late")
+    b = Variation(
+        provisional=0.5, revisions=2, spread=20 * span, phantoms=0.1, reinserted=0.1,
+        stable_every=7, pace="eager", lead=5 * span,
+    )  # fmt: skip
+    c = Variation(
+        disorder=0.4, displacement=10 * span, stable_probability=0.05, stable_lag=2 * span
+    )
+    return {
+        name: list(present(lives, variation, f"{seed}/{name}"))
+        for name, variation in (("a", a), ("b", b), ("c", c))
+    }
+
+
+def meaning(lives: Sequence[Life]) -> TDB:
+    return final_tdb(lives)
