@@ -1,0 +1,81 @@
+"""What the stages of the hot path cost in one process, without Kafka."""
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from tempfile import TemporaryDirectory
+
+from benchmarks.inputs import interleaved, replicas
+from lmerge_service.core import lmerge
+from lmerge_service.elements import Element
+from lmerge_service.formats.ndjson import ElementWriter, read_elements
+from lmerge_service.formats.wire import WireDecoder, encode
+from lmerge_service.offline.merge import merge_streams
+
+__all__ = ("run",)
+
+Report = Callable[[str, str, Sequence[float]], None]
+_CHUNK = 500
+
+
+def run(runs: int, elements: int, report: Report) -> None:
+    """Decode, merge, encode, all three, and the merge of files."""
+    gc.freeze()
+    streams = replicas(elements)
+    total = sum(map(len, streams))
+    batches = interleaved(streams, _CHUNK)
+    records = [(number, [encode(e) for e in batch]) for number, batch in batches]
+    flat = [e for _, batch in batches for e in batch]
+
+    def per_second(work: Callable[[], object]) -> list[float]:
+        return [total / _seconds(work) / 1000 for _ in range(runs)]
+
+    unit = "k elements/s"
+    report("decode", unit, per_second(lambda: _decode(records)))
+    report("encode", unit, per_second(lambda: [encode(e) for e in flat]))
+    report("LMR3, decoded elements, 3 inputs", unit, per_second(lambda: _merge(batches, 3)))
+    report("decode, merge, encode", unit, per_second(lambda: _whole_path(records, 3)))
+    with TemporaryDirectory() as folder:
+        names = [f"{folder}/{number}.ndjson" for number in range(len(streams))]
+        for name, stream in zip(names, streams, strict=True):
+            with ElementWriter(name) as writer:
+                for element in stream:
+                    writer.write(element)
+        report("merge of 3 files", unit, per_second(lambda: _files(names, f"{folder}/out.ndjson")))
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    gc.collect()
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def _decode(records: Sequence[tuple[int, Sequence[bytes]]]) -> None:
+    decode = WireDecoder().decode
+    for _, batch in records:
+        for record in batch:
+            decode(record)
+
+
+def _merge(batches: Sequence[tuple[int, Sequence[Element]]], inputs: int) -> None:
+    merge = lmerge()
+    for number in range(inputs):
+        merge.attach(str(number))
+    for number, batch in batches:
+        merge.process_batch(str(number), batch)
+
+
+def _whole_path(records: Sequence[tuple[int, Sequence[bytes]]], inputs: int) -> None:
+    merge, decode = lmerge(), WireDecoder().decode
+    for number in range(inputs):
+        merge.attach(str(number))
+    for number, batch in records:
+        for said in merge.process_batch(str(number), [decode(record) for record in batch]):
+            encode(said)
+
+
+def _files(names: Sequence[str], output: str) -> None:
+    with ElementWriter(output) as writer:
+        streams = [read_elements(name, WireDecoder()) for name in names]
+        merge_streams(list(names), streams, writer.write)

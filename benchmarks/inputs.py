@@ -1,0 +1,41 @@
+"""The workload of the benchmarks: three presentations of one logical stream.
+
+Payloads of about 120 bytes, 10,000 events active, 20 % of the elements disordered, a stable every
+1,000, a fifth of the events revised.
+"""
+
+from collections.abc import Sequence
+
+from lmerge_service.elements import Element
+from lmerge_service.present.generator import workload
+from lmerge_service.present.presentation import Variation, present
+
+__all__ = ("replicas",)
+
+_SECOND = 1_000
+
+
+def replicas(events: int, n: int = 3, payload_bytes: int = 95) -> list[list[Element]]:
+    """n seeded presentations of a workload of so many events."""
+    lives = list(workload(events=events, payload_bytes=payload_bytes, active=10_000))
+    variation = Variation(
+        provisional=0.2,
+        spread=60 * _SECOND,
+        disorder=0.2,
+        displacement=60 * _SECOND,
+        stable_every=1_000,
+    )
+    return [list(present(lives, variation, number)) for number in range(n)]
+
+
+def interleaved(
+    streams: Sequence[Sequence[Element]], chunk: int
+) -> list[tuple[int, Sequence[Element]]]:
+    """Batches of so many elements, one input after the other, as polls give them."""
+    longest = max(map(len, streams))
+    return [
+        (number, stream[start : start + chunk])
+        for start in range(0, longest, chunk)
+        for number, stream in enumerate(streams)
+        if start < len(stream)
+    ]

@@ -1,0 +1,87 @@
+"""Kafka to Kafka on a local broker: throughput beside a pass-through, and added latency."""
+
+import asyncio
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import psutil
+
+from benchmarks.inputs import replicas
+from lmerge_service.demo.throughput import measure
+from lmerge_service.demo.verdict import read_inputs
+from lmerge_service.demo.watch import Follower
+from lmerge_service.kafka.broker import LocalBroker
+from lmerge_service.kafka.publish import publish
+from lmerge_service.service.task import MergeTask
+from lmerge_service.topology import Kafka, Output, Replica, Topology
+
+__all__ = ("run",)
+
+Report = Callable[[str, str, Sequence[float]], None]
+_RATE = 1_000
+_LATENCY_SECONDS = 15
+
+
+async def run(runs: int, elements: int, report: Report) -> None:
+    """Starts a broker of its own, measures, and stops it."""
+    with tempfile.TemporaryDirectory() as folder:
+        async with LocalBroker(Path(folder) / "kafka") as broker:
+            await _throughput(broker.bootstrap, runs, elements, report)
+            await _latency(broker.bootstrap, report)
+
+
+def _topology(bootstrap: str, name: str) -> Topology:
+    return Topology(
+        name=name,
+        kafka=Kafka(bootstrap=bootstrap),
+        output=Output(topic=f"{name}.out"),
+        replicas=tuple(Replica(name=each, topic=f"{name}.{each}") for each in "abc"),
+    )
+
+
+async def _throughput(bootstrap: str, runs: int, elements: int, report: Report) -> None:
+    topology = _topology(bootstrap, "speed")
+    for replica, stream in zip(topology.replicas, replicas(elements), strict=True):
+        await publish(bootstrap, replica.topic, stream)
+    await measure(topology, ".warm")
+    found = [await measure(topology, f".{number}") for number in range(runs)]
+    unit = "k elements/s"
+    report("Kafka to Kafka, exactly once", unit, [each.merge / 1000 for each in found])
+    report("pass-through in transactions", unit, [each.pass_through / 1000 for each in found])
+    report("ratio of each pair", "", [each.ratio for each in found])
+    resident = psutil.Process().memory_info().rss / 1e6
+    report("resident memory of this process, inputs included", "MB", [resident])
+
+
+async def _latency(bootstrap: str, report: Report) -> None:
+    """Three replicas at 1,000 elements/s each; from produce to a read_committed consumer."""
+    topology = _topology(bootstrap, "latency")
+    streams = [stream[: _RATE * _LATENCY_SECONDS] for stream in replicas(20_000)]
+    async with AsyncExitStack() as stack:
+        task = MergeTask(topology)
+        for replica in topology.replicas:
+            await publish(bootstrap, replica.topic, [])
+        await task.open(stack)
+        follower = Follower(bootstrap, topology.output.topic)
+        running = [asyncio.create_task(task.run()), asyncio.create_task(follower.run())]
+        await asyncio.gather(
+            *(
+                publish(bootstrap, replica.topic, stream, rate=_RATE)
+                for replica, stream in zip(topology.replicas, streams, strict=True)
+            )
+        )
+        await asyncio.sleep(1)
+        for each in running:
+            each.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+    _, produced = await read_inputs(bootstrap, [each.topic for each in topology.replicas])
+    waits = sorted(
+        (follower.arrived[key] - at) * 1000
+        for key, at in produced.items()
+        if key in follower.arrived
+    )
+    for q in (0.5, 0.99):
+        value = waits[min(len(waits) - 1, int(q * len(waits)))]
+        report(f"added latency at 3 × 1,000 elements/s, p{q * 100:g}", "ms", [value])

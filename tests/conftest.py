@@ -1,0 +1,97 @@
+"""Fixtures and settings that all tests share: a real broker, unique topics, Hypothesis profiles."""
+
+import os
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from lmerge_service.kafka.broker import SETTINGS, LocalBroker
+from lmerge_service.kafka.jars import KAFKA_VERSION
+
+for name, examples in {"default": 100, "ci": 100, "deep": 2000}.items():
+    settings.register_profile(
+        name,
+        max_examples=examples,
+        deadline=None,
+        derandomize=False,
+        print_blob=True,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "xdist_group(name): known without pytest-xdist too")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks what uses a broker, and gives it all to one worker of xdist, so that one serves it."""
+    for item in items:
+        if "bootstrap" in getattr(item, "fixturenames", ()):
+            item.add_marker("kafka")
+        if item.get_closest_marker("kafka"):
+            item.add_marker(pytest.mark.xdist_group("kafka"))
+
+
+@pytest.fixture(scope="session")
+def bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """host:port of a broker: $LMERGE_BOOTSTRAP, else a container's, else a local one's."""
+    if given := os.environ.get("LMERGE_BOOTSTRAP"):
+        yield given
+        return
+    if _docker_answers():
+        try:
+            stop, address = _container()
+        except Exception as error:  # an engine without the image, or without the network to get it
+            print(f"no Kafka container ({error}): a local broker instead", file=sys.stderr)
+        else:
+            yield address
+            stop()
+            return
+    with LocalBroker(tmp_path_factory.mktemp("kafka")) as broker:
+        yield broker.bootstrap
+
+
+@pytest.fixture
+def topic_name() -> Callable[..., str]:
+    """Makes names of topics that no other test has: `topic_name("input")`."""
+    return lambda stem="topic": f"{stem}-{uuid.uuid4().hex[:12]}"
+
+
+def _docker_answers() -> bool:
+    if "DOCKER_HOST" not in os.environ and not Path("/var/run/docker.sock").exists():
+        return False
+    try:
+        import docker  # type: ignore[import-untyped]
+
+        client = docker.from_env(timeout=1)
+    except Exception:  # docker's own, requests' and urllib3's errors: none of them matters here
+        return False
+    client.close()  # making it asked the engine for its version
+    return True
+
+
+def _container() -> tuple[Callable[[], object], str]:
+    """The same Kafka with the same settings, on a host port that is its own port too."""
+    from testcontainers.core.container import DockerContainer
+    from testcontainers.core.wait_strategies import LogMessageWaitStrategy
+
+    port = 32_000 - os.getpid() % 10_000
+    listeners = f"PLAINTEXT://0.0.0.0:{port},CONTROLLER://127.0.0.1:9093"
+    container = DockerContainer(f"apache/kafka:{KAFKA_VERSION}").with_bind_ports(port, port)
+    properties = {
+        **SETTINGS,
+        "listeners": listeners,
+        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",
+        "controller.quorum.voters": "1@127.0.0.1:9093",
+    }
+    for key, value in properties.items():
+        container.with_env(f"KAFKA_{key.replace('.', '_').upper()}", value)
+    container.waiting_for(LogMessageWaitStrategy("Kafka Server started"))
+    container.start()
+    return container.stop, f"127.0.0.1:{port}"
