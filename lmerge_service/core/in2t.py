@@ -1,48 +1,72 @@
 """in2t, the two-tier index of case R3: a node per (vs, payload), in it the end each input gives.
 
 Theory
-    The paper's Figure 1 (left). The top tier finds a node by (vs, payload) and walks the nodes
-    with vs < t in order of vs; the second tier is a small dict from input to that input's end,
-    beside the end that the output holds (the paper's entry with key ∞). The payload is held once,
-    by its node, however many inputs carry it.
+    The paper's Figure 1 (left): the top tier finds a node by (vs, payload), the second tier is a
+    small dict from input to that input's end, beside the end that the output holds (the paper's
+    entry with key ∞). The payload is held once, by its node, however many inputs carry it.
 
-    Nodes with one vs share a dict by payload, so payloads need to be hashable, not orderable, and
-    the order among the (few) distinct vs is all that has to be kept: a `SortedDict`.
+    The paper walks all half-frozen nodes at every stable(t). Most of them have nothing to do with
+    it. What a stable of input s can concern is
+      - nodes with vs < t that were not half frozen before: `newly_half_frozen`;
+      - half-frozen nodes whose output end is below t, or whose end by s is, and those that s
+        was seen to contradict before: `due`;
+      - half-frozen nodes that s lacks, to be reported: `lacking`, walked only if a count says
+        that there are any.
+    So nodes that are not yet half frozen wait in a heap of vs, and half-frozen ones in heaps of
+    ends: one by the output's end, and per input one of the nodes that it ends *before the output
+    does* (where it ends them later, the output's end comes up first).
+
+    Heaps forget lazily: an entry counts only while its node still has that end. When stale ones
+    outnumber the rest a heap is made anew.
 
 Invariants
     X1  No vs without a node, and no node without either an output end or an entry of an input.
+    X2  A half-frozen node is on the output and has an entry (out, node) in the heap of outputs;
+        for every input s with ends[s] < out it has one in the heap of s.
+    X3  held[s] is the number of half-frozen nodes for which s has an end, or was blamed; only
+        half-frozen nodes are blamed for, and each stands in the set of whom it was blamed on.
+    X4  Every vs of nodes that are not half frozen is in `coming`.
+    X5  No heap of ends is longer than twice the half-frozen nodes plus a constant; `coming` holds
+        each vs once. So a storm of adjusts cannot make them grow, and final nodes are let go.
 
 Cost
-    find O(1); add and delete O(1), and O(lg w) when a vs appears or vanishes; half_frozen(t) is
-    linear in the nodes it yields. Memory O(w (payload + inputs)).
+    find O(1); add O(1), and O(lg w) for a new vs; what a stable touches costs O(lg w + inputs)
+    per node, and no other node costs anything. Memory O(w (payload + inputs)).
 """
 
-from collections.abc import Hashable, Iterator
-from typing import Any
-
-from sortedcontainers import SortedDict
+from collections.abc import Callable, Hashable, Iterator
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import TypeAlias
 
 from lmerge_service.core.inputs import Input
 
 __all__ = ("In2t", "Node")
 
+_SLACK = 64
+
 
 class Node:
     """One event, as each input and the output have it; an absent end means they don't have it."""
 
-    __slots__ = ("blamed", "ends", "out", "payload", "vs")
+    __slots__ = ("blamed", "ends", "half_frozen", "out", "payload", "vs")
 
     def __init__(self, vs: int, payload: Hashable):
         self.vs = vs
         self.payload = payload
         self.ends: dict[Input, int] = {}
         self.out: int | None = None
+        self.half_frozen = False
         self.blamed: set[Input] | None = None
         """Inputs already reported for contradicting the output's half-frozen event."""
 
     def __repr__(self) -> str:
         ends = {source.name: ve for source, ve in self.ends.items()}
         return f"Node(vs={self.vs}, payload={self.payload!r}, ends={ends}, out={self.out})"
+
+
+Heap: TypeAlias = list[tuple[int, int, Node]]
+"""(end, tie, node); the tie is unique, so nodes are never compared."""
 
 
 class In2t:
@@ -52,23 +76,47 @@ class In2t:
     >>> node = index.add(6, "A")
     >>> index.find(6, "A") is node, index.find(6, "B")
     (True, None)
-    >>> list(index.half_frozen(6)), list(index.half_frozen(7)) == [node]
+    >>> list(index.newly_half_frozen(6)), list(index.newly_half_frozen(7)) == [node]
     ([], True)
     """
 
-    __slots__ = ("_by_vs", "_size")
+    __slots__ = (
+        "_against",
+        "_by_end",
+        "_by_out",
+        "_by_vs",
+        "_coming",
+        "_half",
+        "_held",
+        "_size",
+        "_ties",
+        "_waiting",
+        "touched",
+    )
 
     def __init__(self) -> None:
-        self._by_vs: Any = SortedDict()  # vs -> {payload: Node}
+        self._by_vs: dict[int, dict[Hashable, Node]] = {}
         self._size = 0
+        self._coming: list[int] = []
+        self._waiting: set[int] = set()  # what is in _coming
+        self._half: dict[Node, None] = {}
+        self._by_out: Heap = []
+        self._by_end: dict[Input, Heap] = {}
+        self._held: dict[Input, int] = {}
+        self._against: dict[Input, dict[Node, None]] = {}  # half-frozen nodes an input contradicts
+        self._ties = count()
+        self.touched = 0
+        """Nodes handed out by the three walks, so that tests can count work."""
 
     def __len__(self) -> int:
         return self._size
 
     def __iter__(self) -> Iterator[Node]:
         """All nodes by vs, within one vs in order of arrival; nodes may be deleted meanwhile."""
-        for vs in list(self._by_vs):
+        for vs in sorted(self._by_vs):
             yield from list(self._by_vs[vs].values())
+
+    # --- nodes --------------------------------------------------------------------------------
 
     def find(self, vs: int, payload: Hashable) -> Node | None:
         """The paper's SameVsPayload. Complexity: O(1)."""
@@ -81,40 +129,219 @@ class In2t:
         nodes = self._by_vs.get(vs)
         if nodes is None:
             self._by_vs[vs] = {payload: node}
+            if vs not in self._waiting:  # it may have been there, and emptied again
+                self._waiting.add(vs)
+                heappush(self._coming, vs)
         else:
             nodes[payload] = node
         self._size += 1
         return node
 
     def delete(self, node: Node) -> None:
-        """Forgets a node and its payload. Complexity: O(1), O(lg w) for the last of a vs."""
+        """Forgets a node, and with it the payload. Complexity: O(inputs) when half frozen."""
         nodes = self._by_vs[node.vs]
         del nodes[node.payload]
         if not nodes:
             del self._by_vs[node.vs]
         self._size -= 1
+        if node.half_frozen:
+            node.half_frozen = False
+            del self._half[node]
+            for source in node.ends:
+                self._held[source] -= 1
+            for source in node.blamed or ():
+                self._held[source] -= source not in node.ends
+                del self._against[source][node]
 
     def delete_if_unused(self, node: Node) -> None:
         """Forgets a node that neither the output nor an input has (X1)."""
         if node.out is None and not node.ends:
             self.delete(node)
 
-    def half_frozen(self, t: int) -> Iterator[Node]:
-        """The paper's FindHalfFrozen: nodes with vs < t, by vs; they may be deleted meanwhile."""
-        for vs in list(self._by_vs.irange(maximum=t, inclusive=(True, False))):
-            yield from list(self._by_vs[vs].values())
+    # --- ends ---------------------------------------------------------------------------------
+
+    def set_end(self, node: Node, source: Input, ve: int) -> None:
+        """An input gives a half-frozen node an end. (Of others `ends` may be set directly.)"""
+        if source not in node.ends and not (node.blamed and source in node.blamed):
+            self._held[source] = self._held.get(source, 0) + 1
+        node.ends[source] = ve
+        assert node.out is not None
+        if ve < node.out:
+            self._push(self._by_end.setdefault(source, []), ve, node, self._ends_before(source))
+
+    def drop_end(self, node: Node, source: Input) -> None:
+        """An input has a node no more."""
+        del node.ends[source]
+        if node.half_frozen and not (node.blamed and source in node.blamed):
+            self._held[source] -= 1
+
+    def set_out(self, node: Node, ve: int) -> None:
+        """The output gives a half-frozen node another end. Complexity: O(inputs + lg w)."""
+        node.out = ve
+        self._push(self._by_out, ve, node, _out_of)
+        for source, end in node.ends.items():
+            if end < ve:
+                heap = self._by_end.setdefault(source, [])
+                self._push(heap, end, node, self._ends_before(source))
+
+    def blame(self, node: Node, source: Input) -> bool:
+        """Notes that an input contradicts a half-frozen node; whether that is new."""
+        if node.blamed is None:
+            node.blamed = set()
+        elif source in node.blamed:
+            return False
+        node.blamed.add(source)
+        self._against.setdefault(source, {})[node] = None
+        if source not in node.ends:
+            self._held[source] = self._held.get(source, 0) + 1
+        return True
+
+    def freeze(self, node: Node) -> None:
+        """A node on the output becomes half frozen. Complexity: O(inputs + lg w)."""
+        assert node.out is not None
+        node.half_frozen = True
+        self._half[node] = None
+        for source in node.ends:
+            self._held[source] = self._held.get(source, 0) + 1
+        for source in node.blamed or ():
+            self._against.setdefault(source, {})[node] = None
+            if source not in node.ends:
+                self._held[source] = self._held.get(source, 0) + 1
+        self.set_out(node, node.out)
+
+    def forget(self, source: Input) -> None:
+        """Drops every entry of an input, and the nodes that are then unused. Complexity: O(w)."""
+        for node in self:
+            if node.blamed is not None:
+                node.blamed.discard(source)
+            if node.ends.pop(source, None) is not None:
+                self.delete_if_unused(node)
+        self._held.pop(source, None)
+        self._by_end.pop(source, None)
+        self._against.pop(source, None)
 
     def clear(self) -> None:
-        self._by_vs.clear()
-        self._size = 0
+        """Forgets everything, at the end of the stream."""
+        self.__init__()  # type: ignore[misc]
+
+    # --- what a stable concerns -----------------------------------------------------------------
+
+    def newly_half_frozen(self, t: int) -> Iterator[Node]:
+        """Nodes with vs < t that are not half frozen yet, by vs; each must be deleted or frozen
+        by whoever walks."""
+        coming = self._coming
+        while coming and coming[0] < t:
+            vs = heappop(coming)
+            self._waiting.discard(vs)
+            for node in list(self._by_vs.get(vs, {}).values()):
+                if not node.half_frozen:
+                    self.touched += 1
+                    yield node
+
+    def due(self, source: Input, t: int) -> list[Node]:
+        """Half-frozen nodes that the output, or `source`, ends before t, or that `source`
+        contradicts; by vs."""
+        found = dict(self._against.get(source, ()))
+        heap = self._by_out
+        while heap and heap[0][0] < t:
+            end, _, node = heappop(heap)
+            if node.half_frozen and node.out == end:
+                found[node] = None
+        heap = self._by_end.get(source, [])
+        while heap and heap[0][0] < t:
+            end, _, node = heappop(heap)
+            if node.half_frozen and node.ends.get(source) == end:
+                found[node] = None
+        self.touched += len(found)
+        return sorted(found, key=_vs_of)
+
+    def lacking(self, source: Input) -> list[Node]:
+        """Half-frozen nodes that `source` lacks without having been blamed for it, by vs.
+
+        Complexity: O(1) when there is none, else O(half-frozen nodes).
+        """
+        if self._held.get(source, 0) == len(self._half):
+            return []
+        self.touched += len(self._half)
+        nobody: set[Input] = set()
+        return sorted(
+            (n for n in self._half if source not in n.ends and source not in (n.blamed or nobody)),
+            key=_vs_of,
+        )
+
+    # --- heaps --------------------------------------------------------------------------------
+
+    def _push(self, heap: Heap, end: int, node: Node, end_of: Callable[[Node], int | None]) -> None:
+        heappush(heap, (end, next(self._ties), node))
+        self._compact_heap(heap, end_of)
+
+    def compact(self) -> None:
+        """Lets go of final nodes (X5); to be called after nodes were deleted for a stable."""
+        self._compact_heap(self._by_out, _out_of)
+        for source, heap in self._by_end.items():
+            self._compact_heap(heap, self._ends_before(source))
+
+    def _compact_heap(self, heap: Heap, end_of: Callable[[Node], int | None]) -> None:
+        if len(heap) > 2 * len(self._half) + _SLACK:
+            heap[:] = [
+                (live, next(self._ties), node)
+                for node in self._half
+                if (live := end_of(node)) is not None
+            ]
+            heapify(heap)
+
+    @staticmethod
+    def _ends_before(source: Input) -> Callable[[Node], int | None]:
+        """The end that belongs into the heap of an input (X2)."""
+
+        def end_of(node: Node) -> int | None:
+            end = node.ends.get(source)
+            assert node.out is not None
+            return end if end is not None and end < node.out else None
+
+        return end_of
 
     def check(self) -> None:
-        """Asserts X1 and that every node stands where its key says."""
-        count = 0
+        """Asserts X1 to X5."""
+        size = 0
         for vs, nodes in self._by_vs.items():
             assert nodes, f"X1: vs={vs} has no node"
             for payload, node in nodes.items():
                 assert (node.vs, node.payload) == (vs, payload), f"{node} stands at {vs}, {payload}"
                 assert node.ends or node.out is not None, f"X1: nobody has {node}"
-                count += 1
-        assert count == self._size, f"{count} nodes, but size says {self._size}"
+                assert node.half_frozen == (node in self._half), f"{node} is lost"
+                assert node.half_frozen or vs in self._coming, f"X4: {node} is not in the heap"
+                size += 1
+        assert size == self._size, f"{size} nodes, but size says {self._size}"
+        self._check_heaps()
+
+    def _check_heaps(self) -> None:
+        by_out = {(end, id(node)) for end, _, node in self._by_out}
+        by_end = {
+            (source, end, id(node))
+            for source, heap in self._by_end.items()
+            for end, _, node in heap
+        }
+        held: dict[Input, int] = dict.fromkeys(self._held, 0)
+        for node in self._half:
+            assert node.out is not None, f"X2: {node} is not on the output"
+            assert (node.out, id(node)) in by_out, f"X2: {node} is in no heap"
+            for source, end in node.ends.items():
+                late = end >= node.out or (source, end, id(node)) in by_end
+                assert late, f"X2: {node} is not in the heap of {source}"
+            for source in {*node.ends, *(node.blamed or ())}:
+                held[source] = held.get(source, 0) + 1
+            for source in node.blamed or ():
+                assert node in self._against[source], f"X3: {source} is not known to contradict"
+        assert held == self._held, f"X3: {held} nodes are held, not {self._held}"
+        for heap in (self._by_out, *self._by_end.values()):
+            assert len(heap) <= 2 * len(self._half) + _SLACK, f"X5: a heap of {len(heap)}"
+        assert sorted(self._coming) == sorted(self._waiting), "X5: a vs waits twice"
+
+
+def _out_of(node: Node) -> int | None:
+    return node.out
+
+
+def _vs_of(node: Node) -> int:
+    return node.vs

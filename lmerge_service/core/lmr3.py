@@ -28,8 +28,9 @@ Invariants
     L4  After stable(INFINITY) the index is empty.
 
 Cost
-    insert and adjust O(1), and O(lg w) when a vs appears; stable O(nodes with vs < t), as in the
-    paper. Memory O(w (payload + inputs)).
+    insert and adjust O(1), and O(lg w) when a vs appears or a half-frozen end moves; a stable
+    costs what it changes, where the paper's costs all half-frozen nodes (`in2t`). Memory O(w
+    (payload + inputs)).
 """
 
 from collections.abc import Hashable, Iterable
@@ -48,6 +49,8 @@ from lmerge_service.tdb import Event
 __all__ = ("LMR3",)
 
 _SNAPSHOT_VERSION = 1
+_NOBODY = Input("", 0, 0, 1)
+"""Leads nothing: for walks that only the output's ends decide."""
 
 
 class LMR3(Operator):
@@ -82,6 +85,9 @@ class LMR3(Operator):
             node = self._index.add(vs, element.payload)
         if source in node.ends:
             self._blame(source, BreachKind.DUPLICATE_KEY, element)
+        if node.half_frozen:
+            self._index.set_end(node, source, element.ve)
+            return
         node.ends[source] = element.ve  # the input's latest word counts (line 10)
         if node.out is None:  # by L1 vs >= max_stable: the insert is still legal
             node.out = element.ve
@@ -106,38 +112,60 @@ class LMR3(Operator):
         elif held != element.vold:
             self._blame(source, BreachKind.WRONG_VOLD, element)
         if ve > vs:
-            node.ends[source] = ve
+            if node.half_frozen:
+                self._index.set_end(node, source, ve)
+            else:
+                node.ends[source] = ve
         elif held is not None:
-            del node.ends[source]
+            self._index.drop_end(node, source)
             self._index.delete_if_unused(node)
 
     def _freeze(self, leader: Input, t: int, out: list[Element]) -> None:
-        cause = Stable(t)
-        for node in self._index.half_frozen(t):
-            if node.out is None:
-                self._index.delete(node)  # a claim that no insert ever backed (L2)
-                continue
-            end = self._end_to_follow(leader, node, cause)
-            if end != node.out and (end < t or node.out < t or t == INFINITY):
-                self._emit_adjust(node, end, out)
-            if node.out < t or t == INFINITY:
-                self._index.delete(node)
+        if t == INFINITY:
+            self._finish(leader, out)
+            return
+        index = self._index
+        for node in index.lacking(leader):
+            self._blame_once(leader, BreachKind.HALF_FROZEN_MISSING, node, t)
+        for node in index.due(leader, t):
+            self._follow(leader, node, t, out)
+            if node.out < t:  # type: ignore[operator]
+                index.delete(node)
+            else:
+                index.set_out(node, node.out)  # type: ignore[arg-type]
+        for node in index.newly_half_frozen(t):
+            if node.out is not None:  # else a claim that no insert ever backed (L2)
+                self._follow(leader, node, t, out)
+            if node.out is None or node.out < t:
+                index.delete(node)
+            else:
+                index.freeze(node)
+        index.compact()
 
-    def _end_to_follow(self, leader: Input, node: Node, cause: Stable) -> int:
-        """The end that the output may take over for an event; vs means that it is to go."""
-        assert node.out is not None
+    def _follow(self, leader: Input, node: Node, t: int, out: list[Element]) -> None:
+        """Makes an event of the output agree with the leader as far as stable(t) forces it."""
         end = node.ends.get(leader)
-        if end is None:
-            if node.vs >= self.max_stable:
-                return node.vs
-            kind = BreachKind.HALF_FROZEN_MISSING
-        elif end >= self.max_stable:
-            return end
+        assert node.out is not None
+        if end is None and not node.half_frozen:
+            self._emit_adjust(node, node.vs, out)  # unfrozen, and the leader says it is not there
+        elif end is not None and end >= self.max_stable:
+            if end != node.out and (end < t or node.out < t):
+                self._emit_adjust(node, end, out)
         else:
-            kind = BreachKind.FROZEN_END_DISAGREES
-        kept = self._second_opinion(node)
-        self._blame_once(leader, kind, node, cause, kept)
-        return kept
+            if end is not None:
+                self._blame_once(leader, BreachKind.FROZEN_END_DISAGREES, node, t)
+            kept = self._second_opinion(node)
+            if kept != node.out and (kept < t or node.out < t):
+                self._emit_adjust(node, kept, out)
+
+    def _finish(self, leader: Input, out: list[Element]) -> None:
+        """stable(INFINITY): every event becomes final, and the index empty (L4)."""
+        for node in self._index:
+            if node.half_frozen and leader not in node.ends:
+                self._blame_once(leader, BreachKind.HALF_FROZEN_MISSING, node, INFINITY)
+            if node.out is not None and node.out != node.ends.get(leader):
+                self._follow(leader, node, INFINITY, out)
+        self._index.clear()
 
     def _second_opinion(self, node: Node) -> int:
         """The end given by the attached input with the highest stable, of those that the output
@@ -149,16 +177,11 @@ class LMR3(Operator):
         order = list(self.inputs.values())
         return node.ends[max(legal, key=lambda source: (source.stable, -order.index(source)))]
 
-    def _blame_once(
-        self, leader: Input, kind: BreachKind, node: Node, cause: Stable, kept: int
-    ) -> None:
-        if node.vs < leader.gap_until and kind is BreachKind.HALF_FROZEN_MISSING:
-            return
-        if node.blamed is None:
-            node.blamed = set()
-        if leader not in node.blamed:
-            node.blamed.add(leader)
-            self._blame(leader, kind, cause, Event(node.payload, node.vs, kept))
+    def _blame_once(self, leader: Input, kind: BreachKind, node: Node, t: int) -> None:
+        excused = node.vs < leader.gap_until and kind is BreachKind.HALF_FROZEN_MISSING
+        if self._index.blame(node, leader) and not excused:
+            assert node.out is not None
+            self._blame(leader, kind, Stable(t), Event(node.payload, node.vs, node.out))
 
     def _emit_adjust(self, node: Node, end: int, out: list[Element]) -> None:
         assert node.out is not None
@@ -168,11 +191,7 @@ class LMR3(Operator):
         self.stats.removals += end == node.vs
 
     def _forget(self, source: Input) -> None:
-        for node in self._index:
-            if node.blamed is not None:
-                node.blamed.discard(source)
-            if node.ends.pop(source, None) is not None:
-                self._index.delete_if_unused(node)
+        self._index.forget(source)
 
     # --- state --------------------------------------------------------------------------------
 
@@ -198,18 +217,30 @@ class LMR3(Operator):
         legal = min(element.vold, element.ve) >= self.max_stable
         if node is None or node.out != element.vold or not legal:
             raise _foreign(element, self.max_stable)
-        node.out = element.ve
         if element.ve == element.vs:
             self._index.delete(node)
+        elif node.half_frozen:
+            self._index.set_out(node, element.ve)
+        else:
+            node.out = element.ve
 
     def _load_stable(self, vc: int) -> None:
         if vc <= self.max_stable:
             raise _foreign(Stable(vc), self.max_stable)
         self.max_stable = vc
-        for node in self._index.half_frozen(vc):
+        index = self._index
+        if vc == INFINITY:
+            index.clear()
+            return
+        for node in index.due(_NOBODY, vc):
+            index.delete(node)
+        for node in index.newly_half_frozen(vc):
             assert node.out is not None
-            if node.out < vc or vc == INFINITY:
-                self._index.delete(node)
+            if node.out < vc:
+                index.delete(node)
+            else:
+                index.freeze(node)
+        index.compact()
 
     def snapshot(self) -> bytes:
         order = {source: number for number, source in enumerate(self.inputs.values())}
@@ -253,6 +284,8 @@ class LMR3(Operator):
             node.out = node_out
             node.ends = {sources[number]: ve for number, ve in ends}
             node.blamed = {sources[number] for number in blamed} or None
+        for node in merge._index.newly_half_frozen(merge.max_stable):
+            merge._index.freeze(node)
         return merge
 
     def check(self) -> None:

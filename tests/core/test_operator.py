@@ -47,6 +47,7 @@ def test_a_kept_event_follows_the_input_with_the_highest_stable_that_has_it() ->
     merge = merge_of("a", "b", "c", "liar")
     for name, ve, stable in (("a", 20, 10), ("b", 12, 11), ("c", 15, 12)):
         merge.process_batch(name, [Insert("A", 2, ve), Stable(stable)])
+    assert merge.process("liar", Stable(13)) == [Stable(13)], "nothing forces a change yet"
     assert merge.process("liar", Stable(18)) == [Adjust("A", 2, 20, 15), Stable(18)]
 
 

@@ -10,6 +10,7 @@ from lmerge_service.core.breaches import BreachKind
 from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
 from lmerge_service.tdb import TDB, Event, reconstitute
 from tests.core.harness import Watched
+from tests.core.oracle import Oracle
 from tests.strategies import (
     any_elements,
     interleavings,
@@ -105,6 +106,19 @@ def _batches(steps: Steps) -> list[tuple[int, list[Element]]]:
         else:
             batches.append((number, [element]))
     return batches
+
+
+@given(lying_runs(), st.data())
+def test_it_says_what_the_simplest_form_says(run: tuple[int, Steps], data: st.DataObject) -> None:
+    """Lies and joining included; only the order of adjusts before a stable is free."""
+    n, steps = run
+    joining = {str(k): data.draw(st.sampled_from((START, START, 4, 11))) for k in range(n)}
+    merge, oracle = lmerge(), Oracle(joining)
+    for name, joining_at in joining.items():
+        merge.attach(name, joining_at)
+    for number, element in steps:
+        said = merge.process(str(number), element)
+        assert _in_order(said) == _in_order(oracle.process(str(number), element))
 
 
 @given(lying_runs(), st.data())
