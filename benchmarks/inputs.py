@@ -10,7 +10,7 @@ from lmerge_service.elements import Element
 from lmerge_service.present.generator import workload
 from lmerge_service.present.presentation import Variation, present
 
-__all__ = ("replicas",)
+__all__ = ("interleaved", "replicas")
 
 _SECOND = 1_000
 
