@@ -1,0 +1,91 @@
+"""The set-up around the code: locks, containers, commands that the README names."""
+
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from lmerge_service.kafka.jars import KAFKA_VERSION
+
+PROJECT = tomllib.loads(Path("pyproject.toml").read_text())["project"]
+
+
+def locked(name: str) -> dict[str, str]:
+    """package → version, of a requirement file in which everything has a hash."""
+    text = Path(f"requirements/{name}.txt").read_text()
+    pins = re.findall(r"^([a-z0-9._-]+)==(\S+)", text, re.MULTILINE)
+    entries = re.split(r"^(?=[a-z0-9._-]+==)", text, flags=re.MULTILINE)[1:]
+    assert all("--hash=sha256:" in entry for entry in entries), f"{name}: a pin without hash"
+    return dict(pins)
+
+
+def names(requirements: list[str]) -> set[str]:
+    return {re.split(r"[<>=!;\[ ]", each)[0].replace(".", "-").lower() for each in requirements}
+
+
+@pytest.mark.parametrize(
+    ("file", "extras"), [("base", []), ("demo", ["demo"]), ("dev", ["demo", "dev"])]
+)
+def test_every_dependency_is_locked_with_its_hash(file: str, extras: list[str]) -> None:
+    wanted = names(PROJECT["dependencies"])
+    for extra in extras:
+        wanted |= names(PROJECT["optional-dependencies"][extra])
+    assert wanted <= set(locked(file))
+
+
+def test_all_locks_are_cut_from_one_resolution() -> None:
+    everything = locked("all")
+    for file in ("base", "demo", "dev", "spark"):
+        pins = locked(file)
+        assert pins.items() <= everything.items(), file
+    assert "pyspark" not in locked("base")
+    assert everything["pyspark"] == "4.2.0"
+
+
+def test_the_compose_file_runs_the_kafka_that_is_tested_and_serves_loopback_only() -> None:
+    compose = YAML(typ="safe").load(Path("docker-compose.yml").read_text())
+    kafka, worker = compose["services"]["kafka"], compose["services"]["worker"]
+    assert kafka["image"] == f"apache/kafka:{KAFKA_VERSION}"
+    assert all(port.startswith("127.0.0.1:") for port in kafka["ports"])
+    assert "ports" not in worker
+    assert worker["build"] == "."
+    assert worker["depends_on"] == {"kafka": {"condition": "service_healthy"}}
+    listeners = kafka["environment"]["KAFKA_ADVERTISED_LISTENERS"]
+    assert f"INSIDE://{worker['environment']['LMERGE_BOOTSTRAP']}" in listeners
+    assert not re.search(r"(?i)password|secret", Path("docker-compose.yml").read_text())
+
+
+def test_the_image_copies_what_is_there() -> None:
+    for line in Path("Dockerfile").read_text().splitlines():
+        if line.startswith("COPY ") and "--from" not in line:
+            *sources, _ = line.split()[1:]
+            assert all(Path(source).exists() for source in sources), line
+
+
+def test_ci_runs_the_tests_and_the_readme_names_the_commands() -> None:
+    makefile = Path("Makefile").read_text()
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    assert {"demo", "test", "test-deep", "lint", "bench"} <= targets
+    assert "make test" in Path(".ci/run").read_text()
+    named = set(re.findall(r"make ([a-z-]+)", Path("README.md").read_text()))
+    assert named <= targets
+    assert {"demo", "test"} <= named
+
+
+def test_nothing_tracked_names_a_machine_or_a_registry() -> None:
+    tracked = subprocess.run(
+        ["git", "ls-files", "-z"], capture_output=True, text=True, check=False
+    ).stdout.split("\0")
+    if tracked == [""]:
+        pytest.skip("not a git checkout")
+    hosts = "|".join(("pypi" + r"\.org", "repo1?" + r"\.maven", "files" + r"\.pythonhosted"))
+    foreign = re.compile(rf"{hosts}|(?<![\w}}/.])/({'root'}|{'home'}|{'work'})/")
+    for name in filter(None, tracked):
+        path = Path(name)
+        if path.suffix in {".json", ".lock"} or not path.is_file():
+            continue
+        found = foreign.search(path.read_text(errors="replace"))
+        assert found is None, f"{name}: {found}"
