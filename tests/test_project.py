@@ -82,7 +82,7 @@ def test_nothing_tracked_names_a_machine_or_a_registry() -> None:
     if tracked == [""]:
         pytest.skip("not a git checkout")
     hosts = "|".join(("pypi" + r"\.org", "repo1?" + r"\.maven", "files" + r"\.pythonhosted"))
-    foreign = re.compile(rf"{hosts}|(?<![\w}}/.])/({'root'}|{'home'}|{'work'})/")
+    foreign = re.compile(rf"{hosts}|(?<![\w}}/.])/({'root'}|{'home'}/[a-z]+|{'work'})/")
     for name in filter(None, tracked):
         path = Path(name)
         if path.suffix in {".json", ".lock"} or not path.is_file():

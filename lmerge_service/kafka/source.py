@@ -41,7 +41,9 @@ class Source:
             auto_offset_reset="none",
             isolation_level="read_committed",
             max_partition_fetch_bytes=max(1 << 20, max_record_bytes),
-            fetch_max_wait_ms=100,
+            # A broker holds one fetch at a time, and a partition whose records were just taken is
+            # not in it: what arrives there meanwhile waits until the fetch for the others is over.
+            fetch_max_wait_ms=10,
             retry_backoff_ms=50,
         )
         self.lost: set[TopicPartition] = set()
