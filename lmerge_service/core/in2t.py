@@ -20,14 +20,14 @@ Theory
     outnumber the rest a heap is made anew.
 
 Invariants
-    X1  No vs without a node, and no node without either an output end or an entry of an input.
+    X1  No node without either an output end or an entry of an input.
     X2  A half-frozen node is on the output and has an entry (out, node) in the heap of outputs;
         for every input s with ends[s] < out it has one in the heap of s.
     X3  held[s] is the number of half-frozen nodes for which s has an end, or was blamed; only
         half-frozen nodes are blamed for, and each stands in the set of whom it was blamed on.
-    X4  Every vs of nodes that are not half frozen is in `coming`.
-    X5  No heap of ends is longer than twice the half-frozen nodes plus a constant; `coming` holds
-        each vs once. So a storm of adjusts cannot make them grow, and final nodes are let go.
+    X4  Every node that is not half frozen waits once, under its vs, which is in the heap once.
+    X5  No heap of ends is longer than twice the half-frozen nodes plus a constant. So a storm of
+        adjusts cannot make them grow, and final nodes are let go.
 
 Cost
     find O(1); add O(1), and O(lg w) for a new vs; what a stable touches costs O(lg w + inputs)
@@ -84,21 +84,19 @@ class In2t:
         "_against",
         "_by_end",
         "_by_out",
-        "_by_vs",
         "_coming",
         "_half",
         "_held",
-        "_size",
+        "_nodes",
         "_ties",
-        "_waiting",
+        "_unfrozen",
         "touched",
     )
 
     def __init__(self) -> None:
-        self._by_vs: dict[int, dict[Hashable, Node]] = {}
-        self._size = 0
-        self._coming: list[int] = []
-        self._waiting: set[int] = set()  # what is in _coming
+        self._nodes: dict[tuple[int, Hashable], Node] = {}
+        self._unfrozen: dict[int, list[Node]] = {}  # by vs, in order of arrival
+        self._coming: list[int] = []  # a heap of the keys of _unfrozen
         self._half: dict[Node, None] = {}
         self._by_out: Heap = []
         self._by_end: dict[Input, Heap] = {}
@@ -109,49 +107,46 @@ class In2t:
         """Nodes handed out by the three walks, so that tests can count work."""
 
     def __len__(self) -> int:
-        return self._size
+        return len(self._nodes)
 
     def __iter__(self) -> Iterator[Node]:
         """All nodes by vs, within one vs in order of arrival; nodes may be deleted meanwhile."""
-        for vs in sorted(self._by_vs):
-            yield from list(self._by_vs[vs].values())
+        return iter(sorted(self._nodes.values(), key=_vs_of))
 
     # --- nodes --------------------------------------------------------------------------------
 
     def find(self, vs: int, payload: Hashable) -> Node | None:
         """The paper's SameVsPayload. Complexity: O(1)."""
-        nodes = self._by_vs.get(vs)
-        return None if nodes is None else nodes.get(payload)
+        return self._nodes.get((vs, payload))
 
     def add(self, vs: int, payload: Hashable) -> Node:
         """Makes the node for a key that has none. Complexity: O(1), O(lg w) for a new vs."""
-        node = Node(vs, payload)
-        nodes = self._by_vs.get(vs)
-        if nodes is None:
-            self._by_vs[vs] = {payload: node}
-            if vs not in self._waiting:  # it may have been there, and emptied again
-                self._waiting.add(vs)
-                heappush(self._coming, vs)
+        node = self._nodes[vs, payload] = Node(vs, payload)
+        waiting = self._unfrozen.get(vs)
+        if waiting is None:
+            self._unfrozen[vs] = [node]
+            heappush(self._coming, vs)
         else:
-            nodes[payload] = node
-        self._size += 1
+            waiting.append(node)
         return node
 
     def delete(self, node: Node) -> None:
-        """Forgets a node, and with it the payload. Complexity: O(inputs) when half frozen."""
-        nodes = self._by_vs[node.vs]
-        del nodes[node.payload]
-        if not nodes:
-            del self._by_vs[node.vs]
-        self._size -= 1
-        if node.half_frozen:
-            node.half_frozen = False
-            del self._half[node]
-            for source in node.ends:
-                self._held[source] -= 1
-            for source in node.blamed or ():
-                self._held[source] -= source not in node.ends
-                del self._against[source][node]
+        """Forgets a node and its payload.
+
+        Complexity: O(inputs) for a half-frozen node, else O(nodes with its vs).
+        """
+        del self._nodes[node.vs, node.payload]
+        if not node.half_frozen:
+            if node.vs in self._unfrozen:  # else the walk over the newly half frozen has it
+                self._unfrozen[node.vs].remove(node)
+            return
+        node.half_frozen = False
+        del self._half[node]
+        for source in node.ends:
+            self._held[source] -= 1
+        for source in node.blamed or ():
+            self._held[source] -= source not in node.ends
+            del self._against[source][node]
 
     def delete_if_unused(self, node: Node) -> None:
         """Forgets a node that neither the output nor an input has (X1)."""
@@ -231,12 +226,9 @@ class In2t:
         by whoever walks."""
         coming = self._coming
         while coming and coming[0] < t:
-            vs = heappop(coming)
-            self._waiting.discard(vs)
-            for node in list(self._by_vs.get(vs, {}).values()):
-                if not node.half_frozen:
-                    self.touched += 1
-                    yield node
+            for node in self._unfrozen.pop(heappop(coming)):
+                self.touched += 1
+                yield node
 
     def due(self, source: Input, t: int) -> list[Node]:
         """Half-frozen nodes that the output, or `source`, ends before t, or that `source`
@@ -303,16 +295,15 @@ class In2t:
 
     def check(self) -> None:
         """Asserts X1 to X5."""
-        size = 0
-        for vs, nodes in self._by_vs.items():
-            assert nodes, f"X1: vs={vs} has no node"
-            for payload, node in nodes.items():
-                assert (node.vs, node.payload) == (vs, payload), f"{node} stands at {vs}, {payload}"
-                assert node.ends or node.out is not None, f"X1: nobody has {node}"
-                assert node.half_frozen == (node in self._half), f"{node} is lost"
-                assert node.half_frozen or vs in self._coming, f"X4: {node} is not in the heap"
-                size += 1
-        assert size == self._size, f"{size} nodes, but size says {self._size}"
+        for key, node in self._nodes.items():
+            assert (node.vs, node.payload) == key, f"{node} stands at {key}"
+            assert node.ends or node.out is not None, f"X1: nobody has {node}"
+            assert node.half_frozen == (node in self._half), f"{node} is lost"
+        unfrozen = [node for nodes in self._unfrozen.values() for node in nodes]
+        expected = {node for node in self._nodes.values() if not node.half_frozen}
+        assert set(unfrozen) == expected, f"X4: {unfrozen} wait, not {expected}"
+        assert len(unfrozen) == len(expected), "X4: a node waits twice"
+        assert sorted(self._coming) == sorted(self._unfrozen), "X4: a vs waits twice, or not at all"
         self._check_heaps()
 
     def _check_heaps(self) -> None:
@@ -336,7 +327,6 @@ class In2t:
         assert held == self._held, f"X3: {held} nodes are held, not {self._held}"
         for heap in (self._by_out, *self._by_end.values()):
             assert len(heap) <= 2 * len(self._half) + _SLACK, f"X5: a heap of {len(heap)}"
-        assert sorted(self._coming) == sorted(self._waiting), "X5: a vs waits twice"
 
 
 def _out_of(node: Node) -> int | None:
