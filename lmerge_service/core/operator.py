@@ -148,23 +148,25 @@ class Operator(ABC):
         if source is None:
             self._refuse_detached(name, elements)
             return out
-        stables = source.stables
+        insert, adjust = self._insert, self._adjust
+        own_stable = source.stables[partition]
         for element in elements:
             kind = type(element)
             if kind is Insert:
                 source.inserts += 1
-                if element.vs < stables[partition]:  # type: ignore[union-attr]
+                if element.vs < own_stable:  # type: ignore[union-attr]
                     self._blame(source, BreachKind.BROKE_OWN_STABLE, element)
                 else:
-                    self._insert(source, element, out)  # type: ignore[arg-type]
+                    insert(source, element, out)  # type: ignore[arg-type]
             elif kind is Adjust:
                 source.adjusts += 1
-                if min(element.vold, element.ve) < stables[partition]:  # type: ignore[union-attr]
+                if element.vold < own_stable or element.ve < own_stable:  # type: ignore[union-attr]
                     self._blame(source, BreachKind.BROKE_OWN_STABLE, element)
                 else:
-                    self._adjust(source, element)  # type: ignore[arg-type]
+                    adjust(source, element)  # type: ignore[arg-type]
             else:
                 self._stable(source, element, partition, out)  # type: ignore[arg-type]
+                own_stable = source.stables[partition]
         return out
 
     def _refuse_detached(self, name: str, elements: Iterable[Element]) -> None:
