@@ -18,12 +18,13 @@ from rich.console import Console
 from rich.live import Live
 
 from lmerge_service import topology as topologies
-from lmerge_service.demo.stage import Process, Stage, free_port, shipped_topology
+from lmerge_service.demo.stage import Process, Stage, shipped_topology
 from lmerge_service.demo.throughput import Throughput, measure
 from lmerge_service.demo.verdict import Finding, find
 from lmerge_service.demo.watch import Follower, StatusClient, plain_line, screen
 from lmerge_service.errors import LMergeError, TransportError
 from lmerge_service.formats.ndjson import ElementWriter
+from lmerge_service.kafka.broker import free_port
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.present.flights import VARIATIONS, flights
 from lmerge_service.present.life import Life, final_tdb

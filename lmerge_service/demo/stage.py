@@ -3,13 +3,13 @@
 Who owns what
     A `Stage` owns every process it starts, and ends each of them, by its id, when it is left: by
     the end of the play, by an error, or by Ctrl-C (children are in sessions of their own, so the
-    terminal's signal reaches only the stage). Whatever it writes is in one folder.
+    terminal's signal reaches only the stage). They die with the stage if that is killed. Whatever
+    it writes is in one folder.
 """
 
 import asyncio
 import os
 import signal
-import socket
 import sys
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
@@ -17,8 +17,9 @@ from pathlib import Path
 
 from lmerge_service.errors import EnvironmentMissingError
 from lmerge_service.kafka.broker import LocalBroker
+from lmerge_service.kafka.jvm import launcher
 
-__all__ = ("Stage", "free_port", "shipped_topology")
+__all__ = ("Stage", "shipped_topology")
 
 Process = asyncio.subprocess.Process
 
@@ -56,6 +57,7 @@ class Stage:
         """Starts `lmerge ARGUMENTS` with its output in a log file of the stage's folder."""
         with (self.folder / log).open("ab") as out:
             process = await asyncio.create_subprocess_exec(
+                *launcher(Path.cwd(), dies_with_us=True),
                 sys.executable,
                 "-m",
                 "lmerge_service.cli",
@@ -64,7 +66,6 @@ class Stage:
                 stdout=out,
                 stderr=out,
                 env=_environment(),
-                start_new_session=True,
             )
         self._processes.append(process)
         return process
@@ -96,13 +97,6 @@ class Stage:
 def _environment() -> Mapping[str, str]:
     """Ours, without what would send the children to another broker."""
     return {name: value for name, value in os.environ.items() if name != "LMERGE_BOOTSTRAP"}
-
-
-def free_port() -> int:
-    """A loopback port that nobody listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def shipped_topology(name: str) -> Path:

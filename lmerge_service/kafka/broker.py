@@ -51,7 +51,7 @@ from lmerge_service.kafka.jars import (
 if TYPE_CHECKING:
     import psutil  # an extra
 
-__all__ = ("SETTINGS", "LocalBroker", "default_directory")
+__all__ = ("SETTINGS", "LocalBroker", "default_directory", "free_port")
 
 _DEFAULT_PORT: Final = 9092
 """What a detached broker takes if it is free, so that examples can be copied."""
@@ -78,9 +78,9 @@ SETTINGS: Final[Mapping[str, str]] = {
     "group.initial.rebalance.delay.ms": "0",
     # A killed producer's transaction is aborted when its time is over, not up to 10 s later.
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
-    # After kill -9 the old session must end before the broker is let in again: 3 s instead of 12.
-    # A broker that stood still for longer is fenced, and back at work 0.2 s after it goes on.
-    "broker.session.timeout.ms": "2000",
+    # After kill -9 the old session must end before the broker is let in again: 6 s instead of 12.
+    # A broker that stood still for longer, on a busy machine, is fenced and refuses writes.
+    "broker.session.timeout.ms": "6000",
     "broker.heartbeat.interval.ms": "250",
     # Creating a topic: 25 ms instead of 50.
     "controller.quorum.append.linger.ms": "0",
@@ -298,8 +298,8 @@ class LocalBroker:
             )
         record = self._record()
         wishes = [record.port] if record else [_DEFAULT_PORT] if self.detached else []
-        port = self._port or _free_port(*wishes)
-        return port, _free_port(but=port)
+        port = self._port or free_port(*wishes)
+        return port, free_port(but=port)
 
     def _format(self, java: Java, jars: list[Path]) -> None:
         data, fresh = self.directory / "data", self.directory / "data.new"
@@ -378,7 +378,7 @@ def _is_free(port: int) -> bool:
         return True
 
 
-def _free_port(*wishes: int, but: int = 0) -> int:
+def free_port(*wishes: int, but: int = 0) -> int:
     """The first wish that is free, else any free port of `_PORTS`; never `but`."""
     chances = (random.choice(_PORTS) for _ in range(1000))
     for port in itertools.chain(wishes, chances):

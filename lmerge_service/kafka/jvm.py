@@ -23,7 +23,7 @@ import msgspec
 if TYPE_CHECKING:
     import psutil  # an extra: imported where it is used
 
-__all__ = ("Record", "end", "find", "gist", "read", "spawn", "write")
+__all__ = ("Record", "end", "find", "gist", "launcher", "read", "spawn", "write")
 
 _CREATION_TOLERANCE_SECONDS: Final = 2.0  # creation times are derived from a clock that is adjusted
 
@@ -61,6 +61,12 @@ class Record:
     java: str
 
 
+def launcher(directory: Path, *, dies_with_us: bool) -> list[str]:
+    """What to put before a command, so that it runs in `directory`, in a session of its own."""
+    parent = str(os.getpid()) if dies_with_us else ""
+    return [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(directory), parent]
+
+
 def spawn(
     command: Sequence[str], directory: Path, log: Path, *, dies_with_us: bool
 ) -> tuple[int, float]:
@@ -70,11 +76,9 @@ def spawn(
     """
     import psutil
 
-    parent = str(os.getpid()) if dies_with_us else ""
-    launcher = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(directory), parent]
     pid = os.posix_spawn(  # subprocess would complain of a child that outlives its handle
         sys.executable,
-        [*launcher, *command],
+        [*launcher(directory, dies_with_us=dies_with_us), *command],
         os.environ,
         file_actions=(
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),

@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import json
 import random
-import socket
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ from aiokafka import AIOKafkaProducer
 from lmerge_service.elements import Element, Stable
 from lmerge_service.formats.headers import incarnation_headers
 from lmerge_service.formats.wire import WireDecoder, encode
+from lmerge_service.kafka.broker import free_port
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.offline.audit import Audited, audit_topic
 from lmerge_service.present.generator import workload
@@ -164,9 +164,7 @@ class Worker:
 
     def __init__(self, path: Path, log: Path):
         self.log = log
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         self.address = f"http://127.0.0.1:{port}"
         command = [sys.executable, "-m", "lmerge_service.cli", "run", str(path), "--json"]
         with log.open("ab") as out:

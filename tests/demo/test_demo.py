@@ -1,0 +1,100 @@
+"""The demo as a user runs it: the verdict, and that nothing it started outlives it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+from lmerge_service.demo.verdict import Finding, InputCounts
+from lmerge_service.offline.audit import Audited, compare
+from lmerge_service.tdb import TDB
+
+pytestmark = pytest.mark.xdist_group("demo")
+
+
+def command(folder: Path, *more: str) -> list[str]:
+    program = [sys.executable, "-m", "lmerge_service.cli", "demo", "--keep", str(folder)]
+    return [*program, "--month", "2", "--pace", "4", *more]
+
+
+def left_behind(folder: Path) -> Sequence[str]:
+    """Processes that have the demo's folder in their command line or as working directory."""
+    found = []
+    for process in psutil.process_iter(["pid", "cmdline", "cwd"]):
+        words = [*(process.info["cmdline"] or []), process.info["cwd"] or ""]
+        if process.info["pid"] != os.getpid() and any(str(folder) in word for word in words):
+            found.append(" ".join(words))
+    return found
+
+
+def test_the_demo_proves_the_merged_stream_equivalent(tmp_path: Path) -> None:
+    done = subprocess.run(
+        command(tmp_path, "--json"), capture_output=True, text=True, timeout=180, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["equivalent"]
+    assert found["good"]
+    assert found["flights"] == 24_951
+    assert found["bounds_broken"] == []
+    assert found["out"]["inserts"] <= found["in"]["inserts"]
+    assert found["latency_ms"]["p50"] > 0
+    assert found["throughput"]["pass_through"] > 0
+    news = " ".join(found["news"])
+    assert "kill -9 of replica c" in news
+    assert "it never comes back" in news
+    assert "starts over (incarnation 1)" in news
+    assert left_behind(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -9)]
+)
+def test_whatever_ends_the_demo_nothing_is_left(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    with (tmp_path / "said").open("wb") as said:
+        demo = subprocess.Popen(command(tmp_path), stdout=said, stderr=said)
+    deadline = time.monotonic() + 60
+    while len(left_behind(tmp_path)) < 5 and time.monotonic() < deadline:
+        assert demo.poll() is None, (tmp_path / "said").read_text()
+        time.sleep(0.1)
+    demo.send_signal(number)
+    assert demo.wait(30) == code
+    text = (tmp_path / "said").read_text()
+    assert "Traceback" not in text, text
+    deadline = time.monotonic() + 10  # what dies by the kernel's hand may take a moment
+    while left_behind(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert left_behind(tmp_path) == []
+
+
+def finding(output: TDB, *, inserts: int = 1, said_inserts: int = 1) -> Finding:
+    reference = Audited("reference", TDB([("A", 1, 5)]))
+    found = Audited("output", output, said_inserts)
+    return Finding(compare(reference, found), InputCounts(inserts), [3.0, 1.0, 2.0])
+
+
+def test_the_verdict_can_be_negative() -> None:
+    end = 2**63 - 1
+    assert finding(TDB([("A", 1, 5)], end)).good
+    assert not finding(TDB([("A", 1, 6)], end)).good, "another end"
+    assert not finding(TDB([], end)).good, "an event is missing"
+    assert not finding(TDB([("A", 1, 5), ("B", 1, 5)], end)).good, "an event too many"
+    assert not finding(TDB([("A", 1, 5)], 7)).good, "the output has not ended"
+    chatty = finding(TDB([("A", 1, 5)], end), said_inserts=2)
+    assert chatty.broken_bounds == ["inserts: 2 > 1"]
+    assert not chatty.good
+
+
+def test_quantiles_are_of_the_sorted_waits() -> None:
+    found = finding(TDB())
+    assert found.latency(0.5) == 2.0
+    assert found.latency(0.99) == 3.0
