@@ -11,6 +11,7 @@ from lmerge_service.elements import Element
 from lmerge_service.formats.ndjson import ElementWriter, read_elements
 from lmerge_service.formats.wire import WireDecoder, encode
 from lmerge_service.offline.merge import merge_streams
+from lmerge_service.service.tuning import quieten_garbage_collector
 
 __all__ = ("run",)
 
@@ -20,7 +21,7 @@ _CHUNK = 500
 
 def run(runs: int, elements: int, report: Report) -> None:
     """Decode, merge, encode, all three, and the merge of files."""
-    gc.freeze()
+    quieten_garbage_collector()
     streams = replicas(elements)
     total = sum(map(len, streams))
     batches = interleaved(streams, _CHUNK)

@@ -2,16 +2,22 @@
 
 A user's mistake ends in one line on standard error and an exit code: 0 done, 1 a negative verdict,
 2 bad input, configuration or usage, 3 something outside is missing, 4 a state that cannot be
-used, 5 fenced by another instance, 130 interrupted.
+used, 5 fenced by another instance, 130 interrupted, 141 nobody reads the output any more.
+
+What takes long to import (drawing, asyncio, clients of Kafka and HTTP) is imported where it is
+used, so that help, mistakes and the commands on files do not wait for it.
 """
 
+import io
+import os
 import sys
-from importlib.metadata import version
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.main import get_command
 
-from lmerge_service.cli import broker, demo, files, present, run
+from lmerge_service.cli import audit, broker, demo, merge, present, publish, run
 from lmerge_service.errors import LMergeError
 
 __all__ = ("app", "main")
@@ -20,14 +26,17 @@ app = typer.Typer(
     name="lmerge",
     no_args_is_help=True,
     add_completion=False,
-    pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Start with `lmerge demo`. Exit codes: 0 done, 1 a negative verdict, 2 bad input, "
+    "configuration or usage, 3 something outside is missing (Kafka, a package), 130 interrupted.",
 )
 
 
 def _version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import version
+
         typer.echo(f"lmerge {version('lmerge-service')}")
         raise typer.Exit
 
@@ -36,31 +45,95 @@ def _version(wanted: bool) -> None:
 def root(
     _: Annotated[
         bool,
-        typer.Option("--version", callback=_version, is_eager=True, help="Say the version."),
+        typer.Option("--version", callback=_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
-    """Merges redundant replicas of a continuous query into one logically equivalent stream."""
+    """Merge redundant replicas of a continuous query into one equivalent stream."""
 
 
-app.command("demo")(demo.demo)
-app.command("run")(run.run)
-app.command("merge")(files.merge)
-app.command("audit")(files.audit)
-app.command("present")(present.present)
-app.command("publish")(files.publish)
-app.add_typer(broker.app, name="broker")
+_KAFKA = "Streams in Kafka"
+_FILES = "Streams in files"
+
+app.command("demo", rich_help_panel=_KAFKA)(demo.demo)
+app.command("run", rich_help_panel=_KAFKA)(run.run)
+app.command("publish", rich_help_panel=_KAFKA)(publish.publish)
+app.add_typer(broker.app, name="broker", rich_help_panel=_KAFKA)
+app.command("present", rich_help_panel=_FILES)(present.present)
+app.command("merge", rich_help_panel=_FILES)(merge.merge)
+app.command("audit", rich_help_panel=_FILES)(audit.audit)
 
 
-def main() -> None:
-    """The console script."""
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """The console script; takes the process's arguments unless given others."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what the terminal lacks is no reason to fail
+            stream.reconfigure(errors="backslashreplace")
+    sys.exit(_run(list(sys.argv[1:] if arguments is None else arguments)))
+
+
+def _run(arguments: list[str]) -> int:
+    """The exit code, after the one line that tells of a mistake."""
     try:
-        app()
+        code = _invoke(arguments)
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except LMergeError as error:
-        for line in str(error).splitlines():
-            typer.echo(f"error: {line}", err=True)
-        sys.exit(error.exit_code)
+        return _fail(str(error), error.exit_code)
+    except typer.TyperException as error:
+        return _fail(_usage(error), error.exit_code)
+    except typer.Abort:
+        return _fail("nothing done", 1)
     except KeyboardInterrupt:
-        sys.exit(130)
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader of a pipe has left: nothing to say, and nowhere to
-        sys.exit(141)
+        return 130
+    except (BrokenPipeError, SystemExit) as error:
+        if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
+            raise  # else it is rich, which ends the process by itself when a pipe breaks
+        _drop_output()
+        return 141
+    except OSError as error:
+        if error.strerror is None:  # not the system's word: a bug
+            raise
+        _drop_output()
+        return _fail(f"{error.filename or 'standard output'}: {error.strerror}", 2)
+    return code
+
+
+def _invoke(arguments: list[str]) -> int:
+    command = get_command(app)
+    _tidy_help(command)
+    try:
+        with command.make_context("lmerge", arguments) as context:
+            command.invoke(context)
+    except typer.Exit as end:
+        return end.exit_code
+    return 0
+
+
+def _tidy_help(command: Any, parent: Any = None) -> None:
+    """Takes types out of help where they tell nothing: <bool> of a flag, <str> of FILE."""
+    context = command.context_class(command, parent=parent, **command.context_settings)
+    for parameter in command.get_params(context):
+        if parameter.param_type_name == "argument" or parameter.is_flag:
+            parameter.display_type_rich = lambda ctx: None
+    for each in getattr(command, "commands", {}).values():
+        _tidy_help(each, context)
+
+
+def _fail(message: str, code: int) -> int:
+    for line in message.splitlines():
+        typer.echo(f"error: {line}", err=True)
+    return code
+
+
+def _usage(error: typer.TyperException) -> str:
+    """What was wrong with the arguments, and which help tells more; nothing when it was shown."""
+    message = error.format_message().replace("Value error, ", "").strip().rstrip(".")
+    context = getattr(error, "ctx", None)
+    if message and context is not None:
+        message += f" ({context.command_path} --help tells more)"
+    return message
+
+
+def _drop_output() -> None:
+    """Lets what is left in the buffer go nowhere, so that the interpreter's last flush is quiet."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

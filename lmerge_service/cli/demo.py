@@ -1,24 +1,23 @@
 """`lmerge demo`: the whole thing, shown and proved."""
 
-import asyncio
-import logging
 import shutil
 import signal
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-import structlog
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from lmerge_service.cli.options import Bootstrap, Json
-from lmerge_service.demo.show import Result, play
+from lmerge_service.cli.options import Json, address
 from lmerge_service.errors import single_error
 from lmerge_service.present.flights import MONTHS
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from lmerge_service.demo.show import Result
 
 __all__ = ("demo",)
 
@@ -27,14 +26,31 @@ def demo(
     year: Annotated[
         bool, typer.Option("--year", help="All 336,776 flights, not one month's 27,000.")
     ] = False,
-    month: Annotated[int, typer.Option(min=1, max=12, help="Which month of 2013.")] = 1,
-    seed: Annotated[int, typer.Option(help="Of the presentations.")] = 1,
+    month: Annotated[
+        int, typer.Option(min=1, max=12, metavar="N", help="Which month of 2013.")
+    ] = 1,
+    seed: Annotated[int, typer.Option(metavar="N", help="Equal seeds give equal replicas.")] = 1,
     pace: Annotated[
         float | None,
-        typer.Option(min=1, help="Seconds in which the fastest replica publishes everything."),
+        typer.Option(
+            min=1,
+            metavar="SECONDS",
+            help="In which the fastest replica publishes everything. "
+            "[default: 12, or 80 with --year]",
+        ),
     ] = None,
-    bootstrap: Bootstrap = None,
-    keep: Annotated[Path | None, typer.Option(help="Leave files and logs in this folder.")] = None,
+    bootstrap: Annotated[
+        str | None,
+        typer.Option(
+            envvar="LMERGE_BOOTSTRAP",
+            metavar="HOST:PORT",
+            callback=address,
+            help="Use this Kafka instead of starting one.",
+        ),
+    ] = None,
+    keep: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Leave files and logs there.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Merge three replicas of real flights through a real Kafka, kill two, prove the result.
@@ -42,6 +58,12 @@ def demo(
     Starts a local Apache Kafka by itself (no Docker, no Java needed) and stops all that it
     started. Exit 0 when the merged stream is equivalent to the reference, 1 when not.
     """
+    import asyncio
+    import logging
+
+    import structlog
+    from rich.console import Console
+
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     console = Console(stderr=json)
     folder = keep or Path(tempfile.mkdtemp(prefix="lmerge-demo-"))
@@ -68,8 +90,12 @@ def demo(
     raise typer.Exit(0 if result.finding.good else 1)
 
 
-async def _interruptible(folder: Path, **options: Any) -> Result:
+async def _interruptible(folder: Path, **options: Any) -> "Result":
     """SIGTERM ends the play as Ctrl-C does, so that nothing it started outlives it."""
+    import asyncio
+
+    from lmerge_service.demo.show import play
+
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
@@ -80,7 +106,9 @@ async def _interruptible(folder: Path, **options: Any) -> Result:
         raise KeyboardInterrupt from None
 
 
-def _show(console: Console, result: Result) -> None:
+def _show(console: "Console", result: "Result") -> None:
+    from rich.table import Table
+
     finding, throughput = result.finding, result.throughput
     out, into = finding.verdict.right, finding.counts
     table = Table("", "in", "out", "bound", title="the merged stream", title_justify="left")
@@ -107,7 +135,7 @@ def _show(console: Console, result: Result) -> None:
     _show_verdict(console, result)
 
 
-def _show_verdict(console: Console, result: Result) -> None:
+def _show_verdict(console: "Console", result: "Result") -> None:
     finding = result.finding
     for broken in finding.broken_bounds:
         console.print(f"chattiness bound broken: {broken}", style="bold red")
@@ -124,7 +152,7 @@ def _show_verdict(console: Console, result: Result) -> None:
     console.print(verdict, style="bold green" if finding.good else "bold red", highlight=False)
 
 
-def _document(result: Result) -> dict[str, Any]:
+def _document(result: "Result") -> dict[str, Any]:
     finding, throughput = result.finding, result.throughput
     out, into = finding.verdict.right, finding.counts
     return {

@@ -1,50 +1,50 @@
-"""Options and progress that several commands share."""
+"""Options that several commands share."""
 
-import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+import re
 from typing import Annotated, TypeAlias
 
 import typer
-from rich.console import Console
-from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-from lmerge_service.elements import Element
+from lmerge_service.errors import ConfigurationError
 
-__all__ = ("Bootstrap", "Json", "reading")
+__all__ = ("BOOTSTRAP", "Bootstrap", "Json", "address", "check_topic", "silence_kafka_client")
+
+BOOTSTRAP = "127.0.0.1:9092"
+
+_ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[^\s,:\[\]]+)(:\d{1,5})?")
+_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+
+
+def address(text: str | None) -> str | None:
+    """Checks HOST:PORT[,HOST:PORT…] before any connection is tried."""
+    if text is not None and not all(_ADDRESS.fullmatch(each) for each in text.split(",")):
+        raise typer.BadParameter(f"{text!r} is not HOST:PORT")
+    return text
+
 
 Bootstrap: TypeAlias = Annotated[
-    str | None,
-    typer.Option(envvar="LMERGE_BOOTSTRAP", help="host:port of Kafka (127.0.0.1:9092)."),
+    str,
+    typer.Option(
+        envvar="LMERGE_BOOTSTRAP", metavar="HOST:PORT", callback=address, help="Where Kafka is."
+    ),
 ]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Speak JSON, for programs.")]
 
-Stream: TypeAlias = Iterator[tuple[int, Element]]
-Wrap: TypeAlias = Callable[[str, Stream], Stream]
 
-_UPDATE_EVERY = 5_000
+def check_topic(name: str) -> None:
+    """Refuses what Kafka would refuse.
 
-
-@contextmanager
-def reading(paths: Sequence[str]) -> Iterator[Wrap]:
-    """Progress over the reading of files, on standard error if that is a terminal.
-
-    Yields what wraps each file's iterator; elsewhere it is the identity.
+    Raises:
+        ConfigurationError: `name` is no name of a topic.
     """
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda _, items: items
-        return
-    columns = (TextColumn("{task.description}"), TextColumn("{task.completed:,} elements"))
-    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
+    if not _TOPIC.fullmatch(name) or name in {".", ".."}:
+        raise ConfigurationError(
+            f"{name!r} is no name of a topic: 1 to 249 of the characters a-z A-Z 0-9 . _ -"
+        )
 
-        def wrap(path: str, items: Stream) -> Stream:
-            size = Path(path).stat().st_size if path != "-" and os.path.exists(path) else 0  # noqa: PTH110
-            task = progress.add_task(f"{path} ({size / 1e6:,.1f} MB)")
-            for count, item in enumerate(items, 1):
-                if count % _UPDATE_EVERY == 0:
-                    progress.update(task, completed=count)
-                yield item
 
-        yield wrap
+def silence_kafka_client() -> None:
+    """What the client logs reaches the user as our one error."""
+    import logging
+
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL + 1)

@@ -1,17 +1,17 @@
 """`lmerge present`: one logical stream into many physical ones."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import typer
 
-from lmerge_service.cli.options import reading
-from lmerge_service.elements import INFINITY, Element, Insert, Stable
+from lmerge_service.cli.streams import check_files, label, reading, watched
+from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
 from lmerge_service.errors import ConfigurationError
-from lmerge_service.formats.ndjson import ElementWriter, read_elements
-from lmerge_service.formats.wire import WireDecoder
+from lmerge_service.formats.ndjson import ElementWriter
 from lmerge_service.present.flights import MONTHS, VARIATIONS, flights
 from lmerge_service.present.joining import restart
 from lmerge_service.present.lies import KINDS, Lie, lie
@@ -22,88 +22,152 @@ from lmerge_service.tdb import Event
 
 __all__ = ("present",)
 
-_WHAT = "Which ends are told of an event"
-_WHEN = "When elements are sent"
+_USUAL: Final = Variation(provisional=0.2, disorder=0.2, stable_every=100)
+"""Without a preset; `spread` and `displacement` are then as long as the events are."""
+
+_KINDS: Final = {Insert: "inserts", Adjust: "adjusts", Stable: "stables"}
+
+_WHAT = "What is told of an event (fractions are of all events)"
+_WHEN = "When it is told (times are in the unit of the stream)"
 _STABLES = "Stables"
-_LIES = "Lies, for testing: the stream is no longer legal or no longer the same"
+_LIES = "Lies, for testing: the result is wrong on purpose"
 
 
-def _fraction(text: str, panel: str) -> Any:
-    return typer.Option(min=0.0, max=1.0, help=text, rich_help_panel=panel)
+def _said(name: str, text: str) -> str:
+    return f"{text} [default: {getattr(_USUAL, name)}]"
+
+
+def _is_fraction(value: float | None) -> float | None:
+    if value is not None and not 0 <= value <= 1:
+        raise typer.BadParameter(f"{value:g} is not a fraction between 0 and 1")
+    return value
+
+
+def _fraction(name: str, text: str, panel: str) -> Any:
+    return typer.Option(
+        metavar="FRACTION",
+        callback=_is_fraction,
+        help=_said(name, text),
+        rich_help_panel=panel,
+    )
 
 
 def _amount(text: str, panel: str, least: int = 0) -> Any:
-    return typer.Option(min=least, help=text, rich_help_panel=panel)
+    return typer.Option(min=least, metavar="N", help=text, rich_help_panel=panel)
 
 
 def present(
     output: Annotated[
-        str, typer.Option("--output", "-o", help="A folder, or - for one stream to stdout.")
+        str,
+        typer.Option(
+            "--output", "-o", metavar="FOLDER", help="Where to write; - is stdout, for one stream."
+        ),
     ],
     source: Annotated[
         str | None,
-        typer.Argument(metavar="[FILE]", help="Inserts of a logical stream (ndjson); - is stdin."),
+        typer.Argument(metavar="FILE", help="Inserts of a logical stream; - is stdin."),
     ] = None,
     months: Annotated[
         str | None,
-        typer.Option("--flights", help="Instead of FILE, flights of 2013: months as 1,2 or year."),
+        typer.Option(
+            "--flights",
+            metavar="MONTHS",
+            help="Instead of FILE, the flights that left New York in 2013: 1 or 1,2 or year.",
+        ),
     ] = None,
-    n: Annotated[int, typer.Option("-n", min=1, max=100, help="How many presentations.")] = 1,
-    seed: Annotated[int, typer.Option(help="Equal seeds give equal presentations.")] = 1,
+    n: Annotated[
+        int, typer.Option("-n", min=1, max=100, metavar="N", help="How many presentations.")
+    ] = 1,
+    seed: Annotated[
+        int, typer.Option(metavar="N", help="Equal seeds give equal presentations.")
+    ] = 1,
     preset: Annotated[
         str | None,
-        typer.Option(help="Start from the flights' presets, in turn: A, B, C or A,B,C."),
+        typer.Option(
+            metavar="NAMES",
+            help="Begin from the replicas of the demo, in turn: A (ordered, revises late), "
+            "B (eager, with provisional ends and phantoms), C (disordered), or A,B,C.",
+        ),
     ] = None,
     logical: Annotated[
-        bool, typer.Option(help="Also write the logical stream itself, as logical.ndjson.")
+        bool,
+        typer.Option("--logical", help="Also write the logical stream itself, logical.ndjson."),
     ] = False,
     told: Annotated[
         Literal["all", "first", "final"] | None,
-        typer.Option(help="All its ends, the first and the last, the last.", rich_help_panel=_WHAT),
+        typer.Option(
+            metavar="ENDS",
+            help=_said("told", "All ends, the first and final one (first), or the final one."),
+            rich_help_panel=_WHAT,
+        ),
     ] = None,
     provisional: Annotated[
-        float | None, _fraction("Events with made-up ends first.", _WHAT)
+        float | None, _fraction("provisional", "Told with made-up ends first.", _WHAT)
     ] = None,
-    revisions: Annotated[int | None, _amount("Made-up ends at most.", _WHAT, 1)] = None,
+    revisions: Annotated[
+        int | None, _amount(_said("revisions", "Made-up ends at the most."), _WHAT, 1)
+    ] = None,
     spread: Annotated[
-        int | None, _amount("How far those are below or above the final end.", _WHAT, 1)
+        int | None,
+        _amount(
+            "How far these lie below or above the final end. [default: an event's usual length]",
+            _WHAT,
+            1,
+        ),
     ] = None,
-    endless: Annotated[float | None, _fraction("Of those, ends at infinity.", _WHAT)] = None,
+    endless: Annotated[
+        float | None, _fraction("endless", "Of the made-up ends, those at infinity.", _WHAT)
+    ] = None,
     reinserted: Annotated[
-        float | None, _fraction("Events inserted, removed and inserted again.", _WHAT)
+        float | None, _fraction("reinserted", "Inserted, removed, and inserted again.", _WHAT)
     ] = None,
     phantoms: Annotated[
-        float | None, _fraction("Further events per event, later removed.", _WHAT)
+        float | None, _fraction("phantoms", "Further events, which are later removed.", _WHAT)
     ] = None,
     doubled: Annotated[
-        float | None, _fraction("Events that appear twice for a while (case R4).", _WHAT)
+        float | None, _fraction("doubled", "There twice for a while (case R4 only).", _WHAT)
     ] = None,
-    lead: Annotated[int | None, _amount("Inserts are sent so long before vs.", _WHEN)] = None,
+    lead: Annotated[
+        int | None, _amount(_said("lead", "Inserts come so long before the start."), _WHEN)
+    ] = None,
     pace: Annotated[
         Literal["eager", "late", "anytime"] | None,
-        typer.Option(help="When revisions come.", rich_help_panel=_WHEN),
+        typer.Option(
+            metavar="PACE",
+            help=_said("pace", "Revisions come eager, late or anytime."),
+            rich_help_panel=_WHEN,
+        ),
     ] = None,
-    disorder: Annotated[float | None, _fraction("Elements that are delayed.", _WHEN)] = None,
+    disorder: Annotated[
+        float | None, _fraction("disorder", "Elements that are delayed.", _WHEN)
+    ] = None,
     displacement: Annotated[
-        int | None, _amount("By how much at the most, in time.", _WHEN, 1)
+        int | None,
+        _amount("By how long at the most. [default: an event's usual length]", _WHEN, 1),
     ] = None,
     restart_at: Annotated[
-        int | None, _amount("Say the first so many elements, then all again.", _WHEN)
+        int | None,
+        _amount("Begin again after so many elements, as a restarted replica does.", _WHEN),
     ] = None,
-    stable_every: Annotated[int | None, _amount("One after so many elements.", _STABLES)] = None,
+    stable_every: Annotated[
+        int | None, _amount(_said("stable_every", "One after so many elements."), _STABLES)
+    ] = None,
     stable_probability: Annotated[
-        float | None, _fraction("One after an element with this probability.", _STABLES)
+        float | None, _fraction("stable_probability", "One after an element by chance.", _STABLES)
     ] = None,
     stable_lag: Annotated[
-        int | None, _amount("How far it stays behind what is known.", _STABLES)
+        int | None,
+        _amount(_said("stable_lag", "How long it stays behind what is certain."), _STABLES),
     ] = None,
     repeated_stables: Annotated[
-        float | None, _fraction("Say the last again when none is due.", _STABLES)
+        float | None, _fraction("repeated_stables", "Repeat the last when none is due.", _STABLES)
     ] = None,
     closed: Annotated[
         bool | None,
         typer.Option(
-            "--closed/--open", help="End with stable(infinity).", rich_help_panel=_STABLES
+            "--closed/--open",
+            help="End with stable(infinity), or not. [default: closed]",
+            rich_help_panel=_STABLES,
         ),
     ] = None,
     lies: Annotated[
@@ -111,18 +175,21 @@ def present(
         typer.Option(
             "--lie",
             metavar="KIND=FRACTION",
-            help=f"Tell so many elements wrongly; kinds: {', '.join(KINDS)}.",
+            help=f"Tell this fraction of elements wrongly; kinds: {', '.join(KINDS)}. "
+            "May be given several times.",
             rich_help_panel=_LIES,
         ),
     ] = None,
-    lie_by: Annotated[int, _amount("How much times are wrong at most.", _LIES, 1)] = 10,
+    lie_by: Annotated[int, _amount("How wrong times are at the most.", _LIES, 1)] = 10,
 ) -> None:
-    """Present one logical stream in n physically different, seeded ways, all equivalent.
+    """Tell one stream of events in N physically different ways that mean the same.
 
-    Writes NAME.ndjson files into a folder: 0.ndjson, 1.ndjson, … or named by preset.
+    Each goes to a file 0.ndjson, 1.ndjson, … of the folder, or is named by its preset. Equal
+    arguments give equal files.
 
-    Examples: `lmerge present --flights 1 --preset A,B,C -n 3 -o january/ --logical` ·
-    `lmerge present events.ndjson -n 4 --disorder 0.2 --displacement 60000 -o out/`
+    Example: `lmerge present --flights 1 --preset A,B,C -n 3 -o jan --logical`
+
+    Example: `lmerge present jan/logical.ndjson -n 2 --phantoms 0.1 -o out`
     """
     asked = {
         name: value
@@ -131,9 +198,14 @@ def present(
     }
     if output == "-" and (n > 1 or logical):
         raise ConfigurationError("standard output takes one stream: -n 1, without --logical")
-    lives = _lives(source, months)
     told_wrongly = _lies(lies or [], lie_by)
-    for number, (name, variation) in enumerate(_variations(preset, n)):
+    named = _variations(preset, n)
+    _check_folder(source, output, [*dict(named), *(["logical"] if logical else [])])
+    lives = _lives(source, months)
+    if preset is None:
+        usual = _usual_length(lives)
+        asked = {"spread": usual, "displacement": usual} | asked
+    for number, (name, variation) in enumerate(named):
         stream = present_lives(lives, replace(variation, **asked), f"{seed}/{number}")
         if restart_at is not None:
             stream = restart(list(stream), restart_at)
@@ -155,38 +227,54 @@ def _lies(told: Sequence[str], by: int) -> Lie | None:
             fractions[kind] = -1.0
         if kind not in KINDS or not 0 <= fractions[kind] <= 1:
             kinds = ", ".join(KINDS)
-            raise ConfigurationError(f"--lie takes KIND=FRACTION, got {text!r}; kinds: {kinds}")
+            raise ConfigurationError(
+                f"--lie takes KIND=FRACTION, as in drop=0.01, not {text!r}; kinds: {kinds}"
+            )
     return Lie(**fractions, by=by) if fractions else None
 
 
 def _variations(preset: str | None, n: int) -> list[tuple[str, Variation]]:
     if preset is None:
-        return [(str(number), Variation(stable_every=100)) for number in range(n)]
+        return [(str(number), _USUAL) for number in range(n)]
     names = [name.strip().upper() for name in preset.split(",")]
-    if unknown := set(names) - set(VARIATIONS):
-        raise ConfigurationError(f"no preset {', '.join(sorted(unknown))}: choose of A, B, C")
+    if unknown := [name for name in names if name not in VARIATIONS]:
+        raise ConfigurationError(f"no preset {unknown[0]!r}: choose of A, B and C, as in A,B,C")
     turns = [(names[number % len(names)], number // len(names)) for number in range(n)]
     return [(f"{name}{turn or ''}".lower(), VARIATIONS[name]) for name, turn in turns]
 
 
+def _check_folder(source: str | None, output: str, names: Iterable[str]) -> None:
+    """The folder can be written, and nothing in it that is to be written is the source."""
+    inputs = [] if source is None else [source]
+    check_files(inputs)
+    folder = Path(output)
+    if output == "-":
+        check_files(inputs, output)
+    elif folder.is_dir():
+        for name in names:
+            check_files(inputs, str(folder / f"{name}.ndjson"))
+    elif folder.exists():
+        raise ConfigurationError(f"cannot write into {label(output)}: it is a file, not a folder")
+
+
 def _lives(source: str | None, months: str | None) -> Sequence[Life]:
-    if (source is None) == (months is None):
-        raise ConfigurationError("give either FILE or --flights")
-    if months is not None:
+    if months is not None and source is None:
         return list(flights(_months(months)))
-    assert source is not None
-    with reading([source]) as wrap:
-        decoded = wrap(source, read_elements(source, WireDecoder()))
-        return lives_of(sorted(_events(source, decoded), key=lambda event: event[1]))
+    if source is None or months is not None:
+        raise ConfigurationError("give either FILE or --flights MONTHS")
+    with reading([source]) as (stream,):
+        events = sorted(_events(label(source), stream), key=lambda event: event.vs)
+    return lives_of(events)
 
 
-def _events(source: str, decoded: Iterable[tuple[int, Element]]) -> Iterator[Event]:
-    for line, element in decoded:
+def _events(source: str, elements: Iterable[tuple[int, Element]]) -> Iterator[Event]:
+    for line, element in elements:
         if isinstance(element, Insert):
             yield Event(element.payload, element.vs, element.ve)
         elif not isinstance(element, Stable):
             raise ConfigurationError(
-                f"{source}:{line}: a logical stream holds inserts (and stables, which are ignored)"
+                f"{source}:{line}: an adjust, but the logical stream is told by inserts alone "
+                "(stables are ignored)"
             )
 
 
@@ -194,23 +282,29 @@ def _months(text: str) -> tuple[int, ...]:
     if text == "year":
         return MONTHS
     parts = text.split(",")
-    if not all(part.isdigit() and int(part) in MONTHS for part in parts):
+    if not all(part.isascii() and part.isdigit() and int(part) in MONTHS for part in parts):
         raise ConfigurationError(f"--flights takes months from 1 to 12, as 1,2, or year: {text!r}")
     return tuple(map(int, parts))
 
 
+def _usual_length(lives: Iterable[Life]) -> int:
+    """The median, of those that end."""
+    lengths = sorted(each.ve - each.vs for each in lives if each.is_event and each.ve < INFINITY)
+    return lengths[len(lengths) // 2] if lengths else 1
+
+
 def _write(output: str, name: str, stream: Iterable[Element]) -> None:
+    path = output
     if output != "-":
-        Path(output).mkdir(parents=True, exist_ok=True)
-    path = "-" if output == "-" else str(Path(output) / f"{name}.ndjson")
-    counts = {"insert": 0, "adjust": 0, "stable": 0}
+        path = str(Path(output) / f"{name}.ndjson")
+        try:
+            Path(output).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigurationError(f"cannot make {label(output)}: {error.strerror}") from None
+    counts: Counter[type] = Counter()
     with ElementWriter(path) as writer:
-        for element in stream:
+        for element in watched(path, stream):
             writer.write(element)
-            counts[_kind(element)] += 1
-    said = ", ".join(f"{count:,} {kind}s" for kind, count in counts.items())
-    typer.echo(f"{path}: {said}", err=True)
-
-
-def _kind(element: Element) -> str:
-    return str(type(element).__struct_config__.tag)
+            counts[type(element)] += 1
+    said = ", ".join(f"{counts[kind]:,} {word}" for kind, word in _KINDS.items())
+    typer.echo(f"{'stdout' if path == '-' else label(path)}: {said}", err=True)

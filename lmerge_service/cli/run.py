@@ -1,16 +1,12 @@
 """`lmerge run`: the worker."""
 
-import asyncio
-import logging
 import sys
 from pathlib import Path
 from typing import Annotated
 
-import structlog
 import typer
 
-from lmerge_service import topology
-from lmerge_service.service import worker
+from lmerge_service.cli.options import address
 
 __all__ = ("run",)
 
@@ -19,11 +15,20 @@ def run(
     path: Annotated[Path, typer.Argument(metavar="TOPOLOGY.yaml", help="What to merge.")],
     bootstrap: Annotated[
         str | None,
-        typer.Option(help="host:port of Kafka, instead of the file's and of LMERGE_BOOTSTRAP."),
+        typer.Option(
+            metavar="HOST:PORT",
+            callback=address,
+            help="Where Kafka is, instead of the file's word and of LMERGE_BOOTSTRAP.",
+        ),
     ] = None,
     http_port: Annotated[
         int | None,
-        typer.Option(min=0, max=65_535, help="Port of /status and /metrics; 0 takes a free one."),
+        typer.Option(
+            min=0,
+            max=65_535,
+            metavar="PORT",
+            help="Of /status and /metrics, instead of the file's; 0 takes a free one.",
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Log as JSON, one object a line.")] = False,
 ) -> None:
@@ -33,6 +38,11 @@ def run(
 
     Example: `lmerge run topologies/flights.yaml --bootstrap 127.0.0.1:9092`
     """
+    import asyncio
+
+    from lmerge_service import topology
+    from lmerge_service.service import worker
+
     loaded = topology.load(path, bootstrap=bootstrap)
     if http_port is not None:
         http = loaded.http.model_copy(update={"port": http_port})
@@ -43,6 +53,10 @@ def run(
 
 def _log(*, as_json: bool) -> None:
     """Logs go to standard error, ours structured, the Kafka client's only when it matters."""
+    import logging
+
+    import structlog
+
     logging.basicConfig(stream=sys.stderr, level=logging.CRITICAL, format="%(message)s")
     renderer: structlog.types.Processor = (
         structlog.processors.JSONRenderer()

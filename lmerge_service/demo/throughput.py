@@ -15,6 +15,7 @@ from lmerge_service.kafka.sink import Outbox, Sink
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.service.task import MergeTask
+from lmerge_service.service.tuning import quieten_garbage_collector
 from lmerge_service.topology import Topology
 
 __all__ = ("Throughput", "measure", "merge_all", "pass_through")
@@ -38,6 +39,7 @@ async def measure(topology: Topology, tag: str = "") -> Throughput:
     Raises:
         TransportError: Kafka refuses.
     """
+    quieten_garbage_collector()
     topics = [replica.topic for replica in topology.replicas]
     passed = await pass_through(topology.kafka.bootstrap, topics, f"bench{tag}.passed")
     merged = await merge_all(topology, f"bench{tag}.merged")

@@ -4,7 +4,8 @@ Theory
     Each stream is first held to its own stables: every element must be legal where it stands
     (docs/semantics.md). Of a topic, each partition is a stream of its own, and of a replica that
     started over only the last incarnation counts. Then the TDBs are compared: equivalent when
-    they are equal, whatever the elements were.
+    they are equal, whatever the elements were. Streams that have not ended are compared as they
+    stand; the verdict names them.
 
 Cost
     O(1) per element; memory in the number of events, since a TDB forgets nothing.
@@ -12,16 +13,18 @@ Cost
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from lmerge_service.elements import INFINITY, Adjust, Element, Insert
 from lmerge_service.errors import ConfigurationError, ElementError, IllegalStreamError
 from lmerge_service.formats.headers import RecordLike, incarnation_of
 from lmerge_service.formats.wire import WireDecoder
-from lmerge_service.kafka.source import Source, TopicPartition
-from lmerge_service.kafka.topics import Topics
 from lmerge_service.tdb import TDB, Difference, differences
 
-__all__ = ("Audited", "Verdict", "audit_elements", "audit_topic", "compare")
+if TYPE_CHECKING:
+    from lmerge_service.kafka.source import TopicPartition
+
+__all__ = ("Audited", "TopicAudit", "Verdict", "audit_elements", "audit_topic", "compare")
 
 
 @dataclass(slots=True)
@@ -45,9 +48,10 @@ class Audited:
         Raises:
             IllegalStreamError: the element is not legal here; the message begins with `where`.
         """
-        if wrong := self.tdb.violation(element):
-            raise IllegalStreamError(f"{where}: not a legal stream: {wrong}")
-        self.tdb.apply(element)
+        try:
+            self.tdb.apply(element)
+        except IllegalStreamError as error:
+            raise IllegalStreamError(f"{where}: not a legal stream: {error}") from None
         kind = type(element)
         if kind is Insert:
             self.inserts += 1
@@ -68,6 +72,11 @@ class Verdict:
     @property
     def equivalent(self) -> bool:
         return not self.differences
+
+    @property
+    def unfinished(self) -> list[Audited]:
+        """The streams that have not ended: prefixes, of which the verdict may yet change."""
+        return [each for each in (self.left, self.right) if not each.complete]
 
 
 def compare(left: Audited, right: Audited) -> Verdict:
@@ -93,12 +102,16 @@ async def audit_topic(bootstrap: str, topic: str, decoder: WireDecoder) -> Audit
         ConfigurationError: there is no such topic.
         ElementError, IllegalStreamError: with topic-partition at offset.
     """
+    # Slow to import, and of no use to the audit of files.
+    from lmerge_service.kafka.source import Source, TopicPartition
+    from lmerge_service.kafka.topics import Topics
+
     async with Topics(bootstrap) as topics:
         width = (await topics.partitions([topic])).get(topic)
     if width is None:
         raise ConfigurationError(f"kafka:{topic}: there is no such topic at {bootstrap}")
     partitions = [TopicPartition(topic, number) for number in range(width)]
-    reader = _TopicAudit(topic, partitions, decoder)
+    reader = TopicAudit(topic, partitions, decoder)
     async with Source(bootstrap) as source:
         starts = await source.beginnings(partitions)
         async for tp, records in source.backlog(starts, await source.ends(partitions)):
@@ -106,16 +119,16 @@ async def audit_topic(bootstrap: str, topic: str, decoder: WireDecoder) -> Audit
     return reader.result()
 
 
-class _TopicAudit:
+class TopicAudit:
     """A stream per partition; a higher incarnation on any of them empties them all."""
 
-    def __init__(self, topic: str, partitions: Sequence[TopicPartition], decoder: WireDecoder):
+    def __init__(self, topic: str, partitions: "Sequence[TopicPartition]", decoder: WireDecoder):
         self._topic = topic
         self._decoder = decoder
         self._incarnation = 0
         self._streams = {tp: Audited(topic, TDB()) for tp in partitions}
 
-    def take(self, tp: TopicPartition, records: Iterable[RecordLike]) -> None:
+    def take(self, tp: "TopicPartition", records: Iterable[RecordLike]) -> None:
         for record in records:
             where = f"{tp.topic}-{tp.partition} at offset {record.offset}"
             try:

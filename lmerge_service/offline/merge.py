@@ -1,20 +1,42 @@
 """The merge over element files and pipes: one operator, n readers taken in a stated interleaving.
 
-Memory is that of the operator, whatever the size of the files. The interleaving stands in for the
-speeds of the replicas: round-robin (all equally fast), random (seeded), or sequential (the first
-is done before the second begins; all but the first are laggards).
+Theory
+    The interleaving stands in for the speeds of the replicas. Which one it is changes what the
+    output says when, and never what it means:
+
+    >>> for name in ("round-robin", "random:1", "sequential"):
+    ...     streams = [enumerate("abc", 1), enumerate("xy", 1)]
+    ...     print(*(element for _, _, element in interleaving(name)(streams)))
+    a x b y c
+    a x y b c
+    a b c x y
+
+    round-robin: all are equally fast. random: a seeded draw for each element. sequential: the
+    first has said everything before the second begins; all but the first are laggards.
+
+Cost
+    About 1.5 µs an element, besides reading and writing. Memory is the operator's and the
+    readers', whatever the size of the files.
 """
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import TypeAlias
 
-from lmerge_service.core import Breach, Case, Operator, lmerge
-from lmerge_service.elements import Element
+from lmerge_service.core import Breach, Case, Input, Operator, lmerge
+from lmerge_service.elements import INFINITY, Element
 from lmerge_service.errors import ConfigurationError
 
-__all__ = ("Interleaving", "MergeReport", "interleaving", "merge_streams")
+__all__ = (
+    "Found",
+    "InputReport",
+    "Interleaving",
+    "MergeReport",
+    "OutputReport",
+    "interleaving",
+    "merge_streams",
+)
 
 Stream: TypeAlias = Iterator[tuple[int, Element]]
 """(line, element) in order."""
@@ -31,28 +53,32 @@ def interleaving(text: str) -> Interleaving:
     Raises:
         ConfigurationError: there is none of that name.
     """
-    name, _, seed = text.partition(":")
-    if name == "round-robin" and not seed:
+    name, colon, seed = text.partition(":")
+    if name == "round-robin" and not colon:
         return _round_robin
-    if name == "sequential" and not seed:
+    if name == "sequential" and not colon:
         return _sequential
-    if name == "random" and seed.removeprefix("-").isdigit():
+    if name == "random" and _is_integer(seed):
         return lambda streams: _random(streams, int(seed))
     raise ConfigurationError(
         f"no interleaving {text!r}: choose round-robin, random:SEED (an integer) or sequential"
     )
 
 
+def _is_integer(text: str) -> bool:
+    return text.isascii() and text.removeprefix("-").isdigit()
+
+
 def _round_robin(streams: Sequence[Stream]) -> Iterator[tuple[int, int, Element]]:
     live = list(enumerate(streams))
     while live:
-        still = []
-        for number, stream in live:
+        for turn in tuple(live):
+            number, stream = turn
             for line, element in stream:
                 yield number, line, element
-                still.append((number, stream))
                 break
-        live = still
+            else:
+                live.remove(turn)
 
 
 def _sequential(streams: Sequence[Stream]) -> Iterator[tuple[int, int, Element]]:
@@ -62,10 +88,10 @@ def _sequential(streams: Sequence[Stream]) -> Iterator[tuple[int, int, Element]]
 
 
 def _random(streams: Sequence[Stream], seed: int) -> Iterator[tuple[int, int, Element]]:
-    choice = random.Random(seed)
+    draw = random.Random(seed).random  # of all draws the one that no version of Python changes
     live = list(enumerate(streams))
     while live:
-        place = choice.randrange(len(live))
+        place = int(draw() * len(live))
         number, stream = live[place]
         for line, element in stream:
             yield number, line, element
@@ -74,16 +100,64 @@ def _random(streams: Sequence[Stream], seed: int) -> Iterator[tuple[int, int, El
             del live[place]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class InputReport:
+    """What one input said; `breaches` counts by kind what it did wrong."""
+
+    name: str
+    inserts: int
+    adjusts: int
+    stables: int
+    delivered_first: int
+    late: int
+    breaches: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class OutputReport:
+    """What the output says, and where it stands at the end."""
+
+    inserts: int
+    adjusts: int
+    removals: int
+    """Adjusts that removed an event; counted in `adjusts` as well."""
+    stables: int
+    stable: int
+    """The last one; START when there was none."""
+    complete: bool
+    """It has ended, with stable(INFINITY)."""
+    leader_switches: int
+    live_events: int
+    """Not fully frozen when the inputs ended: 0 when the output is complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A breach and the file:line at which it was found."""
+
+    where: str
+    breach: Breach
+
+
+@dataclass(frozen=True, slots=True)
 class MergeReport:
     """What a merge of files read, wrote and found."""
 
-    case: str
-    inputs: list[dict[str, Any]] = field(default_factory=list)
-    output: dict[str, Any] = field(default_factory=dict)
-    breaches: list[tuple[str, Breach]] = field(default_factory=list)
-    """The first 100, each with the file:line (or input) it was found at."""
-    breaches_total: int = 0
+    case: Case
+    inputs: list[InputReport]
+    output: OutputReport
+    found: list[Found]
+    """The first 100 breaches."""
+
+    @property
+    def elements(self) -> int:
+        """How many were read."""
+        return sum(each.inserts + each.adjusts + each.stables for each in self.inputs)
+
+    @property
+    def breaches(self) -> int:
+        """How many there were in all."""
+        return sum(sum(each.breaches.values()) for each in self.inputs)
 
 
 def merge_streams(
@@ -94,44 +168,58 @@ def merge_streams(
     case: Case = Case.R3,
     order: Interleaving = _round_robin,
 ) -> MergeReport:
-    """Merges `streams`, named by `names`, and hands each output element to `write`."""
-    merge, report = lmerge(case), MergeReport(case)
-    for number in range(len(names)):
-        merge.attach(str(number))
+    """Merges `streams`, named by `names`, and hands each output element to `write`.
+
+    A name that is given several times is told apart in the report: "a", "a (2)".
+    """
+    merge = lmerge(case)
+    inputs = _distinct(names)
+    for name in inputs:
+        merge.attach(name)
+    sources = list(merge.inputs.values())
+    found: list[Found] = []
     for number, line, element in order(streams):
-        for said in merge.process(str(number), element):
+        for said in merge.process_batch(inputs[number], (element,)):
             write(said)
-        if found := merge.breaches():
-            _note(report, f"{names[number]}:{line}", found)
-    _count(report, merge, names)
-    return report
+        # A breach is always that of the input that has just spoken, since all are joined.
+        if sources[number].breaches and (breaches := merge.breaches()):
+            where = f"{names[number]}:{line}"
+            room = _KEPT_BREACHES - len(found)
+            found += [Found(where, breach) for breach in breaches[:room]]
+    return MergeReport(case, [_of_input(source) for source in sources], _of_output(merge), found)
 
 
-def _note(report: MergeReport, where: str, found: Sequence[Breach]) -> None:
-    report.breaches_total += len(found)
-    room = _KEPT_BREACHES - len(report.breaches)
-    report.breaches += [(where, breach) for breach in found[:room]]
+def _distinct(names: Sequence[str]) -> list[str]:
+    distinct: list[str] = []
+    for name in names:
+        candidate, copy = name, 1
+        while candidate in distinct:
+            copy += 1
+            candidate = f"{name} ({copy})"
+        distinct.append(candidate)
+    return distinct
 
 
-def _count(report: MergeReport, merge: Operator, names: Sequence[str]) -> None:
-    for name, source in zip(names, merge.inputs.values(), strict=True):
-        report.inputs.append(
-            {
-                "name": name,
-                "inserts": source.inserts,
-                "adjusts": source.adjusts,
-                "stables": source.stables_in,
-                "delivered_first": source.first,
-                "late": source.late,
-                "breaches": {kind.value: count for kind, count in source.breaches.items()},
-            }
-        )
-    stats = merge.stats
-    report.output = {
-        "inserts": stats.inserts,
-        "adjusts": stats.adjusts,
-        "removals": stats.removals,
-        "stables": stats.stables,
-        "leader_switches": stats.switches,
-        "live_events": len(merge),
-    }
+def _of_input(source: Input) -> InputReport:
+    return InputReport(
+        name=source.name,
+        inserts=source.inserts,
+        adjusts=source.adjusts,
+        stables=source.stables_in,
+        delivered_first=source.first,
+        late=source.late,
+        breaches={kind.value: count for kind, count in source.breaches.items()},
+    )
+
+
+def _of_output(merge: Operator) -> OutputReport:
+    return OutputReport(
+        inserts=merge.stats.inserts,
+        adjusts=merge.stats.adjusts,
+        removals=merge.stats.removals,
+        stables=merge.stats.stables,
+        stable=merge.max_stable,
+        complete=merge.max_stable == INFINITY,
+        leader_switches=merge.stats.switches,
+        live_events=len(merge),
+    )

@@ -12,7 +12,6 @@ What happens when Kafka goes away
 """
 
 import asyncio
-import gc
 import signal
 from contextlib import AsyncExitStack
 
@@ -22,6 +21,7 @@ from lmerge_service.errors import TransportError, single_error
 from lmerge_service.service.http import application, serve
 from lmerge_service.service.status import StateSource
 from lmerge_service.service.task import MergeTask
+from lmerge_service.service.tuning import quieten_garbage_collector
 from lmerge_service.topology import Topology
 
 __all__ = ("run",)
@@ -75,7 +75,7 @@ async def _merge_and_recover(task: MergeTask, state: StateSource) -> None:
         try:
             async with AsyncExitStack() as stack:
                 await task.open(stack)
-                _quieten_garbage_collector()
+                quieten_garbage_collector()
                 state.state = "running"
                 failures = 0
                 log.info("running", recovery_seconds=round(task.progress.recovery_seconds, 3))
@@ -95,10 +95,3 @@ async def _merge(task: MergeTask) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(task.run(), name="merge")
             group.create_task(task.watch(), name="watch")
-
-
-def _quieten_garbage_collector() -> None:
-    """Elements and nodes hold no cycles; scanning them over and over costs a third of the rate."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 50, 100)

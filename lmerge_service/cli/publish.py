@@ -1,0 +1,69 @@
+"""`lmerge publish`: an element file into a topic, as a replica would send it."""
+
+from typing import Annotated
+
+import typer
+
+from lmerge_service.cli.options import BOOTSTRAP, Bootstrap, check_topic, silence_kafka_client
+from lmerge_service.cli.streams import label, reading
+from lmerge_service.elements import START
+
+__all__ = ("publish",)
+
+
+def publish(
+    source: Annotated[str, typer.Argument(metavar="FILE", help="An element file; - is stdin.")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Made when it is missing.")],
+    rate: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1,
+            metavar="N",
+            help="Elements a second.",
+            show_default="as fast as it goes",
+        ),
+    ] = None,
+    partitions: Annotated[
+        int, typer.Option(min=1, max=1000, metavar="N", help="Of a topic that is made here.")
+    ] = 1,
+    incarnation: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="Of a replica that starts over: higher than before, since it lost its memory.",
+        ),
+    ] = 0,
+    joining_at: Annotated[
+        int | None,
+        typer.Option(
+            metavar="TIME",
+            help="From which time on the incarnation is correct.",
+            show_default="the beginning",
+        ),
+    ] = None,
+    bootstrap: Bootstrap = BOOTSTRAP,
+) -> None:
+    """Publish an element file to a replica's topic, at a steady rate.
+
+    Example: `lmerge publish jan/a.ndjson flights.a --rate 2000`
+    """
+    import asyncio
+
+    from lmerge_service.kafka.publish import publish as send
+
+    check_topic(topic)
+    silence_kafka_client()
+    with reading([source]) as (stream,):
+        sent = asyncio.run(
+            send(
+                bootstrap,
+                topic,
+                (element for _, element in stream),
+                rate=rate,
+                partitions=partitions,
+                incarnation=incarnation,
+                joining_at=START if joining_at is None else joining_at,
+            )
+        )
+    typer.echo(f"{sent:,} elements of {label(source)} are in {topic}", err=True)

@@ -1,0 +1,207 @@
+"""The element files of a command: checked first, read with progress, their payloads shared.
+
+Progress goes to standard error, and only where that is a terminal on which nothing else is drawn.
+"""
+
+import os
+import stat
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Final, TypeAlias, TypeVar
+
+from lmerge_service.elements import Element
+from lmerge_service.errors import ConfigurationError
+from lmerge_service.formats.ndjson import read_elements
+from lmerge_service.formats.payload import PayloadCache
+from lmerge_service.formats.wire import WireDecoder
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+__all__ = ("check_files", "label", "reading", "watched")
+
+Stream: TypeAlias = Iterator[tuple[int, Element]]
+T = TypeVar("T")
+
+_BUFFER_BYTES: Final = 1 << 20
+_UPDATE_EVERY: Final = 2_000
+_NAME_WIDTH: Final = 30
+
+_COMPRESSED: Final = {
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"\xfd7zXZ": "xz",
+    b"BZh": "bzip2",
+}
+_OTHER_TEXT: Final = {
+    b"\xef\xbb\xbf": "begins with a byte order mark: save it as UTF-8 without one",
+    b"\xff\xfe": "is UTF-16: save it as UTF-8",
+    b"\xfe\xff": "is UTF-16: save it as UTF-8",
+}
+
+
+@contextmanager
+def reading(paths: Sequence[str], output: str | None = None) -> Iterator[list[Stream]]:
+    """(line, element) of each file, `-` being standard input; `output` is what will be written.
+
+    Raises:
+        ConfigurationError: a file cannot be read, or is read twice over or also written.
+    """
+    check_files(paths, output)
+    cache = PayloadCache()
+    if not _shows_progress(output):
+        yield [read_elements(path, WireDecoder(cache=cache)) for path in paths]
+        return
+    with _progress() as progress, ExitStack() as opened:
+        streams = []
+        for path in paths:
+            regular = path != "-" and Path(path).is_file()
+            # Only a file that is opened here tells how far it has been read.
+            file = opened.enter_context(_open(path)) if regular else None
+            elements = read_elements(file or path, WireDecoder(cache=cache))
+            streams.append(_counted(progress, path, elements, file))
+        yield streams
+
+
+def watched(path: str, elements: Iterable[T]) -> Iterator[T]:
+    """The elements, with progress about the writing of them to `path`."""
+    if not _shows_progress(path):
+        yield from elements
+        return
+    with _progress() as progress:
+        yield from _counted(progress, path, iter(elements), None)
+
+
+def label(path: str) -> str:
+    """What a file is called in messages, whatever the bytes of its name."""
+    return "<stdin>" if path == "-" else os.fsencode(path).decode(errors="backslashreplace")
+
+
+# Checks
+
+
+def check_files(inputs: Sequence[str], output: str | None = None) -> None:
+    """Refuses what can be seen to go wrong before anything is read or written.
+
+    Raises:
+        ConfigurationError: says which file and why.
+    """
+    if "" in inputs or output == "":
+        raise ConfigurationError("the name of a file is empty (a variable that is not set?)")
+    if inputs.count("-") > 1:
+        raise ConfigurationError("standard input can be read only once")
+    places: dict[tuple[int, int], str] = {}
+    for path in inputs:
+        found = _status(path)
+        place = found.st_dev, found.st_ino
+        if stat.S_ISFIFO(found.st_mode):
+            if same := places.get(place):
+                what = f"{label(same)} and {label(path)} are one pipe"
+                raise ConfigurationError(f"{what}, which can be read only once")
+            places[place] = path
+        elif stat.S_ISREG(found.st_mode):
+            places[place] = path
+            if path != "-":
+                _refuse_what_is_no_plain_text(path)
+    if output is not None:
+        _check_output(output, places)
+
+
+def _status(path: str) -> os.stat_result:
+    if path == "-" and sys.stdin is None:
+        raise ConfigurationError("cannot read -: standard input is closed")
+    try:
+        found = os.fstat(0) if path == "-" else Path(path).stat()
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    if stat.S_ISDIR(found.st_mode):
+        raise ConfigurationError(f"cannot read {label(path)}: it is a folder, not an element file")
+    return found
+
+
+def _refuse_what_is_no_plain_text(path: str) -> None:
+    with _open(path) as file:
+        head = file.read(8)
+    for beginning, tool in _COMPRESSED.items():
+        if head.startswith(beginning):
+            how = f"{tool} -dc {label(path)} | lmerge ... -"
+            raise ConfigurationError(f"{label(path)}: is compressed, decompress it first: {how}")
+    for beginning, advice in _OTHER_TEXT.items():
+        if head.startswith(beginning):
+            raise ConfigurationError(f"{label(path)}:1: {advice}")
+
+
+def _check_output(output: str, places: dict[tuple[int, int], str]) -> None:
+    if output == "-":
+        if sys.stdout is None:
+            raise ConfigurationError("cannot write -: standard output is closed")
+        _refuse_input("standard output", os.fstat(1), places)
+        return
+    folder = Path(output).parent
+    if not folder.exists():
+        what = f"cannot write {label(output)}: there is no folder {label(str(folder))}"
+        raise ConfigurationError(what)
+    # A writer fills NAME.partial first.
+    for path in (output, f"{os.path.realpath(output)}.partial"):
+        if Path(path).exists():
+            _refuse_input(label(path), Path(path).stat(), places)
+
+
+def _refuse_input(name: str, written: os.stat_result, places: dict[tuple[int, int], str]) -> None:
+    if read := places.get((written.st_dev, written.st_ino)):
+        raise ConfigurationError(f"{name} is the input {label(read)} itself: write elsewhere")
+
+
+def _open(path: str) -> IO[bytes]:
+    try:
+        return Path(path).open("rb", buffering=_BUFFER_BYTES)
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: str, error: OSError) -> ConfigurationError:
+    return ConfigurationError(f"cannot read {label(path)}: {error.strerror}")
+
+
+# Progress
+
+
+def _shows_progress(output: str | None) -> bool:
+    if sys.stderr is None or not sys.stderr.isatty() or os.environ.get("TERM", "dumb") == "dumb":
+        return False
+    return output != "-" or sys.stdout is None or not sys.stdout.isatty()
+
+
+@contextmanager
+def _progress() -> Iterator["Progress"]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    with Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=20),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[elements]:,} elements"),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    ) as progress:
+        yield progress
+
+
+def _counted(
+    progress: "Progress", path: str, items: Iterator[T], file: IO[bytes] | None
+) -> Iterator[T]:
+    name = label(path)
+    if len(name) > _NAME_WIDTH:
+        name = f"…{name[1 - _NAME_WIDTH :]}"
+    total = os.fstat(file.fileno()).st_size if file else None
+    task = progress.add_task(name, total=total, elements=0)
+    count = 0
+    for count, item in enumerate(items, 1):
+        if count % _UPDATE_EVERY == 0:
+            progress.update(task, completed=file.tell() if file else 0, elements=count)
+        yield item
+    progress.update(task, completed=total or count, total=total or count, elements=count)

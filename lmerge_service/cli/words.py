@@ -1,0 +1,58 @@
+"""How times, events and breaches are said to people, and documents to programs."""
+
+from collections.abc import Hashable, Mapping
+from typing import Final
+
+import msgspec
+import typer
+
+from lmerge_service.core import BreachKind
+from lmerge_service.elements import INFINITY, START
+
+__all__ = ("BREACHES", "finite", "payload_json", "payload_text", "point", "say_json", "shortened")
+
+_LONGEST: Final = 200
+
+BREACHES: Final[Mapping[BreachKind, str]] = {
+    BreachKind.BROKE_OWN_STABLE: "ignored, it touches what this input had made final",
+    BreachKind.UNKNOWN_EVENT: "adjusts an event that this input never inserted",
+    BreachKind.WRONG_VOLD: "vold is not the end that this input gave the event last",
+    BreachKind.DUPLICATE_KEY: "inserts an event that this input holds already",
+    BreachKind.HALF_FROZEN_MISSING: "passes an event that this input does not have",
+    BreachKind.FROZEN_END_DISAGREES: "passes an event that this input ended too early to follow",
+    BreachKind.AFTER_DETACH: "ignored, this input was detached",
+    BreachKind.STABLE_REGRESSION: "ignored, it is below the last stable of this input",
+}
+"""What was wrong with the element, and what became of it."""
+
+
+def point(time: int) -> str:
+    """A time as people read it."""
+    return {INFINITY: "infinity", START: "-infinity"}.get(time, str(time))
+
+
+def finite(time: int) -> int | None:
+    """A time as the wire has it: infinity is null."""
+    return None if time in (INFINITY, START) else time
+
+
+def payload_json(payload: Hashable) -> msgspec.Raw:
+    """A payload of the wire, as part of a document."""
+    assert isinstance(payload, bytes)
+    return msgspec.Raw(payload)
+
+
+def payload_text(payload: Hashable) -> str:
+    """A payload's canonical JSON."""
+    assert isinstance(payload, bytes)
+    return payload.decode()
+
+
+def shortened(text: str) -> str:
+    """At most a few lines of it: a payload may be a megabyte."""
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
+def say_json(document: object, *, err: bool = False) -> None:
+    """One JSON document on one line."""
+    typer.echo(msgspec.json.encode(document).decode(), err=err)

@@ -1,0 +1,127 @@
+"""`lmerge audit`: the verdict, its exit code, and what is said of either stream."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
+from tests.cli.conftest import Lmerge
+from tests.offline.streams import on_the_wire, write
+
+ENDED: list[Element] = [Insert("A", 6, 20), Adjust("A", 6, 20, 25), Stable(INFINITY)]
+
+
+@pytest.fixture(autouse=True)
+def _files(tmp_path: Path) -> None:
+    streams: dict[str, list[Element]] = {
+        "one": ENDED,
+        "same": [Insert("A", 6, 25), Stable(7), Stable(INFINITY)],
+        "prefix": [Insert("A", 6, 25), Stable(7)],
+        "silent": [],
+        "other": [
+            Insert("A", 6, INFINITY),
+            Insert("C", 9, 10),
+            Insert("C", 9, 12),
+            Insert("B", 1, 3),
+        ],
+        "illegal": [Stable(7), Insert("A", 6, 20)],
+    }
+    for name, elements in streams.items():
+        write(tmp_path / name, map(on_the_wire, elements))
+
+
+def test_streams_that_mean_the_same_are_equivalent_and_exit_0(lmerge: Lmerge) -> None:
+    done = lmerge("audit", "one", "same")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.splitlines() == [
+        "one: legal, 1 events by 1 inserts, 1 adjusts, 1 stables; complete",
+        "same: legal, 1 events by 1 inserts, 0 adjusts, 2 stables; complete",
+        "equivalent",
+    ]
+
+
+def test_streams_that_differ_are_not_and_exit_1_and_the_first_differences_are_named(
+    lmerge: Lmerge,
+) -> None:
+    done = lmerge("audit", "one", "other")
+    assert (done.code, done.err) == (1, "")
+    assert done.out.splitlines()[1:] == [
+        "other: legal, 4 events by 4 inserts, 0 adjusts, 0 stables; not ended, stable at -infinity",
+        "NOT equivalent: they differ in 3 events",
+        '  payload "B" vs 1: no event in one, ve 3 in other',
+        '  payload "A" vs 6: ve 25 in one, ve infinity in other',
+        '  payload "C" vs 9: no event in one, ve 10, 12 in other',
+        "compared as they stand: other has not ended",
+    ]
+
+
+def test_most_limits_how_many_differences_are_named(lmerge: Lmerge) -> None:
+    lines = lmerge("audit", "one", "other", "--most", "1").out.splitlines()
+    assert lines[3:5] == [
+        '  payload "B" vs 1: no event in one, ve 3 in other',
+        "  and 2 more (--most shows more)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "said"),
+    [
+        ("one", "prefix", "prefix has not ended"),
+        ("prefix", "one", "prefix has not ended"),
+        ("prefix", "prefix", "neither has ended"),
+    ],
+)
+def test_prefixes_are_compared_as_they_stand_and_it_is_said(
+    left: str, right: str, said: str, lmerge: Lmerge
+) -> None:
+    done = lmerge("audit", left, right)
+    assert done.code == 0
+    assert done.out.splitlines()[2:] == ["equivalent", f"compared as they stand: {said}"]
+
+
+def test_json_is_the_same_for_programs(lmerge: Lmerge) -> None:
+    done = lmerge("audit", "one", "other", "--json", "--most", "2")
+    assert (done.code, done.err, done.out.count("\n")) == (1, "", 1)
+    document = json.loads(done.out)
+    assert document.pop("streams")[1] == {
+        "name": "other",
+        "events": 4,
+        "inserts": 4,
+        "adjusts": 0,
+        "stables": 0,
+        "stable": None,
+        "complete": False,
+    }
+    assert document == {
+        "equivalent": False,
+        "differences_total": 3,
+        "differences": [
+            {"payload": "B", "vs": 1, "left": [], "right": [3]},
+            {"payload": "A", "vs": 6, "left": [25], "right": [None]},
+        ],
+    }
+
+
+@pytest.mark.parametrize("arguments", [("illegal", "one"), ("one", "illegal")])
+def test_a_stream_that_is_not_legal_is_named_with_file_and_line_and_exit_2(
+    arguments: tuple[str, str], lmerge: Lmerge
+) -> None:
+    done = lmerge("audit", *arguments)
+    assert (done.code, done.out) == (2, "")
+    assert done.error == (
+        "illegal:2: not a legal stream: insert with vs=6 below the stream's own stable(7)"
+    )
+
+
+def test_a_file_that_is_not_of_elements_is_exit_2(lmerge: Lmerge) -> None:
+    Path("csv").write_text("a,b\n1,2\n")
+    done = lmerge("audit", "one", "csv")
+    assert done.code == 2
+    assert done.error.startswith("csv:1: not JSON: ")
+
+
+def test_kafka_that_is_not_there_is_exit_3(lmerge: Lmerge) -> None:
+    done = lmerge("audit", "one", "kafka:t", "--bootstrap", "127.0.0.1:1")
+    assert (done.code, done.out) == (3, "")
+    assert "127.0.0.1:1" in done.error

@@ -1,0 +1,205 @@
+"""The audit: legality with the place of the first fault, and equivalence as `tdb` judges it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
+from lmerge_service.errors import ElementError, IllegalStreamError
+from lmerge_service.formats.headers import incarnation_headers
+from lmerge_service.formats.wire import WireDecoder, encode
+from lmerge_service.offline.audit import Audited, TopicAudit, audit_elements, compare
+from lmerge_service.tdb import TDB, Difference, differences, reconstitute
+from tests.offline.streams import on_the_wire
+from tests.strategies import any_elements, logical_streams, presentations
+
+
+def audited(elements: Sequence[Element], name: str = "x.ndjson") -> Audited:
+    return audit_elements(name, enumerate(elements, 1))
+
+
+# Legality
+
+
+@pytest.mark.parametrize(
+    ("element", "why"),
+    [
+        (Insert("A", 6, 9), "insert with vs=6 below the stream's own stable(7)"),
+        (
+            Adjust("A", 2, 20, 6),
+            "adjust from 20 to 6 touches what the stream's own stable(7) made final",
+        ),
+        (Adjust("A", 2, 19, 21), "adjust of an event [2, 19) that the stream does not hold"),
+        (Stable(6), "stable(6) after stable(7)"),
+    ],
+)
+def test_the_first_element_that_is_not_legal_is_named_with_file_and_line(
+    element: Element, why: str
+) -> None:
+    with pytest.raises(IllegalStreamError) as refused:
+        audited([Insert("A", 2, 20), Stable(7), element, Stable(1)])
+    assert str(refused.value) == f"x.ndjson:3: not a legal stream: {why}"
+
+
+@given(st.lists(any_elements(), max_size=8))
+def test_a_stream_is_legal_for_the_audit_when_it_is_for_tdb(elements: list[Element]) -> None:
+    try:
+        expected = reconstitute(elements)
+    except IllegalStreamError:
+        with pytest.raises(IllegalStreamError, match=r"^x\.ndjson:\d+: not a legal stream: "):
+            audited(elements)
+        return
+    found = audited(elements)
+    assert found.tdb == expected
+    assert found.tdb.stable == expected.stable
+    counts = [sum(type(e) is kind for e in elements) for kind in (Insert, Adjust, Stable)]
+    assert [found.inserts, found.adjusts, found.stables] == counts
+
+
+# Equivalence
+
+
+@given(st.data())
+def test_presentations_of_one_stream_are_equivalent(data: st.DataObject) -> None:
+    one, two = data.draw(presentations(data.draw(logical_streams()), 2))
+    verdict = compare(audited(one), audited(two))
+    assert verdict.equivalent
+    assert verdict.differences == []
+    assert verdict.unfinished == []
+
+
+@given(st.data())
+def test_the_verdict_is_the_equality_of_tdbs(data: st.DataObject) -> None:
+    logical = [data.draw(logical_streams(3)) for _ in range(2)]
+    one, two = (data.draw(presentations(each, 1, closed=False))[0] for each in logical)
+    verdict = compare(audited(one), audited(two))
+    assert verdict.equivalent == (reconstitute(one) == reconstitute(two))
+    assert verdict.differences == differences(reconstitute(one), reconstitute(two))
+
+
+def test_differences_name_payload_vs_and_the_ends_on_either_side() -> None:
+    left = audited([Insert("A", 6, 20), Insert("B", 8, 9), Insert("C", 3, 4)])
+    right = audited([Insert("A", 6, 25), Insert("C", 3, 4), Insert("D", 1, INFINITY)])
+    assert compare(left, right).differences == [
+        Difference("D", 1, (), (INFINITY,)),
+        Difference("A", 6, (20,), (25,)),
+        Difference("B", 8, (9,), ()),
+    ]
+
+
+def test_a_stream_that_has_not_ended_is_compared_as_it_stands_and_named() -> None:
+    ended = audited([Insert("A", 6, 20), Stable(INFINITY)], "ended")
+    prefix = audited([Insert("A", 6, 20), Stable(7)], "prefix")
+    assert compare(ended, prefix).equivalent
+    assert [each.name for each in compare(ended, prefix).unfinished] == ["prefix"]
+    assert [each.name for each in compare(prefix, prefix).unfinished] == ["prefix", "prefix"]
+    assert ended.complete
+    assert not prefix.complete
+
+
+# Topics
+
+
+class _Partition(NamedTuple):
+    topic: str
+    partition: int
+
+
+@dataclass(frozen=True)
+class _Record:
+    value: bytes | None
+    offset: int
+    headers: Sequence[tuple[str, bytes]] = ()
+    topic: str = "t"
+    partition: int = 0
+    key: bytes | None = None
+
+
+ZERO, ONE = (_Partition("t", number) for number in range(2))
+
+
+def topic_audit() -> TopicAudit:
+    return TopicAudit("t", [ZERO, ONE], WireDecoder())
+
+
+def take(
+    audit: TopicAudit, partition: Any, elements: Sequence[Element], incarnation: int = 0
+) -> None:
+    headers = incarnation_headers(incarnation, 0) if incarnation else []
+    records = [
+        _Record(encode(on_the_wire(element)), offset, headers)
+        for offset, element in enumerate(elements)
+    ]
+    audit.take(partition, records)
+
+
+def test_each_partition_of_a_topic_is_held_to_its_own_stables() -> None:
+    audit = topic_audit()
+    take(audit, ZERO, [Insert("A", 6, 20), Stable(7)])
+    take(audit, ONE, [Insert("B", 2, 20), Stable(3)])  # below the stable of partition 0
+    found = audit.result()
+    assert found.name == "kafka:t"
+    assert found.tdb == TDB([(b'"A"', 6, 20), (b'"B"', 2, 20)])
+    assert found.tdb.stable == 3
+    assert (found.inserts, found.adjusts, found.stables) == (2, 0, 2)
+
+
+def test_a_topic_is_complete_when_all_its_partitions_are() -> None:
+    audit = topic_audit()
+    take(audit, ZERO, [Stable(INFINITY)])
+    assert not audit.result().complete
+    take(audit, ONE, [Stable(INFINITY)])
+    assert audit.result().complete
+
+
+def test_of_a_topic_only_the_last_incarnation_counts() -> None:
+    audit = topic_audit()
+    take(audit, ZERO, [Insert("A", 6, 20), Stable(7)])
+    take(audit, ONE, [Insert("B", 6, 20)])
+    take(audit, ONE, [Insert("B", 5, 20)], incarnation=1)
+    take(audit, ZERO, [Insert("C", 9, 20)])  # an old one's, still on its way
+    take(audit, ZERO, [Insert("A", 6, 25)], incarnation=1)
+    assert audit.result().tdb == TDB([(b'"B"', 5, 20), (b'"A"', 6, 25)])
+    assert audit.result().inserts == 2
+
+
+def test_the_first_illegal_record_is_named_with_partition_and_offset() -> None:
+    with pytest.raises(IllegalStreamError, match=r"^t-1 at offset 1: not a legal stream: insert"):
+        take(topic_audit(), ONE, [Stable(7), Insert("A", 6, 20)])
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        (_Record(None, 8), "tombstone"),
+        (_Record(b"junk", 8), "not_json"),
+        (_Record(b'{"op":"stable","vc":1}', 8, [("lmerge-incarnation", b"x")]), "header"),
+    ],
+)
+def test_a_record_that_is_no_element_is_named_with_partition_and_offset(
+    record: _Record, reason: str
+) -> None:
+    with pytest.raises(ElementError, match=r"^t-0 at offset 8: ") as refused:
+        topic_audit().take(ZERO, [record])
+    assert refused.value.reason == reason
+
+
+@given(st.data())
+def test_events_spread_over_partitions_mean_what_the_whole_stream_means(
+    data: st.DataObject,
+) -> None:
+    (stream,) = data.draw(presentations(data.draw(logical_streams()), 1))
+    assume(stream)
+    audit = topic_audit()
+    for number, partition in enumerate((ZERO, ONE)):
+        take(audit, partition, [e for e in stream if _partition_of(e) in (None, number)])
+    assert audit.result().tdb == reconstitute(map(on_the_wire, stream))
+    assert audit.result().complete
+
+
+def _partition_of(element: Element) -> int | None:
+    return None if isinstance(element, Stable) else ord(element.payload) % 2
