@@ -39,8 +39,17 @@ class _Model(BaseModel):
 class Kafka(_Model):
     """How Kafka is reached."""
 
-    bootstrap: str = Field(min_length=1)
+    bootstrap: str
     """host:port[,host:port…]"""
+
+    @field_validator("bootstrap")
+    @classmethod
+    def _addresses(cls, bootstrap: str) -> str:
+        for address in bootstrap.split(","):
+            host, _, port = address.strip().rpartition(":")
+            if not host or not port.isdigit() or not 0 < int(port) < 65_536:
+                raise ValueError(f"host:port is needed, got {address.strip()!r}")
+        return bootstrap
 
 
 class Output(_Model):
@@ -129,18 +138,29 @@ def load(path: Path | str, *, bootstrap: str | None = None) -> Topology:
     """
     document = _parse(Path(path))
     if instead := bootstrap or os.environ.get("LMERGE_BOOTSTRAP"):
-        document["kafka"] = {"bootstrap": instead}
+        document["kafka"] = _checked(instead).model_dump()
     try:
         return Topology.model_validate(document)
     except ValidationError as error:
         raise ConfigurationError("\n".join(_faults(path, document, error))) from None
 
 
+def _checked(bootstrap: str) -> Kafka:
+    """The address given instead of the file's, which the file is not to be blamed for."""
+    try:
+        return Kafka(bootstrap=bootstrap)
+    except ValidationError as error:
+        said = _said(error.errors()[0])
+        raise ConfigurationError(f"--bootstrap or LMERGE_BOOTSTRAP: {said}") from None
+
+
 def _parse(path: Path) -> Any:
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path}: cannot read the topology: {error}") from None
+    except OSError as error:
+        raise ConfigurationError(f"{path}: cannot read the topology: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{path}: cannot read the topology: not UTF-8: {error}") from None
     try:
         document = YAML(typ="rt").load(text)
     except MarkedYAMLError as error:

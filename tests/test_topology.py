@@ -56,6 +56,11 @@ def test_option_and_environment_take_the_place_of_the_bootstrap(
     assert load(path, bootstrap="127.0.0.1:2").kafka.bootstrap == "127.0.0.1:2"
 
 
+def test_a_bad_bootstrap_option_is_not_blamed_on_the_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="^--bootstrap or LMERGE_BOOTSTRAP: host:port"):
+        load(write(tmp_path, GOOD), bootstrap="nowhere")
+
+
 @pytest.mark.parametrize(
     ("old", "new", "line", "says"),
     [
@@ -70,6 +75,8 @@ def test_option_and_environment_take_the_place_of_the_bootstrap(
         ("output:", "http:\n  host: 0.0.0.0\noutput:", 5, "http.host: only loopback"),
         ("output:", "http:\n  port: 70000\noutput:", 5, "http.port: "),
         ("name: t\n", "name: t\ncase: R9\n", 2, "case: "),
+        ("  bootstrap: 127.0.0.1:9092", "  bootstrap: kafka", 3, "kafka.bootstrap: host:port"),
+        ("  bootstrap: 127.0.0.1:9092", "  bootstrap: k:99999", 3, "kafka.bootstrap: host:port"),
         ("name: t\n", "name: t\nname: u\n", 2, "not YAML: "),
         ("  bootstrap: 127.0.0.1:9092", "  bootstrap: [", 5, "not YAML: "),
         (GOOD, "- a\n- b\n", 1, "a topology is a mapping"),

@@ -4,7 +4,14 @@ from typing import Annotated, Any
 
 import typer
 
-from lmerge_service.cli.options import BOOTSTRAP, Bootstrap, Json, check_topic, silence_kafka_client
+from lmerge_service.cli.options import (
+    BOOTSTRAP,
+    Bootstrap,
+    Json,
+    Nfc,
+    check_topic,
+    silence_kafka_client,
+)
 from lmerge_service.cli.streams import check_files, label, reading
 from lmerge_service.cli.words import finite, payload_json, payload_text, point, say_json, shortened
 from lmerge_service.formats.wire import WireDecoder
@@ -24,6 +31,7 @@ def audit(
         int, typer.Option(min=1, metavar="N", help="Name so many differences at the most.")
     ] = 10,
     bootstrap: Bootstrap = BOOTSTRAP,
+    nfc: Nfc = False,
     json: Json = False,
 ) -> None:
     """Tell whether two streams mean the same: exit 0 if they do, 1 if not.
@@ -37,7 +45,7 @@ def audit(
     Example: `lmerge audit merged.ndjson jan/logical.ndjson`
     """
     check_files([each for each in (left, right) if not each.startswith(_TOPIC)])
-    verdict = compare(_audited(left, bootstrap), _audited(right, bootstrap))
+    verdict = compare(_audited(left, bootstrap, nfc), _audited(right, bootstrap, nfc))
     if json:
         say_json(_document(verdict, most))
     else:
@@ -45,15 +53,15 @@ def audit(
     raise typer.Exit(0 if verdict.equivalent else 1)
 
 
-def _audited(source: str, bootstrap: str) -> Audited:
+def _audited(source: str, bootstrap: str, nfc: bool) -> Audited:
     if source.startswith(_TOPIC):
         topic = source.removeprefix(_TOPIC)
         check_topic(topic)
         import asyncio
 
         silence_kafka_client()
-        return asyncio.run(audit_topic(bootstrap, topic, WireDecoder()))
-    with reading([source]) as (stream,):
+        return asyncio.run(audit_topic(bootstrap, topic, WireDecoder(nfc=nfc)))
+    with reading([source], nfc=nfc) as (stream,):
         return audit_elements(label(source), stream)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from lmerge_service.cli.options import Json
+from lmerge_service.cli.options import Json, Nfc
 from lmerge_service.cli.streams import label, reading
 from lmerge_service.cli.words import (
     BREACHES,
@@ -68,6 +68,7 @@ def merge(
             "input's, late: about what was final already.",
         ),
     ] = False,
+    nfc: Nfc = False,
     json: Json = False,
 ) -> None:
     """Merge element files into one that means the same as each of them.
@@ -84,7 +85,7 @@ def merge(
     ordered = interleaving(order)
     names = [label(path) for path in inputs]
     started = time.perf_counter()
-    with reading(inputs, output) as streams, ElementWriter(output) as writer:
+    with reading(inputs, output, nfc=nfc) as streams, ElementWriter(output) as writer:
         report = merge_streams(names, streams, writer.write, case=case, order=ordered)
     seconds = time.perf_counter() - started
     if json:

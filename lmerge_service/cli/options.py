@@ -7,7 +7,15 @@ import typer
 
 from lmerge_service.errors import ConfigurationError
 
-__all__ = ("BOOTSTRAP", "Bootstrap", "Json", "address", "check_topic", "silence_kafka_client")
+__all__ = (
+    "BOOTSTRAP",
+    "Bootstrap",
+    "Json",
+    "Nfc",
+    "address",
+    "check_topic",
+    "silence_kafka_client",
+)
 
 BOOTSTRAP = "127.0.0.1:9092"
 
@@ -29,6 +37,11 @@ Bootstrap: TypeAlias = Annotated[
     ),
 ]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Speak JSON, for programs.")]
+
+Nfc: TypeAlias = Annotated[
+    bool,
+    typer.Option("--nfc", help="Normalise strings to NFC first, as a topology with `nfc: true`."),
+]
 
 
 def check_topic(name: str) -> None:

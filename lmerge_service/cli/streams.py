@@ -43,16 +43,18 @@ _OTHER_TEXT: Final = {
 
 
 @contextmanager
-def reading(paths: Sequence[str], output: str | None = None) -> Iterator[list[Stream]]:
+def reading(
+    paths: Sequence[str], output: str | None = None, *, nfc: bool = False
+) -> Iterator[list[Stream]]:
     """(line, element) of each file, `-` being standard input; `output` is what will be written.
 
     Raises:
         ConfigurationError: a file cannot be read, or is read twice over or also written.
     """
     check_files(paths, output)
-    cache = PayloadCache()
+    cache = PayloadCache(nfc=nfc)
     if not _shows_progress(output):
-        yield [read_elements(path, WireDecoder(cache=cache)) for path in paths]
+        yield [read_elements(path, WireDecoder(nfc=nfc, cache=cache)) for path in paths]
         return
     with _progress() as progress, ExitStack() as opened:
         streams = []
@@ -60,7 +62,7 @@ def reading(paths: Sequence[str], output: str | None = None) -> Iterator[list[St
             regular = path != "-" and Path(path).is_file()
             # Only a file that is opened here tells how far it has been read.
             file = opened.enter_context(_open(path)) if regular else None
-            elements = read_elements(file or path, WireDecoder(cache=cache))
+            elements = read_elements(file or path, WireDecoder(nfc=nfc, cache=cache))
             streams.append(_counted(progress, path, elements, file))
         yield streams
 

@@ -128,11 +128,12 @@ def _standard_output() -> Iterator[IO[bytes]]:
 def _completed(name: str) -> Iterator[IO[bytes]]:
     """A stream to a file beside `name` that takes its place when the body ends well."""
     # A link stays a link, and what is no regular file (a device, a pipe) stays what it is.
-    target = Path(os.path.realpath(name))
-    if target.exists() and not target.is_file():
-        with target.open("wb", buffering=_BUFFER_BYTES) as stream:
+    # The name itself is asked: /dev/stdout may lead to a pipe that has no path of its own.
+    if Path(name).exists() and not Path(name).is_file():
+        with Path(name).open("wb", buffering=_BUFFER_BYTES) as stream:
             yield stream
         return
+    target = Path(os.path.realpath(name))
     partial = target.with_name(f"{target.name}.partial")
     stream = partial.open("wb", buffering=_BUFFER_BYTES)
     try:
@@ -157,4 +158,6 @@ def _writing(name: str) -> Iterator[None]:
 def _cannot(verb: str, name: str, error: OSError) -> Exception:
     if isinstance(error, BrokenPipeError):
         return error
-    return ConfigurationError(f"cannot {verb} {name}: {error.strerror or error}")
+    standard = {"read": "standard input", "write": "standard output"}
+    shown = standard.get(verb, name) if name == "-" else name
+    return ConfigurationError(f"cannot {verb} {shown}: {error.strerror or error}")

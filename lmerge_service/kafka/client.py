@@ -37,7 +37,10 @@ def kafka_errors(doing: str) -> Iterator[None]:
             "only one may run per topology name"
         ) from error
     except KafkaConnectionError as error:
-        raise TransportError(f"{doing}: Kafka cannot be reached: {error}") from error
+        raise TransportError(
+            f"{doing}: Kafka cannot be reached there; is it running? (`lmerge broker start` "
+            "starts one on this machine)"
+        ) from error
     except KafkaError as error:
         retriable = bool(getattr(error, "retriable", False))
         raise TransportError(f"{doing}: {error!r}", retriable=retriable) from error

@@ -125,3 +125,15 @@ def test_kafka_that_is_not_there_is_exit_3(lmerge: Lmerge) -> None:
     done = lmerge("audit", "one", "kafka:t", "--bootstrap", "127.0.0.1:1")
     assert (done.code, done.out) == (3, "")
     assert "127.0.0.1:1" in done.error
+
+
+def test_strings_that_differ_in_unicode_form_only_meet_with_nfc(
+    tmp_path: Path, lmerge: Lmerge
+) -> None:
+    for name, text in (("composed", "caf\u00e9"), ("decomposed", "cafe\u0301")):
+        line = json.dumps({"op": "insert", "payload": text, "vs": 1, "ve": 2})
+        (tmp_path / name).write_text(line + "\n")
+    assert lmerge("audit", "composed", "decomposed").code == 1
+    assert lmerge("audit", "composed", "decomposed", "--nfc").code == 0
+    assert lmerge("merge", "composed", "decomposed", "-o", "merged", "--nfc").code == 0
+    assert lmerge("audit", "merged", "composed").code == 0
