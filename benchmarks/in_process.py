@@ -9,6 +9,7 @@ from benchmarks.inputs import interleaved, replicas
 from lmerge_service.core import lmerge
 from lmerge_service.elements import Element
 from lmerge_service.formats.ndjson import ElementWriter, read_elements
+from lmerge_service.formats.payload import PayloadCache
 from lmerge_service.formats.wire import WireDecoder, encode
 from lmerge_service.offline.merge import merge_streams
 from lmerge_service.service.tuning import quieten_garbage_collector
@@ -78,5 +79,6 @@ def _whole_path(records: Sequence[tuple[int, Sequence[bytes]]], inputs: int) -> 
 
 def _files(names: Sequence[str], output: str) -> None:
     with ElementWriter(output) as writer:
-        streams = [read_elements(name, WireDecoder()) for name in names]
+        cache = PayloadCache()
+        streams = [read_elements(name, WireDecoder(cache=cache)) for name in names]
         merge_streams(list(names), streams, writer.write)

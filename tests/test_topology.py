@@ -57,7 +57,7 @@ def test_option_and_environment_take_the_place_of_the_bootstrap(
 
 
 def test_a_bad_bootstrap_option_is_not_blamed_on_the_file(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="^--bootstrap or LMERGE_BOOTSTRAP: host:port"):
+    with pytest.raises(ConfigurationError, match=r"^--bootstrap or LMERGE_BOOTSTRAP: host:port"):
         load(write(tmp_path, GOOD), bootstrap="nowhere")
 
 
