@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
-from ruamel.yaml.error import MarkedYAMLError
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from lmerge_service.core import Case
 from lmerge_service.elements import INFINITY, START
@@ -167,6 +167,9 @@ def _parse(path: Path) -> Any:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark is not None else 1
         raise ConfigurationError(f"{path}:{line}: not YAML: {error.problem}") from None
+    except (YAMLError, ValueError, AssertionError, RecursionError) as error:
+        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigurationError(f"{path}:1: not YAML: {said}") from None
     if not isinstance(document, CommentedMap):
         raise ConfigurationError(f"{path}:1: a topology is a mapping with name, kafka, output, …")
     return document

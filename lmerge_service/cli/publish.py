@@ -7,6 +7,7 @@ import typer
 from lmerge_service.cli.options import BOOTSTRAP, Bootstrap, check_topic, silence_kafka_client
 from lmerge_service.cli.streams import label, reading
 from lmerge_service.elements import START
+from lmerge_service.errors import ConfigurationError
 
 __all__ = ("publish",)
 
@@ -53,6 +54,10 @@ def publish(
     from lmerge_service.kafka.publish import publish as send
 
     check_topic(topic)
+    if joining_at is not None and not incarnation:
+        raise ConfigurationError(
+            "--joining-at belongs to a replica that starts over: give --incarnation, 1 or higher"
+        )
     silence_kafka_client()
     with reading([source]) as (stream,):
         sent = asyncio.run(

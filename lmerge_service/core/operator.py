@@ -84,10 +84,11 @@ class Operator(ABC):
     def attach(self, name: str, joining_at: int = START, partitions: int = 1) -> None:
         """Adds an input that is correct for every event with ve >= joining_at.
 
-        A name that is attached already is detached first: the new one is a new incarnation.
+        A name that is attached already is a new incarnation: it keeps its place among the inputs,
+        which decides ties, and nothing else.
         """
-        if name in self.inputs:
-            self.detach(name)
+        if (before := self.inputs.get(name)) is not None:
+            self._forget(before)
         number = self._incarnations.get(name, -1) + 1
         self._incarnations[name] = number
         source = Input(name, number, joining_at, partitions)

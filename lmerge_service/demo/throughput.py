@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-from lmerge_service.kafka.sink import Outbox, Sink
+from lmerge_service.kafka.sink import OffsetAndMetadata, Outbox, Sink
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.service.task import MergeTask
@@ -71,7 +71,7 @@ async def pass_through(bootstrap: str, topics: Sequence[str], to: str) -> float:
         while any((source.position(tp) or 0) < end for tp, end in ends.items()):
             for tp, records in (await source.poll(0.5, 20_000)).items():
                 outbox.records += [(record.key, record.value) for record in records]
-                outbox.offsets[tp] = records[-1].offset + 1
+                outbox.offsets[tp] = OffsetAndMetadata(records[-1].offset + 1, "")
                 copied += len(records)
             if commit is not None:
                 await commit

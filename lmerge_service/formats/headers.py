@@ -68,6 +68,9 @@ def incarnation_of(headers: Sequence[tuple[str, bytes]]) -> tuple[int, int]:
             incarnation = _decimal(name, value, 0, _MAX_INCARNATION)
         elif name == JOINING_AT_HEADER:
             joining_at = _decimal(name, value, START, INFINITY - 1)
+    if joining_at != START and incarnation == 0:
+        # Taken for correct from the beginning, it would make the output lose what it lacks.
+        raise ElementError("header", f"{JOINING_AT_HEADER} needs {INCARNATION_HEADER} beside it")
     return incarnation, joining_at
 
 

@@ -152,7 +152,7 @@ class WireDecoder:
                 _check_quotes(record, raw, _INSERT_QUOTES)
                 if vs >= ve:
                     raise _defective(Insert(raw, vs, ve))
-            return Insert(self._cache.young[raw], vs, ve)
+            return Insert(self._payload(raw), vs, ve)
         if type(wire) is _Adjust:
             raw = b"" + wire.payload
             vs = wire.vs
@@ -170,9 +170,17 @@ class WireDecoder:
                 _check_quotes(record, raw, _ADJUST_QUOTES)
                 if vs >= vold or ve < vs:
                     raise _defective(Adjust(raw, vs, vold, ve))
-            return Adjust(self._cache.young[raw], vs, vold, ve)
+            return Adjust(self._payload(raw), vs, vold, ve)
         _check_quotes(record, b"", _STABLE_QUOTES)
         return Stable(INFINITY if wire.vc is None else wire.vc)
+
+    def _payload(self, raw: bytes) -> bytes:
+        """The canonical payload, which may be longer than what was read: 1e18 has 19 digits."""
+        payload = self._cache.young[raw]
+        if len(payload) > self._max_bytes:
+            limit = f"in canonical form larger than the limit of {self._max_bytes} bytes"
+            raise ElementError(Reason.TOO_LARGE, limit)
+        return payload
 
 
 def _check_quotes(record: bytes, raw: bytes, quotes: int) -> None:

@@ -1,10 +1,11 @@
 """What every part that talks to Kafka shares: translated errors and bounded waits."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import structlog
 import tenacity
 from aiokafka.errors import (
     InvalidProducerEpoch,
@@ -16,12 +17,21 @@ from aiokafka.errors import (
 
 from lmerge_service.errors import FencedError, TransportError
 
-__all__ = ("CLOSE_SECONDS", "bounded", "close_bounded", "kafka_errors", "patient")
+__all__ = (
+    "CLOSE_SECONDS",
+    "CONNECT_SECONDS",
+    "bounded",
+    "close_bounded",
+    "kafka_errors",
+    "patient",
+)
+
+log = structlog.get_logger()
 
 CLOSE_SECONDS = 2.0
 """How long closing one client may take; a client of a dead broker never finishes by itself."""
 
-_CONNECT_SECONDS = 15.0
+CONNECT_SECONDS = 15.0
 
 T = TypeVar("T")
 
@@ -48,7 +58,7 @@ def kafka_errors(doing: str) -> Iterator[None]:
         raise TransportError(f"{doing}: no answer from Kafka in time") from error
 
 
-async def bounded(work: Awaitable[T], doing: str, seconds: float = _CONNECT_SECONDS) -> T:
+async def bounded(work: Awaitable[T], doing: str, seconds: float = CONNECT_SECONDS) -> T:
     """The result of `work`, with errors translated and a bound on the wait."""
     with kafka_errors(doing):
         async with asyncio.timeout(seconds):
@@ -56,7 +66,7 @@ async def bounded(work: Awaitable[T], doing: str, seconds: float = _CONNECT_SECO
 
 
 async def patient(
-    work: Callable[[], Awaitable[T]], doing: str, seconds: float = _CONNECT_SECONDS
+    work: Callable[[], Awaitable[T]], doing: str, seconds: float = CONNECT_SECONDS
 ) -> T:
     """As `bounded`, but asks again while the broker says that it is not ready yet, as a fresh or
     restarted one does for its coordinators."""
@@ -75,10 +85,17 @@ def _not_ready_yet(error: BaseException) -> bool:
     return isinstance(error, KafkaError) and bool(getattr(error, "retriable", False))
 
 
-async def close_bounded(closing: Awaitable[object]) -> None:
-    """Closes a client, giving up after `CLOSE_SECONDS`: what it held is Kafka's to clean up."""
-    try:
-        async with asyncio.timeout(CLOSE_SECONDS):
-            await closing
-    except (TimeoutError, KafkaError):
-        return
+async def close_bounded(closing: Coroutine[Any, Any, object]) -> None:
+    """Closes a client, giving up after `CLOSE_SECONDS`: what it held is Kafka's to clean up.
+
+    In a task of its own: a client that closes cancels and awaits tasks of its own, and while the
+    broker is away their cancellation comes out of its `stop` as if it were the caller's.
+    """
+    task = asyncio.ensure_future(closing)
+    done, _ = await asyncio.wait({task}, timeout=CLOSE_SECONDS)
+    if not done:
+        task.cancel()
+        done, _ = await asyncio.wait({task}, timeout=CLOSE_SECONDS)
+    for each in done:
+        if not each.cancelled() and (error := each.exception()) is not None:
+            log.debug("closing a client failed", error=repr(error))

@@ -16,14 +16,17 @@ from dataclasses import dataclass, field
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.producer import sender
 from aiokafka.producer.message_accumulator import BatchBuilder
+from aiokafka.structs import OffsetAndMetadata
 
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.kafka.client import bounded, close_bounded
 
-__all__ = ("Outbox", "Sink")
+__all__ = ("OffsetAndMetadata", "Outbox", "Sink")
 
 _BATCH_BYTES = 256 * 1024
 _COMMIT_SECONDS = 60.0
+_OFFSETS_SECONDS = 5.0
+_TAKE_OVER_SECONDS = 90.0
 
 # The client sleeps this long while the coordinator still writes the last transaction's markers;
 # its own 20 ms are most of the latency of small transactions. Pinned and tested with aiokafka.
@@ -37,8 +40,10 @@ class Outbox:
     records: list[tuple[bytes | None, bytes]] = field(default_factory=list)
     """(key, value) for the output partition, in order."""
     dead: list[DeadLetter] = field(default_factory=list)
-    offsets: dict[TopicPartition, int] = field(default_factory=dict)
+    offsets: dict[TopicPartition, OffsetAndMetadata] = field(default_factory=dict)
     """The input offsets to go on from: everything before them is in, or needs nothing."""
+    size: int = 0
+    """Bytes of records and dead letters, more or less."""
 
     def __bool__(self) -> bool:
         return bool(self.records or self.dead or self.offsets)
@@ -60,7 +65,7 @@ class Sink:
         self._bootstrap = bootstrap
         self._group = group
         self._output = TopicPartition(topic, 0)
-        self._dead_letter_topic = dead_letter_topic
+        self._dead_letters = TopicPartition(dead_letter_topic, 0)
         self._producer = AIOKafkaProducer(
             bootstrap_servers=bootstrap,
             transactional_id=transactional_id,
@@ -73,10 +78,11 @@ class Sink:
 
     async def __aenter__(self) -> "Sink":
         try:
-            await bounded(self._producer.start(), f"connecting to {self._bootstrap}")
-            # Waits until the coordinator has fenced and finished the owner before us.
-            await bounded(self._producer.begin_transaction(), "taking over the output", 90)
-            await bounded(self._producer.abort_transaction(), "taking over the output")
+            # Starting waits until the coordinator has fenced and finished the owner before us.
+            doing = f"taking over the output at {self._bootstrap}"
+            await bounded(self._producer.start(), doing, _TAKE_OVER_SECONDS)
+            await bounded(self._producer.begin_transaction(), doing, _TAKE_OVER_SECONDS)
+            await bounded(self._producer.abort_transaction(), doing)
         except BaseException:
             await close_bounded(self._producer.stop())
             raise
@@ -97,22 +103,19 @@ class Sink:
     async def _commit(self, outbox: Outbox) -> None:
         producer = self._producer
         await producer.begin_transaction()
-        sent = [await self._send(batch) for batch in self._batches(outbox.records)]
-        for letter in outbox.dead:
-            key, value, headers = letter.to_record()
-            sent.append(
-                await producer.send(self._dead_letter_topic, value, key=key, headers=headers)
-            )
+        sent = [await self._send(self._output, batch) for batch in self._batches(outbox.records)]
+        sent += [await self._send(self._dead_letters, batch) for batch in self._letters(outbox)]
         if outbox.offsets:
-            await producer.send_offsets_to_transaction(outbox.offsets, self._group)
+            offsets = producer.send_offsets_to_transaction(outbox.offsets, self._group)
+            # Refused for a topic that is gone, the client would ask for ever.
+            await bounded(offsets, "committing offsets", _OFFSETS_SECONDS)
+        for acknowledged in sent:  # what was refused must not pass for committed
+            await acknowledged
         await producer.commit_transaction()
-        for future in sent:
-            await future  # a batch that was refused must not pass for a commit
 
-    async def _send(self, batch: BatchBuilder) -> Awaitable[object]:
-        topic, partition = self._output
+    async def _send(self, to: TopicPartition, batch: BatchBuilder) -> Awaitable[object]:
         acknowledged: Awaitable[object] = await self._producer.send_batch(
-            batch, topic, partition=partition
+            batch, to.topic, partition=to.partition
         )
         return acknowledged
 
@@ -127,3 +130,11 @@ class Sink:
                 builder = self._producer.create_batch()
                 builder.append(key=key, value=value, timestamp=None)
         yield builder
+
+    def _letters(self, outbox: Outbox) -> Iterator[BatchBuilder]:
+        """A batch for each dead letter; unlike `send`, it takes one without key and value."""
+        for letter in outbox.dead:
+            key, value, headers = letter.to_record()
+            builder = self._producer.create_batch()
+            builder.append(key=key, value=value, timestamp=None, headers=headers)
+            yield builder

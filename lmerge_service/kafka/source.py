@@ -16,10 +16,10 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TypeAlias
 
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
-from aiokafka.errors import OffsetOutOfRangeError
+from aiokafka.errors import KafkaConnectionError, KafkaError, OffsetOutOfRangeError
 
-from lmerge_service.errors import TransportError
-from lmerge_service.kafka.client import bounded, close_bounded, kafka_errors
+from lmerge_service.errors import StateError, TransportError
+from lmerge_service.kafka.client import CONNECT_SECONDS, bounded, close_bounded
 
 __all__ = ("Batches", "Source", "TopicPartition")
 
@@ -46,8 +46,9 @@ class Source:
             fetch_max_wait_ms=10,
             retry_backoff_ms=50,
         )
-        self.lost: set[TopicPartition] = set()
-        """Partitions whose position the broker does not have any more: truncated or made anew."""
+        self.lost: dict[TopicPartition, str] = {}
+        """Partitions that cannot be read on, and why."""
+        self._next: dict[TopicPartition, int] = {}  # what was handed out ends before these
 
     async def __aenter__(self) -> "Source":
         try:
@@ -69,10 +70,12 @@ class Source:
         )
         return dict(found)
 
-    async def ends(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+    async def ends(
+        self, partitions: Sequence[TopicPartition], *, seconds: float = CONNECT_SECONDS
+    ) -> dict[TopicPartition, int]:
         """The offset behind the last committed record or marker (the last stable offset)."""
-        found = await bounded(self._consumer.end_offsets(partitions), "asking where topics end")
-        return dict(found)
+        doing = "asking where topics end"
+        return dict(await bounded(self._consumer.end_offsets(partitions), doing, seconds))
 
     async def high_watermarks(
         self, partitions: Sequence[TopicPartition]
@@ -95,6 +98,7 @@ class Source:
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
         """Reads exactly these partitions from now on, from these offsets."""
+        self._next = dict(positions)
         self._consumer.assign(list(positions))
         for tp, offset in positions.items():  # no await since assign: no position is guessed
             self._consumer.seek(tp, offset)
@@ -102,18 +106,54 @@ class Source:
     async def poll(self, seconds: float, max_records: int | None = None) -> Batches:
         """What has arrived, at the latest after `seconds`; empty when nothing has.
 
-        A partition that the broker cannot serve from our position goes to `lost` and is paused.
+        A partition that cannot be read (its position is gone, a batch is corrupt or compressed in
+        an unknown way, access is refused) goes to `lost`, with the reason, and is paused; the
+        others lose nothing by it.
         """
-        with kafka_errors("reading"):
+        try:
+            batches = await self._consumer.getmany(
+                timeout_ms=int(seconds * 1000), max_records=max_records
+            )
+        except OffsetOutOfRangeError as error:
+            # Nothing was taken from the others: this error is raised before or after, not between.
+            for tp in error.args[0]:
+                self._lose(tp, "the broker no longer has the offset to go on from")
+            return {}
+        except KafkaConnectionError as error:
+            raise TransportError(f"reading: {error!r}") from error
+        except (KafkaError, ValueError) as error:  # ValueError: a header that is no UTF-8
+            await self._find_unreadable(error)
+            return {}
+        for tp in batches:
+            position = self.position(tp)
+            assert position is not None
+            self._next[tp] = position
+        return dict(batches)
+
+    def _lose(self, tp: TopicPartition, why: str) -> None:
+        if tp in self._next:
+            self.lost[tp] = why
+            del self._next[tp]
+            self._consumer.pause(tp)
+
+    async def _find_unreadable(self, error: Exception) -> None:
+        """Reads each partition alone to find those that cannot be read, and rewinds the others:
+        what the client had taken from them is gone with the error."""
+        self._rewind()
+        found = False
+        for tp in list(self._next):
             try:
-                return await self._consumer.getmany(  # type: ignore[no-any-return]
-                    timeout_ms=int(seconds * 1000), max_records=max_records
-                )
-            except OffsetOutOfRangeError as error:
-                lost = set(error.args[0])
-                self.lost |= lost
-                self._consumer.pause(*lost)
-                return {}
+                await self._consumer.getmany(tp, timeout_ms=200, max_records=None)
+            except (KafkaError, ValueError) as cause:
+                found = True
+                self._lose(tp, f"cannot be read at offset {self._next[tp]} or behind: {cause!r}")
+        self._rewind()
+        if not found and not isinstance(error, ValueError):
+            raise TransportError(f"reading: {error!r}") from error
+
+    def _rewind(self) -> None:
+        for tp, offset in self._next.items():
+            self._consumer.seek(tp, offset)
 
     async def backlog(
         self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
@@ -126,6 +166,7 @@ class Source:
         Raises:
             TransportError: no progress for two minutes, for instance because the transaction of
                 a dead writer is still open before the end.
+            StateError: a partition cannot be read.
         """
         self.assign({tp: offset for tp, offset in starts.items() if offset < ends[tp]})
         remaining = set(self._consumer.assignment())
@@ -142,8 +183,8 @@ class Source:
                 if position is not None and position >= ends[tp]:
                     remaining.discard(tp)
                     self._consumer.pause(tp)
-            if self.lost & remaining:
-                raise TransportError(f"{sorted(self.lost)}: the topic changed while it was read")
+            for tp in remaining & self.lost.keys():
+                raise StateError(f"{tp.topic}-{tp.partition} {self.lost[tp]}")
             if loop.time() - progress > _STALL_SECONDS:
                 stuck = ", ".join(
                     f"{tp.topic}-{tp.partition} at {self.position(tp)} of {ends[tp]}"

@@ -4,15 +4,17 @@ The merge makes its output and dead-letter topics when they are missing; replica
 their replicas and may appear at any time.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import LeaderNotAvailableError, TopicAlreadyExistsError, for_code
+from aiokafka.protocol.metadata import MetadataRequest
+from aiokafka.structs import OffsetAndMetadata
 
 from lmerge_service.errors import ConfigurationError, TransportError
-from lmerge_service.kafka.client import bounded, close_bounded, patient
+from lmerge_service.kafka.client import CONNECT_SECONDS, bounded, close_bounded, patient
 
 __all__ = ("Topics",)
 
@@ -37,24 +39,28 @@ class Topics:
     async def __aexit__(self, *_: object) -> None:
         await close_bounded(self._admin.close())
 
-    async def partitions(self, names: Iterable[str]) -> dict[str, int]:
+    async def partitions(
+        self, names: Iterable[str], *, seconds: float = CONNECT_SECONDS
+    ) -> dict[str, int]:
         """The number of partitions of each topic that exists."""
-        described = await bounded(
-            self._admin.describe_topics(list(names)), "asking which topics there are"
+        # The client's own describe_topics would make the topics where brokers may do that.
+        request = MetadataRequest(list(names), allow_auto_topic_creation=False)
+        answer = await bounded(
+            self._admin._send_request(request), "asking which topics there are", seconds
         )
         return {
             str(topic["topic"]): len(topic["partitions"])
-            for topic in described
+            for topic in answer.to_object()["topics"]
             if topic["error_code"] == 0 and topic["partitions"]
         }
 
-    async def committed(self, group: str) -> dict[TopicPartition, int]:
-        """The offsets that transactions have committed under a group's name."""
+    async def committed(self, group: str) -> dict[TopicPartition, OffsetAndMetadata]:
+        """The offsets, with their metadata, that were committed under a group's name."""
         found = await patient(
             lambda: self._admin.list_consumer_group_offsets(group),
             f"asking for the offsets of {group}",
         )
-        return {tp: int(at.offset) for tp, at in found.items() if at.offset >= 0}
+        return {tp: at for tp, at in found.items() if at.offset >= 0}
 
     async def ensure(
         self, name: str, *, partitions: int = 1, config: dict[str, str] | None = None
@@ -66,6 +72,8 @@ class Topics:
         Raises:
             TransportError: the broker refuses.
         """
+        if (width := (await self.partitions([name])).get(name)) is not None:
+            return width
         cluster = await bounded(self._admin.describe_cluster(), "asking which brokers there are")
         copies = min(_COPIES, len(cluster["brokers"]))
         wanted = NewTopic(name, partitions, copies, topic_configs=config or {})
@@ -87,22 +95,22 @@ class Topics:
     async def delete(self, *names: str) -> None:
         await bounded(self._admin.delete_topics(list(names)), "deleting topics")
 
-    async def require_message_bytes(self, name: str, needed: int) -> None:
-        """Refuses a topic that cannot hold the largest record the merge may write.
+    async def require(self, name: str, wanted: Mapping[str, Callable[[str], bool]]) -> None:
+        """Refuses a topic whose configuration is not as it must be.
+
+        `wanted` has a condition for each key; the message gives the condition's docstring.
 
         Raises:
-            ConfigurationError: the topic's max.message.bytes is below `needed`.
+            ConfigurationError: some key's value does not meet its condition.
         """
-        key = "max.message.bytes"
-        resource = ConfigResource(ConfigResourceType.TOPIC, name, configs={key: ""})
+        resource = ConfigResource(ConfigResourceType.TOPIC, name, configs=dict.fromkeys(wanted, ""))
         responses = await bounded(
             self._admin.describe_configs([resource]), f"asking for {name}'s configuration"
         )
         for response in responses:
             for _, _, _, _, entries in response.resources:
-                for entry in entries:
-                    if entry[0] == key and int(entry[1]) < needed:
+                for key, value, *_ in entries:
+                    if key in wanted and not wanted[key](value):
                         raise ConfigurationError(
-                            f"topic {name} allows messages of {entry[1]} bytes, the merge may "
-                            f"write {needed}: raise its {key}, or lower limits.max_record_bytes"
+                            f"topic {name} has {key}={value}: {wanted[key].__doc__}"
                         )

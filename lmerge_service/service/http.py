@@ -8,7 +8,7 @@ Who owns what
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 
 import uvicorn
 from fastapi import FastAPI, Response
@@ -36,8 +36,9 @@ def application(task: MergeTask, state: StateSource) -> FastAPI:
     @app.get("/readyz")
     async def readyz(response: Response) -> dict[str, str]:
         """200 while elements are merged, 503 while the worker starts or recovers."""
-        response.status_code = 200 if state() == "running" else 503
-        return {"state": state()}
+        ready = state() == "running" and task.progress.unreachable is None
+        response.status_code = 200 if ready else 503
+        return {"state": state() if ready or state() != "running" else "unreachable"}
 
     @app.get("/status")
     async def status() -> Status:
@@ -90,14 +91,15 @@ async def serve(app: FastAPI, where: Http) -> AsyncIterator[str]:
 
 def _listen(where: Http) -> socket.socket:
     family = socket.AF_INET6 if ":" in where.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((where.host, where.port))
+        with ExitStack() as opened:
+            listener = opened.enter_context(socket.socket(family, socket.SOCK_STREAM))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((where.host, where.port))
+            opened.pop_all()
+            return listener
     except OSError as error:
-        listener.close()
         raise EnvironmentMissingError(
             f"cannot serve status on {where.host}:{where.port}: {error.strerror}; "
             "choose another http.port in the topology or with --http-port (0 takes a free one)"
         ) from None
-    return listener

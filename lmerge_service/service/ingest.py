@@ -8,10 +8,12 @@ Theory
 
     Nothing here depends on how the partitions interleave: of each partition only the records of
     the highest incarnation count in the end. So the operator can be rebuilt from the partitions'
-    prefixes (promise 8).
+    prefixes (promise 7 of docs/semantics.md), once it is known which incarnation that is.
 """
 
 from collections.abc import Iterable
+
+import msgspec
 
 from lmerge_service.core import Operator
 from lmerge_service.elements import START, Element
@@ -20,23 +22,54 @@ from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.headers import RecordLike, incarnation_of
 from lmerge_service.formats.wire import WireDecoder
 
-__all__ = ("Ingest",)
+__all__ = ("Ingest", "Standing")
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """What has to be known of a replica, beside an offset, to go on from there.
+
+    It is stored with each committed offset. Only the latest incarnation may be fed to a rebuilt
+    operator: an older one was heard against another output, and what it said then is gone.
+    """
+
+    incarnation: int = 0
+    joining_at: int = START
+    begins: int = 0
+    """The first offset of the partition that was merged."""
+
+    def text(self) -> str:
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def of(cls, text: str) -> "Standing":
+        """Reads what `text` wrote; of anything else, the standing of a replica that is new."""
+        try:
+            return msgspec.json.decode(text, type=cls)
+        except msgspec.MsgspecError:
+            return cls()
 
 
 class Ingest:
     """Feeds one replica's records to an operator; counts what it left out."""
 
     def __init__(
-        self, merge: Operator, name: str, decoder: WireDecoder, *, partitions: int, joining_at: int
+        self,
+        merge: Operator,
+        name: str,
+        decoder: WireDecoder,
+        *,
+        partitions: int,
+        joining_at: int = START,
+        incarnation: int = 0,
     ):
         self.name = name
-        self.incarnation = 0
+        self.incarnation = incarnation
+        self.joining_at = joining_at
+        self.partitions = partitions
         self.stale = 0
         """Records of an incarnation that a later one had replaced."""
-        self.dead = 0
         self._merge = merge
         self._decoder = decoder
-        self.partitions = partitions
         merge.attach(name, joining_at, partitions)
 
     def widen(self, partitions: int) -> None:
@@ -66,7 +99,6 @@ class Ingest:
                     self._start_over(incarnation, joining_at)
                 elements.append(decode(record.value))
             except ElementError as error:
-                self.dead += 1
                 dead.append(self._dead_letter(record, error))
         self._process(partition, elements, out)
 
@@ -75,7 +107,7 @@ class Ingest:
             out += self._merge.process_batch(self.name, elements, partition)
 
     def _start_over(self, incarnation: int, joining_at: int) -> None:
-        self.incarnation = incarnation
+        self.incarnation, self.joining_at = incarnation, joining_at
         self._merge.attach(self.name, joining_at, self.partitions)
 
     def _dead_letter(self, record: RecordLike, error: ElementError) -> DeadLetter:

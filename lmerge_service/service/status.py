@@ -13,7 +13,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from pydantic import BaseModel
 
 from lmerge_service.elements import INFINITY, START
-from lmerge_service.service.task import MergeTask, ReplicaState
+from lmerge_service.service.replicas import ReplicaState
+from lmerge_service.service.task import MergeTask
 
 __all__ = (
     "OutputStatus",
@@ -29,7 +30,7 @@ WorkerState = Literal["starting", "running", "recovering", "stopping"]
 
 
 class ReplicaStatus(BaseModel):
-    """One replica, as the merge sees it."""
+    """One replica, as the merge sees it; counts are of this process."""
 
     name: str
     topic: str
@@ -59,6 +60,8 @@ class ReplicaStatus(BaseModel):
     """Records of an incarnation that a later one has replaced."""
     dead_letters: int
     breaches: dict[str, int]
+    in_trouble: bool
+    """It broke a rule, or sent what is no element, within the last ten minutes."""
 
 
 class OutputStatus(BaseModel):
@@ -98,7 +101,7 @@ class Status(BaseModel):
 
 def status_of(task: MergeTask, state: WorkerState) -> Status:
     """A consistent view, taken between two batches."""
-    replicas = [_replica(task, each) for each in task.replicas.values()]
+    replicas = [_replica(task, each) for each in task.replicas.states.values()]
     reasons = _reasons(task, state, replicas)
     return Status(
         name=task.topology.name,
@@ -114,21 +117,21 @@ def status_of(task: MergeTask, state: WorkerState) -> Status:
 
 
 def _output(task: MergeTask) -> OutputStatus:
-    stats, gap = task.merge.stats, task.merge.gap
-    stable = task.progress.committed_stable
-    ordered = sorted(task.progress.latencies)
+    progress, gap = task.progress, task.merge.gap
+    stable = progress.committed_stable
+    ordered = sorted(progress.latencies)
     return OutputStatus(
         topic=task.topology.output.topic,
         stable_point=_point(stable),
         ended=stable == INFINITY,
         live_events=len(task.merge),
-        inserts=stats.inserts,
-        adjusts=stats.adjusts,
-        removals=stats.removals,
-        stables=stats.stables,
-        leader=stats.leader,
-        leader_switches=stats.switches,
-        transactions=task.progress.transactions,
+        inserts=progress.published["inserts"],
+        adjusts=progress.published["adjusts"],
+        removals=progress.published["removals"],
+        stables=progress.published["stables"],
+        leader=task.merge.stats.leader,
+        leader_switches=progress.switches,
+        transactions=progress.transactions,
         commit_ms_p50=_quantile_ms(ordered, 0.50),
         commit_ms_p99=_quantile_ms(ordered, 0.99),
         gap=None if gap is None else f"[{gap.start}, {gap.end}) until {gap.input} joins",
@@ -137,47 +140,45 @@ def _output(task: MergeTask) -> OutputStatus:
 
 def _replica(task: MergeTask, state: ReplicaState) -> ReplicaStatus:
     source = task.merge.inputs.get(state.replica.name)
-    first = task.merge.stats.inserts
+    ingest, counts = state.ingest, state.counts
+    first = sum(each.counts["first"] for each in task.replicas.states.values())
     return ReplicaStatus(
         name=state.replica.name,
         topic=state.replica.topic,
         state="held out" if source is None else "joined" if source.joined else "joining",
         why=state.held_out,
-        partitions=None if state.ingest is None else state.ingest.partitions,
+        partitions=None if ingest is None else ingest.partitions,
         silent_partitions=[]
         if source is None
         else [number for number, stable in enumerate(source.stables) if stable == START],
-        incarnation=None if state.ingest is None else state.ingest.incarnation,
+        incarnation=None if ingest is None else ingest.incarnation,
         stable_point=None if source is None else _point(source.stable),
         ended=source is not None and source.stable == INFINITY,
         behind_output=None if source is None else _behind(source.stable, task.merge.max_stable),
         lag_records=state.lag,
-        idle_seconds=None if state.last_record is None else time.time() - state.last_record,
-        inserts=0 if source is None else source.inserts,
-        adjusts=0 if source is None else source.adjusts,
-        stables=0 if source is None else source.stables_in,
-        delivered_first=0 if source is None else source.first,
-        share_first=source.first / first if source is not None and first else None,
-        late=0 if source is None else source.late,
-        stale=0 if state.ingest is None else state.ingest.stale,
-        dead_letters=0 if state.ingest is None else state.ingest.dead,
-        breaches={
-            kind: count
-            for (name, kind), count in task.progress.breaches.items()
-            if name == state.replica.name
-        },
+        idle_seconds=None
+        if state.last_record is None
+        else round(time.monotonic() - state.last_record, 3),
+        inserts=counts["inserts"],
+        adjusts=counts["adjusts"],
+        stables=counts["stables"],
+        delivered_first=counts["first"],
+        share_first=counts["first"] / first if first else None,
+        late=counts["late"],
+        stale=counts["stale"],
+        dead_letters=counts["dead"],
+        breaches=dict(state.breaches),
+        in_trouble=state.troubled is not None
+        and time.monotonic() - state.troubled < _TROUBLE_SECONDS,
     )
 
 
 def _reasons(task: MergeTask, state: WorkerState, replicas: Sequence[ReplicaStatus]) -> list[str]:
     reasons = [] if state == "running" else [f"the worker is {state}"]
-    reasons += [f"replica {each.name}: {each.why}" for each in replicas if each.why]
+    if task.progress.unreachable is not None:
+        reasons.append(f"Kafka does not answer: {task.progress.unreachable}")
     for each in replicas:
-        if each.dead_letters:
-            reasons.append(f"replica {each.name}: {each.dead_letters} records are not elements")
-        if each.breaches:
-            kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(each.breaches.items()))
-            reasons.append(f"replica {each.name}: breaches: {kinds}")
+        reasons += [f"replica {each.name}: {reason}" for reason in _reasons_of(each)]
     moving = [each for each in replicas if each.ended or _is_moving(each)]
     if len(replicas) > 1 and len(moving) < 2:
         reasons.append(f"redundancy is lost: {len(moving)} of {len(replicas)} replicas are moving")
@@ -186,7 +187,25 @@ def _reasons(task: MergeTask, state: WorkerState, replicas: Sequence[ReplicaStat
     return reasons
 
 
+def _reasons_of(replica: ReplicaStatus) -> Iterator[str]:
+    """What is wrong with one replica now, or was within the last minutes."""
+    if replica.why:
+        yield replica.why
+    spoken = replica.partitions is not None and len(replica.silent_partitions) < replica.partitions
+    if spoken and replica.silent_partitions:
+        yield f"partitions {replica.silent_partitions} never sent a stable, and hold it back"
+    if replica.in_trouble and replica.dead_letters:
+        yield f"{replica.dead_letters} records are not elements"
+    if replica.in_trouble and replica.breaches:
+        kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(replica.breaches.items()))
+        yield f"breaches: {kinds}"
+    heard = replica.inserts + replica.adjusts + replica.stables
+    if replica.stale and not heard:
+        yield f"all it sends ({replica.stale} records) is of an older incarnation"
+
+
 _IDLE_AFTER_SECONDS = 60.0
+_TROUBLE_SECONDS = 600.0
 
 
 def _is_moving(replica: ReplicaStatus) -> bool:
@@ -200,7 +219,7 @@ def _point(stable: int) -> int | None:
 
 def _behind(stable: int, output: int) -> int | None:
     if START in {stable, output} or INFINITY in {stable, output}:
-        return 0 if stable == output else None
+        return 0 if stable == output == INFINITY else None
     return output - stable
 
 

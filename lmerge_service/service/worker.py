@@ -17,7 +17,7 @@ from contextlib import AsyncExitStack
 
 import structlog
 
-from lmerge_service.errors import TransportError, single_error
+from lmerge_service.errors import LMergeError, TransportError, single_error
 from lmerge_service.service.http import application, serve
 from lmerge_service.service.status import StateSource
 from lmerge_service.service.task import MergeTask
@@ -29,6 +29,7 @@ __all__ = ("run",)
 log = structlog.get_logger()
 
 _PAUSES = (0.2, 0.5, 1.0, 2.0, 5.0)
+_PATIENCE = 10
 
 
 async def run(topology: Topology) -> None:
@@ -50,6 +51,8 @@ async def run(topology: Topology) -> None:
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
+    if not stop.is_set():
+        raise LMergeError("the worker ended without being told to; start it again")
     log.info("stopped")
 
 
@@ -70,24 +73,26 @@ async def _work(topology: Topology) -> None:
 
 
 async def _merge_and_recover(task: MergeTask, state: StateSource) -> None:
-    failures = 0
+    failures = committed = 0
     while True:
         try:
             async with AsyncExitStack() as stack:
                 await task.open(stack)
                 quieten_garbage_collector()
                 state.state = "running"
-                failures = 0
                 log.info("running", recovery_seconds=round(task.progress.recovery_seconds, 3))
                 await _merge(task)
         except TransportError as error:
-            if state.state == "starting" or not error.retriable:
+            # Once it has run, whatever made a commit fail may heal by a rebuild; the same failure
+            # again and again will not.
+            if state.state == "starting" or (not error.retriable and failures >= _PATIENCE):
                 raise
             state.state = "recovering"
             task.progress.rebuilds += 1
             log.warning("recovering", error=str(error))
             await asyncio.sleep(_PAUSES[min(failures, len(_PAUSES) - 1)])
-            failures += 1
+            failures = failures + 1 if task.progress.transactions == committed else 1
+            committed = task.progress.transactions
 
 
 async def _merge(task: MergeTask) -> None:

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -63,6 +64,14 @@ async def consume(bootstrap: str, topic: str, count: int) -> list[bytes | None]:
         consumer.assign([partition])
         await consumer.seek_to_beginning(partition)
         return [(await consumer.getone()).value for _ in range(count)]
+
+
+def until(reached: Callable[[], bool], seconds: float = 5) -> None:
+    """Waits for a state: a signal takes effect when the process is next scheduled."""
+    deadline = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
 
 
 def ended(pid: int) -> bool:
@@ -153,10 +162,10 @@ def test_a_paused_broker_runs_and_can_be_stopped(tmp_path: Path) -> None:
     with LocalBroker(tmp_path) as broker:
         pid = broker.pid
         broker.pause()
-        assert psutil.Process(pid).status() == psutil.STATUS_STOPPED
+        until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
         assert broker.running
         broker.resume()
-        assert psutil.Process(pid).status() != psutil.STATUS_STOPPED
+        until(lambda: psutil.Process(pid).status() != psutil.STATUS_STOPPED)
         broker.pause()
         broker.stop()
         assert not psutil.pid_exists(pid)

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from aiokafka import AIOKafkaProducer
+from aiokafka import AIOKafkaProducer, TopicPartition
 
-from lmerge_service.elements import Element, Stable
+from lmerge_service.elements import START, Element, Stable
 from lmerge_service.formats.headers import incarnation_headers
 from lmerge_service.formats.wire import WireDecoder, encode
 from lmerge_service.kafka.broker import free_port
@@ -94,11 +94,13 @@ class Merge:
         partitions: int = 1,
         partitioner: Partitioner = crc32,
         incarnation: int = 0,
+        joining_at: int = START,
         transactions_of: int | None = None,
     ) -> None:
         """Writes elements; each stable to every partition, as a replica must."""
+        headers = incarnation_headers(incarnation, joining_at)
         asyncio.run(
-            self._publish(replica, elements, partitions, partitioner, incarnation, transactions_of)
+            self._publish(replica, elements, partitions, partitioner, headers, transactions_of)
         )
 
     async def _publish(
@@ -107,7 +109,7 @@ class Merge:
         elements: Sequence[Element],
         partitions: int,
         partitioner: Partitioner,
-        incarnation: int,
+        headers: list[tuple[str, bytes]],
         transactions_of: int | None,
     ) -> None:
         topic = self.topics[replica]
@@ -117,7 +119,6 @@ class Merge:
             bootstrap_servers=self.bootstrap,
             transactional_id=None if transactions_of is None else f"{topic}.writer",
         )
-        headers = incarnation_headers(incarnation)
         async with producer:
             step = transactions_of or len(elements) or 1
             for start in range(0, len(elements), step):
@@ -133,7 +134,23 @@ class Merge:
                             )
                     await asyncio.gather(*sent)
 
-    def send_raw(self, topic: str, values: Sequence[bytes | None], **options: Any) -> None:
+    def wait_until_committed(self, replica: str, offset: int, seconds: float = 20) -> None:
+        """The worker has committed that everything before `offset` is merged."""
+        tp = TopicPartition(self.topics[replica], 0)
+
+        async def wait() -> None:
+            async with Topics(self.bootstrap) as topics, asyncio.timeout(seconds):
+                while True:
+                    committed = await topics.committed(f"lmerge.{self.name}")
+                    if tp in committed and committed[tp].offset >= offset:
+                        return
+                    await asyncio.sleep(0.1)
+
+        asyncio.run(wait())
+
+    def send_raw(
+        self, topic: str, values: Sequence[bytes | None], key: bytes | None = b"k"
+    ) -> None:
         """Writes bytes as they are, in order, to partition 0."""
 
         async def send() -> None:
@@ -143,7 +160,9 @@ class Merge:
                 bootstrap_servers=self.bootstrap, max_request_size=20 << 20
             ) as producer:
                 for value in values:
-                    await producer.send_and_wait(topic, value, key=b"k", partition=0, **options)
+                    batch = producer.create_batch()  # unlike send, takes neither key nor value
+                    batch.append(key=key, value=value, timestamp=None)
+                    await (await producer.send_batch(batch, topic, partition=0))
 
         asyncio.run(send())
 
