@@ -13,6 +13,7 @@ from aiokafka.record.util import calc_crc32c
 
 from lmerge_service.elements import INFINITY, Insert, Stable
 from lmerge_service.formats.wire import encode
+from lmerge_service.kafka import sink as sinks
 from lmerge_service.kafka.broker import LocalBroker
 from lmerge_service.kafka.sink import Outbox, Sink
 from lmerge_service.kafka.topics import Topics
@@ -699,3 +700,42 @@ def test_counts_do_not_fall_when_the_task_rebuilds(
     for before, after in itertools.pairwise(seen):
         assert all(x <= y for x, y in zip(before, after, strict=True)), (before, after)
     assert merge.says(meaning(lives))
+
+
+def test_an_outage_longer_than_a_commit_may_take_is_survived(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While its broker is away, closing the client cancels what closes it; that is no order to
+    stop."""
+    monkeypatch.setattr(sinks, "_COMMIT_SECONDS", 1.0)
+    lives = logical(150, seed=12)
+    a = replica_streams(lives, seed=12)["a"]
+
+    async def run(merge: Merge, broker: LocalBroker) -> tasks.MergeTask:
+        task = tasks.MergeTask(load(merge.path))
+        running = asyncio.create_task(workers._merge_and_recover(task, StateSource()))
+        published = asyncio.create_task(asyncio.to_thread(merge.publish, "a", a[:60]))
+        async with asyncio.timeout(90):
+            while not task.progress.published:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            await published
+            broker.kill()
+            task._outbox.records.append((None, b"lost with the broker"))
+            while not task.progress.rebuilds:
+                assert not running.done(), running
+                await asyncio.sleep(0.02)
+            await asyncio.sleep(5)
+            assert not running.done(), running
+            await asyncio.to_thread(broker.start)
+            await asyncio.to_thread(merge.publish, "a", a[60:])
+            while task.progress.committed_stable != INFINITY:
+                assert not running.done(), running
+                await asyncio.sleep(0.05)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        return task
+
+    with LocalBroker(tmp_path / "kafka", detached=True) as broker:
+        merge = Merge(broker.bootstrap, tmp_path, replicas=("a",))
+        assert asyncio.run(run(merge, broker)).progress.rebuilds >= 1
+        assert merge.says(meaning(lives))
