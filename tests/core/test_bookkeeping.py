@@ -236,9 +236,7 @@ def test_the_end_of_the_stream_by_an_input_that_lacks_a_half_frozen_event_is_a_b
     merge.process_batch("a", [Insert("half", 2, 20), Stable(10), Insert("un", 10, 20)])
     said = merge.process("b", Stable(INFINITY))
     assert said == [Adjust("un", 10, 20, 10), Stable(INFINITY)]
-    assert merge.breaches() == [
-        Breach("b", 0, MISSING, Stable(INFINITY), Event("half", 2, 20))
-    ]
+    assert merge.breaches() == [Breach("b", 0, MISSING, Stable(INFINITY), Event("half", 2, 20))]
 
 
 def test_a_gap_excuses_what_is_missing_and_nothing_else() -> None:

@@ -75,23 +75,6 @@ def test_joining_at_keeps_an_incarnation_from_leading_too_early() -> None:
     assert fed.merge.process("other", Stable(50)) == [Stable(50), Stable(60)]
 
 
-def test_the_state_does_not_depend_on_how_partitions_interleave() -> None:
-    """A rebuild reads the partitions in another order than the original did (promise 8)."""
-    zero = [*records(insert("a", 1, 9)), *records(insert("b", 2, 9), Stable(2), incarnation=1)]
-    one = [
-        *records(insert("c", 1, 9), partition=1),
-        *records(insert("d", 3, 9), Stable(2), incarnation=1, partition=1),
-    ]
-    states = []
-    for order in ((zero, one), (one, zero)):
-        fed = Fed(partitions=2)
-        said = [element for part in order for element in fed.take(part)]
-        held = fed.merge.process("r", Stable(1), 0)  # a regression: changes nothing
-        assert held == []
-        states.append((fed.merge.inputs["r"].stables, fed.merge.max_stable, len(said) > 0))
-    assert states[0] == states[1]
-
-
 @pytest.mark.parametrize("place", [0, 1, 2], ids=["first", "middle", "last"])
 @pytest.mark.parametrize(
     ("poison", "reason"),

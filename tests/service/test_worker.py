@@ -208,7 +208,7 @@ async def _leave_a_transaction_open(merge: Merge) -> None:
 def test_an_aborted_transaction_is_rebuilt_from(
     merge: Merge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """pulsar#5218: emitted means committed. Every second transaction is really aborted, at first."""
+    """pulsar#5218: emitted means committed. At first every second one is aborted."""
     lives = logical(300, seed=5)
     streams = replica_streams(lives, seed=5)
     for name in "abc":
