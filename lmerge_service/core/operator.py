@@ -247,7 +247,7 @@ class Operator(ABC):
 
     @abstractmethod
     def load_output(self, elements: Iterable[Element]) -> None:
-        """Starts from what the output has already said (promise 8): first the output prefix by
+        """Starts from what the output has already said (promise 7): first the output prefix by
         this method, then `attach` and the input prefixes by `process`, in any interleaving, give
         the state that the original had.
 

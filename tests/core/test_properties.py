@@ -52,7 +52,7 @@ def test_honest_inputs_are_merged_into_an_equivalent_output(
         watched.process(str(number), element)
     assert watched.output == TDB(logical)
     assert watched.output.stable == INFINITY
-    assert len(watched.merge) == 0, "promise 4: no state after the end"
+    assert len(watched.merge) == 0, "no state after the end"
 
 
 @given(lying_runs())
@@ -144,7 +144,7 @@ def test_a_restored_operator_goes_on_the_same(run: tuple[int, Steps], data: st.D
 def test_an_operator_rebuilt_from_prefixes_goes_on_the_same(
     run: tuple[int, Steps], data: st.DataObject
 ) -> None:
-    """Promise 8: lies included, and whatever the interleaving of the rebuild."""
+    """Promise 7: lies included, and whatever the interleaving of the rebuild."""
     n, steps = run
     joining = [data.draw(st.sampled_from((START, START, 5, 12))) for _ in range(n)]
     cut = data.draw(st.integers(0, len(steps)))

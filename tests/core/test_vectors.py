@@ -13,7 +13,7 @@ from tests import vectors
 CLAIM_IS_HELD = {
     # The vector has no node after an adjust of an unknown event. Ours holds it as a claim that
     # puts nothing out: otherwise the state would depend on whether the other input's insert came
-    # before or after, and could not be rebuilt from the input prefixes (promise 8).
+    # before or after, and could not be rebuilt from the input prefixes (promise 7).
     "lm-r3-10": [0, 1],
 }
 STATE_GOES_AT_THE_END = {
