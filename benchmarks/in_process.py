@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.inputs import interleaved, replicas
 from lmerge_service.core import lmerge
-from lmerge_service.elements import Element
+from lmerge_service.elements import INFINITY, Element, Insert, Stable
 from lmerge_service.formats.ndjson import ElementWriter, read_elements
 from lmerge_service.formats.payload import PayloadCache
 from lmerge_service.formats.wire import WireDecoder, encode
@@ -33,9 +33,15 @@ def run(runs: int, elements: int, report: Report) -> None:
         return [total / _seconds(work) / 1000 for _ in range(runs)]
 
     unit = "k elements/s"
-    report("decode", unit, per_second(lambda: _decode(records)))
+    report(
+        "decode (a third of the payloads first seen)", unit, per_second(lambda: _decode(records))
+    )
     report("encode", unit, per_second(lambda: [encode(e) for e in flat]))
     report("LMR3, decoded elements, 3 inputs", unit, per_second(lambda: _merge(batches, 3)))
+    for half_frozen in (1_000, 100_000):
+        work = _with_half_frozen(half_frozen)
+        values = [work() / 1000 for _ in range(runs)]
+        report(f"LMR3 with {half_frozen:,} half-frozen events", unit, values)
     report("decode, merge, encode", unit, per_second(lambda: _whole_path(records, 3)))
     with TemporaryDirectory() as folder:
         names = [f"{folder}/{number}.ndjson" for number in range(len(streams))]
@@ -66,6 +72,30 @@ def _merge(batches: Sequence[tuple[int, Sequence[Element]]], inputs: int) -> Non
         merge.attach(str(number))
     for number, batch in batches:
         merge.process_batch(str(number), batch)
+
+
+def _with_half_frozen(count: int) -> Callable[[], float]:
+    """Elements a second of short events beside so many long ones, a stable every 100 elements."""
+    long = [Insert(k, 0, INFINITY) for k in range(count)]
+    stream: list[Element] = []
+    for k in range(1, 30_000):
+        stream.append(Insert(-k, k, k + 5))
+        if k % 100 == 0:
+            stream.append(Stable(k))
+
+    def work() -> float:
+        merge = lmerge()
+        for name in ("a", "b"):
+            merge.attach(name)
+            merge.process_batch(name, long)
+        merge.process("a", Stable(1))
+        started = time.perf_counter()
+        for start in range(0, len(stream), _CHUNK):
+            for name in ("a", "b"):
+                merge.process_batch(name, stream[start : start + _CHUNK])
+        return 2 * len(stream) / (time.perf_counter() - started)
+
+    return work
 
 
 def _whole_path(records: Sequence[tuple[int, Sequence[bytes]]], inputs: int) -> None:

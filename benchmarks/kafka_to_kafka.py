@@ -1,12 +1,14 @@
 """Kafka to Kafka on a local broker: throughput beside a pass-through, and added latency."""
 
 import asyncio
+import logging
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import psutil
+import structlog
 
 from benchmarks.inputs import replicas
 from lmerge_service.demo.throughput import measure
@@ -24,8 +26,14 @@ _RATE = 1_000
 _LATENCY_SECONDS = 15
 
 
+def _quiet() -> None:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
+
+
 async def run(runs: int, elements: int, report: Report) -> None:
     """Starts a broker of its own, measures, and stops it."""
+    _quiet()
     with tempfile.TemporaryDirectory() as folder:
         async with LocalBroker(Path(folder) / "kafka") as broker:
             await _throughput(broker.bootstrap, runs, elements, report)

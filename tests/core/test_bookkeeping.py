@@ -4,7 +4,7 @@ Each of these was wrong in a mutant of the operator that all other tests let liv
 
 import pytest
 
-from lmerge_service.core import Breach, BreachKind, Operator, Stats, lmerge, restore
+from lmerge_service.core import Breach, BreachKind, Gap, Operator, Stats, lmerge, restore
 from lmerge_service.core.lmr3 import LMR3
 from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
 from lmerge_service.errors import StateError
@@ -77,6 +77,21 @@ def test_adding_no_partitions_changes_nothing() -> None:
     merge.inputs["a"].add_partitions(1)
     assert merge.inputs["a"].stables == [10]
     assert merge.process("a", Stable(11)) == [Stable(11)]
+
+
+def test_an_input_that_a_gap_was_accepted_for_leads_within_the_gap_as_well() -> None:
+    merge = merge_of()
+    merge.attach("b", joining_at=20)
+    merge.accept_gap()
+    assert merge.process_batch("b", [Stable(12), Stable(15)]) == [Stable(12), Stable(15)]
+    assert merge.inputs["b"].joined
+
+
+def test_of_inputs_that_join_at_one_time_the_gap_names_the_one_attached_first() -> None:
+    merge = merge_of()
+    for name, joining_at in (("later", 30), ("first", 20), ("second", 20)):
+        merge.attach(name, joining_at=joining_at)
+    assert merge.gap == Gap(START, 20, "first")
 
 
 # --- counts -------------------------------------------------------------------------------------
@@ -190,9 +205,6 @@ def test_an_unknown_adjust_of_a_half_frozen_event_is_a_breach_and_a_claim() -> N
 
 def test_a_second_insert_of_a_half_frozen_event_is_a_breach_and_counts() -> None:
     merge = merge_of("a", "b")
-    merge.process_batch("a", [Insert("A", 2, 20), Stable(1), Stable(2)])
-    merge.process("b", Stable(10))
-    merge = merge_of("a", "b")
     merge.process_batch("b", [Insert("A", 2, 20), Stable(10)])
     merge.process_batch("a", [Insert("A", 2, 20), Insert("A", 2, 12)])
     assert blamed(merge) == [("a", BreachKind.DUPLICATE_KEY)]
@@ -280,6 +292,17 @@ def test_an_excused_event_follows_the_inputs_that_have_it() -> None:
     assert blamed(merge) == []
 
 
+def test_a_breach_names_the_incarnation_also_of_an_input_that_is_gone() -> None:
+    merge = merge_of("a", "a", "a")
+    merge.process_batch("a", [Stable(5), Stable(4)])
+    merge.detach("a")
+    merge.process("a", Stable(6))
+    assert merge.breaches() == [
+        Breach("a", 2, BreachKind.STABLE_REGRESSION, Stable(4)),
+        Breach("a", 2, BreachKind.AFTER_DETACH, Stable(6)),
+    ]
+
+
 # --- state --------------------------------------------------------------------------------------
 
 
@@ -297,3 +320,58 @@ def test_a_snapshot_of_another_case_is_refused(case: str) -> None:
     text = bytes([0xA0 + len(case)]) + case.encode()
     with pytest.raises(StateError, match="this is case R3"):
         restore(saved.replace(b"\xa4case\xa2R3", b"\xa4case" + text))
+
+
+def loaded(*elements: Element) -> LMR3:
+    merge = merge_of()
+    merge.load_output(elements)
+    merge.check()
+    return merge
+
+
+def test_a_loaded_event_is_let_go_of_once_it_is_final() -> None:
+    merge = loaded(Insert("A", 2, 5), Stable(3), Insert("B", 4, 5), Stable(10))
+    assert len(merge) == 0
+    merge.attach("a")
+    merge.process("a", Insert("A", 2, 5))
+    assert merge.inputs["a"].late == 1
+
+
+def test_a_loaded_event_that_ends_at_the_stable_point_may_still_be_extended() -> None:
+    merge = loaded(Insert("A", 2, 10), Stable(10))
+    merge.attach("a")
+    merge.process_batch("a", [Insert("A", 2, 10), Adjust("A", 2, 10, 20)])
+    assert merge.process("a", Stable(12)) == [Adjust("A", 2, 10, 20), Stable(12)]
+
+
+def test_a_loaded_adjust_of_a_half_frozen_event_is_where_later_stables_find_it() -> None:
+    merge = loaded(Insert("A", 2, 20), Stable(10), Adjust("A", 2, 20, 12))
+    merge.attach("a")
+    merge.process("a", Insert("A", 2, 30))
+    assert merge.process("a", Stable(13)) == [Adjust("A", 2, 12, 30), Stable(13)]
+    assert len(loaded(Insert("A", 2, 20), Stable(10), Adjust("A", 2, 20, 12), Stable(13))) == 0
+
+
+def test_loading_keeps_nothing_of_what_is_final() -> None:
+    events = range(100)
+    merge = loaded(
+        *[Insert(k, 0, 1_000) for k in events],
+        Stable(1),
+        *[Adjust(k, 0, 1_000, 5) for k in events],
+        Stable(6),
+    )
+    assert len(merge) == 0
+    assert len(merge._index._by_out) <= 64
+
+
+# --- cost ---------------------------------------------------------------------------------------
+
+
+def test_a_stable_at_the_end_of_an_event_itself_does_not_look_at_it() -> None:
+    merge = merge_of("a", "b")
+    merge.process_batch("a", [Insert("A", 2, 20), Stable(5)])
+    merge.process("b", Insert("A", 2, 10))
+    before = merge._index.touched
+    assert merge.process("b", Stable(10)) == [Stable(10)], "where b ends it"
+    assert merge.process("a", Stable(20)) == [Stable(20)], "where the output ends it"
+    assert merge._index.touched == before
