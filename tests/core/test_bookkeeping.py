@@ -243,6 +243,65 @@ def test_what_an_input_lacks_is_reported_in_the_order_of_start() -> None:
     ]
 
 
+def test_a_contradiction_ends_with_the_event() -> None:
+    merge = merge_of("a", "b")
+    merge.process_batch("a", [Insert("A", 2, 20), Stable(10)])
+    merge.process("b", Stable(15))
+    assert merge.process_batch("b", [Stable(25), Stable(30)]) == [Stable(25), Stable(30)]
+    assert len(merge) == 0
+    assert blamed(merge) == [("b", MISSING)]
+    merge.check()
+
+
+def test_a_claim_after_the_blame_hides_no_second_event_that_is_missing() -> None:
+    merge = merge_of("a", "b")
+    merge.process_batch("a", [Insert("A", 2, 20), Stable(10)])
+    merge.process("b", Stable(15))
+    merge.process("b", Adjust("A", 2, 20, 30))
+    merge.process_batch("a", [Insert("B", 16, 40), Stable(17)])
+    assert merge.process("b", Stable(18)) == [Stable(18)]
+    assert blamed(merge) == [
+        ("b", MISSING),
+        ("b", BreachKind.UNKNOWN_EVENT),
+        ("b", MISSING),
+    ]
+    merge.check()
+
+
+def test_an_input_that_takes_back_a_claim_is_still_the_one_that_was_blamed() -> None:
+    """It can do so on a new partition only, where it has declared nothing final."""
+    merge = merge_of("a", "b")
+    merge.process_batch("a", [Insert("A", 2, 20), Stable(10)])
+    merge.process("b", Stable(15))
+    merge.inputs["b"].add_partitions(2)
+    merge.process_batch("b", [Adjust("A", 2, 20, 30), Adjust("A", 2, 30, 2), Stable(16)], 1)
+    merge.check()
+    assert merge.process("b", Stable(16), 0) == [Stable(16)]
+    assert blamed(merge) == [("b", MISSING), ("b", BreachKind.UNKNOWN_EVENT)]
+
+
+def test_an_input_that_was_blamed_may_leave() -> None:
+    merge = merge_of("a", "b")
+    merge.process_batch("a", [Insert("A", 2, 20), Insert("B", 2, 30), Stable(10)])
+    merge.process("b", Insert("B", 2, 15))
+    merge.process("b", Stable(15))
+    index, left = merge._index, merge.inputs["b"]
+    merge.detach("b")
+    assert not [part for part in (index._held, index._by_end, index._against) if left in part]
+    assert merge.process("a", Stable(25)) == [Stable(25)]
+    assert len(merge) == 1
+    merge.check()
+
+
+def test_who_ended_a_final_event_otherwise_is_not_asked_again() -> None:
+    merge = merge_of("a", "b")
+    merge.process_batch("a", [Insert("A", 2, 20), Stable(5)])
+    merge.process("b", Insert("A", 2, 12))
+    assert merge.process("a", Stable(30)) == [Stable(30)]
+    assert merge.process("b", Stable(31)) == [Stable(31)]
+    assert blamed(merge) == []
+
+
 def test_the_end_of_the_stream_by_an_input_that_lacks_a_half_frozen_event_is_a_breach() -> None:
     merge = merge_of("a", "b")
     merge.process_batch("a", [Insert("half", 2, 20), Stable(10), Insert("un", 10, 20)])
@@ -313,6 +372,40 @@ def test_a_snapshot_remembers_what_a_gap_excuses() -> None:
     assert blamed(twin) == []
 
 
+def test_a_snapshot_remembers_who_was_blamed_and_whom_to_follow_instead() -> None:
+    merge = merge_of("a", "b")
+    merge.process_batch("a", [Insert("A", 2, 20), Stable(10)])
+    merge.process("b", Stable(12))
+    merge.process("a", Adjust("A", 2, 20, 15))
+    twin = restore(merge.snapshot())
+    twin.check()
+    assert twin.process("b", Stable(13)) == [Stable(13)]
+    assert twin.process("b", Stable(17)) == [Adjust("A", 2, 20, 15), Stable(17)]
+    assert blamed(twin) == []
+
+
+def test_a_snapshot_holds_every_count() -> None:
+    merge = merge_of("a", "b", "b")
+    merge.process_batch("a", [Insert("A", 1, 9), Insert("B", 1, 9), Stable(5)])
+    merge.process_batch("b", [Insert("A", 1, 8), Adjust("A", 1, 8, 7), Insert("C", 1, 9)])
+    merge.process_batch("b", [Insert("D", 5, 9), Stable(6), Stable(6), Stable(3), Stable(8)])
+    merge.process_batch("b", [Insert("E", 9, 12)] * 1_002)
+    twin = restore(merge.snapshot())
+    assert twin.stats == merge.stats
+    assert twin.stats == Stats(4, 1, 3, 0, "b", switches=1, breaches_dropped=3)
+    a, b = twin.inputs.values()
+    assert (a.inserts, a.adjusts, a.stables_in, a.first, a.late) == (2, 0, 1, 2, 0)
+    assert (b.inserts, b.adjusts, b.stables_in, b.first, b.late) == (1_005, 1, 4, 2, 1)
+    assert (b.incarnation, b.stables, b.joining_at, b.joined) == (1, [8], START, True)
+    assert b.breaches == {
+        BreachKind.DUPLICATE_KEY: 1_001,
+        BreachKind.STABLE_REGRESSION: 1,
+        MISSING: 1,
+    }
+    twin.attach("b", joining_at=9)
+    assert twin.inputs["b"].incarnation == 2
+
+
 @pytest.mark.parametrize("case", ["R0", ""])
 def test_a_snapshot_of_another_case_is_refused(case: str) -> None:
     saved = merge_of("a").snapshot()
@@ -364,7 +457,7 @@ def test_loading_keeps_nothing_of_what_is_final() -> None:
     assert len(merge._index._by_out) <= 64
 
 
-# --- cost ---------------------------------------------------------------------------------------
+# --- order and cost ---------------------------------------------------------------------------------------
 
 
 def test_a_stable_at_the_end_of_an_event_itself_does_not_look_at_it() -> None:
@@ -375,3 +468,56 @@ def test_a_stable_at_the_end_of_an_event_itself_does_not_look_at_it() -> None:
     assert merge.process("b", Stable(10)) == [Stable(10)], "where b ends it"
     assert merge.process("a", Stable(20)) == [Stable(20)], "where the output ends it"
     assert merge._index.touched == before
+
+
+def test_adjusts_before_a_stable_come_in_the_order_of_start() -> None:
+    merge = merge_of("a", "b")
+    merge.process_batch("a", [Insert("A", 1, 30), Insert("B", 2, 20), Insert("C", 3, 10)])
+    merge.process("a", Stable(5))
+    merge.process_batch("b", [Insert("C", 3, 50), Insert("B", 2, 50), Insert("A", 1, 50)])
+    assert merge.process("b", Stable(40)) == [
+        Adjust("A", 1, 30, 50),
+        Adjust("B", 2, 20, 50),
+        Adjust("C", 3, 10, 50),
+        Stable(40),
+    ]
+
+
+def test_adjusts_before_the_end_of_the_stream_come_in_the_order_of_start() -> None:
+    merge = merge_of("a", "b")
+    merge.process_batch("a", [Insert("C", 3, 10), Insert("B", 2, 10), Insert("A", 1, 10)])
+    assert merge.process("b", Stable(INFINITY)) == [
+        Adjust("A", 1, 10, 1),
+        Adjust("B", 2, 10, 2),
+        Adjust("C", 3, 10, 3),
+        Stable(INFINITY),
+    ]
+
+
+def test_many_revisions_of_one_event_without_a_stable_are_not_kept() -> None:
+    merge = merge_of("a", "b")
+    merge.process_batch("a", [Insert("A", 2, 20), Stable(5)])
+    merge.process("b", Insert("A", 2, 10))
+    merge.process_batch("b", [Adjust("A", 2, 10, 11), Adjust("A", 2, 11, 10)] * 1_000)
+    merge.check()
+    assert len(merge._index._by_end[merge.inputs["b"]]) <= 66
+    assert merge.process("b", Stable(11)) == [Adjust("A", 2, 20, 10), Stable(11)]
+
+
+def test_events_are_found_by_their_ends_also_after_a_storm_of_revisions() -> None:
+    merge = merge_of("a", "b")
+    merge.process_batch("a", [Insert(k, k, 900 - k) for k in range(100)])
+    merge.process_batch("b", [Insert(k, k, 800 - k) for k in range(100)])
+    merge.process("a", Stable(100))
+    merge.process_batch(
+        "b",
+        [
+            e
+            for k in range(100)
+            for end in (800 - k,)
+            for e in (Adjust(k, k, end, end - 1), Adjust(k, k, end - 1, end))
+        ],
+    )
+    said = merge.process("b", Stable(751))
+    assert said == [*[Adjust(k, k, 900 - k, 800 - k) for k in range(50, 100)], Stable(751)]
+    merge.check()
