@@ -457,7 +457,7 @@ def test_loading_keeps_nothing_of_what_is_final() -> None:
     assert len(merge._index._by_out) <= 64
 
 
-# --- order and cost ---------------------------------------------------------------------------------------
+# --- order and cost ---------------------------------------------------------------------------
 
 
 def test_a_stable_at_the_end_of_an_event_itself_does_not_look_at_it() -> None:
