@@ -268,6 +268,15 @@ def test_a_claim_after_the_blame_hides_no_second_event_that_is_missing() -> None
     merge.check()
 
 
+def test_an_input_that_takes_back_a_half_frozen_event_lacks_it() -> None:
+    merge = merge_of("a", "b")
+    merge.process_batch("a", [Insert("A", 2, 20), Stable(10)])
+    merge.process_batch("b", [Insert("A", 2, 20), Adjust("A", 2, 20, 2)])
+    assert merge.process("b", Stable(15)) == [Stable(15)]
+    assert blamed(merge) == [("b", MISSING)]
+    merge.check()
+
+
 def test_an_input_that_takes_back_a_claim_is_still_the_one_that_was_blamed() -> None:
     """It can do so on a new partition only, where it has declared nothing final."""
     merge = merge_of("a", "b")
@@ -304,10 +313,14 @@ def test_who_ended_a_final_event_otherwise_is_not_asked_again() -> None:
 
 def test_the_end_of_the_stream_by_an_input_that_lacks_a_half_frozen_event_is_a_breach() -> None:
     merge = merge_of("a", "b")
-    merge.process_batch("a", [Insert("half", 2, 20), Stable(10), Insert("un", 10, 20)])
+    merge.process_batch("a", [Insert("half", 2, 20), Insert("no end", 3, INFINITY), Stable(10)])
+    merge.process("a", Insert("un", 10, 20))
     said = merge.process("b", Stable(INFINITY))
     assert said == [Adjust("un", 10, 20, 10), Stable(INFINITY)]
-    assert merge.breaches() == [Breach("b", 0, MISSING, Stable(INFINITY), Event("half", 2, 20))]
+    assert merge.breaches() == [
+        Breach("b", 0, MISSING, Stable(INFINITY), Event("half", 2, 20)),
+        Breach("b", 0, MISSING, Stable(INFINITY), Event("no end", 3, INFINITY)),
+    ]
 
 
 def test_a_gap_excuses_what_is_missing_and_nothing_else() -> None:
@@ -438,11 +451,12 @@ def test_a_loaded_event_that_ends_at_the_stable_point_may_still_be_extended() ->
 
 
 def test_a_loaded_adjust_of_a_half_frozen_event_is_where_later_stables_find_it() -> None:
+    assert len(loaded(Insert("A", 2, 20), Stable(10), Adjust("A", 2, 20, 30), Stable(25))) == 1
+    assert len(loaded(Insert("A", 2, 20), Stable(10), Adjust("A", 2, 20, 12), Stable(13))) == 0
     merge = loaded(Insert("A", 2, 20), Stable(10), Adjust("A", 2, 20, 12))
     merge.attach("a")
     merge.process("a", Insert("A", 2, 30))
     assert merge.process("a", Stable(13)) == [Adjust("A", 2, 12, 30), Stable(13)]
-    assert len(loaded(Insert("A", 2, 20), Stable(10), Adjust("A", 2, 20, 12), Stable(13))) == 0
 
 
 def test_loading_keeps_nothing_of_what_is_final() -> None:
@@ -467,6 +481,15 @@ def test_a_stable_at_the_end_of_an_event_itself_does_not_look_at_it() -> None:
     before = merge._index.touched
     assert merge.process("b", Stable(10)) == [Stable(10)], "where b ends it"
     assert merge.process("a", Stable(20)) == [Stable(20)], "where the output ends it"
+    assert merge._index.touched == before
+
+
+def test_a_stable_at_an_end_that_was_revised_does_not_look_at_the_event() -> None:
+    merge = merge_of("a", "b")
+    merge.process_batch("a", [Insert("A", 2, 30), Stable(5)])
+    merge.process_batch("b", [Insert("A", 2, 10), Adjust("A", 2, 10, 25)])
+    before = merge._index.touched
+    assert merge.process("b", Stable(11)) == [Stable(11)]
     assert merge._index.touched == before
 
 
@@ -509,15 +532,17 @@ def test_events_are_found_by_their_ends_also_after_a_storm_of_revisions() -> Non
     merge.process_batch("a", [Insert(k, k, 900 - k) for k in range(100)])
     merge.process_batch("b", [Insert(k, k, 800 - k) for k in range(100)])
     merge.process("a", Stable(100))
-    merge.process_batch(
-        "b",
-        [
-            e
-            for k in range(100)
-            for end in (800 - k,)
-            for e in (Adjust(k, k, end, end - 1), Adjust(k, k, end - 1, end))
-        ],
-    )
+    merge.process_batch("b", [Adjust(0, 0, 800, 799), Adjust(0, 0, 799, 800)] * 500)
     said = merge.process("b", Stable(751))
     assert said == [*[Adjust(k, k, 900 - k, 800 - k) for k in range(50, 100)], Stable(751)]
     merge.check()
+
+
+def test_a_revision_makes_few_new_entries_however_many_events_are_half_frozen() -> None:
+    merge = merge_of("a", "b")
+    for name, end in (("a", 900), ("b", 800)):
+        merge.process_batch(name, [Insert(k, 0, end) for k in range(1_000)])
+    merge.process("a", Stable(1))
+    before = next(merge._index._ties)
+    merge.process_batch("b", [Adjust(0, 0, 800, 799), Adjust(0, 0, 799, 800)] * 1_000)
+    assert next(merge._index._ties) - before <= 2 * 2_000
