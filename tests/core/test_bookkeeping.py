@@ -403,10 +403,11 @@ def test_a_snapshot_holds_every_count() -> None:
     merge.process_batch("b", [Insert("A", 1, 8), Adjust("A", 1, 8, 7), Insert("C", 1, 9)])
     merge.process_batch("b", [Insert("D", 5, 9), Stable(6), Stable(6), Stable(3), Stable(8)])
     merge.process_batch("b", [Insert("E", 9, 12)] * 1_002)
+    merge.attach("c", joining_at=40)
     twin = restore(merge.snapshot())
     assert twin.stats == merge.stats
     assert twin.stats == Stats(4, 1, 3, 0, "b", switches=1, breaches_dropped=3)
-    a, b = twin.inputs.values()
+    a, b, c = twin.inputs.values()
     assert (a.inserts, a.adjusts, a.stables_in, a.first, a.late) == (2, 0, 1, 2, 0)
     assert (b.inserts, b.adjusts, b.stables_in, b.first, b.late) == (1_005, 1, 4, 2, 1)
     assert (b.incarnation, b.stables, b.joining_at, b.joined) == (1, [8], START, True)
@@ -415,6 +416,7 @@ def test_a_snapshot_holds_every_count() -> None:
         BreachKind.STABLE_REGRESSION: 1,
         MISSING: 1,
     }
+    assert (c.joining_at, c.joined, c.gap_until) == (40, False, START)
     twin.attach("b", joining_at=9)
     assert twin.inputs["b"].incarnation == 2
 
@@ -441,6 +443,23 @@ def test_a_loaded_event_is_let_go_of_once_it_is_final() -> None:
     merge.attach("a")
     merge.process("a", Insert("A", 2, 5))
     assert merge.inputs["a"].late == 1
+
+
+def test_what_lies_at_the_stable_point_itself_is_loaded() -> None:
+    merge = loaded(
+        Insert("A", 2, 10),
+        Stable(10),
+        Insert("B", 10, 11),
+        Adjust("A", 2, 10, 20),
+        Adjust("A", 2, 20, 10),
+    )
+    assert len(merge) == 2
+
+
+def test_of_an_output_that_has_ended_nothing_is_loaded() -> None:
+    merge = loaded(Insert("A", 2, 20), Stable(10), Insert("B", 10, INFINITY), Stable(INFINITY))
+    assert len(merge) == 0
+    assert merge.max_stable == INFINITY
 
 
 def test_a_loaded_event_that_ends_at_the_stable_point_may_still_be_extended() -> None:
