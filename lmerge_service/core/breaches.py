@@ -43,3 +43,4 @@ class Breach:
     kind: BreachKind
     element: Element
     kept: Event | None = None
+    """The event as the output held it when the breach was found."""

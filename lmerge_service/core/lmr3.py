@@ -34,6 +34,7 @@ Cost
 """
 
 from collections.abc import Hashable, Iterable
+from hashlib import sha256
 from typing import Any
 
 import msgspec
@@ -49,6 +50,7 @@ from lmerge_service.tdb import Event
 __all__ = ("LMR3",)
 
 _SNAPSHOT_VERSION = 1
+_DIGEST_BYTES = 32
 _NOBODY = Input("", 0, 0, 1)
 """Leads nothing: for walks that only the output's ends decide."""
 
@@ -244,7 +246,7 @@ class LMR3(Operator):
 
     def snapshot(self) -> bytes:
         order = {source: number for number, source in enumerate(self.inputs.values())}
-        return msgspec.msgpack.encode(
+        return _sealed(
             _Snapshot(
                 case=self.case,
                 version=_SNAPSHOT_VERSION,
@@ -273,6 +275,15 @@ class LMR3(Operator):
             StateError: the bytes are damaged, of another version, or of another case.
         """
         state = _decode(saved)
+        try:
+            merge = cls._of(state)
+            merge.check()
+        except (AssertionError, IndexError, KeyError, TypeError, ValueError) as error:
+            raise StateError(f"the snapshot is damaged: {error!r}") from error
+        return merge
+
+    @classmethod
+    def _of(cls, state: "_Snapshot") -> "LMR3":
         merge = cls()
         merge.max_stable = state.max_stable
         merge.stats = state.stats
@@ -352,10 +363,19 @@ class _Snapshot(msgspec.Struct):
     nodes: list[tuple[int, Any, int | None, list[tuple[int, int]], list[int]]]
 
 
+def _sealed(state: _Snapshot) -> bytes:
+    """The state behind its digest, so that no damaged byte passes for state."""
+    body = msgspec.msgpack.encode(state)
+    return sha256(body).digest() + body
+
+
 def _decode(saved: bytes) -> _Snapshot:
+    digest, body = saved[:_DIGEST_BYTES], saved[_DIGEST_BYTES:]
+    if sha256(body).digest() != digest:
+        raise StateError("the snapshot is damaged: its digest does not match")
     try:
-        state = msgspec.msgpack.decode(saved, type=_Snapshot)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        state = msgspec.msgpack.decode(body, type=_Snapshot)
+    except (msgspec.DecodeError, msgspec.ValidationError, ValueError) as error:
         raise StateError(f"the snapshot is damaged: {error}") from error
     if (state.case, state.version) != (Case.R3, _SNAPSHOT_VERSION):
         raise StateError(

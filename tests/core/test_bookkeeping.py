@@ -1,6 +1,9 @@
 """Who leads, who is counted and who is blamed, and the boundaries of each, case by case.
 
-Each of these was wrong in a mutant of the operator that all other tests let live."""
+Nearly every one was wrong in a mutant of the operator that all other tests let live; the rest
+were found by drawn examples only, and not in every run."""
+
+from hashlib import sha256
 
 import pytest
 
@@ -36,6 +39,21 @@ def test_a_tie_for_the_lead_goes_to_the_input_attached_first() -> None:
     merge.process_batch("first", [Insert("A", 12, 16), Stable(20)])
     assert merge.process("a", Stable(10)) == [Stable(10), Adjust("A", 12, 15, 16), Stable(20)]
     assert merge.stats.leader == "first"
+
+
+def test_an_input_that_starts_over_keeps_its_place_in_ties() -> None:
+    merge = merge_of("first", "second", "liar", "first")
+    merge.process_batch("second", [Insert("A", 2, 13), Stable(5)])
+    merge.process_batch("first", [Insert("A", 2, 12), Stable(5)])
+    assert merge.process("liar", Stable(20)) == [Adjust("A", 2, 13, 12), Stable(20)]
+
+
+def test_an_input_that_starts_over_has_none_of_its_old_events() -> None:
+    merge = merge_of("a")
+    merge.process("a", Insert("A", 2, 20))
+    merge.attach("a")
+    merge.check()
+    assert merge.process("a", Stable(10)) == [Adjust("A", 2, 20, 2), Stable(10)]
 
 
 def test_an_input_that_joins_at_the_stable_point_itself_is_joined_at_once() -> None:
@@ -421,13 +439,18 @@ def test_a_snapshot_holds_every_count() -> None:
     assert twin.inputs["b"].incarnation == 2
 
 
+def sealed(body: bytes) -> bytes:
+    """Behind a digest that matches, so that what is in it is judged."""
+    return sha256(body).digest() + body
+
+
 @pytest.mark.parametrize("case", ["R0", ""])
 def test_a_snapshot_of_another_case_is_refused(case: str) -> None:
     saved = merge_of("a").snapshot()
     assert b"\xa4case\xa2R3" in saved
     text = bytes([0xA0 + len(case)]) + case.encode()
     with pytest.raises(StateError, match="this is case R3"):
-        restore(saved.replace(b"\xa4case\xa2R3", b"\xa4case" + text))
+        restore(sealed(saved[32:].replace(b"\xa4case\xa2R3", b"\xa4case" + text)))
 
 
 def loaded(*elements: Element) -> LMR3:

@@ -4,6 +4,7 @@ import gc
 import subprocess
 import sys
 import weakref
+from hashlib import sha256
 
 import pytest
 
@@ -250,8 +251,20 @@ def test_a_damaged_or_foreign_snapshot_is_refused(damage: bytes | None) -> None:
     saved = merge.snapshot()
     with pytest.raises(StateError):
         restore(saved[:-1] if damage is None else damage)
+    other = saved[32:].replace(b"\xa7version\x01", b"\xa7version\x09")
     with pytest.raises(StateError, match="version 9"):
-        restore(saved.replace(b"\xa7version\x01", b"\xa7version\x09"))
+        restore(sha256(other).digest() + other)
+
+
+def test_no_damaged_byte_of_a_snapshot_passes_for_state() -> None:
+    merge = merge_of("a", "b")
+    merge.process_batch("a", [Insert(("k", "x"), 1, 50), Stable(10), Insert("y", 11, 20)])
+    saved = merge.snapshot()
+    for place in range(len(saved)):
+        damaged = bytearray(saved)
+        damaged[place] ^= 0x41
+        with pytest.raises(StateError):
+            restore(bytes(damaged))
 
 
 def test_snapshots_keep_tuples_and_bytes_as_payloads() -> None:
