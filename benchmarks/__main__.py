@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks import in_process, kafka_to_kafka
+from benchmarks import formats, in_process, kafka_to_kafka
 
 __all__ = ("Row", "main")
 
@@ -59,6 +59,7 @@ def _run(
     report: Callable[[str, str, Sequence[float]], None],
 ) -> None:
     if only in (None, "in-process"):
+        formats.run(runs, report)
         in_process.run(runs, elements, report)
     if only in (None, "kafka"):
         asyncio.run(kafka_to_kafka.run(runs, elements, report))

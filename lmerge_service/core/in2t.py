@@ -34,7 +34,8 @@ Cost
     per node, and no other node costs anything. Memory O(w (payload + inputs)).
 """
 
-from collections.abc import Callable, Hashable, Iterator
+from collections import defaultdict
+from collections.abc import Hashable, Iterator
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import TypeAlias
@@ -99,9 +100,10 @@ class In2t:
         self._coming: list[int] = []  # a heap of the keys of _unfrozen
         self._half: dict[Node, None] = {}
         self._by_out: Heap = []
-        self._by_end: dict[Input, Heap] = {}
-        self._held: dict[Input, int] = {}
-        self._against: dict[Input, dict[Node, None]] = {}  # half-frozen nodes an input contradicts
+        self._by_end: defaultdict[Input, Heap] = defaultdict(list)
+        self._held: defaultdict[Input, int] = defaultdict(int)
+        # half-frozen nodes that an input contradicts
+        self._against: defaultdict[Input, dict[Node, None]] = defaultdict(dict)
         self._ties = count()
         self.touched = 0
         """Nodes handed out by the three walks, so that tests can count work."""
@@ -158,11 +160,11 @@ class In2t:
     def set_end(self, node: Node, source: Input, ve: int) -> None:
         """An input gives a half-frozen node an end. (Of others `ends` may be set directly.)"""
         if source not in node.ends and not (node.blamed and source in node.blamed):
-            self._held[source] = self._held.get(source, 0) + 1
+            self._held[source] += 1
         node.ends[source] = ve
         assert node.out is not None
         if ve < node.out:
-            self._push(self._by_end.setdefault(source, []), ve, node, self._ends_before(source))
+            self._push(self._by_end[source], ve, node, source)
 
     def drop_end(self, node: Node, source: Input) -> None:
         """An input has a node no more."""
@@ -173,11 +175,10 @@ class In2t:
     def set_out(self, node: Node, ve: int) -> None:
         """The output gives a half-frozen node another end. Complexity: O(inputs + lg w)."""
         node.out = ve
-        self._push(self._by_out, ve, node, _out_of)
+        self._push(self._by_out, ve, node, None)
         for source, end in node.ends.items():
             if end < ve:
-                heap = self._by_end.setdefault(source, [])
-                self._push(heap, end, node, self._ends_before(source))
+                self._push(self._by_end[source], end, node, source)
 
     def blame(self, node: Node, source: Input) -> bool:
         """Notes that an input contradicts a half-frozen node; whether that is new."""
@@ -186,9 +187,9 @@ class In2t:
         elif source in node.blamed:
             return False
         node.blamed.add(source)
-        self._against.setdefault(source, {})[node] = None
+        self._against[source][node] = None
         if source not in node.ends:
-            self._held[source] = self._held.get(source, 0) + 1
+            self._held[source] += 1
         return True
 
     def freeze(self, node: Node) -> None:
@@ -197,11 +198,11 @@ class In2t:
         node.half_frozen = True
         self._half[node] = None
         for source in node.ends:
-            self._held[source] = self._held.get(source, 0) + 1
+            self._held[source] += 1
         for source in node.blamed or ():
-            self._against.setdefault(source, {})[node] = None
+            self._against[source][node] = None
             if source not in node.ends:
-                self._held[source] = self._held.get(source, 0) + 1
+                self._held[source] += 1
         self.set_out(node, node.out)
 
     def forget(self, source: Input) -> None:
@@ -255,43 +256,30 @@ class In2t:
         if self._held.get(source, 0) == len(self._half):
             return []
         self.touched += len(self._half)
-        nobody: set[Input] = set()
-        return sorted(
-            (n for n in self._half if source not in n.ends and source not in (n.blamed or nobody)),
-            key=_vs_of,
-        )
+        # _half is in the order of freezing, which is by vs
+        return [n for n in self._half if source not in n.ends and source not in (n.blamed or ())]
 
     # --- heaps --------------------------------------------------------------------------------
 
-    def _push(self, heap: Heap, end: int, node: Node, end_of: Callable[[Node], int | None]) -> None:
+    def _push(self, heap: Heap, end: int, node: Node, source: Input | None) -> None:
+        """Into the heap of an input, or, for None, of the output."""
         heappush(heap, (end, next(self._ties), node))
-        self._compact_heap(heap, end_of)
+        self._compact_heap(heap, source)
 
     def compact(self) -> None:
         """Lets go of final nodes (X5); to be called after nodes were deleted for a stable."""
-        self._compact_heap(self._by_out, _out_of)
+        self._compact_heap(self._by_out, None)
         for source, heap in self._by_end.items():
-            self._compact_heap(heap, self._ends_before(source))
+            self._compact_heap(heap, source)
 
-    def _compact_heap(self, heap: Heap, end_of: Callable[[Node], int | None]) -> None:
+    def _compact_heap(self, heap: Heap, source: Input | None) -> None:
         if len(heap) > 2 * len(self._half) + _SLACK:
             heap[:] = [
-                (live, next(self._ties), node)
+                (end, next(self._ties), node)
                 for node in self._half
-                if (live := end_of(node)) is not None
+                if (end := _end_in_heap(node, source)) is not None
             ]
             heapify(heap)
-
-    @staticmethod
-    def _ends_before(source: Input) -> Callable[[Node], int | None]:
-        """The end that belongs into the heap of an input (X2)."""
-
-        def end_of(node: Node) -> int | None:
-            end = node.ends.get(source)
-            assert node.out is not None
-            return end if end is not None and end < node.out else None
-
-        return end_of
 
     def check(self) -> None:
         """Asserts X1 to X5."""
@@ -329,8 +317,13 @@ class In2t:
             assert len(heap) <= 2 * len(self._half) + _SLACK, f"X5: a heap of {len(heap)}"
 
 
-def _out_of(node: Node) -> int | None:
-    return node.out
+def _end_in_heap(node: Node, source: Input | None) -> int | None:
+    """The end by which a half-frozen node stands in a heap, if it belongs there (X2)."""
+    if source is None:
+        return node.out
+    end = node.ends.get(source)
+    assert node.out is not None
+    return end if end is not None and end < node.out else None
 
 
 def _vs_of(node: Node) -> int:

@@ -161,10 +161,14 @@ async def _script(acting: _Play) -> None:
     """Who lives and who dies, and when."""
     for name in ("a", "b", "c"):
         await _publish(acting, name)
-    await _wait(acting, "a third of the flights", lambda: acting.follower.elements > _third(acting))
+    await _wait(
+        acting, "a quarter of the flights", lambda: acting.follower.elements > _share(acting, 0.25)
+    )
     await acting.stage.kill(acting.publishers["c"])
     acting.tell("kill -9 of replica c")
-    await _wait(acting, "half of the flights", lambda: acting.follower.elements > _half(acting))
+    await _wait(
+        acting, "half of the flights", lambda: acting.follower.elements > _share(acting, 0.5)
+    )
     leader = (acting.status and acting.status.output.leader) or "a"
     await acting.stage.kill(acting.publishers[leader])
     acting.tell(f"kill -9 of replica {leader}, which leads; it never comes back")
@@ -172,12 +176,9 @@ async def _script(acting: _Play) -> None:
     acting.tell("replica c is back; it has lost its memory and starts over (incarnation 1)")
 
 
-def _half(acting: _Play) -> float:
-    return min(acting.sizes.values()) * 0.5
-
-
-def _third(acting: _Play) -> float:
-    return min(acting.sizes.values()) * 0.25
+def _share(acting: _Play, fraction: float) -> float:
+    """So many elements of output, as a fraction of what the smallest replica has to say."""
+    return min(acting.sizes.values()) * fraction
 
 
 async def _publish(acting: _Play, name: str, incarnation: int = 0) -> None:

@@ -44,7 +44,7 @@ def kafka_errors(doing: str) -> Iterator[None]:
     except (ProducerFenced, InvalidProducerEpoch, TransactionCoordinatorFenced) as error:
         raise FencedError(
             f"{doing}: another instance has taken over this merge ({type(error).__name__}); "
-            "only one may run per topology name"
+            "only one may write an output"
         ) from error
     except KafkaConnectionError as error:
         raise TransportError(

@@ -4,7 +4,7 @@ The merge makes its output and dead-letter topics when they are missing; replica
 their replicas and may appear at any time.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
@@ -95,22 +95,18 @@ class Topics:
     async def delete(self, *names: str) -> None:
         await bounded(self._admin.delete_topics(list(names)), "deleting topics")
 
-    async def require(self, name: str, wanted: Mapping[str, Callable[[str], bool]]) -> None:
-        """Refuses a topic whose configuration is not as it must be.
-
-        `wanted` has a condition for each key; the message gives the condition's docstring.
+    async def require(self, name: str, key: str, holds: Callable[[str], bool], must: str) -> None:
+        """Refuses a topic whose configuration is not as it must be, which `must` says in words.
 
         Raises:
-            ConfigurationError: some key's value does not meet its condition.
+            ConfigurationError: the key's value does not meet the condition.
         """
-        resource = ConfigResource(ConfigResourceType.TOPIC, name, configs=dict.fromkeys(wanted, ""))
+        resource = ConfigResource(ConfigResourceType.TOPIC, name, configs={key: ""})
         responses = await bounded(
             self._admin.describe_configs([resource]), f"asking for {name}'s configuration"
         )
         for response in responses:
             for _, _, _, _, entries in response.resources:
-                for key, value, *_ in entries:
-                    if key in wanted and not wanted[key](value):
-                        raise ConfigurationError(
-                            f"topic {name} has {key}={value}: {wanted[key].__doc__}"
-                        )
+                for found, value, *_ in entries:
+                    if found == key and not holds(value):
+                        raise ConfigurationError(f"topic {name} has {key}={value}; it {must}")

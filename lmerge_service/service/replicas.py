@@ -167,18 +167,17 @@ class Replicas:
     ) -> None:
         """Feeds new records of a merged replica, and counts."""
         state = self.by_topic[tp.topic]
-        assert state.ingest is not None
-        before, was = self._merge.inputs[state.replica.name], Counter(_counts(state))
-        had = len(dead)
-        was.update(_of_input(before))
-        state.ingest.take(records, out, dead)
-        after = self._merge.inputs[state.replica.name]
-        now = Counter(_counts(state)) + Counter(_of_input(after))
+        ingest, counts = state.ingest, state.counts
+        assert ingest is not None
+        name, had, stale = state.replica.name, len(dead), ingest.stale
+        before = self._merge.inputs[name]
+        was = _of_input(before)
+        ingest.take(records, out, dead)
+        after = self._merge.inputs[name]
         if after is not before:  # a new incarnation counts from nothing
-            was = Counter(stale=was["stale"])
-        state.counts.update({name: now[name] - was[name] for name in now})
-        state.counts["records"] += len(records)
-        state.counts["dead"] += len(dead) - had
+            was = dict.fromkeys(was, 0)
+        counts.update({what: now - was[what] for what, now in _of_input(after).items()})
+        counts.update(stale=ingest.stale - stale, records=len(records), dead=len(dead) - had)
         state.last_record = time.monotonic()
         if len(dead) > had:
             state.troubled = state.last_record
@@ -189,10 +188,6 @@ class Replicas:
         assert state.ingest is not None
         standing = Standing(state.ingest.incarnation, state.ingest.joining_at, state.begins[tp])
         return OffsetAndMetadata(offset + 1, standing.text())
-
-
-def _counts(state: ReplicaState) -> dict[str, int]:
-    return {"stale": 0 if state.ingest is None else state.ingest.stale}
 
 
 def _of_input(source: Input) -> dict[str, int]:

@@ -135,25 +135,22 @@ class MergeTask:
         self.progress.recovery_seconds = time.monotonic() - started
 
     async def _prepare_topics(self, largest: int) -> None:
-        def kept(value: str) -> bool:
-            """the merge is rebuilt from it, so it must be -1 (unlimited)"""
-            return value == "-1"
-
-        def whole(value: str) -> bool:
-            """the merge is rebuilt from every record, so it must be delete"""
-            return value == "delete"
-
-        def roomy(value: str) -> bool:
-            return int(value) >= largest
-
-        roomy.__doc__ = f"it must be {largest} at least, or limits.max_record_bytes lower"
         config = {"retention.ms": "-1", "retention.bytes": "-1", "max.message.bytes": str(largest)}
         output, letters = self.topology.output.topic, self.topology.output.dead_letter_topic
         for topic in (output, letters):
             await self._topics.ensure(topic, config=config)
-        rules = {"retention.ms": kept, "retention.bytes": kept, "cleanup.policy": whole}
-        await self._topics.require(output, {**rules, "max.message.bytes": roomy})
-        await self._topics.require(letters, {"max.message.bytes": roomy})
+        why = "the merge is rebuilt from every record of it"
+        for key, must in (
+            ("retention.ms", "-1"),
+            ("retention.bytes", "-1"),
+            ("cleanup.policy", "delete"),
+        ):
+            await self._topics.require(output, key, must.__eq__, f"must be {must}: {why}")
+        room = f"must be {largest} at least, or limits.max_record_bytes lower"
+        for topic in (output, letters):
+            await self._topics.require(
+                topic, "max.message.bytes", lambda value: int(value) >= largest, room
+            )
 
     async def _rebuild(self) -> None:
         self._clear()
@@ -370,22 +367,14 @@ class MergeTask:
         self._vanished = set()
         for topic, why in gone.items():
             self.replicas.hold_out(topic, why)
-            self.replicas.widths.pop(topic, None)
         if gone:
             offsets = self._outbox.offsets
             self._outbox.offsets = {tp: at for tp, at in offsets.items() if tp.topic not in gone}
             self._reassign({})
         widths, self._found_widths = self._found_widths or {}, None
-        grown = {t: n for t, n in widths.items() if n > self._width(t)}
+        grown = {t: n for t, n in widths.items() if n > self.replicas.widths.get(t, 0)}
         if grown:
             await self._take_in(grown)
-
-    def _width(self, topic: str) -> int:
-        """The partitions that are known; a topic that was lost is not looked at again."""
-        state = self.replicas.by_topic[topic]
-        if state.held_out is not None and "does not exist" not in state.held_out:
-            return self.replicas.widths.get(topic, 1 << 31)
-        return self.replicas.widths.get(topic, 0)
 
     async def _take_in(self, grown: Mapping[str, int]) -> None:
         replicas = self.replicas

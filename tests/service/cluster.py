@@ -181,9 +181,9 @@ def _targets(element: Element, width: int, partitioner: Partitioner) -> Sequence
 class Worker:
     """`lmerge run`, as a process."""
 
-    def __init__(self, path: Path, log: Path):
+    def __init__(self, path: Path, log: Path, port: int | None = None):
         self.log = log
-        port = free_port()
+        port = port or free_port()
         self.address = f"http://127.0.0.1:{port}"
         command = [sys.executable, "-m", "lmerge_service.cli", "run", str(path), "--json"]
         with log.open("ab") as out:
