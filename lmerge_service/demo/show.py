@@ -161,14 +161,10 @@ async def _script(acting: _Play) -> None:
     """Who lives and who dies, and when."""
     for name in ("a", "b", "c"):
         await _publish(acting, name)
-    await _wait(
-        acting, "a quarter of the flights", lambda: acting.follower.elements > _share(acting, 0.25)
-    )
+    await _until_merged(acting, 0.25)
     await acting.stage.kill(acting.publishers["c"])
     acting.tell("kill -9 of replica c")
-    await _wait(
-        acting, "half of the flights", lambda: acting.follower.elements > _share(acting, 0.5)
-    )
+    await _until_merged(acting, 0.5)
     leader = (acting.status and acting.status.output.leader) or "a"
     await acting.stage.kill(acting.publishers[leader])
     acting.tell(f"kill -9 of replica {leader}, which leads; it never comes back")
@@ -176,9 +172,10 @@ async def _script(acting: _Play) -> None:
     acting.tell("replica c is back; it has lost its memory and starts over (incarnation 1)")
 
 
-def _share(acting: _Play, fraction: float) -> float:
-    """So many elements of output, as a fraction of what the smallest replica has to say."""
-    return min(acting.sizes.values()) * fraction
+async def _until_merged(acting: _Play, fraction: float) -> None:
+    """Waits for so many elements of output, as a fraction of what the smallest replica says."""
+    goal = min(acting.sizes.values()) * fraction
+    await _wait(acting, f"{fraction:.0%} of the flights", lambda: acting.follower.elements > goal)
 
 
 async def _publish(acting: _Play, name: str, incarnation: int = 0) -> None:

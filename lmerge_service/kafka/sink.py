@@ -45,9 +45,6 @@ class Outbox:
     size: int = 0
     """Bytes of records and dead letters, more or less."""
 
-    def __bool__(self) -> bool:
-        return bool(self.records or self.dead or self.offsets)
-
 
 class Sink:
     """A transactional producer for one output partition; use as `async with`."""
