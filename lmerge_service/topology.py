@@ -15,11 +15,11 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-from lmerge_service.core import Case
+from lmerge_service.core import Case, Policy
 from lmerge_service.elements import INFINITY, START
 from lmerge_service.errors import ConfigurationError
 
-__all__ = ("Http", "Kafka", "Limits", "Output", "Replica", "Topology", "load")
+__all__ = ("Http", "Kafka", "Limits", "Output", "Replica", "Speaking", "Topology", "load")
 
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
@@ -77,6 +77,25 @@ class Replica(_Model):
     _legal_topic = field_validator("topic")(_topic)
 
 
+class Speaking(_Model):
+    """When the output speaks; see docs/semantics.md, "Policies"."""
+
+    insert: str = "first"
+    """first, leader, half_frozen or quorum(n): which events go out."""
+    adjust: str = "lazy"
+    """lazy, eager or leader: which revisions go out before a stable forces them."""
+    stable: str = "max"
+    """max, lag(d) or quorum(k): how far the output's stable goes."""
+
+    @model_validator(mode="after")
+    def _known(self) -> "Speaking":
+        self.policy()
+        return self
+
+    def policy(self) -> Policy:
+        return Policy(self.insert, self.adjust, self.stable)
+
+
 class Limits(_Model):
     """Bounds on what an outsider can make grow."""
 
@@ -109,6 +128,7 @@ class Topology(_Model):
     kafka: Kafka
     output: Output
     case: Case = Case.R3
+    policy: Speaking = Speaking()
     replicas: tuple[Replica, ...] = Field(min_length=1)
     nfc: bool = False
     """Normalise strings of payloads to NFC before they are compared."""

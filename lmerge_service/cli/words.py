@@ -14,6 +14,7 @@ __all__ = ("BREACHES", "finite", "payload_json", "payload_text", "point", "say_j
 _LONGEST: Final = 200
 
 BREACHES: Final[Mapping[BreachKind, str]] = {
+    BreachKind.BROKE_CASE: "ignored, the case declared for the inputs rules it out",
     BreachKind.BROKE_OWN_STABLE: "ignored, it touches what this input had made final",
     BreachKind.UNKNOWN_EVENT: "adjusts an event that this input never inserted",
     BreachKind.WRONG_VOLD: "vold is not the end that this input gave the event last",

@@ -1,9 +1,12 @@
 """The LMerge operators: pure, synchronous, and ignorant of Kafka, clocks and logs."""
 
 from lmerge_service.core.breaches import Breach, BreachKind
+from lmerge_service.core.case import Case
+from lmerge_service.core.factory import lmerge, restore, weakened
 from lmerge_service.core.inputs import Input
-from lmerge_service.core.lmr3 import LMR3
-from lmerge_service.core.operator import Case, Gap, Operator, Stats
+from lmerge_service.core.operator import Gap, Operator
+from lmerge_service.core.policy import Policy, lag, quorum
+from lmerge_service.core.stats import Stats
 
 __all__ = (
     "Breach",
@@ -12,27 +15,11 @@ __all__ = (
     "Gap",
     "Input",
     "Operator",
+    "Policy",
     "Stats",
+    "lag",
     "lmerge",
+    "quorum",
     "restore",
+    "weakened",
 )
-
-
-def lmerge(case: Case | str = Case.R3) -> Operator:
-    """An operator for inputs that obey `case`.
-
-    Raises:
-        ValueError: no such case, or none that is implemented.
-    """
-    match Case(case):
-        case Case.R3:
-            return LMR3()
-
-
-def restore(saved: bytes) -> Operator:
-    """The operator of which `saved` is a snapshot.
-
-    Raises:
-        StateError: the bytes are damaged, or of another version.
-    """
-    return LMR3.restore(saved)

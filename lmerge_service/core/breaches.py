@@ -16,6 +16,9 @@ __all__ = ("Breach", "BreachKind")
 class BreachKind(StrEnum):
     """The kinds of breach; the values are labels of metrics."""
 
+    BROKE_CASE = "broke_case"
+    """An element that the declared case rules out: an adjust or a step back in cases R0 to R2, in
+    R1 another event than the other inputs have at that place. It changes nothing."""
     BROKE_OWN_STABLE = "broke_own_stable"
     """An insert or adjust that touches what the input itself had declared final."""
     UNKNOWN_EVENT = "unknown_event"
@@ -27,7 +30,8 @@ class BreachKind(StrEnum):
     HALF_FROZEN_MISSING = "half_frozen_missing"
     """The input passed an event by its stable without having it; the output cannot drop it."""
     FROZEN_END_DISAGREES = "frozen_end_disagrees"
-    """The input ended an event before the output's stable point, where another kept it alive."""
+    """The input gives an event another end than the output, which cannot follow it: it is final,
+    or the majority of the voting inputs decided otherwise."""
     AFTER_DETACH = "after_detach"
     """An element of an input that is not attached any more."""
     STABLE_REGRESSION = "stable_regression"

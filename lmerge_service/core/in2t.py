@@ -35,7 +35,7 @@ Cost
 """
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import TypeAlias
@@ -50,7 +50,7 @@ _SLACK = 64
 class Node:
     """One event, as each input and the output have it; an absent end means they don't have it."""
 
-    __slots__ = ("blamed", "ends", "half_frozen", "out", "payload", "vs")
+    __slots__ = ("blamed", "claims", "ends", "half_frozen", "out", "payload", "vs")
 
     def __init__(self, vs: int, payload: Hashable):
         self.vs = vs
@@ -60,6 +60,25 @@ class Node:
         self.half_frozen = False
         self.blamed: set[Input] | None = None
         """Inputs already reported for contradicting the output's half-frozen event."""
+        self.claims: set[Input] | None = None
+        """Inputs that revised the event without ever having inserted it."""
+
+    def claim(self, source: Input, ve: int) -> None:
+        """An input gives an end to an event that it never inserted."""
+        self.ends[source] = ve
+        self.claims = {*(self.claims or ()), source}
+
+    def withdraw_claim(self, source: Input) -> bool:
+        """An input inserts the event after all; whether it had only claimed it."""
+        if self.claims is None or source not in self.claims:
+            return False
+        self.claims.discard(source)
+        return True
+
+    def tellers(self) -> list[Input]:
+        """The inputs that have inserted the event and still have it."""
+        claims = self.claims or ()
+        return [source for source in self.ends if source not in claims]
 
     def __repr__(self) -> str:
         ends = {source.name: ve for source, ve in self.ends.items()}
@@ -150,6 +169,16 @@ class In2t:
             self._held[source] -= source not in node.ends
             del self._against[source][node]
 
+    def put_away(self, node: Node, t: int) -> None:
+        """Files a node that stable(t) concerned: half frozen from now on, or gone when it is
+        final or nobody put it out."""
+        if node.out is None or node.out < t:
+            self.delete(node)
+        elif node.half_frozen:
+            self.set_out(node, node.out)
+        else:
+            self.freeze(node)
+
     def delete_if_unused(self, node: Node) -> None:
         """Forgets a node that neither the output nor an input has (X1)."""
         if node.out is None and not node.ends:
@@ -169,6 +198,7 @@ class In2t:
     def drop_end(self, node: Node, source: Input) -> None:
         """An input has a node no more."""
         del node.ends[source]
+        node.withdraw_claim(source)
         if node.half_frozen and not (node.blamed and source in node.blamed):
             self._held[source] -= 1
 
@@ -187,9 +217,10 @@ class In2t:
         elif source in node.blamed:
             return False
         node.blamed.add(source)
-        self._against[source][node] = None
-        if source not in node.ends:
-            self._held[source] += 1
+        if node.half_frozen:  # else `freeze` counts it
+            self._against[source][node] = None
+            if source not in node.ends:
+                self._held[source] += 1
         return True
 
     def freeze(self, node: Node) -> None:
@@ -211,6 +242,7 @@ class In2t:
             if node.blamed is not None:
                 node.blamed.discard(source)
             if node.ends.pop(source, None) is not None:
+                node.withdraw_claim(source)
                 self.delete_if_unused(node)
         self._held.pop(source, None)
         self._by_end.pop(source, None)
@@ -231,20 +263,21 @@ class In2t:
                 self.touched += 1
                 yield node
 
-    def due(self, source: Input, t: int) -> list[Node]:
-        """Half-frozen nodes that the output, or `source`, ends before t, or that `source`
-        contradicts; by vs."""
-        found = dict(self._against.get(source, ()))
+    def due(self, sources: Iterable[Input], t: int) -> list[Node]:
+        """Half-frozen nodes that the output, or one of the sources, ends before t, or that one
+        of them contradicts; by vs."""
+        found = {node: None for source in sources for node in self._against.get(source, ())}
         heap = self._by_out
         while heap and heap[0][0] < t:
             end, _, node = heappop(heap)
             if node.half_frozen and node.out == end:
                 found[node] = None
-        heap = self._by_end.get(source, [])
-        while heap and heap[0][0] < t:
-            end, _, node = heappop(heap)
-            if node.half_frozen and node.ends.get(source) == end:
-                found[node] = None
+        for source in sources:
+            heap = self._by_end.get(source, [])
+            while heap and heap[0][0] < t:
+                end, _, node = heappop(heap)
+                if node.half_frozen and node.ends.get(source) == end:
+                    found[node] = None
         self.touched += len(found)
         return sorted(found, key=_vs_of)
 

@@ -30,8 +30,10 @@ class Input:
 
     __slots__ = (
         "adjusts",
+        "at_front",
         "breaches",
         "first",
+        "front",
         "gap_until",
         "incarnation",
         "inserts",
@@ -55,6 +57,10 @@ class Input:
         """After an accepted gap: events that started before this may be missing without blame."""
         self.stables = [START] * partitions
         self.stable = START
+        self.front = START - 1
+        """Cases R0 to R2: the highest vs this input has inserted; before START: none."""
+        self.at_front = 0
+        """Case R1: how many events at `front` it has inserted."""
         self.inserts = self.adjusts = self.stables_in = 0
         self.first = 0
         """Inserts that this input delivered before any other."""

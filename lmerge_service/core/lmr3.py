@@ -23,7 +23,7 @@ Beyond the paper
 
 Invariants
     L1  A node with vs < max_stable is on the output, with an end >= max_stable.
-    L2  A node that is not on the output holds nothing but claims.
+    L2  Under insert=first and adjust=lazy, a node that is not on the output holds only claims.
     L3  Every entry belongs to an attached input.
     L4  After stable(INFINITY) the index is empty.
 
@@ -33,30 +33,25 @@ Cost
     (payload + inputs)).
 """
 
-from collections.abc import Hashable, Iterable
-from hashlib import sha256
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from lmerge_service.core.breaches import BreachKind
+from lmerge_service.core.case import Case
 from lmerge_service.core.in2t import In2t, Node
 from lmerge_service.core.inputs import Input
-from lmerge_service.core.operator import Case, Operator, Stats
-from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
-from lmerge_service.errors import StateError
+from lmerge_service.core.operator import Operator, foreign
+from lmerge_service.core.policy import Policy
+from lmerge_service.core.snapshots import hashable
+from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
 from lmerge_service.tdb import Event
 
 __all__ = ("LMR3",)
 
-_SNAPSHOT_VERSION = 1
-_DIGEST_BYTES = 32
-_NOBODY = Input("", 0, 0, 1)
-"""Leads nothing: for walks that only the output's ends decide."""
-
 
 class LMR3(Operator):
-    """Algorithm R3 under the default policy; see the module's text.
+    """Algorithm R3; see the module's text.
 
     >>> merge = LMR3()
     >>> merge.attach("a"); merge.attach("b")
@@ -70,34 +65,36 @@ class LMR3(Operator):
 
     case = Case.R3
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, policy: Policy = Policy()) -> None:
+        super().__init__(policy)
         self._index = In2t()
 
     def __len__(self) -> int:
         return len(self._index)
 
+    # --- elements -----------------------------------------------------------------------------
+
     def _insert(self, source: Input, element: Insert[Any], out: list[Element]) -> None:
-        vs = element.vs
+        vs, ve = element.vs, element.ve
         node = self._index.find(vs, element.payload)
         if node is None:
             if vs < self.max_stable:
                 source.late += 1
                 return
             node = self._index.add(vs, element.payload)
-        if source in node.ends:
+        if source in node.ends and not node.withdraw_claim(source):
             self._blame(source, BreachKind.DUPLICATE_KEY, element)
         if node.half_frozen:
-            self._index.set_end(node, source, element.ve)
-            return
-        node.ends[source] = element.ve  # the input's latest word counts (line 10)
+            self._index.set_end(node, source, ve)
+        else:
+            node.ends[source] = ve  # the input's latest word counts (line 10)
         if node.out is None:  # by L1 vs >= max_stable: the insert is still legal
-            node.out = element.ve
-            out.append(element)
-            source.first += 1
-            self.stats.inserts += 1
+            if self._first or self._is_awaited(node):
+                self._emit_insert(source, node, ve, out)
+        elif not self._lazy:
+            self._reflect(source, node, ve, out)
 
-    def _adjust(self, source: Input, element: Adjust[Any]) -> None:
+    def _adjust(self, source: Input, element: Adjust[Any], out: list[Element]) -> None:
         vs, ve = element.vs, element.ve
         node = self._index.find(vs, element.payload)
         if node is None:
@@ -106,7 +103,7 @@ class LMR3(Operator):
                 return
             self._blame(source, BreachKind.UNKNOWN_EVENT, element)
             if ve > vs:
-                self._index.add(vs, element.payload).ends[source] = ve
+                self._index.add(vs, element.payload).claim(source, ve)
             return
         held = node.ends.get(source)
         if held is None:
@@ -116,39 +113,78 @@ class LMR3(Operator):
         if ve > vs:
             if node.half_frozen:
                 self._index.set_end(node, source, ve)
+            elif held is None:
+                node.claim(source, ve)
             else:
                 node.ends[source] = ve
         elif held is not None:
             self._index.drop_end(node, source)
+        if not self._lazy:
+            self._reflect(source, node, ve, out)
+        if ve == vs:
             self._index.delete_if_unused(node)
 
-    def _freeze(self, leader: Input, t: int, out: list[Element]) -> None:
+    def _is_awaited(self, node: Node) -> bool:
+        """The insert policy lets an event out that is not out yet."""
+        match self.policy.insert:
+            case _ if self._recalling:
+                return False
+            case "leader":
+                return any(map(self._leads, node.tellers()))
+            case "half_frozen":
+                return False
+            case _:
+                return len(node.tellers()) >= self.policy.witnesses(len(self.inputs))
+
+    def _reflect(self, source: Input, node: Node, ve: int, out: list[Element]) -> None:
+        """Lets the output follow an input's word at once, if that is still legal."""
+        if node.out is None or node.out == ve or not self._reflects(source):
+            return
+        if node.half_frozen:
+            if ve >= self.max_stable:
+                self._emit_adjust(node, ve, out)
+                self._index.set_out(node, ve)
+            return
+        self._emit_adjust(node, ve, out)
+        if ve == node.vs:
+            node.out = None
+
+    # --- stables ------------------------------------------------------------------------------
+
+    def _freeze(self, voters: Sequence[Input], t: int, out: list[Element]) -> None:
         if t == INFINITY:
-            self._finish(leader, out)
+            self._finish(voters, out)
             return
         index = self._index
-        for node in index.lacking(leader):
-            self._blame_once(leader, BreachKind.HALF_FROZEN_MISSING, node, t)
-        for node in index.due(leader, t):
-            self._follow(leader, node, t, out)
-            if node.out < t:  # type: ignore[operator]
-                index.delete(node)
-            else:
-                index.set_out(node, node.out)  # type: ignore[arg-type]
+        for voter in voters:
+            for node in index.lacking(voter):
+                self._blame_once(voter, BreachKind.HALF_FROZEN_MISSING, node, t)
+        for node in index.due(voters, t):
+            self._follow(voters, node, t, out)
+            index.put_away(node, t)
         for node in index.newly_half_frozen(t):
-            if node.out is not None:  # else a claim that no insert ever backed (L2)
-                self._follow(leader, node, t, out)
-            if node.out is None or node.out < t:
-                index.delete(node)
-            else:
-                index.freeze(node)
+            self._follow(voters, node, t, out)
+            index.put_away(node, t)
         index.compact()
 
-    def _follow(self, leader: Input, node: Node, t: int, out: list[Element]) -> None:
-        """Makes an event of the output agree with the leader as far as stable(t) forces it."""
+    def _finish(self, voters: Sequence[Input], out: list[Element]) -> None:
+        """stable(INFINITY): every event becomes final, and the index empty (L4)."""
+        for node in self._index:
+            for voter in voters:
+                if node.half_frozen and voter not in node.ends:
+                    self._blame_once(voter, BreachKind.HALF_FROZEN_MISSING, node, INFINITY)
+            self._follow(voters, node, INFINITY, out)
+        self._index.clear()
+
+    def _follow(self, voters: Sequence[Input], node: Node, t: int, out: list[Element]) -> None:
+        """Makes the output's version of an event agree with the leader's as far as stable(t)
+        forces it (lines 17-25)."""
+        leader = voters[0] if len(voters) == 1 else self._elected(voters, node, t)
         end = node.ends.get(leader)
-        assert node.out is not None
-        if end is None and not node.half_frozen:
+        if node.out is None:
+            if end is not None and node.tellers():
+                self._emit_insert(leader, node, end, out)
+        elif end is None and not node.half_frozen:
             self._emit_adjust(node, node.vs, out)  # unfrozen, and the leader says it is not there
         elif end is not None and end >= self.max_stable:
             if end != node.out and (end < t or node.out < t):
@@ -160,65 +196,69 @@ class LMR3(Operator):
             if kept != node.out and (kept < t or node.out < t):
                 self._emit_adjust(node, kept, out)
 
-    def _finish(self, leader: Input, out: list[Element]) -> None:
-        """stable(INFINITY): every event becomes final, and the index empty (L4)."""
-        for node in self._index:
-            if node.half_frozen and leader not in node.ends:
-                self._blame_once(leader, BreachKind.HALF_FROZEN_MISSING, node, INFINITY)
-            if node.out is not None and node.out != node.ends.get(leader):
-                self._follow(leader, node, INFINITY, out)
-        self._index.clear()
+    def _elected(self, voters: Sequence[Input], node: Node, t: int) -> Input:
+        """The voter whose version of an event most voters share, of those that have it; ties go
+        to the one attached first. Whoever has another version, or none, is to blame."""
+        having = [source for source in self.inputs.values() if source in voters]
+        having = [source for source in having if source in node.ends]
+        floor = self.max_stable if node.half_frozen else node.vs
+        views = {s: min(node.ends[s], t) for s in having if node.ends[s] >= floor}  # t: alive
+        if not views:
+            return having[0] if having else voters[0]
+        votes = Counter(views.values())
+        winner = max(views, key=lambda source: votes[views[source]])
+        if node.out is not None or node.tellers():
+            for source in voters:
+                if source not in node.ends:
+                    self._blame_once(source, BreachKind.HALF_FROZEN_MISSING, node, t)
+                elif views.get(source) != views[winner]:
+                    self._blame_once(source, BreachKind.FROZEN_END_DISAGREES, node, t)
+        return winner
 
     def _second_opinion(self, node: Node) -> int:
         """The end given by the attached input with the highest stable, of those that the output
         may still follow; the output's own end when there is none."""
-        legal = [source for source, end in node.ends.items() if end >= self.max_stable]
+        legal = [s for s in self.inputs.values() if node.ends.get(s, START) >= self.max_stable]
         if not legal:
             assert node.out is not None
             return node.out
-        order = list(self.inputs.values())
-        return node.ends[max(legal, key=lambda source: (source.stable, -order.index(source)))]
+        return node.ends[max(legal, key=lambda source: source.stable)]
 
-    def _blame_once(self, leader: Input, kind: BreachKind, node: Node, t: int) -> None:
-        excused = node.vs < leader.gap_until and kind is BreachKind.HALF_FROZEN_MISSING
-        if self._index.blame(node, leader) and not excused:
-            assert node.out is not None
-            self._blame(leader, kind, Stable(t), Event(node.payload, node.vs, node.out))
+    def _blame_once(self, source: Input, kind: BreachKind, node: Node, t: int) -> None:
+        excused = node.vs < source.gap_until and kind is BreachKind.HALF_FROZEN_MISSING
+        if self._index.blame(node, source) and not excused:
+            kept = None if node.out is None else Event(node.payload, node.vs, node.out)
+            self._blame(source, kind, Stable(t), kept)
+
+    # --- what is said -------------------------------------------------------------------------
+
+    def _emit_insert(self, source: Input, node: Node, end: int, out: list[Element]) -> None:
+        out.append(Insert(node.payload, node.vs, end))
+        node.out = end
+        source.first += 1
+        self._stats.inserts += 1
 
     def _emit_adjust(self, node: Node, end: int, out: list[Element]) -> None:
         assert node.out is not None
         out.append(Adjust(node.payload, node.vs, node.out, end))
         node.out = end
-        self.stats.adjusts += 1
-        self.stats.removals += end == node.vs
+        self._stats.adjusts += 1
+        self._stats.removals += end == node.vs
 
     def _forget(self, source: Input) -> None:
         self._index.forget(source)
 
     # --- state --------------------------------------------------------------------------------
 
-    def load_output(self, elements: Iterable[Element]) -> None:
-        if self.inputs:
-            raise ValueError("the output prefix comes first, before any input is attached")
-        for element in elements:
-            match element:
-                case Insert(payload, vs, ve):
-                    self._load_insert(element, payload, vs, ve)
-                case Adjust():
-                    self._load_adjust(element)
-                case Stable(vc):
-                    self._load_stable(vc)
-
-    def _load_insert(self, element: Element, payload: Hashable, vs: int, ve: int) -> None:
-        if vs < self.max_stable or self._index.find(vs, payload) is not None:
-            raise _foreign(element, self.max_stable)
-        self._index.add(vs, payload).out = ve
+    def _load_insert(self, element: Insert[Any]) -> None:
+        if self._index.find(element.vs, element.payload) is not None:
+            raise foreign(element, self.max_stable)
+        self._index.add(element.vs, element.payload).out = element.ve
 
     def _load_adjust(self, element: Adjust[Any]) -> None:
         node = self._index.find(element.vs, element.payload)
-        legal = min(element.vold, element.ve) >= self.max_stable
-        if node is None or node.out != element.vold or not legal:
-            raise _foreign(element, self.max_stable)
+        if node is None or node.out != element.vold:
+            raise foreign(element, self.max_stable)
         if element.ve == element.vs:
             self._index.delete(node)
         elif node.half_frozen:
@@ -227,77 +267,38 @@ class LMR3(Operator):
             node.out = element.ve
 
     def _load_stable(self, vc: int) -> None:
-        if vc <= self.max_stable:
-            raise _foreign(Stable(vc), self.max_stable)
-        self.max_stable = vc
         index = self._index
         if vc == INFINITY:
             index.clear()
             return
-        for node in index.due(_NOBODY, vc):
-            index.delete(node)
+        for node in index.due((), vc):
+            index.put_away(node, vc)
         for node in index.newly_half_frozen(vc):
-            assert node.out is not None
-            if node.out < vc:
-                index.delete(node)
-            else:
-                index.freeze(node)
+            index.put_away(node, vc)
         index.compact()
 
-    def snapshot(self) -> bytes:
-        order = {source: number for number, source in enumerate(self.inputs.values())}
-        return _sealed(
-            _Snapshot(
-                case=self.case,
-                version=_SNAPSHOT_VERSION,
-                max_stable=self.max_stable,
-                incarnations=self._incarnations,
-                stats=self.stats,
-                inputs=[_SavedInput.of(source) for source in order],
-                nodes=[
-                    (
-                        node.vs,
-                        node.payload,
-                        node.out,
-                        [(order[source], ve) for source, ve in node.ends.items()],
-                        [order[source] for source in order if source in (node.blamed or ())],
-                    )
-                    for node in self._index
-                ],
+    def _body(self, numbers: Mapping[Input, int]) -> list[Any]:
+        return [
+            (
+                node.vs,
+                node.payload,
+                node.out,
+                [(numbers[source], ve) for source, ve in node.ends.items()],
+                [numbers[source] for source in numbers if source in (node.blamed or ())],
+                [numbers[source] for source in numbers if source in (node.claims or ())],
             )
-        )
+            for node in self._index
+        ]
 
-    @classmethod
-    def restore(cls, saved: bytes) -> "LMR3":
-        """The operator that `snapshot` was taken of.
-
-        Raises:
-            StateError: the bytes are damaged, of another version, or of another case.
-        """
-        state = _decode(saved)
-        try:
-            merge = cls._of(state)
-            merge.check()
-        except (AssertionError, IndexError, KeyError, TypeError, ValueError) as error:
-            raise StateError(f"the snapshot is damaged: {error!r}") from error
-        return merge
-
-    @classmethod
-    def _of(cls, state: "_Snapshot") -> "LMR3":
-        merge = cls()
-        merge.max_stable = state.max_stable
-        merge.stats = state.stats
-        merge._incarnations = state.incarnations
-        sources = [each.to_input() for each in state.inputs]
-        merge.inputs = {source.name: source for source in sources}
-        for vs, payload, node_out, ends, blamed in state.nodes:
-            node = merge._index.add(vs, _hashable(payload))
+    def _load_body(self, body: list[Any], sources: Sequence[Input]) -> None:
+        for vs, payload, node_out, ends, blamed, claims in body:
+            node = self._index.add(vs, hashable(payload))
             node.out = node_out
             node.ends = {sources[number]: ve for number, ve in ends}
             node.blamed = {sources[number] for number in blamed} or None
-        for node in merge._index.newly_half_frozen(merge.max_stable):
-            merge._index.freeze(node)
-        return merge
+            node.claims = {sources[number] for number in claims} or None
+        for node in self._index.newly_half_frozen(self.max_stable):
+            self._index.freeze(node)
 
     def check(self) -> None:
         super().check()
@@ -307,87 +308,7 @@ class LMR3(Operator):
             if node.vs < self.max_stable:
                 live = node.out is not None and node.out >= self.max_stable
                 assert live, f"L1: {node} at max_stable {self.max_stable}"
+            if self._first and self._lazy and node.out is None:
+                assert not node.tellers(), f"L2: {node} is not on the output"
             assert attached.issuperset(node.ends), f"L3: {node} has an entry of a detached input"
         assert self.max_stable < INFINITY or not len(self._index), "L4: state after the end"
-
-
-def _foreign(element: Element, max_stable: int) -> StateError:
-    return StateError(
-        f"the output holds {element} where a merge at stable({max_stable}) cannot have put it: "
-        "something else writes to this output"
-    )
-
-
-class _SavedInput(msgspec.Struct, array_like=True):
-    name: str
-    incarnation: int
-    joining_at: int
-    joined: bool
-    gap_until: int
-    stables: list[int]
-    counts: tuple[int, int, int, int, int]
-    breaches: dict[BreachKind, int]
-
-    @classmethod
-    def of(cls, source: Input) -> "_SavedInput":
-        counts = (source.inserts, source.adjusts, source.stables_in, source.first, source.late)
-        return cls(
-            source.name,
-            source.incarnation,
-            source.joining_at,
-            source.joined,
-            source.gap_until,
-            source.stables,
-            counts,
-            dict(source.breaches),
-        )
-
-    def to_input(self) -> Input:
-        source = Input(self.name, self.incarnation, self.joining_at, len(self.stables))
-        source.joined = self.joined
-        source.gap_until = self.gap_until
-        source.stables = self.stables
-        source.stable = min(self.stables)
-        source.inserts, source.adjusts, source.stables_in, source.first, source.late = self.counts
-        source.breaches.update(self.breaches)
-        return source
-
-
-class _Snapshot(msgspec.Struct):
-    case: str
-    version: int
-    max_stable: int
-    incarnations: dict[str, int]
-    stats: Stats
-    inputs: list[_SavedInput]
-    nodes: list[tuple[int, Any, int | None, list[tuple[int, int]], list[int]]]
-
-
-def _sealed(state: _Snapshot) -> bytes:
-    """The state behind its digest, so that no damaged byte passes for state."""
-    body = msgspec.msgpack.encode(state)
-    return sha256(body).digest() + body
-
-
-def _decode(saved: bytes) -> _Snapshot:
-    digest, body = saved[:_DIGEST_BYTES], saved[_DIGEST_BYTES:]
-    if sha256(body).digest() != digest:
-        raise StateError("the snapshot is damaged: its digest does not match")
-    try:
-        state = msgspec.msgpack.decode(body, type=_Snapshot)
-    except (msgspec.DecodeError, msgspec.ValidationError, ValueError) as error:
-        raise StateError(f"the snapshot is damaged: {error}") from error
-    if (state.case, state.version) != (Case.R3, _SNAPSHOT_VERSION):
-        raise StateError(
-            f"the snapshot is of case {state.case}, version {state.version}; "
-            f"this is case {Case.R3}, version {_SNAPSHOT_VERSION}"
-        )
-    return state
-
-
-def _hashable(payload: Any) -> Hashable:
-    """Msgpack gives a tuple back as a list."""
-    if isinstance(payload, list):
-        return tuple(_hashable(part) for part in payload)
-    hash(payload)
-    return payload  # type: ignore[no-any-return]

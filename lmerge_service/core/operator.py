@@ -10,33 +10,35 @@ Theory
         b attached, joining at 20: stable(22)   ->              (remembered: b is joining)
         a: stable(20)                           -> stable(20), stable(22)   (b is joined now)
 
+    Under `stable=quorum(k)` the k joined inputs with the highest stables vote, and the lowest of
+    theirs is the output's; with fewer than k joined inputs the output waits.
+
 Invariants
-    O1  max_stable never falls, and no joined input's stable is beyond it.
+    O1  max_stable never falls, and it is as high as the policy allows for the joined inputs.
     O2  An attached input is joined iff joining_at <= max_stable or an operator accepted the gap.
     O3  Attaching a name again is a new incarnation: nothing of the old one is left.
+    O4  What is said next depends on what inputs and output have said, and on nothing else.
 """
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass
 from typing import Any, ClassVar
 
 from lmerge_service.core.breaches import Breach, BreachKind
+from lmerge_service.core.case import Case
 from lmerge_service.core.inputs import Input
-from lmerge_service.elements import START, Adjust, Element, Insert, Stable
+from lmerge_service.core.policy import Policy
+from lmerge_service.core.snapshots import SavedInput, Snapshot, sealed
+from lmerge_service.core.stats import Stats
+from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
+from lmerge_service.errors import StateError
 from lmerge_service.tdb import Event
 
-__all__ = ("Case", "Gap", "Operator", "Stats")
+__all__ = ("Gap", "Operator", "foreign")
 
 _KEPT_BREACHES = 1_000
-
-
-class Case(StrEnum):
-    """The restriction that the inputs obey (paper III-C); it chooses the algorithm."""
-
-    R3 = "R3"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,36 +50,28 @@ class Gap:
     input: str
 
 
-@dataclass(slots=True)
-class Stats:
-    """What the output has carried, and who led it."""
-
-    inserts: int = 0
-    adjusts: int = 0
-    stables: int = 0
-    removals: int = 0
-    """Adjusts that removed an event; counted in `adjusts` as well."""
-    leader: str | None = None
-    """The input whose stable moved the output last."""
-    switches: int = 0
-    """How often the leader changed."""
-    breaches_dropped: int = 0
-    """Breaches that were counted but not kept, because nobody fetched the kept ones."""
-
-
 class Operator(ABC):
     """An LMerge operator; see the module's text. Never awaits, logs, reads a clock or raises for
     what an input says."""
 
-    case: ClassVar[Case]
+    case: Case
+    """The restriction that the inputs obey; a class attribute but for `restricted`."""
+    any_partitions: ClassVar[bool] = True
+    """Whether an input may be spread over several partitions, which give no order together."""
 
-    def __init__(self) -> None:
+    def __init__(self, policy: Policy = Policy()) -> None:
+        self.policy = policy
         self.max_stable = START
         self.inputs: dict[str, Input] = {}
         """The attached inputs by name, in the order in which they were attached."""
-        self.stats = Stats()
+        self._stats = Stats()
         self._incarnations: dict[str, int] = {}
         self._breaches: deque[Breach] = deque(maxlen=_KEPT_BREACHES)
+        self._recalling = False
+        self._lazy = policy.adjust == "lazy"
+        self._eager = policy.adjust == "eager"
+        self._first = policy.insert == "first"
+        self._voters, self._lag = policy.voters, policy.lag
 
     # --- inputs -------------------------------------------------------------------------------
 
@@ -86,7 +80,15 @@ class Operator(ABC):
 
         A name that is attached already is a new incarnation: it keeps its place among the inputs,
         which decides ties, and nothing else.
+
+        Raises:
+            ValueError: several partitions, in a case that needs an order across them.
         """
+        if partitions > 1 and not self.any_partitions:
+            raise ValueError(
+                f"case {self.case} needs an order, which {partitions} partitions of {name!r} do "
+                "not give together"
+            )
         if (before := self.inputs.get(name)) is not None:
             self._forget(before)
         number = self._incarnations.get(name, -1) + 1
@@ -95,10 +97,18 @@ class Operator(ABC):
         source.joined = joining_at <= self.max_stable
         self.inputs[name] = source
 
+    def attach_like(self, other: "Operator") -> None:
+        """Attaches the inputs of another operator, which have not said anything here."""
+        for name, source in other.inputs.items():
+            self._incarnations[name] = source.incarnation - 1
+            self.attach(name, source.joining_at, len(source.stables))
+            self.inputs[name].joined = source.joined
+            self.inputs[name].gap_until = source.gap_until
+
     def detach(self, name: str) -> list[Element]:
         """Removes an input and all that only it held; half-frozen output events stay.
 
-        Returns the elements to emit: none under the default policy.
+        Returns the elements to emit: none under any of today's policies.
         """
         source = self.inputs.pop(name, None)
         if source is None:
@@ -131,6 +141,7 @@ class Operator(ABC):
         source.joined = True
         source.gap_until = gap.end
         out: list[Element] = []
+        self._welcome(source, out)
         self._settle(out)
         return gap, out
 
@@ -164,7 +175,7 @@ class Operator(ABC):
                 if element.vold < own_stable or element.ve < own_stable:  # type: ignore[union-attr]
                     self._blame(source, BreachKind.BROKE_OWN_STABLE, element)
                 else:
-                    adjust(source, element)  # type: ignore[arg-type]
+                    adjust(source, element, out)  # type: ignore[arg-type]
             else:
                 self._stable(source, element, partition, out)  # type: ignore[arg-type]
                 own_stable = source.stables[partition]
@@ -186,35 +197,73 @@ class Operator(ABC):
             self._blame(source, BreachKind.STABLE_REGRESSION, element)
 
     def _settle(self, out: list[Element]) -> None:
-        """Moves the output to the highest stable of a joined input, as often as that helps others
-        to be joined; ties go to the input attached first."""
+        """Moves the output to the stable that the joined inputs give, as often as that helps
+        others to be joined."""
         while True:
-            joined = [source for source in self.inputs.values() if source.joined]
-            leader = max(joined, key=lambda source: source.stable, default=None)
-            if leader is None or leader.stable <= self.max_stable:
+            t, voters = self._decided()
+            if t <= self.max_stable:
                 return
-            self._freeze(leader, leader.stable, out)
-            self._emit_stable(leader, out)
+            self._freeze(voters, t, out)
+            self._emit_stable(t, voters[0], out)
 
-    def _emit_stable(self, leader: Input, out: list[Element]) -> None:
-        self.max_stable = leader.stable
-        out.append(Stable(leader.stable))
-        self.stats.stables += 1
-        if self.stats.leader != leader.name:
-            self.stats.switches += self.stats.leader is not None
-            self.stats.leader = leader.name
+    def _decided(self) -> tuple[int, Sequence[Input]]:
+        """The stable point that the policy gives, and the inputs that decide what is frozen by
+        it, the highest first; ties go to the input attached first."""
+        joined = [source for source in self.inputs.values() if source.joined]
+        if len(joined) < self._voters:
+            return START, ()
+        if self._voters == 1:
+            leader = max(joined, key=_stable_of)
+            behind = self._lag if leader.stable < INFINITY else 0
+            return leader.stable - behind, (leader,)
+        voters = sorted(joined, key=_stable_of, reverse=True)[: self._voters]
+        return voters[-1].stable, voters
+
+    def _emit_stable(self, t: int, leader: Input, out: list[Element]) -> None:
+        self.max_stable = t
+        out.append(Stable(t))
+        self._stats.stables += 1
+        if self._stats.leader != leader.name:
+            self._stats.switches += self._stats.leader is not None
+            self._stats.leader = leader.name
         for source in self.inputs.values():
-            source.joined = source.joined or source.joining_at <= self.max_stable
+            if not source.joined and source.joining_at <= t:
+                source.joined = True
+                self._welcome(source, out)
+
+    # --- what policies ask ----------------------------------------------------------------------
+
+    def _leads(self, source: Input) -> bool:
+        """No joined input has a higher stable; several may lead."""
+        return source.joined and source.stable == self._highest()
+
+    def _is_leader(self, source: Input) -> bool:
+        """It leads, and was attached first of those that do."""
+        joined = [each for each in self.inputs.values() if each.joined]
+        return source.joined and source is max(joined, key=_stable_of)
+
+    def _highest(self) -> int:
+        return max(each.stable for each in self.inputs.values() if each.joined)
+
+    def _reflects(self, source: Input) -> bool:
+        """Whether revisions by this input go out at once."""
+        return not self._recalling and (self._eager or self._is_leader(source))
+
+    # --- what a case adds -----------------------------------------------------------------------
 
     @abstractmethod
     def _insert(self, source: Input, element: Insert[Any], out: list[Element]) -> None: ...
 
     @abstractmethod
-    def _adjust(self, source: Input, element: Adjust[Any]) -> None: ...
+    def _adjust(self, source: Input, element: Adjust[Any], out: list[Element]) -> None: ...
 
     @abstractmethod
-    def _freeze(self, leader: Input, t: int, out: list[Element]) -> None:
-        """Makes the output compatible with what it is about to say: stable(t), as leader did."""
+    def _freeze(self, voters: Sequence[Input], t: int, out: list[Element]) -> None:
+        """Makes the output compatible with what it is about to say: stable(t), as the voters
+        did."""
+
+    def _welcome(self, source: Input, out: list[Element]) -> None:  # noqa: B027 (few cases do)
+        """Takes up what an input said while it was joining, where the case had to put it off."""
 
     @abstractmethod
     def _forget(self, source: Input) -> None:
@@ -236,8 +285,20 @@ class Operator(ABC):
 
     def _record(self, breach: Breach) -> None:
         if len(self._breaches) == _KEPT_BREACHES:
-            self.stats.breaches_dropped += 1
+            self._stats.breaches_dropped += 1
         self._breaches.append(breach)
+
+    def stats(self) -> Stats:
+        """What the output has carried so far: a live view, not a copy."""
+        return self._stats
+
+    # --- feedback -------------------------------------------------------------------------------
+
+    def feedback(self) -> dict[str, int]:
+        """For each input that lags the time t such that nothing it could say about events with
+        ve < t matters any more (paper V-D). It may leave out events with a *final* ve < t."""
+        t = self.max_stable
+        return {name: t for name, source in self.inputs.items() if source.stable < t}
 
     # --- state --------------------------------------------------------------------------------
 
@@ -245,25 +306,108 @@ class Operator(ABC):
     def __len__(self) -> int:
         """The number of live events: those not fully frozen."""
 
-    @abstractmethod
     def load_output(self, elements: Iterable[Element]) -> None:
         """Starts from what the output has already said (promise 7): first the output prefix by
-        this method, then `attach` and the input prefixes by `process`, in any interleaving, give
+        this method, then `attach` and the input prefixes by `recall`, in any interleaving, give
         the state that the original had.
 
         Raises:
             StateError: the elements are no legal stream, so no merge of ours has written them.
         """
+        if self.inputs:
+            raise ValueError("the output prefix comes first, before any input is attached")
+        for element in elements:
+            match element:
+                case Insert():
+                    if element.vs < self.max_stable:
+                        raise foreign(element, self.max_stable)
+                    self._load_insert(element)
+                case Adjust():
+                    if min(element.vold, element.ve) < self.max_stable:
+                        raise foreign(element, self.max_stable)
+                    self._load_adjust(element)
+                case Stable(vc):
+                    if vc <= self.max_stable:
+                        raise foreign(element, self.max_stable)
+                    self._load_stable(vc)
+                    self.max_stable = vc
 
     @abstractmethod
+    def _load_insert(self, element: Insert[Any]) -> None: ...
+
+    @abstractmethod
+    def _load_adjust(self, element: Adjust[Any]) -> None: ...
+
+    @abstractmethod
+    def _load_stable(self, vc: int) -> None: ...
+
+    def recall(self, name: str, elements: Iterable[Element], partition: int = 0) -> list[Element]:
+        """Takes elements that the original took before its output reached what was loaded.
+
+        Returns what the output prefix should have held and did not: nothing, unless it was cut
+        short. What a policy held back stays held back.
+        """
+        first, self._first = self._first, self._first and self._lazy
+        self._recalling = True
+        try:
+            return self.process_batch(name, elements, partition)
+        finally:
+            self._first, self._recalling = first, False
+
     def snapshot(self) -> bytes:
         """The whole state; `restore` makes an operator that goes on the same. Aliases nothing."""
+        numbers = {source: number for number, source in enumerate(self.inputs.values())}
+        return sealed(
+            case=self.case,
+            policy=astuple(self.policy),
+            max_stable=self.max_stable,
+            incarnations=self._incarnations,
+            stats=self._stats,
+            inputs=[SavedInput.of(source) for source in numbers],
+            body=self._body(numbers),
+        )
+
+    def load_snapshot(self, state: Snapshot) -> None:
+        """Takes the state of a snapshot of the same case and policy.
+
+        Raises:
+            StateError: it is damaged.
+        """
+        self.max_stable = state.max_stable
+        self._stats = state.stats
+        self._incarnations = state.incarnations
+        sources = [each.to_input() for each in state.inputs]
+        self.inputs = {source.name: source for source in sources}
+        try:
+            self._load_body(state.body, sources)
+            self.check()
+        except (AssertionError, LookupError, TypeError, ValueError) as error:
+            raise StateError(f"the snapshot is damaged: {error!r}") from error
+
+    @abstractmethod
+    def _body(self, numbers: Mapping[Input, int]) -> Any:
+        """What the case has, as plain data with inputs as numbers."""
+
+    @abstractmethod
+    def _load_body(self, body: Any, sources: Sequence[Input]) -> None: ...
 
     def check(self) -> None:
         """Asserts every invariant, in words."""
+        t, _ = self._decided()
+        assert t <= self.max_stable, f"O1: the output should be at {t}, not {self.max_stable}"
         for source in self.inputs.values():
             source.check()
-            if source.joined:
-                assert source.stable <= self.max_stable, f"O1: {source} is beyond {self.max_stable}"
-            else:
+            if not source.joined:
                 assert source.joining_at > self.max_stable, f"O2: {source} should be joined"
+
+
+def foreign(element: Element, max_stable: int) -> StateError:
+    """What to raise for an element of the output that is not ours."""
+    return StateError(
+        f"the output holds {element} where a merge at stable({max_stable}) cannot have put it: "
+        "something else writes to this output"
+    )
+
+
+def _stable_of(source: Input) -> int:
+    return source.stable

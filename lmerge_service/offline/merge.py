@@ -214,12 +214,12 @@ def _of_input(source: Input) -> InputReport:
 
 def _of_output(merge: Operator) -> OutputReport:
     return OutputReport(
-        inserts=merge.stats.inserts,
-        adjusts=merge.stats.adjusts,
-        removals=merge.stats.removals,
-        stables=merge.stats.stables,
+        inserts=merge.stats().inserts,
+        adjusts=merge.stats().adjusts,
+        removals=merge.stats().removals,
+        stables=merge.stats().stables,
         stable=merge.max_stable,
         complete=merge.max_stable == INFINITY,
-        leader_switches=merge.stats.switches,
+        leader_switches=merge.stats().switches,
         live_events=len(merge),
     )

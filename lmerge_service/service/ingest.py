@@ -78,9 +78,18 @@ class Ingest:
         self._merge.inputs[self.name].add_partitions(partitions)
 
     def take(
-        self, records: Iterable[RecordLike], out: list[Element], dead: list[DeadLetter]
+        self,
+        records: Iterable[RecordLike],
+        out: list[Element],
+        dead: list[DeadLetter],
+        *,
+        recall: bool = False,
     ) -> None:
-        """Processes records of one partition in order; appends what there is to say."""
+        """Processes records of one partition in order; appends what there is to say.
+
+        `recall` is for records that were merged before the output reached what was loaded.
+        """
+        process = self._merge.recall if recall else self._merge.process_batch
         elements: list[Element] = []
         decode = self._decoder.decode
         partition = 0
@@ -94,17 +103,13 @@ class Ingest:
                     if incarnation < self.incarnation:
                         self.stale += 1
                         continue
-                    self._process(partition, elements, out)
+                    out += process(self.name, elements, partition)
                     elements = []
                     self._start_over(incarnation, joining_at)
                 elements.append(decode(record.value))
             except ElementError as error:
                 dead.append(self._dead_letter(record, error))
-        self._process(partition, elements, out)
-
-    def _process(self, partition: int, elements: list[Element], out: list[Element]) -> None:
-        if elements:
-            out += self._merge.process_batch(self.name, elements, partition)
+        out += process(self.name, elements, partition)
 
     def _start_over(self, incarnation: int, joining_at: int) -> None:
         self.incarnation, self.joining_at = incarnation, joining_at

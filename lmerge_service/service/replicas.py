@@ -90,6 +90,9 @@ class Replicas:
             state.held_out = f"topic {topic} does not exist yet"
             return
         self.widths[topic] = width
+        if width > 1 and not self._merge.any_partitions:
+            self.hold_out(topic, self._no_order(width))
+            return
         own = [TopicPartition(topic, number) for number in range(width)]
         standings = {tp: Standing.of(committed[tp].metadata) for tp in own if tp in committed}
         for tp in own:
@@ -109,6 +112,12 @@ class Replicas:
             partitions=width,
             joining_at=joining_at if latest is None else latest.joining_at,
             incarnation=0 if latest is None else latest.incarnation,
+        )
+
+    def _no_order(self, width: int) -> str:
+        return (
+            f"has {width} partitions, which give no order together; case {self._merge.case} needs "
+            "one: use one partition, or case R3 or R4"
         )
 
     @staticmethod
@@ -145,6 +154,8 @@ class Replicas:
         """A topic has got more partitions."""
         state, before = self.by_topic[topic], self.widths[topic]
         self.widths[topic] = width
+        if state.ingest is not None and not self._merge.any_partitions:
+            self.hold_out(topic, self._no_order(width))
         if state.ingest is not None:
             state.ingest.widen(width)
             fresh = (TopicPartition(topic, number) for number in range(before, width))
@@ -155,7 +166,7 @@ class Replicas:
         ingest = self.by_topic[tp.topic].ingest
         assert ingest is not None
         out: list[Element] = []
-        ingest.take(records, out, [])
+        ingest.take(records, out, [], recall=True)
         return out
 
     def take(

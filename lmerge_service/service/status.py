@@ -129,7 +129,7 @@ def _output(task: MergeTask) -> OutputStatus:
         adjusts=progress.published["adjusts"],
         removals=progress.published["removals"],
         stables=progress.published["stables"],
-        leader=task.merge.stats.leader,
+        leader=task.merge.stats().leader,
         leader_switches=progress.switches,
         transactions=progress.transactions,
         commit_ms_p50=_quantile_ms(ordered, 0.50),

@@ -78,7 +78,7 @@ class MergeTask:
     def __init__(self, topology: Topology):
         self.topology = topology
         self.progress = Progress()
-        self.merge: Operator = lmerge(topology.case)
+        self.merge: Operator = lmerge(topology.case, topology.policy.policy())
         limits = topology.limits
         decoder = WireDecoder(
             nfc=topology.nfc,
@@ -154,7 +154,7 @@ class MergeTask:
 
     async def _rebuild(self) -> None:
         self._clear()
-        self.merge = lmerge(self.topology.case)
+        self.merge = lmerge(self.topology.case, self.topology.policy.policy())
         await self._load_output()
         replicas = self.replicas
         replicas.start(self.merge)
@@ -307,7 +307,7 @@ class MergeTask:
     def _merge_batches(self, batches: Batches) -> None:
         out: list[Element] = []
         dead: list[DeadLetter] = []
-        switches = self.merge.stats.switches
+        switches = self.merge.stats().switches
         if not self._waiting():
             self._fetched = time.monotonic()
         for tp, records in batches.items():
@@ -316,7 +316,7 @@ class MergeTask:
                 offset = self.replicas.offset_after(tp, records[-1].offset)
                 self._outbox.offsets[tp] = offset
                 self.progress.elements_in += len(records)
-        self.progress.switches += self.merge.stats.switches - switches
+        self.progress.switches += self.merge.stats().switches - switches
         self._say(out)
         self._outbox.dead += dead
         self._outbox.size += sum(len(letter.value or b"") for letter in dead)

@@ -217,7 +217,7 @@ def test_kept_breaches_are_bounded_and_still_counted() -> None:
     merge.process_batch("a", [Insert("A", 1, 2)] * 5_000)
     assert len(merge.breaches()) == 1_000
     assert merge.inputs["a"].breaches[BreachKind.BROKE_OWN_STABLE] == 5_000
-    assert merge.stats.breaches_dropped == 4_000
+    assert merge.stats().breaches_dropped == 4_000
 
 
 class Payload:
@@ -251,7 +251,7 @@ def test_a_damaged_or_foreign_snapshot_is_refused(damage: bytes | None) -> None:
     saved = merge.snapshot()
     with pytest.raises(StateError):
         restore(saved[:-1] if damage is None else damage)
-    other = saved[32:].replace(b"\xa7version\x01", b"\xa7version\x09")
+    other = saved[32:].replace(b"\xa7version\x02", b"\xa7version\x09")
     with pytest.raises(StateError, match="version 9"):
         restore(sha256(other).digest() + other)
 

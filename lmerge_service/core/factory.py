@@ -1,0 +1,107 @@
+"""Making operators: by case and policy, from a snapshot, or under a weaker case.
+
+Theory
+    R0 to R2 keep hardly any events. A policy that holds events back, or lets inputs vote on them,
+    needs an index: then the same restriction is merged by LMR3, or for R1, which has no key, by
+    LMR4, and inputs are still held to their order.
+
+    An input that breaks the declared case is reported, and the element changes nothing. The
+    caller may quarantine that input. Or it takes the input at its word and goes on under a weaker
+    case: `weakened` rebuilds the operator from what inputs and output have said, and gives what
+    the stronger case had lost of it.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+from lmerge_service.core.case import Case
+from lmerge_service.core.lmr0 import LMR0
+from lmerge_service.core.lmr1 import LMR1
+from lmerge_service.core.lmr2 import LMR2
+from lmerge_service.core.lmr3 import LMR3
+from lmerge_service.core.lmr4 import LMR4
+from lmerge_service.core.operator import Operator
+from lmerge_service.core.ordered import Restricted
+from lmerge_service.core.policy import Policy
+from lmerge_service.core.snapshots import unsealed
+from lmerge_service.elements import Element
+
+__all__ = ("lmerge", "restore", "weakened")
+
+
+class _IndexedR0(Restricted, LMR3):
+    case = Case.R0
+
+
+class _IndexedR2(Restricted, LMR3):
+    case = Case.R2
+
+
+_LEAN: Final[dict[Case, type[Operator]]] = {
+    Case.R0: LMR0,
+    Case.R1: LMR1,
+    Case.R2: LMR2,
+    Case.R3: LMR3,
+    Case.R4: LMR4,
+}
+_INDEXED: Final[dict[Case, type[Operator]]] = {
+    **_LEAN,
+    Case.R0: _IndexedR0,
+    Case.R2: _IndexedR2,
+}
+
+
+def lmerge(case: Case | str = Case.R3, policy: Policy = Policy()) -> Operator:
+    """An operator for inputs that obey `case`: R0 to R4.
+
+    Raises:
+        ValueError: there is no such case.
+    """
+    classes = _INDEXED if policy.remembers else _LEAN
+    return classes[Case(case)](policy)
+
+
+def restore(saved: bytes) -> Operator:
+    """The operator of which `saved` is a snapshot.
+
+    Raises:
+        StateError: the bytes are damaged, or of another version.
+    """
+    state = unsealed(saved)
+    merge = lmerge(state.case, Policy(*state.policy))
+    merge.load_snapshot(state)
+    return merge
+
+
+def weakened(
+    merge: Operator,
+    case: Case | str,
+    inputs: Iterable[tuple[str, int, Element]],
+    output: Iterable[Element],
+) -> tuple[Operator, list[Element]]:
+    """An operator of a weaker case that takes over: it has the same inputs, and knows all that
+    they and the output have said.
+
+    `inputs` gives (input, partition, element) of the attached inputs, in any interleaving that
+    keeps the order within a partition; `output` is all that the output has said. Returns the
+    operator and what is to be said now, which the stronger case had missed.
+
+    >>> from lmerge_service.elements import Insert
+    >>> strong = lmerge("R0")
+    >>> strong.attach("a"); strong.attach("b")
+    >>> heard = [("a", 0, Insert("A", 5, 9)), ("b", 0, Insert("B", 4, 6))]
+    >>> said = [o for name, _, element in heard for o in strong.process(name, element)]
+    >>> weak, missed = weakened(strong, "R3", heard, said)
+    >>> missed
+    [Insert(payload='B', vs=4, ve=6)]
+
+    Raises:
+        StateError: the output holds an event twice, and `case` has a key: take R4.
+    """
+    weaker = lmerge(case, merge.policy)
+    weaker.load_output(output)
+    weaker.attach_like(merge)
+    missed: list[Element] = []
+    for name, partition, element in inputs:
+        missed += weaker.recall(name, (element,), partition)
+    return weaker, missed

@@ -1,0 +1,133 @@
+"""What cases R0, R1 and R2 share: inserts that come in order of vs, and nothing is revised.
+
+Theory
+    An ordered input has said all about times before the last vs it inserted, so of the output
+    only the latest vs, `max_vs`, can still grow. What lies before is done: an insert below
+    max_vs is a laggard's, or one that a faster input lacked (V-C); both are dropped. So is what
+    lies below max_stable, which the paper's algorithms would emit, against their own stable.
+    Nothing can be withdrawn either, so a stable forces nothing.
+
+    A joining input has not said all about the times before joining_at: if it moved max_vs, what
+    others have yet to say about them would be lost. So its inserts wait until it is joined; those
+    with vs < joining_at, which may be some of many, never count.
+
+Invariants
+    K1  Inserts go out in order of vs, none below the output's stable point.
+    K2  source.front is the highest vs that the input has inserted in order, once it is joined.
+    K3  Only inputs that are not joined have inserts waiting.
+
+Beyond the paper
+    An element that the case rules out is recorded as a breach and changes nothing, so that the
+    caller may quarantine the input, or rebuild under a weaker case (`weakened`).
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from lmerge_service.core.breaches import BreachKind
+from lmerge_service.core.inputs import Input
+from lmerge_service.core.operator import Operator, foreign
+from lmerge_service.core.policy import Policy
+from lmerge_service.core.snapshots import hashable
+from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert
+
+__all__ = ("BEFORE", "Ordered", "Restricted")
+
+BEFORE = START - 1
+"""Before every time: the highest vs of a stream without inserts."""
+
+
+class Ordered(Operator):
+    """An operator that keeps no event but those at the latest vs."""
+
+    any_partitions: ClassVar[bool] = False
+
+    def __init__(self, policy: Policy = Policy()) -> None:
+        if policy.remembers:
+            raise ValueError(f"case {self.case} keeps no events, which {policy} needs")
+        super().__init__(policy)
+        self.max_vs = BEFORE
+        self._waiting: dict[Input, list[Insert[Any]]] = {}
+
+    def _insert(self, source: Input, element: Insert[Any], out: list[Element]) -> None:
+        if not source.joined:
+            if element.vs < source.joining_at:
+                source.late += 1
+            else:
+                self._waiting.setdefault(source, []).append(element)
+        elif element.vs < source.joining_at:
+            source.late += 1
+        else:
+            self._take(source, element, out)
+
+    @abstractmethod
+    def _take(self, source: Input, element: Insert[Any], out: list[Element]) -> None:
+        """An insert of a joined input."""
+
+    def _welcome(self, source: Input, out: list[Element]) -> None:
+        for element in self._waiting.pop(source, ()):
+            self._take(source, element, out)
+
+    def _adjust(self, source: Input, element: Adjust[Any], out: list[Element]) -> None:
+        self._blame(source, BreachKind.BROKE_CASE, element)
+
+    def _freeze(self, voters: Sequence[Input], t: int, out: list[Element]) -> None:
+        if t == INFINITY:
+            self._clear()
+
+    def _clear(self) -> None:
+        """Lets go of the events at max_vs."""
+
+    def _forget(self, source: Input) -> None:
+        self._waiting.pop(source, None)
+
+    def _emit(self, source: Input, element: Insert[Any], out: list[Element]) -> None:
+        out.append(element)
+        source.first += 1
+        self._stats.inserts += 1
+
+    def _load_adjust(self, element: Adjust[Any]) -> None:
+        raise foreign(element, self.max_stable)
+
+    def _load_stable(self, vc: int) -> None:
+        if vc == INFINITY:
+            self._clear()
+
+    def _body(self, numbers: Mapping[Input, int]) -> Any:
+        waiting = [
+            (numbers[source], [(each.payload, each.vs, each.ve) for each in inserts])
+            for source, inserts in self._waiting.items()
+        ]
+        return self.max_vs if self.max_vs >= START else None, waiting
+
+    def _load_body(self, body: Any, sources: Sequence[Input]) -> None:
+        max_vs, waiting = body
+        self.max_vs = BEFORE if max_vs is None else max_vs
+        for number, inserts in waiting:
+            self._waiting[sources[number]] = [Insert(hashable(p), vs, ve) for p, vs, ve in inserts]
+
+    def check(self) -> None:
+        super().check()
+        for source in self.inputs.values():
+            assert source.front < self.max_stable or source.front <= self.max_vs, f"K2: {source}"
+        assert not any(source.joined for source in self._waiting), f"K3: {self._waiting}"
+
+
+class Restricted(Operator):
+    """Mixed into an operator with an index, holds the inputs to the order of case R0, R1 or R2:
+    for policies under which these must remember events."""
+
+    any_partitions: ClassVar[bool] = False
+    process_batch = Operator.process_batch  # no short cut past `_insert`
+
+    def _insert(self, source: Input, element: Insert[Any], out: list[Element]) -> None:
+        step = element.vs - source.front
+        if step < 0 or (step == 0 and self.case == "R0"):
+            self._blame(source, BreachKind.BROKE_CASE, element)
+            return
+        source.front = element.vs
+        super()._insert(source, element, out)  # type: ignore[safe-super]
+
+    def _adjust(self, source: Input, element: Adjust[Any], out: list[Element]) -> None:
+        self._blame(source, BreachKind.BROKE_CASE, element)

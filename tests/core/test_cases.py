@@ -1,0 +1,321 @@
+"""Every case under every policy keeps the promises (docs/semantics.md), honest inputs or not."""
+
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lmerge_service.core import Case, Operator, Policy, lag, lmerge, quorum, restore
+from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
+from lmerge_service.tdb import TDB, Event, compatibility, reconstitute
+from tests.strategies import (
+    any_elements,
+    interleavings,
+    logical_streams,
+    lying_presentations,
+    presentations,
+)
+
+Steps = list[tuple[int, Element]]
+
+INSERTS = ("first", "leader", "half_frozen", quorum(2), quorum(0.5))
+ADJUSTS = ("lazy", "eager", "leader")
+STABLES = ("max", lag(3), quorum(2))
+POLICIES = [Policy(*choices) for choices in product(INSERTS, ADJUSTS, STABLES)]
+
+
+def deep(share: float) -> settings:
+    """So many of the profile's examples: there are five cases of each test."""
+    return settings(max_examples=int(share * settings().max_examples))
+
+
+every_case = pytest.mark.parametrize("case", Case)
+policies = st.sampled_from(POLICIES)
+
+
+def operator(case: Case, policy: Policy, n: int, joining: Sequence[int] = ()) -> Operator:
+    merge = lmerge(case, policy)
+    assert (merge.case, merge.policy) == (case, policy)
+    for number in range(n):
+        merge.attach(str(number), joining[number] if joining else START)
+    return merge
+
+
+def logical_of(case: Case) -> st.SearchStrategy[list[Event]]:
+    keyed = case not in (Case.R1, Case.R4)
+    return logical_streams(unique_keys=keyed, unique_vs=case is Case.R0)
+
+
+@st.composite
+def honest(draw: st.DrawFn, case: Case) -> tuple[list[Event], int, Steps]:
+    """(logical stream, number of inputs, interleaved steps); two at least, for quorums."""
+    logical = draw(logical_of(case))
+    n = draw(st.integers(2, 4))
+    return logical, n, draw(interleavings(draw(presentations(logical, n, case))))
+
+
+@st.composite
+def lying(draw: st.DrawFn, case: Case) -> tuple[int, Steps]:
+    n = draw(st.integers(1, 4))
+    made = draw(
+        lying_presentations(draw(logical_of(case)), n)
+        | st.lists(st.lists(any_elements(), max_size=15), min_size=n, max_size=n)
+    )
+    return n, draw(interleavings(made))
+
+
+@every_case
+@given(st.data(), policies)
+@deep(1.5)
+def test_honest_inputs_are_merged_into_an_equivalent_output(
+    case: Case, data: st.DataObject, policy: Policy
+) -> None:
+    logical, n, steps = data.draw(honest(case))
+    merge, output = operator(case, policy, n), TDB()
+    inputs = [TDB() for _ in range(n)]
+    for number, element in steps:
+        inputs[number].apply(element)
+        for said in merge.process(str(number), element):
+            output.apply(said)
+        merge.check()
+        if case not in (Case.R1, Case.R4):
+            assert not compatibility(inputs, output)
+    assert merge.breaches() == []
+    assert output == TDB(logical)
+    assert output.stable == INFINITY
+    assert len(merge) == 0, "no state after the end"
+
+
+@every_case
+@given(st.data(), policies)
+@deep(1.5)
+def test_whatever_the_inputs_do_the_output_is_a_legal_stream(
+    case: Case, data: st.DataObject, policy: Policy
+) -> None:
+    n, steps = data.draw(lying(case))
+    merge, output = operator(case, policy, n), TDB()
+    for number, element in steps:
+        for said in merge.process(str(number), element):
+            output.apply(said)
+        merge.check()
+        assert merge.max_stable == output.stable
+
+
+@every_case
+@given(st.data())
+@deep(0.5)
+def test_half_frozen_never_takes_anything_back(case: Case, data: st.DataObject) -> None:
+    n, steps = data.draw(lying(case))
+    policy = Policy("half_frozen", data.draw(st.sampled_from(ADJUSTS)))
+    merge = operator(case, policy, n)
+    for number, element in steps:
+        for said in merge.process(str(number), element):
+            assert type(said) is not Adjust or said.ve > said.vs
+
+
+@pytest.mark.parametrize("case", [Case.R0, Case.R1, Case.R2])
+@given(st.data(), st.sampled_from(("max", lag(3))))
+def test_an_ordered_case_gives_an_ordered_output(
+    case: Case, data: st.DataObject, stable: str
+) -> None:
+    n, steps = data.draw(lying(case))
+    merge = operator(case, Policy(stable=stable), n)
+    said = [o for number, element in steps for o in merge.process(str(number), element)]
+    assert all(type(element) is not Adjust for element in said)
+    order = [element.vs for element in said if type(element) is Insert]
+    assert order == sorted(set(order) if case is Case.R0 else order)
+
+
+@every_case
+@given(st.data(), policies)
+@deep(0.8)
+def test_a_restored_operator_goes_on_the_same(
+    case: Case, data: st.DataObject, policy: Policy
+) -> None:
+    n, steps = data.draw(lying(case))
+    joining = [data.draw(st.sampled_from((START, START, 10))) for _ in range(n)]
+    cut = data.draw(st.integers(0, len(steps)))
+    merge = operator(case, policy, n, joining)
+    for number, element in steps[:cut]:
+        merge.process(str(number), element)
+    merge.breaches()
+    twin = restore(merge.snapshot())
+    assert (twin.case, twin.policy, twin.snapshot()) == (case, policy, merge.snapshot())
+    for number, element in steps[cut:]:
+        assert twin.process(str(number), element) == merge.process(str(number), element)
+        assert twin.breaches() == merge.breaches()
+    assert twin.snapshot() == merge.snapshot()
+
+
+@every_case
+@given(st.data(), policies)
+@deep(1.5)
+def test_an_operator_rebuilt_from_prefixes_goes_on_the_same(
+    case: Case, data: st.DataObject, policy: Policy
+) -> None:
+    """Promise 7: lies included, and whatever the interleaving of the rebuild."""
+    n, steps = data.draw(lying(case))
+    joining = [data.draw(st.sampled_from((START, START, 5, 12))) for _ in range(n)]
+    cut = data.draw(st.integers(0, len(steps)))
+    merge = operator(case, policy, n, joining)
+    said = [o for number, element in steps[:cut] for o in merge.process(str(number), element)]
+
+    rebuilt = lmerge(case, policy)
+    rebuilt.load_output(said)
+    for number in range(n):
+        rebuilt.attach(str(number), joining[number])
+    prefixes = [[e for k, e in steps[:cut] if k == number] for number in range(n)]
+    for number, element in data.draw(interleavings(prefixes)):
+        assert rebuilt.recall(str(number), [element]) == [], "the output has said it all"
+        rebuilt.check()
+
+    assert rebuilt.max_stable == merge.max_stable
+    for number, element in steps[cut:]:
+        assert _in_order(rebuilt.process(str(number), element)) == _in_order(
+            merge.process(str(number), element)
+        )
+
+
+def _in_order(said: Sequence[Element]) -> list[str]:
+    """Elements before one stable come in order of arrival, which a rebuild cannot know."""
+    return sorted(map(repr, said))
+
+
+@every_case
+@given(st.data())
+@deep(0.8)
+def test_what_feedback_allows_to_be_left_out_is_not_missed(case: Case, data: st.DataObject) -> None:
+    """Inputs look at the feedback before each element, and leave out whatever is about an event
+    whose final end lies before it."""
+    logical, n, steps = data.draw(honest(case))
+    policy = Policy(stable=data.draw(st.sampled_from(("max", lag(3)))))
+    merge, output = operator(case, policy, n), TDB()
+    heeding = data.draw(st.sets(st.integers(0, n - 1)))
+    final = {(p, vs): ve for p, vs, ve in logical}
+    several = len(final) < len(logical)
+    for number, element in steps:
+        told = merge.feedback().get(str(number), START)
+        # Of a multiset an input cannot tell which of two events is which.
+        if number in heeding and not several and _ends_before(element, told, final):
+            continue
+        for said in merge.process(str(number), element):
+            output.apply(said)
+        merge.check()
+    assert output == TDB(logical)
+    assert output.stable == INFINITY
+    assert merge.breaches() == []
+
+
+def _ends_before(element: Element, t: int, final: dict[tuple[object, int], int]) -> bool:
+    if isinstance(element, Stable):
+        return False
+    return final.get((element.payload, element.vs), element.vs) < t
+
+
+@every_case
+@given(st.data(), policies)
+@deep(0.8)
+def test_a_late_joiner_and_early_leavers_lose_nothing(
+    case: Case, data: st.DataObject, policy: Policy
+) -> None:
+    """Inputs that join at t send only what ends at t or later; the others leave once they are
+    joined. Two of either kind, so that a quorum of two is there at any time."""
+    logical, n, steps = data.draw(honest(case))
+    t = data.draw(st.integers(0, 35))
+    late = [event for event in logical if event.ve >= t]
+    joiners = data.draw(presentations(late, 2, case))
+    merge, output = operator(case, policy, n), TDB()
+    names = ["x", "y"]
+    for name in names:
+        merge.attach(name, joining_at=t)
+    gone = False
+    told = [[(name, e) for e in stream] for name, stream in zip(names, joiners, strict=True)]
+    old = [(str(number), e) for number, e in steps]
+    for _, (name, element) in data.draw(interleavings([old, *told])):
+        if name in merge.inputs:
+            for said in merge.process(name, element):
+                output.apply(said)
+        if (
+            all(merge.inputs[each].joined for each in names)
+            and not gone
+            and data.draw(st.booleans())
+        ):
+            gone = True
+            for other in range(n):
+                merge.detach(str(other))
+        merge.check()
+    assert output == TDB(logical)
+    assert merge.breaches() == []
+
+
+@every_case
+@given(st.data(), policies)
+@deep(0.5)
+def test_batches_say_what_single_elements_say(
+    case: Case, data: st.DataObject, policy: Policy
+) -> None:
+    n, steps = data.draw(lying(case))
+    one, many = operator(case, policy, n), operator(case, policy, n)
+    singly = [said for number, element in steps for said in one.process(str(number), element)]
+    together: list[Element] = []
+    batch: list[Element] = []
+    for k, (number, element) in enumerate(steps):
+        batch.append(element)
+        if k + 1 == len(steps) or steps[k + 1][0] != number:
+            together += many.process_batch(str(number), batch)
+            batch = []
+    assert together == singly
+    assert many.snapshot() == one.snapshot()
+    assert many.breaches() == one.breaches()
+
+
+def ended_by(steps: Sequence[tuple[str, Element]], policy: Policy) -> tuple[Any, list[Any]]:
+    merge, output = lmerge("R3", policy), []
+    for name in "abc":
+        merge.attach(name)
+    for name, element in steps:
+        output += merge.process(name, element)
+    return reconstitute(output), [(b.input, b.kind.value) for b in merge.breaches()]
+
+
+def test_under_a_quorum_what_any_of_the_voters_has_is_kept() -> None:
+    """An input that silently skips data costs nothing, and is found out."""
+    steps: list[tuple[str, Element]] = [
+        ("a", Insert("A", 2, 9)), ("c", Insert("C", 3, 5)),
+        ("b", Stable(20)), ("a", Stable(20)), ("c", Stable(20)),
+    ]  # fmt: skip
+    tdb, blamed = ended_by(steps, Policy(stable=quorum(2)))
+    assert list(tdb) == [("A", 2, 9)], "C is known to nobody who voted"
+    assert blamed == [("b", "half_frozen_missing")]
+    assert list(ended_by(steps, Policy())[0]) == []
+
+
+def test_under_a_quorum_the_majority_decides_about_an_end() -> None:
+    ends = {"a": 9, "b": 7, "c": 7}
+    steps: list[tuple[str, Element]] = [(name, Insert("A", 2, ve)) for name, ve in ends.items()]
+    steps += [(name, Stable(20)) for name in "abc"]
+    tdb, blamed = ended_by(steps, Policy(stable=quorum(3)))
+    assert list(tdb) == [("A", 2, 7)]
+    assert blamed == [("a", "frozen_end_disagrees")]
+    tdb, blamed = ended_by(steps, Policy(stable=quorum(2)))
+    assert list(tdb) == [("A", 2, 9)], "a tie: the input attached first"
+    assert blamed == [("b", "frozen_end_disagrees")]
+
+
+def test_with_fewer_inputs_than_the_quorum_the_output_waits() -> None:
+    merge = lmerge("R3", Policy(stable=quorum(2)))
+    merge.attach("a")
+    assert merge.process("a", Stable(5)) == []
+    merge.attach("b", joining_at=START)
+    assert merge.process("b", Stable(3)) == [Stable(3)]
+
+
+def test_a_lag_stays_behind_until_the_end() -> None:
+    merge = lmerge("R3", Policy(stable=lag(10)))
+    merge.attach("a")
+    assert merge.process("a", Insert("A", 2, 9)) == [Insert("A", 2, 9)]
+    assert merge.process("a", Stable(15)) == [Stable(5)]
+    assert merge.process("a", Stable(INFINITY)) == [Stable(INFINITY)]
