@@ -10,11 +10,11 @@ Theory
       - nodes with vs < t that were not half frozen before: `newly_half_frozen`;
       - half-frozen nodes whose output end is below t, or whose end by s is, and those that s
         was seen to contradict before: `due`;
-      - half-frozen nodes that s lacks, to be reported: `lacking`, walked only if a count says
-        that there are any.
-    So nodes that are not yet half frozen wait in a heap of vs, and half-frozen ones in heaps of
-    ends: one by the output's end, and per input one of the nodes that it ends *before the output
-    does* (where it ends them later, the output's end comes up first).
+      - half-frozen nodes that s lacks, to be reported: `lacking`.
+    So nodes stand in a dict by vs, in it one by payload. The vs that are not yet half frozen wait
+    in a heap. Half-frozen nodes are in heaps of ends: one by the output's end, and per input one
+    of the nodes that it ends *before the output does* (where it ends them later, the output's end
+    comes up first); and per input there is a set of those that it lacks.
 
     Heaps forget lazily: an entry counts only while its node still has that end. When stale ones
     outnumber the rest a heap is made anew.
@@ -23,9 +23,10 @@ Invariants
     X1  No node without either an output end or an entry of an input.
     X2  A half-frozen node is on the output and has an entry (out, node) in the heap of outputs;
         for every input s with ends[s] < out it has one in the heap of s.
-    X3  held[s] is the number of half-frozen nodes for which s has an end, or was blamed; only
-        half-frozen nodes are blamed for, and each stands in the set of whom it was blamed on.
-    X4  Every node that is not half frozen waits once, under its vs, which is in the heap once.
+    X3  Each attached input has the set of half-frozen nodes that it lacks and was not blamed for;
+        and each half-frozen node stands in the set of whom it was blamed on.
+    X4  A vs of nodes that are not half frozen is in the heap, once; a vs of half-frozen ones is
+        not. (A vs that waits may have no nodes any more.)
     X5  No heap of ends is longer than twice the half-frozen nodes plus a constant. So a storm of
         adjusts cannot make them grow, and final nodes are let go.
 
@@ -106,21 +107,20 @@ class In2t:
         "_by_out",
         "_coming",
         "_half",
-        "_held",
-        "_nodes",
+        "_lacking",
         "_ties",
-        "_unfrozen",
+        "nodes",
         "touched",
     )
 
     def __init__(self) -> None:
-        self._nodes: dict[tuple[int, Hashable], Node] = {}
-        self._unfrozen: dict[int, list[Node]] = {}  # by vs, in order of arrival
-        self._coming: list[int] = []  # a heap of the keys of _unfrozen
+        self.nodes: dict[int, dict[Hashable, Node]] = {}
+        """By vs and payload, within one vs in order of arrival: to be read, not changed."""
+        self._coming: list[int] = []
         self._half: dict[Node, None] = {}
         self._by_out: Heap = []
         self._by_end: defaultdict[Input, Heap] = defaultdict(list)
-        self._held: defaultdict[Input, int] = defaultdict(int)
+        self._lacking: dict[Input, dict[Node, None]] = {}
         # half-frozen nodes that an input contradicts
         self._against: defaultdict[Input, dict[Node, None]] = defaultdict(dict)
         self._ties = count()
@@ -128,56 +128,46 @@ class In2t:
         """Nodes handed out by the three walks, so that tests can count work."""
 
     def __len__(self) -> int:
-        return len(self._nodes)
+        return sum(map(len, self.nodes.values()))
 
     def __iter__(self) -> Iterator[Node]:
         """All nodes by vs, within one vs in order of arrival; nodes may be deleted meanwhile."""
-        return iter(sorted(self._nodes.values(), key=_vs_of))
+        for vs in sorted(self.nodes):
+            yield from list(self.nodes[vs].values())
 
     # --- nodes --------------------------------------------------------------------------------
 
     def find(self, vs: int, payload: Hashable) -> Node | None:
         """The paper's SameVsPayload. Complexity: O(1)."""
-        return self._nodes.get((vs, payload))
+        group = self.nodes.get(vs)
+        return None if group is None else group.get(payload)
 
     def add(self, vs: int, payload: Hashable) -> Node:
         """Makes the node for a key that has none. Complexity: O(1), O(lg w) for a new vs."""
-        node = self._nodes[vs, payload] = Node(vs, payload)
-        waiting = self._unfrozen.get(vs)
-        if waiting is None:
-            self._unfrozen[vs] = [node]
+        node = Node(vs, payload)
+        group = self.nodes.get(vs)
+        if group is None:
+            self.nodes[vs] = {payload: node}
             heappush(self._coming, vs)
         else:
-            waiting.append(node)
+            group[payload] = node
         return node
 
     def delete(self, node: Node) -> None:
-        """Forgets a node and its payload.
-
-        Complexity: O(inputs) for a half-frozen node, else O(nodes with its vs).
-        """
-        del self._nodes[node.vs, node.payload]
+        """Forgets a node and its payload. Complexity: O(inputs)."""
+        group = self.nodes[node.vs]
+        del group[node.payload]
         if not node.half_frozen:
-            if node.vs in self._unfrozen:  # else the walk over the newly half frozen has it
-                self._unfrozen[node.vs].remove(node)
-            return
+            return  # and a group that is empty now waits until a stable passes it
+        if not group:
+            del self.nodes[node.vs]
         node.half_frozen = False
         del self._half[node]
-        for source in node.ends:
-            self._held[source] -= 1
+        if len(node.ends) < len(self._lacking):
+            for lacking in self._lacking.values():
+                lacking.pop(node, None)
         for source in node.blamed or ():
-            self._held[source] -= source not in node.ends
             del self._against[source][node]
-
-    def put_away(self, node: Node, t: int) -> None:
-        """Files a node that stable(t) concerned: half frozen from now on, or gone when it is
-        final or nobody put it out."""
-        if node.out is None or node.out < t:
-            self.delete(node)
-        elif node.half_frozen:
-            self.set_out(node, node.out)
-        else:
-            self.freeze(node)
 
     def delete_if_unused(self, node: Node) -> None:
         """Forgets a node that neither the output nor an input has (X1)."""
@@ -188,8 +178,7 @@ class In2t:
 
     def set_end(self, node: Node, source: Input, ve: int) -> None:
         """An input gives a half-frozen node an end. (Of others `ends` may be set directly.)"""
-        if source not in node.ends and not (node.blamed and source in node.blamed):
-            self._held[source] += 1
+        self._lacking[source].pop(node, None)
         node.ends[source] = ve
         assert node.out is not None
         if ve < node.out:
@@ -199,8 +188,8 @@ class In2t:
         """An input has a node no more."""
         del node.ends[source]
         node.withdraw_claim(source)
-        if node.half_frozen and not (node.blamed and source in node.blamed):
-            self._held[source] -= 1
+        if node.half_frozen and source not in (node.blamed or ()):
+            self._lacking[source][node] = None
 
     def set_out(self, node: Node, ve: int) -> None:
         """The output gives a half-frozen node another end. Complexity: O(inputs + lg w)."""
@@ -217,51 +206,68 @@ class In2t:
         elif source in node.blamed:
             return False
         node.blamed.add(source)
-        if node.half_frozen:  # else `freeze` counts it
-            self._against[source][node] = None
-            if source not in node.ends:
-                self._held[source] += 1
+        if node.half_frozen:
+            self._hold_against(node, source)
         return True
+
+    def _hold_against(self, node: Node, source: Input) -> None:
+        self._against[source][node] = None
+        self._lacking[source].pop(node, None)
 
     def freeze(self, node: Node) -> None:
         """A node on the output becomes half frozen. Complexity: O(inputs + lg w)."""
-        assert node.out is not None
+        out, ends = node.out, node.ends
+        assert out is not None
+        self.nodes.setdefault(node.vs, {})[node.payload] = node
         node.half_frozen = True
         self._half[node] = None
-        for source in node.ends:
-            self._held[source] += 1
+        if len(ends) < len(self._lacking):
+            for source, lacking in self._lacking.items():
+                if source not in ends:
+                    lacking[node] = None
         for source in node.blamed or ():
-            self._against[source][node] = None
-            if source not in node.ends:
-                self._held[source] += 1
-        self.set_out(node, node.out)
+            self._hold_against(node, source)
+        # Heaps are compacted once after all that a stable freezes.
+        heappush(self._by_out, (out, next(self._ties), node))
+        for source, end in ends.items():
+            if end < out:
+                heappush(self._by_end[source], (end, next(self._ties), node))
+
+    # --- inputs -------------------------------------------------------------------------------
+
+    def attach(self, source: Input) -> None:
+        """A new input, which lacks everything. Complexity: O(half-frozen nodes)."""
+        self._lacking[source] = dict.fromkeys(self._half)
 
     def forget(self, source: Input) -> None:
         """Drops every entry of an input, and the nodes that are then unused. Complexity: O(w)."""
+        self._lacking.pop(source, None)
+        self._by_end.pop(source, None)
+        self._against.pop(source, None)
         for node in self:
             if node.blamed is not None:
                 node.blamed.discard(source)
             if node.ends.pop(source, None) is not None:
                 node.withdraw_claim(source)
                 self.delete_if_unused(node)
-        self._held.pop(source, None)
-        self._by_end.pop(source, None)
-        self._against.pop(source, None)
 
     def clear(self) -> None:
-        """Forgets everything, at the end of the stream."""
+        """Forgets all nodes, at the end of the stream."""
+        sources = list(self._lacking)
         self.__init__()  # type: ignore[misc]
+        for source in sources:
+            self.attach(source)
 
     # --- what a stable concerns -----------------------------------------------------------------
 
     def newly_half_frozen(self, t: int) -> Iterator[Node]:
-        """Nodes with vs < t that are not half frozen yet, by vs; each must be deleted or frozen
-        by whoever walks."""
+        """Takes nodes with vs < t that are not half frozen yet, by vs, out of the index; those
+        that are to stay must be given to `freeze`."""
         coming = self._coming
         while coming and coming[0] < t:
-            for node in self._unfrozen.pop(heappop(coming)):
-                self.touched += 1
-                yield node
+            group = self.nodes.pop(heappop(coming))
+            self.touched += len(group)
+            yield from group.values()
 
     def due(self, sources: Iterable[Input], t: int) -> list[Node]:
         """Half-frozen nodes that the output, or one of the sources, ends before t, or that one
@@ -282,15 +288,10 @@ class In2t:
         return sorted(found, key=_vs_of)
 
     def lacking(self, source: Input) -> list[Node]:
-        """Half-frozen nodes that `source` lacks without having been blamed for it, by vs.
-
-        Complexity: O(1) when there is none, else O(half-frozen nodes).
-        """
-        if self._held.get(source, 0) == len(self._half):
-            return []
-        self.touched += len(self._half)
-        # _half is in the order of freezing, which is by vs
-        return [n for n in self._half if source not in n.ends and source not in (n.blamed or ())]
+        """Half-frozen nodes that `source` lacks without having been blamed for it, by vs."""
+        found = self._lacking[source]
+        self.touched += len(found)
+        return sorted(found, key=_vs_of)
 
     # --- heaps --------------------------------------------------------------------------------
 
@@ -316,15 +317,15 @@ class In2t:
 
     def check(self) -> None:
         """Asserts X1 to X5."""
-        for key, node in self._nodes.items():
-            assert (node.vs, node.payload) == key, f"{node} stands at {key}"
-            assert node.ends or node.out is not None, f"X1: nobody has {node}"
-            assert node.half_frozen == (node in self._half), f"{node} is lost"
-        unfrozen = [node for nodes in self._unfrozen.values() for node in nodes]
-        expected = {node for node in self._nodes.values() if not node.half_frozen}
-        assert set(unfrozen) == expected, f"X4: {unfrozen} wait, not {expected}"
-        assert len(unfrozen) == len(expected), "X4: a node waits twice"
-        assert sorted(self._coming) == sorted(self._unfrozen), "X4: a vs waits twice, or not at all"
+        for vs, group in self.nodes.items():
+            for payload, node in group.items():
+                assert (node.vs, node.payload) == (vs, payload), f"{node} stands at {vs}"
+                assert node.ends or node.out is not None, f"X1: nobody has {node}"
+                assert node.half_frozen == (node in self._half), f"{node} is lost"
+                assert node.half_frozen != (vs in self._coming), f"X4: {node} waits, or does not"
+            assert group or vs in self._coming, f"X4: no node at {vs}"
+        assert len(set(self._coming)) == len(self._coming), "X4: a vs waits twice"
+        assert self.nodes.keys() >= set(self._coming), "X4: a vs waits for nothing"
         self._check_heaps()
 
     def _check_heaps(self) -> None:
@@ -334,18 +335,19 @@ class In2t:
             for source, heap in self._by_end.items()
             for end, _, node in heap
         }
-        held: dict[Input, int] = dict.fromkeys(self._held, 0)
         for node in self._half:
             assert node.out is not None, f"X2: {node} is not on the output"
             assert (node.out, id(node)) in by_out, f"X2: {node} is in no heap"
             for source, end in node.ends.items():
                 late = end >= node.out or (source, end, id(node)) in by_end
                 assert late, f"X2: {node} is not in the heap of {source}"
-            for source in {*node.ends, *(node.blamed or ())}:
-                held[source] = held.get(source, 0) + 1
             for source in node.blamed or ():
                 assert node in self._against[source], f"X3: {source} is not known to contradict"
-        assert held == self._held, f"X3: {held} nodes are held, not {self._held}"
+        for source, lacking in self._lacking.items():
+            lacks = {
+                n for n in self._half if source not in n.ends and source not in (n.blamed or ())
+            }
+            assert lacking.keys() == lacks, f"X3: {source} lacks {lacks}, not {lacking}"
         for heap in (self._by_out, *self._by_end.values()):
             assert len(heap) <= 2 * len(self._half) + _SLACK, f"X5: a heap of {len(heap)}"
 

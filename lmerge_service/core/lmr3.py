@@ -34,7 +34,7 @@ Cost
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lmerge_service.core.breaches import BreachKind
@@ -69,10 +69,50 @@ class LMR3(Operator):
         super().__init__(policy)
         self._index = In2t()
 
+    def attach(self, name: str, joining_at: int = START, partitions: int = 1) -> None:
+        super().attach(name, joining_at, partitions)
+        self._index.attach(self.inputs[name])
+
     def __len__(self) -> int:
         return len(self._index)
 
     # --- elements -----------------------------------------------------------------------------
+
+    def process_batch(
+        self, name: str, elements: Iterable[Element], partition: int = 0
+    ) -> list[Element]:
+        """As `Operator.process_batch`, with a short cut for what most elements are: inserts of
+        events that are new, or that others have told before."""
+        source = self.inputs.get(name)
+        if source is None or not self._first or not self._lazy:
+            return super().process_batch(name, elements, partition)
+        out: list[Element] = []
+        nodes, add = self._index.nodes, self._index.add
+        own_stable, max_stable = source.stables[partition], self.max_stable
+        new = told = 0
+        for element in elements:
+            if type(element) is Insert:
+                vs = element.vs
+                if vs >= max_stable and vs >= own_stable:
+                    payload = element.payload
+                    group = nodes.get(vs)
+                    node = None if group is None else group.get(payload)
+                    if node is None:
+                        node = add(vs, payload)
+                        node.out = node.ends[source] = element.ve
+                        out.append(element)
+                        new += 1
+                        continue
+                    if source not in node.ends and node.out is not None:
+                        node.ends[source] = element.ve
+                        told += 1
+                        continue
+            self._element(source, element, partition, out)
+            own_stable, max_stable = source.stables[partition], self.max_stable
+        source.inserts += new + told
+        source.first += new
+        self._stats.inserts += new
+        return out
 
     def _insert(self, source: Input, element: Insert[Any], out: list[Element]) -> None:
         vs, ve = element.vs, element.ve
@@ -159,12 +199,20 @@ class LMR3(Operator):
         for voter in voters:
             for node in index.lacking(voter):
                 self._blame_once(voter, BreachKind.HALF_FROZEN_MISSING, node, t)
+        several, leader = len(voters) > 1, voters[0]
         for node in index.due(voters, t):
-            self._follow(voters, node, t, out)
-            index.put_away(node, t)
+            if several or node.out != node.ends.get(leader):
+                self._follow(voters, node, t, out)
+            assert node.out is not None
+            if node.out < t:
+                index.delete(node)
+            else:
+                index.set_out(node, node.out)
         for node in index.newly_half_frozen(t):
-            self._follow(voters, node, t, out)
-            index.put_away(node, t)
+            if several or node.out != node.ends.get(leader):
+                self._follow(voters, node, t, out)
+            if node.out is not None and node.out >= t:
+                index.freeze(node)
         index.compact()
 
     def _finish(self, voters: Sequence[Input], out: list[Element]) -> None:
@@ -272,9 +320,11 @@ class LMR3(Operator):
             index.clear()
             return
         for node in index.due((), vc):
-            index.put_away(node, vc)
+            index.delete(node)
         for node in index.newly_half_frozen(vc):
-            index.put_away(node, vc)
+            assert node.out is not None
+            if node.out >= vc:
+                index.freeze(node)
         index.compact()
 
     def _body(self, numbers: Mapping[Input, int]) -> list[Any]:
@@ -291,6 +341,8 @@ class LMR3(Operator):
         ]
 
     def _load_body(self, body: list[Any], sources: Sequence[Input]) -> None:
+        for source in sources:
+            self._index.attach(source)
         for vs, payload, node_out, ends, blamed, claims in body:
             node = self._index.add(vs, hashable(payload))
             node.out = node_out

@@ -160,26 +160,26 @@ class Operator(ABC):
         if source is None:
             self._refuse_detached(name, elements)
             return out
-        insert, adjust = self._insert, self._adjust
-        own_stable = source.stables[partition]
         for element in elements:
-            kind = type(element)
-            if kind is Insert:
-                source.inserts += 1
-                if element.vs < own_stable:  # type: ignore[union-attr]
-                    self._blame(source, BreachKind.BROKE_OWN_STABLE, element)
-                else:
-                    insert(source, element, out)  # type: ignore[arg-type]
-            elif kind is Adjust:
-                source.adjusts += 1
-                if element.vold < own_stable or element.ve < own_stable:  # type: ignore[union-attr]
-                    self._blame(source, BreachKind.BROKE_OWN_STABLE, element)
-                else:
-                    adjust(source, element, out)  # type: ignore[arg-type]
-            else:
-                self._stable(source, element, partition, out)  # type: ignore[arg-type]
-                own_stable = source.stables[partition]
+            self._element(source, element, partition, out)
         return out
+
+    def _element(self, source: Input, element: Element, partition: int, out: list[Element]) -> None:
+        kind = type(element)
+        if kind is Insert:
+            source.inserts += 1
+            if element.vs < source.stables[partition]:  # type: ignore[union-attr]
+                self._blame(source, BreachKind.BROKE_OWN_STABLE, element)
+            else:
+                self._insert(source, element, out)  # type: ignore[arg-type]
+        elif kind is Adjust:
+            source.adjusts += 1
+            if min(element.vold, element.ve) < source.stables[partition]:  # type: ignore[union-attr]
+                self._blame(source, BreachKind.BROKE_OWN_STABLE, element)
+            else:
+                self._adjust(source, element, out)  # type: ignore[arg-type]
+        else:
+            self._stable(source, element, partition, out)  # type: ignore[arg-type]
 
     def _refuse_detached(self, name: str, elements: Iterable[Element]) -> None:
         if name not in self._incarnations:
