@@ -6,6 +6,7 @@ from lmerge_service.core.factory import lmerge, restore, weakened
 from lmerge_service.core.inputs import Input
 from lmerge_service.core.operator import Gap, Operator
 from lmerge_service.core.policy import Policy, lag, quorum
+from lmerge_service.core.properties import StreamProperties
 from lmerge_service.core.stats import Stats
 
 __all__ = (
@@ -17,6 +18,7 @@ __all__ = (
     "Operator",
     "Policy",
     "Stats",
+    "StreamProperties",
     "lag",
     "lmerge",
     "quorum",

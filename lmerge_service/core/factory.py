@@ -23,6 +23,7 @@ from lmerge_service.core.lmr4 import LMR4
 from lmerge_service.core.operator import Operator
 from lmerge_service.core.ordered import Restricted
 from lmerge_service.core.policy import Policy
+from lmerge_service.core.properties import StreamProperties, weakest
 from lmerge_service.core.snapshots import unsealed
 from lmerge_service.elements import Element
 
@@ -31,6 +32,10 @@ __all__ = ("lmerge", "restore", "weakened")
 
 class _IndexedR0(Restricted, LMR3):
     case = Case.R0
+
+
+class _IndexedR1(Restricted, LMR4):
+    case = Case.R1
 
 
 class _IndexedR2(Restricted, LMR3):
@@ -47,18 +52,30 @@ _LEAN: Final[dict[Case, type[Operator]]] = {
 _INDEXED: Final[dict[Case, type[Operator]]] = {
     **_LEAN,
     Case.R0: _IndexedR0,
+    Case.R1: _IndexedR1,
     Case.R2: _IndexedR2,
 }
 
 
-def lmerge(case: Case | str = Case.R3, policy: Policy = Policy()) -> Operator:
-    """An operator for inputs that obey `case`: R0 to R4.
+def lmerge(
+    case: Case | str = Case.R3,
+    policy: Policy = Policy(),
+    *,
+    properties: Iterable[StreamProperties] = (),
+) -> Operator:
+    """An operator for inputs that obey `case`: R0 to R4, or "auto" for the strongest case that
+    inputs with these `properties` obey together.
+
+    >>> counts = StreamProperties(ordered=True, revises=False).grouped_aggregate()
+    >>> print(lmerge("auto", properties=[counts, counts]).case)
+    R2
 
     Raises:
-        ValueError: there is no such case.
+        ValueError: there is no such case, or "auto" without properties.
     """
+    chosen = weakest(properties) if case == "auto" else Case(case)
     classes = _INDEXED if policy.remembers else _LEAN
-    return classes[Case(case)](policy)
+    return classes[chosen](policy)
 
 
 def restore(saved: bytes) -> Operator:

@@ -12,22 +12,22 @@ Theory
         was seen to contradict before: `due`;
       - half-frozen nodes that s lacks, to be reported: `lacking`.
     So nodes stand in a dict by vs, in it one by payload. The vs that are not yet half frozen wait
-    in a heap. Half-frozen nodes are in heaps of ends: one by the output's end, and per input one
+    in a heap. Half-frozen nodes are in queues of ends: one by the output's end, and per input one
     of the nodes that it ends *before the output does* (where it ends them later, the output's end
     comes up first); and per input there is a set of those that it lacks.
 
-    Heaps forget lazily: an entry counts only while its node still has that end. When stale ones
-    outnumber the rest a heap is made anew.
+    These queues of ends forget lazily: an entry counts only while its node still has that end.
+    When stale entries may outnumber the rest, a queue is swept.
 
 Invariants
     X1  No node without either an output end or an entry of an input.
-    X2  A half-frozen node is on the output and has an entry (out, node) in the heap of outputs;
-        for every input s with ends[s] < out it has one in the heap of s.
+    X2  A half-frozen node is on the output and has an entry (out, node) in the queue of outputs;
+        for every input s with ends[s] < out it has one in the queue of s.
     X3  Each attached input has the set of half-frozen nodes that it lacks and was not blamed for;
         and each half-frozen node stands in the set of whom it was blamed on.
     X4  A vs of nodes that are not half frozen is in the heap, once; a vs of half-frozen ones is
         not. (A vs that waits may have no nodes any more.)
-    X5  No heap of ends is longer than twice the half-frozen nodes plus a constant. So a storm of
+    X5  No queue of ends is longer than twice the half-frozen nodes plus a constant. So a storm of
         adjusts cannot make them grow, and final nodes are let go.
 
 Cost
@@ -36,16 +36,16 @@ Cost
 """
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from heapq import heapify, heappop, heappush
-from itertools import count
-from typing import TypeAlias
+from operator import attrgetter
 
 from lmerge_service.core.inputs import Input
 
 __all__ = ("In2t", "Node")
 
 _SLACK = 64
+_vs_of = attrgetter("vs")
 
 
 class Node:
@@ -86,8 +86,49 @@ class Node:
         return f"Node(vs={self.vs}, payload={self.payload!r}, ends={ends}, out={self.out})"
 
 
-Heap: TypeAlias = list[tuple[int, int, Node]]
-"""(end, tie, node); the tie is unique, so nodes are never compared."""
+class Ends:
+    """Nodes by an end of theirs, the earliest first; stale entries stay until they are swept."""
+
+    __slots__ = ("_heap", "_nodes", "size")
+
+    def __init__(self) -> None:
+        self._heap: list[int] = []
+        self._nodes: dict[int, list[Node]] = {}
+        self.size = 0
+
+    def push(self, end: int, node: Node) -> None:
+        """Complexity: O(lg distinct ends)."""
+        nodes = self._nodes.get(end)
+        if nodes is None:
+            self._nodes[end] = [node]
+            heappush(self._heap, end)
+        else:
+            nodes.append(node)
+        self.size += 1
+
+    def pop_before(self, t: int) -> Iterator[tuple[int, list[Node]]]:
+        """Takes out all entries with end < t, by end."""
+        heap = self._heap
+        while heap and heap[0] < t:
+            end = heappop(heap)
+            nodes = self._nodes.pop(end)
+            self.size -= len(nodes)
+            yield end, nodes
+
+    def sweep(self, counts: Callable[[Node, int], bool]) -> None:
+        """Drops entries that do not count, and repeated ones. Complexity: O(size)."""
+        swept = {
+            end: kept
+            for end, nodes in self._nodes.items()
+            if (kept := [node for node in dict.fromkeys(nodes) if counts(node, end)])
+        }
+        self._nodes = swept
+        self._heap = list(swept)
+        heapify(self._heap)
+        self.size = sum(map(len, swept.values()))
+
+    def __iter__(self) -> Iterator[tuple[int, Node]]:
+        return ((end, node) for end, nodes in self._nodes.items() for node in nodes)
 
 
 class In2t:
@@ -106,9 +147,8 @@ class In2t:
         "_by_end",
         "_by_out",
         "_coming",
-        "_half",
+        "_half_frozen",
         "_lacking",
-        "_ties",
         "nodes",
         "touched",
     )
@@ -117,13 +157,12 @@ class In2t:
         self.nodes: dict[int, dict[Hashable, Node]] = {}
         """By vs and payload, within one vs in order of arrival: to be read, not changed."""
         self._coming: list[int] = []
-        self._half: dict[Node, None] = {}
-        self._by_out: Heap = []
-        self._by_end: defaultdict[Input, Heap] = defaultdict(list)
+        self._half_frozen = 0  # how many nodes are
+        self._by_out = Ends()
+        self._by_end: defaultdict[Input, Ends] = defaultdict(Ends)
         self._lacking: dict[Input, dict[Node, None]] = {}
         # half-frozen nodes that an input contradicts
         self._against: defaultdict[Input, dict[Node, None]] = defaultdict(dict)
-        self._ties = count()
         self.touched = 0
         """Nodes handed out by the three walks, so that tests can count work."""
 
@@ -162,7 +201,7 @@ class In2t:
         if not group:
             del self.nodes[node.vs]
         node.half_frozen = False
-        del self._half[node]
+        self._half_frozen -= 1
         if len(node.ends) < len(self._lacking):
             for lacking in self._lacking.values():
                 lacking.pop(node, None)
@@ -182,7 +221,8 @@ class In2t:
         node.ends[source] = ve
         assert node.out is not None
         if ve < node.out:
-            self._push(self._by_end[source], ve, node, source)
+            self._by_end[source].push(ve, node)
+            self._sweep_end(source)
 
     def drop_end(self, node: Node, source: Input) -> None:
         """An input has a node no more."""
@@ -194,10 +234,11 @@ class In2t:
     def set_out(self, node: Node, ve: int) -> None:
         """The output gives a half-frozen node another end. Complexity: O(inputs + lg w)."""
         node.out = ve
-        self._push(self._by_out, ve, node, None)
+        self._by_out.push(ve, node)
         for source, end in node.ends.items():
             if end < ve:
-                self._push(self._by_end[source], end, node, source)
+                self._by_end[source].push(end, node)
+        self.compact()
 
     def blame(self, node: Node, source: Input) -> bool:
         """Notes that an input contradicts a half-frozen node; whether that is new."""
@@ -218,26 +259,29 @@ class In2t:
         """A node on the output becomes half frozen. Complexity: O(inputs + lg w)."""
         out, ends = node.out, node.ends
         assert out is not None
-        self.nodes.setdefault(node.vs, {})[node.payload] = node
+        group = self.nodes.get(node.vs)
+        if group is None:
+            self.nodes[node.vs] = {node.payload: node}
+        else:
+            group[node.payload] = node
         node.half_frozen = True
-        self._half[node] = None
+        self._half_frozen += 1
         if len(ends) < len(self._lacking):
             for source, lacking in self._lacking.items():
                 if source not in ends:
                     lacking[node] = None
         for source in node.blamed or ():
             self._hold_against(node, source)
-        # Heaps are compacted once after all that a stable freezes.
-        heappush(self._by_out, (out, next(self._ties), node))
+        self._by_out.push(out, node)  # to be compacted once after all that a stable freezes
         for source, end in ends.items():
             if end < out:
-                heappush(self._by_end[source], (end, next(self._ties), node))
+                self._by_end[source].push(end, node)
 
     # --- inputs -------------------------------------------------------------------------------
 
     def attach(self, source: Input) -> None:
-        """A new input, which lacks everything. Complexity: O(half-frozen nodes)."""
-        self._lacking[source] = dict.fromkeys(self._half)
+        """A new input, which lacks everything. Complexity: O(w)."""
+        self._lacking[source] = {node: None for node in self if node.half_frozen}
 
     def forget(self, source: Input) -> None:
         """Drops every entry of an input, and the nodes that are then unused. Complexity: O(w)."""
@@ -273,17 +317,15 @@ class In2t:
         """Half-frozen nodes that the output, or one of the sources, ends before t, or that one
         of them contradicts; by vs."""
         found = {node: None for source in sources for node in self._against.get(source, ())}
-        heap = self._by_out
-        while heap and heap[0][0] < t:
-            end, _, node = heappop(heap)
-            if node.half_frozen and node.out == end:
-                found[node] = None
-        for source in sources:
-            heap = self._by_end.get(source, [])
-            while heap and heap[0][0] < t:
-                end, _, node = heappop(heap)
-                if node.half_frozen and node.ends.get(source) == end:
+        for end, nodes in self._by_out.pop_before(t):
+            for node in nodes:
+                if node.half_frozen and node.out == end:
                     found[node] = None
+        for source in sources:
+            for end, nodes in self._by_end[source].pop_before(t):
+                for node in nodes:
+                    if node.half_frozen and node.ends.get(source) == end:
+                        found[node] = None
         self.touched += len(found)
         return sorted(found, key=_vs_of)
 
@@ -293,27 +335,19 @@ class In2t:
         self.touched += len(found)
         return sorted(found, key=_vs_of)
 
-    # --- heaps --------------------------------------------------------------------------------
-
-    def _push(self, heap: Heap, end: int, node: Node, source: Input | None) -> None:
-        """Into the heap of an input, or, for None, of the output."""
-        heappush(heap, (end, next(self._ties), node))
-        self._compact_heap(heap, source)
+    # --- queues of ends -------------------------------------------------------------------------
 
     def compact(self) -> None:
-        """Lets go of final nodes (X5); to be called after nodes were deleted for a stable."""
-        self._compact_heap(self._by_out, None)
-        for source, heap in self._by_end.items():
-            self._compact_heap(heap, source)
+        """Lets go of stale entries (X5); to be called after nodes were deleted for a stable."""
+        if self._by_out.size > 2 * self._half_frozen + _SLACK:
+            self._by_out.sweep(lambda node, end: node.half_frozen and node.out == end)
+        for source in self._by_end:
+            self._sweep_end(source)
 
-    def _compact_heap(self, heap: Heap, source: Input | None) -> None:
-        if len(heap) > 2 * len(self._half) + _SLACK:
-            heap[:] = [
-                (end, next(self._ties), node)
-                for node in self._half
-                if (end := _end_in_heap(node, source)) is not None
-            ]
-            heapify(heap)
+    def _sweep_end(self, source: Input) -> None:
+        ends = self._by_end[source]
+        if ends.size > 2 * self._half_frozen + _SLACK:
+            ends.sweep(lambda node, end: node.half_frozen and node.ends.get(source) == end)
 
     def check(self) -> None:
         """Asserts X1 to X5."""
@@ -321,45 +355,32 @@ class In2t:
             for payload, node in group.items():
                 assert (node.vs, node.payload) == (vs, payload), f"{node} stands at {vs}"
                 assert node.ends or node.out is not None, f"X1: nobody has {node}"
-                assert node.half_frozen == (node in self._half), f"{node} is lost"
                 assert node.half_frozen != (vs in self._coming), f"X4: {node} waits, or does not"
             assert group or vs in self._coming, f"X4: no node at {vs}"
         assert len(set(self._coming)) == len(self._coming), "X4: a vs waits twice"
         assert self.nodes.keys() >= set(self._coming), "X4: a vs waits for nothing"
-        self._check_heaps()
+        self._check_queues()
 
-    def _check_heaps(self) -> None:
-        by_out = {(end, id(node)) for end, _, node in self._by_out}
-        by_end = {
-            (source, end, id(node))
-            for source, heap in self._by_end.items()
-            for end, _, node in heap
-        }
-        for node in self._half:
+    def _check_queues(self) -> None:
+        half_frozen = [node for node in self if node.half_frozen]
+        assert len(half_frozen) == self._half_frozen, f"{self._half_frozen}, not {half_frozen}"
+        by_out = set(self._by_out)
+        by_end = {source: set(ends) for source, ends in self._by_end.items()}
+        for node in half_frozen:
             assert node.out is not None, f"X2: {node} is not on the output"
-            assert (node.out, id(node)) in by_out, f"X2: {node} is in no heap"
+            assert (node.out, node) in by_out, f"X2: {node} is in no queue"
             for source, end in node.ends.items():
-                late = end >= node.out or (source, end, id(node)) in by_end
-                assert late, f"X2: {node} is not in the heap of {source}"
+                late = end >= node.out or (end, node) in by_end[source]
+                assert late, f"X2: {node} is not in the queue of {source}"
             for source in node.blamed or ():
                 assert node in self._against[source], f"X3: {source} is not known to contradict"
         for source, lacking in self._lacking.items():
             lacks = {
-                n for n in self._half if source not in n.ends and source not in (n.blamed or ())
+                node
+                for node in half_frozen
+                if source not in node.ends and source not in (node.blamed or ())
             }
             assert lacking.keys() == lacks, f"X3: {source} lacks {lacks}, not {lacking}"
-        for heap in (self._by_out, *self._by_end.values()):
-            assert len(heap) <= 2 * len(self._half) + _SLACK, f"X5: a heap of {len(heap)}"
-
-
-def _end_in_heap(node: Node, source: Input | None) -> int | None:
-    """The end by which a half-frozen node stands in a heap, if it belongs there (X2)."""
-    if source is None:
-        return node.out
-    end = node.ends.get(source)
-    assert node.out is not None
-    return end if end is not None and end < node.out else None
-
-
-def _vs_of(node: Node) -> int:
-    return node.vs
+        for ends in (self._by_out, *self._by_end.values()):
+            assert ends.size == len(list(ends)), f"{ends.size} entries are counted"
+            assert ends.size <= 2 * self._half_frozen + _SLACK, f"X5: {ends.size} entries"

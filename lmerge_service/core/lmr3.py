@@ -81,36 +81,43 @@ class LMR3(Operator):
     def process_batch(
         self, name: str, elements: Iterable[Element], partition: int = 0
     ) -> list[Element]:
-        """As `Operator.process_batch`, with a short cut for what most elements are: inserts of
-        events that are new, or that others have told before."""
+        """As `Operator.process_batch`, with `_insert` written out for what most elements are:
+        inserts that are the input's first word about an event."""
         source = self.inputs.get(name)
         if source is None or not self._first or not self._lazy:
             return super().process_batch(name, elements, partition)
         out: list[Element] = []
-        nodes, add = self._index.nodes, self._index.add
+        index = self._index
+        nodes, add, set_end = index.nodes, index.add, index.set_end
         own_stable, max_stable = source.stables[partition], self.max_stable
-        new = told = 0
+        new = told = late = 0
         for element in elements:
-            if type(element) is Insert:
-                vs = element.vs
-                if vs >= max_stable and vs >= own_stable:
-                    payload = element.payload
-                    group = nodes.get(vs)
-                    node = None if group is None else group.get(payload)
-                    if node is None:
-                        node = add(vs, payload)
-                        node.out = node.ends[source] = element.ve
-                        out.append(element)
-                        new += 1
+            if type(element) is Insert and (vs := element.vs) >= own_stable:
+                payload = element.payload
+                group = nodes.get(vs)
+                node = None if group is None else group.get(payload)
+                if node is None:
+                    if vs < max_stable:
+                        late += 1
                         continue
-                    if source not in node.ends and node.out is not None:
+                    node = add(vs, payload)
+                    node.out = node.ends[source] = element.ve
+                    out.append(element)
+                    new += 1
+                    continue
+                if source not in node.ends and node.out is not None:
+                    if node.half_frozen:
+                        set_end(node, source, element.ve)
+                    else:
                         node.ends[source] = element.ve
-                        told += 1
-                        continue
+                    told += 1
+                    continue
             self._element(source, element, partition, out)
             own_stable, max_stable = source.stables[partition], self.max_stable
-        source.inserts += new + told
+            nodes = index.nodes
+        source.inserts += new + told + late
         source.first += new
+        source.late += late
         self._stats.inserts += new
         return out
 
