@@ -1,4 +1,4 @@
-"""Runs the benchmarks and prints minimum / median / maximum of the runs."""
+"""Runs the benchmarks; what the clock measures as minimum / median / maximum of the runs."""
 
 import argparse
 import asyncio
@@ -8,11 +8,13 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
+from typing import TypeAlias
 
-from benchmarks import formats, in_process, kafka_to_kafka
+from benchmarks import figures, formats, in_process, kafka_to_kafka, policies
+from lmerge_service.service.tuning import quieten_garbage_collector
 
 __all__ = ("Row", "main")
 
@@ -36,7 +38,13 @@ def main() -> None:
     parser.add_argument("--elements", type=int, default=100_000, help="events a replica (100,000)")
     parser.add_argument("--only", choices=("in-process", "kafka"), help="a part only")
     parser.add_argument("--json", action="store_true", help="speak JSON")
+    what = parser.add_subparsers(dest="what", metavar="figures | policies")
+    _add_figures(what)
+    _add_policies(what)
     options = parser.parse_args()
+    if options.what == "policies":
+        _run_policies(options.events, options.json, options.out)
+        return
     rows: list[Row] = []
 
     def report(name: str, unit: str, values: Sequence[float]) -> None:
@@ -46,10 +54,71 @@ def main() -> None:
 
     if not options.json:
         print(f"{_machine()}\n{'':<58} {'min':>12} {'median':>12} {'max':>12}")
-    _run(options.only, options.runs, options.elements, report)
+    if options.what == "figures":
+        quieten_garbage_collector()
+        _run_figures(options.only, options.runs, options.events, options.out, report)
+    else:
+        _run(options.only, options.runs, options.elements, report)
     if options.json:
         found = [{"name": r.name, "unit": r.unit, "values": list(r.values)} for r in rows]
         print(json.dumps({"machine": _machine(), "rows": found}))
+
+
+_Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+def _add_figures(what: _Subparsers) -> None:
+    of_figures = what.add_parser("figures", help="measure and draw the paper's figures 2 to 7")
+    of_figures.add_argument("--runs", type=int, default=3, help="runs of each (3)")
+    of_figures.add_argument("--events", type=int, default=20_000, help="events a replica (20,000)")
+    of_figures.add_argument(
+        "--only", type=_names_of_figures, default=tuple(figures.FIGURES), help="fig2,fig3,…,latency"
+    )
+    of_figures.add_argument("--json", action="store_true", help="speak JSON")
+    of_figures.add_argument("--out", type=Path, default=Path("docs/figures"), help="for the SVG")
+
+
+def _add_policies(what: _Subparsers) -> None:
+    of_policies = what.add_parser("policies", help="what each policy of LMR3 costs and brings")
+    of_policies.add_argument("--events", type=int, default=10_000, help="events a replica (10,000)")
+    of_policies.add_argument("--json", action="store_true", help="speak JSON")
+    of_policies.add_argument("--out", type=Path, default=Path("docs/figures"), help="for the SVG")
+
+
+def _names_of_figures(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    if unknown := set(names) - set(figures.FIGURES):
+        raise argparse.ArgumentTypeError(f"no figure {', '.join(sorted(unknown))}")
+    return names
+
+
+def _run_figures(
+    names: Sequence[str],
+    runs: int,
+    events: int,
+    out: Path,
+    report: Callable[[str, str, Sequence[float]], None],
+) -> None:
+    for name in names:
+        rows = []
+        for row in figures.measure(name, events, runs):
+            rows.append(row)
+            report(row.name, row.unit, row.values)
+        if name != "latency":
+            figures.draw(rows, out / f"{name}.svg")
+
+
+def _run_policies(events: int, as_json: bool, out: Path) -> None:
+    if not as_json:
+        print(f"{_machine()}\n\n{policies.HEADER}")
+    outcomes = []
+    for outcome in policies.measure(events):
+        outcomes.append(outcome)
+        if not as_json:
+            print(outcome, flush=True)
+    policies.draw(outcomes, out / "policies.svg")
+    if as_json:
+        print(json.dumps({"machine": _machine(), "rows": list(map(asdict, outcomes))}))
 
 
 def _run(

@@ -15,11 +15,22 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-from lmerge_service.core import Case, Policy
+from lmerge_service.core import Case, Policy, StreamProperties
+from lmerge_service.core.properties import weakest
 from lmerge_service.elements import INFINITY, START
 from lmerge_service.errors import ConfigurationError
 
-__all__ = ("Http", "Kafka", "Limits", "Output", "Replica", "Speaking", "Topology", "load")
+__all__ = (
+    "Http",
+    "Kafka",
+    "Limits",
+    "Output",
+    "Properties",
+    "Replica",
+    "Speaking",
+    "Topology",
+    "load",
+)
 
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
@@ -66,6 +77,19 @@ class Output(_Model):
         return self.dead_letters or f"{self.topic}.dead-letters"
 
 
+class Properties(_Model):
+    """What a replica's stream promises, for `case: auto`; see `core.properties`."""
+
+    ordered: bool = False
+    strictly_ordered: bool = False
+    revises: bool = True
+    deterministic_ties: bool = False
+    key: bool = False
+
+    def of_stream(self) -> StreamProperties:
+        return StreamProperties(**self.model_dump())
+
+
 class Replica(_Model):
     """One copy of the query."""
 
@@ -73,8 +97,22 @@ class Replica(_Model):
     topic: str
     joining_at: Annotated[int, Field(ge=START, lt=INFINITY)] | None = None
     """The time from which the replica is correct; by default the beginning of time."""
+    properties: Properties = Properties()
+    """What its stream promises; of use with `case: auto`."""
+    normalise: bool = False
+    """Bring the replica to its canonical form first: it is the same as the others at every
+    instant, but may cut its events into other intervals."""
 
     _legal_topic = field_validator("topic")(_topic)
+
+    @model_validator(mode="after")
+    def _whole(self) -> "Replica":
+        if self.normalise and self.joining_at is not None:
+            raise ValueError(
+                "normalise needs the whole history, so it goes with no joining_at: an interval "
+                "under way then has begun nobody knows when"
+            )
+        return self
 
 
 class Speaking(_Model):
@@ -127,13 +165,21 @@ class Topology(_Model):
     """Names the merge: consumer group and transactional id are made of it."""
     kafka: Kafka
     output: Output
-    case: Case = Case.R3
+    case: str = Case.R3.value
+    """R0 to R4, or auto: the strongest case that the replicas' properties allow together."""
     policy: Speaking = Speaking()
     replicas: tuple[Replica, ...] = Field(min_length=1)
     nfc: bool = False
     """Normalise strings of payloads to NFC before they are compared."""
     limits: Limits = Limits()
     http: Http = Http()
+
+    @field_validator("case")
+    @classmethod
+    def _known(cls, case: str) -> str:
+        if case not in (choices := [*Case, "auto"]):
+            raise ValueError(f"must be one of {', '.join(choices)}, got {case!r}")
+        return case
 
     @model_validator(mode="after")
     def _distinct(self) -> "Topology":
@@ -148,6 +194,24 @@ class Topology(_Model):
         if self.output.topic == self.output.dead_letter_topic:
             raise ValueError("output and dead letters need two topics")
         return self
+
+    @model_validator(mode="after")
+    def _revised(self) -> "Topology":
+        if self.resolved_case not in (Case.R3, Case.R4) and any(
+            each.normalise for each in self.replicas
+        ):
+            raise ValueError(
+                f"normalise needs case R3 or R4, not {self.resolved_case}: "
+                "the canonical form is revised"
+            )
+        return self
+
+    @property
+    def resolved_case(self) -> Case:
+        """The case that is merged."""
+        if self.case != "auto":
+            return Case(self.case)
+        return weakest(replica.properties.of_stream() for replica in self.replicas)
 
 
 def load(path: Path | str, *, bootstrap: str | None = None) -> Topology:

@@ -1,9 +1,12 @@
 """Topologies: what is accepted, and that every fault is one line that says where."""
 
+import json
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
+from lmerge_service.core import Case, Policy, lag
 from lmerge_service.errors import ConfigurationError
 from lmerge_service.topology import load
 
@@ -74,9 +77,23 @@ def test_a_bad_bootstrap_option_is_not_blamed_on_the_file(tmp_path: Path) -> Non
         ("  - name: a\n    topic: in.a\n", "  - name: a\n", 7, "replicas[0].topic: is missing"),
         ("output:", "http:\n  host: 0.0.0.0\noutput:", 5, "http.host: only loopback"),
         ("output:", "http:\n  port: 70000\noutput:", 5, "http.port: "),
-        ("name: t\n", "name: t\ncase: R9\n", 2, "case: "),
+        (
+            "    joining_at: 100",
+            "    joining_at: 100\n    normalise: true",
+            9,
+            "replicas[1]: normalise needs the whole history",
+        ),
+        ("    joining_at: 100", "    normalise: perhaps", 11, "replicas[1].normalise: "),
         ("  bootstrap: 127.0.0.1:9092", "  bootstrap: kafka", 3, "kafka.bootstrap: host:port"),
         ("  bootstrap: 127.0.0.1:9092", "  bootstrap: k:99999", 3, "kafka.bootstrap: host:port"),
+        ("name: t\n", "name: t\ncase: R9\n", 2, "case: must be one of R0, R1, R2, R3, R4, auto"),
+        (
+            "name: t\n",
+            "name: t\npolicy: {insert: last}\n",
+            2,
+            "policy: insert must be one of first, leader, half_frozen, quorum(n), got 'last'",
+        ),
+        ("name: t\n", "name: t\npolicy: {when: first}\n", 2, "policy.when: "),
         ("name: t\n", "name: t\nname: u\n", 2, "not YAML: "),
         ("  bootstrap: 127.0.0.1:9092", "  bootstrap: [", 5, "not YAML: "),
         (GOOD, "- a\n- b\n", 1, "a topology is a mapping"),
@@ -108,3 +125,34 @@ def test_a_file_that_is_not_there_or_not_text_is_said(tmp_path: Path) -> None:
     (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigurationError, match=r"bytes\.yaml: cannot read"):
         load(tmp_path / "bytes.yaml")
+
+
+def test_a_replica_may_be_normalised(tmp_path: Path) -> None:
+    text = GOOD.replace("joining_at: 100", "normalise: true")
+    topology = load(write(tmp_path, text))
+    assert [replica.normalise for replica in topology.replicas] == [False, True]
+
+
+@pytest.mark.parametrize("case", ["R0", "R1", "R2"])
+def test_normalising_in_a_case_without_revisions_is_a_fault(tmp_path: Path, case: str) -> None:
+    text = GOOD.replace("joining_at: 100", "normalise: true") + f"case: {case}\n"
+    with pytest.raises(ConfigurationError, match=f"normalise needs case R3 or R4, not {case}"):
+        load(write(tmp_path, text))
+
+
+def test_a_policy_is_part_of_the_topology(tmp_path: Path) -> None:
+    assert load(write(tmp_path, GOOD)).policy.policy() == Policy()
+    text = GOOD + "policy: {insert: half_frozen, stable: lag(500)}\n"
+    assert load(write(tmp_path, text)).policy.policy() == Policy("half_frozen", stable=lag(500))
+
+
+def test_the_case_may_follow_from_the_properties_of_the_replicas(tmp_path: Path) -> None:
+    assert load(write(tmp_path, GOOD)).resolved_case == Case.R3
+    text = GOOD + "case: auto\n"
+    assert load(write(tmp_path, text)).resolved_case == Case.R4, "nothing is promised"
+    ordered = "properties: {ordered: true, revises: false, key: true}"
+    document = YAML(typ="safe").load(text)
+    for replica in document["replicas"]:
+        replica.update(YAML(typ="safe").load(ordered))
+    (path := tmp_path / "auto.yaml").write_text(json.dumps(document))
+    assert load(path).resolved_case == Case.R2

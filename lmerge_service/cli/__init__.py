@@ -17,7 +17,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.main import get_command
 
-from lmerge_service.cli import audit, broker, demo, merge, present, publish, run
+from lmerge_service.cli import audit, broker, demo, infer, merge, present, publish, run
 from lmerge_service.errors import LMergeError
 
 __all__ = ("app", "main")
@@ -61,6 +61,7 @@ app.add_typer(broker.app, name="broker", rich_help_panel=_KAFKA)
 app.command("present", rich_help_panel=_FILES)(present.present)
 app.command("merge", rich_help_panel=_FILES)(merge.merge)
 app.command("audit", rich_help_panel=_FILES)(audit.audit)
+app.command("infer", rich_help_panel=_FILES)(infer.infer)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

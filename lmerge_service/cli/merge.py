@@ -19,7 +19,8 @@ from lmerge_service.cli.words import (
     say_json,
     shortened,
 )
-from lmerge_service.core import Case
+from lmerge_service.core import Case, Policy
+from lmerge_service.errors import ConfigurationError
 from lmerge_service.formats.ndjson import ElementWriter
 from lmerge_service.formats.wire import encode
 from lmerge_service.offline.merge import Found, MergeReport, interleaving, merge_streams
@@ -56,10 +57,42 @@ def merge(
         Case,
         typer.Option(
             metavar="CASE",
-            help="What the inputs may do; R3: any order and revisions, but no two events with "
-            "the same payload and start.",
+            help="What the inputs may do. R0, R1, R2: inserts in order of start (R0: no two with "
+            "one start, R1: equal starts in the same order everywhere); R3: any order and "
+            "revisions, but no two events with the same payload and start; R4: anything. "
+            "`lmerge infer` finds out.",
         ),
     ] = Case.R3,
+    insert: Annotated[
+        str,
+        typer.Option(
+            metavar="POLICY",
+            help="Which events go out before a stable forces them: first, leader, half_frozen or "
+            "quorum(n).",
+        ),
+    ] = "first",
+    adjust: Annotated[
+        str,
+        typer.Option(
+            metavar="POLICY",
+            help="Which revisions go out before a stable forces them: lazy (none), eager, leader.",
+        ),
+    ] = "lazy",
+    stable: Annotated[
+        str,
+        typer.Option(
+            metavar="POLICY",
+            help="How far the output's stable point goes: max, lag(d) or quorum(k).",
+        ),
+    ] = "max",
+    normalise: Annotated[
+        bool,
+        typer.Option(
+            "--normalise",
+            help="Bring each input to one form first: they need only say the same at every "
+            "instant, cut into whatever intervals.",
+        ),
+    ] = False,
     stats: Annotated[
         bool,
         typer.Option(
@@ -83,10 +116,19 @@ def merge(
     Example: `lmerge merge jan/a.ndjson jan/b.ndjson -o merged.ndjson --stats`
     """
     ordered = interleaving(order)
+    policy = _policy(insert, adjust, stable)
     names = [label(path) for path in inputs]
     started = time.perf_counter()
     with reading(inputs, output, nfc=nfc) as streams, ElementWriter(output) as writer:
-        report = merge_streams(names, streams, writer.write, case=case, order=ordered)
+        report = merge_streams(
+            names,
+            streams,
+            writer.write,
+            case=case,
+            policy=policy,
+            order=ordered,
+            normalise=normalise,
+        )
     seconds = time.perf_counter() - started
     if json:
         _say_all(report, seconds, to_stderr=output == "-")
@@ -94,6 +136,13 @@ def merge(
     _warn(report)
     if stats:
         _show(report, seconds)
+
+
+def _policy(insert: str, adjust: str, stable: str) -> Policy:
+    try:
+        return Policy(insert, adjust, stable)
+    except ValueError as error:
+        raise ConfigurationError(f"--{error}") from None
 
 
 def _warn(report: MergeReport) -> None:

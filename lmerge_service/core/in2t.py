@@ -42,7 +42,7 @@ from operator import attrgetter
 
 from lmerge_service.core.inputs import Input
 
-__all__ = ("In2t", "Node")
+__all__ = ("Ends", "In2t", "Node")
 
 _SLACK = 64
 _vs_of = attrgetter("vs")

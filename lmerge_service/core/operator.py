@@ -149,7 +149,12 @@ class Operator(ABC):
 
     def process(self, name: str, element: Element, partition: int = 0) -> list[Element]:
         """Takes one element of an input; returns what the output has to say, often nothing."""
-        return self.process_batch(name, (element,), partition)
+        source = self.inputs.get(name)
+        if source is None:
+            return self.process_batch(name, (element,), partition)
+        out: list[Element] = []
+        self._element(source, element, partition, out)
+        return out
 
     def process_batch(
         self, name: str, elements: Iterable[Element], partition: int = 0
@@ -276,6 +281,10 @@ class Operator(ABC):
         found = list(self._breaches)
         self._breaches.clear()
         return found
+
+    def blame(self, name: str, kind: BreachKind, element: Element) -> None:
+        """Records a breach of an attached input that was found before its element came here."""
+        self._blame(self.inputs[name], kind, element)
 
     def _blame(
         self, source: Input, kind: BreachKind, element: Element, kept: Event | None = None

@@ -174,10 +174,10 @@ class Source:
         progress = loop.time()
         while remaining:
             for tp, records in (await self.poll(0.2)).items():
-                progress = loop.time()
                 inside = [record for record in records if record.offset < ends[tp]]
                 if tp in remaining and inside:
                     yield tp, inside
+                progress = loop.time()  # the reader may take its time
             for tp in list(remaining):
                 position = self.position(tp)
                 if position is not None and position >= ends[tp]:

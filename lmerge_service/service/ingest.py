@@ -9,6 +9,11 @@ Theory
     Nothing here depends on how the partitions interleave: of each partition only the records of
     the highest incarnation count in the end. So the operator can be rebuilt from the partitions'
     prefixes (promise 7 of docs/semantics.md), once it is known which incarnation that is.
+
+    A replica that is normalised has a normaliser per partition and incarnation, between decoding
+    and the operator. What that says is a function of the partition's prefix, too, so that a
+    rebuild hears what the original heard. It cannot join late: an interval that is under way at
+    the joining time has begun nobody knows when, so it has no canonical form.
 """
 
 from collections.abc import Iterable
@@ -16,13 +21,16 @@ from collections.abc import Iterable
 import msgspec
 
 from lmerge_service.core import Operator
+from lmerge_service.core.normaliser import Normaliser
 from lmerge_service.elements import START, Element
 from lmerge_service.errors import ElementError
 from lmerge_service.formats.dead_letters import DeadLetter
-from lmerge_service.formats.headers import RecordLike, incarnation_of
+from lmerge_service.formats.headers import JOINING_AT_HEADER, RecordLike, incarnation_of
 from lmerge_service.formats.wire import WireDecoder
 
 __all__ = ("Ingest", "Standing")
+
+_MUST_BE_WHOLE = "a replica that is normalised must be correct from the beginning"
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -61,6 +69,7 @@ class Ingest:
         partitions: int,
         joining_at: int = START,
         incarnation: int = 0,
+        normalise: bool = False,
     ):
         self.name = name
         self.incarnation = incarnation
@@ -70,6 +79,8 @@ class Ingest:
         """Records of an incarnation that a later one had replaced."""
         self._merge = merge
         self._decoder = decoder
+        self._normalise = normalise
+        self._normalisers: dict[int, Normaliser] = {}
         merge.attach(name, joining_at, partitions)
 
     def widen(self, partitions: int) -> None:
@@ -89,7 +100,6 @@ class Ingest:
 
         `recall` is for records that were merged before the output reached what was loaded.
         """
-        process = self._merge.recall if recall else self._merge.process_batch
         elements: list[Element] = []
         decode = self._decoder.decode
         partition = 0
@@ -103,16 +113,28 @@ class Ingest:
                     if incarnation < self.incarnation:
                         self.stale += 1
                         continue
-                    out += process(self.name, elements, partition)
+                    out += self._process(elements, partition, recall)
                     elements = []
                     self._start_over(incarnation, joining_at)
                 elements.append(decode(record.value))
             except ElementError as error:
                 dead.append(self._dead_letter(record, error))
-        out += process(self.name, elements, partition)
+        out += self._process(elements, partition, recall)
+
+    def _process(self, elements: list[Element], partition: int, recall: bool) -> list[Element]:
+        process = self._merge.recall if recall else self._merge.process_batch
+        if not self._normalise:
+            return process(self.name, elements, partition)
+        normaliser = self._normalisers.setdefault(partition, Normaliser())
+        heard = normaliser.process_batch(elements)
+        normaliser.blame(self._merge, self.name)
+        return process(self.name, heard, partition)
 
     def _start_over(self, incarnation: int, joining_at: int) -> None:
+        if joining_at != START and self._normalise:
+            raise ElementError("header", f"{JOINING_AT_HEADER}: {_MUST_BE_WHOLE}")
         self.incarnation, self.joining_at = incarnation, joining_at
+        self._normalisers = {}
         self._merge.attach(self.name, joining_at, self.partitions)
 
     def _dead_letter(self, record: RecordLike, error: ElementError) -> DeadLetter:

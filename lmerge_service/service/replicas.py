@@ -112,6 +112,7 @@ class Replicas:
             partitions=width,
             joining_at=joining_at if latest is None else latest.joining_at,
             incarnation=0 if latest is None else latest.incarnation,
+            normalise=state.replica.normalise,
         )
 
     def _no_order(self, width: int) -> str:

@@ -78,7 +78,7 @@ class MergeTask:
     def __init__(self, topology: Topology):
         self.topology = topology
         self.progress = Progress()
-        self.merge: Operator = lmerge(topology.case, topology.policy.policy())
+        self.merge: Operator = lmerge(topology.resolved_case, topology.policy.policy())
         limits = topology.limits
         decoder = WireDecoder(
             nfc=topology.nfc,
@@ -154,7 +154,7 @@ class MergeTask:
 
     async def _rebuild(self) -> None:
         self._clear()
-        self.merge = lmerge(self.topology.case, self.topology.policy.policy())
+        self.merge = lmerge(self.topology.resolved_case, self.topology.policy.policy())
         await self._load_output()
         replicas = self.replicas
         replicas.start(self.merge)

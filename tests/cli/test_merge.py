@@ -189,6 +189,38 @@ def test_a_huge_payload_does_not_flood_the_warning(lmerge: Lmerge) -> None:
     assert done.err.endswith("xxx...\n")
 
 
+# Policies
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("", [Insert(b'"X"', 5, 9), Adjust(b'"X"', 5, 9, 5), Stable(6)]),
+        ("--insert half_frozen", [Stable(6)]),
+        ("--insert quorum(2)", [Stable(6)]),
+        ("--adjust eager", [Insert(b'"X"', 5, 9), Adjust(b'"X"', 5, 9, 5), Stable(6)]),
+        ("--stable lag(1)", [Insert(b'"X"', 5, 9), Stable(5)]),
+        ("--case R4 --stable quorum(2)", [Insert(b'"X"', 5, 9)]),
+    ],
+)
+def test_a_policy_says_when_the_output_speaks(
+    options: str, said: list[Element], lmerge: Lmerge
+) -> None:
+    write(Path("phantom.ndjson"), [Insert(b'"X"', 5, 9), Adjust(b'"X"', 5, 9, 5)])
+    write(Path("nothing.ndjson"), [Stable(6)])
+    order = ["--interleave", "sequential", *options.split()]
+    assert lmerge("merge", "phantom.ndjson", "nothing.ndjson", "-o", "out.ndjson", *order).code == 0
+    assert read(Path("out.ndjson")) == said
+
+
+def test_a_policy_that_does_not_exist_is_one_line(lmerge: Lmerge) -> None:
+    done = lmerge("merge", "a.ndjson", "-o", "out.ndjson", "--insert", "last")
+    assert (done.code, done.error) == (
+        2,
+        "--insert must be one of first, leader, half_frozen, quorum(n), got 'last'",
+    )
+
+
 # Mistakes
 
 

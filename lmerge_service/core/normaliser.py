@@ -1,0 +1,436 @@
+"""The normaliser: one canonical form for all streams that are the same at every instant.
+
+Theory
+    Two plans of a query may be only *snapshot* equivalent: at every instant the same payloads are
+    valid, but cut into other intervals. Merged as they are they contradict each other: ⟨b, [1, 15)⟩
+    of one and ⟨b, [7, 15)⟩ of the other are two events. So each input is brought to a canonical
+    form first. Let f(t) be the number of a payload's events that are valid at t. Layer k is
+    {t : f(t) >= k}, and the canonical events are the maximal intervals of the layers. They depend
+    on f alone, so snapshot-equivalent inputs become equivalent:
+
+    >>> whole, pieces = Normaliser(), Normaliser()
+    >>> whole.process(Insert("b", 1, 15))
+    [Insert(payload='b', vs=1, ve=15)]
+    >>> pieces.process(Insert("b", 7, 15))
+    [Insert(payload='b', vs=7, ve=15)]
+    >>> for element in pieces.process(Insert("b", 1, 7)): print(element)
+    Adjust(payload='b', vs=7, vold=15, ve=7)
+    Insert(payload='b', vs=1, ve=15)
+
+    Canonical events of one payload are nested or apart, and none ends where another starts. Every
+    element adds 1 to f, or takes 1 away, on one interval [x, y): an insert on [vs, ve), an adjust
+    between vold and ve, a removal on [vs, vold). With one more, the layers move up by one there:
+    a layer that covered [x, y) stays, the next one covers it now, and an event across x takes
+    over the end of the event around it (across y: its start):
+
+        f + 1 on [4, 9)     ├──────────┤  1..8      becomes    ├─────────────┤  1..9
+                              ├────┤      2..6                   ├──────┤       2..8
+                                                                    ├─┤         4..6
+
+    With one fewer, the same happens backwards.
+
+    The change is always legal behind the stream's own stable(c). For what arrives after it must
+    have vs >= c, or vold >= c and ve >= c, hence x >= c. The number of canonical events that start
+    at t is max(0, f(t) - f(t-1)), so starts come and go at x and at y only, where inserts and
+    removals are legal. All other events that change keep their start, and have both their old and
+    their new end in [x, …), so that they are adjusts with vold >= c and ve >= c. Each adjust is of
+    an event that stood there before the change, so the order of the elements doesn't matter. And
+    ve = c, half frozen still, may be extended:
+
+    >>> pieces.process(Stable(15))
+    [Stable(vc=15)]
+    >>> pieces.process(Insert("b", 15, 20))
+    [Adjust(payload='b', vs=1, vold=15, ve=20)]
+
+    No more canonical events start at t than events of the input do. So where (payload, vs) is a
+    key of the input (case R3), it is one of the canonical form, in every prefix.
+
+What cannot be applied
+    An insert or adjust below the input's own stable, and an adjust of an event that the input
+    doesn't hold, are left out and kept in `refused`, for which `blame` has a merge blame its input.
+    Whatever the input says, the output is a legal stream, and the canonical form of what the input
+    legally said. A stable that does not rise is handed on, for the merge to judge.
+
+Invariants
+    Y1  Of the input's events those with ve >= c are held, and no others; a payload that has none
+        holds no memory.
+    Y2  The canonical events with end >= c are held, and no others, each once by end and once by
+        start. Their number is at most that of the input's events that are held.
+    Y3  From c on, held and canonical events give the same f.
+    Y4  Every payload is in the heap under the time `due`, no later than its first end; the heap is
+        no longer than twice the payloads plus a constant.
+    The state and the output are a function of the input's prefix, and of nothing else.
+
+Cost
+    With n events of the payload alive and k canonical boundaries between x and y, an element takes
+    O(log n + k) steps, besides moving memory in short sorted lists. Taking an interval out of the
+    midst of a longer one looks further, to where that one ends. If events of one payload never
+    overlap, both are O(1). A stable costs what it makes final.
+"""
+
+from bisect import bisect_left, bisect_right, insort
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import Any, TypeAlias
+
+from lmerge_service.core.breaches import BreachKind
+from lmerge_service.core.operator import Operator
+from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
+
+__all__ = ("Normaliser",)
+
+_SLACK = 64
+
+Interval: TypeAlias = tuple[int, int]
+"""(start, end)."""
+
+
+class Normaliser:
+    """Turns one input, or one partition of one, into its canonical form; see the module's text."""
+
+    __slots__ = ("_due", "_lines", "_live", "_serial", "refused", "stable", "touched")
+
+    def __init__(self) -> None:
+        self.stable = START
+        self.refused: list[tuple[BreachKind, Element]] = []
+        """What could not be applied, and why, until `blame` has been called."""
+        self.touched = 0
+        """Boundaries and payloads looked at, for tests of cost."""
+        self._lines: dict[Hashable, _Line] = {}
+        self._live = 0
+        self._due: list[tuple[int, int, Hashable]] = []
+        self._serial = count()  # payloads need not be orderable
+
+    def __len__(self) -> int:
+        """The number of the input's events that are not fully frozen."""
+        return self._live
+
+    def process(self, element: Element) -> list[Element]:
+        """What the element changes in the canonical form, in as few elements as can say it.
+
+        Complexity: see Cost.
+        """
+        kind = type(element)
+        if kind is Insert:
+            return self._insert(element)  # type: ignore[arg-type]
+        if kind is Adjust:
+            return self._adjust(element)  # type: ignore[arg-type]
+        assert type(element) is Stable, element
+        if element.vc > self.stable:
+            self.stable = element.vc
+            self._forget()
+        return [element]
+
+    def process_batch(self, elements: Iterable[Element]) -> list[Element]:
+        """The same for many elements, in order."""
+        process = self.process
+        return [said for element in elements for said in process(element)]
+
+    def blame(self, merge: Operator, name: str) -> None:
+        """Has `merge` blame its attached input for what was refused, and forgets that."""
+        for kind, element in self.refused:
+            merge.blame(name, kind, element)
+        self.refused.clear()
+
+    def _insert(self, element: Insert[Any]) -> list[Element]:
+        payload, vs, ve = element.payload, element.vs, element.ve
+        if vs < self.stable:
+            self.refused.append((BreachKind.BROKE_OWN_STABLE, element))
+            return []
+        line = self._lines.get(payload)
+        if line is None:
+            line = self._lines[payload] = _Line()
+            self._hold(payload, line, vs, ve)
+            line.add(vs, ve)
+            return [element]
+        self._hold(payload, line, vs, ve)
+        return self._change(payload, line, *line.raised(vs, ve))
+
+    def _adjust(self, element: Adjust[Any]) -> list[Element]:
+        payload, vs, vold, ve = element.payload, element.vs, element.vold, element.ve
+        line = self._lines.get(payload)
+        if wrong := self._violation(line, vs, vold, ve):
+            self.refused.append((wrong, element))
+            return []
+        assert line is not None
+        if ve == vold:
+            return []
+        alone = line.held == line.by_end == [(vold, vs)]
+        _discard(line.held, (vold, vs))
+        self._live -= 1
+        if ve > vs:
+            self._hold(payload, line, vs, ve)
+        elif not line.held:
+            del self._lines[payload]
+        if alone:  # as most events are: the canonical one is the same
+            line.by_end[:] = line.held
+            line.by_start[:] = [(vs, ve)] if ve > vs else []
+            return [element]
+        change = line.raised(vold, ve) if ve > vold else line.lowered(ve, vold)
+        return self._change(payload, line, *change)
+
+    def _violation(self, line: "_Line | None", vs: int, vold: int, ve: int) -> BreachKind | None:
+        if min(vold, ve) < self.stable:
+            return BreachKind.BROKE_OWN_STABLE
+        if line is None:
+            return BreachKind.UNKNOWN_EVENT
+        if _has(line.held, (vold, vs)):
+            return None
+        held = any(start == vs for _, start in line.held)
+        return BreachKind.WRONG_VOLD if held else BreachKind.UNKNOWN_EVENT
+
+    def _hold(self, payload: Hashable, line: "_Line", vs: int, ve: int) -> None:
+        insort(line.held, (ve, vs))
+        self._live += 1
+        if ve < line.due:
+            self._schedule(payload, line)
+
+    def _change(
+        self, payload: Hashable, line: "_Line", gone: list[Interval], come: list[Interval]
+    ) -> list[Element]:
+        """Makes the change, and says it: per start, ends that go and come pair as adjusts."""
+        self.touched += len(gone) + len(come) + line.take_steps()
+        adjusts: list[Element] = []
+        inserts: list[Element] = []
+        for start, old, new in _paired(gone, come):
+            for end in old:
+                line.discard(start, end)
+            for end in new:
+                line.add(start, end)
+            both = min(len(old), len(new))
+            adjusts += [Adjust(payload, start, *ends) for ends in zip(old, new, strict=False)]
+            adjusts += [Adjust(payload, start, end, start) for end in old[both:]]
+            inserts += [Insert(payload, start, end) for end in new[both:]]
+        return adjusts + inserts
+
+    # --- forgetting ---------------------------------------------------------------------------
+
+    def _schedule(self, payload: Hashable, line: "_Line") -> None:
+        line.due = line.held[0][0]
+        heappush(self._due, (line.due, next(self._serial), payload))
+        if len(self._due) > 2 * len(self._lines) + _SLACK:
+            self._due = [(each.due, next(self._serial), p) for p, each in self._lines.items()]
+            heapify(self._due)
+
+    def _forget(self) -> None:
+        """Lets go of what the stable has made final."""
+        c = self.stable
+        if c == INFINITY:
+            self._lines.clear()
+            self._due.clear()
+            self._live = 0
+            return
+        while self._due and self._due[0][0] < c:
+            due, _, payload = heappop(self._due)
+            self.touched += 1
+            line = self._lines.get(payload)
+            if line is None or line.due != due:
+                continue  # scheduled anew since, or gone
+            final = line.forget(c)
+            self._live -= final
+            self.touched += final
+            if line.held:
+                self._schedule(payload, line)
+            else:
+                del self._lines[payload]
+
+    def check(self) -> None:
+        """Asserts every invariant, in words."""
+        scheduled = {(due, payload) for due, _, payload in self._due}
+        assert len(self._due) <= 2 * len(self._lines) + _SLACK, "Y4: the heap grows"
+        assert self._live == sum(len(line.held) for line in self._lines.values()), "Y1: the count"
+        for payload, line in self._lines.items():
+            assert line.held, f"Y1: {payload!r} has no events"
+            assert line.held[0][0] >= self.stable, f"Y1: {payload!r} holds what is final"
+            assert line.due <= line.held[0][0], f"Y4: {payload!r} is forgotten too late"
+            assert (line.due, payload) in scheduled, f"Y4: {payload!r} is never forgotten"
+            line.check(self.stable)
+
+
+class _Line:
+    """What is not final of one payload: the input's events, and the canonical ones."""
+
+    __slots__ = ("_steps", "by_end", "by_start", "due", "held")
+
+    def __init__(self) -> None:
+        self.held: list[Interval] = []
+        """(end, start) of the input's events, sorted, as often as each is there."""
+        self.by_end: list[Interval] = []
+        """(end, start) of the canonical events, sorted: of equal ends the outermost is first."""
+        self.by_start: list[Interval] = []
+        """(start, end) of the same, sorted: of equal starts the outermost is last."""
+        self.due = INFINITY + 1
+        self._steps = 0
+
+    def raised(self, x: int, y: int) -> tuple[list[Interval], list[Interval]]:
+        """The canonical events that go and that come when f rises by 1 on [x, y)."""
+        gone: list[Interval] = []
+        come: list[Interval] = []
+        start, end = x, y
+        if (before := _first(self.by_end, x)) is not None:  # it ends at x no more
+            start = before
+            gone.append((start, x))
+        for w in self._ends(x, y):
+            outer = _first(self.by_end, w)
+            assert outer is not None
+            if outer < x:
+                gone.append((outer, w))
+                come.append((start, w))
+                start = outer
+        if (behind := _last(self.by_start, y)) is not None:  # it starts at y no more
+            end = behind
+            gone.append((y, end))
+        for u in self._starts(x, y):
+            outer = _last(self.by_start, u)
+            assert outer is not None
+            if outer > y:
+                gone.append((u, outer))
+                come.append((u, end))
+                end = outer
+        come.append((start, end))
+        return gone, come
+
+    def lowered(self, x: int, y: int) -> tuple[list[Interval], list[Interval]]:
+        """The same when f falls by 1 on [x, y), where it is at least 1."""
+        gone: list[Interval] = []
+        come: list[Interval] = []
+        end = x
+        for w in self._ends(x, y):
+            inner = _at_most(self.by_end, w, x)
+            if inner is not None:
+                gone.append((inner, w))
+                come.append((inner, end))
+                end = w
+        whole_start, whole_end = self._innermost_over(x, y)
+        gone.append((whole_start, whole_end))
+        come.append((whole_start, end))
+        start = y
+        for u in self._starts(x, y):
+            inner = _at_least(self.by_start, u, y)
+            if inner is not None:
+                gone.append((u, inner))
+                come.append((start, inner))
+                start = u
+        come.append((start, whole_end))
+        return gone, [(start, end) for start, end in come if start < end]
+
+    def _innermost_over(self, x: int, y: int) -> Interval:
+        for z in self._ends(y - 1, INFINITY + 1):
+            start = _at_most(self.by_end, z, x)
+            if start is not None:
+                return start, z
+        raise AssertionError("Y3: a part of an event that is held is in no canonical one")
+
+    def _ends(self, x: int, y: int) -> Iterator[int]:
+        """The ends of canonical events strictly between x and y, rising, each once."""
+        at, keys = bisect_left(self.by_end, (x + 1, START)), self.by_end
+        while at < len(keys) and keys[at][0] < y:
+            self._steps += 1
+            yield keys[at][0]
+            at = bisect_left(keys, (keys[at][0] + 1, START), at)
+
+    def _starts(self, x: int, y: int) -> Iterator[int]:
+        """The starts of canonical events strictly between x and y, falling, each once."""
+        at, keys = bisect_left(self.by_start, (y, START)) - 1, self.by_start
+        while at >= 0 and keys[at][0] > x:
+            self._steps += 1
+            yield keys[at][0]
+            at = bisect_left(keys, (keys[at][0], START), 0, at) - 1
+
+    def take_steps(self) -> int:
+        """Boundaries looked at since the last call."""
+        steps, self._steps = self._steps, 0
+        return steps
+
+    def add(self, start: int, end: int) -> None:
+        insort(self.by_end, (end, start))
+        insort(self.by_start, (start, end))
+
+    def discard(self, start: int, end: int) -> None:
+        _discard(self.by_end, (end, start))
+        _discard(self.by_start, (start, end))
+
+    def forget(self, c: int) -> int:
+        """Drops what ended before c; returns how many events of the input that were."""
+        final = bisect_left(self.held, (c, START))
+        del self.held[:final]
+        canonical = bisect_left(self.by_end, (c, START))
+        for end, start in self.by_end[:canonical]:
+            _discard(self.by_start, (start, end))
+        del self.by_end[:canonical]
+        return final
+
+    def check(self, c: int) -> None:
+        assert self.held == sorted(self.held), "Y1: held is sorted"
+        assert self.by_end == sorted(self.by_end), "Y2: by_end is sorted"
+        assert self.by_start == sorted((s, e) for e, s in self.by_end), "Y2: by_start is the same"
+        assert len(self.by_end) <= len(self.held), "Y2: more canonical events than events"
+        assert all(end >= c for end, _ in self.by_end), "Y2: holds what is final"
+        assert _steps_from(self.held, c) == _steps_from(self.by_end, c), "Y3: another f"
+        starts = {start for _, start in self.by_end}
+        assert starts.isdisjoint(end for end, _ in self.by_end), "an event ends where one starts"
+        for end, start in self.by_end:
+            for other_end, other in self.by_end:
+                assert not start < other < end < other_end, "neither nested nor apart"
+
+
+def _paired(
+    gone: list[Interval], come: list[Interval]
+) -> Iterator[tuple[int, list[int], list[int]]]:
+    """Per start the ends that go and those that come, without those that do both."""
+    ends: dict[int, tuple[list[int], list[int]]] = {}
+    for start, end in gone:
+        ends.setdefault(start, ([], []))[0].append(end)
+    for start, end in come:
+        old, new = ends.setdefault(start, ([], []))
+        if end in old:
+            old.remove(end)
+        else:
+            new.append(end)
+    for start, (old, new) in ends.items():
+        yield start, old, new
+
+
+def _steps_from(ends_and_starts: list[Interval], c: int) -> dict[int, int]:
+    """By how much f changes at each time >= c."""
+    steps: Counter[int] = Counter()
+    for end, start in ends_and_starts:
+        steps[max(start, c)] += 1
+        steps[max(end, c)] -= 1
+    return {t: change for t, change in steps.items() if change}
+
+
+# Sorted lists of pairs
+
+
+def _has(pairs: list[Interval], pair: Interval) -> bool:
+    at = bisect_left(pairs, pair)
+    return at < len(pairs) and pairs[at] == pair
+
+
+def _discard(pairs: list[Interval], pair: Interval) -> None:
+    at = bisect_left(pairs, pair)
+    assert pairs[at] == pair, f"{pair} is not there"
+    del pairs[at]
+
+
+def _first(pairs: list[Interval], key: int) -> int | None:
+    """The least partner of a key."""
+    return _at_least(pairs, key, START)
+
+
+def _last(pairs: list[Interval], key: int) -> int | None:
+    """The greatest partner of a key."""
+    return _at_most(pairs, key, INFINITY)
+
+
+def _at_least(pairs: list[Interval], key: int, least: int) -> int | None:
+    at = bisect_left(pairs, (key, least))
+    return pairs[at][1] if at < len(pairs) and pairs[at][0] == key else None
+
+
+def _at_most(pairs: list[Interval], key: int, most: int) -> int | None:
+    at = bisect_right(pairs, (key, most)) - 1
+    return pairs[at][1] if at >= 0 and pairs[at][0] == key else None

@@ -1,0 +1,333 @@
+"""The inference: which case do recorded streams obey, and which element is the first that breaks?
+
+Theory
+    A case is a set of restrictions (docs/semantics.md, "Cases"), and each restriction is broken
+    by a first element:
+
+    >>> elements = [Insert("A", 7, 9), Insert("A", 7, 8), Insert("B", 5, 9)]
+    >>> found = infer([recorded("x", enumerate(elements, 1))])
+    >>> for case in Case:
+    ...     print(case, found.obeys(case), found.first_break(case))
+    R0 False x:2: vs 7 twice
+    R1 False x:3: vs 5 after vs 7
+    R2 False x:2: second insert of the payload at vs 7
+    R3 False x:2: second insert of the payload at vs 7
+    R4 True None
+    >>> print(found.case)
+    R4
+
+    Order at equal vs is the one restriction on several streams together. They are read in lock
+    step, the one with the lowest vs first, and their events at one vs are compared one by one; a
+    stream that is past a vs must have had all that the others have there. Where there are ties
+    and no second stream had them, R1 is neither shown nor refuted.
+
+    Each stream is also held to its own stables, as by the audit. What is not legal is counted and
+    left out, as a merge leaves it out; but an adjust counts as one, legal or not.
+
+    The partitions of a topic are streams of their own, each with its order and stables. That is
+    no order of the whole: a topic of which several partitions hold events obeys R3 at best,
+    unless the merge may take each partition by itself (`co_partitioned`).
+
+Cost
+    O(lg w) per element. Memory: the live events (w) of each stream (`inference`); while ties are
+    compared, the events of one vs of each stream on top; and nothing that grows with the length
+    of a stream.
+"""
+
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from lmerge_service.core.case import Case
+from lmerge_service.core.properties import StreamProperties
+from lmerge_service.elements import START, Element, Insert
+from lmerge_service.errors import ConfigurationError, ElementError
+from lmerge_service.formats.headers import RecordLike, incarnation_of
+from lmerge_service.formats.wire import WireDecoder
+from lmerge_service.offline.inference import IN_ORDER, Break, Inference, Restriction, Said
+
+__all__ = ("Inferred", "Recorded", "TopicDecoder", "infer", "recorded", "recorded_topic")
+
+_NEEDED: Final[Mapping[Case, tuple[Restriction, ...]]] = {
+    Case.R0: (*IN_ORDER, Restriction.STRICTLY_ORDERED),
+    Case.R1: IN_ORDER,  # and ties, which no stream shows alone
+    Case.R2: (*IN_ORDER, Restriction.KEY),
+    Case.R3: (Restriction.KEY,),
+    Case.R4: (),
+}
+
+
+class Recorded(NamedTuple):
+    """A recorded stream, and what is inferred of it as it is read.
+
+    Whoever makes `elements` may call `inference.restart()` before the first of a new beginning.
+    """
+
+    inference: Inference
+    elements: Iterator[Said]
+
+
+def recorded(name: str, elements: Iterable[tuple[int, Element]]) -> Recorded:
+    """A file, by its (line, element) pairs."""
+    said = (Said(f"{name}:{line}", element) for line, element in elements)
+    return Recorded(Inference(name), said)
+
+
+@dataclass(frozen=True, slots=True)
+class Inferred:
+    """What recorded streams, taken for replicas of one query, have in common."""
+
+    streams: Sequence[Inference]
+    ties: Break | None
+    """The first event of a vs that another stream has not got at that place."""
+    ties_shown: bool
+    """No ties, or the same order of them in several streams."""
+    ties_unknown: str
+    """Why nothing is known of ties, if so; else empty."""
+
+    @property
+    def legal(self) -> bool:
+        return not any(each.illegal for each in self.streams)
+
+    @property
+    def properties(self) -> StreamProperties:
+        """What all of these streams have shown."""
+        return self._properties(Restriction.ONE_PARTITION)
+
+    @property
+    def case(self) -> Case:
+        """The strongest case that all of them obey."""
+        return self.properties.case
+
+    @property
+    def co_partitioned_case(self) -> Case:
+        """The same, where each partition may be merged by itself; ties are not compared then."""
+        return self._properties().case
+
+    def _properties(self, *needed: Restriction) -> StreamProperties:
+        return StreamProperties(
+            ordered=self._keep(Restriction.ORDERED, *needed),
+            strictly_ordered=self._keep(Restriction.STRICTLY_ORDERED, *needed),
+            revises=not self._keep(Restriction.NO_ADJUSTS),
+            deterministic_ties=self.ties_shown,
+            key=self._keep(Restriction.KEY),
+        )
+
+    def _keep(self, *restrictions: Restriction) -> bool:
+        return all(each.first_break(restrictions) is None for each in self.streams)
+
+    def obeys(self, case: Case) -> bool | None:
+        """Whether all streams do; None when they might (R1 only, see `ties_unknown`)."""
+        if self.first_break(case) is not None:
+            return False
+        return True if case is not Case.R1 or self.ties_shown else None
+
+    def first_break(self, case: Case) -> Break | None:
+        """The first element that breaks a case, in the first stream that does."""
+        for each in self.streams:
+            if found := each.first_break(_NEEDED[case]):
+                return found
+        return self.ties if case is Case.R1 else None
+
+
+def infer(recordings: Sequence[Recorded]) -> Inferred:
+    """Reads all streams to their ends.
+
+    Raises:
+        LMergeError: what the readers raise.
+    """
+    streams = [_Stream(each) for each in recordings]
+    compared = _Comparison()
+    if len(streams) > 1:
+        compared.run(streams)
+    _read_on(streams)
+    inferences = [each.inference for each in recordings]
+    tied = [each for each in inferences if Restriction.STRICTLY_ORDERED in each.breaks]
+    restarted = [each.name for each in inferences if each.restarts]
+    able = all(each.orders_ties for each in inferences)
+    if not able or not tied:
+        return Inferred(inferences, None, able, "")
+    if restarted and len(streams) > 1:
+        why = f"{restarted[0]} has started over, so its order was not compared"
+        return Inferred(inferences, None, False, why)
+    if compared.found is not None:
+        return Inferred(inferences, compared.found, False, "")
+    if not compared.ties:
+        return Inferred(inferences, None, False, "only several replicas can show it")
+    return Inferred(inferences, None, True, "")
+
+
+def _read_on(streams: "Sequence[_Stream]") -> None:
+    """By turns, so that no reader is left waiting for long."""
+    reading = [each.read() for each in streams]
+    while reading:
+        reading = [each for each in reading if next(each, None) is not None]
+
+
+class _Group(NamedTuple):
+    """What a stream has at one vs."""
+
+    vs: int
+    events: list[Said]
+    whole: bool
+    """The stream is past this vs: nothing will follow."""
+
+
+class _Stream:
+    """Feeds the inference of one stream while handing out what it read."""
+
+    def __init__(self, stream: Recorded) -> None:
+        self.inference = stream.inference
+        self._elements = stream.elements
+        self._legal = True
+
+    def read(self) -> Iterator[Said]:
+        take = self.inference.take
+        for said in self._elements:
+            self._legal = take(*said)
+            yield said
+
+    def groups(self) -> Iterator[_Group]:
+        """The events by vs, as long as the stream could obey R1, in its first incarnation."""
+        events: list[Said] = []
+        vs = START
+        restarts = self.inference.restarts
+        for said in self.read():
+            if not self.inference.orders_ties or self.inference.restarts > restarts:
+                return
+            if not self._legal:
+                continue
+            element = said.element
+            reached = element.vs if isinstance(element, Insert) else self.inference.stable
+            if events and reached > vs:
+                yield _Group(vs, events, True)
+                events = []
+            if isinstance(element, Insert):
+                vs = element.vs
+                events.append(said)
+        if events:
+            yield _Group(vs, events, False)
+
+
+@dataclass(slots=True)
+class _Comparison:
+    """Several streams side by side, vs by vs."""
+
+    found: Break | None = None
+    ties: int = 0
+    """How many vs had several events in several streams."""
+    _heads: dict[int, _Group] = field(default_factory=dict)
+
+    def run(self, streams: Sequence[_Stream]) -> None:
+        """Reads on until the streams end, differ, or one of them cannot obey R1 any more."""
+        groups = [each.groups() for each in streams]
+        waiting = set(range(len(streams)))
+        while self.found is None:
+            for number in sorted(waiting):
+                if (head := next(groups[number], None)) is not None:
+                    self._heads[number] = head
+            if not self._heads or not all(each.inference.orders_ties for each in streams):
+                return
+            vs = min(head.vs for head in self._heads.values())
+            waiting = {number for number, head in self._heads.items() if head.vs == vs}
+            self._compare(streams, vs, {n: self._heads.pop(n) for n in sorted(waiting)})
+
+    def _compare(self, streams: Sequence[_Stream], vs: int, heads: dict[int, _Group]) -> None:
+        longest = max(heads, key=lambda number: len(heads[number].events))
+        reference, name = heads[longest].events, streams[longest].inference.name
+        self.ties += len(heads) > 1 and len(reference) > 1
+        for number, stream in enumerate(streams):
+            head = heads.get(number)
+            events = head.events if head else []
+            whole = head.whole if head else number in self._heads or stream.inference.stable > vs
+            for place, (one, other) in enumerate(zip(events, reference, strict=False), 1):
+                if one.element != other.element:
+                    self._differ(one, f"event {place} at vs {vs} is another one at {other.where}")
+                    return
+            if whole and len(events) < len(reference):
+                beyond = reference[len(events)]
+                which = f"event {len(events) + 1} at vs {vs} of {name}"
+                self._differ(beyond, f"{which} is not in {stream.inference.name}")
+                return
+
+    def _differ(self, said: Said, why: str) -> None:
+        self.found = Break(said.where, said.element, why, 0)
+
+
+# Topics
+
+
+class TopicDecoder:
+    """Turns the records of a topic into elements; of a replica that started over only the last
+    incarnation counts."""
+
+    def __init__(self, topic: str, partitions: int, decoder: WireDecoder) -> None:
+        self.inference = Inference(f"kafka:{topic}", partitions)
+        self._decoder = decoder
+        self._incarnation = 0
+
+    def decode(self, record: RecordLike) -> Said | None:
+        """Nothing of an older incarnation.
+
+        Raises:
+            ElementError: with topic[partition]@offset.
+        """
+        where = f"{record.topic}[{record.partition}]@{record.offset}"
+        try:
+            incarnation, _ = incarnation_of(record.headers)
+            element = self._decoder.decode(record.value)
+        except ElementError as error:
+            raise ElementError(error.reason, f"{where}: {error}") from None
+        if incarnation > self._incarnation:
+            self._incarnation = incarnation
+            self.inference.restart()
+        return Said(where, element, record.partition) if incarnation == self._incarnation else None
+
+
+@contextmanager
+def recorded_topic(bootstrap: str, topic: str, decoder: WireDecoder) -> Iterator[Recorded]:
+    """A topic from its beginning to its present end, as a read_committed consumer sees it.
+
+    It is read as it is asked for: nothing but what the client has fetched waits in memory.
+
+    Raises:
+        ConfigurationError: there is no such topic.
+        ElementError: while it is read, with topic[partition]@offset.
+    """
+    # Slow to import, and of no use to files.
+    import asyncio
+
+    from lmerge_service.kafka.topics import Topics
+
+    async def width() -> int | None:
+        async with Topics(bootstrap) as topics:
+            return (await topics.partitions([topic])).get(topic)
+
+    with asyncio.Runner() as runner:
+        if (partitions := runner.run(width())) is None:
+            raise ConfigurationError(f"kafka:{topic}: there is no such topic at {bootstrap}")
+        reader = TopicDecoder(topic, partitions, decoder)
+        batches = _batches(bootstrap, topic, partitions)
+
+        async def following() -> Sequence[RecordLike] | None:
+            return await anext(batches, None)
+
+        def elements() -> Iterator[Said]:
+            while (records := runner.run(following())) is not None:
+                yield from filter(None, map(reader.decode, records))
+
+        # A runner closes what is left open of an asynchronous generator.
+        yield Recorded(reader.inference, elements())
+
+
+async def _batches(
+    bootstrap: str, topic: str, partitions: int
+) -> AsyncIterator[Sequence[RecordLike]]:
+    from lmerge_service.kafka.source import Source, TopicPartition
+
+    parts = [TopicPartition(topic, number) for number in range(partitions)]
+    async with Source(bootstrap) as source:
+        starts = await source.beginnings(parts)
+        async for _, records in source.backlog(starts, await source.ends(parts)):
+            yield records

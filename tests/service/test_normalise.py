@@ -1,0 +1,154 @@
+"""Replicas that are normalised: through records and incarnations, rebuilds, and a real broker."""
+
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmerge_service.core import BreachKind, lmerge
+from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
+from lmerge_service.formats.dead_letters import DeadLetter
+from lmerge_service.formats.headers import incarnation_headers
+from lmerge_service.formats.wire import WireDecoder, encode
+from lmerge_service.service.ingest import Ingest
+from lmerge_service.tdb import TDB
+from tests.core.test_normaliser import history, plans
+from tests.service.cluster import Merge
+from tests.service.test_rebuild import Record, histories
+
+A = b'"A"'
+
+
+def records(*elements: Element, incarnation: int = 0, joining_at: int = START) -> list[Record]:
+    headers = incarnation_headers(incarnation, joining_at)
+    return [Record(encode(element), 0, headers) for element in elements]
+
+
+class Fed:
+    def __init__(self) -> None:
+        self.merge = lmerge()
+        self.ingest = Ingest(self.merge, "r", WireDecoder(), partitions=1, normalise=True)
+        self.dead: list[DeadLetter] = []
+
+    def take(self, batch: list[Record]) -> list[Element]:
+        out: list[Element] = []
+        self.ingest.take(batch, out, self.dead)
+        return out
+
+
+def test_the_operator_hears_the_canonical_form() -> None:
+    fed = Fed()
+    said = fed.take(records(Insert(A, 1, 5), Stable(5), Insert(A, 5, 9), Stable(INFINITY)))
+    assert said == [Insert(A, 1, 5), Stable(5), Adjust(A, 1, 5, 9), Stable(INFINITY)]
+
+
+def test_the_replica_is_blamed_for_what_its_normaliser_refused() -> None:
+    fed = Fed()
+    wrong = Adjust(A, 1, 9, 7)
+    fed.take(records(Insert(A, 1, 5), Insert(A, 5, 9), wrong))
+    (breach,) = fed.merge.breaches()
+    assert (breach.kind, breach.element) == (BreachKind.WRONG_VOLD, wrong)
+
+
+def test_a_new_incarnation_has_a_form_of_its_own() -> None:
+    fed = Fed()
+    fed.take(records(Insert(A, 1, 5), Stable(3)))
+    said = fed.take(records(Insert(A, 1, 5), Insert(A, 5, 9), Stable(INFINITY), incarnation=1))
+    assert said == [Adjust(A, 1, 5, 9), Stable(INFINITY)], "its stable begins anew as well"
+    assert fed.merge.breaches() == []
+
+
+def test_an_incarnation_that_joins_late_goes_to_the_dead_letters() -> None:
+    fed = Fed()
+    fed.take(records(Insert(A, 1, 5), Stable(3)))
+    assert fed.take(records(Insert(A, 5, 9), Stable(9), incarnation=1, joining_at=4)) == []
+    assert fed.ingest.incarnation == 0
+    assert [letter.reason for letter in fed.dead] == ["header", "header"]
+    assert "must be correct from the beginning" in fed.dead[0].message
+    assert fed.take(records(Insert(A, 5, 9), Stable(10))) == [Adjust(A, 1, 5, 9), Stable(10)]
+
+
+@given(histories(), st.data())
+def test_a_rebuilt_task_has_nothing_to_add_and_goes_on_the_same(
+    history: tuple[dict[str, int], list[tuple[str, Record]]], data: st.DataObject
+) -> None:
+    """Lies and new incarnations included: the form is a function of a partition's prefix."""
+    widths, merged = history
+    which = {name: data.draw(st.booleans()) for name in widths}
+
+    def attached(was: dict[str, Ingest] | None) -> dict[str, Ingest]:
+        merge = lmerge()
+        if was is not None:
+            merge.load_output(said)
+        return {
+            name: Ingest(
+                merge,
+                name,
+                WireDecoder(),
+                partitions=width,
+                joining_at=START if was is None else was[name].joining_at,
+                incarnation=0 if was is None else was[name].incarnation,
+                normalise=which[name],
+            )
+            for name, width in widths.items()
+        }
+
+    cut = data.draw(st.integers(0, len(merged)))
+    said: list[Element] = []
+    ingests = attached(None)
+    for name, record in merged[:cut]:
+        ingests[name].take([record], said, [])
+
+    again = attached(ingests)
+    missed: list[Element] = []
+    for name in data.draw(st.permutations(list(widths))):
+        for partition in data.draw(st.permutations(range(widths[name]))):
+            prefix = [r for n, r in merged[:cut] if (n, r.partition) == (name, partition)]
+            again[name].take(prefix, missed, [], recall=True)
+    assert missed == [], "the output has said it all"
+
+    for name, record in merged[cut:]:
+        one: list[Element] = []
+        two: list[Element] = []
+        ingests[name].take([record], one, [])
+        again[name].take([record], two, [])
+        assert sorted(map(repr, one)) == sorted(map(repr, two))
+
+
+@pytest.fixture
+def merge(bootstrap: str, tmp_path: Path) -> Merge:
+    return Merge(bootstrap, tmp_path)
+
+
+def test_plans_cut_anew_are_merged_rightly_across_kill_9(merge: Merge) -> None:
+    rng = Random(1)
+    found = [
+        event._replace(payload=f'"p{event.payload}"'.encode())
+        for event in history(rng, payloads=40, spans=8)
+    ]
+    streams = dict(zip("abc", plans(rng, found, n=3), strict=True))
+    merge.extra["replicas"] = [
+        {"name": name, "topic": topic, "normalise": True} for name, topic in merge.topics.items()
+    ]
+    merge.write()
+    halves = {name: len(told) // 2 for name, told in streams.items()}
+    widths = {"a": 1, "b": 3, "c": 5}
+    with merge.worker() as worker:
+        worker.wait_until_running()
+        for name, told in streams.items():
+            merge.publish(name, told[: halves[name]], partitions=widths[name])
+        worker.wait(lambda s: s["output"]["stable_point"] is not None, "a stable")
+        worker.kill()
+    with merge.worker() as worker:
+        worker.wait_until_running()
+        for name, told in streams.items():
+            merge.publish(name, told[halves[name] :], partitions=widths[name])
+        worker.wait_until_ended()
+        status = worker.wait(
+            lambda s: all(each["lag_records"] == 0 for each in s["replicas"]), "no lag"
+        )
+        assert worker.terminate() == 0
+    assert merge.says(TDB(found))
+    assert all(each["breaches"] == {} for each in status["replicas"]), status

@@ -1,0 +1,265 @@
+"""Figures and policies are measured and drawn from honest inputs; no measured value is asserted."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import figures, policies, workload
+from lmerge_service.core import Policy, lag, quorum
+from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
+from lmerge_service.tdb import TDB, reconstitute
+
+ALL = ["LMR0", "LMR1", "LMR2", "LMR3", "LMR3−", "LMR4"]
+REVISING = ["LMR3", "LMR3−", "LMR4", "C+LMR1"]
+FORMS = ["lifetimes revised", "counts replaced"]
+INPUTS: list[float] = [2, 4, 6, 8, 10]
+EXPECTED: dict[str, tuple[list[str], list[float], list[str]]] = {
+    "fig2": (ALL, INPUTS, ["memory"]),
+    "fig3": (ALL, INPUTS, ["throughput"]),
+    "fig4": (
+        [f"{who}, {form}" for who in ("one input", "LMR3") for form in FORMS],
+        [0, 10, 20, 30, 40, 50],
+        ["output size"],
+    ),
+    "fig5": (["LMR3", "LMR3−", "LMR4"], [0, 1, 2, 3, 4, 5], ["throughput"]),
+    "fig6": (ALL, [0.001, 0.01, 0.1, 1], ["memory", "throughput"]),
+    "fig7": (REVISING, INPUTS, ["memory", "throughput"]),
+}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_figure_has_a_row_for_each_point_of_each_line(name: str) -> None:
+    lines, points, metrics = EXPECTED[name]
+    rows = list(figures.measure(name, events=60, runs=1))
+    assert sorted((row.line, row.x, row.metric) for row in rows) == sorted(
+        (line, x, metric) for line in lines for x in points for metric in metrics
+    )
+    assert all(row.figure == name and min(row.values) >= 0 for row in rows)
+
+
+def test_latency_is_of_both_ways_in_three_units() -> None:
+    rows = list(figures.measure("latency", events=60, runs=2))
+    units = ("elements", "s of application time", "µs")
+    ways = [f"{kind}, {what}" for kind in ("LMR3", "C+LMR1") for what in ("mean", "median")]
+    assert sorted((row.line, row.unit) for row in rows) == sorted(
+        (way, unit) for way in ways for unit in units
+    )
+    assert all(len(row.values) == 2 for row in rows)
+
+
+def test_the_same_rows_are_the_same_picture(tmp_path: Path) -> None:
+    rows = [
+        figures.Row("fig6", line, x, metric, unit, (x, x + 1))
+        for line in ("LMR3", "LMR3−")
+        for x in (0.1, 1.0)
+        for metric, unit in (("memory", "MB"), ("throughput", "k events/s"))
+    ]
+    for name in ("one.svg", "two.svg"):
+        figures.draw(rows, tmp_path / "new" / name)
+    one, two = sorted((tmp_path / "new").iterdir())
+    text = one.read_text()
+    assert text == two.read_text()
+    assert "<dc:date>" not in text
+    for word in ("LMR3−", "memory, MB", "throughput, k events/s", "StableFreq, %"):
+        assert word in text
+
+
+def test_ordered_inputs_suit_every_case() -> None:
+    one, two = workload.ordered(300, 2)
+    for stream in (one, two):
+        elements = [element for _, element in stream]
+        assert {type(element) for element in elements} == {Insert, Stable}
+        starts = [element.vs for element in elements if type(element) is Insert]
+        assert starts == sorted(set(starts))
+    assert reconstitute(e for _, e in one) == reconstitute(e for _, e in two)
+    assert one != two, "their stables differ"
+
+
+@pytest.mark.parametrize("count_in_payload", [False, True])
+@pytest.mark.parametrize("disorder", [0.0, 0.5])
+def test_presentations_stay_equivalent_through_the_sub_query(
+    disorder: float, count_in_payload: bool
+) -> None:
+    streams = workload.sub_query(
+        1_500, 3, disorder=disorder, stable_freq=0.01, count_in_payload=count_in_payload
+    )
+    one, *others = [reconstitute(element for _, element in stream) for stream in streams]
+    assert all(other == one for other in others)
+    assert one.stable == INFINITY
+    keys = [(payload, vs) for payload, vs, _ in one]
+    assert len(keys) == len(set(keys)), "fit for case R3"
+    for stream in streams:
+        revised = any(type(element) is Adjust for _, element in stream)
+        assert revised == (disorder > 0), "nothing is late without disorder"
+        times = [at for at, _ in stream]
+        assert times == sorted(times)
+
+
+def test_the_share_of_adjusts_is_the_papers() -> None:
+    """36 % with 50 % disorder and StableFreq 0.1 %; seeded, so the same on any machine."""
+    ((*stream,),) = workload.sub_query(6_000, 1)
+    adjusts = sum(type(element) is Adjust for _, element in stream)
+    assert 0.33 < adjusts / len(stream) < 0.39
+
+
+ARRIVALS = [(1, 1, b"a"), (2, 4, b"b"), (3, 12, b"c"), (4, 7, b"d")]
+"""(when it is sent, vs, a string)"""
+
+
+def _counted(count_in_payload: bool = False) -> list[tuple[int, Element]]:
+    stream: list[tuple[int, Element]] = [
+        (at, Insert(b'{"data":"%b","key":0}' % name, vs, vs + 5)) for at, vs, name in ARRIVALS
+    ]
+    said = workload.counted(
+        [*stream, (5, Stable(15)), (6, Stable(19)), (7, Stable(INFINITY))],
+        window=10,
+        hold=100,
+        groups=1,
+        count_in_payload=count_in_payload,
+    )
+    return list(said)
+
+
+def test_a_late_event_prolongs_the_result_of_its_window() -> None:
+    said = _counted()
+    payload = said[0][1].payload  # type: ignore[union-attr]
+    assert said == [
+        (3, Insert(payload, 0, 200)),
+        (4, Adjust(payload, 0, 200, 300)),
+        (5, Stable(10)),
+        (7, Insert(payload, 10, 110)),
+        (7, Stable(INFINITY)),
+    ]
+    assert len(payload) > 1_000
+
+
+def test_a_late_event_replaces_the_result_that_carries_its_count() -> None:
+    said = [element for _, element in _counted(count_in_payload=True)][:3]
+    two, three = (element.payload for element in said[::2])  # type: ignore[union-attr]
+    assert two.startswith(b'{"count":2,')
+    assert three.startswith(b'{"count":3,')
+    assert said == [Insert(two, 0, 200), Adjust(two, 0, 200, 0), Insert(three, 0, 300)]
+
+
+def test_a_result_stands_for_a_window_at_least() -> None:
+    with pytest.raises(ValueError, match="a window at least, got 9 < 10"):
+        list(workload.counted([], window=10, hold=9))
+
+
+def test_batches_come_in_order_of_sending_and_lose_nothing() -> None:
+    streams = workload.disordered(200, (0, 500 * workload.MEAN_GAP), lifetime=40_000)
+    batches = workload.in_time(streams)
+    for number, stream in enumerate(streams):
+        assert [e for k, batch in batches if k == number for e in batch] == [e for _, e in stream]
+    numbers = [number for number, _ in batches]
+    assert 1 not in numbers[:2], "the second input lags"
+    assert 0 not in numbers[-2:]
+
+
+def test_each_input_delivers_payload_objects_of_its_own() -> None:
+    elements: list[Element] = [Insert(b"payload", 1, 5), Adjust(b"payload", 1, 5, 6), Stable(3)]
+    own = workload.with_own_payloads(elements)
+    assert own == elements
+    payloads = [e.payload for e in (*elements, *own) if not isinstance(e, Stable)]
+    assert len({id(payload) for payload in payloads[2:]} - {id(payloads[0])}) == 2
+
+
+@pytest.mark.parametrize("kind", [*ALL, "C+LMR1"])
+def test_all_that_is_compared_does_the_same_job(kind: str) -> None:
+    ordered = kind in ("LMR0", "LMR1", "LMR2")
+    streams = workload.ordered(400, 3) if ordered else workload.sub_query(400, 3, stable_freq=0.01)
+    merge, output = figures._attached(kind, 3), TDB()
+    for number, batch in workload.in_time(streams):
+        for said in merge.process_batch(str(number), workload.with_own_payloads(batch)):
+            output.apply(said)
+    assert output == reconstitute(element for _, element in streams[0])
+    assert output.stable == INFINITY
+
+
+# --- policies -------------------------------------------------------------------------------------
+
+
+def test_every_policy_puts_out_the_logical_stream_in_its_own_way() -> None:
+    outcomes = {each.policy: each for each in policies.measure(600)}
+    assert len(outcomes) == 4 * 3 * 3
+    for policy, each in outcomes.items():
+        assert each.inserts - each.removals == pytest.approx(1_000)
+        assert each.stables > 0
+        assert 0 <= each.first.mean <= each.first.p99
+        assert 0 <= each.final.mean <= each.final.p99
+        if policy.insert == "first":
+            assert each.first.p99 == 0
+        if policy.insert == "half_frozen":
+            assert each.removals == 0
+        if policy.voters == 1:
+            assert each.behind == policy.lag
+    assert outcomes[Policy(adjust="eager")].adjusts > outcomes[Policy()].adjusts > 0
+    assert outcomes[Policy(insert=quorum(2))].removals < outcomes[Policy()].removals
+
+
+ONE: workload.Timed = [
+    (0, Insert("A", 2, 9)),
+    (60, Adjust("A", 2, 9, 12)),
+    (120, Stable(3)),
+    (150, Stable(8)),
+    (180, Stable(INFINITY)),
+]
+OTHER: workload.Timed = [(30, Insert("A", 2, 12)), (120, Stable(3)), (200, Stable(INFINITY))]
+
+
+@pytest.mark.parametrize(
+    ("policy", "adjusts", "stables", "first", "final", "behind"),
+    [
+        (Policy(), 1, 3, 0, 150, 0),
+        (Policy(adjust="eager"), 1, 3, 0, 0, 0),
+        (Policy(adjust="leader"), 1, 3, 0, 30, 0),
+        (Policy(insert="half_frozen"), 0, 3, 120, 90, 0),
+        (Policy(insert=quorum(2)), 0, 3, 30, 0, 0),
+        (Policy(insert="half_frozen", stable=lag(5)), 0, 3, 150, 120, 5),
+        (Policy(stable=quorum(2)), 1, 2, 0, 170, 2.5),
+    ],
+)
+def test_what_a_policy_costs_and_brings(
+    policy: Policy, adjusts: int, stables: int, first: int, final: int, behind: float
+) -> None:
+    """A's final version is first told at 30; two stables of ONE come before its end."""
+    assert policies.outcome([ONE, OTHER], policy) == policies.Outcome(
+        policy,
+        inserts=1_000,
+        adjusts=adjusts * 1_000,
+        removals=0,
+        stables=stables * 1_000,
+        first=policies.Wait(first, first),
+        final=policies.Wait(final, final),
+        behind=behind,
+    )
+
+
+def test_an_output_that_is_not_the_logical_stream_is_no_outcome() -> None:
+    with pytest.raises(AssertionError, match="not what the inputs present"):
+        policies.outcome([ONE, [(-1, Stable(INFINITY))]], Policy())
+
+
+def test_policies_are_measured_and_drawn_from_the_command_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks", "policies", "--events", "200", "--json"]
+    texts = []
+    for seed in ("0", "1"):
+        said = subprocess.run(
+            [*command, "--out", tmp_path / seed],
+            cwd=Path(workload.__file__).parents[1],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            check=True,
+            capture_output=True,
+        )
+        texts.append((said.stdout, (tmp_path / seed / "policies.svg").read_text()))
+    assert texts[0] == texts[1], "the same in any process"
+    rows = json.loads(texts[0][0])["rows"]
+    chosen = [tuple(row["policy"].values()) for row in rows]
+    assert len(set(chosen)) == 36
+    assert chosen[0] == ("first", "lazy", "max")
+    for word in ("half_frozen", "eager", "lag(20m)", "quorum(2)", "mean wait for the final"):
+        assert word in texts[0][1]
