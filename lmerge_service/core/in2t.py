@@ -45,7 +45,6 @@ from lmerge_service.core.inputs import Input
 __all__ = ("Ends", "In2t", "Node")
 
 _SLACK = 64
-_vs_of = attrgetter("vs")
 
 
 class Node:
@@ -138,7 +137,7 @@ class In2t:
     >>> node = index.add(6, "A")
     >>> index.find(6, "A") is node, index.find(6, "B")
     (True, None)
-    >>> list(index.newly_half_frozen(6)), list(index.newly_half_frozen(7)) == [node]
+    >>> index.newly_half_frozen(6), index.newly_half_frozen(7) == [node]
     ([], True)
     """
 
@@ -194,19 +193,35 @@ class In2t:
 
     def delete(self, node: Node) -> None:
         """Forgets a node and its payload. Complexity: O(inputs)."""
-        group = self.nodes[node.vs]
-        del group[node.payload]
-        if not node.half_frozen:
-            return  # and a group that is empty now waits until a stable passes it
-        if not group:
-            del self.nodes[node.vs]
-        node.half_frozen = False
-        self._half_frozen -= 1
-        if len(node.ends) < len(self._lacking):
-            for lacking in self._lacking.values():
-                lacking.pop(node, None)
-        for source in node.blamed or ():
-            del self._against[source][node]
+        if node.half_frozen:
+            self._let_go([node])
+        else:  # a group that is empty then waits until a stable passes it
+            del self.nodes[node.vs][node.payload]
+
+    def refile(self, nodes: Iterable[Node], t: int) -> None:
+        """Files nodes that were due at t by their ends of now, or forgets them when final."""
+        self._let_go(node for node in nodes if node.out is not None and node.out < t)
+        for node in nodes:
+            if node.half_frozen and node.out is not None:
+                self.set_out(node, node.out)
+
+    def _let_go(self, nodes: Iterable[Node]) -> None:
+        """Forgets half-frozen nodes. Complexity: O(inputs) each."""
+        groups, lacking = self.nodes, self._lacking
+        attached = len(lacking)
+        for node in nodes:
+            group = groups[node.vs]
+            del group[node.payload]
+            if not group:
+                del groups[node.vs]
+            node.half_frozen = False
+            self._half_frozen -= 1
+            if len(node.ends) < attached:
+                for lacks in lacking.values():
+                    lacks.pop(node, None)
+            if node.blamed:
+                for source in node.blamed:
+                    del self._against[source][node]
 
     def delete_if_unused(self, node: Node) -> None:
         """Forgets a node that neither the output nor an input has (X1)."""
@@ -255,27 +270,32 @@ class In2t:
         self._against[source][node] = None
         self._lacking[source].pop(node, None)
 
-    def freeze(self, node: Node) -> None:
-        """A node on the output becomes half frozen. Complexity: O(inputs + lg w)."""
-        out, ends = node.out, node.ends
-        assert out is not None
-        group = self.nodes.get(node.vs)
-        if group is None:
-            self.nodes[node.vs] = {node.payload: node}
-        else:
-            group[node.payload] = node
-        node.half_frozen = True
-        self._half_frozen += 1
-        if len(ends) < len(self._lacking):
-            for source, lacking in self._lacking.items():
-                if source not in ends:
-                    lacking[node] = None
-        for source in node.blamed or ():
-            self._hold_against(node, source)
-        self._by_out.push(out, node)  # to be compacted once after all that a stable freezes
-        for source, end in ends.items():
-            if end < out:
-                self._by_end[source].push(end, node)
+    def freeze(self, nodes: Iterable[Node]) -> None:
+        """Nodes on the output become half frozen. Complexity: O(inputs + lg w) each."""
+        groups, lacking, push = self.nodes, self._lacking, self._by_out.push
+        attached = len(lacking)
+        for node in nodes:
+            out, ends = node.out, node.ends
+            assert out is not None
+            group = groups.get(node.vs)
+            if group is None:
+                groups[node.vs] = {node.payload: node}
+            else:
+                group[node.payload] = node
+            node.half_frozen = True
+            self._half_frozen += 1
+            if len(ends) < attached:
+                for source, lacks in lacking.items():
+                    if source not in ends:
+                        lacks[node] = None
+            if node.blamed:
+                for source in node.blamed:
+                    self._hold_against(node, source)
+            push(out, node)
+            for source, end in ends.items():
+                if end < out:
+                    self._by_end[source].push(end, node)
+        self.compact()
 
     # --- inputs -------------------------------------------------------------------------------
 
@@ -304,18 +324,19 @@ class In2t:
 
     # --- what a stable concerns -----------------------------------------------------------------
 
-    def newly_half_frozen(self, t: int) -> Iterator[Node]:
+    def newly_half_frozen(self, t: int) -> list[Node]:
         """Takes nodes with vs < t that are not half frozen yet, by vs, out of the index; those
         that are to stay must be given to `freeze`."""
+        found: list[Node] = []
         coming = self._coming
         while coming and coming[0] < t:
-            group = self.nodes.pop(heappop(coming))
-            self.touched += len(group)
-            yield from group.values()
+            found += self.nodes.pop(heappop(coming)).values()
+        self.touched += len(found)
+        return found
 
-    def due(self, sources: Iterable[Input], t: int) -> list[Node]:
+    def due(self, sources: Iterable[Input], t: int) -> Iterable[Node]:
         """Half-frozen nodes that the output, or one of the sources, ends before t, or that one
-        of them contradicts; by vs."""
+        of them contradicts; whoever asks must have them filed anew by `refile`."""
         found = {node: None for source in sources for node in self._against.get(source, ())}
         for end, nodes in self._by_out.pop_before(t):
             for node in nodes:
@@ -327,13 +348,13 @@ class In2t:
                     if node.half_frozen and node.ends.get(source) == end:
                         found[node] = None
         self.touched += len(found)
-        return sorted(found, key=_vs_of)
+        return found
 
     def lacking(self, source: Input) -> list[Node]:
         """Half-frozen nodes that `source` lacks without having been blamed for it, by vs."""
         found = self._lacking[source]
         self.touched += len(found)
-        return sorted(found, key=_vs_of)
+        return sorted(found, key=attrgetter("vs"))
 
     # --- queues of ends -------------------------------------------------------------------------
 

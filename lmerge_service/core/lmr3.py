@@ -35,6 +35,7 @@ Cost
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from lmerge_service.core.breaches import BreachKind
@@ -207,20 +208,18 @@ class LMR3(Operator):
             for node in index.lacking(voter):
                 self._blame_once(voter, BreachKind.HALF_FROZEN_MISSING, node, t)
         several, leader = len(voters) > 1, voters[0]
-        for node in index.due(voters, t):
-            if several or node.out != node.ends.get(leader):
-                self._follow(voters, node, t, out)
-            assert node.out is not None
-            if node.out < t:
-                index.delete(node)
-            else:
-                index.set_out(node, node.out)
+        due = index.due(voters, t)
+        disputed = [n for n in due if several or n.out != n.ends.get(leader)]
+        for node in sorted(disputed, key=attrgetter("vs")):
+            self._follow(voters, node, t, out)
+        index.refile(due, t)
+        staying = []
         for node in index.newly_half_frozen(t):
             if several or node.out != node.ends.get(leader):
                 self._follow(voters, node, t, out)
             if node.out is not None and node.out >= t:
-                index.freeze(node)
-        index.compact()
+                staying.append(node)
+        index.freeze(staying)
 
     def _finish(self, voters: Sequence[Input], out: list[Element]) -> None:
         """stable(INFINITY): every event becomes final, and the index empty (L4)."""
@@ -326,13 +325,9 @@ class LMR3(Operator):
         if vc == INFINITY:
             index.clear()
             return
-        for node in index.due((), vc):
-            index.delete(node)
-        for node in index.newly_half_frozen(vc):
-            assert node.out is not None
-            if node.out >= vc:
-                index.freeze(node)
-        index.compact()
+        index.refile(index.due((), vc), vc)
+        newly = index.newly_half_frozen(vc)
+        index.freeze(node for node in newly if node.out is not None and node.out >= vc)
 
     def _body(self, numbers: Mapping[Input, int]) -> list[Any]:
         return [
@@ -356,8 +351,7 @@ class LMR3(Operator):
             node.ends = {sources[number]: ve for number, ve in ends}
             node.blamed = {sources[number] for number in blamed} or None
             node.claims = {sources[number] for number in claims} or None
-        for node in self._index.newly_half_frozen(self.max_stable):
-            self._index.freeze(node)
+        self._index.freeze(self._index.newly_half_frozen(self.max_stable))
 
     def check(self) -> None:
         super().check()
