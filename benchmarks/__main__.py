@@ -99,6 +99,7 @@ def _run_figures(
     out: Path,
     report: Callable[[str, str, Sequence[float]], None],
 ) -> None:
+    out.mkdir(parents=True, exist_ok=True)  # before the long work, not after it
     for name in names:
         rows = []
         for row in figures.measure(name, events, runs):
@@ -111,6 +112,7 @@ def _run_figures(
 def _run_policies(events: int, as_json: bool, out: Path) -> None:
     if not as_json:
         print(f"{_machine()}\n\n{policies.HEADER}")
+    out.mkdir(parents=True, exist_ok=True)  # before the long work, not after it
     outcomes = []
     for outcome in policies.measure(events):
         outcomes.append(outcome)

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from tempfile import TemporaryDirectory
 
-from benchmarks.inputs import interleaved, replicas
+from benchmarks.inputs import interleaved, ordered, replicas
 from lmerge_service.core import lmerge
 from lmerge_service.elements import INFINITY, Element, Insert, Stable
 from lmerge_service.formats.ndjson import ElementWriter, read_elements
@@ -35,7 +35,17 @@ def run(runs: int, elements: int, report: Report) -> None:
     unit = "k elements/s"
     report("decode, each payload once new", unit, per_second(lambda: _decode(records)))
     report("encode", unit, per_second(lambda: [encode(e) for e in flat]))
-    report("LMR3, decoded elements, 3 inputs", unit, per_second(lambda: _merge(batches, 3)))
+    for case in ("R3", "R4"):
+        values = per_second(lambda case=case: _merge(case, batches, 3))  # type: ignore[misc]
+        report(f"LM{case}, decoded elements, 3 inputs", unit, values)
+    in_order = interleaved(streams_in_order := ordered(elements), _CHUNK)
+    total_in_order = sum(map(len, streams_in_order))
+    for case in ("R0", "R1", "R2", "R3", "R4"):
+        values = [
+            total_in_order / _seconds(lambda case=case: _merge(case, in_order, 3)) / 1000  # type: ignore[misc]
+            for _ in range(runs)
+        ]
+        report(f"LM{case}, the same in order and without adjusts", unit, values)
     for half_frozen in (1_000, 100_000):
         work = _with_half_frozen(half_frozen)
         values = [work() / 1000 for _ in range(runs)]
@@ -64,8 +74,8 @@ def _decode(records: Sequence[tuple[int, Sequence[bytes]]]) -> None:
             decode(record)
 
 
-def _merge(batches: Sequence[tuple[int, Sequence[Element]]], inputs: int) -> None:
-    merge = lmerge()
+def _merge(case: str, batches: Sequence[tuple[int, Sequence[Element]]], inputs: int) -> None:
+    merge = lmerge(case)
     for number in range(inputs):
         merge.attach(str(number))
     for number, batch in batches:

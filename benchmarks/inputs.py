@@ -10,7 +10,7 @@ from lmerge_service.elements import Element
 from lmerge_service.present.generator import workload
 from lmerge_service.present.presentation import Variation, present
 
-__all__ = ("interleaved", "replicas")
+__all__ = ("interleaved", "ordered", "replicas")
 
 _SECOND = 1_000
 
@@ -26,6 +26,12 @@ def replicas(events: int, n: int = 3, payload_bytes: int = 95) -> list[list[Elem
         stable_every=1_000,
     )
     return [list(present(lives, variation, number)) for number in range(n)]
+
+
+def ordered(events: int, n: int = 3) -> list[list[Element]]:
+    """n copies of a stream with strictly rising vs and no adjusts, for case R0 and all others."""
+    lives = list(workload(events=events, payload_bytes=95, active=10_000, min_gap=1))
+    return [list(present(lives, Variation(stable_every=1_000), number)) for number in range(n)]
 
 
 def interleaved(

@@ -196,6 +196,11 @@ class Topology(_Model):
         return self
 
     @model_validator(mode="after")
+    def _attainable(self) -> "Topology":
+        self.policy.policy().check_inputs(len(self.replicas))
+        return self
+
+    @model_validator(mode="after")
     def _revised(self) -> "Topology":
         if self.resolved_case not in (Case.R3, Case.R4) and any(
             each.normalise for each in self.replicas

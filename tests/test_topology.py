@@ -93,6 +93,12 @@ def test_a_bad_bootstrap_option_is_not_blamed_on_the_file(tmp_path: Path) -> Non
             2,
             "policy: insert must be one of first, leader, half_frozen, quorum(n), got 'last'",
         ),
+        (
+            "name: t\n",
+            "name: t\npolicy: {stable: quorum(5)}\n",
+            1,
+            "stable=quorum(5) of 2 inputs is never reached",
+        ),
         ("name: t\n", "name: t\npolicy: {when: first}\n", 2, "policy.when: "),
         ("name: t\n", "name: t\nname: u\n", 2, "not YAML: "),
         ("  bootstrap: 127.0.0.1:9092", "  bootstrap: [", 5, "not YAML: "),

@@ -127,18 +127,22 @@ def _told(found: Break) -> str:
 
 
 def _notes(found: Inferred) -> Iterator[str]:
+    if not any(each.inserts or each.adjusts for each in found.streams):
+        yield "no events were seen, so every case is as good as another"
+    if len(found.streams) > 1:
+        yield "whether these are replicas of one query is for `lmerge audit` to say"
     if not found.legal:
         yield "elements that are not legal were left out; a merge reports them as breaches"
     for each in found.streams:
         if Restriction.ONE_PARTITION in each.breaks:
             yield (
-                f"{each.name} keeps order within a partition only: R3 at best, "
-                f"or {found.co_partitioned_case} with co_partitioned: true"
+                f"{each.name} keeps order within a partition only: R3 at best, unless all its "
+                "events go to one partition"
             )
         elif each.partitions > 1 and found.case < Case.R3:
             yield (
                 f"{each.name} has {each.partitions} partitions, of which one holds all events: "
-                f"{found.case} needs a topic of one, or co_partitioned: true"
+                f"{found.case} needs a topic of one"
             )
         if each.restarts:
             yield f"{each.name} has started over: only its last incarnation counts"
@@ -150,7 +154,6 @@ def _notes(found: Inferred) -> Iterator[str]:
 def _document(found: Inferred) -> dict[str, Any]:
     return {
         "case": found.case,
-        "co_partitioned_case": found.co_partitioned_case,
         "legal": found.legal,
         "cases": {case: _case(found, case) for case in Case},
         "streams": [_stream(each) for each in found.streams],

@@ -15,6 +15,7 @@ _LONGEST: Final = 200
 
 BREACHES: Final[Mapping[BreachKind, str]] = {
     BreachKind.BROKE_CASE: "ignored, the case declared for the inputs rules it out",
+    BreachKind.MALFORMED: "ignored, its times make no event",
     BreachKind.BROKE_OWN_STABLE: "ignored, it touches what this input had made final",
     BreachKind.UNKNOWN_EVENT: "adjusts an event that this input never inserted",
     BreachKind.WRONG_VOLD: "vold is not the end that this input gave the event last",

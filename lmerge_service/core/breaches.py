@@ -19,6 +19,8 @@ class BreachKind(StrEnum):
     BROKE_CASE = "broke_case"
     """An element that the declared case rules out: an adjust or a step back in cases R0 to R2, in
     R1 another event than the other inputs have at that place. It changes nothing."""
+    MALFORMED = "malformed"
+    """An insert with ve <= vs, or an adjust with ve < vs or vold <= vs: no element at all."""
     BROKE_OWN_STABLE = "broke_own_stable"
     """An insert or adjust that touches what the input itself had declared final."""
     UNKNOWN_EVENT = "unknown_event"

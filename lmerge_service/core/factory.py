@@ -71,9 +71,13 @@ def lmerge(
     R2
 
     Raises:
-        ValueError: there is no such case, or "auto" without properties.
+        ValueError: there is no such case, "auto" without properties, or a case that is stronger
+            than the properties allow.
     """
-    chosen = weakest(properties) if case == "auto" else Case(case)
+    promised = list(properties)
+    chosen = weakest(promised) if case == "auto" else Case(case)
+    if promised and chosen < weakest(promised):
+        raise ValueError(f"the inputs' properties allow {weakest(promised)} only, not {chosen}")
     classes = _INDEXED if policy.remembers else _LEAN
     return classes[chosen](policy)
 
@@ -101,7 +105,8 @@ def weakened(
 
     `inputs` gives (input, partition, element) of the attached inputs, in any interleaving that
     keeps the order within a partition; `output` is all that the output has said. Returns the
-    operator and what is to be said now, which the stronger case had missed.
+    operator and what is to be said now, which the stronger case had missed. (Under a policy that
+    holds events back, or reflects revisions, that is left to the stable that half freezes them.)
 
     >>> from lmerge_service.elements import Insert
     >>> strong = lmerge("R0")
@@ -114,11 +119,15 @@ def weakened(
 
     Raises:
         StateError: the output holds an event twice, and `case` has a key: take R4.
+        ValueError: `case` is not weaker.
     """
+    if Case(case) <= merge.case:
+        raise ValueError(f"{case} is not weaker than {merge.case}")
     weaker = lmerge(case, merge.policy)
     weaker.load_output(output)
     weaker.attach_like(merge)
     missed: list[Element] = []
     for name, partition, element in inputs:
         missed += weaker.recall(name, (element,), partition)
+    weaker.breaches()  # they were reported when they happened
     return weaker, missed

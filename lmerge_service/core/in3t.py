@@ -16,26 +16,23 @@ Theory
     As in `in2t` a stable must not look at every half-frozen node. What stable(t) can concern is
       - nodes with vs < t that were not half frozen before: `newly_half_frozen`;
       - half-frozen nodes whose earliest live end is below t, on the output or for an input: a
-        heap by the output's, and per input a heap of the nodes that it ends before the output
+        queue by the output's, and per input a queue of the nodes that it ends before the output
         does (where it does not, the output's end comes up first);
       - half-frozen nodes of which a deciding input has another number of live events than the
-        output. These are walked for only if a count says that there are any, and remembered.
-    So nodes stand in a dict by vs, in it one by payload, and the vs that are not yet half frozen
-    wait in a heap. `due` gives the latter two. Since an input's end that is passed changes how many
-    live events it has, `due` gives the nodes of every input's heap, not of the deciding ones' only.
+        output: per input there is a set of these.
+    `due` gives the latter two. Since an input's end that is passed changes how many live events
+    it has, `due` gives the nodes of every input's queue, not of the deciding ones' only.
 
 Invariants
     Y1  No node without events on the output or of an input; ends are sorted, and none of the
         output's is below the stable point.
-    Y2  A half-frozen node is on the output and has an entry (out[0], node) in the heap of
+    Y2  A half-frozen node is on the output and has an entry (out[0], node) in the queue of
         outputs; for every input whose earliest live end e is below out[0], (e, node) is in the
-        heap of that input.
-    Y3  held[s] is the number of half-frozen nodes of which s has as many live events as the
-        output, or was blamed; whom a node is blamed on is known from either side.
-    Y4  A vs of nodes that are not half frozen is in the heap, once; a vs of half-frozen ones is
-        not. (A vs that waits may have no nodes any more.)
-    Y5  No heap of ends is longer than twice the half-frozen nodes plus a constant. So a storm of
-        adjusts cannot make them grow, and final nodes are let go.
+        queue of that input.
+    Y3  Each attached input has the set of half-frozen nodes of which it has another number of
+        live events than the output, and was not blamed for.
+    Y4  Only half-frozen nodes have a vs that does not wait (`index`).
+    Y5  No queue of ends is longer than twice the half-frozen nodes plus a constant.
 
 Cost
     find O(1); add O(1), and O(lg w) for a new vs; an event of an input O(lg d), d being those
@@ -45,17 +42,16 @@ Cost
 
 from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from heapq import heapify, heappop, heappush
+from collections.abc import Hashable, Iterable, Sequence
+from functools import partial
+from heapq import heappush
 from operator import attrgetter
-from typing import TypeAlias
 
+from lmerge_service.core.index import SLACK, Ends, Index
 from lmerge_service.core.inputs import Input
 from lmerge_service.elements import START
 
 __all__ = ("In3t", "Node", "beyond", "has")
-
-_SLACK = 64
 
 
 class Node:
@@ -93,58 +89,34 @@ class Node:
         return f"Node(vs={self.vs}, payload={self.payload!r}, ends={ends}, out={self.out})"
 
 
-Heap: TypeAlias = list[tuple[int, int, Node]]
-"""(end, number of the node, node): nodes are never compared, but with themselves."""
-
-
-class In3t:
+class In3t(Index[Node]):
     """The index; see the module's text.
 
     >>> index = In3t()
     >>> node = index.add(6, "A")
     >>> index.find(6, "A") is node, index.find(6, "B")
     (True, None)
-    >>> list(index.newly_half_frozen(6)), list(index.newly_half_frozen(7)) == [node]
+    >>> index.newly_half_frozen(6), index.newly_half_frozen(7) == [node]
     ([], True)
     """
 
-    __slots__ = (
-        "_against",
-        "_by_end",
-        "_by_out",
-        "_coming",
-        "_doubles",
-        "_half",
-        "_held",
-        "_made",
-        "nodes",
-        "stable",
-        "touched",
-    )
+    __slots__ = ("_by_end", "_by_out", "_differing", "_doubles", "_half_frozen", "stable")
 
     def __init__(self) -> None:
+        super().__init__()
         self.stable = START
         """The output's stable point, which says what is live; during a stable the coming one."""
-        self.touched = 0
-        """Nodes looked at for stables, so that tests can count work."""
-        self._made = 0
-        self.clear()
+        self._half_frozen = 0  # how many nodes are
+        self._doubles = 0  # events of the output beyond the first of each node
+        self._by_out: Ends[Node] = Ends()
+        self._by_end: defaultdict[Input, Ends[Node]] = defaultdict(Ends)
+        self._differing: dict[Input, dict[Node, None]] = {}
 
     def __len__(self) -> int:
         """The number of events: at each node those on the output, or one that is held back."""
         return sum(map(len, self.nodes.values())) + self._doubles
 
-    def __iter__(self) -> Iterator[Node]:
-        """All nodes by vs, within one vs in order of arrival; nodes may be deleted meanwhile."""
-        for vs in sorted(self.nodes):
-            yield from list(self.nodes[vs].values())
-
     # --- nodes --------------------------------------------------------------------------------
-
-    def find(self, vs: int, payload: Hashable) -> Node | None:
-        """The paper's SameVsPayload. Complexity: O(1)."""
-        group = self.nodes.get(vs)
-        return None if group is None else group.get(payload)
 
     def add(self, vs: int, payload: Hashable) -> Node:
         """Makes the node for a key that has none. Complexity: O(1), O(lg w) for a new vs."""
@@ -165,78 +137,81 @@ class In3t:
             del self.nodes[node.vs][node.payload]
 
     def file(self, node: Node) -> None:
-        """Puts away a node that the stable concerned: half frozen from now on, or gone when all
-        its events are final. Complexity: O(inputs (lg d + lg w))."""
+        """Puts away a node that the stable concerned, which `due` or `newly_half_frozen` took
+        out: half frozen from now on, or gone when all its events are final.
+
+        Complexity: O(inputs (lg d + lg w)).
+        """
         out, t = node.out, self.stable
         if out and out[0] < t:
             final = bisect_left(out, t)
             self._doubles -= min(final, len(out) - 1)
             del out[:final]
         if not out:
-            self._discard(node)
             return
+        group = self.nodes.get(node.vs)
+        if group is None:
+            self.nodes[node.vs] = {node.payload: node}
+        else:
+            group[node.payload] = node
         node.half_frozen = True
-        if node not in self._half:
-            self._half[node] = None
-            self.nodes.setdefault(node.vs, {})[node.payload] = node
-        # Heaps are compacted once after all that a stable concerns.
-        first, number = out[0], node.number
-        heappush(self._by_out, (first, number, node))
-        for source, ends in node.ends.items():
+        self._half_frozen += 1
+        first = out[0]
+        self._by_out.push(first, node)
+        for source, differing in self._differing.items():
+            ends = node.ends.get(source)
             if ends == out:  # as a rule
-                self._held[source] += 1
                 continue
-            self._held[source] += self._counts(node, source)
+            if not self._agrees(node, source):
+                differing[node] = None
             end = self._first_end(node, source)
             if end is not None and end < first:
-                heappush(self._by_end[source], (end, number, node))
-        for source in node.blamed or ():
-            self._against[source][node] = None
-            self._held[source] += source not in node.ends
+                self._by_end[source].push(end, node)
 
-    def _discard(self, node: Node) -> None:
-        if node in self._half:
-            del self._half[node]
-            group = self.nodes[node.vs]
-            del group[node.payload]
-            if not group:
-                del self.nodes[node.vs]
-        for source in node.blamed or ():
-            self._against[source].pop(node, None)
+    def _take_out(self, node: Node) -> None:
+        """Undoes `file`, but for entries in queues, which go stale."""
+        group = self.nodes[node.vs]
+        del group[node.payload]
+        if not group:
+            del self.nodes[node.vs]
+        node.half_frozen = False
+        self._half_frozen -= 1
+        for differing in self._differing.values():
+            differing.pop(node, None)
+
+    def clear(self) -> None:
+        """Forgets all nodes, at the end of the stream."""
+        stable, sources = self.stable, list(self._differing)
+        self.__init__()  # type: ignore[misc]
+        self.stable = stable
+        for source in sources:
+            self.attach(source)
+
+    # --- inputs -------------------------------------------------------------------------------
+
+    def attach(self, source: Input) -> None:
+        """A new input, which has no events. Complexity: O(w)."""
+        self._differing[source] = {node: None for node in self if node.half_frozen}
 
     def forget(self, source: Input) -> None:
         """Drops every entry of an input, and the nodes that are then unused. Complexity: O(w)."""
+        self._differing.pop(source, None)
+        self._by_end.pop(source, None)
         for node in self:
             if node.blamed is not None:
                 node.blamed.discard(source)
             if node.ends.pop(source, None) is not None:
                 self.delete_if_unused(node)
-        for record in (self._held, self._by_end, self._against):
-            record.pop(source, None)
-
-    def clear(self) -> None:
-        """Forgets everything, at the end of the stream."""
-        self.nodes: dict[int, dict[Hashable, Node]] = {}
-        """By vs and payload, within one vs in order of arrival: to be read, not changed."""
-        self._doubles = 0  # events of the output beyond the first of each node
-        self._coming: list[int] = []  # a heap of the vs that are not half frozen
-        self._half: dict[Node, None] = {}
-        self._by_out: Heap = []
-        self._by_end: defaultdict[Input, Heap] = defaultdict(list)
-        self._held: defaultdict[Input, int] = defaultdict(int)
-        # half-frozen nodes that an input contradicts
-        self._against: defaultdict[Input, dict[Node, None]] = defaultdict(dict)
 
     # --- events -------------------------------------------------------------------------------
 
     def revise(self, node: Node, source: Input, vold: int | None, ve: int | None) -> None:
         """The same for a half-frozen node. (Others may be told directly.)"""
-        if vold is None or ve is None or (vold < self.stable) != (ve < self.stable):
-            self._held[source] -= self._counts(node, source)
-            node.revise(source, vold, ve)
-            self._held[source] += self._counts(node, source)
-        else:  # as many events are live as before
-            node.revise(source, vold, ve)
+        node.revise(source, vold, ve)
+        if self._agrees(node, source):
+            self._differing[source].pop(node, None)
+        else:
+            self._differing[source][node] = None
         self._watch(node, source)
 
     def put_out(self, node: Node, ve: int) -> None:
@@ -253,9 +228,11 @@ class In3t:
         _remove(node.out, vold)
         insort(node.out, ve)
         if node.half_frozen and node.out[0] != first:
-            self._push(self._by_out, node.out[0], node, None)
+            self._by_out.push(node.out[0], node)
             for source in node.ends:
                 self._watch(node, source)
+            if self._by_out.size > 2 * self._half_frozen + SLACK:
+                self.sweep()
 
     def take_out(self, node: Node, ve: int) -> None:
         """The output has one event less, of a node that is not half frozen."""
@@ -271,8 +248,8 @@ class In3t:
         node.blamed.add(source)
         return not known
 
-    def _counts(self, node: Node, source: Input) -> bool:
-        """Whether an input is counted as having what the output has of a node (Y3)."""
+    def _agrees(self, node: Node, source: Input) -> bool:
+        """Whether an input has as many live events as the output, or was blamed (Y3)."""
         if node.blamed and source in node.blamed:
             return True
         ends = node.ends.get(source)
@@ -280,129 +257,87 @@ class In3t:
 
     # --- what a stable concerns -----------------------------------------------------------------
 
-    def newly_half_frozen(self, t: int) -> Iterator[Node]:
-        """Takes nodes with vs < t that are not half frozen yet, by vs, out of the index; whoever
-        walks must file each."""
-        coming = self._coming
-        while coming and coming[0] < t:
-            group = self.nodes.pop(heappop(coming))
-            self.touched += len(group)
-            yield from group.values()
-
     def due(self, sources: Iterable[Input], t: int) -> list[Node]:
-        """Half-frozen nodes of which the output or an input ends an event before t, or of which
-        one of the sources has another number of live events than the output; in order.
+        """Takes out half-frozen nodes of which the output or an input ends an event before t, or
+        of which one of the sources has another number of live events than the output; in order.
 
         From now on what is not below t is live. Whoever asks must file each.
         """
-        found: dict[Node, None] = {}
-        for source in sources:
-            found.update(self._against.get(source, {}))
-            if self._held.get(source, 0) != len(self._half):
-                self.touched += len(self._half)
-                found.update((n, None) for n in self._half if not self._counts(n, source))
-        heap = self._by_out
-        while heap and heap[0][0] < t:
-            end, _, node = heappop(heap)
-            if node.half_frozen and end == node.out[0]:
-                found[node] = None
-        for source, heap in self._by_end.items():
-            while heap and heap[0][0] < t:
-                end, _, node = heappop(heap)
-                if node.half_frozen and end == self._first_end(node, source):
+        found = {node: None for source in sources for node in self._differing[source]}
+        for end, nodes in self._by_out.pop_before(t):
+            for node in nodes:
+                if _is_first_of_output(node, end):
                     found[node] = None
+        for source, queue in self._by_end.items():
+            for end, nodes in queue.pop_before(t):
+                for node in nodes:
+                    if self._is_first_of(source, node, end):
+                        found[node] = None
         self.touched += len(found)
         for node in found:
-            self._unfile(node)
+            self._take_out(node)
         self.stable = t
         return sorted(found, key=attrgetter("vs", "number"))
 
-    def _unfile(self, node: Node) -> None:
-        node.half_frozen = False
-        for source, ends in node.ends.items():
-            self._held[source] -= ends == node.out or self._counts(node, source)
-        for source in node.blamed or ():
-            self._held[source] -= source not in node.ends
+    # --- queues -------------------------------------------------------------------------------
 
-    # --- heaps --------------------------------------------------------------------------------
-
-    def _heaps(self) -> list[tuple[Input | None, Heap]]:
-        """The heap of the output, under None, and those of the inputs."""
-        return [(None, self._by_out), *self._by_end.items()]
-
-    def _first_end(self, node: Node, source: Input | None) -> int | None:
-        """The earliest live end that an input gives, or, for None, the output."""
-        ends = node.out if source is None else node.ends.get(source, ())
+    def _first_end(self, node: Node, source: Input) -> int | None:
+        """The earliest live end that an input gives."""
+        ends = node.ends.get(source, ())
         first = bisect_left(ends, self.stable)
         return ends[first] if first < len(ends) else None
 
     def _watch(self, node: Node, source: Input) -> None:
         end = self._first_end(node, source)
         if end is not None and end < node.out[0]:
-            self._push(self._by_end[source], end, node, source)
+            queue = self._by_end[source]
+            queue.push(end, node)
+            if queue.size > 2 * self._half_frozen + SLACK:
+                self.sweep()
 
-    def _push(self, heap: Heap, end: int, node: Node, source: Input | None) -> None:
-        """Into the heap of an input, or, for None, of the output."""
-        heappush(heap, (end, node.number, node))
-        if len(heap) > 2 * len(self._half) + _SLACK:
-            self._compact(heap, source)
+    def sweep(self) -> None:
+        """Lets go of stale entries where there are many (Y5); to be called after nodes were
+        filed for a stable."""
+        self._by_out.sweep(self._half_frozen, _is_first_of_output)
+        for source, queue in self._by_end.items():
+            queue.sweep(self._half_frozen, partial(self._is_first_of, source))
 
-    def compact(self) -> None:
-        """Lets go of final nodes (Y5); to be called after nodes were filed for a stable."""
-        for source, heap in self._heaps():
-            if len(heap) > 2 * len(self._half) + _SLACK:
-                self._compact(heap, source)
-
-    def _compact(self, heap: Heap, source: Input | None) -> None:
-        heap[:] = [
-            (end, node.number, node)
-            for node in self._half
-            if (end := self._end_in_heap(node, source)) is not None
-        ]
-        heapify(heap)
-
-    def _end_in_heap(self, node: Node, source: Input | None) -> int | None:
-        """The end by which a half-frozen node stands in a heap, if it belongs there (Y2)."""
-        end = self._first_end(node, source)
-        return end if source is None or end is None or end < node.out[0] else None
+    def _is_first_of(self, source: Input, node: Node, end: int) -> bool:
+        return node.half_frozen and self._first_end(node, source) == end
 
     def check(self) -> None:
         """Asserts Y1 to Y5."""
-        for vs, group in self.nodes.items():
-            for payload, node in group.items():
-                assert (node.vs, node.payload) == (vs, payload), f"{node} stands at {vs}"
-                assert node.ends or node.out, f"Y1: nobody has {node}"
-                for ends in (*node.ends.values(), node.out):
-                    assert ends == sorted(ends), f"Y1: {node} is out of order"
-                assert all(node.ends.values()), f"Y1: an empty entry in {node}"
-                assert not node.out or node.out[0] >= self.stable, f"Y1: {node} has a final event"
-                assert node.half_frozen == (node in self._half), f"{node} is lost"
-                assert node.half_frozen != (vs in self._coming), f"Y4: {node} waits, or does not"
-            assert group or vs in self._coming, f"Y4: no node at {vs}"
-        assert len(set(self._coming)) == len(self._coming), "Y4: a vs waits twice"
-        assert self.nodes.keys() >= set(self._coming), "Y4: a vs waits for nothing"
-        assert all(self.find(n.vs, n.payload) is n for n in self._half), "a node is lost"
+        super().check()
+        for node in self:
+            assert node.ends or node.out, f"Y1: nobody has {node}"
+            for ends in (*node.ends.values(), node.out):
+                assert ends == sorted(ends), f"Y1: {node} is out of order"
+            assert all(node.ends.values()), f"Y1: an empty entry in {node}"
+            assert not node.out or node.out[0] >= self.stable, f"Y1: {node} has a final event"
         doubles = sum(len(node.out) - 1 for node in self if node.out)
         assert doubles == self._doubles, f"{self._doubles} events counted, not {doubles}"
-        self._check_heaps()
-
-    def _check_heaps(self) -> None:
-        entries = {(source, end, n) for source, heap in self._heaps() for end, _, n in heap}
-        held: dict[Input, int] = dict.fromkeys(self._held, 0)
-        for node in self._half:
+        half_frozen = [node for node in self if node.half_frozen]
+        assert len(half_frozen) == self._half_frozen, f"{self._half_frozen}, not {half_frozen}"
+        by_out = set(self._by_out)
+        by_end = {source: set(queue) for source, queue in self._by_end.items()}
+        for node in half_frozen:
             assert node.out, f"Y2: {node} is not on the output"
-            for each in (None, *node.ends):
-                end = self._end_in_heap(node, each)
-                assert end is None or (each, end, node) in entries, f"Y2: {node} is not in a heap"
-            for source in {*node.ends, *(node.blamed or ())}:
-                counts = self._counts(node, source)
-                held[source] = held.get(source, 0) + counts
-        assert held == self._held, f"Y3: {held} nodes are held, not {dict(self._held)}"
-        contradicted = {(s, node) for node in self._half for s in node.blamed or ()}
-        known = {(s, node) for s, nodes in self._against.items() for node in nodes}
-        assert contradicted == known, f"Y3: {known} are known, not {contradicted}"
-        for _, heap in self._heaps():
-            assert len(heap) <= 2 * len(self._half) + _SLACK, f"Y5: a heap of {len(heap)}"
+            assert (node.out[0], node) in by_out, f"Y2: {node} is in no queue"
+            for source in node.ends:
+                end = self._first_end(node, source)
+                late = end is None or end >= node.out[0] or (end, node) in by_end[source]
+                assert late, f"Y2: {node} is not in the queue of {source}"
+        for source, differing in self._differing.items():
+            differs = {node for node in half_frozen if not self._agrees(node, source)}
+            assert differing.keys() == differs, (
+                f"Y3: {source} differs in {differs}, not {differing}"
+            )
+        for queue in (self._by_out, *self._by_end.values()):
+            queue.check(self._half_frozen)
+
+
+def _is_first_of_output(node: Node, end: int) -> bool:
+    return node.half_frozen and node.out[0] == end
 
 
 def beyond(many: Sequence[int], few: Sequence[int]) -> list[int]:

@@ -30,7 +30,7 @@ from lmerge_service.core.inputs import Input
 from lmerge_service.core.operator import foreign
 from lmerge_service.core.ordered import Ordered
 from lmerge_service.core.policy import Policy
-from lmerge_service.core.snapshots import hashable
+from lmerge_service.core.snapshots import hashable, portable
 from lmerge_service.elements import Element, Insert
 
 __all__ = ("LMR0",)
@@ -51,7 +51,7 @@ class LMR0(Ordered):
         super().__init__(policy)
         self._last: Insert[Any] | None = None
 
-    def __len__(self) -> int:
+    def _kept(self) -> int:
         return int(self._last is not None)
 
     def _take(self, source: Input, element: Insert[Any], out: list[Element]) -> None:
@@ -79,7 +79,7 @@ class LMR0(Ordered):
         self._last = element
 
     def _body(self, numbers: Mapping[Input, int]) -> Any:
-        last = self._last and (self._last.payload, self._last.vs, self._last.ve)
+        last = self._last and (portable(self._last.payload), self._last.vs, self._last.ve)
         return super()._body(numbers), last
 
     def _load_body(self, body: Any, sources: Sequence[Input]) -> None:

@@ -35,7 +35,7 @@ from lmerge_service.core.inputs import Input
 from lmerge_service.core.operator import foreign
 from lmerge_service.core.ordered import Ordered
 from lmerge_service.core.policy import Policy
-from lmerge_service.core.snapshots import hashable
+from lmerge_service.core.snapshots import hashable, portable
 from lmerge_service.elements import Element, Insert
 
 __all__ = ("LMR1",)
@@ -58,7 +58,7 @@ class LMR1(Ordered):
         super().__init__(policy)
         self._tied: list[Insert[Any]] = []
 
-    def __len__(self) -> int:
+    def _kept(self) -> int:
         return len(self._tied)
 
     def _take(self, source: Input, element: Insert[Any], out: list[Element]) -> None:
@@ -96,7 +96,7 @@ class LMR1(Ordered):
         self._tied.append(element)
 
     def _body(self, numbers: Mapping[Input, int]) -> Any:
-        return super()._body(numbers), [(each.payload, each.ve) for each in self._tied]
+        return super()._body(numbers), [(portable(each.payload), each.ve) for each in self._tied]
 
     def _load_body(self, body: Any, sources: Sequence[Input]) -> None:
         max_vs, tied = body

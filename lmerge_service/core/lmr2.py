@@ -30,7 +30,7 @@ from lmerge_service.core.inputs import Input
 from lmerge_service.core.operator import foreign
 from lmerge_service.core.ordered import Ordered
 from lmerge_service.core.policy import Policy
-from lmerge_service.core.snapshots import hashable
+from lmerge_service.core.snapshots import hashable, portable
 from lmerge_service.elements import Element, Insert
 from lmerge_service.tdb import Event
 
@@ -64,7 +64,7 @@ class LMR2(Ordered):
         super().__init__(policy)
         self._tied: dict[Hashable, _Tie] = {}
 
-    def __len__(self) -> int:
+    def _kept(self) -> int:
         return len(self._tied)
 
     def _take(self, source: Input, element: Insert[Any], out: list[Element]) -> None:
@@ -114,7 +114,7 @@ class LMR2(Ordered):
 
     def _body(self, numbers: Mapping[Input, int]) -> Any:
         tied = [
-            (payload, tie.ve, [numbers[source] for source in tie.tellers])
+            (portable(payload), tie.ve, [numbers[source] for source in tie.tellers])
             for payload, tie in self._tied.items()
         ]
         return super()._body(numbers), tied

@@ -44,7 +44,7 @@ from lmerge_service.core.in2t import In2t, Node
 from lmerge_service.core.inputs import Input
 from lmerge_service.core.operator import Operator, foreign
 from lmerge_service.core.policy import Policy
-from lmerge_service.core.snapshots import hashable
+from lmerge_service.core.snapshots import hashable, portable
 from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
 from lmerge_service.tdb import Event
 
@@ -70,8 +70,15 @@ class LMR3(Operator):
         super().__init__(policy)
         self._index = In2t()
 
-    def attach(self, name: str, joining_at: int = START, partitions: int = 1) -> None:
-        super().attach(name, joining_at, partitions)
+    def attach(
+        self,
+        name: str,
+        joining_at: int = START,
+        partitions: int = 1,
+        *,
+        accepted_gap: bool = False,
+    ) -> None:
+        super().attach(name, joining_at, partitions, accepted_gap=accepted_gap)
         self._index.attach(self.inputs[name])
 
     def __len__(self) -> int:
@@ -93,7 +100,7 @@ class LMR3(Operator):
         own_stable, max_stable = source.stables[partition], self.max_stable
         new = told = late = 0
         for element in elements:
-            if type(element) is Insert and (vs := element.vs) >= own_stable:
+            if type(element) is Insert and own_stable <= (vs := element.vs) < element.ve:
                 payload = element.payload
                 group = nodes.get(vs)
                 node = None if group is None else group.get(payload)
@@ -178,7 +185,8 @@ class LMR3(Operator):
             case _ if self._recalling:
                 return False
             case "leader":
-                return any(map(self._leads, node.tellers()))
+                tellers = node.tellers()
+                return any(leader in tellers for leader in self._leaders())
             case "half_frozen":
                 return False
             case _:
@@ -210,7 +218,7 @@ class LMR3(Operator):
         several, leader = len(voters) > 1, voters[0]
         due = index.due(voters, t)
         disputed = [n for n in due if several or n.out != n.ends.get(leader)]
-        for node in sorted(disputed, key=attrgetter("vs")):
+        for node in sorted(disputed, key=attrgetter("vs", "number")):
             self._follow(voters, node, t, out)
         index.refile(due, t)
         staying = []
@@ -271,12 +279,18 @@ class LMR3(Operator):
 
     def _second_opinion(self, node: Node) -> int:
         """The end given by the attached input with the highest stable, of those that the output
-        may still follow; the output's own end when there is none."""
-        legal = [s for s in self.inputs.values() if node.ends.get(s, START) >= self.max_stable]
+        may still follow; the output's own end when there is none. A joining input is asked last,
+        and about ends from its joining time on only."""
+        legal = [
+            source
+            for source, end in node.ends.items()
+            if end >= (self.max_stable if source.joined else source.joining_at)
+        ]
         if not legal:
             assert node.out is not None
             return node.out
-        return node.ends[max(legal, key=lambda source: source.stable)]
+        order = [source for source in self.inputs.values() if source in legal]
+        return node.ends[max(order, key=lambda source: (source.joined, source.stable))]
 
     def _blame_once(self, source: Input, kind: BreachKind, node: Node, t: int) -> None:
         excused = node.vs < source.gap_until and kind is BreachKind.HALF_FROZEN_MISSING
@@ -333,7 +347,7 @@ class LMR3(Operator):
         return [
             (
                 node.vs,
-                node.payload,
+                portable(node.payload),
                 node.out,
                 [(numbers[source], ve) for source, ve in node.ends.items()],
                 [numbers[source] for source in numbers if source in (node.blamed or ())],
@@ -351,6 +365,7 @@ class LMR3(Operator):
             node.ends = {sources[number]: ve for number, ve in ends}
             node.blamed = {sources[number] for number in blamed} or None
             node.claims = {sources[number] for number in claims} or None
+        self._index.refile((), self.max_stable)
         self._index.freeze(self._index.newly_half_frozen(self.max_stable))
 
     def check(self) -> None:

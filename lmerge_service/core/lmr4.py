@@ -58,8 +58,8 @@ from lmerge_service.core.in3t import In3t, Node, beyond, has
 from lmerge_service.core.inputs import Input
 from lmerge_service.core.operator import Operator, foreign
 from lmerge_service.core.policy import Policy
-from lmerge_service.core.snapshots import hashable
-from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
+from lmerge_service.core.snapshots import hashable, portable
+from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
 from lmerge_service.tdb import Event
 
 __all__ = ("LMR4", "changes")
@@ -84,6 +84,17 @@ class LMR4(Operator):
         super().__init__(policy)
         self._index = In3t()
 
+    def attach(
+        self,
+        name: str,
+        joining_at: int = START,
+        partitions: int = 1,
+        *,
+        accepted_gap: bool = False,
+    ) -> None:
+        super().attach(name, joining_at, partitions, accepted_gap=accepted_gap)
+        self._index.attach(self.inputs[name])
+
     def __len__(self) -> int:
         return len(self._index)
 
@@ -103,7 +114,7 @@ class LMR4(Operator):
         own_stable, max_stable = source.stables[partition], self.max_stable
         new = told = late = 0
         for element in elements:
-            if type(element) is Insert and (vs := element.vs) >= own_stable:
+            if type(element) is Insert and own_stable <= (vs := element.vs) < element.ve:
                 payload = element.payload
                 group = nodes.get(vs)
                 node = None if group is None else group.get(payload)
@@ -196,7 +207,7 @@ class LMR4(Operator):
             case _ if self._recalling:
                 return 0
             case "leader":
-                leading = (len(ends) for source, ends in node.ends.items() if self._leads(source))
+                leading = (len(node.ends.get(leader, ())) for leader in self._leaders())
                 return max(leading, default=0)
             case "half_frozen":
                 return 0
@@ -245,7 +256,7 @@ class LMR4(Operator):
             if leader is None or node.ends.get(leader) != node.out:  # as a rule they agree
                 self._follow(voters, node, t, out)
             index.file(node)
-        index.compact()
+        index.sweep()
 
     def _follow(self, voters: Sequence[Input], node: Node, t: int, out: list[Element]) -> None:
         """Makes the output's events of a key agree with the leader's as far as stable(t) forces
@@ -268,7 +279,7 @@ class LMR4(Operator):
 
         The right number is the output's when the key was half frozen before, else the largest;
         voters with another number, or other events below t, are to blame. Without any voter the
-        key follows the attached input with the right number and the highest stable, if any.
+        key follows the joined input with the right number and the highest stable, if any.
         """
         half_frozen = node.vs < self.max_stable
         if len(voters) == 1:
@@ -288,7 +299,8 @@ class LMR4(Operator):
                 self._blame_once(source, BreachKind.FROZEN_END_DISAGREES, node, t)
         if views:
             return next(source for source in views if views[source] == majority)
-        return max(right, key=lambda source: source.stable, default=None)
+        joined = [source for source in right if source.joined]
+        return max(joined, key=lambda source: source.stable, default=None)
 
     def _blame_once(self, source: Input, kind: BreachKind, node: Node, t: int) -> None:
         excused = node.vs < source.gap_until and kind is BreachKind.HALF_FROZEN_MISSING
@@ -358,13 +370,13 @@ class LMR4(Operator):
             return
         for node in chain(index.due((), vc), index.newly_half_frozen(vc)):
             index.file(node)
-        index.compact()
+        index.sweep()
 
     def _body(self, numbers: Mapping[Input, int]) -> list[Any]:
         return [
             (
                 node.vs,
-                node.payload,
+                portable(node.payload),
                 node.out,
                 [(numbers[source], ends) for source, ends in node.ends.items()],
                 [numbers[source] for source in numbers if source in (node.blamed or ())],
@@ -374,6 +386,8 @@ class LMR4(Operator):
 
     def _load_body(self, body: list[Any], sources: Sequence[Input]) -> None:
         index = self._index
+        for source in sources:
+            index.attach(source)
         for vs, payload, said, ends, blamed in body:
             node = index.add(vs, hashable(payload))
             for ve in said:

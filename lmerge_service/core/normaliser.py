@@ -164,6 +164,7 @@ class Normaliser:
             self._hold(payload, line, vs, ve)
         elif not line.held:
             del self._lines[payload]
+            self._compact()
         if alone:  # as most events are: the canonical one is the same
             line.by_end[:] = line.held
             line.by_start[:] = [(vs, ve)] if ve > vs else []
@@ -210,6 +211,10 @@ class Normaliser:
     def _schedule(self, payload: Hashable, line: "_Line") -> None:
         line.due = line.held[0][0]
         heappush(self._due, (line.due, next(self._serial), payload))
+        self._compact()
+
+    def _compact(self) -> None:
+        """Lets go of entries of the heap that count no more, when they may be many (Y4)."""
         if len(self._due) > 2 * len(self._lines) + _SLACK:
             self._due = [(each.due, next(self._serial), p) for p, each in self._lines.items()]
             heapify(self._due)
@@ -235,6 +240,7 @@ class Normaliser:
                 self._schedule(payload, line)
             else:
                 del self._lines[payload]
+        self._compact()
 
     def check(self) -> None:
         """Asserts every invariant, in words."""

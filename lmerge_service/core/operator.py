@@ -23,7 +23,7 @@ Invariants
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Any, ClassVar
 
 from lmerge_service.core.breaches import Breach, BreachKind
@@ -75,11 +75,19 @@ class Operator(ABC):
 
     # --- inputs -------------------------------------------------------------------------------
 
-    def attach(self, name: str, joining_at: int = START, partitions: int = 1) -> None:
+    def attach(
+        self,
+        name: str,
+        joining_at: int = START,
+        partitions: int = 1,
+        *,
+        accepted_gap: bool = False,
+    ) -> None:
         """Adds an input that is correct for every event with ve >= joining_at.
 
         A name that is attached already is a new incarnation: it keeps its place among the inputs,
-        which decides ties, and nothing else.
+        which decides ties, and nothing else. `accepted_gap` is for rebuilding: `accept_gap` had
+        this input joined before its time.
 
         Raises:
             ValueError: several partitions, in a case that needs an order across them.
@@ -94,16 +102,19 @@ class Operator(ABC):
         number = self._incarnations.get(name, -1) + 1
         self._incarnations[name] = number
         source = Input(name, number, joining_at, partitions)
-        source.joined = joining_at <= self.max_stable
+        source.joined = accepted_gap or joining_at <= self.max_stable
+        source.gap_until = joining_at if accepted_gap else START
         self.inputs[name] = source
 
     def attach_like(self, other: "Operator") -> None:
-        """Attaches the inputs of another operator, which have not said anything here."""
+        """Attaches the inputs of another operator, which have not said anything here, and takes
+        over what it has counted."""
         for name, source in other.inputs.items():
             self._incarnations[name] = source.incarnation - 1
-            self.attach(name, source.joining_at, len(source.stables))
-            self.inputs[name].joined = source.joined
-            self.inputs[name].gap_until = source.gap_until
+            accepted = source.gap_until > START
+            self.attach(name, source.joining_at, len(source.stables), accepted_gap=accepted)
+        self._incarnations = dict(other._incarnations)
+        self._stats = replace(other._stats)
 
     def detach(self, name: str) -> list[Element]:
         """Removes an input and all that only it held; half-frozen output events stay.
@@ -118,16 +129,19 @@ class Operator(ABC):
 
     @property
     def gap(self) -> Gap | None:
-        """The range nobody vouches for: no joined input is left, and every joining one starts
-        beyond max_stable. The output waits until `accept_gap`, or until an input is attached that
-        closes it."""
-        if not self.inputs or any(source.joined for source in self.inputs.values()):
+        """The range nobody vouches for: fewer inputs are joined than decide about a stable, and
+        those that could make up for it start beyond max_stable. The output waits until
+        `accept_gap`, or until an input is attached that closes it."""
+        joining = [source for source in self.inputs.values() if not source.joined]
+        joined = len(self.inputs) - len(joining)
+        if joined >= self._voters or len(self.inputs) < self._voters:
             return None
-        first = min(self.inputs.values(), key=lambda source: source.joining_at)
+        first = min(joining, key=lambda source: source.joining_at)
         return Gap(self.max_stable, first.joining_at, first.name)
 
     def accept_gap(self) -> tuple[Gap, list[Element]]:
-        """Goes on without the range of `gap`: an operator's explicit choice to lose it.
+        """Goes on without the range of `gap`: an operator's explicit choice to lose it. Under a
+        quorum there may be another gap then, until enough inputs are joined.
 
         Events that the output had half frozen stay as they are unless an input still has them.
 
@@ -175,12 +189,16 @@ class Operator(ABC):
             source.inserts += 1
             if element.vs < source.stables[partition]:  # type: ignore[union-attr]
                 self._blame(source, BreachKind.BROKE_OWN_STABLE, element)
+            elif element.ve <= element.vs:  # type: ignore[union-attr]
+                self._blame(source, BreachKind.MALFORMED, element)
             else:
                 self._insert(source, element, out)  # type: ignore[arg-type]
         elif kind is Adjust:
             source.adjusts += 1
             if min(element.vold, element.ve) < source.stables[partition]:  # type: ignore[union-attr]
                 self._blame(source, BreachKind.BROKE_OWN_STABLE, element)
+            elif element.vold <= element.vs or element.ve < element.vs:  # type: ignore[union-attr]
+                self._blame(source, BreachKind.MALFORMED, element)
             else:
                 self._adjust(source, element, out)  # type: ignore[arg-type]
         else:
@@ -238,17 +256,15 @@ class Operator(ABC):
 
     # --- what policies ask ----------------------------------------------------------------------
 
-    def _leads(self, source: Input) -> bool:
-        """No joined input has a higher stable; several may lead."""
-        return source.joined and source.stable == self._highest()
+    def _leaders(self) -> list[Input]:
+        """The joined inputs with the highest stable; there may be several."""
+        joined = [each for each in self.inputs.values() if each.joined]
+        highest = max((each.stable for each in joined), default=START)
+        return [each for each in joined if each.stable == highest]
 
     def _is_leader(self, source: Input) -> bool:
         """It leads, and was attached first of those that do."""
-        joined = [each for each in self.inputs.values() if each.joined]
-        return source.joined and source is max(joined, key=_stable_of)
-
-    def _highest(self) -> int:
-        return max(each.stable for each in self.inputs.values() if each.joined)
+        return source.joined and source is self._leaders()[0]
 
     def _reflects(self, source: Input) -> bool:
         """Whether revisions by this input go out at once."""
@@ -364,7 +380,12 @@ class Operator(ABC):
             self._first, self._recalling = first, False
 
     def snapshot(self) -> bytes:
-        """The whole state; `restore` makes an operator that goes on the same. Aliases nothing."""
+        """The whole state, but for breaches that nobody has fetched; `restore` makes an operator
+        that goes on the same. Aliases nothing.
+
+        Raises:
+            StateError: a payload is of a kind that would not come back as it was.
+        """
         numbers = {source: number for number, source in enumerate(self.inputs.values())}
         return sealed(
             case=self.case,

@@ -29,7 +29,7 @@ from lmerge_service.core.breaches import BreachKind
 from lmerge_service.core.inputs import Input
 from lmerge_service.core.operator import Operator, foreign
 from lmerge_service.core.policy import Policy
-from lmerge_service.core.snapshots import hashable
+from lmerge_service.core.snapshots import hashable, portable
 from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert
 
 __all__ = ("BEFORE", "Ordered", "Restricted")
@@ -65,6 +65,13 @@ class Ordered(Operator):
     def _take(self, source: Input, element: Insert[Any], out: list[Element]) -> None:
         """An insert of a joined input."""
 
+    def __len__(self) -> int:
+        return self._kept() + sum(map(len, self._waiting.values()))
+
+    @abstractmethod
+    def _kept(self) -> int:
+        """How many events at max_vs are kept."""
+
     def _welcome(self, source: Input, out: list[Element]) -> None:
         for element in self._waiting.pop(source, ()):
             self._take(source, element, out)
@@ -96,7 +103,7 @@ class Ordered(Operator):
 
     def _body(self, numbers: Mapping[Input, int]) -> Any:
         waiting = [
-            (numbers[source], [(each.payload, each.vs, each.ve) for each in inserts])
+            (numbers[source], [(portable(each.payload), each.vs, each.ve) for each in inserts])
             for source, inserts in self._waiting.items()
         ]
         return self.max_vs if self.max_vs >= START else None, waiting

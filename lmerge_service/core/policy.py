@@ -32,6 +32,7 @@ Theory
 
 import re
 from dataclasses import dataclass
+from fractions import Fraction
 from math import ceil
 
 from lmerge_service.elements import INFINITY
@@ -95,14 +96,28 @@ class Policy:
         """How many inputs decide about a stable; 1 but for quorum(k)."""
         return int(_argument(self.stable, "quorum") or 1)
 
+    def check_inputs(self, count: int) -> None:
+        """Refuses a quorum that so many inputs can never make.
+
+        Raises:
+            ValueError: it is larger than that.
+        """
+        for where, needed in (("insert", self.witnesses(count)), ("stable", self.voters)):
+            if needed > count:
+                policy = f"{where}={getattr(self, where)}"
+                raise ValueError(f"{policy} of {count} inputs is never reached")
+
     def witnesses(self, attached: int) -> int:
         """How many of the attached inputs must have an event for `insert=quorum(...)`.
 
         >>> Policy(insert=quorum(0.5)).witnesses(3), Policy(insert=quorum(2)).witnesses(5)
         (2, 2)
+
+        A whole number counts inputs, a decimal fraction is a share of them: quorum(1) is any one
+        input, quorum(1.0) is all of them.
         """
         share = _argument(self.insert, "quorum") or "1"
-        return ceil(float(share) * attached) if "." in share else int(share)
+        return ceil(Fraction(share) * attached) if "." in share else int(share)
 
 
 def _argument(text: str, function: str) -> str | None:

@@ -23,10 +23,12 @@ from lmerge_service.core.stats import Stats
 from lmerge_service.elements import START
 from lmerge_service.errors import StateError
 
-__all__ = ("SavedInput", "Snapshot", "hashable", "sealed", "unsealed")
+__all__ = ("SavedInput", "Snapshot", "hashable", "portable", "sealed", "unsealed")
 
 _VERSION = 2
 _DIGEST_BYTES = 32
+_LARGEST = 2**64 - 1
+_PORTABLE = frozenset({type(None), bool, float, str, bytes})
 
 
 class SavedInput(msgspec.Struct, array_like=True):
@@ -109,6 +111,27 @@ def unsealed(saved: bytes) -> Snapshot:
 
 class _Version(msgspec.Struct):
     version: int
+
+
+def portable(payload: Hashable) -> Hashable:
+    """The payload, if a snapshot gives it back as it was: equal, and with the same hash.
+
+    Raises:
+        StateError: it would not.
+    """
+    kind = type(payload)
+    if kind is tuple:
+        for part in payload:  # type: ignore[attr-defined]
+            portable(part)
+    elif kind is int:
+        if not START <= payload <= _LARGEST:  # type: ignore[operator]
+            raise StateError(f"a snapshot cannot hold the payload {payload!r}: too large")
+    elif kind not in _PORTABLE:
+        raise StateError(
+            f"a snapshot cannot hold the payload {payload!r}: it is a {kind.__name__}, and not "
+            "None, a bool, int, float, str, bytes, or a tuple of these"
+        )
+    return payload
 
 
 def hashable(payload: Any) -> Hashable:

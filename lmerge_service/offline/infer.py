@@ -25,8 +25,7 @@ Theory
     left out, as a merge leaves it out; but an adjust counts as one, legal or not.
 
     The partitions of a topic are streams of their own, each with its order and stables. That is
-    no order of the whole: a topic of which several partitions hold events obeys R3 at best,
-    unless the merge may take each partition by itself (`co_partitioned`).
+    no order of the whole: a topic of which several partitions hold events obeys R3 at best.
 
 Cost
     O(lg w) per element. Memory: the live events (w) of each stream (`inference`); while ties are
@@ -93,26 +92,18 @@ class Inferred:
     @property
     def properties(self) -> StreamProperties:
         """What all of these streams have shown."""
-        return self._properties(Restriction.ONE_PARTITION)
+        return StreamProperties(
+            ordered=self._keep(Restriction.ORDERED, Restriction.ONE_PARTITION),
+            strictly_ordered=self._keep(Restriction.STRICTLY_ORDERED, Restriction.ONE_PARTITION),
+            revises=not self._keep(Restriction.NO_ADJUSTS),
+            deterministic_ties=self.ties_shown,
+            key=self._keep(Restriction.KEY),
+        )
 
     @property
     def case(self) -> Case:
         """The strongest case that all of them obey."""
         return self.properties.case
-
-    @property
-    def co_partitioned_case(self) -> Case:
-        """The same, where each partition may be merged by itself; ties are not compared then."""
-        return self._properties().case
-
-    def _properties(self, *needed: Restriction) -> StreamProperties:
-        return StreamProperties(
-            ordered=self._keep(Restriction.ORDERED, *needed),
-            strictly_ordered=self._keep(Restriction.STRICTLY_ORDERED, *needed),
-            revises=not self._keep(Restriction.NO_ADJUSTS),
-            deterministic_ties=self.ties_shown,
-            key=self._keep(Restriction.KEY),
-        )
 
     def _keep(self, *restrictions: Restriction) -> bool:
         return all(each.first_break(restrictions) is None for each in self.streams)

@@ -178,8 +178,13 @@ def merge_streams(
     inputs need only be the same at every instant, cut into whatever intervals.
 
     Raises:
-        ConfigurationError: `normalise` in a case that knows no revisions.
+        ConfigurationError: `normalise` in a case that knows no revisions, or a quorum that so
+            few streams cannot make.
     """
+    try:
+        policy.check_inputs(len(streams))
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from None
     if normalise and case not in (Case.R3, Case.R4):
         raise ConfigurationError(
             f"normalising needs case R3 or R4, not {case}: the canonical form is revised"

@@ -6,6 +6,7 @@ metrics. Health is *degraded* when redundancy is lost though output flows.
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Literal
 
 from prometheus_client import CollectorRegistry
@@ -68,6 +69,9 @@ class OutputStatus(BaseModel):
     """The merged stream."""
 
     topic: str
+    case: str
+    """R0 to R4, as merged; `auto` is resolved."""
+    policy: dict[str, str]
     stable_point: int | None
     """As committed: what readers can rely on."""
     ended: bool
@@ -122,6 +126,8 @@ def _output(task: MergeTask) -> OutputStatus:
     ordered = sorted(progress.latencies)
     return OutputStatus(
         topic=task.topology.output.topic,
+        case=task.merge.case,
+        policy=asdict(task.merge.policy),
         stable_point=_point(stable),
         ended=stable == INFINITY,
         live_events=len(task.merge),
@@ -182,8 +188,12 @@ def _reasons(task: MergeTask, state: WorkerState, replicas: Sequence[ReplicaStat
     moving = [each for each in replicas if each.ended or _is_moving(each)]
     if len(replicas) > 1 and len(moving) < 2:
         reasons.append(f"redundancy is lost: {len(moving)} of {len(replicas)} replicas are moving")
+    voters = task.merge.policy.voters
+    joined = sum(each.state == "joined" for each in replicas)
     if task.merge.gap is not None:
-        reasons.append("a gap: no joined replica is left")
+        reasons.append("a gap: of the replicas that are joined too few are left")
+    elif state == "running" and joined < voters:
+        reasons.append(f"nothing moves: {joined} replicas are joined, and {voters} must be")
     return reasons
 
 

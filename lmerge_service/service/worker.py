@@ -80,7 +80,12 @@ async def _merge_and_recover(task: MergeTask, state: StateSource) -> None:
                 await task.open(stack)
                 quieten_garbage_collector()
                 state.state = "running"
-                log.info("running", recovery_seconds=round(task.progress.recovery_seconds, 3))
+                log.info(
+                    "running",
+                    case=task.merge.case.value,
+                    policy=str(task.merge.policy),
+                    recovery_seconds=round(task.progress.recovery_seconds, 3),
+                )
                 await _merge(task)
         except TransportError as error:
             # Once it has run, whatever made a commit fail may heal by a rebuild; the same failure

@@ -213,6 +213,11 @@ def test_a_policy_says_when_the_output_speaks(
     assert read(Path("out.ndjson")) == said
 
 
+def test_a_quorum_that_is_never_reached_is_one_line(lmerge: Lmerge) -> None:
+    done = lmerge("merge", "a.ndjson", "-o", "out.ndjson", "--stable", "quorum(2)")
+    assert (done.code, done.error) == (2, "stable=quorum(2) of 1 inputs is never reached")
+
+
 def test_a_policy_that_does_not_exist_is_one_line(lmerge: Lmerge) -> None:
     done = lmerge("merge", "a.ndjson", "-o", "out.ndjson", "--insert", "last")
     assert (done.code, done.error) == (

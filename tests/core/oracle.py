@@ -52,8 +52,9 @@ class Oracle:
         ends, out = self.ends.get(key, {}), self.out[key]
         follow = ends.get(leader, vs if vs >= self.last else None)
         if follow is None or (follow < self.last and follow != vs):
-            legal = [n for n in self.joining if ends.get(n, START) >= self.last]
-            follow = ends[max(legal, key=lambda n: self.stable[n])] if legal else out
+            legal = [n for n, t in self.joining.items() if ends.get(n, START) >= max(self.last, t)]
+            rank = {n: (self.joining[n] <= self.last, self.stable[n]) for n in legal}
+            follow = ends[max(legal, key=rank.__getitem__)] if legal else out
         forced = follow < t or out < t or t == INFINITY
         self.out[key] = now = follow if forced else out
         if now < t or t == INFINITY:

@@ -58,7 +58,8 @@ class Oracle:
         out = Counter({ve: n for ve, n in self.out[key].items() if ve >= self.last and n > 0})
         follow: Counter[int] | None = self._live(leader, key)
         if vs < self.last and self._live(leader, key).total() != out.total():
-            same = [n for n in self.joining if self._live(n, key).total() == out.total()]
+            joined = [n for n, at in self.joining.items() if at <= self.last]
+            same = [n for n in joined if self._live(n, key).total() == out.total()]
             best = max(same, key=lambda n: self.stable[n], default=None)
             follow = None if best is None else self._live(best, key)
         if follow is None:

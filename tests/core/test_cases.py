@@ -1,6 +1,6 @@
 """Every case under every policy keeps the promises (docs/semantics.md), honest inputs or not."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import product
 from typing import Any
 
@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmerge_service.core import Case, Operator, Policy, lag, lmerge, quorum, restore
+from lmerge_service.core import Case, Input, Operator, Policy, lag, lmerge, quorum, restore
+from lmerge_service.core.in2t import In2t, Node
+from lmerge_service.core.lmr3 import LMR3
 from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
 from lmerge_service.tdb import TDB, Event, compatibility, reconstitute
 from tests.strategies import (
@@ -270,6 +272,37 @@ def test_batches_say_what_single_elements_say(
     assert together == singly
     assert many.snapshot() == one.snapshot()
     assert many.breaches() == one.breaches()
+
+
+class Walked(In2t):
+    """The index as the paper has it: every half-frozen node is looked at for every stable."""
+
+    def due(self, sources: Iterable[Input], t: int) -> Iterable[Node]:
+        super().due(sources, t)
+        return {node: None for node in self if node.half_frozen}
+
+
+@given(lying(Case.R3), policies, st.data())
+def test_the_index_leaves_out_no_node_that_a_stable_concerns(
+    run: tuple[int, Steps], policy: Policy, data: st.DataObject
+) -> None:
+    """Joining and leaving included, and who is blamed for what."""
+    n, steps = run
+    joining = [data.draw(st.sampled_from((START, START, 4, 11))) for _ in range(n)]
+    leaving = {data.draw(st.integers(0, 30)): str(data.draw(st.integers(0, n - 1)))}
+    merge, walking = operator(Case.R3, policy, 0), operator(Case.R3, policy, 0)
+    assert isinstance(walking, LMR3)
+    walking._index = Walked()
+    for number in range(n):
+        merge.attach(str(number), joining[number])
+        walking.attach(str(number), joining[number])
+    for place, (number, element) in enumerate(steps):
+        if leaving.get(place) in merge.inputs:
+            assert merge.detach(leaving[place]) == walking.detach(leaving[place])
+        said = merge.process(str(number), element)
+        assert said == walking.process(str(number), element)
+        assert merge.breaches() == walking.breaches()
+        merge.check()
 
 
 def ended_by(steps: Sequence[tuple[str, Element]], policy: Policy) -> tuple[Any, list[Any]]:

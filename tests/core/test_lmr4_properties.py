@@ -249,11 +249,12 @@ class Walked(In3t):
     """The index as the paper has it: every half-frozen node is looked at for every stable."""
 
     def due(self, sources: Iterable[Input], t: int) -> list[Node]:
+        nodes = [node for node in self if node.half_frozen]
         super().due(sources, t)
-        for node in self._half:
+        for node in nodes:
             if node.half_frozen:  # it was not due: what is live of it is the same as before
-                self._unfile(node)
-        return sorted(self._half, key=lambda node: (node.vs, node.number))
+                self._take_out(node)
+        return nodes
 
 
 @given(lying_runs(), policies)
@@ -264,6 +265,8 @@ def test_the_index_leaves_out_no_node_that_a_stable_concerns(
     merge, walking = operator(policy, n), operator(policy, n)
     assert isinstance(walking, LMR4)
     walking._index = Walked()
+    for source in walking.inputs.values():
+        walking._index.attach(source)
     for number, element in steps:
         said = merge.process(str(number), element)
         assert said == walking.process(str(number), element)

@@ -1,0 +1,133 @@
+"""What the indexes in2t and in3t share: nodes by key, and the order in which they freeze.
+
+Theory
+    The paper's top tier is a red-black tree by (Vs, Payload), for two uses: to find a node by its
+    key, and to find those with vs < t. A dict by vs, in it one by payload, does the first; a heap
+    of the vs that no stable has passed yet does the second. Payloads need no order for it.
+
+Invariants
+    A vs of nodes that are not half frozen waits in the heap, once; a vs of half-frozen ones does
+    not. A vs that waits may have no nodes any more.
+
+Cost
+    find O(1); a new node O(1), and O(lg w) for a new vs; a stable O(lg w) for each vs it passes.
+"""
+
+from collections.abc import Callable, Hashable, Iterator
+from heapq import heapify, heappop, heappush
+from typing import Generic, Protocol, TypeVar
+
+__all__ = ("SLACK", "Ends", "Index")
+
+SLACK = 64
+"""How many stale entries a queue of ends may hold beyond as many as there are nodes."""
+
+
+class Keyed(Protocol):
+    """What an index knows of a node."""
+
+    vs: int
+    payload: Hashable
+    half_frozen: bool
+
+
+N = TypeVar("N", bound=Keyed)
+
+
+class Index(Generic[N]):
+    """Nodes by vs and payload; see the module's text."""
+
+    __slots__ = ("_coming", "_made", "nodes", "touched")
+
+    def __init__(self) -> None:
+        self.touched = 0
+        """Nodes looked at for stables, so that tests can count work."""
+        self._made = 0
+        self.nodes: dict[int, dict[Hashable, N]] = {}
+        """By vs and payload, within one vs in order of arrival: to be read, not changed."""
+        self._coming: list[int] = []
+
+    def __iter__(self) -> Iterator[N]:
+        """All nodes by vs, within one vs in order of arrival; nodes may be deleted meanwhile."""
+        for vs in sorted(self.nodes):
+            yield from list(self.nodes[vs].values())
+
+    def find(self, vs: int, payload: Hashable) -> N | None:
+        """The paper's SameVsPayload. Complexity: O(1)."""
+        group = self.nodes.get(vs)
+        return None if group is None else group.get(payload)
+
+    def newly_half_frozen(self, t: int) -> list[N]:
+        """Takes nodes with vs < t that are not half frozen yet, by vs, out of the index."""
+        found: list[N] = []
+        coming = self._coming
+        while coming and coming[0] < t:
+            found += self.nodes.pop(heappop(coming)).values()
+        self.touched += len(found)
+        return found
+
+    def check(self) -> None:
+        for vs, group in self.nodes.items():
+            for payload, node in group.items():
+                assert (node.vs, node.payload) == (vs, payload), f"{node} stands at {vs}"
+                assert node.half_frozen != (vs in self._coming), f"{node} waits, or does not"
+            assert group or vs in self._coming, f"there is no node at {vs}"
+        assert len(set(self._coming)) == len(self._coming), "a vs waits twice"
+        assert self.nodes.keys() >= set(self._coming), "a vs waits for nothing"
+
+
+class Ends(Generic[N]):
+    """A queue of nodes by an end of theirs, the earliest first.
+
+    It forgets lazily: an entry counts only while its node still has that end. When stale entries
+    may outnumber the rest it must be swept.
+    """
+
+    __slots__ = ("_heap", "_nodes", "size")
+
+    def __init__(self) -> None:
+        self._heap: list[int] = []
+        self._nodes: dict[int, list[N]] = {}
+        self.size = 0
+
+    def push(self, end: int, node: N) -> None:
+        """Complexity: O(lg distinct ends)."""
+        nodes = self._nodes.get(end)
+        if nodes is None:
+            self._nodes[end] = [node]
+            heappush(self._heap, end)
+        else:
+            nodes.append(node)
+        self.size += 1
+
+    def pop_before(self, t: int) -> Iterator[tuple[int, list[N]]]:
+        """Takes out all entries with end < t, by end."""
+        heap = self._heap
+        while heap and heap[0] < t:
+            end = heappop(heap)
+            nodes = self._nodes.pop(end)
+            self.size -= len(nodes)
+            yield end, nodes
+
+    def sweep(self, most: int, counts: Callable[[N, int], bool]) -> None:
+        """Drops entries that do not count, and repeated ones, if there may be more of these than
+        the `most` that can count. Complexity: O(size), so O(1) for each entry that was pushed."""
+        if self.size <= 2 * most + SLACK:
+            return
+        swept = {
+            end: kept
+            for end, nodes in self._nodes.items()
+            if (kept := [node for node in dict.fromkeys(nodes) if counts(node, end)])
+        }
+        self._nodes = swept
+        self._heap = list(swept)
+        heapify(self._heap)
+        self.size = sum(map(len, swept.values()))
+
+    def __iter__(self) -> Iterator[tuple[int, N]]:
+        return ((end, node) for end, nodes in self._nodes.items() for node in nodes)
+
+    def check(self, most: int) -> None:
+        entries = len(list(self))
+        assert self.size == entries, f"{self.size} entries are counted, not {entries}"
+        assert entries <= 2 * most + SLACK, f"a queue of {entries} for {most} nodes"
