@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-deep lint bench lock clean
+.PHONY: help demo test test-deep test-mutants lint bench lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -18,6 +18,9 @@ test: $(VENV)/.dev lint  ## the whole suite: lint, types, tests (real Kafka incl
 
 test-deep: $(VENV)/.dev  ## nightly depth: the same properties, many more examples
 	HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+
+test-mutants: $(VENV)/.dev  ## mistakes made on purpose in the operators: the tests must notice each
+	$(BIN)/python -m tests.mutants $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -24,6 +24,7 @@ from lmerge_service.errors import ConfigurationError
 from lmerge_service.formats.ndjson import ElementWriter
 from lmerge_service.formats.wire import encode
 from lmerge_service.offline.merge import Found, MergeReport, interleaving, merge_streams
+from lmerge_service.service.tuning import quieten_garbage_collector
 
 __all__ = ("merge",)
 
@@ -118,6 +119,7 @@ def merge(
     ordered = interleaving(order)
     policy = _policy(insert, adjust, stable)
     names = [label(path) for path in inputs]
+    quieten_garbage_collector()
     started = time.perf_counter()
     with reading(inputs, output, nfc=nfc) as streams, ElementWriter(output) as writer:
         report = merge_streams(

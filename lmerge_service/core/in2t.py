@@ -154,8 +154,8 @@ class In2t(Index[Node]):
             for source, end in ends.items():
                 if end < out:
                     self._by_end[source].push(end, node)
-            self._dispute(node)
-        self._sweep()
+            if node.blamed:
+                self._dispute(node)
 
     def refile(self, nodes: Iterable[Node], t: int) -> None:
         """Files nodes that were due at t by their ends of now, or forgets them when final."""
