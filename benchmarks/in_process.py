@@ -3,6 +3,7 @@
 import gc
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from tempfile import TemporaryDirectory
 
 from benchmarks.inputs import interleaved, ordered, replicas
@@ -21,43 +22,59 @@ _CHUNK = 500
 
 
 def run(runs: int, elements: int, report: Report) -> None:
-    """Decode, merge, encode, all three, and the merge of files."""
+    """Decode, merge, encode, all three, and the merge of files.
+
+    Each round does everything once, so that a machine that is slower for a while is slower for
+    all rows alike.
+    """
     quieten_garbage_collector()
-    streams = replicas(elements)
-    total = sum(map(len, streams))
-    batches = interleaved(streams, _CHUNK)
+    with TemporaryDirectory() as folder:
+        works = _works(elements, folder)
+        values: dict[str, list[float]] = {name: [] for name in works}
+        for _ in range(runs):
+            for name, work in works.items():
+                values[name].append(work() / 1000)
+    for name, found in values.items():
+        report(name, "k elements/s", found)
+
+
+def _works(elements: int, folder: str) -> dict[str, Callable[[], float]]:
+    """What is measured: each gives elements a second."""
+    streams, in_order = replicas(elements), ordered(elements)
+    batches, ordered_batches = interleaved(streams, _CHUNK), interleaved(in_order, _CHUNK)
     records = [(number, [encode(e) for e in batch]) for number, batch in batches]
     flat = [e for _, batch in batches for e in batch]
+    names = _written(streams, folder)
 
-    def per_second(work: Callable[[], object]) -> list[float]:
-        return [total / _seconds(work) / 1000 for _ in range(runs)]
+    def rate(work: Callable[[], object], of: Sequence[Sequence[Element]] = streams) -> float:
+        return sum(map(len, of)) / _seconds(work)
 
-    unit = "k elements/s"
-    report("decode, each payload once new", unit, per_second(lambda: _decode(records)))
-    report("encode", unit, per_second(lambda: [encode(e) for e in flat]))
+    works: dict[str, Callable[[], float]] = {
+        "decode, each payload once new": lambda: rate(lambda: _decode(records)),
+        "encode": lambda: rate(lambda: [encode(e) for e in flat]),
+    }
     for case in ("R3", "R4"):
-        values = per_second(lambda case=case: _merge(case, batches, 3))  # type: ignore[misc]
-        report(f"LM{case}, decoded elements, 3 inputs", unit, values)
-    in_order = interleaved(streams_in_order := ordered(elements), _CHUNK)
-    total_in_order = sum(map(len, streams_in_order))
+        works[f"LM{case}, decoded elements, 3 inputs"] = partial(
+            rate, partial(_merge, case, batches, 3)
+        )
     for case in ("R0", "R1", "R2", "R3", "R4"):
-        values = [
-            total_in_order / _seconds(lambda case=case: _merge(case, in_order, 3)) / 1000  # type: ignore[misc]
-            for _ in range(runs)
-        ]
-        report(f"LM{case}, the same in order and without adjusts", unit, values)
+        works[f"LM{case}, the same in order and without adjusts"] = partial(
+            rate, partial(_merge, case, ordered_batches, 3), in_order
+        )
     for half_frozen in (1_000, 100_000):
-        work = _with_half_frozen(half_frozen)
-        values = [work() / 1000 for _ in range(runs)]
-        report(f"LMR3 with {half_frozen:,} half-frozen events", unit, values)
-    report("decode, merge, encode", unit, per_second(lambda: _whole_path(records, 3)))
-    with TemporaryDirectory() as folder:
-        names = [f"{folder}/{number}.ndjson" for number in range(len(streams))]
-        for name, stream in zip(names, streams, strict=True):
-            with ElementWriter(name) as writer:
-                for element in stream:
-                    writer.write(element)
-        report("merge of 3 files", unit, per_second(lambda: _files(names, f"{folder}/out.ndjson")))
+        works[f"LMR3 with {half_frozen:,} half-frozen events"] = _with_half_frozen(half_frozen)
+    works["decode, merge, encode"] = lambda: rate(lambda: _whole_path(records, 3))
+    works["merge of 3 files"] = lambda: rate(lambda: _files(names, f"{folder}/out.ndjson"))
+    return works
+
+
+def _written(streams: Sequence[Sequence[Element]], folder: str) -> list[str]:
+    names = [f"{folder}/{number}.ndjson" for number in range(len(streams))]
+    for name, stream in zip(names, streams, strict=True):
+        with ElementWriter(name) as writer:
+            for element in stream:
+                writer.write(element)
+    return names
 
 
 def _seconds(work: Callable[[], object]) -> float:

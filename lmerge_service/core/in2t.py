@@ -34,7 +34,6 @@ Cost
 from collections import defaultdict
 from collections.abc import Hashable, Iterable
 from functools import partial
-from heapq import heappush
 from operator import attrgetter
 
 from lmerge_service.core.index import SLACK, Ends, Index
@@ -97,7 +96,7 @@ class In2t(Index[Node]):
     __slots__ = ("_by_end", "_by_out", "_disputed", "_half_frozen", "_lacking", "_stable")
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(Node)
         self._half_frozen = 0  # how many nodes are
         self._by_out: Ends[Node] = Ends()
         self._by_end: defaultdict[Input, Ends[Node]] = defaultdict(Ends)
@@ -109,18 +108,6 @@ class In2t(Index[Node]):
         return sum(map(len, self.nodes.values()))
 
     # --- nodes --------------------------------------------------------------------------------
-
-    def add(self, vs: int, payload: Hashable) -> Node:
-        """Makes the node for a key that has none. Complexity: O(1), O(lg w) for a new vs."""
-        self._made += 1
-        node = Node(vs, payload, self._made)
-        group = self.nodes.get(vs)
-        if group is None:
-            self.nodes[vs] = {payload: node}
-            heappush(self._coming, vs)
-        else:
-            group[payload] = node
-        return node
 
     def delete(self, node: Node) -> None:
         """Forgets a node that is not half frozen; its vs waits on. Complexity: O(1)."""

@@ -44,7 +44,6 @@ from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from functools import partial
-from heapq import heappush
 from operator import attrgetter
 
 from lmerge_service.core.index import SLACK, Ends, Index
@@ -103,7 +102,7 @@ class In3t(Index[Node]):
     __slots__ = ("_by_end", "_by_out", "_differing", "_doubles", "_half_frozen", "stable")
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(Node)
         self.stable = START
         """The output's stable point, which says what is live; during a stable the coming one."""
         self._half_frozen = 0  # how many nodes are
@@ -117,18 +116,6 @@ class In3t(Index[Node]):
         return sum(map(len, self.nodes.values())) + self._doubles
 
     # --- nodes --------------------------------------------------------------------------------
-
-    def add(self, vs: int, payload: Hashable) -> Node:
-        """Makes the node for a key that has none. Complexity: O(1), O(lg w) for a new vs."""
-        self._made += 1
-        node = Node(vs, payload, self._made)
-        group = self.nodes.get(vs)
-        if group is None:
-            self.nodes[vs] = {payload: node}
-            heappush(self._coming, vs)
-        else:
-            group[payload] = node
-        return node
 
     def delete_if_unused(self, node: Node) -> None:
         """Forgets a node that neither the output nor an input has (Y1). Only one that is not

@@ -37,9 +37,10 @@ N = TypeVar("N", bound=Keyed)
 class Index(Generic[N]):
     """Nodes by vs and payload; see the module's text."""
 
-    __slots__ = ("_coming", "_made", "nodes", "touched")
+    __slots__ = ("_coming", "_made", "_make", "nodes", "touched")
 
-    def __init__(self) -> None:
+    def __init__(self, make: Callable[[int, Hashable, int], N]) -> None:
+        self._make = make  # takes vs, payload, and a number in order of arrival
         self.touched = 0
         """Nodes looked at for stables, so that tests can count work."""
         self._made = 0
@@ -56,6 +57,18 @@ class Index(Generic[N]):
         """The paper's SameVsPayload. Complexity: O(1)."""
         group = self.nodes.get(vs)
         return None if group is None else group.get(payload)
+
+    def add(self, vs: int, payload: Hashable) -> N:
+        """Makes the node for a key that has none. Complexity: O(1), O(lg w) for a new vs."""
+        self._made += 1
+        node = self._make(vs, payload, self._made)
+        group = self.nodes.get(vs)
+        if group is None:
+            self.nodes[vs] = {payload: node}
+            heappush(self._coming, vs)
+        else:
+            group[payload] = node
+        return node
 
     def newly_half_frozen(self, t: int) -> list[N]:
         """Takes nodes with vs < t that are not half frozen yet, by vs, out of the index."""

@@ -45,7 +45,7 @@ from lmerge_service.core.inputs import Input
 from lmerge_service.core.operator import Operator, foreign
 from lmerge_service.core.policy import Policy
 from lmerge_service.core.snapshots import hashable, portable
-from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
+from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
 from lmerge_service.tdb import Event
 
 __all__ = ("LMR3",)
@@ -70,16 +70,8 @@ class LMR3(Operator):
         super().__init__(policy)
         self._index = In2t()
 
-    def attach(
-        self,
-        name: str,
-        joining_at: int = START,
-        partitions: int = 1,
-        *,
-        accepted_gap: bool = False,
-    ) -> None:
-        super().attach(name, joining_at, partitions, accepted_gap=accepted_gap)
-        self._index.attach(self.inputs[name])
+    def _enter(self, source: Input) -> None:
+        self._index.attach(source)
 
     def __len__(self) -> int:
         return len(self._index)

@@ -59,7 +59,7 @@ from lmerge_service.core.inputs import Input
 from lmerge_service.core.operator import Operator, foreign
 from lmerge_service.core.policy import Policy
 from lmerge_service.core.snapshots import hashable, portable
-from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
+from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
 from lmerge_service.tdb import Event
 
 __all__ = ("LMR4", "changes")
@@ -84,16 +84,8 @@ class LMR4(Operator):
         super().__init__(policy)
         self._index = In3t()
 
-    def attach(
-        self,
-        name: str,
-        joining_at: int = START,
-        partitions: int = 1,
-        *,
-        accepted_gap: bool = False,
-    ) -> None:
-        super().attach(name, joining_at, partitions, accepted_gap=accepted_gap)
-        self._index.attach(self.inputs[name])
+    def _enter(self, source: Input) -> None:
+        self._index.attach(source)
 
     def __len__(self) -> int:
         return len(self._index)

@@ -105,6 +105,7 @@ class Operator(ABC):
         source.joined = accepted_gap or joining_at <= self.max_stable
         source.gap_until = joining_at if accepted_gap else START
         self.inputs[name] = source
+        self._enter(source)
 
     def attach_like(self, other: "Operator") -> None:
         """Attaches the inputs of another operator, which have not said anything here, and takes
@@ -282,6 +283,9 @@ class Operator(ABC):
     def _freeze(self, voters: Sequence[Input], t: int, out: list[Element]) -> None:
         """Makes the output compatible with what it is about to say: stable(t), as the voters
         did."""
+
+    def _enter(self, source: Input) -> None:  # noqa: B027 (few cases do)
+        """Makes room for a new input."""
 
     def _welcome(self, source: Input, out: list[Element]) -> None:  # noqa: B027 (few cases do)
         """Takes up what an input said while it was joining, where the case had to put it off."""

@@ -299,13 +299,20 @@ def test_the_output_comes_before_the_inputs() -> None:
 
 def test_the_output_does_not_depend_on_the_hash_seed() -> None:
     program = """
-from lmerge_service.core import lmerge
+from lmerge_service.core import Case, Policy, lmerge
 from lmerge_service.elements import Insert, Stable
-merge = lmerge()
-for name in "abc": merge.attach(name)
-for k in range(50):
-    for name in "abc": merge.process(name, Insert(f"p{k * 7 % 13}", k % 5 + 1, k + 9 + ord(name)))
-print(merge.process("b", Stable(130)), merge.snapshot())
+policies = Policy(), Policy("leader", "eager", "quorum(2)"), Policy("quorum(2)", "leader", "lag(3)")
+for case in Case:
+    for policy in policies:
+        merge = lmerge(case, policy)
+        for name in "abc": merge.attach(name)
+        for k in range(50):
+            for name in "abc":
+                end = k + 9 + (ord(name) if case in ("R3", "R4") else 0)
+                vs = k if case == "R0" else k // 7 if case < "R3" else k % 5 + 1
+                merge.process(name, Insert(f"p{k * 7 % 13}", vs, end))
+        for name in "cb": print(merge.process(name, Stable(130)))
+        print(merge.snapshot(), merge.breaches())
 """
     said = {
         subprocess.run(
