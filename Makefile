@@ -27,8 +27,10 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(VENV)/.dev  ## throughput of files and of Kafka to Kafka, beside a pass-through
+bench: $(VENV)/.dev  ## rates beside a pass-through, the paper's figures, the policies
 	$(BIN)/python -m benchmarks $(ARGS)
+	$(BIN)/python -m benchmarks figures
+	$(BIN)/python -m benchmarks policies
 
 lock: $(VENV)/.dev  ## resolve the dependencies anew
 	$(PIP) uv

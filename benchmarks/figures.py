@@ -23,7 +23,7 @@ import time
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Final, Protocol
@@ -94,16 +94,23 @@ class Figure:
 
     title: str
     axis: str
-    measure: Callable[[int, int], Iterator[Row]]
+    measure: Callable[[int, bool], Iterator[Row]]
     logarithmic: bool = False
 
 
 def measure(name: str, events: int, runs: int) -> Iterator[Row]:
-    """The rows of a figure, one after the other, from so many events an input.
+    """The rows of a figure, from so many events an input.
 
-    What does not depend on the clock (memory, output size) is measured once.
+    Each run measures all points once, so that a machine that is slower for a while is slower for
+    all of them. What does not depend on the clock (memory, output size) is measured once.
     """
-    return FIGURES[name].measure(events, runs)
+    found: dict[str, Row] = {}
+    for run in range(runs):
+        for row in FIGURES[name].measure(events, run > 0):
+            key = f"{row.name} {row.unit}"
+            before = found[key].values if key in found else ()
+            found[key] = replace(row, values=(*before, *row.values))
+    yield from found.values()
 
 
 # --- measurements ---------------------------------------------------------------------------------
@@ -151,35 +158,37 @@ def _both(
     x: float,
     inputs: int,
     batches: Batches,
-    runs: int,
+    again: bool,
     metrics: Sequence[str],
 ) -> Iterator[Row]:
     for kind in kinds:
-        if MEMORY in metrics:
+        if MEMORY in metrics and not again:
             held = _memory(kind, inputs, batches)
             yield Row(figure, kind, x, MEMORY, _UNITS[MEMORY], (held,))
         if THROUGHPUT in metrics:
-            rates = tuple(_throughput(kind, inputs, batches) for _ in range(runs))
-            yield Row(figure, kind, x, THROUGHPUT, _UNITS[THROUGHPUT], rates)
+            rate = _throughput(kind, inputs, batches)
+            yield Row(figure, kind, x, THROUGHPUT, _UNITS[THROUGHPUT], (rate,))
 
 
 # --- figures --------------------------------------------------------------------------------------
 
 
-def _figure_2(events: int, runs: int) -> Iterator[Row]:
+def _figure_2(events: int, again: bool) -> Iterator[Row]:
     for inputs in _INPUTS:
         batches = workload.in_time(workload.ordered(events, inputs))
-        yield from _both("fig2", _ALL, inputs, inputs, batches, runs, [MEMORY])
+        yield from _both("fig2", _ALL, inputs, inputs, batches, again, [MEMORY])
 
 
-def _figure_3(events: int, runs: int) -> Iterator[Row]:
+def _figure_3(events: int, again: bool) -> Iterator[Row]:
     for inputs in _INPUTS:
         batches = workload.in_time(workload.ordered(events, inputs))
-        yield from _both("fig3", _ALL, inputs, inputs, batches, runs, [THROUGHPUT])
+        yield from _both("fig3", _ALL, inputs, inputs, batches, again, [THROUGHPUT])
 
 
-def _figure_4(events: int, runs: int) -> Iterator[Row]:
+def _figure_4(events: int, again: bool) -> Iterator[Row]:
     """Three inputs; beside the output the one input that says most, in two forms of the query."""
+    if again:
+        return
     for count_in_payload, form in ((False, "lifetimes revised"), (True, "counts replaced")):
         for percent in range(0, 60, 10):
             streams = workload.sub_query(
@@ -200,7 +209,7 @@ def _adjusts(elements: Iterable[Element]) -> int:
     return sum(type(element) is Adjust for element in elements)
 
 
-def _figure_5(events: int, runs: int) -> Iterator[Row]:
+def _figure_5(events: int, again: bool) -> Iterator[Row]:
     """Two of three inputs lag."""
     second = events * MEAN_GAP // _RUN_SECONDS
     for seconds in range(6):
@@ -212,34 +221,34 @@ def _figure_5(events: int, runs: int) -> Iterator[Row]:
         )
         batches = workload.in_time(streams)
         yield from _both(
-            "fig5", ("LMR3", "LMR3−", "LMR4"), seconds, len(streams), batches, runs, [THROUGHPUT]
+            "fig5", ("LMR3", "LMR3−", "LMR4"), seconds, len(streams), batches, again, [THROUGHPUT]
         )
 
 
-def _figure_6(events: int, runs: int) -> Iterator[Row]:
+def _figure_6(events: int, again: bool) -> Iterator[Row]:
     """Three ordered inputs, so that all variants take part."""
     for percent in (0.001, 0.01, 0.1, 1):
         batches = workload.in_time(workload.ordered(events, 3, percent / 100))
-        yield from _both("fig6", _ALL, percent, 3, batches, runs, [MEMORY, THROUGHPUT])
+        yield from _both("fig6", _ALL, percent, 3, batches, again, [MEMORY, THROUGHPUT])
 
 
-def _figure_7(events: int, runs: int) -> Iterator[Row]:
+def _figure_7(events: int, again: bool) -> Iterator[Row]:
     for inputs in _INPUTS:
         batches = workload.in_time(workload.sub_query(events, inputs))
-        yield from _both("fig7", _REVISING, inputs, inputs, batches, runs, [MEMORY, THROUGHPUT])
+        yield from _both("fig7", _REVISING, inputs, inputs, batches, again, [MEMORY, THROUGHPUT])
 
 
-def _latency(events: int, runs: int) -> Iterator[Row]:
+def _latency(events: int, again: bool) -> Iterator[Row]:
     """Three inputs of Figure 7's, element by element in order of sending."""
     streams = workload.sub_query(events, 3)
     arrivals = [(at, n, e) for n, stream in enumerate(streams) for at, e in stream]
     arrivals.sort(key=lambda arrival: arrival[:2])
     for kind in ("LMR3", "C+LMR1"):
-        waits = [_waits(kind, arrivals) for _ in range(runs)]
+        waits = _waits(kind, arrivals)
         for number, unit in enumerate(("elements", "s of application time", "µs")):
             for what, of in (("mean", fmean), ("median", median)):
-                values = tuple(of(wait[number] for wait in each) for each in waits)
-                yield Row("latency", f"{kind}, {what}", 3, LATENCY, unit, values)
+                value = of(wait[number] for wait in waits)
+                yield Row("latency", f"{kind}, {what}", 3, LATENCY, unit, (value,))
 
 
 def _waits(

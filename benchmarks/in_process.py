@@ -53,9 +53,14 @@ def _works(elements: int, folder: str) -> dict[str, Callable[[], float]]:
         "decode, each payload once new": lambda: rate(lambda: _decode(records)),
         "encode": lambda: rate(lambda: [encode(e) for e in flat]),
     }
+    unrevised = replicas(elements, revised=0.0)
+    unrevised_batches = interleaved(unrevised, _CHUNK)
     for case in ("R3", "R4"):
         works[f"LM{case}, decoded elements, 3 inputs"] = partial(
             rate, partial(_merge, case, batches, 3)
+        )
+        works[f"LM{case}, the same without adjusts"] = partial(
+            rate, partial(_merge, case, unrevised_batches, 3), unrevised
         )
     for case in ("R0", "R1", "R2", "R3", "R4"):
         works[f"LM{case}, the same in order and without adjusts"] = partial(

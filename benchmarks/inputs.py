@@ -15,11 +15,13 @@ __all__ = ("interleaved", "ordered", "replicas")
 _SECOND = 1_000
 
 
-def replicas(events: int, n: int = 3, payload_bytes: int = 95) -> list[list[Element]]:
-    """n seeded presentations of a workload of so many events."""
+def replicas(
+    events: int, n: int = 3, payload_bytes: int = 95, *, revised: float = 0.2
+) -> list[list[Element]]:
+    """n seeded presentations of a workload of so many events, that share of them revised."""
     lives = list(workload(events=events, payload_bytes=payload_bytes, active=10_000))
     variation = Variation(
-        provisional=0.2,
+        provisional=revised,
         spread=60 * _SECOND,
         disorder=0.2,
         displacement=60 * _SECOND,

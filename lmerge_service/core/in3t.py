@@ -201,6 +201,16 @@ class In3t(Index[Node]):
             self._differing[source][node] = None
         self._watch(node, source)
 
+    def tell_first(self, node: Node, source: Input, ve: int) -> None:
+        """An input that has no event of a half-frozen node has one now."""
+        node.ends[source] = [ve]
+        if ve < self.stable:
+            return  # it is final, so that the input has as many live events as before: none
+        if len(node.out) == 1:
+            self._differing[source].pop(node, None)
+        if ve < node.out[0]:
+            self._watch(node, source)
+
     def put_out(self, node: Node, ve: int) -> None:
         """The output has one more event, of a node that is not half frozen."""
         if node.out:

@@ -102,7 +102,7 @@ class LMR4(Operator):
             return super().process_batch(name, elements, partition)
         out: list[Element] = []
         index = self._index
-        nodes, add, revise = index.nodes, index.add, index.revise
+        nodes, add, tell_first = index.nodes, index.add, index.tell_first
         own_stable, max_stable = source.stables[partition], self.max_stable
         new = told = late = 0
         for element in elements:
@@ -122,7 +122,7 @@ class LMR4(Operator):
                     continue
                 if source not in node.ends:  # by M1 and M2 the output has one already
                     if node.half_frozen:
-                        revise(node, source, None, element.ve)
+                        tell_first(node, source, element.ve)
                     else:
                         node.ends[source] = [element.ve]
                     told += 1

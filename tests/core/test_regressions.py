@@ -263,3 +263,15 @@ def test_what_is_removed_leaves_nothing_with_the_normaliser() -> None:
     pieces.check()
     assert len(pieces) == 0
     assert list(reconstitute(said)) == []
+
+
+# Multisets
+
+
+def test_a_first_word_that_is_final_already_is_no_live_event() -> None:
+    merge = merge_of("R4", "a", "b")
+    merge.process_batch("a", [Insert("A", 2, 20), Stable(10)])
+    assert merge.process_batch("b", [Insert("A", 2, 8)]) == []
+    merge.check()
+    assert merge.process("b", Stable(15)) == [Stable(15)]
+    assert [(b.input, b.kind) for b in merge.breaches()] == [("b", BreachKind.HALF_FROZEN_MISSING)]

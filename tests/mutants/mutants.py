@@ -881,10 +881,7 @@ _IN2T = _of(
     ),
     (
         "freeze-undisputed",
-        (
-            "            if node.blamed:\n"
-            "                self._dispute(node)\n"
-        ),
+        ("            if node.blamed:\n                self._dispute(node)\n"),
         "",
         "X2: an event that a voter contradicted is disputed from the beginning",
     ),
@@ -1314,7 +1311,7 @@ _LMR4 = _of(
     ),
     (
         "batch-half-frozen-told-directly",
-        "                        revise(node, source, None, element.ve)",
+        "                        tell_first(node, source, element.ve)",
         "                        node.ends[source] = [element.ve]",
         "Y2, Y3: an end of a half-frozen event is counted, and where stables find it",
     ),
@@ -1399,8 +1396,8 @@ _IN3T = _of(
     ),
     (
         "revision-unqueued",
-        "        self._watch(node, source)\n\n    def put_out",
-        "\n    def put_out",
+        "        self._watch(node, source)\n\n    def tell_first",
+        "\n    def tell_first",
         "Y2: an end before the output's is found by the stable of its input",
     ),
     (
@@ -1540,9 +1537,33 @@ _IN3T = _of(
     ),
     (
         "revision-agrees-not",
-        "            self._differing[source].pop(node, None)\n",
-        "            pass\n",
+        ("            self._differing[source].pop(node, None)\n        else:"),
+        "            pass\n        else:",
         "Y3: an input that has caught up does not differ",
+    ),
+    (
+        "first-word-agrees-not",
+        ("            self._differing[source].pop(node, None)\n        if ve"),
+        "            pass\n        if ve",
+        "Y3: an input that has caught up does not differ",
+    ),
+    (
+        "first-word-of-several-agrees",
+        "        if len(node.out) == 1:\n            self._differing",
+        "        if node.out:\n            self._differing",
+        "Y3: an input with one of two events lacks one",
+    ),
+    (
+        "first-word-unwatched",
+        "        if ve < node.out[0]:\n            self._watch(node, source)\n\n    def put_out",
+        "\n    def put_out",
+        "Y2: an end before the output's is found by the stable of its input",
+    ),
+    (
+        "first-word-final-counts",
+        "        if ve < self.stable:\n            return",
+        "        if False:\n            return",
+        "Y3: an event that is final already is no live one",
     ),
     (
         "revision-differs-not",
