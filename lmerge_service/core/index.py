@@ -23,7 +23,7 @@ SLACK = 64
 """How many stale entries a queue of ends may hold beyond as many as there are nodes."""
 
 
-class Keyed(Protocol):
+class _Keyed(Protocol):
     """What an index knows of a node."""
 
     vs: int
@@ -31,7 +31,7 @@ class Keyed(Protocol):
     half_frozen: bool
 
 
-N = TypeVar("N", bound=Keyed)
+N = TypeVar("N", bound=_Keyed)
 
 
 class Index(Generic[N]):
