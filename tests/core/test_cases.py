@@ -91,6 +91,27 @@ def test_honest_inputs_are_merged_into_an_equivalent_output(
     assert len(merge) == 0, "no state after the end"
 
 
+@pytest.mark.parametrize("case", [Case.R0, Case.R1, Case.R2, Case.R3])
+@given(st.data())
+@deep(0.8)
+def test_every_case_agrees_with_the_weakest(case: Case, data: st.DataObject) -> None:
+    """At every stable point that both have, as far as it is final."""
+    _, n, steps = data.draw(honest(case))
+    merges = operator(case, Policy(), n), operator(Case.R4, Policy(), n)
+    outputs = TDB(), TDB()
+    for number, element in steps:
+        for merge, output in zip(merges, outputs, strict=True):
+            for said in merge.process(str(number), element):
+                output.apply(said)
+        one, other = (
+            sorted(e for e in output if e.ve < output.stable or output.stable == INFINITY)
+            for output in outputs
+        )
+        assert one == other
+        assert outputs[0].stable == outputs[1].stable
+    assert outputs[0] == outputs[1]
+
+
 @every_case
 @given(st.data(), policies)
 @deep(1.5)
