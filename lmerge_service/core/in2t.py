@@ -120,11 +120,10 @@ class In2t(Index[Node]):
 
     def freeze(self, nodes: Iterable[Node]) -> None:
         """Nodes on the output become half frozen. Complexity: O(inputs + lg w) each."""
-        groups, lacking, push = self.nodes, self._lacking, self._by_out.push
+        groups, lacking = self.nodes, self._lacking
         attached = len(lacking)
         for node in nodes:
-            out, ends = node.out, node.ends
-            assert out is not None
+            ends = node.ends
             group = groups.get(node.vs)
             if group is None:
                 groups[node.vs] = {node.payload: node}
@@ -137,12 +136,7 @@ class In2t(Index[Node]):
                 for source, lacks in lacking.items():
                     if source not in ends and source not in blamed:
                         lacks[node] = None
-            push(out, node)
-            for source, end in ends.items():
-                if end < out:
-                    self._by_end[source].push(end, node)
-            if node.blamed:
-                self._dispute(node)
+            self._file(node)
 
     def refile(self, nodes: Iterable[Node], t: int) -> None:
         """Files nodes that were due at t by their ends of now, or forgets them when final."""

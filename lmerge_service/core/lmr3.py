@@ -136,7 +136,7 @@ class LMR3(Operator):
         else:
             node.ends[source] = ve  # the input's latest word counts (line 10)
         if node.out is None:  # by L1 vs >= max_stable: the insert is still legal
-            if self._first or self._is_awaited(node):
+            if self._at_once() or self._is_awaited(node):
                 self._emit_insert(source, node, ve, out)
         elif not self._lazy:
             self._reflect(source, node, ve, out)

@@ -152,7 +152,7 @@ class LMR4(Operator):
                 ends = node.ends[source] = [ve]
             else:
                 insort(ends, ve)
-            if self._first:
+            if self._at_once():
                 if len(ends) > len(node.out):
                     self._emit_insert(source, node, ve, out)
                     return

@@ -43,7 +43,7 @@ _KEPT_BREACHES = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A range of time that no input can vouch for: nobody is joined, `input` is next at `end`."""
+    """A range of time that too few joined inputs vouch for; `input` is the next, at `end`."""
 
     start: int
     end: int
@@ -54,8 +54,8 @@ class Operator(ABC):
     """An LMerge operator; see the module's text. Never awaits, logs, reads a clock or raises for
     what an input says."""
 
-    case: Case
-    """The restriction that the inputs obey; a class attribute but for `restricted`."""
+    case: ClassVar[Case]
+    """The restriction that the inputs obey."""
     any_partitions: ClassVar[bool] = True
     """Whether an input may be spread over several partitions, which give no order together."""
 
@@ -267,6 +267,11 @@ class Operator(ABC):
         """It leads, and was attached first of those that do."""
         return source.joined and source is self._leaders()[0]
 
+    def _at_once(self) -> bool:
+        """Whether an event that is not out goes out with its first insert. While recalling it
+        may be not out because a revision that was reflected had removed it."""
+        return self._first and (self._lazy or not self._recalling)
+
     def _reflects(self, source: Input) -> bool:
         """Whether revisions by this input go out at once."""
         return not self._recalling and (self._eager or self._is_leader(source))
@@ -376,12 +381,11 @@ class Operator(ABC):
         Returns what the output prefix should have held and did not: nothing, unless it was cut
         short. What a policy held back stays held back.
         """
-        first, self._first = self._first, self._first and self._lazy
         self._recalling = True
         try:
             return self.process_batch(name, elements, partition)
         finally:
-            self._first, self._recalling = first, False
+            self._recalling = False
 
     def snapshot(self) -> bytes:
         """The whole state, but for breaches that nobody has fetched; `restore` makes an operator

@@ -129,8 +129,8 @@ _OPERATOR = _of(
     ),
     (
         "recall-inserts-eagerly",
-        "self._first, self._first and self._lazy",
-        "self._first, self._first",
+        "return self._first and (self._lazy or not self._recalling)",
+        "return self._first",
         "promise 7: under adjust=eager what was withdrawn is not put out again",
     ),
     (
@@ -747,10 +747,10 @@ _IN2T = _of(
         "X3: inputs that lack a half-frozen event are known",
     ),
     (
-        "freeze-unqueued",
-        ("            for source, end in ends.items():\n                if end < out:\n"),
-        ("            for source, end in ends.items():\n                if end < node.vs:\n"),
-        "X2: where an input ends an event before the output does, its stable finds it",
+        "freeze-unfiled",
+        ("lacks[node] = None\n            self._file(node)\n"),
+        ("lacks[node] = None\n"),
+        "X2: a half-frozen event is found by its ends",
     ),
     (
         "freeze-forgets-blame",
@@ -878,12 +878,6 @@ _IN2T = _of(
         ("            self._lacking[source].pop(node, None)\n            self._dispute(node)\n"),
         "            self._lacking[source].pop(node, None)\n",
         "X2: an event that its leader contradicts follows the ends of others",
-    ),
-    (
-        "freeze-undisputed",
-        ("            if node.blamed:\n                self._dispute(node)\n"),
-        "",
-        "X2: an event that a voter contradicted is disputed from the beginning",
     ),
     (
         "file-undisputed",
