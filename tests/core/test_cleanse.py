@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from lmerge_service.core import lmerge
 from lmerge_service.core.breaches import BreachKind
 from lmerge_service.core.cleanse import Cleanse, Cleansed, by_text
-from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
+from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
 from lmerge_service.tdb import TDB, reconstitute
 from tests import vectors
 from tests.strategies import (
@@ -97,7 +97,7 @@ def test_at_any_time_it_has_released_all_that_it_may(
     | st.lists(any_elements(), max_size=25)
 )
 def test_whatever_comes_in_an_ordered_legal_stream_goes_out(stream: list[Element]) -> None:
-    cleanse, output, last = Cleanse(), TDB(), -1
+    cleanse, output, last = Cleanse(), TDB(), START
     heard = TDB()
     refused = 0
     for element in stream:
