@@ -27,7 +27,6 @@ from typing import Any
 from lmerge_service.core.breaches import BreachKind
 from lmerge_service.core.case import Case
 from lmerge_service.core.inputs import Input
-from lmerge_service.core.operator import foreign
 from lmerge_service.core.ordered import Ordered
 from lmerge_service.core.policy import Policy
 from lmerge_service.core.snapshots import hashable, portable
@@ -55,15 +54,7 @@ class LMR0(Ordered):
         return int(self._last is not None)
 
     def _take(self, source: Input, element: Insert[Any], out: list[Element]) -> None:
-        vs = element.vs
-        if vs <= source.front:
-            self._blame(source, BreachKind.BROKE_CASE, element)
-            return
-        source.front = vs
-        if vs < self.max_vs or vs < self.max_stable:
-            source.late += 1
-        elif vs > self.max_vs:
-            self.max_vs = vs
+        if self._last is None:
             self._last = element
             self._emit(source, element, out)
         elif element != self._last:
@@ -72,10 +63,10 @@ class LMR0(Ordered):
     def _clear(self) -> None:
         self._last = None
 
-    def _load_insert(self, element: Insert[Any]) -> None:
-        if element.vs <= self.max_vs:
-            raise foreign(element, self.max_stable)
-        self.max_vs = element.vs
+    def _repeats(self, element: Insert[Any]) -> bool:
+        return True
+
+    def _load(self, element: Insert[Any]) -> None:
         self._last = element
 
     def _body(self, numbers: Mapping[Input, int]) -> Any:

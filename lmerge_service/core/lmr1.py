@@ -32,7 +32,6 @@ from typing import Any
 from lmerge_service.core.breaches import BreachKind
 from lmerge_service.core.case import Case
 from lmerge_service.core.inputs import Input
-from lmerge_service.core.operator import foreign
 from lmerge_service.core.ordered import Ordered
 from lmerge_service.core.policy import Policy
 from lmerge_service.core.snapshots import hashable, portable
@@ -62,19 +61,6 @@ class LMR1(Ordered):
         return len(self._tied)
 
     def _take(self, source: Input, element: Insert[Any], out: list[Element]) -> None:
-        vs = element.vs
-        if vs < source.front:
-            self._blame(source, BreachKind.BROKE_CASE, element)
-            return
-        if vs > source.front:
-            source.front = vs
-            source.at_front = 0
-        if vs < self.max_vs or vs < self.max_stable:
-            source.late += 1
-            return
-        if vs > self.max_vs:
-            self.max_vs = vs
-            self._tied = []
         place = source.at_front
         if place == len(self._tied):
             self._tied.append(element)
@@ -87,12 +73,10 @@ class LMR1(Ordered):
     def _clear(self) -> None:
         self._tied = []
 
-    def _load_insert(self, element: Insert[Any]) -> None:
-        if element.vs < self.max_vs:
-            raise foreign(element, self.max_stable)
-        if element.vs > self.max_vs:
-            self.max_vs = element.vs
-            self._tied = []
+    def _repeats(self, element: Insert[Any]) -> bool:
+        return False
+
+    def _load(self, element: Insert[Any]) -> None:
         self._tied.append(element)
 
     def _body(self, numbers: Mapping[Input, int]) -> Any:

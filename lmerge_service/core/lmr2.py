@@ -27,7 +27,6 @@ from typing import Any
 from lmerge_service.core.breaches import BreachKind
 from lmerge_service.core.case import Case
 from lmerge_service.core.inputs import Input
-from lmerge_service.core.operator import foreign
 from lmerge_service.core.ordered import Ordered
 from lmerge_service.core.policy import Policy
 from lmerge_service.core.snapshots import hashable, portable
@@ -68,17 +67,6 @@ class LMR2(Ordered):
         return len(self._tied)
 
     def _take(self, source: Input, element: Insert[Any], out: list[Element]) -> None:
-        vs = element.vs
-        if vs < source.front:
-            self._blame(source, BreachKind.BROKE_CASE, element)
-            return
-        source.front = vs
-        if vs < self.max_vs or vs < self.max_stable:
-            source.late += 1
-            return
-        if vs > self.max_vs:
-            self.max_vs = vs
-            self._tied = {}
         tie = self._tied.get(element.payload)
         if tie is None:
             self._tied[element.payload] = _Tie(element.ve, source)
@@ -104,12 +92,10 @@ class LMR2(Ordered):
             if source in tie.tellers:
                 tie.tellers.remove(source)
 
-    def _load_insert(self, element: Insert[Any]) -> None:
-        if element.vs > self.max_vs:
-            self.max_vs = element.vs
-            self._tied = {}
-        elif element.vs < self.max_vs or element.payload in self._tied:
-            raise foreign(element, self.max_stable)
+    def _repeats(self, element: Insert[Any]) -> bool:
+        return element.payload in self._tied
+
+    def _load(self, element: Insert[Any]) -> None:
         self._tied[element.payload] = _Tie(element.ve)
 
     def _body(self, numbers: Mapping[Input, int]) -> Any:

@@ -26,22 +26,40 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from lmerge_service.core.breaches import BreachKind
+from lmerge_service.core.case import Case
 from lmerge_service.core.inputs import Input
 from lmerge_service.core.operator import Operator, foreign
 from lmerge_service.core.policy import Policy
 from lmerge_service.core.snapshots import hashable, portable
 from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert
 
-__all__ = ("BEFORE", "Ordered", "Restricted")
+__all__ = ("BEFORE", "InOrder", "Ordered", "Restricted")
 
 BEFORE = START - 1
 """Before every time: the highest vs of a stream without inserts."""
 
 
-class Ordered(Operator):
-    """An operator that keeps no event but those at the latest vs."""
+class InOrder(Operator):
+    """Holds inputs to the order of case R0, R1 or R2; what breaks it is blamed and left out."""
 
     any_partitions: ClassVar[bool] = False
+
+    def _is_in_order(self, source: Input, element: Insert[Any]) -> bool:
+        step = element.vs - source.front
+        if step < 0 or (step == 0 and self.case is Case.R0):
+            self._blame(source, BreachKind.BROKE_CASE, element)
+            return False
+        if step > 0:
+            source.front = element.vs
+            source.at_front = 0
+        return True
+
+    def _adjust(self, source: Input, element: Adjust[Any], out: list[Element]) -> None:
+        self._blame(source, BreachKind.BROKE_CASE, element)
+
+
+class Ordered(InOrder):
+    """An operator that keeps no event but those at the latest vs."""
 
     def __init__(self, policy: Policy = Policy()) -> None:
         if policy.remembers:
@@ -58,12 +76,21 @@ class Ordered(Operator):
                 self._waiting.setdefault(source, []).append(element)
         elif element.vs < source.joining_at:
             source.late += 1
-        else:
+        elif self._is_in_order(source, element):
+            if element.vs < self.max_vs or element.vs < self.max_stable:
+                source.late += 1
+                return
+            if element.vs > self.max_vs:
+                self._advance(element.vs)
             self._take(source, element, out)
+
+    def _advance(self, vs: int) -> None:
+        self.max_vs = vs
+        self._clear()
 
     @abstractmethod
     def _take(self, source: Input, element: Insert[Any], out: list[Element]) -> None:
-        """An insert of a joined input."""
+        """An insert at max_vs."""
 
     def __len__(self) -> int:
         return self._kept() + sum(map(len, self._waiting.values()))
@@ -74,17 +101,15 @@ class Ordered(Operator):
 
     def _welcome(self, source: Input, out: list[Element]) -> None:
         for element in self._waiting.pop(source, ()):
-            self._take(source, element, out)
-
-    def _adjust(self, source: Input, element: Adjust[Any], out: list[Element]) -> None:
-        self._blame(source, BreachKind.BROKE_CASE, element)
+            self._insert(source, element, out)
 
     def _freeze(self, voters: Sequence[Input], t: int, out: list[Element]) -> None:
         if t == INFINITY:
             self._clear()
 
+    @abstractmethod
     def _clear(self) -> None:
-        """Lets go of the events at max_vs."""
+        """Lets go of the events at what was max_vs."""
 
     def _forget(self, source: Input) -> None:
         self._waiting.pop(source, None)
@@ -93,6 +118,21 @@ class Ordered(Operator):
         out.append(element)
         source.first += 1
         self._stats.inserts += 1
+
+    def _load_insert(self, element: Insert[Any]) -> None:
+        if element.vs < self.max_vs or (element.vs == self.max_vs and self._repeats(element)):
+            raise foreign(element, self.max_stable)
+        if element.vs > self.max_vs:
+            self._advance(element.vs)
+        self._load(element)
+
+    @abstractmethod
+    def _repeats(self, element: Insert[Any]) -> bool:
+        """Whether the output cannot have this event besides the ones it has at max_vs."""
+
+    @abstractmethod
+    def _load(self, element: Insert[Any]) -> None:
+        """An insert of the output at max_vs."""
 
     def _load_adjust(self, element: Adjust[Any]) -> None:
         raise foreign(element, self.max_stable)
@@ -121,20 +161,12 @@ class Ordered(Operator):
         assert not any(source.joined for source in self._waiting), f"K3: {self._waiting}"
 
 
-class Restricted(Operator):
-    """Mixed into an operator with an index, holds the inputs to the order of case R0, R1 or R2:
-    for policies under which these must remember events."""
+class Restricted(InOrder):
+    """Mixed into an operator with an index: for policies under which cases R0 to R2 must remember
+    events."""
 
-    any_partitions: ClassVar[bool] = False
     process_batch = Operator.process_batch  # no short cut past `_insert`
 
     def _insert(self, source: Input, element: Insert[Any], out: list[Element]) -> None:
-        step = element.vs - source.front
-        if step < 0 or (step == 0 and self.case == "R0"):
-            self._blame(source, BreachKind.BROKE_CASE, element)
-            return
-        source.front = element.vs
-        super()._insert(source, element, out)  # type: ignore[safe-super]
-
-    def _adjust(self, source: Input, element: Adjust[Any], out: list[Element]) -> None:
-        self._blame(source, BreachKind.BROKE_CASE, element)
+        if self._is_in_order(source, element):
+            super()._insert(source, element, out)  # type: ignore[safe-super]

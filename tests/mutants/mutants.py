@@ -1641,9 +1641,39 @@ _ORDERED = (
         ),
         (
             "ties-in-r0",
-            'if step < 0 or (step == 0 and self.case == "R0"):',
+            "if step < 0 or (step == 0 and self.case is Case.R0):",
             "if step < 0:",
-            "in R0 a second event at one vs is a breach, under every policy",
+            "in R0 vs is strictly increasing, under every policy",
+        ),
+        (
+            "below-stable",
+            "if element.vs < self.max_vs or element.vs < self.max_stable:",
+            "if element.vs < self.max_vs:",
+            "promise 2: an insert below max_stable is dropped (as printed it goes out)",
+        ),
+        (
+            "late-at-stable",
+            "if element.vs < self.max_vs or element.vs < self.max_stable:",
+            "if element.vs < self.max_vs or element.vs <= self.max_stable:",
+            "an insert with vs = max_stable is legal and goes out",
+        ),
+        (
+            "ties-dropped",
+            "if element.vs < self.max_vs or element.vs < self.max_stable:",
+            "if element.vs <= self.max_vs or element.vs < self.max_stable:",
+            "events with the latest vs may come in any order",
+        ),
+        (
+            "place-kept",
+            "            source.front = element.vs\n            source.at_front = 0\n",
+            "            source.front = element.vs\n",
+            "in R1 a higher vs starts the counts anew",
+        ),
+        (
+            "advanced-over-the-old",
+            "        self.max_vs = vs\n        self._clear()\n",
+            "        self.max_vs = vs\n",
+            "a higher vs forgets the events at the one before",
         ),
         (
             "short-cut-past-the-order",
@@ -1655,18 +1685,6 @@ _ORDERED = (
     *_of(
         "lmr0",
         (
-            "repeat-allowed",
-            "if vs <= source.front:",
-            "if vs < source.front:",
-            "in R0 vs is strictly increasing",
-        ),
-        (
-            "below-stable",
-            "if vs < self.max_vs or vs < self.max_stable:",
-            "if vs < self.max_vs:",
-            "promise 2: an insert below max_stable is dropped (as printed it goes out)",
-        ),
-        (
             "other-event-unseen",
             "            self._blame(source, BreachKind.BROKE_CASE, element)\n\n    def _clear",
             "            pass\n\n    def _clear",
@@ -1675,18 +1693,6 @@ _ORDERED = (
     ),
     *_of(
         "lmr1",
-        (
-            "place-kept",
-            "            source.front = vs\n            source.at_front = 0\n",
-            "            source.front = vs\n",
-            "a higher vs starts the counts anew",
-        ),
-        (
-            "late-at-stable",
-            "if vs < self.max_vs or vs < self.max_stable:",
-            "if vs < self.max_vs or vs <= self.max_stable:",
-            "an insert with vs = max_stable is legal and goes out",
-        ),
         (
             "breach-counts",
             (
@@ -1702,12 +1708,6 @@ _ORDERED = (
     ),
     *_of(
         "lmr2",
-        (
-            "ties-dropped",
-            "if vs < self.max_vs or vs < self.max_stable:",
-            "if vs <= self.max_vs or vs < self.max_stable:",
-            "events with the latest vs may come in any order",
-        ),
         (
             "teller-forgotten",
             "        tie.tellers.append(source)\n",
@@ -1728,8 +1728,8 @@ _ORDERED = (
         ),
         (
             "loaded-tie-refused",
-            "elif element.vs < self.max_vs or element.payload in self._tied:",
-            "elif element.vs <= self.max_vs:",
+            "return element.payload in self._tied",
+            "return True",
             "an output with several events at one vs is ours",
         ),
     ),
