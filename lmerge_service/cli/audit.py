@@ -59,8 +59,10 @@ def _audited(source: str, bootstrap: str, nfc: bool) -> Audited:
         check_topic(topic)
         import asyncio
 
+        from lmerge_service.kafka.client import Connection
+
         silence_kafka_client()
-        return asyncio.run(audit_topic(bootstrap, topic, WireDecoder(nfc=nfc)))
+        return asyncio.run(audit_topic(Connection(bootstrap), topic, WireDecoder(nfc=nfc)))
     with reading([source], nfc=nfc) as (stream,):
         return audit_elements(label(source), stream)
 

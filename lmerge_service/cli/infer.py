@@ -72,9 +72,12 @@ def _recordings(
         recordings = []
         for each in inputs:
             if each.startswith(_TOPIC):
+                from lmerge_service.kafka.client import Connection  # slow to import
+
                 silence_kafka_client()
-                topic = recorded_topic(bootstrap, each.removeprefix(_TOPIC), WireDecoder(nfc=nfc))
-                recordings.append(opened.enter_context(topic))
+                decoder, topic = WireDecoder(nfc=nfc), each.removeprefix(_TOPIC)
+                found = recorded_topic(Connection(bootstrap), topic, decoder)
+                recordings.append(opened.enter_context(found))
             else:
                 recordings.append(recorded(label(each), next(streams)))
         yield recordings

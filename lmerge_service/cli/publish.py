@@ -51,6 +51,7 @@ def publish(
     """
     import asyncio
 
+    from lmerge_service.kafka.client import Connection
     from lmerge_service.kafka.publish import publish as send
 
     check_topic(topic)
@@ -62,7 +63,7 @@ def publish(
     with reading([source]) as (stream,):
         sent = asyncio.run(
             send(
-                bootstrap,
+                Connection(bootstrap),
                 topic,
                 (element for _, element in stream),
                 rate=rate,
