@@ -23,7 +23,7 @@ from typing import Final
 from aiokafka import AIOKafkaProducer
 
 from lmerge_service.errors import ConfigurationError, FencedError, StateError, TransportError
-from lmerge_service.kafka.client import bounded, close_bounded, kafka_errors
+from lmerge_service.kafka.client import Connection, bounded, close_bounded, kafka_errors
 from lmerge_service.kafka.source import Record, Source, TopicPartition
 from lmerge_service.kafka.topics import Topics
 
@@ -44,15 +44,15 @@ class Log:
         TransportError: Kafka cannot be reached, or refuses.
     """
 
-    def __init__(self, bootstrap: str, topic: str):
+    def __init__(self, connection: Connection, topic: str):
         self.topic = topic
-        self._bootstrap = bootstrap
+        self._connection = connection
         self._tp = TopicPartition(topic, 0)
         self._producer: AIOKafkaProducer | None = None
         self._starting = asyncio.Lock()
 
     async def __aenter__(self) -> "Log":
-        async with Topics(self._bootstrap) as topics:
+        async with Topics(self._connection) as topics:
             width = await topics.ensure(self.topic, config=_FOREVER)
             if width != 1:
                 raise ConfigurationError(
@@ -107,13 +107,13 @@ class Log:
         async with self._starting:
             if self._producer is None:
                 producer = AIOKafkaProducer(
-                    bootstrap_servers=self._bootstrap,
+                    **self._connection.arguments,
                     enable_idempotence=True,
                     acks="all",
                     retry_backoff_ms=50,
                 )
                 try:
-                    await bounded(producer.start(), f"connecting to {self._bootstrap}")
+                    await bounded(producer.start(), f"connecting to {self._connection.bootstrap}")
                 except BaseException:
                     await close_bounded(producer.stop())
                     raise
@@ -132,7 +132,7 @@ class Log:
     # --- reading -------------------------------------------------------------------------------
 
     def _source(self) -> Source:
-        return Source(self._bootstrap, fetch_wait_ms=_FETCH_WAIT_MS)
+        return Source(self._connection, fetch_wait_ms=_FETCH_WAIT_MS)
 
     async def end(self) -> int:
         """The offset behind the last record."""

@@ -19,7 +19,7 @@ from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from aiokafka.errors import KafkaConnectionError, KafkaError, OffsetOutOfRangeError
 
 from lmerge_service.errors import StateError, TransportError
-from lmerge_service.kafka.client import CONNECT_SECONDS, bounded, close_bounded
+from lmerge_service.kafka.client import CONNECT_SECONDS, Connection, bounded, close_bounded
 
 __all__ = ("Batches", "Source", "TopicPartition")
 
@@ -37,10 +37,16 @@ class Source:
     at the most. Whoever reads a single partition may let the broker hold it for long.
     """
 
-    def __init__(self, bootstrap: str, *, max_record_bytes: int = 1 << 20, fetch_wait_ms: int = 10):
-        self._bootstrap = bootstrap
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        max_record_bytes: int = 1 << 20,
+        fetch_wait_ms: int = 10,
+    ):
+        self._connection = connection
         self._consumer = AIOKafkaConsumer(
-            bootstrap_servers=bootstrap,
+            **connection.arguments,
             group_id=None,
             enable_auto_commit=False,
             auto_offset_reset="none",
@@ -55,7 +61,7 @@ class Source:
 
     async def __aenter__(self) -> "Source":
         try:
-            await bounded(self._consumer.start(), f"connecting to {self._bootstrap}")
+            await bounded(self._consumer.start(), f"connecting to {self._connection.bootstrap}")
         except BaseException:
             await close_bounded(self._consumer.stop())
             raise
@@ -84,9 +90,9 @@ class Source:
         self, partitions: Sequence[TopicPartition]
     ) -> dict[TopicPartition, int]:
         """The offset behind the last record of all, those of open transactions included."""
-        uncommitted = AIOKafkaConsumer(bootstrap_servers=self._bootstrap)
+        uncommitted = AIOKafkaConsumer(**self._connection.arguments)
         try:
-            await bounded(uncommitted.start(), f"connecting to {self._bootstrap}")
+            await bounded(uncommitted.start(), f"connecting to {self._connection.bootstrap}")
             found = await bounded(uncommitted.end_offsets(partitions), "asking where topics end")
         finally:
             await close_bounded(uncommitted.stop())

@@ -10,6 +10,7 @@ import pytest
 
 from lmerge_service.errors import ConfigurationError, StateError, TransportError
 from lmerge_service.kafka.broker import LocalBroker
+from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.log import Log
 from lmerge_service.kafka.topics import Topics
 
@@ -35,7 +36,7 @@ def test_what_is_appended_is_read_from_any_offset_on(
     bootstrap: str, topic_name: Callable[..., str]
 ) -> None:
     async def play() -> None:
-        async with Log(bootstrap, topic_name("log")) as log:
+        async with Log(Connection(bootstrap), topic_name("log")) as log:
             assert await log.end() == 0
             assert await everything(log) == []
             assert [await log.append(b"%d" % n) for n in range(5)] == [0, 1, 2, 3, 4]
@@ -57,7 +58,10 @@ def test_all_who_append_at_once_come_into_one_order(
     topic = topic_name("log")
 
     async def play() -> None:
-        async with Log(bootstrap, topic) as one, Log(bootstrap, topic) as other:
+        async with (
+            Log(Connection(bootstrap), topic) as one,
+            Log(Connection(bootstrap), topic) as other,
+        ):
             offsets = await asyncio.gather(
                 *(log.append(b"%d" % n) for n in range(50) for log in (one, other))
             )
@@ -75,14 +79,14 @@ def test_its_topic_keeps_everything_and_one_that_forgets_is_refused(
     short, wide, made = topic_name("short"), topic_name("wide"), topic_name("made")
 
     async def play() -> None:
-        async with Topics(bootstrap) as topics:
+        async with Topics(Connection(bootstrap)) as topics:
             await topics.ensure(short, config={"retention.ms": "1000"})
             await topics.ensure(wide, partitions=3)
             with pytest.raises(ConfigurationError, match=r"has retention.ms=1000; it must be -1"):
-                await Log(bootstrap, short).__aenter__()
+                await Log(Connection(bootstrap), short).__aenter__()
             with pytest.raises(ConfigurationError, match="has 3 partitions; a log has one"):
-                await Log(bootstrap, wide).__aenter__()
-            async with Log(bootstrap, made):
+                await Log(Connection(bootstrap), wide).__aenter__()
+            async with Log(Connection(bootstrap), made):
                 for key, value in (("retention.ms", "-1"), ("cleanup.policy", "delete")):
                     await topics.require(made, key, value.__eq__, "")
 
@@ -93,7 +97,7 @@ def test_a_log_that_was_made_anew_is_not_read_on(
     bootstrap: str, topic_name: Callable[..., str]
 ) -> None:
     async def play() -> None:
-        async with Log(bootstrap, topic_name("log")) as log:
+        async with Log(Connection(bootstrap), topic_name("log")) as log:
             await log.append(b"0")
             with pytest.raises(StateError, match="ends at offset 1, but has been read up to 7"):
                 await everything(log, 7)
@@ -107,7 +111,7 @@ def test_a_record_that_the_broker_refuses_was_not_written(
     bootstrap: str, topic_name: Callable[..., str]
 ) -> None:
     async def play() -> None:
-        async with Log(bootstrap, topic_name("log")) as log:
+        async with Log(Connection(bootstrap), topic_name("log")) as log:
             with pytest.raises(TransportError) as refused:
                 await log.append(b"x" * (2 << 20))
             assert not refused.value.retriable
@@ -124,7 +128,7 @@ def test_a_broker_that_restarts_is_waited_for_and_nothing_is_written_behind_ones
 
     async def play() -> None:
         await asyncio.to_thread(broker.start)
-        async with Log(broker.bootstrap, "log") as log, asyncio.TaskGroup() as group:
+        async with Log(Connection(broker.bootstrap), "log") as log, asyncio.TaskGroup() as group:
             await log.append(b"before")
             following = group.create_task(followed(log, 2))
             await asyncio.to_thread(broker.stop)

@@ -10,6 +10,7 @@ import pytest
 
 from lmerge_service.errors import ConfigurationError, TransportError
 from lmerge_service.kafka.broker import LocalBroker
+from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.log import Log
 from lmerge_service.service.control import LoggedControl
 from lmerge_service.service.decisions import AcceptGap, Detach, Quarantine, Release, decide, encode
@@ -26,6 +27,10 @@ def on(bootstrap: str, *replicas: str) -> Topology:
     return topology(*replicas, kafka={"bootstrap": bootstrap}, output=output)
 
 
+def control_of(base: Topology, seconds: float = 10) -> LoggedControl:
+    return LoggedControl(base, Connection(base.kafka.bootstrap), seconds=seconds)
+
+
 def with_replicas(base: Topology, *replicas: str) -> Topology:
     return base.model_copy(update={"replicas": topology(*replicas).replicas})
 
@@ -34,7 +39,7 @@ def test_a_worker_that_starts_later_knows_all_that_was_decided(bootstrap: str) -
     base = on(bootstrap, "a", "b")
 
     async def play() -> None:
-        async with LoggedControl(base) as control, asyncio.TaskGroup() as group:
+        async with control_of(base) as control, asyncio.TaskGroup() as group:
             running = group.create_task(control.run())
             entry = await control.decide(decide(attach("c"), "anna", expects=1))
             assert (entry.accepted, entry.version) == (True, 2)
@@ -42,11 +47,11 @@ def test_a_worker_that_starts_later_knows_all_that_was_decided(bootstrap: str) -
             assert refused.refusal is not None
             assert refused.refusal.kind == "unknown"
             running.cancel()
-        async with LoggedControl(base) as later:
+        async with control_of(base) as later:
             assert list(later.ledger.replicas) == ["a", "b", "c"]
             assert later.ledger.version == 2
             assert later.ledger.history == control.ledger.history
-        async with LoggedControl(with_replicas(base, "b")) as other:
+        async with control_of(with_replicas(base, "b")) as other:
             assert [each.replica.name for each in other.ledger.attached()] == ["b", "c"]
 
     asyncio.run(play())
@@ -57,9 +62,9 @@ def test_workers_that_start_at_once_declare_once(bootstrap: str) -> None:
 
     async def play() -> None:
         async with AsyncExitStack() as stack:
-            controls = [LoggedControl(base) for _ in range(4)]
+            controls = [control_of(base) for _ in range(4)]
             await asyncio.gather(*(stack.enter_async_context(each) for each in controls))
-        async with LoggedControl(base) as later:
+        async with control_of(base) as later:
             assert later.ledger.version == 1
             assert all(each.ledger.declared == later.ledger.declared for each in controls)
 
@@ -70,12 +75,12 @@ def test_a_topology_that_contradicts_a_decision_is_refused(bootstrap: str) -> No
     base = on(bootstrap, "a", "b")
 
     async def play() -> None:
-        async with LoggedControl(base) as control, asyncio.TaskGroup() as group:
+        async with control_of(base) as control, asyncio.TaskGroup() as group:
             running = group.create_task(control.run())
             await control.decide(decide(attach("c", "X"), "anna"))
             running.cancel()
         with pytest.raises(ConfigurationError, match="replicas share the topic X"):
-            async with LoggedControl(with_replicas(base, "x")):
+            async with control_of(with_replicas(base, "x")):
                 pass
 
     asyncio.run(play())
@@ -86,7 +91,7 @@ def test_a_new_version_is_waited_for(bootstrap: str) -> None:
 
     async def play() -> None:
         async with (
-            LoggedControl(base) as one, LoggedControl(base) as other, asyncio.TaskGroup() as group,
+            control_of(base) as one, control_of(base) as other, asyncio.TaskGroup() as group,
         ):  # fmt: skip
             running = [group.create_task(each.run()) for each in (one, other)]
             waiting = group.create_task(other.newer(1))
@@ -105,7 +110,7 @@ def test_a_decision_that_is_made_twice_holds_once(bootstrap: str) -> None:
 
     async def play() -> None:
         async with (
-            LoggedControl(base) as one, LoggedControl(base) as other, asyncio.TaskGroup() as group,
+            control_of(base) as one, control_of(base) as other, asyncio.TaskGroup() as group,
         ):  # fmt: skip
             running = [group.create_task(each.run()) for each in (one, other)]
             verdicts = await asyncio.gather(
@@ -137,7 +142,7 @@ def test_of_many_decisions_against_each_version_exactly_one_holds(bootstrap: str
 
     async def play() -> None:
         async with (
-            LoggedControl(base) as one, LoggedControl(base) as other, asyncio.TaskGroup() as group,
+            control_of(base) as one, control_of(base) as other, asyncio.TaskGroup() as group,
         ):  # fmt: skip
             running = [group.create_task(each.run()) for each in (one, other)]
             async with asyncio.TaskGroup() as persons:
@@ -149,7 +154,7 @@ def test_of_many_decisions_against_each_version_exactly_one_holds(bootstrap: str
                 await other.newer(other.ledger.version)
             for each in running:
                 each.cancel()
-        async with LoggedControl(base) as later:
+        async with control_of(base) as later:
             ledgers = [one.ledger, other.ledger, later.ledger]
         assert all(each.history == ledgers[0].history for each in ledgers)
         assert all(each.replicas == ledgers[0].replicas for each in ledgers)
@@ -167,7 +172,8 @@ def test_garbage_in_the_log_stops_nobody(bootstrap: str) -> None:
 
     async def play() -> None:
         async with (
-            LoggedControl(base) as control, Log(bootstrap, base.output.control_topic) as log,
+            control_of(base) as control,
+            Log(Connection(bootstrap), base.output.control_topic) as log,
             asyncio.TaskGroup() as group,
         ):  # fmt: skip
             running = group.create_task(control.run())
@@ -188,7 +194,7 @@ def test_while_kafka_is_away_a_decision_ends_in_time_and_its_id_tells_what_becam
     async def play() -> None:
         await asyncio.to_thread(broker.start)
         base = on(broker.bootstrap, "a", "b")
-        async with LoggedControl(base, seconds=1) as control, asyncio.TaskGroup() as group:
+        async with control_of(base, seconds=1) as control, asyncio.TaskGroup() as group:
             running = group.create_task(control.run())
             await asyncio.to_thread(broker.stop)
             decision = decide(Detach("b"), "anna")
