@@ -1,6 +1,7 @@
 """Routes are those of Kafka's own producers, and follow from what a payload says alone."""
 
 import json
+from random import Random
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmerge_service.formats.payload import canonical
-from lmerge_service.kafka.routing import Router, murmur2
+from lmerge_service.kafka.routing import Router, murmur2, murmur2_of_each
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.text(max_size=5),
@@ -62,6 +63,19 @@ def test_hash_and_partition_are_those_of_the_python_client(key: bytes, partition
     assert Router(partitions).partition_of(key) == DefaultPartitioner()(key, numbers, numbers)
 
 
+@given(st.lists(st.integers(0, 9).flatmap(lambda n: st.binary(min_size=n, max_size=n))))
+def test_many_keys_are_hashed_as_each_is(keys: list[bytes]) -> None:
+    assert murmur2_of_each(keys) == [by_the_client(key) for key in keys]
+
+
+@given(st.integers(0, 130), st.integers(5, 40), st.randoms(use_true_random=False))
+def test_many_keys_of_one_length_are_hashed_as_each_is(
+    size: int, count: int, random: Random
+) -> None:
+    keys = [random.randbytes(size) for _ in range(count)] + [b"\xff" * size]
+    assert murmur2_of_each(keys) == [by_the_client(key) for key in keys]
+
+
 @given(st.dictionaries(st.sampled_from("abcé"), values, max_size=4))
 def test_a_key_is_the_canonical_text_of_its_fields(payload: dict[str, Any]) -> None:
     nested = payload.get("a")
@@ -95,6 +109,8 @@ def test_what_is_kept_is_bounded_and_never_wrong(
 ) -> None:
     router = Router(7, max_entries=max_entries, max_bytes=max_bytes)
     for payload in payloads:
+        router.learn(payloads[: len(payload)])
+        router.check()
         assert router.partition_of(payload) == (murmur2(payload) & 0x7FFFFFFF) % 7
         router.check()
 
@@ -112,9 +128,21 @@ def test_a_payload_that_is_seen_again_is_hashed_once(monkeypatch: pytest.MonkeyP
     assert hashed == recent
 
 
+def test_what_was_learnt_is_not_hashed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    payloads = [b'{"id":%d}' % number for number in range(20)]
+    expected = [Router(7, ["id"]).partition_of(payload) for payload in payloads]
+    router = Router(7, ["id"])
+    router.learn(payloads)
+    router.learn(payloads)
+    monkeypatch.delattr("lmerge_service.kafka.routing.murmur2")
+    assert [router.partition_of(payload) for payload in payloads] == expected
+
+
 def test_one_partition_needs_no_hash(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("lmerge_service.kafka.routing.murmur2")
-    assert Router(1).partition_of(b"7") == 0
+    router = Router(1)
+    router.learn([b"7"])
+    assert router.partition_of(b"7") == 0
 
 
 @pytest.mark.parametrize(("partitions", "fields"), [(0, []), (-1, []), (2, [""]), (2, ["a..b"])])
