@@ -43,6 +43,9 @@ _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 M = TypeVar("M", bound=BaseModel)
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._-]{0,99}$")]
 
+KeyField = Annotated[str, Field(pattern=r'^[^."\\\x00-\x1f]+(\.[^."\\\x00-\x1f]+)*$')]
+"""Names of fields with dots between them."""
+
 
 def _topic(name: str) -> str:
     if not _TOPIC.fullmatch(name) or name in {".", ".."}:
@@ -101,6 +104,8 @@ class Output(_Model):
     """The merged stream."""
 
     topic: str
+    partitions: int = Field(default=1, ge=1, le=1000)
+    """How many merge tasks there are, one for each; fixed for the life of the topic."""
     dead_letters: str | None = None
     """Where records go that are not elements; by default the output topic + `.dead-letters`."""
 
@@ -208,6 +213,9 @@ class Topology(_Model):
     """Names the merge: consumer group and transactional id are made of it."""
     kafka: Kafka
     output: Output
+    key: tuple[KeyField, ...] = ()
+    """The payload's fields that make the output's record key and choose its partition; by default
+    the whole payload. A dot goes into an object; a field that is not there is null."""
     case: str = Case.R3.value
     """R0 to R4, or auto: the strongest case that the replicas' properties allow together."""
     policy: Speaking = Speaking()
@@ -216,6 +224,13 @@ class Topology(_Model):
     """Normalise strings of payloads to NFC before they are compared."""
     limits: Limits = Limits()
     http: Http = Http()
+
+    @field_validator("key")
+    @classmethod
+    def _once(cls, key: tuple[str, ...]) -> tuple[str, ...]:
+        if twice := sorted({field for field in key if key.count(field) > 1}):
+            raise ValueError(f"names {', '.join(twice)} twice")
+        return key
 
     @field_validator("case")
     @classmethod

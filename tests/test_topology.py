@@ -71,6 +71,12 @@ def test_a_bad_bootstrap_option_is_not_blamed_on_the_file(tmp_path: Path) -> Non
         ("name: t\n", "", 1, "name: is missing"),
         ("    joining_at: 100", "    joining_at: soon", 11, "replicas[1].joining_at: "),
         ("  topic: out", "  topic: out/side", 5, "output.topic: a topic name has"),
+        ("  topic: out", "  topic: out\n  partitions: 0", 6, "output.partitions: "),
+        ("  topic: out", "  topic: out\n  partitions: 1001", 6, "output.partitions: "),
+        ("name: t\n", "name: t\nkey: [a, b.c, a]\n", 2, "key: names a twice"),
+        ("name: t\n", "name: t\nkey: city\n", 2, "key: "),
+        ("name: t\n", "name: t\nkey: [a..b]\n", 2, "key[0]: "),
+        ("name: t\n", "name: t\nkey: ['a\"b']\n", 2, "key[0]: "),
         ("    topic: in.b", "    topic: in.a", 1, "replicas share the topic in.a"),
         ("  - name: b", "  - name: a", 1, "replicas share the name a"),
         ("    topic: in.b", "    topic: out", 1, "topic out is both written and read"),
@@ -131,6 +137,13 @@ def test_a_file_that_is_not_there_or_not_text_is_said(tmp_path: Path) -> None:
     (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigurationError, match=r"bytes\.yaml: cannot read"):
         load(tmp_path / "bytes.yaml")
+
+
+def test_the_output_may_have_partitions_and_a_key(tmp_path: Path) -> None:
+    text = GOOD.replace("  topic: out", "  topic: out\n  partitions: 12")
+    topology = load(write(tmp_path, f"key: [city, from.city]\n{text}"))
+    assert (topology.output.partitions, topology.key) == (12, ("city", "from.city"))
+    assert load(write(tmp_path, GOOD)).output.partitions == 1
 
 
 def test_a_replica_may_be_normalised(tmp_path: Path) -> None:
