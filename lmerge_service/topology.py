@@ -116,8 +116,19 @@ class Output(_Model):
         return self.dead_letters or f"{self.topic}.dead-letters"
 
     @property
+    def state_topic(self) -> str:
+        """Marks and snapshots of the merge."""
+        return f"{self.topic}.state"
+
+    @property
     def control_topic(self) -> str:
+        """Decisions about the merge."""
         return f"{self.topic}.control"
+
+    @property
+    def own_topics(self) -> tuple[str, ...]:
+        """All that the merge writes."""
+        return (self.topic, self.dead_letter_topic, self.state_topic, self.control_topic)
 
 
 class Properties(_Model):
@@ -141,6 +152,9 @@ class Stream(_Model):
     """The time from which the replica is correct; by default the beginning of time."""
     properties: Properties = Properties()
     """What its stream promises; of use with `case: auto`."""
+    co_partitioned: bool = False
+    """Its topic has as many partitions as the output, and an event is in the partition of the same
+    number: a declared short cut, by which a task reads one partition instead of all."""
     normalise: bool = False
     """Bring the replica to its canonical form first: it is the same as the others at every
     instant, but may cut its events into other intervals."""
@@ -223,6 +237,11 @@ class Topology(_Model):
     nfc: bool = False
     """Normalise strings of payloads to NFC before they are compared."""
     limits: Limits = Limits()
+    session_seconds: float = Field(default=6, ge=0.1, le=300)
+    """How long a worker may be silent before its tasks are given to others; the brokers' limits
+    (group.min.session.timeout.ms, by default 6 s) hold too."""
+    snapshot_seconds: float = Field(default=60, gt=0, le=86_400)
+    """The least time between two snapshots of a task; recovery reads what came after one."""
     http: Http = Http()
 
     @field_validator("key")
@@ -246,12 +265,11 @@ class Topology(_Model):
         for what, values in (("name", names), ("topic", topics)):
             if twice := {value for value in values if values.count(value) > 1}:
                 raise ValueError(f"replicas share the {what} {', '.join(sorted(twice))}")
-        output = self.output
-        for own in (output.topic, output.dead_letter_topic, output.control_topic):
+        for own in self.output.own_topics:
             if own in topics:
                 raise ValueError(f"topic {own} is both written and read as a replica")
-        if output.dead_letter_topic in {output.topic, output.control_topic}:
-            raise ValueError("output, dead letters and decisions need a topic each")
+        if self.output.own_topics.count(self.output.dead_letter_topic) > 1:
+            raise ValueError("output, dead letters, state and decisions need a topic each")
         return self
 
     @model_validator(mode="after")

@@ -7,23 +7,23 @@ Who owns what
 What happens on a crash
     Nothing: positions live in memory, and what counts is what a transaction has committed.
 
-Records are `aiokafka.ConsumerRecord`s with raw bytes; decoding belongs to `formats`, since a
-deserializer that raises inside the consumer blocks its partition for ever.
+Records have raw bytes (`records`); decoding belongs to `formats`, since a deserializer that raises
+inside the consumer blocks its partition for ever.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import TypeAlias
 
-from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
+from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaConnectionError, KafkaError, OffsetOutOfRangeError
 
 from lmerge_service.errors import StateError, TransportError
 from lmerge_service.kafka.client import CONNECT_SECONDS, Connection, bounded, close_bounded
+from lmerge_service.kafka.records import Record, as_it_is
 
 __all__ = ("Batches", "Source", "TopicPartition")
 
-Record: TypeAlias = ConsumerRecord
 Batches: TypeAlias = dict[TopicPartition, list[Record]]
 
 _STALL_SECONDS = 120.0
@@ -50,6 +50,8 @@ class Source:
             group_id=None,
             enable_auto_commit=False,
             auto_offset_reset="none",
+            key_deserializer=as_it_is,
+            value_deserializer=as_it_is,
             isolation_level="read_committed",
             max_partition_fetch_bytes=max(1 << 20, max_record_bytes),
             fetch_max_wait_ms=fetch_wait_ms,
@@ -166,7 +168,7 @@ class Source:
 
     async def backlog(
         self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
-    ) -> AsyncIterator[tuple[TopicPartition, list[Record]]]:
+    ) -> AsyncGenerator[tuple[TopicPartition, list[Record]], None]:
         """Reads each partition from its start up to its end (exclusive), then stops.
 
         Ends that stand on a control record are reached all the same. Afterwards the positions

@@ -16,45 +16,20 @@ Theory
     the joining time has begun nobody knows when, so it has no canonical form.
 """
 
-from collections.abc import Iterable
-
-import msgspec
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from lmerge_service.core import Operator
 from lmerge_service.core.normaliser import Normaliser
-from lmerge_service.elements import START, Element
+from lmerge_service.elements import START, Element, Stable
 from lmerge_service.errors import ElementError
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.headers import JOINING_AT_HEADER, RecordLike, incarnation_of
 from lmerge_service.formats.wire import WireDecoder
 
-__all__ = ("Ingest", "Standing")
+__all__ = ("Ingest",)
 
 _MUST_BE_WHOLE = "a replica that is normalised must be correct from the beginning"
-
-
-class Standing(msgspec.Struct, frozen=True):
-    """What has to be known of a replica, beside an offset, to go on from there.
-
-    It is stored with each committed offset. Only the latest incarnation may be fed to a rebuilt
-    operator: an older one was heard against another output, and what it said then is gone.
-    """
-
-    incarnation: int = 0
-    joining_at: int = START
-    begins: int = 0
-    """The first offset of the partition that was merged."""
-
-    def text(self) -> str:
-        return msgspec.json.encode(self).decode()
-
-    @classmethod
-    def of(cls, text: str) -> "Standing":
-        """Reads what `text` wrote; of anything else, the standing of a replica that is new."""
-        try:
-            return msgspec.json.decode(text, type=cls)
-        except msgspec.MsgspecError:
-            return cls()
 
 
 class Ingest:
@@ -66,22 +41,38 @@ class Ingest:
         name: str,
         decoder: WireDecoder,
         *,
+        topic: str,
         partitions: int,
         joining_at: int = START,
         incarnation: int = 0,
+        gap_accepted: bool = False,
         normalise: bool = False,
+        co_partitioned: bool = False,
+        mutes: Mapping[int, int] = MappingProxyType({}),
+        keeps: Callable[[bytes], bool] | None = None,
+        attach: bool = True,
     ):
+        """`partitions` are the operator's: one if the replica is co-partitioned, since the task
+        reads one. `mutes` gives offsets by partition before which stables do not count; `keeps`
+        tells the payloads that are this task's. `attach` is False if the operator has the input
+        already, from a snapshot."""
         self.name = name
+        self.topic = topic
         self.incarnation = incarnation
         self.joining_at = joining_at
+        self.gap_accepted = gap_accepted
         self.partitions = partitions
         self.stale = 0
         """Records of an incarnation that a later one had replaced."""
         self._merge = merge
         self._decoder = decoder
         self._normalise = normalise
+        self._co_partitioned = co_partitioned
+        self._mutes = dict(mutes)
+        self._keeps = keeps
         self._normalisers: dict[int, Normaliser] = {}
-        merge.attach(name, joining_at, partitions)
+        if attach:
+            merge.attach(name, joining_at, partitions, accepted_gap=gap_accepted)
 
     def widen(self, partitions: int) -> None:
         """The replica's topic has got more partitions."""
@@ -90,21 +81,21 @@ class Ingest:
 
     def take(
         self,
-        records: Iterable[RecordLike],
+        partition: int,
+        records: Sequence[RecordLike],
         out: list[Element],
         dead: list[DeadLetter],
         *,
         recall: bool = False,
     ) -> None:
-        """Processes records of one partition in order; appends what there is to say.
+        """Processes records of a partition in order; appends what there is to say.
 
         `recall` is for records that were merged before the output reached what was loaded.
         """
         elements: list[Element] = []
         decode = self._decoder.decode
-        partition = 0
+        mute = self._mutes.get(partition, 0)
         for record in records:
-            partition = record.partition
             try:
                 incarnation, joining_at = (
                     incarnation_of(record.headers) if record.headers else (0, START)
@@ -115,14 +106,20 @@ class Ingest:
                         continue
                     out += self._process(elements, partition, recall)
                     elements = []
-                    self._start_over(incarnation, joining_at)
+                    self.start_over(incarnation, joining_at)
                 elements.append(decode(record.value))
+                if mute and record.offset < mute and type(elements[-1]) is Stable:
+                    elements.pop()
             except ElementError as error:
-                dead.append(self._dead_letter(record, error))
+                dead.append(self._dead_letter(partition, record, error))
         out += self._process(elements, partition, recall)
 
     def _process(self, elements: list[Element], partition: int, recall: bool) -> list[Element]:
         process = self._merge.recall if recall else self._merge.process_batch
+        if (keeps := self._keeps) is not None:
+            elements = [e for e in elements if type(e) is Stable or keeps(e.payload)]  # type: ignore[union-attr]
+        if self._co_partitioned:
+            partition = 0
         if not self._normalise:
             return process(self.name, elements, partition)
         normaliser = self._normalisers.setdefault(partition, Normaliser())
@@ -130,18 +127,41 @@ class Ingest:
         normaliser.blame(self._merge, self.name)
         return process(self.name, heard, partition)
 
-    def _start_over(self, incarnation: int, joining_at: int) -> None:
+    def start_over(self, incarnation: int, joining_at: int) -> None:
+        """A new incarnation of the replica: what the old one said is dropped.
+
+        Raises:
+            ElementError: it joins late, and is normalised.
+        """
         if joining_at != START and self._normalise:
             raise ElementError("header", f"{JOINING_AT_HEADER}: {_MUST_BE_WHOLE}")
         self.incarnation, self.joining_at = incarnation, joining_at
+        self.gap_accepted = False
         self._normalisers = {}
         self._merge.attach(self.name, joining_at, self.partitions)
 
-    def _dead_letter(self, record: RecordLike, error: ElementError) -> DeadLetter:
+    def accept_gap(self) -> None:
+        """Follows the original in having joined before its time; after its output is loaded."""
+        self.gap_accepted = True
+        self._merge.accept(self.name, self.joining_at)
+
+    def normalisers(self) -> Iterator[tuple[int, bytes]]:
+        """(partition, state) of each, for a snapshot."""
+        return ((number, each.snapshot()) for number, each in self._normalisers.items())
+
+    def restore_normalisers(self, saved: Mapping[int, bytes]) -> None:
+        """Takes what `normalisers` gave.
+
+        Raises:
+            StateError: it is damaged.
+        """
+        self._normalisers = {number: Normaliser.restore(data) for number, data in saved.items()}
+
+    def _dead_letter(self, partition: int, record: RecordLike, error: ElementError) -> DeadLetter:
         return DeadLetter(
             replica=self.name,
-            topic=record.topic,
-            partition=record.partition,
+            topic=self.topic,
+            partition=partition,
             offset=record.offset,
             reason=error.reason,
             message=str(error),

@@ -38,13 +38,13 @@ class Fed:
     def __init__(self, partitions: int = 1) -> None:
         self.merge: Operator = lmerge()
         self.ingest = Ingest(
-            self.merge, "r", WireDecoder(), partitions=partitions, joining_at=START
+            self.merge, "r", WireDecoder(), topic="in", partitions=partitions, joining_at=START
         )
         self.dead: list[DeadLetter] = []
 
     def take(self, batch: list[Record]) -> list[Element]:
         out: list[Element] = []
-        self.ingest.take(batch, out, self.dead)
+        self.ingest.take(batch[0].partition if batch else 0, batch, out, self.dead)
         return out
 
 

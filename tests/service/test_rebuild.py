@@ -75,6 +75,7 @@ def attached(
             merge,
             name,
             WireDecoder(),
+            topic="in",
             partitions=width,
             joining_at=START if was is None else was[name].joining_at,
             incarnation=0 if was is None else was[name].incarnation,
@@ -93,7 +94,7 @@ def test_a_rebuilt_task_has_nothing_to_add_and_goes_on_the_same(
     ingests = attached(merge, widths, None)
     said: list[Element] = []
     for name, record in merged[:cut]:
-        ingests[name].take([record], said, [])
+        ingests[name].take(record.partition, [record], said, [])
 
     rebuilt = lmerge()
     rebuilt.load_output(said)
@@ -102,7 +103,7 @@ def test_a_rebuilt_task_has_nothing_to_add_and_goes_on_the_same(
     for name in data.draw(st.permutations(REPLICAS)):
         for partition in data.draw(st.permutations(range(widths[name]))):
             prefix = [r for n, r in merged[:cut] if (n, r.partition) == (name, partition)]
-            again[name].take(prefix, missed, [])
+            again[name].take(partition, prefix, missed, [])
             rebuilt.check()
     assert missed == [], "the output has said it all"
     assert rebuilt.max_stable == merge.max_stable
@@ -110,6 +111,6 @@ def test_a_rebuilt_task_has_nothing_to_add_and_goes_on_the_same(
     for name, record in merged[cut:]:
         one: list[Element] = []
         two: list[Element] = []
-        ingests[name].take([record], one, [])
-        again[name].take([record], two, [])
+        ingests[name].take(record.partition, [record], one, [])
+        again[name].take(record.partition, [record], two, [])
         assert sorted(map(repr, one)) == sorted(map(repr, two))
