@@ -110,6 +110,10 @@ class MergeTask:
         policy = self._ledger.policy.policy()
         return TaskState(self.topology, self.partition, policy, tallies=self._tallies, clock=_clock)
 
+    def forget(self) -> None:
+        """Lets go of the state: somebody else has the task."""
+        self.state, self._is_known, self.phase = self._fresh(), False, "starting"
+
     def _clear(self) -> None:
         """Forgets whatever was merged and not committed."""
         self._found: dict[str, TopicInfo] | None = None

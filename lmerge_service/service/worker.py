@@ -72,6 +72,8 @@ class Worker:
         """For people."""
         self._cluster = cluster
         self._standby_only = standby_only
+        self._tasks: dict[int, MergeTask] = {}
+        """Those that this worker has ever had: what they have counted must not fall."""
 
     async def run(self) -> None:
         """Works until cancelled.
@@ -136,16 +138,20 @@ class Worker:
         for partition, held in ending.items():
             log.info("task given up", partition=partition, role=held.role)
             del self.held[partition]
+            if partition not in roles:
+                held.task.forget()
         for partition, role in roles.items():
             if partition not in self.held:
-                had = ending.get(partition)
-                task = self._task(partition) if had is None else had.task
+                task = self._task(partition)
                 child = group.create_task(self._hold(task, role), name=f"{role} {partition}")
                 self.held[partition] = Held(task, role, child)
 
     def _task(self, partition: int) -> MergeTask:
         assert self.control is not None
-        return MergeTask(self.topology, self.control.ledger, self._cluster, partition)
+        if partition not in self._tasks:
+            ledger = self.control.ledger
+            self._tasks[partition] = MergeTask(self.topology, ledger, self._cluster, partition)
+        return self._tasks[partition]
 
     async def _hold(self, task: MergeTask, role: Role) -> None:
         """Leads or follows a task, whatever happens to Kafka meanwhile."""
