@@ -20,10 +20,10 @@ from lmerge_service.core import Input, Operator
 from lmerge_service.elements import START, Element
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.headers import RecordLike
+from lmerge_service.formats.ingest import Ingest, Standing
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.sink import OffsetAndMetadata
 from lmerge_service.kafka.source import TopicPartition
-from lmerge_service.service.ingest import Ingest, Standing
 from lmerge_service.topology import Replica
 
 __all__ = ("ReplicaState", "Replicas")

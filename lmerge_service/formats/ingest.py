@@ -70,7 +70,9 @@ class Ingest:
         joining_at: int = START,
         incarnation: int = 0,
         normalise: bool = False,
+        attached: bool = False,
     ):
+        """`attached`: the operator has the input already, as a snapshot brought it back."""
         self.name = name
         self.incarnation = incarnation
         self.joining_at = joining_at
@@ -81,7 +83,8 @@ class Ingest:
         self._decoder = decoder
         self._normalise = normalise
         self._normalisers: dict[int, Normaliser] = {}
-        merge.attach(name, joining_at, partitions)
+        if not attached:
+            merge.attach(name, joining_at, partitions)
 
     def widen(self, partitions: int) -> None:
         """The replica's topic has got more partitions."""
