@@ -290,6 +290,7 @@ class HttpFeedback(_Background):
         self.replica = replica
         self.point = START
         """Nothing about an event with a final ve below it matters any more."""
+        self._risen = asyncio.Condition()
         self._url = f"{address.rstrip('/')}/v1/feedback/{quote(replica, safe='')}"
         self._client = client
         self._output_id: str | None = None
@@ -298,6 +299,13 @@ class HttpFeedback(_Background):
         """Whether an event with this *final* end may be left out."""
         return ve < self.point
 
+    async def wait(self, above: int, seconds: float) -> int:
+        """The point, as soon as it is above that, or after so many seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds), self._risen:
+                await self._risen.wait_for(lambda: self.point > above)
+        return self.point
+
     async def _follow(self) -> None:
         async with contextlib.AsyncExitStack() as stack:
             client = self._client
@@ -305,7 +313,10 @@ class HttpFeedback(_Background):
                 client = await stack.enter_async_context(httpx.AsyncClient())
             while True:
                 wait = _WAIT_SECONDS if self._ready.is_set() else 0.0
-                self._hear(await self._ask(client, wait))
+                answer = await self._ask(client, wait)
+                async with self._risen:
+                    self._hear(answer)
+                    self._risen.notify_all()
                 self.unreachable = None
                 self._ready.set()
 

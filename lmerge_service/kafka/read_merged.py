@@ -167,7 +167,7 @@ class MergedReader:
         self._patience = patience
         self._on_dead, self._on_breach = on_dead, on_breach
         self._upto: dict[TopicPartition, int] = {}
-        self._assigned = True  # what is read is what is to be read
+        self._assigned = False  # what is read is what is to be read
         self._unreachable: str | None = None
 
     async def __aenter__(self) -> "MergedReader":

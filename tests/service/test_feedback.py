@@ -21,6 +21,7 @@ from lmerge_service.kafka.topics import Topics
 from lmerge_service.service.feedback import FeedbackOut, feedback_router
 from lmerge_service.service.http import serve
 from lmerge_service.topology import Http
+from tests.waiting import come_true, vanish
 
 SECONDS = 20.0
 
@@ -143,13 +144,9 @@ def test_an_output_that_was_made_anew_takes_its_feedback_with_it(
                 out.tell(0, {"a": 50}, stable=50)
                 assert await feedback.wait(START, SECONDS) == 50
             async with Topics(Connection(bootstrap)) as topics:
-                await topics.delete(output)
-                while await topics.partitions([output]):
-                    await asyncio.sleep(0.05)
+                await vanish(topics, output)
                 await topics.ensure(output)
-            async with asyncio.timeout(SECONDS):
-                while feedback.point != START:
-                    await asyncio.sleep(0.05)
+            await come_true(lambda: feedback.point == START)
             async with publishing(bootstrap, output) as out:
                 out.tell(0, {"a": 5}, stable=5)
                 assert await feedback.wait(START, SECONDS) == 5
@@ -205,16 +202,13 @@ def test_a_long_poll_is_answered_when_the_point_moves(bootstrap: str, output: st
                 client.get("/v1/feedback/a", params={"above": 5, "wait": 30}, timeout=SECONDS)
             )
             out.tell(0, {"a": 4}, stable=4)
-            async with asyncio.timeout(SECONDS):
-                while feedback.point < 4:
-                    await asyncio.sleep(0.01)
+            assert await feedback.wait(START, SECONDS) == 4
             assert not polling.done()
             out.tell(0, {"a": 6}, stable=6)
             answer = (await polling).json()
             assert (answer["replica"], answer["point"]) == ("a", 6)
-            async with asyncio.timeout(SECONDS):
-                while not feedback.allows_skipping(5):
-                    await asyncio.sleep(0.01)
+            assert await feedback.wait(5, SECONDS) == 6
+            assert [feedback.allows_skipping(ve) for ve in (5, 6)] == [True, False]
 
     in_time(play())
 
@@ -250,9 +244,7 @@ def test_a_worker_that_is_away_leaves_the_point_where_it_is(bootstrap: str, outp
                 feedback = HttpFeedback(f"http://127.0.0.1:{port}", replica="a")
                 await stack.enter_async_context(feedback)
                 assert feedback.point == 8
-            async with asyncio.timeout(SECONDS):
-                while feedback.unreachable is None:
-                    await asyncio.sleep(0.02)
+            await come_true(lambda: feedback.unreachable is not None)
             assert feedback.point == 8
 
     in_time(play())
