@@ -68,12 +68,19 @@ def read(
     for name in names:
         check_topic(name)
     silence_kafka_client()
-    status = asyncio.run(_read(names, case, follow, token, bootstrap, nfc))
+    saved = token.read_bytes() if token is not None and token.exists() else None
+    status = asyncio.run(_read(names, case, follow, saved, token, bootstrap, nfc))
     _tell(status, as_json=json)
 
 
 async def _read(
-    names: list[str], case: Case, follow: bool, token: Path | None, bootstrap: str, nfc: bool
+    names: list[str],
+    case: Case,
+    follow: bool,
+    saved: bytes | None,
+    token: Path | None,
+    bootstrap: str,
+    nfc: bool,
 ) -> "ReaderStatus":
     import asyncio
     import signal
@@ -81,11 +88,10 @@ async def _read(
     from lmerge_service.kafka.client import Connection
     from lmerge_service.kafka.read_merged import read_merged
 
-    saved = token.read_bytes() if token is not None and token.exists() else None
-    connection = Connection(bootstrap)
-    async with read_merged(
-        connection, names, case=case, token=saved, follow=follow, nfc=nfc
-    ) as reader:
+    reading = read_merged(
+        Connection(bootstrap), names, case=case, token=saved, follow=follow, nfc=nfc
+    )
+    async with reading as reader:
         missing = [each.topic for each in reader.status().topics if each.state == "missing"]
         if missing and not follow:
             there_is_none = f"there is no such topic at {bootstrap} (--follow waits for it)"
@@ -99,10 +105,11 @@ async def _read(
         finally:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
-        if not writing.cancelled():
-            writing.result()
-        if token is not None:
+        failure = None if writing.cancelled() else writing.exception()
+        if token is not None and not isinstance(failure, OSError):  # all that was taken is written
             _leave(token, reader.token())
+        if failure is not None:
+            raise failure
         return reader.status()
 
 
