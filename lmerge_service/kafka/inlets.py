@@ -266,6 +266,18 @@ class Inlets:
             attached=attached,
         )
 
+    def check(self) -> None:
+        """Asserts the invariants, in words."""
+        for inlet in self._inlets.values():
+            attached = inlet.topic in self._merge.inputs
+            held = inlet.ingest is not None or inlet.place is not None
+            assert attached == held, f"T1: {inlet}"
+            if inlet.ingest is not None:
+                widths = (len(inlet.positions), inlet.ingest.partitions)
+                assert widths[0] == widths[1], f"T2: {inlet} has positions for other partitions"
+                assert not inlet.given_up, f"T1: {inlet} is read and left out"
+        assert set(self._merge.inputs) <= set(self._inlets), "T1: an input that is no topic"
+
     # --- what is seen of it ---------------------------------------------------------------------
 
     def measure(self, ends: Mapping[TopicPartition, int]) -> None:
