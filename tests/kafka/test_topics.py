@@ -9,6 +9,7 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.protocol.metadata import MetadataRequest_v5
 
+from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.metadata import TopicsRequest, Uuid
 from lmerge_service.kafka.topics import TopicInfo, Topics
 
@@ -43,7 +44,7 @@ def test_a_topic_that_is_deleted_and_made_anew_has_another_id_whatever_it_holds(
     async def ids() -> list[str | None]:
         topic = topic_name()
         found = []
-        async with Topics(bootstrap) as topics:
+        async with Topics(Connection(bootstrap)) as topics:
             await topics.ensure(topic)
             await fill(bootstrap, topic, 5)
             found += [(await topics.describe([topic]))[topic].id for _ in range(2)]
@@ -63,7 +64,7 @@ def test_ids_and_widths_of_many_topics_come_together_and_missing_ones_are_left_o
     bootstrap: str, topic_name: Callable[..., str]
 ) -> None:
     async def described() -> dict[str, TopicInfo]:
-        async with Topics(bootstrap) as topics:
+        async with Topics(Connection(bootstrap)) as topics:
             await topics.ensure(narrow)
             await topics.ensure(wide, partitions=12)
             assert await topics.partitions([wide, missing]) == {wide: 12}
@@ -87,7 +88,7 @@ def test_without_ids_the_widths_are_told(monkeypatch: pytest.MonkeyPatch) -> Non
     """As from a broker before Kafka 2.8: the answer is of version 5."""
 
     async def described() -> dict[str, TopicInfo]:
-        topics = Topics("127.0.0.1:1")
+        topics = Topics(Connection("127.0.0.1:1"))
 
         async def answer(_: TopicsRequest) -> object:
             partition: tuple[object, ...] = (0, 0, 1, [1], [1], [])
