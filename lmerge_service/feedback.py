@@ -164,8 +164,9 @@ class _Background(ABC):
             except TransportError as error:
                 if not self._ready.is_set():
                     raise
+                if self.unreachable is None:
+                    log.warning("feedback is not heard", error=str(error))
                 self.unreachable = str(error)
-                log.warning("feedback is not heard", error=str(error))
             await asyncio.sleep(_PAUSE_SECONDS)
 
     @abstractmethod

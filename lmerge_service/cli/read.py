@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lmerge_service.cli.options import (
-    BOOTSTRAP,
     Bootstrap,
     Json,
+    KafkaConfig,
     Nfc,
     check_topic,
+    connection,
     silence_kafka_client,
 )
 from lmerge_service.cli.words import finite, point, say_json
@@ -50,7 +51,8 @@ def read(
             "there anew at the end: what is written before and after is one stream.",
         ),
     ] = None,
-    bootstrap: Bootstrap = BOOTSTRAP,
+    bootstrap: Bootstrap = None,
+    kafka_config: KafkaConfig = None,
     nfc: Nfc = False,
     json: Json = False,
 ) -> None:
@@ -64,38 +66,30 @@ def read(
     """
     import asyncio
 
+    from lmerge_service.kafka.read_merged import read_merged
+
     names = [topic.removeprefix(_TOPIC) for topic in topics]
     for name in names:
         check_topic(name)
-    silence_kafka_client()
     saved = token.read_bytes() if token is not None and token.exists() else None
-    status = asyncio.run(_read(names, case, follow, saved, token, bootstrap, nfc))
+    reading = read_merged(
+        connection(bootstrap, kafka_config), names, case=case, token=saved, follow=follow, nfc=nfc
+    )
+    silence_kafka_client()
+    status = asyncio.run(_read(reading, must_exist=not follow, token=token))
     _tell(status, as_json=json)
 
 
-async def _read(
-    names: list[str],
-    case: Case,
-    follow: bool,
-    saved: bytes | None,
-    token: Path | None,
-    bootstrap: str,
-    nfc: bool,
-) -> "ReaderStatus":
+async def _read(reading: "MergedReader", *, must_exist: bool, token: Path | None) -> "ReaderStatus":
     import asyncio
     import signal
 
-    from lmerge_service.kafka.client import Connection
-    from lmerge_service.kafka.read_merged import read_merged
-
-    reading = read_merged(
-        Connection(bootstrap), names, case=case, token=saved, follow=follow, nfc=nfc
-    )
     async with reading as reader:
         missing = [each.topic for each in reader.status().topics if each.state == "missing"]
-        if missing and not follow:
-            there_is_none = f"there is no such topic at {bootstrap} (--follow waits for it)"
-            raise ConfigurationError(f"kafka:{missing[0]}: {there_is_none}")
+        if missing and must_exist:
+            raise ConfigurationError(
+                f"kafka:{missing[0]}: there is no such topic (--follow waits for it)"
+            )
         writing = asyncio.create_task(_write(reader))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):

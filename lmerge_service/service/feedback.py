@@ -93,13 +93,17 @@ class FeedbackOut:
 
     async def run(self) -> None:
         """Publishes until cancelled; while Kafka is away, it waits and tries again."""
+        failing = False
         while True:
             try:
                 output_id = await self._prepare()
                 async with Notices(self._connection, feedback_topic(self._output)) as notices:
+                    failing = False
                     await self._publish(notices, output_id)
             except TransportError as error:
-                log.warning("feedback is not published", error=str(error))
+                if not failing:
+                    log.warning("feedback is not published", error=str(error))
+                failing = True
                 await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _prepare(self) -> str | None:

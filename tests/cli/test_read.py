@@ -83,9 +83,7 @@ def test_a_topic_that_is_not_there_is_named_unless_it_is_waited_for(
 ) -> None:
     done = lmerge("read", topics[0], "nothing-here", "--bootstrap", bootstrap)
     assert (done.code, done.out) == (2, "")
-    assert done.error == (
-        f"kafka:nothing-here: there is no such topic at {bootstrap} (--follow waits for it)"
-    )
+    assert done.error == "kafka:nothing-here: there is no such topic (--follow waits for it)"
 
 
 def test_following_ends_with_the_stream_or_with_a_signal_and_leaves_its_token(
