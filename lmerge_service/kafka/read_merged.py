@@ -175,7 +175,7 @@ class MergedReader:
         async with AsyncExitStack() as stack:
             self._topics = await stack.enter_async_context(Topics(self._connection))
             self._source = await stack.enter_async_context(Source(self._connection))
-            self._heard = self._looked = asyncio.get_running_loop().time()
+            self._heard = self._looked = self._polled = asyncio.get_running_loop().time()
             await self._look(CONNECT_SECONDS)
             if not self._follow:
                 self._upto = await self._ends(CONNECT_SECONDS)
@@ -217,11 +217,21 @@ class MergedReader:
             if clock() - self._looked >= _LOOK_SECONDS:
                 await self._look_again()
                 self._looked = clock()
-            batches = await self._source.poll(_POLL_SECONDS, self._batch_records)
-            out = self._take(batches)
+            out = self._take(await self._poll())
             if out:
                 return out
         return []
+
+    async def _poll(self) -> Batches:
+        clock = asyncio.get_running_loop().time
+        try:
+            batches = await self._source.poll(_POLL_SECONDS, self._batch_records)
+        except TransportError as error:
+            self._bear(error, self._polled)
+            await asyncio.sleep(_POLL_SECONDS)
+            return {}
+        self._polled = clock()
+        return batches
 
     def _take(self, batches: Batches) -> list[Element]:
         """Never awaits, so that records are taken altogether or not at all."""
@@ -254,14 +264,17 @@ class MergedReader:
         try:
             await self._look(_LOOK_SECONDS)
         except TransportError as error:
-            self._unreachable = str(error)
-            self._inlets.unknown()
-            if clock() - self._heard > self._patience:
-                raise TransportError(
-                    f"Kafka has not answered for {self._patience:g} s: {error}"
-                ) from error
+            self._bear(error, self._heard)
         else:
             self._unreachable, self._heard = None, clock()
+
+    def _bear(self, error: TransportError, since: float) -> None:
+        """Goes on without an answer, of which the last was at `since`; not for ever."""
+        self._unreachable = str(error)
+        self._inlets.unknown()
+        if asyncio.get_running_loop().time() - since > self._patience:
+            lasting = f"Kafka has not answered for {self._patience:g} s: {error}"
+            raise TransportError(lasting) from error
 
     async def _look(self, seconds: float) -> None:
         """Takes in topics that came or widened, lets go those that went, measures the lag."""

@@ -209,3 +209,15 @@ def test_an_adjust_without_its_insert_is_not_a_way_to_leave_out() -> None:
     merge.process_batch("fast", [Insert("A", 2, 50), Stable(10)])
     merge.process("slow", Adjust("A", 2, 40, 50))
     assert kinds(merge) == ["unknown_event"]
+
+
+@pytest.mark.parametrize("case", ["R3", "R4"])
+def test_an_event_that_ends_at_the_point_is_not_below_it(case: str) -> None:
+    """It is half frozen: left out, it is missing, which is a breach."""
+    merge = lmerge(case)
+    merge.attach("fast")
+    merge.attach("slow")
+    merge.process_batch("fast", [Insert("A", 2, 10), Stable(10)])
+    assert merge.feedback() == {"slow": 10}
+    assert merge.process("slow", Stable(15)) == [Stable(15)]
+    assert kinds(merge) == ["half_frozen_missing"]

@@ -19,6 +19,7 @@ from lmerge_service.kafka.broker import LocalBroker, free_port
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.inlets import TopicStatus
 from lmerge_service.kafka.read_merged import MergedReader, read_merged
+from lmerge_service.kafka.source import Batches, Source
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.tdb import TDB, reconstitute
 from tests.service.cluster import Merge, crc32, logical, meaning, replica_streams, scattered
@@ -447,6 +448,37 @@ def test_without_kafka_the_reader_says_so_at_once() -> None:
         with pytest.raises(TransportError, match="cannot be reached"):
             async with read_merged(nowhere, ["a"]):
                 pass
+
+    in_time(play())
+
+
+def test_polls_that_fail_are_borne_for_as_long_as_the_patience_lasts(
+    written: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even while everything else about Kafka is well."""
+    written.publish("a", [insert("x", 1, 9), Stable(3)])
+    poll, failures = Source.poll, 2
+
+    async def poll_or_fail(self: Source, seconds: float, most: int | None = None) -> Batches:
+        nonlocal failures
+        failures -= 1
+        if failures >= 0:
+            raise TransportError("reading: a broker that is not well")
+        return await poll(self, seconds, most)
+
+    monkeypatch.setattr(Source, "poll", poll_or_fail)
+
+    async def play() -> None:
+        nonlocal failures
+        async with written.reader("a", patience=2.5) as reader:
+            assert await next_of(reader) == insert("x", 1, 9)
+            await next_of(reader)
+            failures = 1_000
+            with pytest.raises(TransportError, match=r"for 2\.5 s: reading: a broker that"):
+                await next_of(reader)
+            failures = 0
+            await written._publish("a", [Stable(5)], 1, crc32, [], None)
+            assert await next_of(reader) == Stable(5)
 
     in_time(play())
 
