@@ -18,7 +18,9 @@ ROOMS: dict[str, set[str]] = {
     "credentials": set(),  # files, variables and certificates: nothing of streams
     "topology": {"model", "core", "credentials"},
     "kafka": {"model", "core", "formats"},
-    "service": {"model", "core", "formats", "kafka", "topology"},
+    # what a replica imports; the service answers in the same words
+    "feedback": {"model", "formats", "kafka"},
+    "service": {"model", "core", "feedback", "formats", "kafka", "topology"},
     "offline": {"model", "core", "formats", "kafka"},
     "demo": {"model", "formats", "kafka", "offline", "present", "service", "topology"},
 }

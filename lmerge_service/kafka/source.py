@@ -119,7 +119,7 @@ class Source:
 
         A partition that cannot be read (its position is gone, a batch is corrupt or compressed in
         an unknown way, access is refused) goes to `lost`, with the reason, and is paused; the
-        others lose nothing by it.
+        others lose nothing by it. A poll that is cancelled has taken nothing.
         """
         try:
             batches = await self._consumer.getmany(
@@ -152,13 +152,16 @@ class Source:
         what the client had taken from them is gone with the error."""
         self._rewind()
         found = False
-        for tp in list(self._next):
-            try:
-                await self._consumer.getmany(tp, timeout_ms=200, max_records=None)
-            except (KafkaError, ValueError) as cause:
-                found = True
-                self._lose(tp, f"cannot be read at offset {self._next[tp]} or behind: {cause!r}")
-        self._rewind()
+        try:
+            for tp in list(self._next):
+                try:
+                    await self._consumer.getmany(tp, timeout_ms=200, max_records=None)
+                except (KafkaError, ValueError) as cause:
+                    found = True
+                    why = f"cannot be read at offset {self._next[tp]} or behind: {cause!r}"
+                    self._lose(tp, why)
+        finally:  # also when the search is cancelled: what it took was handed to nobody
+            self._rewind()
         if not found and not isinstance(error, ValueError):
             raise TransportError(f"reading: {error!r}") from error
 

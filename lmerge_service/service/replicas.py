@@ -26,10 +26,10 @@ from lmerge_service.core import Input, Operator
 from lmerge_service.elements import START, Element
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.headers import RecordLike
+from lmerge_service.formats.ingest import Ingest
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.topics import TopicInfo
-from lmerge_service.service.ingest import Ingest
 from lmerge_service.service.marks import PartitionMark, Standing
 from lmerge_service.topology import Replica
 
@@ -244,12 +244,12 @@ class Replicas:
     def adopt(self, name: str, standing: Standing, width: int) -> Ingest:
         """A replica that stands so in an operator that was restored from a snapshot."""
         state = self.states[name]
-        self._merge_from(state, standing, width, attach=False)
+        self._merge_from(state, standing, width, attached=True)
         assert state.ingest is not None
         return state.ingest
 
     def _merge_from(
-        self, state: ReplicaState, standing: Standing, width: int, *, attach: bool = True
+        self, state: ReplicaState, standing: Standing, width: int, *, attached: bool = False
     ) -> None:
         self._stop_merging(state)
         state.held_out, state.lost, state.released = None, False, False
@@ -269,7 +269,7 @@ class Replicas:
             co_partitioned=state.replica.co_partitioned,
             mutes={n: mark.mute for n, mark in standing.partitions.items() if mark.mute},
             keeps=self._keeps,
-            attach=attach,
+            attached=attached,
         )
 
     def _unfit(self, replica: Replica, info: TopicInfo) -> str | None:

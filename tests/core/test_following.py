@@ -264,9 +264,9 @@ def test_an_input_is_joined_by_what_is_loaded(case: str) -> None:
     run.attach("b", joining_at=10)
     for follower in followers(run):
         follower.load_output([Stable(9)])
-        assert not follower.inputs["b"].joined
+        assert not bool(follower.inputs["b"].joined)
         follower.load_output([Stable(10)])
-        assert follower.inputs["b"].joined
+        assert bool(follower.inputs["b"].joined)
         assert follower.process("b", Stable(12)) == [Stable(12)]
 
 

@@ -8,8 +8,8 @@ from lmerge_service.core import Operator, lmerge
 from lmerge_service.elements import START, Element, Insert, Stable
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.headers import incarnation_headers
+from lmerge_service.formats.ingest import Ingest
 from lmerge_service.formats.wire import WireDecoder, encode
-from lmerge_service.service.ingest import Ingest
 
 
 @dataclass

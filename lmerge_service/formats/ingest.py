@@ -50,11 +50,11 @@ class Ingest:
         co_partitioned: bool = False,
         mutes: Mapping[int, int] = MappingProxyType({}),
         keeps: Callable[[bytes], bool] | None = None,
-        attach: bool = True,
+        attached: bool = False,
     ):
         """`partitions` are the operator's: one if the replica is co-partitioned, since the task
         reads one. `mutes` gives offsets by partition before which stables do not count; `keeps`
-        tells the payloads that are this task's. `attach` is False if the operator has the input
+        tells the payloads that are this task's. `attached`: the operator has the input
         already, from a snapshot."""
         self.name = name
         self.topic = topic
@@ -71,7 +71,7 @@ class Ingest:
         self._mutes = dict(mutes)
         self._keeps = keeps
         self._normalisers: dict[int, Normaliser] = {}
-        if attach:
+        if not attached:
             merge.attach(name, joining_at, partitions, accepted_gap=gap_accepted)
 
     def widen(self, partitions: int) -> None:
