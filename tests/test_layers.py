@@ -15,7 +15,7 @@ ROOMS: dict[str, set[str]] = {
     "core": {"model"},
     "present": {"model"},
     "formats": {"model", "core"},
-    "topology": {"model", "core"},
+    "topology": {"model", "core", "formats"},  # the options of a dialect stand beside it
     "kafka": {"model", "core", "formats"},
     "service": {"model", "core", "formats", "kafka", "topology"},
     "offline": {"model", "core", "formats", "kafka"},

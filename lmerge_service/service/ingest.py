@@ -14,9 +14,12 @@ Theory
     and the operator. What that says is a function of the partition's prefix, too, so that a
     rebuild hears what the original heard. It cannot join late: an interval that is under way at
     the joining time has begun nobody knows when, so it has no canonical form.
+
+    A replica that speaks a dialect (`formats.dialects`) has a decoder per partition and
+    incarnation in the same way. One record may say several elements then, or none.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -25,7 +28,8 @@ from lmerge_service.core.normaliser import Normaliser
 from lmerge_service.elements import START, Element
 from lmerge_service.errors import ElementError
 from lmerge_service.formats.dead_letters import DeadLetter
-from lmerge_service.formats.headers import JOINING_AT_HEADER, RecordLike, incarnation_of
+from lmerge_service.formats.dialects import Decoder
+from lmerge_service.formats.headers import JOINING_AT_HEADER, TimedRecord, incarnation_of
 from lmerge_service.formats.wire import WireDecoder
 
 __all__ = ("Ingest", "Standing")
@@ -70,6 +74,7 @@ class Ingest:
         joining_at: int = START,
         incarnation: int = 0,
         normalise: bool = False,
+        dialect: Callable[[], Decoder] | None = None,
     ):
         self.name = name
         self.incarnation = incarnation
@@ -81,6 +86,8 @@ class Ingest:
         self._decoder = decoder
         self._normalise = normalise
         self._normalisers: dict[int, Normaliser] = {}
+        self._dialect = dialect
+        self._decoders: dict[int, Decoder] = {}
         merge.attach(name, joining_at, partitions)
 
     def widen(self, partitions: int) -> None:
@@ -90,7 +97,7 @@ class Ingest:
 
     def take(
         self,
-        records: Iterable[RecordLike],
+        records: Iterable[TimedRecord],
         out: list[Element],
         dead: list[DeadLetter],
         *,
@@ -102,6 +109,7 @@ class Ingest:
         """
         elements: list[Element] = []
         decode = self._decoder.decode
+        in_wire = self._dialect is None
         partition = 0
         for record in records:
             partition = record.partition
@@ -116,10 +124,20 @@ class Ingest:
                     out += self._process(elements, partition, recall)
                     elements = []
                     self._start_over(incarnation, joining_at)
-                elements.append(decode(record.value))
+                if in_wire:
+                    elements.append(decode(record.value))
+                else:
+                    elements += self._translated(record)
             except ElementError as error:
                 dead.append(self._dead_letter(record, error))
         out += self._process(elements, partition, recall)
+
+    def _translated(self, record: TimedRecord) -> Iterable[Element]:
+        assert self._dialect is not None
+        decoder = self._decoders.get(record.partition)
+        if decoder is None:
+            decoder = self._decoders[record.partition] = self._dialect()
+        return decoder.decode(record)
 
     def _process(self, elements: list[Element], partition: int, recall: bool) -> list[Element]:
         process = self._merge.recall if recall else self._merge.process_batch
@@ -135,9 +153,10 @@ class Ingest:
             raise ElementError("header", f"{JOINING_AT_HEADER}: {_MUST_BE_WHOLE}")
         self.incarnation, self.joining_at = incarnation, joining_at
         self._normalisers = {}
+        self._decoders = {}
         self._merge.attach(self.name, joining_at, self.partitions)
 
-    def _dead_letter(self, record: RecordLike, error: ElementError) -> DeadLetter:
+    def _dead_letter(self, record: TimedRecord, error: ElementError) -> DeadLetter:
         return DeadLetter(
             replica=self.name,
             topic=record.topic,

@@ -11,7 +11,7 @@ Theory
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import structlog
@@ -19,7 +19,8 @@ import structlog
 from lmerge_service.core import Input, Operator
 from lmerge_service.elements import START, Element
 from lmerge_service.formats.dead_letters import DeadLetter
-from lmerge_service.formats.headers import RecordLike
+from lmerge_service.formats.dialects import Decoder, build_decoder
+from lmerge_service.formats.headers import TimedRecord
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.sink import OffsetAndMetadata
 from lmerge_service.kafka.source import TopicPartition
@@ -113,7 +114,15 @@ class Replicas:
             joining_at=joining_at if latest is None else latest.joining_at,
             incarnation=0 if latest is None else latest.incarnation,
             normalise=state.replica.normalise,
+            dialect=self._dialect_of(state.replica),
         )
+
+    def _dialect_of(self, replica: Replica) -> Callable[[], Decoder] | None:
+        """What makes the decoders of a replica that speaks a dialect."""
+        options, wire = replica.format, self._decoder
+        if options == "wire":
+            return None
+        return lambda: build_decoder(options, wire.cache, wire.max_record_bytes)
 
     def _no_order(self, width: int) -> str:
         return (
@@ -162,7 +171,7 @@ class Replicas:
             fresh = (TopicPartition(topic, number) for number in range(before, width))
             state.begins |= {tp: beginnings[tp] for tp in fresh}
 
-    def replay(self, tp: TopicPartition, records: Iterable[RecordLike]) -> list[Element]:
+    def replay(self, tp: TopicPartition, records: Iterable[TimedRecord]) -> list[Element]:
         """Feeds a committed prefix; returns what comes out, which should be nothing."""
         ingest = self.by_topic[tp.topic].ingest
         assert ingest is not None
@@ -173,7 +182,7 @@ class Replicas:
     def take(
         self,
         tp: TopicPartition,
-        records: list[RecordLike],
+        records: list[TimedRecord],
         out: list[Element],
         dead: list[DeadLetter],
     ) -> None:
