@@ -11,8 +11,8 @@ Adjust(payload=b'A', vs=3, vold=9223372036854775807, ve=7))
 
     *At one instant* the last change counts: what it replaces began and ended at once, and never
     was. A change that claims an *earlier* time than the one before it takes effect with that one:
-    per key, time stands still rather than go back. A change that says what is so already says
-    nothing, be it a repeated record, an update that changes nothing or the deletion of what is
+    per key, time stands still rather than go back. A change that says what is so already gives
+    no element, be it a repeated record, an update that changes nothing or the deletion of what is
     not there. And a row that goes and comes back at one instant has not been away:
 
     >>> table.apply(Change(b"k", b"A", 7))[1]
@@ -86,7 +86,7 @@ class _Held(NamedTuple):
     vs: int
     """From when the row is valid, or the key has none."""
     at: int
-    """When the key changed last, which can be later than vs if the row came back at once."""
+    """When the row was told last, which can be later than vs: it was confirmed, or came back."""
     before: tuple[bytes, int] | None
     """The row that ended at vs, and its vs."""
 
@@ -109,6 +109,7 @@ class Versions:
         key, row, _, _ = change
         t = self.touches(change)
         if t is None:
+            self._confirm(change)
             return []
         held = self._held.get(key) or _Held(None, START, START, None)
         before = held.before if t == held.vs else None
@@ -125,6 +126,12 @@ class Versions:
             said.append(Insert(row, t, INFINITY))
         self._keep(key, _Held(row, t, t, before))
         return said
+
+    def _confirm(self, change: Change) -> None:
+        """The row is still so at a later time, before which it cannot change any more."""
+        held = self._held.get(change.key)
+        if held is not None and held.row is not None and change.vs > held.at:
+            self._keep(change.key, _Held(held.row, held.vs, change.vs, None))
 
     def _keep(self, key: bytes, held: _Held) -> None:
         self._held[key] = held
