@@ -197,7 +197,7 @@ def test_a_replica_may_speak_a_dialect(tmp_path: Path) -> None:
             "      stable:\n        lateness: 5000\n",
             "",
             12,
-            "replicas[1].format.stable: is missing",
+            "[1].format.stable: is missing",
         ),
         ("lateness: 5000", "transactions: false", 16, "replicas[1].format.stable.transactions: "),
         (

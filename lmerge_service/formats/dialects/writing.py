@@ -121,7 +121,7 @@ class _Changes:
             if not begins:
                 del self._live[key]
             elif key in self._live:
-                rows = f"two rows of key {key[:100].decode()} are valid at {t}"
+                rows = f"two rows of key {_shown(key)} are valid at {t}"
                 raise IllegalStreamError(f"{rows}: the dialect cannot say that")
             else:
                 self._live[key] = payload
@@ -134,7 +134,7 @@ class _Changes:
         fields = fields_of(payload) if payload.startswith(b"{") else {}
         for path in self._paths:
             if (value := find(fields, path)) is None:
-                raise IllegalStreamError(f"payload {payload[:100]!a} has no {'.'.join(path)}")
+                raise IllegalStreamError(f"payload {_shown(payload)} has no {'.'.join(path)}")
             found[".".join(path)] = value
         return merged(found)
 
@@ -158,7 +158,7 @@ class _Settled:
                 heapq.heappush(self._due, (vs, True, payload, vs))
             case Adjust(payload, vs, _, ve):
                 if (payload, vs) not in self._ends:
-                    raise IllegalStreamError(f"an adjust of no event, {payload[:100]!a} at {vs}")
+                    raise IllegalStreamError(f"an adjust of no event, {_shown(payload)} at {vs}")
                 self._keep(payload, vs, ve)
             case Stable(vc):
                 yield from self._until(vc)
@@ -260,12 +260,17 @@ class _Upserts:
 def _object(row: bytes, own: frozenset[str]) -> dict[str, Any]:
     """The members of a row, which must leave the format its own."""
     if not row.startswith(b"{"):
-        raise IllegalStreamError(f"payload {row[:100]!a} is no row: an object is needed")
+        raise IllegalStreamError(f"payload {_shown(row)} is no row: an object is needed")
     fields = fields_of(row)
     if taken := own & fields.keys():
         names = msgspec.json.encode(min(taken)).decode()
-        raise IllegalStreamError(f"payload {row[:100]!a} has a field {names} of its own")
+        raise IllegalStreamError(f"payload {_shown(row)} has a field {names} of its own")
     return fields
+
+
+def _shown(text: bytes) -> str:
+    shown = text[:100].decode(errors="replace")
+    return shown if len(text) <= 100 else shown + "..."
 
 
 def _time(t: int) -> bytes:
