@@ -23,6 +23,7 @@ from lmerge_service.core.properties import weakest
 from lmerge_service.credentials import ClientTls, Sasl
 from lmerge_service.elements import INFINITY, START
 from lmerge_service.errors import ConfigurationError
+from lmerge_service.formats.dialects import Format
 
 __all__ = (
     "Http",
@@ -150,6 +151,8 @@ class Stream(_Model):
     topic: str
     joining_at: Annotated[int, Field(ge=START, lt=INFINITY)] | None = None
     """The time from which the replica is correct; by default the beginning of time."""
+    format: Format = "wire"
+    """How its records say elements: wire, or the options of a dialect (docs/dialects.md)."""
     properties: Properties = Properties()
     """What its stream promises; of use with `case: auto`."""
     co_partitioned: bool = False
@@ -288,6 +291,16 @@ class Topology(_Model):
             )
         return self
 
+    @model_validator(mode="after")
+    def _translated(self) -> "Topology":
+        told = [each.name for each in self.replicas if each.format != "wire"]
+        if self.resolved_case not in (Case.R3, Case.R4) and told:
+            raise ValueError(
+                f"replica {told[0]} speaks a dialect, which needs case R3 or R4, not "
+                f"{self.resolved_case}: a row's end is told after its beginning"
+            )
+        return self
+
     @property
     def resolved_case(self) -> Case:
         """The case that is merged."""
@@ -359,10 +372,13 @@ def _parse(path: Path, needed: str) -> Any:
 
 
 def _faults(path: Path | str, document: Any, error: ValidationError) -> list[str]:
-    return [
-        f"{path}:{_line(document, fault['loc'])}: {_field(fault['loc'])}{_said(fault)}"
-        for fault in error.errors()
-    ]
+    found = [(_written(fault["loc"]), fault) for fault in error.errors()]
+    return [f"{path}:{_line(document, loc)}: {_field(loc)}{_said(fault)}" for loc, fault in found]
+
+
+def _written(loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """The place in the document: without the tags of unions, which stand in <>."""
+    return tuple(part for part in loc if not (isinstance(part, str) and part.startswith("<")))
 
 
 def _said(fault: Any) -> str:

@@ -16,7 +16,8 @@ ROOMS: dict[str, set[str]] = {
     "present": {"model"},
     "formats": {"model", "core"},
     "credentials": set(),  # files, variables and certificates: nothing of streams
-    "topology": {"model", "core", "credentials"},
+    # the options of a dialect stand beside it
+    "topology": {"model", "core", "formats", "credentials"},
     "kafka": {"model", "core", "formats"},
     # what a replica imports; the service answers in the same words
     "feedback": {"model", "formats", "kafka"},

@@ -14,21 +14,28 @@ Theory
     and the operator. What that says is a function of the partition's prefix, too, so that a
     rebuild hears what the original heard. It cannot join late: an interval that is under way at
     the joining time has begun nobody knows when, so it has no canonical form.
+
+    A replica that speaks a dialect (`formats.dialects`) has a decoder per partition and
+    incarnation in the same way. One record may say several elements then, or none.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
+from typing import Final
 
 from lmerge_service.core import Operator
 from lmerge_service.core.normaliser import Normaliser
 from lmerge_service.elements import START, Element, Stable
-from lmerge_service.errors import ElementError
+from lmerge_service.errors import ElementError, StateError
 from lmerge_service.formats.dead_letters import DeadLetter
-from lmerge_service.formats.headers import JOINING_AT_HEADER, RecordLike, incarnation_of
+from lmerge_service.formats.dialects import Decoder
+from lmerge_service.formats.headers import JOINING_AT_HEADER, TimedRecord, incarnation_of
 from lmerge_service.formats.wire import WireDecoder
 
 __all__ = ("Ingest",)
 
+_NORMALISER: Final = "normaliser"
+_DECODER: Final = "decoder"
 _MUST_BE_WHOLE = "a replica that is normalised must be correct from the beginning"
 
 
@@ -50,12 +57,14 @@ class Ingest:
         co_partitioned: bool = False,
         mutes: Mapping[int, int] = MappingProxyType({}),
         keeps: Callable[[bytes], bool] | None = None,
+        dialect: Callable[[], Decoder] | None = None,
         attached: bool = False,
     ):
         """`partitions` are the operator's: one if the replica is co-partitioned, since the task
         reads one. `mutes` gives offsets by partition before which stables do not count; `keeps`
-        tells the payloads that are this task's. `attached`: the operator has the input
-        already, from a snapshot."""
+        tells the payloads that are this task's; `dialect` makes a decoder for each partition, None
+        if they are in the wire format. `attached`: the operator has the input already, from a
+        snapshot."""
         self.name = name
         self.topic = topic
         self.incarnation = incarnation
@@ -71,6 +80,8 @@ class Ingest:
         self._mutes = dict(mutes)
         self._keeps = keeps
         self._normalisers: dict[int, Normaliser] = {}
+        self._dialect = dialect
+        self._decoders: dict[int, Decoder] = {}
         if not attached:
             merge.attach(name, joining_at, partitions, accepted_gap=gap_accepted)
 
@@ -82,7 +93,7 @@ class Ingest:
     def take(
         self,
         partition: int,
-        records: Sequence[RecordLike],
+        records: Sequence[TimedRecord],
         out: list[Element],
         dead: list[DeadLetter],
         *,
@@ -93,7 +104,7 @@ class Ingest:
         `recall` is for records that were merged before the output reached what was loaded.
         """
         elements: list[Element] = []
-        decode = self._decoder.decode
+        decode, in_wire = self._decoder.decode, self._dialect is None
         mute = self._mutes.get(partition, 0)
         for record in records:
             try:
@@ -107,12 +118,22 @@ class Ingest:
                     out += self._process(elements, partition, recall)
                     elements = []
                     self.start_over(incarnation, joining_at)
-                elements.append(decode(record.value))
-                if mute and record.offset < mute and type(elements[-1]) is Stable:
-                    elements.pop()
+                if in_wire:
+                    elements.append(decode(record.value))
+                else:
+                    elements += self._translated(partition, record)
+                if mute and record.offset < mute:
+                    elements = [each for each in elements if type(each) is not Stable]
             except ElementError as error:
                 dead.append(self._dead_letter(partition, record, error))
         out += self._process(elements, partition, recall)
+
+    def _translated(self, partition: int, record: TimedRecord) -> Iterable[Element]:
+        assert self._dialect is not None
+        decoder = self._decoders.get(partition)
+        if decoder is None:
+            decoder = self._decoders[partition] = self._dialect()
+        return decoder.decode(record)
 
     def _process(self, elements: list[Element], partition: int, recall: bool) -> list[Element]:
         process = self._merge.recall if recall else self._merge.process_batch
@@ -137,7 +158,7 @@ class Ingest:
             raise ElementError("header", f"{JOINING_AT_HEADER}: {_MUST_BE_WHOLE}")
         self.incarnation, self.joining_at = incarnation, joining_at
         self.gap_accepted = False
-        self._normalisers = {}
+        self._normalisers, self._decoders = {}, {}
         self._merge.attach(self.name, joining_at, self.partitions)
 
     def accept_gap(self) -> None:
@@ -145,19 +166,28 @@ class Ingest:
         self.gap_accepted = True
         self._merge.accept(self.name, self.joining_at)
 
-    def normalisers(self) -> Iterator[tuple[int, bytes]]:
-        """(partition, state) of each, for a snapshot."""
-        return ((number, each.snapshot()) for number, each in self._normalisers.items())
+    def parts(self) -> Iterator[tuple[str, int, bytes]]:
+        """What is remembered beside the operator, for a snapshot: kind, partition and state."""
+        for partition, normaliser in self._normalisers.items():
+            yield _NORMALISER, partition, normaliser.snapshot()
+        for partition, decoder in self._decoders.items():
+            yield _DECODER, partition, decoder.snapshot()
 
-    def restore_normalisers(self, saved: Mapping[int, bytes]) -> None:
-        """Takes what `normalisers` gave.
+    def restore(self, kind: str, partition: int, saved: bytes) -> None:
+        """Takes one of `parts`.
 
         Raises:
             StateError: it is damaged.
         """
-        self._normalisers = {number: Normaliser.restore(data) for number, data in saved.items()}
+        if kind == _NORMALISER:
+            self._normalisers[partition] = Normaliser.restore(saved)
+        elif kind == _DECODER and self._dialect is not None:
+            self._decoders[partition] = self._dialect()
+            self._decoders[partition].restore(saved)
+        else:
+            raise StateError(f"the snapshot has a part {kind!r} of {self.name}, which needs none")
 
-    def _dead_letter(self, partition: int, record: RecordLike, error: ElementError) -> DeadLetter:
+    def _dead_letter(self, partition: int, record: TimedRecord, error: ElementError) -> DeadLetter:
         return DeadLetter(
             replica=self.name,
             topic=self.topic,

@@ -27,7 +27,7 @@ import msgspec
 from lmerge_service.core import Operator
 from lmerge_service.elements import INFINITY, START, Element
 from lmerge_service.formats.dead_letters import DeadLetter
-from lmerge_service.formats.headers import RecordLike
+from lmerge_service.formats.headers import TimedRecord
 from lmerge_service.formats.ingest import Ingest
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.source import TopicPartition
@@ -142,7 +142,7 @@ class Inlets:
     def take(
         self,
         tp: TopicPartition,
-        records: Sequence[RecordLike],
+        records: Sequence[TimedRecord],
         out: list[Element],
         dead: list[DeadLetter],
     ) -> None:

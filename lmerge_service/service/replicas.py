@@ -25,7 +25,8 @@ import structlog
 from lmerge_service.core import Input, Operator
 from lmerge_service.elements import START, Element
 from lmerge_service.formats.dead_letters import DeadLetter
-from lmerge_service.formats.headers import RecordLike
+from lmerge_service.formats.dialects import Decoder, build_decoder
+from lmerge_service.formats.headers import TimedRecord
 from lmerge_service.formats.ingest import Ingest
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.source import TopicPartition
@@ -269,8 +270,16 @@ class Replicas:
             co_partitioned=state.replica.co_partitioned,
             mutes={n: mark.mute for n, mark in standing.partitions.items() if mark.mute},
             keeps=self._keeps,
+            dialect=self._dialect_of(state.replica),
             attached=attached,
         )
+
+    def _dialect_of(self, replica: Replica) -> Callable[[], Decoder] | None:
+        """What makes the decoders of a replica that speaks a dialect."""
+        options, wire = replica.format, self._decoder
+        if options == "wire":
+            return None
+        return lambda: build_decoder(options, wire.cache, wire.max_record_bytes)
 
     def _unfit(self, replica: Replica, info: TopicInfo) -> str | None:
         """What about its topic rules a replica out, in words."""
@@ -303,7 +312,7 @@ class Replicas:
 
     # --- records --------------------------------------------------------------------------------
 
-    def recall(self, tp: TopicPartition, records: Sequence[RecordLike]) -> list[Element]:
+    def recall(self, tp: TopicPartition, records: Sequence[TimedRecord]) -> list[Element]:
         """Feeds records that were merged before; returns what the output lacks of them."""
         state = self.merging(tp)
         assert state is not None
@@ -320,7 +329,7 @@ class Replicas:
     def take(
         self,
         tp: TopicPartition,
-        records: Sequence[RecordLike],
+        records: Sequence[TimedRecord],
         out: list[Element],
         dead: list[DeadLetter],
     ) -> None:

@@ -42,10 +42,12 @@ class _Head(msgspec.Struct, frozen=True):
 
 
 class _Part(msgspec.Struct, frozen=True, array_like=True):
-    """A further frame: a part of the operator, or (with a name) of a replica's normaliser."""
+    """A further frame: a part of the operator, or (with a name) of what a replica's ingest
+    remembers."""
 
     data: bytes
     replica: str = ""
+    kind: str = ""
     partition: int = 0
 
 
@@ -146,8 +148,8 @@ class TaskState:
         )
         for name, state in self.replicas.merged.items():
             assert state.ingest is not None
-            for partition, data in state.ingest.normalisers():
-                yield msgspec.msgpack.encode(_Part(data, name, partition))
+            for kind, partition, data in state.ingest.parts():
+                yield msgspec.msgpack.encode(_Part(data, name, kind, partition))
         for data in self.merge.parts():
             yield msgspec.msgpack.encode(_Part(data))
 
@@ -159,7 +161,7 @@ class RestoringState:
         """`fresh` is an empty state of the kind that is expected."""
         self._state = fresh
         self._head: _Head | None = None
-        self._normalisers: dict[str, dict[int, bytes]] = {}
+        self._remembered: list[_Part] = []
         self._operator = Restoring()
         self._bytes = bytearray()
         self._whole = False
@@ -196,7 +198,7 @@ class RestoringState:
         except msgspec.MsgspecError as error:
             raise StateError(f"the snapshot is damaged: {error}") from error
         if part.replica:
-            self._normalisers.setdefault(part.replica, {})[part.partition] = part.data
+            self._remembered.append(part)
         else:
             self._operator.add(part.data)
 
@@ -225,7 +227,9 @@ class RestoringState:
             if name in replicas and replicas[name].topic == standing.topic:
                 state.replicas.expect(replicas[name], epoch=standing.epoch)
                 ingest = state.replicas.adopt(name, standing, head.widths[name])
-                ingest.restore_normalisers(self._normalisers.get(name, {}))
+                for part in self._remembered:
+                    if part.replica == name:
+                        ingest.restore(part.kind, part.partition, part.data)
             else:
                 state.merge.detach(name)
         return state

@@ -20,6 +20,7 @@ class Record:
     headers: list[tuple[str, bytes]] = field(default_factory=list)
     topic: str = "in"
     key: bytes | None = b"k"
+    timestamp: int = 0
 
 
 def insert(payload: str, vs: int, ve: int) -> Insert[bytes]:

@@ -26,6 +26,7 @@ class Record:
     topic: str = "in"
     offset: int = 0
     key: bytes | None = None
+    timestamp: int = 0
 
 
 def on_the_wire(element: Element) -> bytes:
