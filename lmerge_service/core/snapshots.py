@@ -46,6 +46,7 @@ __all__ = (
     "SavedInput",
     "hashable",
     "headed",
+    "normaliser_headed",
     "opened",
     "parted",
     "portable",
@@ -134,6 +135,11 @@ Item = TypeVar("Item")
 def headed(**fields: Any) -> bytes:
     """The head of an operator with these fields."""
     return msgspec.msgpack.encode(Head(version=_VERSION, **fields))
+
+
+def normaliser_headed(items: int, stable: int) -> bytes:
+    """The head of a normaliser with these fields."""
+    return msgspec.msgpack.encode(NormaliserHead(_VERSION, items, stable))
 
 
 def opened(head: bytes, kind: type[H]) -> H:

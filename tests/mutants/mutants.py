@@ -38,6 +38,48 @@ def _of(file: str, *mutants: tuple[str, str, str, str]) -> tuple[Mutant, ...]:
 _OPERATOR = _of(
     "operator",
     (
+        "loaded-stable-joins-nobody",
+        "                    self._join(vc)\n",
+        "",
+        "O2: an input whose joining time a loaded stable reaches is joined",
+    ),
+    (
+        "loaded-is-not-taken-up",
+        "                    self._join(vc)\n        self._take_up()\n",
+        "                    self._join(vc)\n",
+        "K3: what waits of an input that a loaded stable has joined is heard",
+    ),
+    (
+        "accepted-not-taken-up",
+        "        source.accept_gap()\n        self._take_up()\n",
+        "        source.accept_gap()\n",
+        "K3: what waits of an input is heard when its gap is accepted elsewhere",
+    ),
+    (
+        "accepts-any-end",
+        "if source is None or source.joining_at != end:",
+        "if source is None:",
+        "a gap is accepted for the incarnation that joins at its end, and for no other",
+    ),
+    (
+        "recalls-the-detached",
+        "if name not in self.inputs and name in self._incarnations:",
+        "if False:",
+        "a follower reports no breach that the original had not",
+    ),
+    (
+        "loaded-uncounted",
+        "                    self._stats.removals += element.ve == element.vs\n",
+        "",
+        "what the output has carried is counted when it is loaded",
+    ),
+    (
+        "parts-of-two-moments",
+        "            if self._head() != head:\n",
+        "            if False:\n",
+        "parts must be of one state",
+    ),
+    (
         "insert-at-own-stable",
         "if element.vs < source.stables[partition]:",
         "if element.vs <= source.stables[partition]:",
@@ -209,6 +251,30 @@ _OPERATOR = _of(
 
 _LMR3 = _of(
     "lmr3",
+    (
+        "loaded-removal-drops-inputs",
+        "            node.out = None\n            self._index.delete_if_unused(node)\n        elif",
+        "            del self._index.nodes[node.vs][node.payload]\n        elif",
+        "promise 7: what the output took back an input may still hold",
+    ),
+    (
+        "claim-forgotten-when-half-frozen",
+        "if held is None:\n                node.claim(",
+        "if held is None and not node.half_frozen:\n                node.claim(",
+        "a claim does not depend on when the output half froze the event",
+    ),
+    (
+        "loaded-final-frozen",
+        "if node.out is not None and node.out >= vc)",
+        "if node.out is not None)",
+        "L1: what a loaded stable makes final is let go of",
+    ),
+    (
+        "views-of-one",
+        "for s in self.inputs.values())\n        self._blame(",
+        "for s in [source])\n        self._blame(",
+        "a breach about an event says what every input had said of it",
+    ),
     (
         "batch-late-at-stable",
         "if vs < max_stable:\n                        late",
@@ -580,14 +646,14 @@ _LMR3 = _of(
     ),
     (
         "snapshot-forgets-blame",
-        "            [(at, some(node.blamed, numbers)) for at, node in enumerate(items) if node.blamed],\n",
-        "            [],\n",
+        "for at, node in enumerate(items) if node.blamed],",
+        "for at, node in enumerate(items[:0])],",
         "a contradiction is reported once, also across a restore",
     ),
     (
         "snapshot-forgets-claims",
-        "            [(at, some(node.claims, numbers)) for at, node in enumerate(items) if node.claims],\n",
-        "            [],\n",
+        "for at, node in enumerate(items) if node.claims],",
+        "for at, node in enumerate(items[:0])],",
         "what was claimed only is not inserted by a restore",
     ),
     (
@@ -950,6 +1016,12 @@ _INDEX = _of(
 _LMR4 = _of(
     "lmr4",
     (
+        "restored-half-frozen-unfiled",
+        "                index.file(node)\n",
+        "                index.nodes.setdefault(node.vs, {})[node.payload] = node\n",
+        "Y2 to Y4: a restored index finds what stables concern",
+    ),
+    (
         "batch-late-at-stable",
         ("if vs < max_stable:\n                        late"),
         ("if vs <= max_stable:\n                        late"),
@@ -1242,8 +1314,8 @@ _LMR4 = _of(
     ),
     (
         "snapshot-forgets-blame",
-        "            [(at, some(node.blamed, numbers)) for at, node in enumerate(items) if node.blamed],\n",
-        "            [],\n",
+        "for at, node in enumerate(items) if node.blamed],",
+        "for at, node in enumerate(items[:0])],",
         "a contradiction is reported once, also across a restore",
     ),
     (
@@ -1617,6 +1689,30 @@ _ORDERED = (
             "        self._waiting.pop(source, None)\n\n    def _emit",
             "        pass\n\n    def _emit",
             "O3: of a detached input nothing is left",
+        ),
+        (
+            "takes-up-too-much",
+            "            while waiting and not self._goes_out(source, waiting[0]):\n",
+            "            while waiting:\n",
+            "what the output has not been told yet waits",
+        ),
+        (
+            "takes-up-joining-inputs",
+            "for source in [source for source in self._waiting if source.joined]:",
+            "for source in list(self._waiting):",
+            "a joiner that is ahead must not make the output lose what others have yet to say",
+        ),
+        (
+            "cut-off-stays-unsaid",
+            "        if source is not None and source.joined:  # what waits",
+            "        if False and source:  # what waits",
+            "what was cut off the output is said",
+        ),
+        (
+            "restored-without-max-vs",
+            "                self.max_vs = vs\n",
+            "",
+            "a restored operator knows the latest vs",
         ),
         (
             "snapshot-forgets-waiting",
