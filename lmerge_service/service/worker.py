@@ -88,9 +88,10 @@ async def _merge_and_recover(task: MergeTask, state: StateSource) -> None:
                 )
                 await _merge(task)
         except TransportError as error:
-            # Once it has run, whatever made a commit fail may heal by a rebuild; the same failure
-            # again and again will not.
-            if state.state == "starting" or (not error.retriable and failures >= _PATIENCE):
+            # Once it has committed, whatever makes a commit fail may heal by a rebuild; the same
+            # failure again and again will not.
+            hopeless = failures >= _PATIENCE or not task.progress.transactions
+            if state.state == "starting" or (not error.retriable and hopeless):
                 raise
             state.state = "recovering"
             task.progress.rebuilds += 1
