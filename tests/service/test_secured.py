@@ -24,6 +24,7 @@ pytestmark = pytest.mark.kafka
 STREAM: list[Element] = [Insert(b'"x"', 1, 5), Stable(INFINITY)]
 MEANING = TDB([(b'"x"', 1, 5)], INFINITY)
 WRONG = "wrong-horse"
+TOKEN = "control-token-of-the-tests"
 
 LEAST = (  # docs/operations.md, "What the worker may do"
     Acl("Read", "Topic", "{replica}"),
@@ -42,6 +43,7 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     folder = tmp_path_factory.mktemp("secured")
     (folder / "password").write_text(PASSWORD + "\n")
     (folder / "wrong").write_text(WRONG + "\n")
+    (folder / "token").write_text(TOKEN)
     with secured(folder, ("plain", *LIMITED)) as running:
         yield running
 
@@ -59,7 +61,7 @@ def sasl(mechanism: str, username: str, file: str = "password") -> dict[str, Any
 def merge_of(kafka: Secured, how: dict[str, Any], replicas: Sequence[str] = "a") -> Merge:
     """A topology beside the certificates; its replicas have said all that they have to say."""
     merge = Merge(kafka.broker.bootstrap, kafka.folder, replicas)
-    merge.extra = {"kafka": how, "http": {"port": 0}}
+    merge.extra = {"kafka": how, "http": {"port": 0, "control_token": {"file": "token"}}}
     merge.write()
     for replica in replicas:
         merge.publish(replica, STREAM)
@@ -106,8 +108,8 @@ def _merged_and_told_nothing(
     said = running.log.read_text() + "".join(each.text for each in shown if each is not None)
     assert all(each is not None for each in shown)
     assert "running" in said
-    assert PASSWORD not in said
-    assert "PRIVATE KEY" not in said
+    for secret in (PASSWORD, TOKEN, "PRIVATE KEY"):
+        assert secret not in said
 
 
 def test_client_commands_take_the_same_section_from_a_file(
