@@ -22,7 +22,7 @@ from aiokafka.errors import (
     TransactionCoordinatorFenced,
 )
 
-from lmerge_service.errors import FencedError, TransportError
+from lmerge_service.errors import FencedError, RefusedError, TransportError
 
 __all__ = (
     "CLOSE_SECONDS",
@@ -101,7 +101,7 @@ def kafka_errors(doing: str, needs: str = "Read") -> Iterator[None]:
             "only one may write an output"
         ) from error
     except _REFUSALS as error:
-        raise TransportError(f"{doing}: {_missing(error, needs)}", retriable=False) from error
+        raise RefusedError(f"{doing}: {_missing(error, needs)}") from error
     except KafkaConnectionError as error:
         raise TransportError(
             f"{doing}: Kafka cannot be reached there; is it running? (`lmerge broker start` "

@@ -23,7 +23,7 @@ from aiokafka.errors import (
     TopicAuthorizationFailedError,
 )
 
-from lmerge_service.errors import StateError, TransportError
+from lmerge_service.errors import RefusedError, StateError, TransportError
 from lmerge_service.kafka.client import CONNECT_SECONDS, Connection, bounded, close_bounded, lacking
 from lmerge_service.kafka.starting import started
 
@@ -106,12 +106,12 @@ class Source:
         """Finds out whether a partition may be read, even if there is nothing to read yet.
 
         Raises:
-            TransportError: our user may not read it.
+            RefusedError: our user may not read it.
         """
         self.assign({tp: end})
         await self.poll(_ANSWER_SECONDS)
         if tp in self.lost:
-            raise TransportError(f"topic {tp.topic} {self.lost[tp]}", retriable=False)
+            raise RefusedError(f"topic {tp.topic} {self.lost[tp]}")
 
     # --- reading -------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from aiokafka.errors import (
 )
 from aiokafka.protocol.metadata import MetadataRequest
 
-from lmerge_service.errors import TransportError
+from lmerge_service.errors import RefusedError, TransportError
 from lmerge_service.kafka.client import CONNECT_SECONDS, Connection, bounded
 
 __all__ = ("started",)
@@ -41,7 +41,8 @@ async def started(
     """Waits until a client has started, within `seconds`; an error says `doing` and the address.
 
     Raises:
-        TransportError: it has not; the message tells what the broker says.
+        RefusedError: a broker does not let us in; the message tells why.
+        TransportError: none is there.
     """
     at = f"{doing} {connection.bootstrap}"
     try:
@@ -51,7 +52,7 @@ async def started(
             raise
         if (why := await _refusal(connection)) is None:
             raise
-        raise TransportError(f"{at}: {why}", retriable=False) from error.__cause__
+        raise RefusedError(f"{at}: {why}") from error.__cause__
 
 
 async def _refusal(connection: Connection) -> str | None:

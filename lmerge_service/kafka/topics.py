@@ -19,7 +19,7 @@ from aiokafka.errors import (
 from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.structs import OffsetAndMetadata
 
-from lmerge_service.errors import ConfigurationError, TransportError
+from lmerge_service.errors import ConfigurationError, RefusedError, TransportError
 from lmerge_service.kafka.client import (
     CONNECT_SECONDS,
     Connection,
@@ -78,12 +78,12 @@ class Topics:
         """The number of partitions of a topic; None if there is no such topic.
 
         Raises:
-            TransportError: our user may not see it.
+            RefusedError: our user may not see it.
         """
         width = (await self.partitions([name])).get(name)
         if name in self.refused:
             needed = lacking("Describe (Read and Write imply it)", f"topic {name}")
-            raise TransportError(f"asking for topic {name}: {needed}", retriable=False)
+            raise RefusedError(f"asking for topic {name}: {needed}")
         return width
 
     async def committed(self, group: str) -> dict[TopicPartition, OffsetAndMetadata]:
@@ -122,7 +122,7 @@ class Topics:
             error = for_code(code)
             if error is TopicAuthorizationFailedError:
                 needed = lacking("Create", f"topic {topic}")
-                raise TransportError(f"making topic {topic}: {needed}", retriable=False)
+                raise RefusedError(f"making topic {topic}: {needed}")
             if code and error is not TopicAlreadyExistsError:
                 said = message[0] if message else error.__name__
                 raise TransportError(f"making topic {topic}: {said}", retriable=False)
@@ -150,7 +150,7 @@ class Topics:
             for code, said, _, _, entries in response.resources:
                 if code == TopicAuthorizationFailedError.errno:
                     needed = lacking("DescribeConfigs", f"topic {name}")
-                    raise TransportError(f"{doing}: {needed}", retriable=False)
+                    raise RefusedError(f"{doing}: {needed}")
                 if code:
                     raise TransportError(f"{doing}: {said}", retriable=False)
                 for found, value, *_ in entries:

@@ -17,7 +17,7 @@ from contextlib import AsyncExitStack
 
 import structlog
 
-from lmerge_service.errors import LMergeError, TransportError, single_error
+from lmerge_service.errors import LMergeError, RefusedError, TransportError, single_error
 from lmerge_service.service.access import Access
 from lmerge_service.service.http import application, serve
 from lmerge_service.service.status import StateSource
@@ -90,10 +90,11 @@ async def _merge_and_recover(task: MergeTask, state: StateSource) -> None:
                 )
                 await _merge(task)
         except TransportError as error:
-            # Once it has committed, whatever makes a commit fail may heal by a rebuild; the same
-            # failure again and again will not.
-            hopeless = failures >= _PATIENCE or not task.progress.transactions
-            if state.state == "starting" or (not error.retriable and hopeless):
+            # Once it has run, whatever made a commit fail may heal by a rebuild; the same failure
+            # again and again will not, nor a right that it never had.
+            hopeless = not error.retriable and failures >= _PATIENCE
+            never = isinstance(error, RefusedError) and not task.progress.transactions
+            if state.state == "starting" or hopeless or never:
                 raise
             state.state = "recovering"
             task.progress.rebuilds += 1
