@@ -16,6 +16,7 @@ __all__ = (
     "FencedError",
     "IllegalStreamError",
     "LMergeError",
+    "RefusedError",
     "StateError",
     "TransportError",
     "single_error",
@@ -67,6 +68,13 @@ class TransportError(LMergeError):
     def __init__(self, message: str, *, retriable: bool = True) -> None:
         super().__init__(message)
         self.retriable = retriable
+
+
+class RefusedError(TransportError):
+    """Kafka does not let us in, or not that far; trying again does not help by itself."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, retriable=False)
 
 
 class StateError(LMergeError):

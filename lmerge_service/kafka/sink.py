@@ -20,6 +20,7 @@ from aiokafka.producer.message_accumulator import BatchBuilder
 
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.kafka.client import Connection, bounded, close_bounded
+from lmerge_service.kafka.starting import started
 
 __all__ = ("Committed", "Outbox", "Sink")
 
@@ -87,8 +88,9 @@ class Sink:
         try:
             # Starting waits until the coordinator has fenced and finished the owner before us.
             tp, bootstrap = self._output, self._connection.bootstrap
-            doing = f"taking over {tp.topic}-{tp.partition} at {bootstrap}"
-            await bounded(self._producer.start(), doing, _TAKE_OVER_SECONDS)
+            at = f"taking over {tp.topic}-{tp.partition} at"
+            await started(self._producer.start(), self._connection, at, _TAKE_OVER_SECONDS)
+            doing = f"{at} {bootstrap}"
             await bounded(self._producer.begin_transaction(), doing, _TAKE_OVER_SECONDS)
             await bounded(self._producer.abort_transaction(), doing)
         except BaseException:
@@ -106,7 +108,7 @@ class Sink:
             FencedError: another instance has taken over.
             TransportError: the outcome may be unknown: close this sink and rebuild.
         """
-        return await bounded(self._commit(outbox), "committing", _COMMIT_SECONDS)
+        return await bounded(self._commit(outbox), "committing", _COMMIT_SECONDS, "Write")
 
     async def _commit(self, outbox: Outbox) -> Committed:
         producer = self._producer

@@ -12,6 +12,7 @@ import structlog
 
 from lmerge_service.errors import LMergeError, single_error
 from lmerge_service.kafka.cluster import Cluster
+from lmerge_service.service.access import Access
 from lmerge_service.service.connection import connection_of
 from lmerge_service.service.http import application, serve
 from lmerge_service.service.worker import Worker
@@ -55,6 +56,6 @@ async def _first_of(stop: asyncio.Event, worker: asyncio.Task[None]) -> None:
 async def _work(topology: Topology, standby: bool) -> None:
     cluster = Cluster(connection_of(topology.kafka))
     worker = Worker(topology, cluster, standby_only=standby)
-    async with serve(application(worker), topology.http) as address:
+    async with serve(application(worker, Access(topology.http)), topology.http) as address:
         log.info("serving", address=address)
         await worker.run()

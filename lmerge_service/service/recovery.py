@@ -140,6 +140,8 @@ class Recovery:
         # A transaction that some dead writer left open hides what we committed behind it. So the
         # end is the high watermark, and the backlog waits until nothing before it is open.
         ends = await (self._source.high_watermarks([tp]) if fenced else self._source.ends([tp]))
+        if fenced and not ends[tp]:  # else the next owner would be the first to learn of it
+            await self._source.require_readable(tp, 0)
         async with aclosing(self._source.backlog({tp: state.output}, ends)) as backlog:
             async for _, records in backlog:
                 for record in records:

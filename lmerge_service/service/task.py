@@ -35,6 +35,7 @@ from lmerge_service.elements import START, Adjust, Element, Insert, Stable
 from lmerge_service.errors import StateError, TransportError
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.wire import encode
+from lmerge_service.kafka.client import lacking
 from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.sink import Outbox
 from lmerge_service.kafka.source import Batches, TopicPartition
@@ -480,11 +481,17 @@ class MergeTask:
         it is seen twice: a broker that has just started knows few topics."""
         self._missing[name] += 1
         if state.ingest is None:
-            state.held_out = state.held_out or f"topic {state.replica.topic} does not exist yet"
+            topic = state.replica.topic
+            refused = topic in self._topics.refused
+            why = f"cannot be seen: {lacking('Read', f'topic {topic}')}"
+            state.held_out = f"topic {topic} {why if refused else 'does not exist yet'}"
             return False
         if self._missing[name] < _BELIEVED:
             return False
-        self.state.replicas.hold_out(name, "was deleted")
+        topic = state.replica.topic
+        refused = topic in self._topics.refused
+        why = f"cannot be seen any more: {lacking('Read', f'topic {topic}')}"
+        self.state.replicas.hold_out(name, why if refused else "was deleted")
         return True
 
     async def _begin(self, name: str, info: TopicInfo) -> bool:

@@ -26,7 +26,7 @@ from typing import Literal, TypeAlias
 
 import structlog
 
-from lmerge_service.errors import FencedError, TransportError, single_error
+from lmerge_service.errors import FencedError, RefusedError, TransportError, single_error
 from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.members import Members
 from lmerge_service.service.control import LoggedControl
@@ -162,8 +162,9 @@ class Worker:
                 await once(task)
             except TransportError as error:
                 # Whatever made a commit fail may heal by a rebuild; the same failure again and
-                # again will not.
-                if not error.retriable and failures >= _PATIENCE:
+                # again will not, nor a right that it never had.
+                never = isinstance(error, RefusedError) and not task.progress.transactions
+                if never or (not error.retriable and failures >= _PATIENCE):
                     raise
                 task.phase = "recovering"
                 task.progress.rebuilds += 1
