@@ -16,6 +16,7 @@ __all__ = (
     "FencedError",
     "IllegalStreamError",
     "LMergeError",
+    "RefusedError",
     "StateError",
     "TransportError",
     "single_error",
@@ -79,6 +80,12 @@ class FencedError(LMergeError):
     """Another instance has taken this task over; never retried."""
 
     exit_code = 5
+
+
+class RefusedError(LMergeError):
+    """A decision about a merge was refused and changed nothing; the message says why."""
+
+    exit_code = 6
 
 
 @contextmanager
