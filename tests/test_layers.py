@@ -18,7 +18,7 @@ ROOMS: dict[str, set[str]] = {
     "credentials": set(),  # files, variables and certificates: nothing of streams
     "topology": {"model", "core", "credentials"},
     "kafka": {"model", "core", "formats"},
-    "service": {"model", "core", "formats", "kafka", "topology"},
+    "service": {"model", "core", "formats", "kafka", "topology", "credentials"},
     "offline": {"model", "core", "formats", "kafka"},
     "demo": {"model", "formats", "kafka", "offline", "present", "service", "topology"},
 }

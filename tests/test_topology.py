@@ -75,7 +75,8 @@ def test_a_bad_bootstrap_option_is_not_blamed_on_the_file(tmp_path: Path) -> Non
         ("  - name: b", "  - name: a", 1, "replicas share the name a"),
         ("    topic: in.b", "    topic: out", 1, "topic out is both written and read"),
         ("  - name: a\n    topic: in.a\n", "  - name: a\n", 7, "replicas[0].topic: is missing"),
-        ("output:", "http:\n  host: 0.0.0.0\noutput:", 5, "http.host: only loopback"),
+        ("output:", "http:\n  host: 0.0.0.0\noutput:", 4, "http: host 0.0.0.0 can be reached by"),
+        ("output:", "http:\n  host: kafka\noutput:", 5, "http.host: an IP address of this machine"),
         ("output:", "http:\n  port: 70000\noutput:", 5, "http.port: "),
         (
             "    joining_at: 100",

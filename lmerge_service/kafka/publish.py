@@ -13,7 +13,8 @@ from aiokafka import AIOKafkaProducer
 from lmerge_service.elements import START, Element, Stable
 from lmerge_service.formats.headers import incarnation_headers
 from lmerge_service.formats.wire import encode
-from lmerge_service.kafka.client import Connection, bounded, close_bounded, kafka_errors
+from lmerge_service.kafka.client import Connection, close_bounded, kafka_errors
+from lmerge_service.kafka.starting import started
 from lmerge_service.kafka.topics import Topics
 
 __all__ = ("publish",)
@@ -45,7 +46,7 @@ async def publish(
     producer = AIOKafkaProducer(
         **connection.arguments, enable_idempotence=True, linger_ms=2, max_batch_size=1 << 18
     )
-    await bounded(producer.start(), f"connecting to {connection.bootstrap}")
+    await started(producer.start(), connection)
     try:
         return await _send_all(producer, topic, elements, rate, width, headers, progress)
     finally:
@@ -64,7 +65,7 @@ async def _send_all(
     clock = asyncio.get_running_loop().time
     started, sent = clock(), 0
     pending: list[Awaitable[object]] = []
-    with kafka_errors(f"publishing to {topic}"):
+    with kafka_errors(f"publishing to {topic}", "Write"):
         for element in elements:
             if rate is not None and (early := started + sent / rate - clock()) > 0:
                 await asyncio.sleep(early)

@@ -20,6 +20,7 @@ from aiokafka.structs import OffsetAndMetadata
 
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.kafka.client import Connection, bounded, close_bounded
+from lmerge_service.kafka.starting import started
 
 __all__ = ("OffsetAndMetadata", "Outbox", "Sink")
 
@@ -76,8 +77,9 @@ class Sink:
     async def __aenter__(self) -> "Sink":
         try:
             # Starting waits until the coordinator has fenced and finished the owner before us.
-            doing = f"taking over the output at {self._connection.bootstrap}"
-            await bounded(self._producer.start(), doing, _TAKE_OVER_SECONDS)
+            at = "taking over the output at"
+            await started(self._producer.start(), self._connection, at, _TAKE_OVER_SECONDS)
+            doing = f"{at} {self._connection.bootstrap}"
             await bounded(self._producer.begin_transaction(), doing, _TAKE_OVER_SECONDS)
             await bounded(self._producer.abort_transaction(), doing)
         except BaseException:
@@ -95,7 +97,7 @@ class Sink:
             FencedError: another instance has taken over.
             TransportError: the outcome may be unknown: close this sink and rebuild.
         """
-        await bounded(self._commit(outbox), "committing", _COMMIT_SECONDS)
+        await bounded(self._commit(outbox), "committing", _COMMIT_SECONDS, "Write")
 
     async def _commit(self, outbox: Outbox) -> None:
         producer = self._producer
@@ -105,7 +107,7 @@ class Sink:
         if outbox.offsets:
             offsets = producer.send_offsets_to_transaction(outbox.offsets, self._group)
             # Refused for a topic that is gone, the client would ask for ever.
-            await bounded(offsets, "committing offsets", _OFFSETS_SECONDS)
+            await bounded(offsets, "committing offsets", _OFFSETS_SECONDS, "Write")
         for acknowledged in sent:  # what was refused must not pass for committed
             await acknowledged
         await producer.commit_transaction()

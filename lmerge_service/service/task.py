@@ -35,6 +35,7 @@ from lmerge_service.errors import ElementError, StateError, TransportError
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.payload import DEEPEST
 from lmerge_service.formats.wire import WireDecoder, encode
+from lmerge_service.kafka.client import lacking
 from lmerge_service.kafka.sink import OffsetAndMetadata, Outbox, Sink
 from lmerge_service.kafka.source import Batches, Source, TopicPartition
 from lmerge_service.kafka.topics import Topics
@@ -166,6 +167,8 @@ class MergeTask:
         beginnings = await self._source.beginnings(partitions) if partitions else {}
         for topic in replicas.by_topic:
             replicas.attach(topic, widths.get(topic), beginnings, committed)
+        for topic in self._topics.refused & replicas.by_topic.keys():
+            replicas.hold_out(topic, f"cannot be seen: {lacking('Read', f'topic {topic}')}")
         missed = await self._replay(committed)
         self._positions = {
             tp: committed[tp].offset if tp in committed else beginnings[tp]
@@ -197,6 +200,8 @@ class MergeTask:
         # A transaction that some dead writer left open hides what we committed behind it. So the
         # end is the high watermark, and the backlog waits until nothing before it is open.
         ends = await self._source.high_watermarks([output])
+        if not ends[output]:  # else the next owner would be the first to learn of it
+            await self._source.require_readable(output, 0)
         async for _, records in self._source.backlog(starts, ends):
             for record in records:
                 try:
@@ -364,7 +369,7 @@ class MergeTask:
         """Holds out replicas that cannot be read on, takes in topics that appeared or widened."""
         lost, self._source.lost = self._source.lost, {}
         gone = {tp.topic: f"partition {tp.partition} {why}" for tp, why in lost.items()}
-        gone |= dict.fromkeys(self._vanished, "was deleted")
+        gone |= {topic: self._absence(topic) for topic in self._vanished}
         self._vanished = set()
         for topic, why in gone.items():
             self.replicas.hold_out(topic, why)
@@ -376,6 +381,11 @@ class MergeTask:
         grown = {t: n for t, n in widths.items() if n > self.replicas.widths.get(t, 0)}
         if grown:
             await self._take_in(grown)
+
+    def _absence(self, topic: str) -> str:
+        if topic in self._topics.refused:
+            return f"cannot be seen any more: {lacking('Read', f'topic {topic}')}"
+        return "was deleted"
 
     async def _take_in(self, grown: Mapping[str, int]) -> None:
         replicas = self.replicas

@@ -18,6 +18,7 @@ from contextlib import AsyncExitStack
 import structlog
 
 from lmerge_service.errors import LMergeError, TransportError, single_error
+from lmerge_service.service.access import Access
 from lmerge_service.service.http import application, serve
 from lmerge_service.service.status import StateSource
 from lmerge_service.service.task import MergeTask
@@ -64,7 +65,8 @@ async def _first_of(stop: asyncio.Event, worker: asyncio.Task[None]) -> None:
 
 async def _work(topology: Topology) -> None:
     task, state = MergeTask(topology), StateSource()
-    async with serve(application(task, state), topology.http) as address:
+    app = application(task, state, Access(topology.http))
+    async with serve(app, topology.http) as address:
         log.info("serving", address=address)
         try:
             await _merge_and_recover(task, state)
@@ -88,9 +90,10 @@ async def _merge_and_recover(task: MergeTask, state: StateSource) -> None:
                 )
                 await _merge(task)
         except TransportError as error:
-            # Once it has run, whatever made a commit fail may heal by a rebuild; the same failure
-            # again and again will not.
-            if state.state == "starting" or (not error.retriable and failures >= _PATIENCE):
+            # Once it has committed, whatever makes a commit fail may heal by a rebuild; the same
+            # failure again and again will not.
+            hopeless = failures >= _PATIENCE or not task.progress.transactions
+            if state.state == "starting" or (not error.retriable and hopeless):
                 raise
             state.state = "recovering"
             task.progress.rebuilds += 1
