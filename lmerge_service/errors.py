@@ -89,6 +89,12 @@ class FencedError(LMergeError):
     exit_code = 5
 
 
+class RefusedError(LMergeError):
+    """A decision about a merge was refused and changed nothing; the message says why."""
+
+    exit_code = 6
+
+
 @contextmanager
 def single_error() -> Iterator[None]:
     """Takes the one error of ours out of the groups that task groups wrap it in.
