@@ -11,6 +11,7 @@ from typing import ClassVar
 
 __all__ = (
     "ConfigurationError",
+    "DecisionRefusedError",
     "ElementError",
     "EnvironmentMissingError",
     "FencedError",
@@ -89,7 +90,7 @@ class FencedError(LMergeError):
     exit_code = 5
 
 
-class RefusedError(LMergeError):
+class DecisionRefusedError(LMergeError):
     """A decision about a merge was refused and changed nothing; the message says why."""
 
     exit_code = 6

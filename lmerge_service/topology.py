@@ -11,7 +11,7 @@ import ipaddress
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from ruamel.yaml import YAML
@@ -26,6 +26,7 @@ from lmerge_service.errors import ConfigurationError
 from lmerge_service.formats.dialects import Format
 
 __all__ = (
+    "GuardSettings",
     "Http",
     "Kafka",
     "Limits",
@@ -38,6 +39,9 @@ __all__ = (
     "load",
     "load_kafka",
 )
+
+_NANOSECONDS = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
+_HOUR = 3_600 * _NANOSECONDS["s"]
 
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _TOKEN = re.compile(r"[!-~]{16,}")
@@ -207,6 +211,38 @@ class Limits(_Model):
     max_nesting: int = Field(default=64, ge=1, le=128)
     batch_records: int = Field(default=20_000, ge=1, le=1_000_000)
     """Records merged into one transaction at the most."""
+    max_live_events: int = Field(default=1_000_000, ge=1)
+    """Events of a task that are not fully frozen: from so many on, replicas that run ahead are
+    paused; at one and a half times as many, all but one."""
+    max_live_bytes: int = Field(default=1 << 30, ge=1 << 20)
+    """The same for the bytes that those events take, by estimate."""
+
+
+class GuardSettings(_Model):
+    """What is judged before it is merged; see docs/operations.md, "Guards". 0 turns one off."""
+
+    max_skew: int | None = Field(default=None, ge=0)
+    """How far a stable may be ahead of the wall clock, in time units; by default one hour. Of no
+    use where the topology says `time_unit: none`."""
+    max_leap: int | None = Field(default=None, ge=0)
+    """How far a stable may go beyond all that replicas have said, in time units, before another
+    has to come after it; by default 12 hours, none where the topology says `time_unit: none`."""
+    early_end: bool = True
+    """An end of stream waits until another replica ends, or no other is left to wait for."""
+    patience_seconds: float | None = Field(default=300, ge=0)
+    """A replica that has been read to its end and is silent for so long is not waited for any
+    more; null: a person decides."""
+    max_breaches: int = Field(default=50, ge=0, le=1_000)
+    """More breaches and dead letters than this per 1,000 records quarantine a replica."""
+    breach_window: int = Field(default=10_000, ge=1_000)
+    """The latest records of a replica that are looked at for that."""
+    min_breaches: int = Field(default=100, ge=1)
+    """Fewer breaches than this in the window are never a reason."""
+    max_divergences: int = Field(default=0, ge=0)
+    """A replica that contradicts the final part of the output is reported; beyond so many times
+    it is quarantined. 0: it is never quarantined for that."""
+    duplicate_writer: Literal["quarantine", "report"] = "quarantine"
+    """What becomes of a replica whose topic two producers seem to write."""
 
 
 class Http(_Model):
@@ -276,12 +312,15 @@ class Topology(_Model):
     replicas: tuple[Replica, ...] = Field(min_length=1)
     nfc: bool = False
     """Normalise strings of payloads to NFC before they are compared."""
+    time_unit: Literal["ns", "us", "ms", "s", "none"] = "ms"
+    """What vs, ve and vc count since 1970; none: they are no time of day."""
     limits: Limits = Limits()
     session_seconds: float = Field(default=6, ge=0.1, le=300)
     """How long a worker may be silent before its tasks are given to others; the brokers' limits
     (group.min.session.timeout.ms, by default 6 s) hold too."""
     snapshot_seconds: float = Field(default=60, gt=0, le=86_400)
     """The least time between two snapshots of a task; recovery reads what came after one."""
+    guards: GuardSettings = GuardSettings()
     http: Http = Http()
 
     @field_validator("key")
@@ -344,6 +383,26 @@ class Topology(_Model):
         if self.case != "auto":
             return Case(self.case)
         return weakest(replica.properties.of_stream() for replica in self.replicas)
+
+    @property
+    def unit_nanoseconds(self) -> int | None:
+        """How long a time unit is; None where times are no time of day."""
+        return _NANOSECONDS.get(self.time_unit)
+
+    @property
+    def max_skew(self) -> int:
+        """How far a stable may be ahead of the wall clock, in time units; 0: it does not matter."""
+        return self._span(self.guards.max_skew, _HOUR) if self.unit_nanoseconds else 0
+
+    @property
+    def max_leap(self) -> int:
+        """How far a stable may go beyond all others, in time units; 0: it does not matter."""
+        return self._span(self.guards.max_leap, 12 * _HOUR)
+
+    def _span(self, units: int | None, otherwise: int) -> int:
+        if units is not None:
+            return units
+        return otherwise // self.unit_nanoseconds if self.unit_nanoseconds else 0
 
 
 class _KafkaAlone(BaseModel):

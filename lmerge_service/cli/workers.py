@@ -20,7 +20,12 @@ from typing import Any, Final
 import httpx
 
 from lmerge_service.cli.words import printable
-from lmerge_service.errors import ConfigurationError, LMergeError, RefusedError, TransportError
+from lmerge_service.errors import (
+    ConfigurationError,
+    DecisionRefusedError,
+    LMergeError,
+    TransportError,
+)
 
 __all__ = ("Worker", "settings_of")
 
@@ -104,7 +109,7 @@ class Worker:
 
         Raises:
             TransportError: the worker cannot be reached, or is not ready.
-            RefusedError: there is no such thing.
+            DecisionRefusedError: there is no such thing.
             ConfigurationError: it lets us not in, or is no worker.
         """
         try:
@@ -119,7 +124,7 @@ class Worker:
         """Asks for a decision; what it made.
 
         Raises:
-            RefusedError: it was refused.
+            DecisionRefusedError: it was refused.
             TransportError: it was not made, or its outcome is unknown, which the message tells.
             ConfigurationError: the worker lets us not in, or does not understand.
         """
@@ -162,7 +167,9 @@ class Worker:
             return ConfigurationError(f"{self.at} is no worker that can do this ({status}: {what})")
         if status in {404, 409}:
             known = problem.get("version")
-            return RefusedError(message if known is None else f"{message} (version {known})")
+            return DecisionRefusedError(
+                message if known is None else f"{message} (version {known})"
+            )
         if status == 503:
             return TransportError(f"{self.at}: {message}{_look_for(problem)}")
         if status in {413, 422}:

@@ -13,10 +13,10 @@ from typer.main import get_command
 from lmerge_service.cli import app, main, merge, present
 from lmerge_service.errors import (
     ConfigurationError,
+    DecisionRefusedError,
     EnvironmentMissingError,
     FencedError,
     LMergeError,
-    RefusedError,
     StateError,
     TransportError,
 )
@@ -159,7 +159,7 @@ def test_a_mistake_in_an_argument_is_one_line_and_exit_2(
         (TransportError("no"), 3, "error: no\n"),
         (StateError("no"), 4, "error: no\n"),
         (FencedError("no"), 5, "error: no\n"),
-        (RefusedError("no"), 6, "error: no\n"),
+        (DecisionRefusedError("no"), 6, "error: no\n"),
         (LMergeError("no"), 1, "error: no\n"),
         (typer.Exit(1), 1, ""),
         (typer.Abort(), 1, "error: nothing done\n"),
