@@ -13,18 +13,19 @@ import sys
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
 from aiokafka import AIOKafkaProducer, TopicPartition
 
-from lmerge_service.elements import START, Element, Stable
+from lmerge_service.elements import INFINITY, START, Element, Stable
 from lmerge_service.formats.headers import incarnation_headers
 from lmerge_service.formats.wire import WireDecoder, encode
 from lmerge_service.kafka.broker import free_port
 from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.source import Source
 from lmerge_service.kafka.state import last_with_key
 from lmerge_service.kafka.topics import Topics
@@ -32,8 +33,11 @@ from lmerge_service.offline.audit import Audited, audit_topic
 from lmerge_service.present.generator import workload
 from lmerge_service.present.life import Life, final_tdb
 from lmerge_service.present.presentation import Variation, present
+from lmerge_service.service import worker as service
+from lmerge_service.service.connection import connection_of
 from lmerge_service.service.marks import MARK_KEY, Mark
 from lmerge_service.tdb import TDB
+from lmerge_service.topology import load
 
 Partitioner = Callable[[bytes, int], int]
 
@@ -248,6 +252,33 @@ class Worker:
 
     def text(self, lines: int = 15) -> str:
         return "\n".join(self.log.read_text().splitlines()[-lines:])
+
+
+@contextlib.asynccontextmanager
+async def running(merge: Merge) -> AsyncIterator[service.Worker]:
+    """A worker in this process, which has tasks."""
+    topology = load(merge.path)
+    worker = service.Worker(topology, Cluster(connection_of(topology.kafka)))
+    task = asyncio.create_task(worker.run())
+    try:
+        async with asyncio.timeout(90):
+            while not worker.held:
+                assert not task.done(), task
+                await asyncio.sleep(0.02)
+            yield worker
+            assert not task.done(), task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def run_until_ended(merge: Merge) -> int:
+    """Runs a worker in this process; tells how often it had to rebuild."""
+    async with running(merge) as worker:
+        progress = worker.held[0].task.progress
+        while progress.committed_stable != INFINITY:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        return progress.rebuilds
 
 
 def logical(events: int = 400, seed: int = 1) -> list[Life]:

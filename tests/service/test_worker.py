@@ -1,12 +1,10 @@
 """The worker as a process on a real broker: replicas of any shape, kill -9, aborts, poison."""
 
 import asyncio
-import contextlib
 import itertools
 import random
 import struct
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -19,16 +17,22 @@ from lmerge_service.formats.wire import encode
 from lmerge_service.kafka import sink as sinks
 from lmerge_service.kafka.broker import LocalBroker
 from lmerge_service.kafka.client import Connection
-from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.sink import Committed, Outbox, Sink
 from lmerge_service.kafka.topics import Topics
-from lmerge_service.service import worker as workers
-from lmerge_service.service.connection import connection_of
 from lmerge_service.service.marks import MARK_KEY
 from lmerge_service.service.status import status_of
 from lmerge_service.tdb import TDB
-from lmerge_service.topology import load
-from tests.service.cluster import Merge, Worker, crc32, logical, meaning, replica_streams, scattered
+from tests.service.cluster import (
+    Merge,
+    Worker,
+    crc32,
+    logical,
+    meaning,
+    replica_streams,
+    run_until_ended,
+    running,
+    scattered,
+)
 
 
 @pytest.fixture
@@ -236,36 +240,9 @@ def test_an_aborted_transaction_is_rebuilt_from(
         raise TimeoutError
 
     monkeypatch.setattr(Sink, "_commit", commit_or_abort)
-    rebuilds = asyncio.run(_run_until_ended(merge))
+    rebuilds = asyncio.run(run_until_ended(merge))
     assert rebuilds >= 2
     assert merge.says(meaning(lives))
-
-
-@contextlib.asynccontextmanager
-async def _running(merge: Merge) -> AsyncIterator[workers.Worker]:
-    """A worker in this process."""
-    topology = load(merge.path)
-    worker = workers.Worker(topology, Cluster(connection_of(topology.kafka)))
-    running = asyncio.create_task(worker.run())
-    try:
-        async with asyncio.timeout(90):
-            while not worker.held:
-                assert not running.done(), running
-                await asyncio.sleep(0.02)
-            yield worker
-            assert not running.done(), running
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-
-
-async def _run_until_ended(merge: Merge) -> int:
-    """Runs the worker in this process; tells how often it had to rebuild."""
-    async with _running(merge) as worker:
-        progress = worker.held[0].task.progress
-        while progress.committed_stable != INFINITY:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
-        return progress.rebuilds
 
 
 POISON: dict[str, bytes | None] = {
@@ -659,7 +636,7 @@ def test_counts_do_not_fall_when_the_task_rebuilds(
         return await commit(self, outbox)
 
     async def run() -> int:
-        async with _running(merge) as worker:
+        async with running(merge) as worker:
             progress = worker.held[0].task.progress
             while progress.committed_stable != INFINITY:
                 status = status_of(worker)
@@ -694,7 +671,7 @@ def test_an_outage_longer_than_a_commit_may_take_is_survived(
 
     async def run(merge: Merge, broker: LocalBroker) -> int:
         published = asyncio.create_task(asyncio.to_thread(merge.publish, "a", a[:60]))
-        async with _running(merge) as worker:
+        async with running(merge) as worker:
             task = worker.held[0].task
             while not task.progress.published:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
