@@ -159,12 +159,13 @@ class Worker:
     def _problem(self, status: int, problem: Mapping[str, Any]) -> LMergeError:
         message = printable(str(problem.get("message") or problem.get("detail") or ""))
         if status in {401, 403}:
-            lacking = "our token is refused" if self._has_token else "it wants a token"
-            how = "--token-file or LMERGE_TOKEN gives one"
-            return ConfigurationError(f"{self.at} does not let us: {message or lacking}; {how}")
+            how = "another one" if self._has_token else "one"
+            return ConfigurationError(
+                f"{self.at} does not let us: {message} (--token-file or LMERGE_TOKEN gives {how})"
+            )
         if "error" not in problem:
             what = message or "this is no answer of a worker's"
-            return ConfigurationError(f"{self.at} is no worker that can do this ({status}: {what})")
+            return ConfigurationError(f"{self.at} cannot do this ({status}: {what})")
         if status in {404, 409}:
             known = problem.get("version")
             return DecisionRefusedError(
@@ -172,7 +173,7 @@ class Worker:
             )
         if status == 503:
             return TransportError(f"{self.at}: {message}{_look_for(problem)}")
-        if status in {413, 422}:
+        if status == 422:
             return ConfigurationError(message)
         return LMergeError(f"{self.at}: {status} {message}")
 

@@ -273,6 +273,8 @@ class Ledger:
                 gone = "the topology file names it no more"
                 wants[name] = replace(each, wish=Wish.DETACHED, since=version, reason=gone, who=who)
         topology = self._valid(said, wants.values())
+        if topology.output.control_topic != self.topology.output.control_topic:
+            raise _RefusedError("invalid", f"this log is not about {topology.output.topic}")
         # What is auto is settled now: a replica that leaves must not make the case a stronger one.
         self.topology = topology.model_copy(update={"case": topology.resolved_case.value})
         self.declared = action

@@ -10,13 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi import Depends, FastAPI, HTTPException, Request
+from fastapi import Depends, FastAPI
 
 from lmerge_service.errors import TransportError
 from lmerge_service.kafka.broker import free_port
+from lmerge_service.service.access import Access, Guard
 from lmerge_service.service.api import routes
 from lmerge_service.service.http import serve
+from lmerge_service.service.ledger import Ledger
+from lmerge_service.service.status import OutputStatus, ReplicaStatus, Status
 from lmerge_service.topology import Http
+from tests.certificates import Authority
 from tests.cli.conftest import Lmerge
 from tests.service.test_api import MemoryControl
 
@@ -41,26 +45,29 @@ STATUS: dict[str, Any] = {
 }  # fmt: skip
 
 
+TOKEN = "open-sesame-open-sesame"
+
+
 class Served:
     """A worker's HTTP side on a port of its own, that may go away and come back."""
 
-    def __init__(self) -> None:
-        self.control = MemoryControl()
+    def __init__(self, folder: Path, **http: Any) -> None:
+        self.control: MemoryControl | None = MemoryControl()
         self.status = dict(STATUS)
-        self.token: str | None = None
-        self.port = free_port()
-        self.address = f"http://127.0.0.1:{self.port}"
+        token = folder / "control-token"
+        token.write_text(TOKEN)
+        said = {"port": free_port(), "control_token": {"file": token}, **http}
+        self.http = Http.model_validate(said)
+        scheme = "http" if self.http.tls is None else "https"
+        self.address = f"{scheme}://127.0.0.1:{self.http.port}"
 
     def application(self) -> FastAPI:
-        app = FastAPI()
-        guard = [Depends(self._only_with_the_token)]
-        app.include_router(routes(lambda: self.control, reads=guard, controls=guard))
-        app.add_api_route("/status", lambda: self.status)
+        app, access = FastAPI(), Access(self.http)
+        app.add_middleware(Guard, access=access)
+        reads, controls = [Depends(access.reads)], [Depends(access.controls)]
+        app.include_router(routes(lambda: self.control, reads=reads, controls=controls))
+        app.add_api_route("/status", lambda: self.status, dependencies=reads)
         return app
-
-    def _only_with_the_token(self, request: Request) -> None:
-        if self.token and request.headers.get("authorization") != f"Bearer {self.token}":
-            raise HTTPException(401)
 
     @contextmanager
     def up(self) -> Iterator[None]:
@@ -68,7 +75,7 @@ class Served:
         loops: list[asyncio.AbstractEventLoop] = []
 
         async def run() -> None:
-            async with serve(self.application(), Http(port=self.port)):
+            async with serve(self.application(), self.http):
                 loops.append(asyncio.get_running_loop())
                 ready.set()
                 await stop.wait()
@@ -85,22 +92,34 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def worker() -> Iterator[Served]:
-    worker = Served()
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    worker = Served(tmp_path_factory.mktemp("worker"))
     with worker.up():
         yield worker
 
 
 @pytest.fixture
 def served(worker: Served, monkeypatch: pytest.MonkeyPatch) -> Served:
-    """A worker that nothing has been decided at."""
+    """A worker at which nothing has been decided, and that we may control."""
     monkeypatch.setenv("LMERGE_WORKER", worker.address)
-    monkeypatch.delenv("LMERGE_TOKEN", raising=False)
-    worker.control, worker.token = MemoryControl(), None
+    monkeypatch.setenv("LMERGE_TOKEN", TOKEN)
+    worker.control = MemoryControl()
     return worker
 
 
+def ledger_of(served: Served) -> Ledger:
+    assert served.control is not None
+    return served.control.ledger
+
+
 # Showing
+
+
+def test_what_is_shown_is_in_the_document_of_a_worker() -> None:
+    assert STATUS.keys() - {"a_field_of_tomorrow"} <= Status.model_fields.keys()
+    assert STATUS["output"].keys() <= OutputStatus.model_fields.keys()
+    for each in STATUS["replicas"]:
+        assert each.keys() <= ReplicaStatus.model_fields.keys()
 
 
 def test_status_shows_each_replica_and_what_was_decided(lmerge: Lmerge, served: Served) -> None:
@@ -169,7 +188,7 @@ def test_each_command_decides(lmerge: Lmerge, served: Served) -> None:
         outcome = lmerge(*command, "--id", f"n{number}")
         assert (outcome.code, outcome.err) == (0, ""), outcome
         assert outcome.out == f"version {number}: {said} (decision n{number})\n"
-    replicas = served.control.ledger.replicas
+    replicas = ledger_of(served).replicas
     assert replicas["d"].replica.joining_at == -5
     assert replicas["e"].replica.normalise
     assert replicas["e"].replica.properties.key
@@ -193,7 +212,7 @@ def test_a_decision_for_programs_is_one_document(lmerge: Lmerge, served: Served)
 def test_asking_again_with_the_id_is_the_same_decision(lmerge: Lmerge, served: Served) -> None:
     first = lmerge("detach", "a", "--id", "once")
     assert lmerge("detach", "a", "--id", "once") == first
-    assert served.control.ledger.version == 2
+    assert ledger_of(served).version == 2
 
 
 # What goes wrong
@@ -212,7 +231,7 @@ def test_a_refused_decision_is_exit_6(
 ) -> None:
     outcome = lmerge(*command.split())
     assert (outcome.code, outcome.error) == (6, error)
-    assert served.control.ledger.version == 1
+    assert ledger_of(served).version == 1
 
 
 def test_who_saw_an_older_version_is_told_what_came_between(lmerge: Lmerge, served: Served) -> None:
@@ -243,7 +262,7 @@ def test_a_mistake_is_exit_2(command: str, error: str, lmerge: Lmerge, served: S
     outcome = lmerge(*command.split())
     assert (outcome.code, outcome.out) == (2, "")
     assert outcome.error.startswith(error)
-    assert served.control.ledger.version == 1
+    assert ledger_of(served).version == 1
 
 
 def test_a_worker_that_is_not_there_is_exit_3(lmerge: Lmerge) -> None:
@@ -255,6 +274,7 @@ def test_a_worker_that_is_not_there_is_exit_3(lmerge: Lmerge) -> None:
 
 
 def test_an_unknown_outcome_names_the_id(lmerge: Lmerge, served: Served) -> None:
+    assert served.control is not None
     served.control.failure = TransportError("no answer from the control log in time")
     outcome = lmerge("detach", "a", "--id", "mine")
     assert outcome.code == 3
@@ -279,35 +299,59 @@ def test_a_worker_that_dies_while_it_is_asked_leaves_the_outcome_unknown(lmerge:
     assert "whether the decision holds is not known: `lmerge decisions mine`" in outcome.error
 
 
-def test_what_is_no_worker_is_named(lmerge: Lmerge) -> None:
-    other = Served()
-    other.application = FastAPI  # type: ignore[method-assign]
+def test_what_is_no_worker_is_named(
+    lmerge: Lmerge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Served(tmp_path)
+    monkeypatch.setattr(other, "application", FastAPI)
     with other.up():
         outcome = lmerge("detach", "a", "--at", other.address)
     assert outcome.code == 2
-    assert outcome.error == f"{other.address} is no worker that can do this (404: Not Found)"
+    assert outcome.error == f"{other.address} cannot do this (404: Not Found)"
 
 
 # Who asks
 
 
-def test_a_token_is_read_from_a_file_or_the_environment(
+def test_who_may_not_decide_is_told_how(
     lmerge: Lmerge, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    served.token = "open-sesame"
-    Path("token").write_text("open-sesame\n")
-    refused = lmerge("detach", "a")
-    assert refused.code == 2
-    assert refused.error.endswith("it wants a token; --token-file or LMERGE_TOKEN gives one") or (
-        "Unauthorized" in refused.error
-    )
+    monkeypatch.delenv("LMERGE_TOKEN")
+    for wrong, gives in ((None, "one"), ("another-token-another", "another one")):
+        if wrong is not None:
+            monkeypatch.setenv("LMERGE_TOKEN", wrong)
+        refused = lmerge("detach", "a")
+        assert refused.code == 2
+        assert "changes need the control token" in refused.error
+        assert refused.error.endswith(f"(--token-file or LMERGE_TOKEN gives {gives})")
+        assert "another-token" not in refused.error
+    assert ledger_of(served).version == 1
+
+
+def test_a_token_is_read_from_a_file(
+    lmerge: Lmerge, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LMERGE_TOKEN")
+    Path("token").write_text(f"{TOKEN}\n")
     assert lmerge("detach", "a", "--token-file", "token").code == 0
-    monkeypatch.setenv("LMERGE_TOKEN", "open-sesame")
-    assert lmerge("attach", "a", "A").code == 0
-    monkeypatch.setenv("LMERGE_TOKEN", "another")
-    wrong = lmerge("detach", "a")
-    assert wrong.code == 2
-    assert "another" not in wrong.error
+
+
+def test_over_tls_the_worker_must_be_signed_by_whom_we_trust_and_may_ask_who_we_are(
+    lmerge: Lmerge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = Authority(tmp_path)
+    server, client = authority.sign("server"), authority.sign("client")
+    tls = {"certificate": server.certificate, "key": server.key}
+    monkeypatch.setenv("LMERGE_TOKEN", TOKEN)
+    secure = Served(tmp_path, tls={**tls, "client_ca": authority.certificate})
+    trust = ("--at", secure.address, "--ca", str(authority.certificate))
+    with secure.up():
+        stranger = lmerge("status", "--at", secure.address)
+        assert (stranger.code, "certificate" in stranger.error.lower()) == (3, True)
+        assert lmerge("status", *trust).code == 3
+        assert lmerge("detach", "a", *trust, "--certificate", str(client.both)).code == 0
+    missing = lmerge("status", *trust, "--certificate", "nowhere")
+    assert (missing.code, missing.error[:11]) == (2, "cannot read")
 
 
 def test_a_token_is_never_sent_in_the_clear(

@@ -75,7 +75,7 @@ def watching(tmp_path: Path, *arguments: str) -> Iterator[Screen]:
 
 
 def test_a_terminal_shows_who_leads_how_fast_and_what_is_wrong(tmp_path: Path) -> None:
-    one, other = Served(), Served()
+    one, other = Served(tmp_path), Served(tmp_path)
     other.status = {**STATUS, "name": "standby"}
     addresses = ("--at", one.address, "--at", other.address)
     with one.up(), other.up(), watching(tmp_path, *addresses) as screen:
@@ -96,7 +96,7 @@ def test_a_terminal_shows_who_leads_how_fast_and_what_is_wrong(tmp_path: Path) -
 
 
 def test_a_worker_that_goes_away_is_shown_as_away_until_it_is_back(tmp_path: Path) -> None:
-    served = Served()
+    served = Served(tmp_path)
     with watching(tmp_path, "--at", served.address) as screen:
         screen.wait(lambda drawn: "away: " in drawn, "a worker that is not there")
         with served.up():
@@ -109,7 +109,7 @@ def test_a_worker_that_goes_away_is_shown_as_away_until_it_is_back(tmp_path: Pat
 
 
 def test_what_is_no_worker_is_shown_as_away(tmp_path: Path) -> None:
-    served = Served()
+    served = Served(tmp_path)
     served.status = "not a document"  # type: ignore[assignment]
     with served.up(), watching(tmp_path, "--at", served.address) as screen:
         screen.wait(lambda drawn: "away: is no worker that we understand" in drawn, "that")
@@ -118,7 +118,7 @@ def test_what_is_no_worker_is_shown_as_away(tmp_path: Path) -> None:
 
 
 def test_without_a_terminal_there_is_a_line_for_each_change(tmp_path: Path) -> None:
-    served = Served()
+    served = Served(tmp_path)
     process = subprocess.Popen(
         [*LMERGE, "watch", "--at", served.address],
         cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
