@@ -17,6 +17,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from lmerge_service.errors import EnvironmentMissingError
 from lmerge_service.service.access import HEADER_BYTES, Access, Guard
+from lmerge_service.service.api import routes
 from lmerge_service.service.listener import CONNECTIONS, Patience
 from lmerge_service.service.metrics import metrics_of
 from lmerge_service.service.status import Status, readiness_of, status_of
@@ -68,6 +69,8 @@ def application(worker: Worker, access: Access) -> FastAPI:
         """The same for Prometheus."""
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
+    control = routes(lambda: worker.control, reads=reads, controls=[Depends(access.controls)])
+    app.include_router(control)
     return app
 
 

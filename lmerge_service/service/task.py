@@ -23,7 +23,7 @@ What happens on a crash at each await
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -50,7 +50,7 @@ from lmerge_service.service.snapshots import Snapshots
 from lmerge_service.service.state import TaskState
 from lmerge_service.topology import Replica, Topology
 
-__all__ = ("MergeTask", "Phase", "Progress")
+__all__ = ("FeedbackSink", "MergeTask", "Phase", "Progress")
 
 log = structlog.get_logger()
 
@@ -64,6 +64,8 @@ _STEP_SECONDS = 1.0
 _BELIEVED = 2
 
 
+FeedbackSink: TypeAlias = Callable[[int, Mapping[str, int], int], None]
+"""Takes, after a commit: the partition, its inputs' points, and its stable point."""
 Phase: TypeAlias = Literal["starting", "running", "recovering", "following", "fenced"]
 
 
@@ -89,14 +91,24 @@ class Progress:
 class MergeTask:
     """One output partition's merge: `lead`, then `run` until cancelled; or `follow`."""
 
-    def __init__(self, topology: Topology, ledger: Ledger, cluster: Cluster, partition: int = 0):
-        """`ledger` is read only: what is decided about the replicas."""
+    def __init__(
+        self,
+        topology: Topology,
+        ledger: Ledger,
+        cluster: Cluster,
+        partition: int = 0,
+        *,
+        feedback: FeedbackSink = lambda *_: None,
+    ):
+        """`ledger` is read only: what is decided about the replicas. `feedback` is told the
+        partition, and after each commit the points of its inputs and its stable point."""
         self.topology = topology
         self.partition = partition
         self.progress = Progress()
         self.phase: Phase = "starting"
         self._tallies: dict[str, Tally] = {}
         self._ledger = ledger
+        self._feedback = feedback
         self._cluster = cluster
         output = topology.output
         self._output = TopicPartition(output.topic, partition)
@@ -108,8 +120,8 @@ class MergeTask:
         self._clear()
 
     def _fresh(self) -> TaskState:
-        policy = self._ledger.policy.policy()
-        return TaskState(self.topology, self.partition, policy, tallies=self._tallies, clock=_clock)
+        topology = self._ledger.topology
+        return TaskState(topology, self.partition, tallies=self._tallies, clock=_clock)
 
     def forget(self) -> None:
         """Lets go of the state: somebody else has the task."""
@@ -211,7 +223,7 @@ class MergeTask:
         """To the last mark, from where we are if that is possible."""
         mark = await self._recovery.last_mark(fenced=fenced)
         known, self._is_known = self._is_known, False
-        if known and self.state.policy == self._ledger.policy.policy():
+        if known and self._is_of_its_kind():
             try:
                 await self._recovery.follow(self.state, mark, fenced=fenced)
             except StateError as error:
@@ -232,6 +244,11 @@ class MergeTask:
 
     # --- what is decided --------------------------------------------------------------------------
 
+    def _is_of_its_kind(self) -> bool:
+        """The state's case and policy are those that were decided."""
+        decided, merge = self._ledger.topology, self.state.merge
+        return (decided.resolved_case, decided.policy.policy()) == (merge.case, merge.policy)
+
     def _attached(self) -> dict[str, Replica]:
         return {each.replica.name: each.replica for each in self._ledger.attached()}
 
@@ -239,11 +256,11 @@ class MergeTask:
         """Makes what is decided about the replicas so, as far as it is not.
 
         Raises:
-            TransportError: the policy is another one; the operator is rebuilt.
+            TransportError: case or policy are other ones; the operator is rebuilt.
         """
         state, replicas = self.state, self.state.replicas
-        if state.policy != self._ledger.policy.policy():
-            raise TransportError("another policy was decided: the merge is rebuilt under it")
+        if not self._is_of_its_kind():
+            raise TransportError("another case or policy was decided: the merge is rebuilt")
         for name, wanted in self._ledger.replicas.items():
             have = replicas.states.get(name)
             if wanted.wish is Wish.DETACHED:
@@ -339,17 +356,23 @@ class MergeTask:
         state = self.state
         state.transaction += 1
         state.said += len(self._outbox.records)
-        mark = state.mark()
+        mark, feedback = state.mark(), state.merge.feedback()
         if self._snapshots.is_due:
             self._snapshots.start(state.transaction, state.stream(mark), state.snapshots)
         self._outbox.state.append((MARK_KEY, mark.encoded()))
-        commit = self._commit(self._outbox, self._said, self._fetched, mark, chunks)
+        commit = self._commit(self._outbox, self._said, self._fetched, mark, feedback, chunks)
         self._outbox, self._said = Outbox(), Counter()
         self._committing = asyncio.create_task(commit, name="commit")
         self._marked, self._mark_due = self._moved, _clock() + _OFFSETS_ONLY_SECONDS
 
     async def _commit(
-        self, outbox: Outbox, said: Counter[str], fetched: float, mark: Mark, chunks: int
+        self,
+        outbox: Outbox,
+        said: Counter[str],
+        fetched: float,
+        mark: Mark,
+        feedback: Mapping[str, int],
+        chunks: int,
     ) -> None:
         committed = await self._sink.commit(outbox)
         state, progress = self.state, self.progress
@@ -362,6 +385,7 @@ class MergeTask:
         progress.transactions += 1
         progress.published.update(said)
         progress.committed_stable = mark.stable
+        self._feedback(self.partition, feedback, mark.stable)
         if outbox.records:
             progress.latencies.append(_clock() - fetched)
 
@@ -404,8 +428,8 @@ class MergeTask:
         self._report(dead, merge.breaches())
 
     def _say(self, elements: Iterable[Element]) -> None:
-        """Puts elements into the outbox: the key is the canonical payload; a stable has none."""
-        outbox, said = self._outbox, self._said
+        """Puts elements into the outbox: the key is the logical one; a stable has none."""
+        outbox, said, key_of = self._outbox, self._said, self.state.router.key_of
         for element in elements:
             value = encode(element)
             kind = type(element)
@@ -415,7 +439,7 @@ class MergeTask:
             else:
                 said["inserts" if kind is Insert else "adjusts"] += 1
                 said["removals"] += kind is Adjust and element.ve == element.vs  # type: ignore[union-attr]
-                outbox.records.append((element.payload, value))  # type: ignore[union-attr]
+                outbox.records.append((key_of(element.payload), value))  # type: ignore[union-attr]
             outbox.size += 2 * len(value)
 
     def _report(self, dead: Sequence[DeadLetter], breaches: Iterable[Breach]) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from lmerge_service.core import Policy
 from lmerge_service.elements import Insert, Stable
 from lmerge_service.errors import StateError
 from lmerge_service.service.marks import Mark, PartitionMark, SnapshotPlace, Standing
@@ -33,7 +32,7 @@ REPLICAS = {each.name: each for each in TOPOLOGY.replicas}
 
 
 def fresh(partition: int = 0, topology: Topology = TOPOLOGY) -> TaskState:
-    return TaskState(topology, partition, Policy(), tallies={}, clock=Clock())
+    return TaskState(topology, partition, tallies={}, clock=Clock())
 
 
 def state(events: int = 50) -> TaskState:
