@@ -117,6 +117,8 @@ class TaskStatus(BaseModel):
     rebuilds: int
     recovery_seconds: float
     """How long the last recovery took."""
+    restored_from: int | None
+    """The transaction whose snapshot the state was rebuilt from; null: from the beginning."""
     snapshot: SnapshotStatus | None
     output: OutputStatus
     replicas: list[ReplicaStatus]
@@ -194,6 +196,7 @@ def _task(task: MergeTask, role: Role) -> TaskStatus:
         phase=task.phase,
         rebuilds=task.progress.rebuilds,
         recovery_seconds=round(task.progress.recovery_seconds, 3),
+        restored_from=task.state.restored_from,
         snapshot=_snapshot(task),
         output=_output(task),
         replicas=[_replica(task, each) for each in task.replicas],

@@ -61,6 +61,8 @@ _OFFSETS_ONLY_SECONDS = 1.0
 _OUTBOX_BYTES = 32 << 20
 _WATCH_SECONDS = 2.0
 _FOLLOW_SECONDS = 0.25
+_REBUILD_SECONDS = 5.0
+"""Who cannot follow yet rebuilds this often."""
 _STEP_SECONDS = 1.0
 _BELIEVED = 2
 _DECISIONS_SECONDS = 10.0
@@ -182,7 +184,7 @@ class MergeTask:
         stack.callback(self._snapshots.close)
         self._clear()
         await self._know_decisions()
-        self._say(self._recovery.missed)
+        self._say(self.state.missed)
         self._carry_out()
         self._reassign()
         await self._look()
@@ -199,14 +201,16 @@ class MergeTask:
             TransportError: Kafka cannot be reached, or refuses.
             StateError: the output is not what this merge has written.
         """
+        if not self._is_known:
+            self.phase = "starting"
         async with AsyncExitStack() as stack:
             await self._connect(stack)
             while True:
                 await _whole(self._catch_up(fenced=False))
                 self.progress.unreachable = None
                 self.progress.committed_stable = self.state.merge.max_stable
-                self.phase = "following"
-                await asyncio.sleep(_FOLLOW_SECONDS)
+                self.phase = "following" if self._is_known else "recovering"
+                await asyncio.sleep(_FOLLOW_SECONDS if self._is_known else _REBUILD_SECONDS)
 
     async def _connect(self, stack: AsyncExitStack) -> None:
         self._topics = await stack.enter_async_context(self._cluster.topics())
@@ -235,14 +239,16 @@ class MergeTask:
                 self._is_known = True
                 return
         self.state = await self._recovery.recover(mark, fenced=fenced)
-        self._is_known = True
+        # What was missed, as under another policy, is for who leads to say, in whatever order.
+        self._is_known = fenced or not self.state.missed
         log.info(
             "rebuilt",
             partition=self.partition,
             output_stable=self.state.merge.max_stable,
             live_events=len(self.state.merge),
             transaction=self.state.transaction,
-            missed=len(self._recovery.missed),
+            from_snapshot_of=self.state.restored_from,
+            missed=len(self.state.missed),
         )
 
     # --- what is decided --------------------------------------------------------------------------
@@ -554,7 +560,7 @@ class MergeTask:
         partitions = replicas.needed(name, info.partitions)
         beginnings = await self._source.beginnings(partitions)
         ends = await self._source.ends(partitions)
-        replicas.begin(name, info, beginnings, ends)
+        replicas.begin(name, info, beginnings, ends, since=self.state.transaction + 1)
         merged = name in replicas.merged
         if merged:
             log.info("replica merged", replica=name, partitions=info.partitions)
@@ -611,9 +617,11 @@ async def _whole(step: Coroutine[Any, Any, None]) -> None:
     try:
         await asyncio.shield(task)
     except asyncio.CancelledError:
-        await asyncio.wait({task}, timeout=_STEP_SECONDS)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        try:
+            await asyncio.wait({task}, timeout=_STEP_SECONDS)
+        finally:  # also when it is cancelled once more
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
         raise
 
 
