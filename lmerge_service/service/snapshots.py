@@ -211,7 +211,8 @@ class _Taking:
         if self._child:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._child, signal.SIGKILL)
-            os.waitpid(self._child, 0)
+            with contextlib.suppress(ChildProcessError):  # who waits for it may have come first
+                os.waitpid(self._child, 0)
             self._child = 0
 
 
