@@ -15,6 +15,7 @@ from lmerge_service.demo.throughput import measure
 from lmerge_service.demo.verdict import read_inputs
 from lmerge_service.demo.watch import Follower
 from lmerge_service.kafka.broker import LocalBroker
+from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.publish import publish
 from lmerge_service.service.task import MergeTask
 from lmerge_service.topology import Kafka, Output, Replica, Topology
@@ -50,9 +51,9 @@ def _topology(bootstrap: str, name: str) -> Topology:
 
 
 async def _throughput(bootstrap: str, runs: int, elements: int, report: Report) -> None:
-    topology = _topology(bootstrap, "speed")
+    topology, connection = _topology(bootstrap, "speed"), Connection(bootstrap)
     for replica, stream in zip(topology.replicas, replicas(elements), strict=True):
-        await publish(bootstrap, replica.topic, stream)
+        await publish(connection, replica.topic, stream)
     await measure(topology, ".warm")
     found = [await measure(topology, f".{number}") for number in range(runs)]
     unit = "k elements/s"
@@ -65,18 +66,18 @@ async def _throughput(bootstrap: str, runs: int, elements: int, report: Report) 
 
 async def _latency(bootstrap: str, report: Report) -> None:
     """Three replicas at 1,000 elements/s each; from produce to a read_committed consumer."""
-    topology = _topology(bootstrap, "latency")
+    topology, connection = _topology(bootstrap, "latency"), Connection(bootstrap)
     streams = [stream[: _RATE * _LATENCY_SECONDS] for stream in replicas(20_000)]
     async with AsyncExitStack() as stack:
         task = MergeTask(topology)
         for replica in topology.replicas:
-            await publish(bootstrap, replica.topic, [])
+            await publish(connection, replica.topic, [])
         await task.open(stack)
-        follower = Follower(bootstrap, topology.output.topic)
+        follower = Follower(connection, topology.output.topic)
         running = [asyncio.create_task(task.run()), asyncio.create_task(follower.run())]
         await asyncio.gather(
             *(
-                publish(bootstrap, replica.topic, stream, rate=_RATE)
+                publish(connection, replica.topic, stream, rate=_RATE)
                 for replica, stream in zip(topology.replicas, streams, strict=True)
             )
         )
@@ -84,7 +85,7 @@ async def _latency(bootstrap: str, report: Report) -> None:
         for each in running:
             each.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-    _, produced = await read_inputs(bootstrap, [each.topic for each in topology.replicas])
+    _, produced = await read_inputs(connection, [each.topic for each in topology.replicas])
     waits = sorted(
         (follower.arrived[key] - at) * 1000
         for key, at in produced.items()

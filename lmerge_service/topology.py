@@ -1,14 +1,17 @@
 """The topology: one YAML file that says what is merged, from where, to where.
 
 `load(path)` gives a validated `Topology` or raises `ConfigurationError` with one line per fault,
-each naming file, line and field. Unknown fields are faults. Nothing is read but the file and the
-environment variable `LMERGE_BOOTSTRAP`, which takes the place of `kafka.bootstrap`.
+each naming file, line and field. Unknown fields are faults. Nothing is read but the file, what it
+names (certificates and secrets, see `credentials`), and the environment variable
+`LMERGE_BOOTSTRAP`, which takes the place of `kafka.bootstrap`. `load_kafka(path)` reads the `kafka`
+section alone, for clients.
 """
 
+import ipaddress
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from ruamel.yaml import YAML
@@ -17,6 +20,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from lmerge_service.core import Case, Policy, StreamProperties
 from lmerge_service.core.properties import weakest
+from lmerge_service.credentials import ClientTls, Sasl
 from lmerge_service.elements import INFINITY, START
 from lmerge_service.errors import ConfigurationError
 
@@ -30,10 +34,12 @@ __all__ = (
     "Speaking",
     "Topology",
     "load",
+    "load_kafka",
 )
 
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
+M = TypeVar("M", bound=BaseModel)
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._-]{0,99}$")]
 
 
@@ -52,6 +58,9 @@ class Kafka(_Model):
 
     bootstrap: str
     """host:port[,host:port…]"""
+    tls: ClientTls | None = None
+    """`{}` trusts the system's authorities; absent: no TLS."""
+    sasl: Sasl | None = None
 
     @field_validator("bootstrap")
     @classmethod
@@ -61,6 +70,30 @@ class Kafka(_Model):
             if not host or not port.isdigit() or not 0 < int(port) < 65_536:
                 raise ValueError(f"host:port is needed, got {address.strip()!r}")
         return bootstrap
+
+    @field_validator("tls", "sasl", mode="before")
+    @classmethod
+    def _said(cls, given: Any) -> Any:
+        if given is None:  # what is there and says nothing must not pass for what is not there
+            raise ValueError("is empty; leave it out, or for TLS with the system's authorities: {}")
+        return given
+
+    @model_validator(mode="after")
+    def _sealed(self) -> "Kafka":
+        plain = self.sasl is not None and self.sasl.mechanism == "PLAIN" and self.tls is None
+        if plain and not all(map(_is_loopback, self.bootstrap.split(","))):
+            raise ValueError(
+                "sasl PLAIN without tls sends the password in the clear: add tls, or use SCRAM"
+            )
+        return self
+
+
+def _is_loopback(address: str) -> bool:
+    host = address.strip().rpartition(":")[0].strip("[]")
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 class Output(_Model):
@@ -219,31 +252,48 @@ class Topology(_Model):
         return weakest(replica.properties.of_stream() for replica in self.replicas)
 
 
+class _KafkaAlone(BaseModel):
+    """What clients read of a file: whatever else stands there is not theirs."""
+
+    kafka: Kafka
+
+
 def load(path: Path | str, *, bootstrap: str | None = None) -> Topology:
     """Reads a topology; `bootstrap`, or else LMERGE_BOOTSTRAP, takes the place of the file's.
 
     Raises:
         ConfigurationError: the file can't be read, isn't YAML, or isn't a topology.
     """
-    document = _parse(Path(path))
+    return _load(Topology, path, bootstrap, "a topology is a mapping with name, kafka, output, …")
+
+
+def load_kafka(path: Path | str, *, bootstrap: str | None = None) -> Kafka:
+    """Reads the `kafka` section of a file, which may be a topology; else as `load`."""
+    return _load(_KafkaAlone, path, bootstrap, "a mapping with a kafka section is needed").kafka
+
+
+def _load(model: type[M], path: Path | str, bootstrap: str | None, needed: str) -> M:
+    document = _parse(Path(path), needed)
     if instead := bootstrap or os.environ.get("LMERGE_BOOTSTRAP"):
-        document["kafka"] = _checked(instead).model_dump()
+        if not isinstance(document.get("kafka"), CommentedMap):
+            document["kafka"] = {}
+        document["kafka"]["bootstrap"] = _checked(instead)
     try:
-        return Topology.model_validate(document)
+        return model.model_validate(document, context={"folder": Path(path).parent})
     except ValidationError as error:
         raise ConfigurationError("\n".join(_faults(path, document, error))) from None
 
 
-def _checked(bootstrap: str) -> Kafka:
+def _checked(bootstrap: str) -> str:
     """The address given instead of the file's, which the file is not to be blamed for."""
     try:
-        return Kafka(bootstrap=bootstrap)
+        return Kafka(bootstrap=bootstrap).bootstrap
     except ValidationError as error:
         said = _said(error.errors()[0])
         raise ConfigurationError(f"--bootstrap or LMERGE_BOOTSTRAP: {said}") from None
 
 
-def _parse(path: Path) -> Any:
+def _parse(path: Path, needed: str) -> Any:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -260,7 +310,7 @@ def _parse(path: Path) -> Any:
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigurationError(f"{path}:1: not YAML: {said}") from None
     if not isinstance(document, CommentedMap):
-        raise ConfigurationError(f"{path}:1: a topology is a mapping with name, kafka, output, …")
+        raise ConfigurationError(f"{path}:1: {needed}")
     return document
 
 

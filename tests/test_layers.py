@@ -15,7 +15,8 @@ ROOMS: dict[str, set[str]] = {
     "core": {"model"},
     "present": {"model"},
     "formats": {"model", "core"},
-    "topology": {"model", "core"},
+    "credentials": set(),  # files, variables and certificates: nothing of streams
+    "topology": {"model", "core", "credentials"},
     "kafka": {"model", "core", "formats"},
     "service": {"model", "core", "formats", "kafka", "topology"},
     "offline": {"model", "core", "formats", "kafka"},

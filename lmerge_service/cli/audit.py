@@ -1,15 +1,18 @@
 """`lmerge audit`: do two streams, in files or topics, mean the same?"""
 
-from typing import Annotated, Any
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lmerge_service.cli.options import (
-    BOOTSTRAP,
     Bootstrap,
     Json,
+    KafkaConfig,
     Nfc,
     check_topic,
+    connection,
     silence_kafka_client,
 )
 from lmerge_service.cli.streams import check_files, label, reading
@@ -17,6 +20,9 @@ from lmerge_service.cli.words import finite, payload_json, payload_text, point, 
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.offline.audit import Audited, Verdict, audit_elements, audit_topic, compare
 from lmerge_service.tdb import Difference
+
+if TYPE_CHECKING:
+    from lmerge_service.kafka.client import Connection
 
 __all__ = ("audit",)
 
@@ -30,7 +36,8 @@ def audit(
     most: Annotated[
         int, typer.Option(min=1, metavar="N", help="Name so many differences at the most.")
     ] = 10,
-    bootstrap: Bootstrap = BOOTSTRAP,
+    bootstrap: Bootstrap = None,
+    kafka_config: KafkaConfig = None,
     nfc: Nfc = False,
     json: Json = False,
 ) -> None:
@@ -45,7 +52,8 @@ def audit(
     Example: `lmerge audit merged.ndjson jan/logical.ndjson`
     """
     check_files([each for each in (left, right) if not each.startswith(_TOPIC)])
-    verdict = compare(_audited(left, bootstrap, nfc), _audited(right, bootstrap, nfc))
+    kafka = partial(connection, bootstrap, kafka_config)
+    verdict = compare(_audited(left, kafka, nfc), _audited(right, kafka, nfc))
     if json:
         say_json(_document(verdict, most))
     else:
@@ -53,14 +61,14 @@ def audit(
     raise typer.Exit(0 if verdict.equivalent else 1)
 
 
-def _audited(source: str, bootstrap: str, nfc: bool) -> Audited:
+def _audited(source: str, kafka: "Callable[[], Connection]", nfc: bool) -> Audited:
     if source.startswith(_TOPIC):
         topic = source.removeprefix(_TOPIC)
         check_topic(topic)
         import asyncio
 
         silence_kafka_client()
-        return asyncio.run(audit_topic(bootstrap, topic, WireDecoder(nfc=nfc)))
+        return asyncio.run(audit_topic(kafka(), topic, WireDecoder(nfc=nfc)))
     with reading([source], nfc=nfc) as (stream,):
         return audit_elements(label(source), stream)
 

@@ -1,18 +1,20 @@
 """`lmerge infer`: which case do recorded streams obey, and which element breaks each first?"""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Annotated, Any
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
 from lmerge_service.cli.options import (
-    BOOTSTRAP,
     Bootstrap,
     Json,
+    KafkaConfig,
     Nfc,
     check_topic,
+    connection,
     silence_kafka_client,
 )
 from lmerge_service.cli.streams import check_files, label, reading
@@ -23,6 +25,9 @@ from lmerge_service.formats.wire import WireDecoder, encode
 from lmerge_service.offline.infer import Inferred, Recorded, recorded, recorded_topic
 from lmerge_service.offline.infer import infer as infer_from
 from lmerge_service.offline.inference import Break, Inference, Restriction
+
+if TYPE_CHECKING:
+    from lmerge_service.kafka.client import Connection
 
 __all__ = ("infer",)
 
@@ -36,7 +41,8 @@ def infer(
             metavar="INPUT", help="Element files, - for stdin, or kafka:TOPIC: the replicas."
         ),
     ],
-    bootstrap: Bootstrap = BOOTSTRAP,
+    bootstrap: Bootstrap = None,
+    kafka_config: KafkaConfig = None,
     nfc: Nfc = False,
     json: Json = False,
 ) -> None:
@@ -55,7 +61,8 @@ def infer(
     for each in inputs:
         if each.startswith(_TOPIC):
             check_topic(each.removeprefix(_TOPIC))
-    with _recordings(inputs, files, bootstrap, nfc) as recordings:
+    kafka = partial(connection, bootstrap, kafka_config)
+    with _recordings(inputs, files, kafka, nfc) as recordings:
         found = infer_from(recordings)
     if json:
         say_json(_document(found))
@@ -65,7 +72,7 @@ def infer(
 
 @contextmanager
 def _recordings(
-    inputs: Sequence[str], files: Sequence[str], bootstrap: str, nfc: bool
+    inputs: Sequence[str], files: Sequence[str], kafka: "Callable[[], Connection]", nfc: bool
 ) -> Iterator[list[Recorded]]:
     with ExitStack() as opened:
         streams = iter(opened.enter_context(reading(files, nfc=nfc)) if files else ())
@@ -73,8 +80,9 @@ def _recordings(
         for each in inputs:
             if each.startswith(_TOPIC):
                 silence_kafka_client()
-                topic = recorded_topic(bootstrap, each.removeprefix(_TOPIC), WireDecoder(nfc=nfc))
-                recordings.append(opened.enter_context(topic))
+                decoder, topic = WireDecoder(nfc=nfc), each.removeprefix(_TOPIC)
+                found = recorded_topic(kafka(), topic, decoder)
+                recordings.append(opened.enter_context(found))
             else:
                 recordings.append(recorded(label(each), next(streams)))
         yield recordings

@@ -1,19 +1,25 @@
 """Options that several commands share."""
 
 import re
-from typing import Annotated, TypeAlias
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
 from lmerge_service.errors import ConfigurationError
 
+if TYPE_CHECKING:
+    from lmerge_service.kafka.client import Connection
+
 __all__ = (
     "BOOTSTRAP",
     "Bootstrap",
     "Json",
+    "KafkaConfig",
     "Nfc",
     "address",
     "check_topic",
+    "connection",
     "silence_kafka_client",
 )
 
@@ -31,9 +37,20 @@ def address(text: str | None) -> str | None:
 
 
 Bootstrap: TypeAlias = Annotated[
-    str,
+    str | None,
     typer.Option(
-        envvar="LMERGE_BOOTSTRAP", metavar="HOST:PORT", callback=address, help="Where Kafka is."
+        envvar="LMERGE_BOOTSTRAP",
+        metavar="HOST:PORT",
+        callback=address,
+        help="Where Kafka is.",
+        show_default=BOOTSTRAP,
+    ),
+]
+KafkaConfig: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE.yaml",
+        help="How Kafka is reached: a file with a topology's `kafka` section (TLS, SASL).",
     ),
 ]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Speak JSON, for programs.")]
@@ -54,6 +71,21 @@ def check_topic(name: str) -> None:
         raise ConfigurationError(
             f"{name!r} is no name of a topic: 1 to 249 of the characters a-z A-Z 0-9 . _ -"
         )
+
+
+def connection(bootstrap: str | None, kafka_config: Path | None) -> "Connection":
+    """How the client commands reach Kafka.
+
+    Raises:
+        ConfigurationError: the file is wrong.
+    """
+    from lmerge_service.kafka.client import Connection  # slow to import
+    from lmerge_service.service.connection import connection_of
+    from lmerge_service.topology import load_kafka
+
+    if kafka_config is None:
+        return Connection(bootstrap or BOOTSTRAP)
+    return connection_of(load_kafka(kafka_config, bootstrap=bootstrap))
 
 
 def silence_kafka_client() -> None:

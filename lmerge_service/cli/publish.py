@@ -4,7 +4,13 @@ from typing import Annotated
 
 import typer
 
-from lmerge_service.cli.options import BOOTSTRAP, Bootstrap, check_topic, silence_kafka_client
+from lmerge_service.cli.options import (
+    Bootstrap,
+    KafkaConfig,
+    check_topic,
+    connection,
+    silence_kafka_client,
+)
 from lmerge_service.cli.streams import label, reading
 from lmerge_service.elements import START
 from lmerge_service.errors import ConfigurationError
@@ -43,7 +49,8 @@ def publish(
             show_default="the beginning",
         ),
     ] = None,
-    bootstrap: Bootstrap = BOOTSTRAP,
+    bootstrap: Bootstrap = None,
+    kafka_config: KafkaConfig = None,
 ) -> None:
     """Publish an element file to a replica's topic, at a steady rate.
 
@@ -62,7 +69,7 @@ def publish(
     with reading([source]) as (stream,):
         sent = asyncio.run(
             send(
-                bootstrap,
+                connection(bootstrap, kafka_config),
                 topic,
                 (element for _, element in stream),
                 rate=rate,

@@ -25,6 +25,7 @@ from lmerge_service.demo.watch import Follower, StatusClient, plain_line, screen
 from lmerge_service.errors import LMergeError, TransportError
 from lmerge_service.formats.ndjson import ElementWriter
 from lmerge_service.kafka.broker import free_port
+from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.present.flights import VARIATIONS, flights
 from lmerge_service.present.life import Life, final_tdb
@@ -97,12 +98,12 @@ async def play(
             f"http://127.0.0.1:{port}",
             merging,
             sizes,
-            Follower(stage.bootstrap, merging.output.topic),
+            Follower(Connection(stage.bootstrap), merging.output.topic),
         )
         await _act(acting, port)
         console.print("reading everything back …")
         finding = await find(
-            stage.bootstrap,
+            Connection(stage.bootstrap),
             reference,
             merging.output.topic,
             [replica.topic for replica in merging.replicas],
@@ -133,7 +134,7 @@ def _present(
 
 
 async def _act(acting: _Play, port: int) -> None:
-    async with Topics(acting.stage.bootstrap) as topics:
+    async with Topics(Connection(acting.stage.bootstrap)) as topics:
         for replica in acting.merging.replicas:
             await topics.ensure(replica.topic)
     topology = str(shipped_topology("flights.yaml"))

@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
+from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.sink import OffsetAndMetadata, Outbox, Sink
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.topics import Topics
+from lmerge_service.service.connection import connection_of
 from lmerge_service.service.task import MergeTask
 from lmerge_service.service.tuning import quieten_garbage_collector
 from lmerge_service.topology import Topology
@@ -41,27 +43,27 @@ async def measure(topology: Topology, tag: str = "") -> Throughput:
     """
     quieten_garbage_collector()
     topics = [replica.topic for replica in topology.replicas]
-    passed = await pass_through(topology.kafka.bootstrap, topics, f"bench{tag}.passed")
+    passed = await pass_through(connection_of(topology.kafka), topics, f"bench{tag}.passed")
     merged = await merge_all(topology, f"bench{tag}.merged")
     return Throughput(merged, passed)
 
 
-async def pass_through(bootstrap: str, topics: Sequence[str], to: str) -> float:
+async def pass_through(connection: Connection, topics: Sequence[str], to: str) -> float:
     """Copies the topics into one, in transactions with their offsets; records a second."""
-    async with Topics(bootstrap) as admin:
+    async with Topics(connection) as admin:
         await admin.ensure(to)
         await admin.ensure(f"{to}.dead-letters")
         widths = await admin.partitions(topics)
     partitions = [TopicPartition(topic, p) for topic in topics for p in range(widths[topic])]
     sink = Sink(
-        bootstrap,
+        connection,
         transactional_id=to,
         group=to,
         topic=to,
         dead_letter_topic=f"{to}.dead-letters",
         max_record_bytes=1 << 20,
     )
-    async with Source(bootstrap) as source, sink:
+    async with Source(connection) as source, sink:
         ends = await source.ends(partitions)
         starts = await source.beginnings(partitions)
         source.assign(starts)
@@ -102,8 +104,8 @@ async def merge_all(topology: Topology, to: str) -> float:
 
 
 async def _ends(topology: Topology) -> dict[TopicPartition, int]:
-    bootstrap = topology.kafka.bootstrap
-    async with Topics(bootstrap) as admin, Source(bootstrap) as source:
+    connection = connection_of(topology.kafka)
+    async with Topics(connection) as admin, Source(connection) as source:
         widths = await admin.partitions([replica.topic for replica in topology.replicas])
         return await source.ends(
             [TopicPartition(t, p) for t, n in widths.items() for p in range(n)]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from lmerge_service.elements import Insert
 from lmerge_service.formats.wire import WireDecoder
+from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.offline.audit import Audited, Verdict, audit_topic, compare
 from lmerge_service.tdb import TDB
@@ -58,7 +59,7 @@ class Finding:
 
 
 async def find(
-    bootstrap: str,
+    connection: Connection,
     reference: TDB,
     output: str,
     replicas: Sequence[str],
@@ -69,19 +70,19 @@ async def find(
     Added latency of an event: from the time at which the first replica's record of it was
     produced to the time at which a read_committed consumer of the output received it.
     """
-    found = await audit_topic(bootstrap, output, WireDecoder())
-    counts, produced = await read_inputs(bootstrap, replicas)
+    found = await audit_topic(connection, output, WireDecoder())
+    counts, produced = await read_inputs(connection, replicas)
     latencies = [(arrived[key] - at) * 1000 for key, at in produced.items() if key in arrived]
     return Finding(compare(Audited("the reference", reference), found), counts, latencies)
 
 
 async def read_inputs(
-    bootstrap: str, topics: Sequence[str]
+    connection: Connection, topics: Sequence[str]
 ) -> tuple[InputCounts, dict[tuple[bytes, int], float]]:
     """Counts of all replicas' elements, and when each event was first produced (seconds)."""
     counts, produced, decoder = InputCounts(), dict[tuple[bytes, int], float](), WireDecoder()
     partitions = [TopicPartition(topic, 0) for topic in topics]
-    async with Source(bootstrap) as source:
+    async with Source(connection) as source:
         starts = await source.beginnings(partitions)
         async for _, records in source.backlog(starts, await source.ends(partitions)):
             for record in records:

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from lmerge_service.elements import INFINITY, Insert, Stable
 from lmerge_service.formats.wire import WireDecoder
+from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.service.status import Status
 
@@ -42,8 +43,8 @@ class StatusClient:
 class Follower:
     """A read_committed consumer of the output, who notes when each event first appeared."""
 
-    def __init__(self, bootstrap: str, topic: str):
-        self._bootstrap = bootstrap
+    def __init__(self, connection: Connection, topic: str):
+        self._connection = connection
         self._tp = TopicPartition(topic, 0)
         self.arrived: dict[tuple[bytes, int], float] = {}
         """(payload, vs) → wall-clock seconds at which its insert was received."""
@@ -54,7 +55,7 @@ class Follower:
     async def run(self) -> None:
         """Follows until stable(infinity), or until cancelled."""
         decoder = WireDecoder()
-        async with Source(self._bootstrap) as source:
+        async with Source(self._connection) as source:
             source.assign({self._tp: 0})
             while not self.ended:
                 for records in (await source.poll(0.2)).values():

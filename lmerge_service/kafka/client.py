@@ -1,8 +1,10 @@
-"""What every part that talks to Kafka shares: translated errors and bounded waits."""
+"""What every part that talks to Kafka shares: the connection, translated errors, bounded waits."""
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import structlog
@@ -20,6 +22,7 @@ from lmerge_service.errors import FencedError, TransportError
 __all__ = (
     "CLOSE_SECONDS",
     "CONNECT_SECONDS",
+    "Connection",
     "bounded",
     "close_bounded",
     "kafka_errors",
@@ -34,6 +37,41 @@ CLOSE_SECONDS = 2.0
 CONNECT_SECONDS = 15.0
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """How Kafka is reached: where, and as whom; `Connection("host:port")` is nobody, in the clear.
+
+    >>> Connection("127.0.0.1:9092").arguments
+    {'bootstrap_servers': '127.0.0.1:9092', 'security_protocol': 'PLAINTEXT'}
+    """
+
+    bootstrap: str
+    """host:port[,host:port…]; error messages name it."""
+    tls: ssl.SSLContext | None = field(default=None, repr=False)
+    """Whom to trust, and our own certificate if we have one; None: no TLS."""
+    mechanism: str | None = None
+    """PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512; None: no SASL."""
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The keyword arguments that every aiokafka client takes."""
+        sasl, tls = self.mechanism is not None, self.tls is not None
+        protocol = ("SASL_" if sasl else "") + ("SSL" if tls else "PLAINTEXT")
+        given: dict[str, Any] = {
+            "bootstrap_servers": self.bootstrap,
+            "security_protocol": protocol,
+        }
+        if tls:
+            given["ssl_context"] = self.tls
+        if sasl:
+            given["sasl_mechanism"] = self.mechanism
+            given["sasl_plain_username"] = self.username
+            given["sasl_plain_password"] = self.password
+        return given
 
 
 @contextmanager

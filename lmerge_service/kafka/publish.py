@@ -13,7 +13,7 @@ from aiokafka import AIOKafkaProducer
 from lmerge_service.elements import START, Element, Stable
 from lmerge_service.formats.headers import incarnation_headers
 from lmerge_service.formats.wire import encode
-from lmerge_service.kafka.client import bounded, close_bounded, kafka_errors
+from lmerge_service.kafka.client import Connection, bounded, close_bounded, kafka_errors
 from lmerge_service.kafka.topics import Topics
 
 __all__ = ("publish",)
@@ -22,7 +22,7 @@ _ACKNOWLEDGE_EVERY = 10_000
 
 
 async def publish(
-    bootstrap: str,
+    connection: Connection,
     topic: str,
     elements: Iterable[Element],
     *,
@@ -39,13 +39,13 @@ async def publish(
     Raises:
         TransportError: Kafka cannot be reached, or refuses.
     """
-    async with Topics(bootstrap) as topics:
+    async with Topics(connection) as topics:
         width = await topics.ensure(topic, partitions=partitions)
     headers = incarnation_headers(incarnation, joining_at)
     producer = AIOKafkaProducer(
-        bootstrap_servers=bootstrap, enable_idempotence=True, linger_ms=2, max_batch_size=1 << 18
+        **connection.arguments, enable_idempotence=True, linger_ms=2, max_batch_size=1 << 18
     )
-    await bounded(producer.start(), f"connecting to {bootstrap}")
+    await bounded(producer.start(), f"connecting to {connection.bootstrap}")
     try:
         return await _send_all(producer, topic, elements, rate, width, headers, progress)
     finally:

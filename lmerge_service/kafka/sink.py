@@ -19,7 +19,7 @@ from aiokafka.producer.message_accumulator import BatchBuilder
 from aiokafka.structs import OffsetAndMetadata
 
 from lmerge_service.formats.dead_letters import DeadLetter
-from lmerge_service.kafka.client import bounded, close_bounded
+from lmerge_service.kafka.client import Connection, bounded, close_bounded
 
 __all__ = ("OffsetAndMetadata", "Outbox", "Sink")
 
@@ -51,7 +51,7 @@ class Sink:
 
     def __init__(
         self,
-        bootstrap: str,
+        connection: Connection,
         *,
         transactional_id: str,
         group: str,
@@ -59,12 +59,12 @@ class Sink:
         dead_letter_topic: str,
         max_record_bytes: int,
     ):
-        self._bootstrap = bootstrap
+        self._connection = connection
         self._group = group
         self._output = TopicPartition(topic, 0)
         self._dead_letters = TopicPartition(dead_letter_topic, 0)
         self._producer = AIOKafkaProducer(
-            bootstrap_servers=bootstrap,
+            **connection.arguments,
             transactional_id=transactional_id,
             acks="all",
             max_batch_size=_BATCH_BYTES,
@@ -76,7 +76,7 @@ class Sink:
     async def __aenter__(self) -> "Sink":
         try:
             # Starting waits until the coordinator has fenced and finished the owner before us.
-            doing = f"taking over the output at {self._bootstrap}"
+            doing = f"taking over the output at {self._connection.bootstrap}"
             await bounded(self._producer.start(), doing, _TAKE_OVER_SECONDS)
             await bounded(self._producer.begin_transaction(), doing, _TAKE_OVER_SECONDS)
             await bounded(self._producer.abort_transaction(), doing)

@@ -19,7 +19,7 @@ from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from aiokafka.errors import KafkaConnectionError, KafkaError, OffsetOutOfRangeError
 
 from lmerge_service.errors import StateError, TransportError
-from lmerge_service.kafka.client import CONNECT_SECONDS, bounded, close_bounded
+from lmerge_service.kafka.client import CONNECT_SECONDS, Connection, bounded, close_bounded
 
 __all__ = ("Batches", "Source", "TopicPartition")
 
@@ -32,10 +32,10 @@ _STALL_SECONDS = 120.0
 class Source:
     """A consumer of explicitly assigned partitions; use as `async with`."""
 
-    def __init__(self, bootstrap: str, *, max_record_bytes: int = 1 << 20):
-        self._bootstrap = bootstrap
+    def __init__(self, connection: Connection, *, max_record_bytes: int = 1 << 20):
+        self._connection = connection
         self._consumer = AIOKafkaConsumer(
-            bootstrap_servers=bootstrap,
+            **connection.arguments,
             group_id=None,
             enable_auto_commit=False,
             auto_offset_reset="none",
@@ -52,7 +52,7 @@ class Source:
 
     async def __aenter__(self) -> "Source":
         try:
-            await bounded(self._consumer.start(), f"connecting to {self._bootstrap}")
+            await bounded(self._consumer.start(), f"connecting to {self._connection.bootstrap}")
         except BaseException:
             await close_bounded(self._consumer.stop())
             raise
@@ -81,9 +81,9 @@ class Source:
         self, partitions: Sequence[TopicPartition]
     ) -> dict[TopicPartition, int]:
         """The offset behind the last record of all, those of open transactions included."""
-        uncommitted = AIOKafkaConsumer(bootstrap_servers=self._bootstrap)
+        uncommitted = AIOKafkaConsumer(**self._connection.arguments)
         try:
-            await bounded(uncommitted.start(), f"connecting to {self._bootstrap}")
+            await bounded(uncommitted.start(), f"connecting to {self._connection.bootstrap}")
             found = await bounded(uncommitted.end_offsets(partitions), "asking where topics end")
         finally:
             await close_bounded(uncommitted.stop())

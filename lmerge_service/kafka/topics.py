@@ -14,7 +14,7 @@ from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.structs import OffsetAndMetadata
 
 from lmerge_service.errors import ConfigurationError, TransportError
-from lmerge_service.kafka.client import CONNECT_SECONDS, bounded, close_bounded, patient
+from lmerge_service.kafka.client import CONNECT_SECONDS, Connection, bounded, close_bounded, patient
 
 __all__ = ("Topics",)
 
@@ -24,13 +24,13 @@ _COPIES = 3
 class Topics:
     """Asks and makes; use as `async with`."""
 
-    def __init__(self, bootstrap: str):
-        self._bootstrap = bootstrap
-        self._admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    def __init__(self, connection: Connection):
+        self._connection = connection
+        self._admin = AIOKafkaAdminClient(**connection.arguments)
 
     async def __aenter__(self) -> "Topics":
         try:
-            await bounded(self._admin.start(), f"connecting to {self._bootstrap}")
+            await bounded(self._admin.start(), f"connecting to {self._connection.bootstrap}")
         except BaseException:
             await close_bounded(self._admin.close())
             raise

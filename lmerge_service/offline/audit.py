@@ -22,6 +22,7 @@ from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.tdb import TDB, Difference, differences
 
 if TYPE_CHECKING:
+    from lmerge_service.kafka.client import Connection
     from lmerge_service.kafka.source import TopicPartition
 
 __all__ = ("Audited", "TopicAudit", "Verdict", "audit_elements", "audit_topic", "compare")
@@ -95,7 +96,7 @@ def audit_elements(name: str, stream: Iterable[tuple[int, Element]]) -> Audited:
     return audited
 
 
-async def audit_topic(bootstrap: str, topic: str, decoder: WireDecoder) -> Audited:
+async def audit_topic(connection: "Connection", topic: str, decoder: WireDecoder) -> Audited:
     """Audits a topic from its beginning to its present end, as a read_committed consumer sees it.
 
     Raises:
@@ -106,13 +107,13 @@ async def audit_topic(bootstrap: str, topic: str, decoder: WireDecoder) -> Audit
     from lmerge_service.kafka.source import Source, TopicPartition
     from lmerge_service.kafka.topics import Topics
 
-    async with Topics(bootstrap) as topics:
+    async with Topics(connection) as topics:
         width = (await topics.partitions([topic])).get(topic)
     if width is None:
-        raise ConfigurationError(f"kafka:{topic}: there is no such topic at {bootstrap}")
+        raise ConfigurationError(f"kafka:{topic}: there is no such topic at {connection.bootstrap}")
     partitions = [TopicPartition(topic, number) for number in range(width)]
     reader = TopicAudit(topic, partitions, decoder)
-    async with Source(bootstrap) as source:
+    async with Source(connection) as source:
         starts = await source.beginnings(partitions)
         async for tp, records in source.backlog(starts, await source.ends(partitions)):
             reader.take(tp, records)

@@ -36,7 +36,7 @@ Cost
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from lmerge_service.core.case import Case
 from lmerge_service.core.properties import StreamProperties
@@ -45,6 +45,9 @@ from lmerge_service.errors import ConfigurationError, ElementError
 from lmerge_service.formats.headers import RecordLike, incarnation_of
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.offline.inference import IN_ORDER, Break, Inference, Restriction, Said
+
+if TYPE_CHECKING:
+    from lmerge_service.kafka.client import Connection
 
 __all__ = ("Inferred", "Recorded", "TopicDecoder", "infer", "recorded", "recorded_topic")
 
@@ -277,7 +280,9 @@ class TopicDecoder:
 
 
 @contextmanager
-def recorded_topic(bootstrap: str, topic: str, decoder: WireDecoder) -> Iterator[Recorded]:
+def recorded_topic(
+    connection: "Connection", topic: str, decoder: WireDecoder
+) -> Iterator[Recorded]:
     """A topic from its beginning to its present end, as a read_committed consumer sees it.
 
     It is read as it is asked for: nothing but what the client has fetched waits in memory.
@@ -292,14 +297,16 @@ def recorded_topic(bootstrap: str, topic: str, decoder: WireDecoder) -> Iterator
     from lmerge_service.kafka.topics import Topics
 
     async def width() -> int | None:
-        async with Topics(bootstrap) as topics:
+        async with Topics(connection) as topics:
             return (await topics.partitions([topic])).get(topic)
 
     with asyncio.Runner() as runner:
         if (partitions := runner.run(width())) is None:
-            raise ConfigurationError(f"kafka:{topic}: there is no such topic at {bootstrap}")
+            raise ConfigurationError(
+                f"kafka:{topic}: there is no such topic at {connection.bootstrap}"
+            )
         reader = TopicDecoder(topic, partitions, decoder)
-        batches = _batches(bootstrap, topic, partitions)
+        batches = _batches(connection, topic, partitions)
 
         async def following() -> Sequence[RecordLike] | None:
             return await anext(batches, None)
@@ -313,12 +320,12 @@ def recorded_topic(bootstrap: str, topic: str, decoder: WireDecoder) -> Iterator
 
 
 async def _batches(
-    bootstrap: str, topic: str, partitions: int
+    connection: "Connection", topic: str, partitions: int
 ) -> AsyncIterator[Sequence[RecordLike]]:
     from lmerge_service.kafka.source import Source, TopicPartition
 
     parts = [TopicPartition(topic, number) for number in range(partitions)]
-    async with Source(bootstrap) as source:
+    async with Source(connection) as source:
         starts = await source.beginnings(parts)
         async for _, records in source.backlog(starts, await source.ends(parts)):
             yield records

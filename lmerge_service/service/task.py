@@ -38,6 +38,7 @@ from lmerge_service.formats.wire import WireDecoder, encode
 from lmerge_service.kafka.sink import OffsetAndMetadata, Outbox, Sink
 from lmerge_service.kafka.source import Batches, Source, TopicPartition
 from lmerge_service.kafka.topics import Topics
+from lmerge_service.service.connection import connection_of
 from lmerge_service.service.replicas import Replicas
 from lmerge_service.topology import Topology
 
@@ -113,13 +114,13 @@ class MergeTask:
         """
         started = time.monotonic()
         topology, limits = self.topology, self.topology.limits
-        bootstrap, output = topology.kafka.bootstrap, topology.output
+        connection, output = connection_of(topology.kafka), topology.output
         largest = 2 * limits.max_record_bytes + _OVERHEAD_BYTES  # payload in key and in value
-        self._topics = await stack.enter_async_context(Topics(bootstrap))
+        self._topics = await stack.enter_async_context(Topics(connection))
         await self._prepare_topics(largest)
         self._sink = await stack.enter_async_context(
             Sink(
-                bootstrap,
+                connection,
                 transactional_id=f"lmerge.{output.topic}.0",
                 group=self.group,
                 topic=output.topic,
@@ -128,7 +129,7 @@ class MergeTask:
             )
         )
         self._source = await stack.enter_async_context(
-            Source(bootstrap, max_record_bytes=limits.max_record_bytes)
+            Source(connection, max_record_bytes=limits.max_record_bytes)
         )
         await self._rebuild()
         self.progress.unreachable = None

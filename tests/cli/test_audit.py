@@ -127,6 +127,18 @@ def test_kafka_that_is_not_there_is_exit_3(lmerge: Lmerge) -> None:
     assert "127.0.0.1:1" in done.error
 
 
+def test_how_kafka_is_reached_comes_from_a_file_too(lmerge: Lmerge) -> None:
+    Path("client.yaml").write_text("kafka:\n  bootstrap: 127.0.0.1:1\n  tls: {ca: none.pem}\n")
+    done = lmerge("audit", "one", "kafka:t", "--kafka-config", "client.yaml")
+    assert (done.code, done.out) == (2, "")
+    assert done.error == (
+        "client.yaml:3: kafka.tls.ca: cannot read none.pem: No such file or directory"
+    )
+    Path("client.yaml").write_text("kafka:\n  bootstrap: 127.0.0.1:1\n")
+    done = lmerge("audit", "one", "kafka:t", "--kafka-config", "client.yaml")
+    assert (done.code, "127.0.0.1:1" in done.error) == (3, True)
+
+
 def test_strings_that_differ_in_unicode_form_only_meet_with_nfc(
     tmp_path: Path, lmerge: Lmerge
 ) -> None:

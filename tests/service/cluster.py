@@ -24,6 +24,7 @@ from lmerge_service.elements import START, Element, Stable
 from lmerge_service.formats.headers import incarnation_headers
 from lmerge_service.formats.wire import WireDecoder, encode
 from lmerge_service.kafka.broker import free_port
+from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.offline.audit import Audited, audit_topic
 from lmerge_service.present.generator import workload
@@ -79,7 +80,7 @@ class Merge:
 
     def audit(self) -> Audited:
         """The output, from its beginning to its end: raises when it is not a legal stream."""
-        return asyncio.run(audit_topic(self.bootstrap, self.output, WireDecoder()))
+        return asyncio.run(audit_topic(Connection(self.bootstrap), self.output, WireDecoder()))
 
     def says(self, expected: TDB) -> bool:
         """The output has ended and is equivalent."""
@@ -113,7 +114,7 @@ class Merge:
         transactions_of: int | None,
     ) -> None:
         topic = self.topics[replica]
-        async with Topics(self.bootstrap) as topics:
+        async with Topics(Connection(self.bootstrap)) as topics:
             await topics.ensure(topic, partitions=partitions)
         producer = AIOKafkaProducer(
             bootstrap_servers=self.bootstrap,
@@ -139,7 +140,7 @@ class Merge:
         tp = TopicPartition(self.topics[replica], 0)
 
         async def wait() -> None:
-            async with Topics(self.bootstrap) as topics, asyncio.timeout(seconds):
+            async with Topics(Connection(self.bootstrap)) as topics, asyncio.timeout(seconds):
                 while True:
                     committed = await topics.committed(f"lmerge.{self.name}")
                     if tp in committed and committed[tp].offset >= offset:
@@ -154,7 +155,7 @@ class Merge:
         """Writes bytes as they are, in order, to partition 0."""
 
         async def send() -> None:
-            async with Topics(self.bootstrap) as topics:
+            async with Topics(Connection(self.bootstrap)) as topics:
                 await topics.ensure(topic, config={"max.message.bytes": str(20 << 20)})
             async with AIOKafkaProducer(
                 bootstrap_servers=self.bootstrap, max_request_size=20 << 20

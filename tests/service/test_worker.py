@@ -15,6 +15,7 @@ from lmerge_service.elements import INFINITY, Insert, Stable
 from lmerge_service.formats.wire import encode
 from lmerge_service.kafka import sink as sinks
 from lmerge_service.kafka.broker import LocalBroker
+from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.sink import Outbox, Sink
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.service import task as tasks
@@ -392,7 +393,7 @@ def test_a_replica_whose_topic_is_made_anew_starts_over(merge: Merge) -> None:
 
 
 async def _truncate(bootstrap: str, topic: str, offset: int) -> None:
-    async with Topics(bootstrap) as topics:
+    async with Topics(Connection(bootstrap)) as topics:
         await topics._admin.delete_records(
             {TopicPartition(topic, 0): _RecordsToDelete(before_offset=offset)}
         )
@@ -404,7 +405,7 @@ class _RecordsToDelete:
 
 
 async def _recreate(bootstrap: str, topic: str) -> None:
-    async with Topics(bootstrap) as topics:
+    async with Topics(Connection(bootstrap)) as topics:
         await topics.delete(topic)
         for _ in range(100):
             if topic not in await topics.partitions([topic]):
@@ -428,7 +429,7 @@ def test_a_topic_that_gets_more_partitions_is_followed(merge: Merge) -> None:
 async def _widen(bootstrap: str, topic: str, width: int) -> None:
     from aiokafka.admin import NewPartitions
 
-    async with Topics(bootstrap) as topics:
+    async with Topics(Connection(bootstrap)) as topics:
         await topics._admin.create_partitions({topic: NewPartitions(width)})
 
 
@@ -581,7 +582,7 @@ def test_compressed_replicas_are_read(merge: Merge) -> None:
 
 async def _send_compressed(merge: Merge, replica: str, codec: str) -> None:
     topic = merge.topics[replica]
-    async with Topics(merge.bootstrap) as topics:
+    async with Topics(Connection(merge.bootstrap)) as topics:
         await topics.ensure(topic)
     async with AIOKafkaProducer(
         bootstrap_servers=merge.bootstrap, compression_type=codec
@@ -605,7 +606,7 @@ def test_a_deleted_replica_topic_is_held_out_and_the_others_go_on(merge: Merge) 
 
 
 async def _delete(bootstrap: str, topic: str) -> None:
-    async with Topics(bootstrap) as topics:
+    async with Topics(Connection(bootstrap)) as topics:
         await topics.delete(topic)
 
 
@@ -615,7 +616,7 @@ async def _delete(bootstrap: str, topic: str) -> None:
 def test_an_output_topic_that_forgets_is_refused(merge: Merge, key: str, value: str) -> None:
     async def make() -> None:
         config = {"max.message.bytes": str(8 << 20), "retention.ms": "-1", key: value}
-        async with Topics(merge.bootstrap) as topics:
+        async with Topics(Connection(merge.bootstrap)) as topics:
             await topics.ensure(merge.output, config=config)
 
     asyncio.run(make())
