@@ -87,6 +87,7 @@ class History:
     output: Topic
     replicas: Mapping[str, Replica]
     reference: TDB | None = None
+    """What is so, at all times; its stable point says nothing."""
     keyed: bool = True
     """(payload, vs) is a key, as in cases R0, R2 and R3."""
     progress: Progress | None = None
@@ -163,7 +164,7 @@ def _k1(read: _Read) -> Finding:
 def _reference(read: _Read) -> tuple[TDB | None, list[str]]:
     """The given one, or that of the furthest honest replica, if the others agree with it."""
     if read.history.reference is not None:
-        return read.history.reference, []
+        return TDB(read.history.reference, INFINITY), []
     whole = [
         (name, lives[-1].tdb()) for name, lives in read.honest() if lives[-1].joining_at == START
     ]

@@ -12,6 +12,7 @@ from chaos.__main__ import app
 from chaos.dump import Unreadable, dump
 from lmerge_service.elements import Element, Insert, Stable
 from lmerge_service.formats.wire import encode
+from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.topics import Topics
 
 Names = Callable[..., str]
@@ -19,7 +20,7 @@ Names = Callable[..., str]
 
 async def write(bootstrap: str, topic: str, elements: list[Element], partitions: int = 1) -> None:
     """Two transactions around one that is aborted; everything goes to partition 0."""
-    async with Topics(bootstrap) as topics:
+    async with Topics(Connection(bootstrap)) as topics:
         await topics.ensure(topic, partitions=partitions)
     producer = AIOKafkaProducer(bootstrap_servers=bootstrap, transactional_id=f"{topic}.writer")
     async with producer:

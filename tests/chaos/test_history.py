@@ -68,12 +68,18 @@ def test_k1_replicas_that_disagree_give_no_reference() -> None:
 
 
 def test_k1_by_a_reference_that_is_given() -> None:
-    reference = TDB([(A, 1, 9), (B, 3, 20), (C, 12, 15)], stable=INFINITY)
+    reference = TDB([(A, 1, 9), (B, 3, 20), (C, 12, 15)])
     assert failing(replace(good(), reference=reference)) == []
-    lacking = TDB([(A, 1, 9)], stable=INFINITY)
+    lacking = TDB([(A, 1, 9)])
     assert failing(replace(good(), reference=lacking)) == ["K1"]
-    short = TDB([(A, 1, 9), (B, 3, 20)], stable=5)
-    assert check(replace(good(), reference=short))["K1"].outcome is UNKNOWN
+
+
+def test_k1_what_no_replica_has_reached_is_not_known() -> None:
+    behind = Replica(topic("a", [Insert(A, 1, 9), Insert(B, 3, 20), Stable(5)]))
+    furthest = replace(good().replicas["b"], honest=False)
+    found = check(replace(good(), replicas={"a": behind, "b": furthest}))["K1"]
+    assert found.outcome is UNKNOWN
+    assert found.evidence == ("the reference is final to 5 only, OUT to 10",)
 
 
 def test_k1_without_a_beginning_nothing_is_known() -> None:
