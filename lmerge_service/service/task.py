@@ -22,7 +22,7 @@ What happens on a crash at each await
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -338,9 +338,11 @@ class MergeTask:
                 outbox.records.append((element.payload, value))  # type: ignore[union-attr]
             outbox.size += 2 * len(value)
 
-    def _report(self, dead: Iterable[DeadLetter], breaches: Iterable[Breach]) -> None:
+    def _report(self, dead: Sequence[DeadLetter], breaches: Iterable[Breach]) -> None:
+        left = Counter(letter.replica for letter in dead)
         for letter in dead:
-            count = self.replicas.states[letter.replica].counts["dead"]
+            left[letter.replica] -= 1
+            count = self.replicas.states[letter.replica].counts["dead"] - left[letter.replica]
             if count.bit_count() == 1:  # the 1st, 2nd, 4th, 8th, …
                 log.warning(
                     "not an element", replica=letter.replica, topic=letter.topic,
