@@ -11,7 +11,7 @@ import ipaddress
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from ruamel.yaml import YAML
@@ -32,6 +32,7 @@ __all__ = (
     "Properties",
     "Replica",
     "Speaking",
+    "Stream",
     "Topology",
     "load",
     "load_kafka",
@@ -109,6 +110,10 @@ class Output(_Model):
     def dead_letter_topic(self) -> str:
         return self.dead_letters or f"{self.topic}.dead-letters"
 
+    @property
+    def control_topic(self) -> str:
+        return f"{self.topic}.control"
+
 
 class Properties(_Model):
     """What a replica's stream promises, for `case: auto`; see `core.properties`."""
@@ -123,10 +128,9 @@ class Properties(_Model):
         return StreamProperties(**self.model_dump())
 
 
-class Replica(_Model):
-    """One copy of the query."""
+class Stream(_Model):
+    """Where a copy of the query publishes, and what its stream promises."""
 
-    name: Name
     topic: str
     joining_at: Annotated[int, Field(ge=START, lt=INFINITY)] | None = None
     """The time from which the replica is correct; by default the beginning of time."""
@@ -139,13 +143,19 @@ class Replica(_Model):
     _legal_topic = field_validator("topic")(_topic)
 
     @model_validator(mode="after")
-    def _whole(self) -> "Replica":
+    def _whole(self) -> Self:
         if self.normalise and self.joining_at is not None:
             raise ValueError(
                 "normalise needs the whole history, so it goes with no joining_at: an interval "
                 "under way then has begun nobody knows when"
             )
         return self
+
+
+class Replica(Stream):
+    """One copy of the query."""
+
+    name: Name
 
 
 class Speaking(_Model):
@@ -221,11 +231,12 @@ class Topology(_Model):
         for what, values in (("name", names), ("topic", topics)):
             if twice := {value for value in values if values.count(value) > 1}:
                 raise ValueError(f"replicas share the {what} {', '.join(sorted(twice))}")
-        for own in (self.output.topic, self.output.dead_letter_topic):
+        output = self.output
+        for own in (output.topic, output.dead_letter_topic, output.control_topic):
             if own in topics:
                 raise ValueError(f"topic {own} is both written and read as a replica")
-        if self.output.topic == self.output.dead_letter_topic:
-            raise ValueError("output and dead letters need two topics")
+        if output.dead_letter_topic in {output.topic, output.control_topic}:
+            raise ValueError("output, dead letters and decisions need a topic each")
         return self
 
     @model_validator(mode="after")

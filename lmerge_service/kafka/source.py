@@ -30,9 +30,20 @@ _STALL_SECONDS = 120.0
 
 
 class Source:
-    """A consumer of explicitly assigned partitions; use as `async with`."""
+    """A consumer of explicitly assigned partitions; use as `async with`.
 
-    def __init__(self, connection: Connection, *, max_record_bytes: int = 1 << 20):
+    A broker holds one fetch at a time, and a partition whose records were just taken is not in
+    it: what arrives there meanwhile waits until the fetch for the others is over, `fetch_wait_ms`
+    at the most. Whoever reads a single partition may let the broker hold it for long.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        max_record_bytes: int = 1 << 20,
+        fetch_wait_ms: int = 10,
+    ):
         self._connection = connection
         self._consumer = AIOKafkaConsumer(
             **connection.arguments,
@@ -41,9 +52,7 @@ class Source:
             auto_offset_reset="none",
             isolation_level="read_committed",
             max_partition_fetch_bytes=max(1 << 20, max_record_bytes),
-            # A broker holds one fetch at a time, and a partition whose records were just taken is
-            # not in it: what arrives there meanwhile waits until the fetch for the others is over.
-            fetch_max_wait_ms=10,
+            fetch_max_wait_ms=fetch_wait_ms,
             retry_backoff_ms=50,
         )
         self.lost: dict[TopicPartition, str] = {}

@@ -1,24 +1,35 @@
-"""Topics: which exist, how wide they are, what is committed, and the making of our own.
+"""Topics: which exist, which they are, how wide, what is committed, and the making of our own.
 
 The merge makes its output and dead-letter topics when they are missing; replica topics belong to
 their replicas and may appear at any time.
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import LeaderNotAvailableError, TopicAlreadyExistsError, for_code
-from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.structs import OffsetAndMetadata
 
 from lmerge_service.errors import ConfigurationError, TransportError
 from lmerge_service.kafka.client import CONNECT_SECONDS, Connection, bounded, close_bounded, patient
+from lmerge_service.kafka.metadata import TopicsRequest
 
-__all__ = ("Topics",)
+__all__ = ("TopicInfo", "Topics")
 
 _COPIES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class TopicInfo:
+    """A topic that exists."""
+
+    id: str | None
+    """Another one when the topic was deleted and made anew; None if the brokers tell none."""
+    partitions: int
+    """How many."""
 
 
 class Topics:
@@ -39,20 +50,27 @@ class Topics:
     async def __aexit__(self, *_: object) -> None:
         await close_bounded(self._admin.close())
 
+    async def describe(
+        self, names: Iterable[str], *, seconds: float = CONNECT_SECONDS
+    ) -> dict[str, TopicInfo]:
+        """Those of the topics that exist; one request."""
+        answer = await bounded(
+            self._admin._send_request(TopicsRequest(list(names))),
+            "asking which topics there are",
+            seconds,
+        )
+        return {
+            str(topic["topic"]): TopicInfo(topic.get("topic_id"), len(topic["partitions"]))
+            for topic in answer.to_object()["topics"]
+            if topic["error_code"] == 0 and topic["partitions"]
+        }
+
     async def partitions(
         self, names: Iterable[str], *, seconds: float = CONNECT_SECONDS
     ) -> dict[str, int]:
         """The number of partitions of each topic that exists."""
-        # The client's own describe_topics would make the topics where brokers may do that.
-        request = MetadataRequest(list(names), allow_auto_topic_creation=False)
-        answer = await bounded(
-            self._admin._send_request(request), "asking which topics there are", seconds
-        )
-        return {
-            str(topic["topic"]): len(topic["partitions"])
-            for topic in answer.to_object()["topics"]
-            if topic["error_code"] == 0 and topic["partitions"]
-        }
+        found = await self.describe(names, seconds=seconds)
+        return {name: topic.partitions for name, topic in found.items()}
 
     async def committed(self, group: str) -> dict[TopicPartition, OffsetAndMetadata]:
         """The offsets, with their metadata, that were committed under a group's name."""

@@ -1,0 +1,177 @@
+"""A log: one topic of one partition, to which many append and which everybody reads in one order.
+
+Who owns what
+    A `Log` owns a producer, made when the first record is appended; each reading owns a `Source`
+    of its own, closed when the reading ends. The topic is made when it is missing and refused
+    when it may forget: whoever reads it from its beginning must read all of it.
+
+What happens on a crash at each await
+    in `append`: the record is in the log, or is not; whoever needs to know reads the log. When
+    its time is over the producer is thrown away, so that nothing is written later than that
+    (what was on its way to the broker may still arrive).
+    in a reading: nothing, offsets are the caller's.
+
+What happens when the broker is away
+    `append` fails after its time. `follow` waits, and goes on when the broker is back; where the
+    client gives up it raises a `TransportError`, and may be called again from the same offset.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Final
+
+from aiokafka import AIOKafkaProducer
+
+from lmerge_service.errors import ConfigurationError, FencedError, StateError, TransportError
+from lmerge_service.kafka.client import Connection, bounded, close_bounded, kafka_errors
+from lmerge_service.kafka.source import Record, Source, TopicPartition
+from lmerge_service.kafka.topics import Topics
+
+__all__ = ("Log",)
+
+_APPEND_SECONDS: Final = 10.0
+_POLL_SECONDS: Final = 1.0
+_FETCH_WAIT_MS: Final = 500
+_FOREVER: Final = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
+
+
+class Log:
+    """One topic as a log; use as `async with`, which makes or checks the topic.
+
+    Raises:
+        ConfigurationError: on entering, when the topic has several partitions, or may forget.
+        StateError: on entering, when its beginning was deleted.
+        TransportError: Kafka cannot be reached, or refuses.
+    """
+
+    def __init__(self, connection: Connection, topic: str):
+        self.topic = topic
+        self._connection = connection
+        self._tp = TopicPartition(topic, 0)
+        self._producer: AIOKafkaProducer | None = None
+        self._starting = asyncio.Lock()
+
+    async def __aenter__(self) -> "Log":
+        async with Topics(self._connection) as topics:
+            width = await topics.ensure(self.topic, config=_FOREVER)
+            if width != 1:
+                raise ConfigurationError(
+                    f"topic {self.topic} has {width} partitions; a log has one: remove the topic"
+                )
+            for key, must in _FOREVER.items():
+                why = f"must be {must}: a log forgets nothing"
+                await topics.require(self.topic, key, must.__eq__, why)
+        async with self._source() as source:
+            begins = (await source.beginnings([self._tp]))[self._tp]
+        if begins > 0:
+            raise StateError(f"{self.topic} begins at offset {begins}: its beginning was deleted")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            await close_bounded(producer.stop())
+
+    # --- writing -------------------------------------------------------------------------------
+
+    async def append(self, value: bytes, *, seconds: float = _APPEND_SECONDS) -> int:
+        """Writes a record to all replicas of the partition; returns its offset, or -1 if the
+        broker says only that it has the record.
+
+        Raises:
+            TransportError: if retriable, whether the record was written is unknown; if not, it
+                was refused.
+        """
+        doing = f"writing to {self.topic}"
+        producer = await self._ready()
+        try:
+            sent = await bounded(producer.send(self.topic, value, partition=0), doing, seconds)
+        except BaseException:
+            await self._abandon(producer)
+            raise
+        try:
+            # The client breaks on a result that was cancelled, so that this only looks at it.
+            await asyncio.wait({sent}, timeout=seconds)
+        finally:
+            if not sent.done() or sent.exception() is not None:
+                await self._abandon(producer)
+        if not sent.done():
+            raise TransportError(f"{doing}: no answer from Kafka in time")
+        try:
+            with kafka_errors(doing):
+                return int(sent.result().offset)
+        except FencedError as error:  # the producer is nobody's but ours: its session has expired
+            raise TransportError(str(error)) from error
+
+    async def _ready(self) -> AIOKafkaProducer:
+        async with self._starting:
+            if self._producer is None:
+                producer = AIOKafkaProducer(
+                    **self._connection.arguments,
+                    enable_idempotence=True,
+                    acks="all",
+                    retry_backoff_ms=50,
+                )
+                try:
+                    await bounded(producer.start(), f"connecting to {self._connection.bootstrap}")
+                except BaseException:
+                    await close_bounded(producer.stop())
+                    raise
+                self._producer = producer
+            return self._producer
+
+    async def _abandon(self, producer: AIOKafkaProducer) -> None:
+        """Closes a producer without what its `stop` does first: an idempotent one would try to
+        deliver what it holds for ever."""
+        if self._producer is producer:
+            self._producer = None
+        await close_bounded(producer._sender.close())
+        producer._closed = True
+        await close_bounded(producer.client.close())
+
+    # --- reading -------------------------------------------------------------------------------
+
+    def _source(self) -> Source:
+        return Source(self._connection, fetch_wait_ms=_FETCH_WAIT_MS)
+
+    async def end(self) -> int:
+        """The offset behind the last record."""
+        async with self._source() as source:
+            return (await source.ends([self._tp]))[self._tp]
+
+    async def read(self, start: int = 0) -> AsyncGenerator[Record, None]:
+        """The records from an offset up to the end that the log has when this is called.
+
+        Raises:
+            TransportError: no progress for two minutes.
+            StateError: the log ends before `start`: it was made anew, or has lost records.
+        """
+        async with self._source() as source:
+            end = (await source.ends([self._tp]))[self._tp]
+            self._refuse_loss(start, end)
+            async for _, records in source.backlog({self._tp: start}, {self._tp: end}):
+                for record in records:
+                    yield record
+
+    async def follow(self, start: int = 0) -> AsyncGenerator[Record, None]:
+        """The records from an offset on, and then each as it comes, for ever.
+
+        Raises:
+            TransportError: Kafka cannot be reached; to be called again.
+            StateError: the log ends before `start`, or cannot be read on.
+        """
+        async with self._source() as source:
+            self._refuse_loss(start, (await source.ends([self._tp]))[self._tp])
+            source.assign({self._tp: start})
+            while True:
+                for record in (await source.poll(_POLL_SECONDS)).get(self._tp, ()):
+                    yield record
+                if why := source.lost.get(self._tp):
+                    raise StateError(f"{self.topic} {why}")
+
+    def _refuse_loss(self, start: int, end: int) -> None:
+        if end < start:
+            raise StateError(
+                f"{self.topic} ends at offset {end}, but has been read up to {start}: it was made "
+                "anew, or has lost records"
+            )

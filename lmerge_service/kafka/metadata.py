@@ -1,0 +1,127 @@
+"""The metadata request that tells topic ids, which the client's own does not know.
+
+A name says which topic is meant, an id which topic it *is*: one that was deleted and made anew
+has the same name and another id, however many records it holds by now. Brokers tell ids from
+version 10 of the request on (Kafka 2.8), the client stops at 5; so version 10 is written down
+here, in the client's own words, and the client chooses per connection what both sides know.
+"""
+
+import base64
+import uuid
+from collections.abc import Sequence
+from io import BytesIO
+from typing import Any
+
+from aiokafka.protocol.abstract import AbstractType
+from aiokafka.protocol.api import Request, RequestStruct, Response
+from aiokafka.protocol.metadata import MetadataRequest_v4, MetadataRequest_v5
+from aiokafka.protocol.types import (
+    Boolean,
+    CompactArray,
+    CompactString,
+    Int16,
+    Int32,
+    Schema,
+    TaggedFields,
+)
+
+__all__ = ("TopicsRequest", "Uuid")
+
+_ANY = b"\0" * 16  # Kafka's zero id: none is given
+
+
+class Uuid(AbstractType[str | None]):  # type: ignore[misc]
+    """A topic id, as Kafka's tools print it: 22 characters of URL-safe base64; None is no id."""
+
+    @classmethod
+    def encode(cls, value: str | None) -> bytes:
+        return _ANY if value is None else base64.urlsafe_b64decode(f"{value}==")
+
+    @classmethod
+    def decode(cls, data: BytesIO) -> str | None:
+        raw = uuid.UUID(bytes=data.read(16)).bytes  # refuses what is cut short
+        return None if raw == _ANY else base64.urlsafe_b64encode(raw).decode().rstrip("=")
+
+
+class _Response(Response):  # type: ignore[misc]
+    API_KEY = 3
+    API_VERSION = 10
+    SCHEMA = Schema(
+        ("throttle_time_ms", Int32),
+        (
+            "brokers",
+            CompactArray(
+                ("node_id", Int32),
+                ("host", CompactString("utf-8")),
+                ("port", Int32),
+                ("rack", CompactString("utf-8")),
+                ("tags", TaggedFields),
+            ),
+        ),
+        ("cluster_id", CompactString("utf-8")),
+        ("controller_id", Int32),
+        (
+            "topics",
+            CompactArray(
+                ("error_code", Int16),
+                ("topic", CompactString("utf-8")),
+                ("topic_id", Uuid),
+                ("is_internal", Boolean),
+                (
+                    "partitions",
+                    CompactArray(
+                        ("error_code", Int16),
+                        ("partition", Int32),
+                        ("leader", Int32),
+                        ("leader_epoch", Int32),
+                        ("replicas", CompactArray(Int32)),
+                        ("isr", CompactArray(Int32)),
+                        ("offline_replicas", CompactArray(Int32)),
+                        ("tags", TaggedFields),
+                    ),
+                ),
+                ("authorized_operations", Int32),
+                ("tags", TaggedFields),
+            ),
+        ),
+        ("cluster_authorized_operations", Int32),
+        ("tags", TaggedFields),
+    )
+
+
+class _Request(RequestStruct):  # type: ignore[misc]
+    FLEXIBLE_VERSION = True
+    API_KEY = 3
+    API_VERSION = 10
+    RESPONSE_TYPE = _Response
+    SCHEMA = Schema(
+        (
+            "topics",
+            CompactArray(
+                ("topic_id", Uuid),  # brokers take names only in this version
+                ("topic", CompactString("utf-8")),
+                ("tags", TaggedFields),
+            ),
+        ),
+        ("allow_auto_topic_creation", Boolean),
+        ("include_cluster_authorized_operations", Boolean),
+        ("include_topic_authorized_operations", Boolean),
+        ("tags", TaggedFields),
+    )
+
+
+class TopicsRequest(Request[MetadataRequest_v4 | MetadataRequest_v5 | _Request]):  # type: ignore[misc]
+    """Asks for topics by name, without making those that are missing; older brokers tell no ids.
+
+    The client's own describe_topics would make them where brokers may do that.
+    """
+
+    API_KEY = 3
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = list(names)
+
+    def build(self, version: type[Any]) -> Any:
+        if version is not _Request:
+            return version(self._names, False)
+        return _Request([(None, name, {}) for name in self._names], False, False, False, {})

@@ -1,0 +1,184 @@
+"""Decisions about a merge, and their records in the control log.
+
+Theory
+    What is merged is decided by people, by guards and by the topology file. Each decision is one
+    record in one log, and every worker folds the log in its order (`ledger`), so that all of them
+    know the same replicas, whoever asked whom first. A decision says against which version it was
+    made (`expects`); of two that were made against the same version, the one that comes first in
+    the log holds and the other is refused.
+
+    >>> made = Decision("d-1", Detach("b"), who="anna", made=1_700_000_000_000)
+    >>> print(encode(made).decode().replace("},", "},\\n "))
+    {"id":"d-1","action":{"do":"detach","replica":"b"},
+     "who":"anna","made":1700000000000,"expects":null}
+    >>> decode(encode(made)) == made
+    True
+
+Invariants
+    D1  A record that is no decision, whatever it is, raises `ElementError` and nothing else.
+    D2  A decision is never longer than a record may be: every text in it is bounded.
+"""
+
+import time
+import uuid
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta, Struct
+
+from lmerge_service.errors import ElementError
+
+__all__ = (
+    "LONGEST_REASON",
+    "LONGEST_WORD",
+    "AcceptGap",
+    "Action",
+    "Attach",
+    "Decision",
+    "Declare",
+    "Detach",
+    "Quarantine",
+    "Release",
+    "SetPolicy",
+    "decide",
+    "decode",
+    "encode",
+    "words",
+)
+
+LONGEST_WORD: Final = 200
+LONGEST_REASON: Final = 2_000
+_LONGEST_RECORD: Final = 1 << 20
+
+Word = Annotated[str, Meta(min_length=1, max_length=LONGEST_WORD)]
+Reason = Annotated[str, Meta(max_length=LONGEST_REASON)]
+Count = Annotated[int, Meta(ge=0)]
+Time = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+
+
+class Declare(Struct, frozen=True, forbid_unknown_fields=True, tag_field="do", tag="declare"):
+    """What the topology file of a worker that started says, when it is another than before."""
+
+    output: dict[str, Any]
+    case: Word
+    policy: dict[str, Any]
+    replicas: list[dict[str, Any]]
+
+
+class Attach(Struct, frozen=True, forbid_unknown_fields=True, tag_field="do", tag="attach"):
+    """Merge a replica; the fields are those of `topology.Replica`."""
+
+    replica: dict[str, Any]
+
+
+class Detach(Struct, frozen=True, forbid_unknown_fields=True, tag_field="do", tag="detach"):
+    """Merge a replica no more."""
+
+    replica: Word
+
+
+class Quarantine(Struct, frozen=True, forbid_unknown_fields=True, tag_field="do", tag="quarantine"):
+    """Keep a replica out until it is released: by a guard, or by a person."""
+
+    replica: Word
+    reason: Reason
+
+
+class Release(Struct, frozen=True, forbid_unknown_fields=True, tag_field="do", tag="release"):
+    """End a quarantine; the replica is attached anew, correct from `joining_at` on (null: from
+    where it was correct before)."""
+
+    replica: Word
+    joining_at: Time | None = None
+
+
+class AcceptGap(Struct, frozen=True, forbid_unknown_fields=True, tag_field="do", tag="accept_gap"):
+    """Go on without the times up to `until`, from which on `replica` is correct: the gap as it was
+    seen by whoever accepts it."""
+
+    replica: Word
+    until: Time
+
+
+class SetPolicy(Struct, frozen=True, forbid_unknown_fields=True, tag_field="do", tag="policy"):
+    """When the output speaks, from now on."""
+
+    insert: Word
+    adjust: Word
+    stable: Word
+
+
+Action = Declare | Attach | Detach | Quarantine | Release | AcceptGap | SetPolicy
+
+
+class Decision(Struct, frozen=True, forbid_unknown_fields=True):
+    """An action, and who wants it."""
+
+    id: Word
+    """Unique: a record with an id that was there is the same decision once more."""
+    action: Action
+    who: Word
+    """A person, or a guard; for people to read."""
+    made: Time
+    """Milliseconds since the epoch, by the clock of whoever made it; for people to read."""
+    expects: Count | None = None
+    """The version that it was made against; null: whatever the version is."""
+
+
+_decoder: Final = msgspec.json.Decoder(Decision)
+
+
+def decide(
+    action: Action, who: str, *, expects: int | None = None, decision_id: str | None = None
+) -> Decision:
+    """A new decision, made now; unless one is given, with an id that nobody else has."""
+    made = time.time_ns() // 1_000_000
+    return Decision(decision_id or uuid.uuid4().hex, action, who, made, expects)
+
+
+def words(action: Action) -> str:
+    """The action in a few words.
+
+    >>> words(Quarantine("b", "too far ahead")), words(SetPolicy("first", "lazy", "quorum(2)"))
+    ('quarantine b', 'policy first, lazy, quorum(2)')
+    """
+    match action:
+        case Declare():
+            return "declare a topology"
+        case Attach(replica):
+            return f"attach {str(replica.get('name'))[:LONGEST_WORD]}"
+        case AcceptGap(replica, until):
+            return f"accept the gap until {replica} is correct, at {until}"
+        case SetPolicy(insert, adjust, stable):
+            return f"policy {insert}, {adjust}, {stable}"
+        case _:
+            return f"{type(action).__name__.lower()} {action.replica}"
+
+
+def encode(decision: Decision) -> bytes:
+    """The value of its record in the control log.
+
+    Raises:
+        ValueError: the decision is not within its bounds, so that nobody could read it.
+    """
+    value = msgspec.json.encode(decision)
+    try:
+        decode(value)
+    except ElementError as error:
+        raise ValueError(str(error)) from None
+    return value
+
+
+def decode(value: bytes | None) -> Decision:
+    """The decision in a record's value.
+
+    Raises:
+        ElementError: it is none (reason `decision`).
+    """
+    if value is None or len(value) > _LONGEST_RECORD:
+        what = "a tombstone" if value is None else f"{len(value)} bytes long"
+        raise ElementError("decision", f"no decision: the record is {what}")
+    try:
+        return _decoder.decode(value)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ElementError("decision", f"no decision: {error}") from None
