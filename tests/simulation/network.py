@@ -61,6 +61,10 @@ class Network:
         self._killed_at = killed_at
         broker.on_arrival.append(self._tell)
 
+    def close(self) -> None:
+        """Nobody waits for news any more."""
+        self.broker.on_arrival.remove(self._tell)
+
     def _tell(self) -> None:
         self.news.set()
         self.news = asyncio.Event()
