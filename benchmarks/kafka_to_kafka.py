@@ -16,7 +16,10 @@ from lmerge_service.demo.verdict import read_inputs
 from lmerge_service.demo.watch import Follower
 from lmerge_service.kafka.broker import LocalBroker
 from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.publish import publish
+from lmerge_service.service.ledger import undisputed
+from lmerge_service.service.own_topics import prepare
 from lmerge_service.service.task import MergeTask
 from lmerge_service.topology import Kafka, Output, Replica, Topology
 
@@ -69,10 +72,13 @@ async def _latency(bootstrap: str, report: Report) -> None:
     topology, connection = _topology(bootstrap, "latency"), Connection(bootstrap)
     streams = [stream[: _RATE * _LATENCY_SECONDS] for stream in replicas(20_000)]
     async with AsyncExitStack() as stack:
-        task = MergeTask(topology)
+        cluster = Cluster(connection)
+        async with cluster.topics() as topics:
+            await prepare(topics, topology)
+        task = MergeTask(topology, undisputed(topology), cluster)
         for replica in topology.replicas:
             await publish(connection, replica.topic, [])
-        await task.open(stack)
+        await task.lead(stack)
         follower = Follower(connection, topology.output.topic)
         running = [asyncio.create_task(task.run()), asyncio.create_task(follower.run())]
         await asyncio.gather(

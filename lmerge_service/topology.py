@@ -23,6 +23,7 @@ from lmerge_service.core.properties import weakest
 from lmerge_service.credentials import ClientTls, Sasl
 from lmerge_service.elements import INFINITY, START
 from lmerge_service.errors import ConfigurationError
+from lmerge_service.formats.dialects import Format
 
 __all__ = (
     "Http",
@@ -42,6 +43,9 @@ _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 M = TypeVar("M", bound=BaseModel)
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._-]{0,99}$")]
+
+KeyField = Annotated[str, Field(pattern=r'^[^."\\\x00-\x1f]+(\.[^."\\\x00-\x1f]+)*$')]
+"""Names of fields with dots between them."""
 
 
 def _topic(name: str) -> str:
@@ -101,6 +105,8 @@ class Output(_Model):
     """The merged stream."""
 
     topic: str
+    partitions: int = Field(default=1, ge=1, le=1000)
+    """How many merge tasks there are, one for each; fixed for the life of the topic."""
     dead_letters: str | None = None
     """Where records go that are not elements; by default the output topic + `.dead-letters`."""
 
@@ -111,8 +117,19 @@ class Output(_Model):
         return self.dead_letters or f"{self.topic}.dead-letters"
 
     @property
+    def state_topic(self) -> str:
+        """Marks and snapshots of the merge."""
+        return f"{self.topic}.state"
+
+    @property
     def control_topic(self) -> str:
+        """Decisions about the merge."""
         return f"{self.topic}.control"
+
+    @property
+    def own_topics(self) -> tuple[str, ...]:
+        """All that the merge writes."""
+        return (self.topic, self.dead_letter_topic, self.state_topic, self.control_topic)
 
 
 class Properties(_Model):
@@ -134,8 +151,13 @@ class Stream(_Model):
     topic: str
     joining_at: Annotated[int, Field(ge=START, lt=INFINITY)] | None = None
     """The time from which the replica is correct; by default the beginning of time."""
+    format: Format = "wire"
+    """How its records say elements: wire, or the options of a dialect (docs/dialects.md)."""
     properties: Properties = Properties()
     """What its stream promises; of use with `case: auto`."""
+    co_partitioned: bool = False
+    """Its topic has as many partitions as the output, and an event is in the partition of the same
+    number: a declared short cut, by which a task reads one partition instead of all."""
     normalise: bool = False
     """Bring the replica to its canonical form first: it is the same as the others at every
     instant, but may cut its events into other intervals."""
@@ -208,6 +230,9 @@ class Topology(_Model):
     """Names the merge: consumer group and transactional id are made of it."""
     kafka: Kafka
     output: Output
+    key: tuple[KeyField, ...] = ()
+    """The payload's fields that make the output's record key and choose its partition; by default
+    the whole payload. A dot goes into an object; a field that is not there is null."""
     case: str = Case.R3.value
     """R0 to R4, or auto: the strongest case that the replicas' properties allow together."""
     policy: Speaking = Speaking()
@@ -215,7 +240,19 @@ class Topology(_Model):
     nfc: bool = False
     """Normalise strings of payloads to NFC before they are compared."""
     limits: Limits = Limits()
+    session_seconds: float = Field(default=6, ge=0.1, le=300)
+    """How long a worker may be silent before its tasks are given to others; the brokers' limits
+    (group.min.session.timeout.ms, by default 6 s) hold too."""
+    snapshot_seconds: float = Field(default=60, gt=0, le=86_400)
+    """The least time between two snapshots of a task; recovery reads what came after one."""
     http: Http = Http()
+
+    @field_validator("key")
+    @classmethod
+    def _once(cls, key: tuple[str, ...]) -> tuple[str, ...]:
+        if twice := sorted({field for field in key if key.count(field) > 1}):
+            raise ValueError(f"names {', '.join(twice)} twice")
+        return key
 
     @field_validator("case")
     @classmethod
@@ -231,12 +268,11 @@ class Topology(_Model):
         for what, values in (("name", names), ("topic", topics)):
             if twice := {value for value in values if values.count(value) > 1}:
                 raise ValueError(f"replicas share the {what} {', '.join(sorted(twice))}")
-        output = self.output
-        for own in (output.topic, output.dead_letter_topic, output.control_topic):
+        for own in self.output.own_topics:
             if own in topics:
                 raise ValueError(f"topic {own} is both written and read as a replica")
-        if output.dead_letter_topic in {output.topic, output.control_topic}:
-            raise ValueError("output, dead letters and decisions need a topic each")
+        if self.output.own_topics.count(self.output.dead_letter_topic) > 1:
+            raise ValueError("output, dead letters, state and decisions need a topic each")
         return self
 
     @model_validator(mode="after")
@@ -252,6 +288,16 @@ class Topology(_Model):
             raise ValueError(
                 f"normalise needs case R3 or R4, not {self.resolved_case}: "
                 "the canonical form is revised"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _translated(self) -> "Topology":
+        told = [each.name for each in self.replicas if each.format != "wire"]
+        if self.resolved_case not in (Case.R3, Case.R4) and told:
+            raise ValueError(
+                f"replica {told[0]} speaks a dialect, which needs case R3 or R4, not "
+                f"{self.resolved_case}: a row's end is told after its beginning"
             )
         return self
 
@@ -326,10 +372,13 @@ def _parse(path: Path, needed: str) -> Any:
 
 
 def _faults(path: Path | str, document: Any, error: ValidationError) -> list[str]:
-    return [
-        f"{path}:{_line(document, fault['loc'])}: {_field(fault['loc'])}{_said(fault)}"
-        for fault in error.errors()
-    ]
+    found = [(_written(fault["loc"]), fault) for fault in error.errors()]
+    return [f"{path}:{_line(document, loc)}: {_field(loc)}{_said(fault)}" for loc, fault in found]
+
+
+def _written(loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """The place in the document: without the tags of unions, which stand in <>."""
+    return tuple(part for part in loc if not (isinstance(part, str) and part.startswith("<")))
 
 
 def _said(fault: Any) -> str:

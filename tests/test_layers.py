@@ -16,9 +16,12 @@ ROOMS: dict[str, set[str]] = {
     "present": {"model"},
     "formats": {"model", "core"},
     "credentials": set(),  # files, variables and certificates: nothing of streams
-    "topology": {"model", "core", "credentials"},
+    # the options of a dialect stand beside it
+    "topology": {"model", "core", "formats", "credentials"},
     "kafka": {"model", "core", "formats"},
-    "service": {"model", "core", "formats", "kafka", "topology"},
+    # what a replica imports; the service answers in the same words
+    "feedback": {"model", "formats", "kafka"},
+    "service": {"model", "core", "feedback", "formats", "kafka", "topology"},
     "offline": {"model", "core", "formats", "kafka"},
     "demo": {"model", "formats", "kafka", "offline", "present", "service", "topology"},
 }

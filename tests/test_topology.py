@@ -8,6 +8,7 @@ from ruamel.yaml import YAML
 
 from lmerge_service.core import Case, Policy, lag
 from lmerge_service.errors import ConfigurationError
+from lmerge_service.formats.dialects import Debezium, Lateness
 from lmerge_service.topology import load
 
 GOOD = """\
@@ -71,6 +72,12 @@ def test_a_bad_bootstrap_option_is_not_blamed_on_the_file(tmp_path: Path) -> Non
         ("name: t\n", "", 1, "name: is missing"),
         ("    joining_at: 100", "    joining_at: soon", 11, "replicas[1].joining_at: "),
         ("  topic: out", "  topic: out/side", 5, "output.topic: a topic name has"),
+        ("  topic: out", "  topic: out\n  partitions: 0", 6, "output.partitions: "),
+        ("  topic: out", "  topic: out\n  partitions: 1001", 6, "output.partitions: "),
+        ("name: t\n", "name: t\nkey: [a, b.c, a]\n", 2, "key: names a twice"),
+        ("name: t\n", "name: t\nkey: city\n", 2, "key: "),
+        ("name: t\n", "name: t\nkey: [a..b]\n", 2, "key[0]: "),
+        ("name: t\n", "name: t\nkey: ['a\"b']\n", 2, "key[0]: "),
         ("    topic: in.b", "    topic: in.a", 1, "replicas share the topic in.a"),
         ("  - name: b", "  - name: a", 1, "replicas share the name a"),
         ("    topic: in.b", "    topic: out", 1, "topic out is both written and read"),
@@ -133,6 +140,13 @@ def test_a_file_that_is_not_there_or_not_text_is_said(tmp_path: Path) -> None:
         load(tmp_path / "bytes.yaml")
 
 
+def test_the_output_may_have_partitions_and_a_key(tmp_path: Path) -> None:
+    text = GOOD.replace("  topic: out", "  topic: out\n  partitions: 12")
+    topology = load(write(tmp_path, f"key: [city, from.city]\n{text}"))
+    assert (topology.output.partitions, topology.key) == (12, ("city", "from.city"))
+    assert load(write(tmp_path, GOOD)).output.partitions == 1
+
+
 def test_a_replica_may_be_normalised(tmp_path: Path) -> None:
     text = GOOD.replace("joining_at: 100", "normalise: true")
     topology = load(write(tmp_path, text))
@@ -162,3 +176,86 @@ def test_the_case_may_follow_from_the_properties_of_the_replicas(tmp_path: Path)
         replica.update(YAML(typ="safe").load(ordered))
     (path := tmp_path / "auto.yaml").write_text(json.dumps(document))
     assert load(path).resolved_case == Case.R2
+
+
+DIALECT = """\
+    joining_at: 100
+    format:
+      dialect: debezium
+      time: source.ts_ms
+      stable:
+        lateness: 5000
+"""
+
+
+def test_a_replica_may_speak_a_dialect(tmp_path: Path) -> None:
+    topology = load(write(tmp_path, GOOD.replace("    joining_at: 100\n", DIALECT)))
+    wire, dialect = (replica.format for replica in topology.replicas)
+    assert wire == "wire"
+    assert dialect == Debezium(dialect="debezium", stable=Lateness(lateness=5000))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "says"),
+    [
+        ("dialect: debezium", "dialect: maxwell", 12, "replicas[1].format: must be wire, or a"),
+        ("      dialect: debezium\n", "", 12, "replicas[1].format: must be wire, or a mapping"),
+        ("time: source.ts_ms", "when: source.ts_ms", 14, "replicas[1].format.when: unknown field"),
+        ("time: source.ts_ms", "time: source..ts_ms", 14, "replicas[1].format.time: "),
+        ("lateness: 5000", "lateness: -1", 16, "replicas[1].format.stable.lateness: "),
+        ("lateness: 5000", "lateness: 1\n        step: 0", 17, "replicas[1].format.stable.step: "),
+        ("lateness: 5000", "lateness: 1\n        w: 0", 17, ".format.stable.w: unknown field"),
+        ("lateness: 5000", "late: 5000", 15, ".stable: must be a mapping with lateness, watermark"),
+        (
+            "      stable:\n        lateness: 5000\n",
+            "",
+            12,
+            "[1].format.stable: is missing",
+        ),
+        ("lateness: 5000", "transactions: false", 16, "replicas[1].format.stable.transactions: "),
+        (
+            "dialect: debezium\n      time: source.ts_ms",
+            "dialect: upserts\n      key_encoding: text",
+            12,
+            "replicas[1].format: key_encoding is of use with key_into only",
+        ),
+        (
+            "dialect: debezium\n      time: source.ts_ms",
+            "dialect: flink\n      encoding: rowkind\n      key: []",
+            15,
+            "replicas[1].format.key: ",
+        ),
+        (
+            "dialect: debezium\n      time: source.ts_ms\n      stable:\n        lateness: 5000",
+            "dialect: openclose\n      stable: {lateness: 5, heartbeats: true}",
+            12,
+            "replicas[1].format: stable.heartbeats: only Debezium has heartbeats",
+        ),
+        (
+            "name: t\n",
+            "name: t\ncase: R2\n",
+            1,
+            "replica b speaks a dialect, which needs case R3 or R4, not R2",
+        ),
+    ],
+)
+def test_a_fault_in_a_format_is_one_line_with_file_line_and_field(
+    tmp_path: Path, old: str, new: str, line: int, says: str
+) -> None:
+    text = GOOD.replace("    joining_at: 100\n", DIALECT)
+    assert old in text
+    with pytest.raises(ConfigurationError) as caught:
+        load(write(tmp_path, text.replace(old, new)))
+    message = str(caught.value)
+    assert message.startswith(f"{tmp_path / 't.yaml'}:{line}: "), message
+    assert says in message
+    assert "\n" not in message
+    assert "<" not in message
+
+
+@pytest.mark.parametrize("form", ["flink", "3", "[wire]", "{}"])
+def test_a_format_that_is_none_is_a_fault(tmp_path: Path, form: str) -> None:
+    path = write(tmp_path, GOOD.replace("    joining_at: 100", f"    format: {form}"))
+    with pytest.raises(ConfigurationError, match=r"t\.yaml:11: replicas\[1\]\.format: ") as caught:
+        load(path)
+    assert "\n" not in str(caught.value)

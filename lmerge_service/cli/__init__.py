@@ -17,7 +17,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.main import get_command
 
-from lmerge_service.cli import audit, broker, demo, infer, merge, present, publish, run
+from lmerge_service.cli import audit, broker, demo, infer, merge, present, publish, read, run
 from lmerge_service.errors import LMergeError
 
 __all__ = ("app", "main")
@@ -56,6 +56,7 @@ _FILES = "Streams in files"
 
 app.command("demo", rich_help_panel=_KAFKA)(demo.demo)
 app.command("run", rich_help_panel=_KAFKA)(run.run)
+app.command("read", rich_help_panel=_KAFKA)(read.read)
 app.command("publish", rich_help_panel=_KAFKA)(publish.publish)
 app.add_typer(broker.app, name="broker", rich_help_panel=_KAFKA)
 app.command("present", rich_help_panel=_FILES)(present.present)

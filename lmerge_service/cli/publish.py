@@ -1,6 +1,7 @@
 """`lmerge publish`: an element file into a topic, as a replica would send it."""
 
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +15,10 @@ from lmerge_service.cli.options import (
 from lmerge_service.cli.streams import label, reading
 from lmerge_service.elements import START
 from lmerge_service.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from lmerge_service.elements import Element
+    from lmerge_service.formats.dialects import Written
 
 __all__ = ("publish",)
 
@@ -49,6 +54,22 @@ def publish(
             show_default="the beginning",
         ),
     ] = None,
+    format_: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            metavar="DIALECT",
+            help="wire, debezium, flink, openclose or upserts; see docs/dialects.md.",
+        ),
+    ] = "wire",
+    key: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FIELD",
+            help="Of the payload, for the key of a dialect's rows; may be repeated.",
+            show_default="the payload",
+        ),
+    ] = None,
     bootstrap: Bootstrap = None,
     kafka_config: KafkaConfig = None,
 ) -> None:
@@ -58,6 +79,7 @@ def publish(
     """
     import asyncio
 
+    from lmerge_service.kafka.publish import on_the_wire
     from lmerge_service.kafka.publish import publish as send
 
     check_topic(topic)
@@ -65,6 +87,9 @@ def publish(
         raise ConfigurationError(
             "--joining-at belongs to a replica that starts over: give --incarnation, 1 or higher"
         )
+    written = on_the_wire if format_ == "wire" else _in_dialect(format_, key or [])
+    if key and format_ in ("wire", "openclose"):
+        raise ConfigurationError(f"--key is for rows, of which --format {format_} has none")
     silence_kafka_client()
     with reading([source]) as (stream,):
         sent = asyncio.run(
@@ -76,6 +101,19 @@ def publish(
                 partitions=partitions,
                 incarnation=incarnation,
                 joining_at=START if joining_at is None else joining_at,
+                written=written,
             )
         )
     typer.echo(f"{sent:,} elements of {label(source)} are in {topic}", err=True)
+
+
+def _in_dialect(name: str, key: Sequence[str]) -> "Callable[[Element], Sequence[Written]]":
+    from lmerge_service.formats.dialects import WRITTEN, writer
+
+    if name not in WRITTEN:
+        raise ConfigurationError(
+            f"--format {name}: must be one of wire, {', '.join(sorted(WRITTEN))}"
+        )
+    if any(not part for field in key for part in field.split(".")):
+        raise ConfigurationError("--key names a field, with dots between the names of nested ones")
+    return writer(name, key).write

@@ -30,6 +30,12 @@ def run(
             help="Of /status and /metrics, instead of the file's; 0 takes a free one.",
         ),
     ] = None,
+    standby: Annotated[
+        bool,
+        typer.Option(
+            "--standby", help="Only follow, and lead when no other worker is there to do it."
+        ),
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Log as JSON, one object a line.")] = False,
 ) -> None:
     """Merge a topology's replica topics into its output topic, exactly once, until SIGTERM.
@@ -41,14 +47,14 @@ def run(
     import asyncio
 
     from lmerge_service import topology
-    from lmerge_service.service import worker
+    from lmerge_service.service import process
 
     loaded = topology.load(path, bootstrap=bootstrap)
     if http_port is not None:
         http = loaded.http.model_copy(update={"port": http_port})
         loaded = loaded.model_copy(update={"http": http})
     _log(as_json=json)
-    asyncio.run(worker.run(loaded))
+    asyncio.run(process.run(loaded, standby=standby))
 
 
 def _log(*, as_json: bool) -> None:

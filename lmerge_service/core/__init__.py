@@ -2,7 +2,7 @@
 
 from lmerge_service.core.breaches import Breach, BreachKind
 from lmerge_service.core.case import Case
-from lmerge_service.core.factory import lmerge, restore, weakened
+from lmerge_service.core.factory import Restoring, lmerge, restore, restore_parts, weakened
 from lmerge_service.core.inputs import Input
 from lmerge_service.core.operator import Gap, Operator
 from lmerge_service.core.policy import Policy, lag, quorum
@@ -17,11 +17,13 @@ __all__ = (
     "Input",
     "Operator",
     "Policy",
+    "Restoring",
     "Stats",
     "StreamProperties",
     "lag",
     "lmerge",
     "quorum",
     "restore",
+    "restore_parts",
     "weakened",
 )

@@ -50,3 +50,7 @@ class Breach:
     element: Element
     kept: Event | None = None
     """The event as the output held it when the breach was found."""
+    versions: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """What each attached input had said of that (payload, vs) until then: its name, and its ends,
+    none if it does not have it. Only breaches about an event that the merge knows of, in cases
+    with an index, have any."""

@@ -24,10 +24,11 @@ from lmerge_service.core.operator import Operator
 from lmerge_service.core.ordered import Restricted
 from lmerge_service.core.policy import Policy
 from lmerge_service.core.properties import StreamProperties, weakest
-from lmerge_service.core.snapshots import unsealed
+from lmerge_service.core.snapshots import Head, Items, opened, unsealed
 from lmerge_service.elements import Element
+from lmerge_service.errors import StateError
 
-__all__ = ("lmerge", "restore", "weakened")
+__all__ = ("Restoring", "lmerge", "restore", "restore_parts", "weakened")
 
 
 class _IndexedR0(Restricted, LMR3):
@@ -82,16 +83,79 @@ def lmerge(
     return classes[chosen](policy)
 
 
+class Restoring:
+    """An operator that comes out of its parts, taken one at a time.
+
+    >>> merge = lmerge("R3")
+    >>> merge.attach("a")
+    >>> restoring = Restoring()
+    >>> for part in merge.parts():
+    ...     restoring.add(part)
+    >>> restoring.finish().inputs
+    {'a': Input('a', incarnation=0, joined, stable=-9223372036854775808)}
+
+    Complexity: a part O(its events (inputs + lg w)).
+    """
+
+    def __init__(self) -> None:
+        self._merge: Operator | None = None
+        self._items: Items | None = None
+
+    def add(self, part: bytes) -> None:
+        """Takes the next part: of those of `Operator.parts`, all and in order.
+
+        Raises:
+            StateError: it is not the next one, damaged, or of another version.
+        """
+        if self._merge is None or self._items is None:
+            self._begin(part)
+            return
+        body = self._items.take(part)
+        try:
+            self._merge.load_body(body)
+        except (AssertionError, LookupError, TypeError, ValueError) as error:
+            raise StateError(f"the snapshot is damaged: {error!r}") from error
+
+    def _begin(self, part: bytes) -> None:
+        head = opened(part, Head)
+        try:
+            self._merge = lmerge(head.case, Policy(*head.policy))
+            self._merge.load_head(head)
+        except ValueError as error:
+            raise StateError(f"the snapshot is damaged: {error!r}") from error
+        self._items = Items(part, head.items, self._merge.body)
+
+    def finish(self) -> Operator:
+        """The operator.
+
+        Raises:
+            StateError: parts are missing.
+        """
+        if self._merge is None or self._items is None:
+            raise StateError("the snapshot is damaged: it has no parts")
+        self._items.finish()
+        return self._merge
+
+
+def restore_parts(parts: Iterable[bytes]) -> Operator:
+    """The operator of which these are the `parts`; looks at one at a time.
+
+    Raises:
+        StateError: they are damaged, of another version, or not all, in order.
+    """
+    restoring = Restoring()
+    for part in parts:
+        restoring.add(part)
+    return restoring.finish()
+
+
 def restore(saved: bytes) -> Operator:
     """The operator of which `saved` is a snapshot.
 
     Raises:
         StateError: the bytes are damaged, or of another version.
     """
-    state = unsealed(saved)
-    merge = lmerge(state.case, Policy(*state.policy))
-    merge.load_snapshot(state)
-    return merge
+    return restore_parts(unsealed(saved))
 
 
 def weakened(

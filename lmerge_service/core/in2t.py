@@ -105,18 +105,15 @@ class In2t(Index[Node]):
         self._stable = START  # ends below it are final, so that nothing can follow them
 
     def __len__(self) -> int:
-        return sum(map(len, self.nodes.values()))
+        return self.count()
 
     # --- nodes --------------------------------------------------------------------------------
 
-    def delete(self, node: Node) -> None:
-        """Forgets a node that is not half frozen; its vs waits on. Complexity: O(1)."""
-        del self.nodes[node.vs][node.payload]
-
     def delete_if_unused(self, node: Node) -> None:
-        """Forgets a node that neither the output nor an input has (X1)."""
+        """Forgets a node that neither the output nor an input has (X1). Only one that is not
+        half frozen can be; its vs waits on. Complexity: O(1)."""
         if node.out is None and not node.ends:
-            self.delete(node)
+            del self.nodes[node.vs][node.payload]
 
     def freeze(self, nodes: Iterable[Node]) -> None:
         """Nodes on the output become half frozen. Complexity: O(inputs + lg w) each."""

@@ -70,6 +70,15 @@ class Index(Generic[N]):
             group[payload] = node
         return node
 
+    def make(self, vs: int, payload: Hashable) -> N:
+        """A node that is not in the index yet. Complexity: O(1)."""
+        self._made += 1
+        return self._make(vs, payload, self._made)
+
+    def count(self) -> int:
+        """The number of nodes. Complexity: O(distinct vs)."""
+        return sum(map(len, self.nodes.values()))
+
     def newly_half_frozen(self, t: int) -> list[N]:
         """Takes nodes with vs < t that are not half frozen yet, by vs, out of the index."""
         found: list[N] = []

@@ -79,6 +79,11 @@ class Input:
         self.stables[partition] = vc
         self.stable = min(self.stables)
 
+    def accept_gap(self) -> None:
+        """It is joined before its time; what it lacks of before is no fault of its."""
+        self.joined = True
+        self.gap_until = self.joining_at
+
     def add_partitions(self, count: int) -> None:
         """Widens the input to `count` partitions; the new ones hold it back until they speak."""
         self.stables.extend([START] * (count - len(self.stables)))

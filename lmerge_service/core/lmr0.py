@@ -21,7 +21,7 @@ Cost
     O(1) an element, O(1) memory.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from lmerge_service.core.breaches import BreachKind
@@ -29,7 +29,6 @@ from lmerge_service.core.case import Case
 from lmerge_service.core.inputs import Input
 from lmerge_service.core.ordered import Ordered
 from lmerge_service.core.policy import Policy
-from lmerge_service.core.snapshots import hashable, portable
 from lmerge_service.elements import Element, Insert
 
 __all__ = ("LMR0",)
@@ -66,14 +65,12 @@ class LMR0(Ordered):
     def _repeats(self, element: Insert[Any]) -> bool:
         return True
 
-    def _load(self, element: Insert[Any]) -> None:
+    def _is_new(self, source: Input, element: Insert[Any]) -> bool:
+        return self._last is None
+
+    def _load(self, element: Insert[Any], tellers: Sequence[Input] = ()) -> None:
         self._last = element
 
-    def _body(self, numbers: Mapping[Input, int]) -> Any:
-        last = self._last and (portable(self._last.payload), self._last.vs, self._last.ve)
-        return super()._body(numbers), last
-
-    def _load_body(self, body: Any, sources: Sequence[Input]) -> None:
-        max_vs, last = body
-        super()._load_body(max_vs, sources)
-        self._last = last and Insert(hashable(last[0]), last[1], last[2])
+    def _events(self) -> Iterator[tuple[Insert[Any], Sequence[Input]]]:
+        if self._last is not None:
+            yield self._last, ()

@@ -26,7 +26,7 @@ Cost
     O(1) an element; memory O(g p + s), with g events at one vs, where the paper's is O(s).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from lmerge_service.core.breaches import BreachKind
@@ -34,7 +34,6 @@ from lmerge_service.core.case import Case
 from lmerge_service.core.inputs import Input
 from lmerge_service.core.ordered import Ordered
 from lmerge_service.core.policy import Policy
-from lmerge_service.core.snapshots import hashable, portable
 from lmerge_service.elements import Element, Insert
 
 __all__ = ("LMR1",)
@@ -76,16 +75,15 @@ class LMR1(Ordered):
     def _repeats(self, element: Insert[Any]) -> bool:
         return False
 
-    def _load(self, element: Insert[Any]) -> None:
+    def _is_new(self, source: Input, element: Insert[Any]) -> bool:
+        place = source.at_front if source.front == element.vs else 0
+        return place == len(self._tied)
+
+    def _load(self, element: Insert[Any], tellers: Sequence[Input] = ()) -> None:
         self._tied.append(element)
 
-    def _body(self, numbers: Mapping[Input, int]) -> Any:
-        return super()._body(numbers), [(portable(each.payload), each.ve) for each in self._tied]
-
-    def _load_body(self, body: Any, sources: Sequence[Input]) -> None:
-        max_vs, tied = body
-        super()._load_body(max_vs, sources)
-        self._tied = [Insert(hashable(payload), self.max_vs, ve) for payload, ve in tied]
+    def _events(self) -> Iterator[tuple[Insert[Any], Sequence[Input]]]:
+        return ((element, ()) for element in self._tied)
 
     def check(self) -> None:
         super().check()

@@ -21,7 +21,7 @@ Cost
     O(s) an element, with s inputs; memory O(g (p + s)), with g events at one vs.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 from lmerge_service.core.breaches import BreachKind
@@ -29,7 +29,6 @@ from lmerge_service.core.case import Case
 from lmerge_service.core.inputs import Input
 from lmerge_service.core.ordered import Ordered
 from lmerge_service.core.policy import Policy
-from lmerge_service.core.snapshots import hashable, portable
 from lmerge_service.elements import Element, Insert
 from lmerge_service.tdb import Event
 
@@ -95,21 +94,15 @@ class LMR2(Ordered):
     def _repeats(self, element: Insert[Any]) -> bool:
         return element.payload in self._tied
 
-    def _load(self, element: Insert[Any]) -> None:
-        self._tied[element.payload] = _Tie(element.ve)
+    def _is_new(self, source: Input, element: Insert[Any]) -> bool:
+        return not self._repeats(element)
 
-    def _body(self, numbers: Mapping[Input, int]) -> Any:
-        tied = [
-            (portable(payload), tie.ve, [numbers[source] for source in tie.tellers])
-            for payload, tie in self._tied.items()
-        ]
-        return super()._body(numbers), tied
+    def _load(self, element: Insert[Any], tellers: Sequence[Input] = ()) -> None:
+        self._tied[element.payload] = _Tie(element.ve, *tellers)
 
-    def _load_body(self, body: Any, sources: Sequence[Input]) -> None:
-        max_vs, tied = body
-        super()._load_body(max_vs, sources)
-        for payload, ve, tellers in tied:
-            self._tied[hashable(payload)] = _Tie(ve, *(sources[number] for number in tellers))
+    def _events(self) -> Iterator[tuple[Insert[Any], Sequence[Input]]]:
+        for payload, tie in self._tied.items():
+            yield Insert(payload, self.max_vs, tie.ve), tie.tellers
 
     def check(self) -> None:
         super().check()

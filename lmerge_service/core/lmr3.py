@@ -34,9 +34,9 @@ Cost
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, ClassVar
 
 from lmerge_service.core.breaches import BreachKind
 from lmerge_service.core.case import Case
@@ -44,7 +44,7 @@ from lmerge_service.core.in2t import In2t, Node
 from lmerge_service.core.inputs import Input
 from lmerge_service.core.operator import Operator, foreign
 from lmerge_service.core.policy import Policy
-from lmerge_service.core.snapshots import hashable, portable
+from lmerge_service.core.snapshots import Head, hashable, portable, some
 from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
 from lmerge_service.tdb import Event
 
@@ -130,7 +130,7 @@ class LMR3(Operator):
                 return
             node = self._index.add(vs, element.payload)
         if source in node.ends and not node.withdraw_claim(source):
-            self._blame(source, BreachKind.DUPLICATE_KEY, element)
+            self._blame_at(source, BreachKind.DUPLICATE_KEY, element, node)
         if node.half_frozen:
             self._index.set_end(node, source, ve)
         else:
@@ -154,14 +154,14 @@ class LMR3(Operator):
             return
         held = node.ends.get(source)
         if held is None:
-            self._blame(source, BreachKind.UNKNOWN_EVENT, element)
+            self._blame_at(source, BreachKind.UNKNOWN_EVENT, element, node)
         elif held != element.vold:
-            self._blame(source, BreachKind.WRONG_VOLD, element)
+            self._blame_at(source, BreachKind.WRONG_VOLD, element, node)
         if ve > vs:
+            if held is None:
+                node.claim(source, ve)
             if node.half_frozen:
                 self._index.set_end(node, source, ve)
-            elif held is None:
-                node.claim(source, ve)
             else:
                 node.ends[source] = ve
         elif held is not None:
@@ -287,8 +287,13 @@ class LMR3(Operator):
     def _blame_once(self, source: Input, kind: BreachKind, node: Node, t: int) -> None:
         excused = node.vs < source.gap_until and kind is BreachKind.HALF_FROZEN_MISSING
         if self._index.blame(node, source) and not excused:
-            kept = None if node.out is None else Event(node.payload, node.vs, node.out)
-            self._blame(source, kind, Stable(t), kept)
+            self._blame_at(source, kind, Stable(t), node)
+
+    def _blame_at(self, source: Input, kind: BreachKind, element: Element, node: Node) -> None:
+        kept = None if node.out is None else Event(node.payload, node.vs, node.out)
+        ends = node.ends
+        views = ((s.name, (ends[s],) if s in ends else ()) for s in self.inputs.values())
+        self._blame(source, kind, element, kept, tuple(views))
 
     # --- what is said -------------------------------------------------------------------------
 
@@ -311,16 +316,20 @@ class LMR3(Operator):
     # --- state --------------------------------------------------------------------------------
 
     def _load_insert(self, element: Insert[Any]) -> None:
-        if self._index.find(element.vs, element.payload) is not None:
+        node = self._index.find(element.vs, element.payload)
+        if node is None:
+            node = self._index.add(element.vs, element.payload)
+        elif node.out is not None:
             raise foreign(element, self.max_stable)
-        self._index.add(element.vs, element.payload).out = element.ve
+        node.out = element.ve
 
     def _load_adjust(self, element: Adjust[Any]) -> None:
         node = self._index.find(element.vs, element.payload)
         if node is None or node.out != element.vold:
             raise foreign(element, self.max_stable)
         if element.ve == element.vs:
-            self._index.delete(node)
+            node.out = None
+            self._index.delete_if_unused(node)
         elif node.half_frozen:
             self._index.set_out(node, element.ve)
         else:
@@ -335,30 +344,55 @@ class LMR3(Operator):
         newly = index.newly_half_frozen(vc)
         index.freeze(node for node in newly if node.out is not None and node.out >= vc)
 
-    def _body(self, numbers: Mapping[Input, int]) -> list[Any]:
-        return [
-            (
-                node.vs,
-                portable(node.payload),
-                node.out,
-                [(numbers[source], ve) for source, ve in node.ends.items()],
-                [numbers[source] for source in numbers if source in (node.blamed or ())],
-                [numbers[source] for source in numbers if source in (node.claims or ())],
-            )
-            for node in self._index
-        ]
+    body: ClassVar[Any] = tuple[
+        list[int],
+        list[Any],
+        list[int | None],
+        list[list[int | None]],
+        list[tuple[int, list[int]]],
+        list[tuple[int, list[int]]],
+    ]
+    """Of all nodes: vs; payload; the output's end; for each input its ends. Of some, by place: who
+    is blamed; who only claims."""
 
-    def _load_body(self, body: list[Any], sources: Sequence[Input]) -> None:
-        for source in sources:
-            self._index.attach(source)
-        for vs, payload, node_out, ends, blamed, claims in body:
-            node = self._index.add(vs, hashable(payload))
-            node.out = node_out
-            node.ends = {sources[number]: ve for number, ve in ends}
-            node.blamed = {sources[number] for number in blamed} or None
-            node.claims = {sources[number] for number in claims} or None
+    def _size(self) -> int:
+        return len(self._index)
+
+    def _items(self) -> Iterator[Node]:
+        return iter(self._index)
+
+    def _packed(self, items: list[Node], numbers: Mapping[Input, int]) -> Any:
+        return (
+            [node.vs for node in items],
+            [portable(node.payload) for node in items],
+            [node.out for node in items],
+            [[node.ends.get(source) for node in items] for source in numbers],
+            [(at, some(node.blamed, numbers)) for at, node in enumerate(items) if node.blamed],
+            [(at, some(node.claims, numbers)) for at, node in enumerate(items) if node.claims],
+        )
+
+    def load_head(self, head: Head) -> None:
+        super().load_head(head)
         self._index.refile((), self.max_stable)
-        self._index.freeze(self._index.newly_half_frozen(self.max_stable))
+
+    def load_body(self, body: Any) -> None:
+        index, sources = self._index, list(self.inputs.values())
+        all_vs, payloads, outs, ends, blamed, claims = body
+        nodes = []
+        for vs, payload, end in zip(all_vs, payloads, outs, strict=True):
+            made = index.make if vs < self.max_stable else index.add
+            node = made(vs, hashable(payload))
+            node.out = end
+            nodes.append(node)
+        for source, column in zip(sources, ends, strict=True):
+            for node, end in zip(nodes, column, strict=True):
+                if end is not None:
+                    node.ends[source] = end
+        for place, numbers in blamed:
+            nodes[place].blamed = {sources[number] for number in numbers}
+        for place, numbers in claims:
+            nodes[place].claims = {sources[number] for number in numbers}
+        index.freeze(node for node in nodes if node.vs < self.max_stable)
 
     def check(self) -> None:
         super().check()

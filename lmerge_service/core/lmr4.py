@@ -48,9 +48,9 @@ Cost
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, ClassVar
 
 from lmerge_service.core.breaches import BreachKind
 from lmerge_service.core.case import Case
@@ -58,7 +58,7 @@ from lmerge_service.core.in3t import In3t, Node, beyond, has
 from lmerge_service.core.inputs import Input
 from lmerge_service.core.operator import Operator, foreign
 from lmerge_service.core.policy import Policy
-from lmerge_service.core.snapshots import hashable, portable
+from lmerge_service.core.snapshots import Head, hashable, portable, some
 from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
 from lmerge_service.tdb import Event
 
@@ -173,7 +173,7 @@ class LMR4(Operator):
         ends = node.ends.get(source)
         if ends is None or not has(ends, vold):
             unknown = BreachKind.UNKNOWN_EVENT if ends is None else BreachKind.WRONG_VOLD
-            self._blame(source, unknown, element)
+            self._blame(source, unknown, element, None, self._versions(node))
             return
         left = ve if ve > vs else None
         if node.half_frozen:
@@ -297,12 +297,16 @@ class LMR4(Operator):
     def _blame_once(self, source: Input, kind: BreachKind, node: Node, t: int) -> None:
         excused = node.vs < source.gap_until and kind is BreachKind.HALF_FROZEN_MISSING
         if self._index.blame(node, source) and not excused:
-            self._blame(source, kind, Stable(t), self._kept(source, node))
+            kept = self._kept(source, node)
+            self._blame(source, kind, Stable(t), kept, self._versions(node))
 
     def _kept(self, source: Input, node: Node) -> Event | None:
         """The first event of the output that an input contradicts, if there is one."""
         missed = beyond(node.out, node.ends.get(source, [])) or node.out
         return Event(node.payload, node.vs, missed[0]) if missed else None
+
+    def _versions(self, node: Node) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        return tuple((s.name, tuple(node.ends.get(s, ()))) for s in self.inputs.values())
 
     # --- what is said -------------------------------------------------------------------------
 
@@ -364,29 +368,54 @@ class LMR4(Operator):
             index.file(node)
         index.sweep()
 
-    def _body(self, numbers: Mapping[Input, int]) -> list[Any]:
-        return [
-            (
-                node.vs,
-                portable(node.payload),
-                node.out,
-                [(numbers[source], ends) for source, ends in node.ends.items()],
-                [numbers[source] for source in numbers if source in (node.blamed or ())],
-            )
-            for node in self._index
-        ]
+    body: ClassVar[Any] = tuple[
+        list[int],
+        list[Any],
+        list[list[int]],
+        list[list[list[int] | None]],
+        list[tuple[int, list[int]]],
+    ]
+    """Of all nodes: vs; payload; the output's ends; for each input its ends. Of some, by place: who
+    is blamed."""
 
-    def _load_body(self, body: list[Any], sources: Sequence[Input]) -> None:
-        index = self._index
-        for source in sources:
-            index.attach(source)
-        for vs, payload, said, ends, blamed in body:
-            node = index.add(vs, hashable(payload))
-            for ve in said:
-                index.put_out(node, ve)
-            node.ends = {sources[number]: told for number, told in ends}
-            node.blamed = {sources[number] for number in blamed} or None
-        self._load_stable(self.max_stable)
+    def _size(self) -> int:
+        return self._index.count()
+
+    def _items(self) -> Iterator[Node]:
+        return iter(self._index)
+
+    def _packed(self, items: list[Node], numbers: Mapping[Input, int]) -> Any:
+        return (
+            [node.vs for node in items],
+            [portable(node.payload) for node in items],
+            [node.out for node in items],
+            [[node.ends.get(source) for node in items] for source in numbers],
+            [(at, some(node.blamed, numbers)) for at, node in enumerate(items) if node.blamed],
+        )
+
+    def load_head(self, head: Head) -> None:
+        self._index.stable = head.max_stable
+        super().load_head(head)
+
+    def load_body(self, body: Any) -> None:
+        index, sources = self._index, list(self.inputs.values())
+        all_vs, payloads, outs, ends, blamed = body
+        nodes = []
+        for vs, payload, said in zip(all_vs, payloads, outs, strict=True):
+            made = index.make if vs < self.max_stable else index.add
+            node = made(vs, hashable(payload))
+            for end in said:
+                index.put_out(node, end)
+            nodes.append(node)
+        for source, column in zip(sources, ends, strict=True):
+            for node, told in zip(nodes, column, strict=True):
+                if told is not None:
+                    node.ends[source] = told
+        for place, numbers in blamed:
+            nodes[place].blamed = {sources[number] for number in numbers}
+        for node in nodes:
+            if node.vs < self.max_stable:
+                index.file(node)
 
     def check(self) -> None:
         super().check()

@@ -77,7 +77,19 @@ from typing import Any, TypeAlias
 
 from lmerge_service.core.breaches import BreachKind
 from lmerge_service.core.operator import Operator
+from lmerge_service.core.snapshots import (
+    Items,
+    NormaliserHead,
+    hashable,
+    normaliser_headed,
+    opened,
+    parted,
+    portable,
+    sealed,
+    unsealed,
+)
 from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
+from lmerge_service.errors import StateError
 
 __all__ = ("Normaliser",)
 
@@ -85,6 +97,9 @@ _SLACK = 64
 
 Interval: TypeAlias = tuple[int, int]
 """(start, end)."""
+
+_Saved: TypeAlias = list[tuple[Any, list[Interval], list[Interval]]]
+"""Payload, events held, canonical events; each as (end, start), sorted."""
 
 
 class Normaliser:
@@ -205,6 +220,71 @@ class Normaliser:
             adjusts += [Adjust(payload, start, end, start) for end in old[both:]]
             inserts += [Insert(payload, start, end) for end in new[both:]]
         return adjusts + inserts
+
+    # --- state --------------------------------------------------------------------------------
+
+    def parts(self, payloads: int = 2_000) -> Iterator[bytes]:
+        """The whole state, but for what was refused and not handed over, in parts: first one that
+        describes it, then its events, those of at most so many payloads in each. `restore_parts`
+        makes a normaliser of them that goes on the same. It must stay as it is meanwhile.
+
+        Raises:
+            StateError: a payload is of a kind that would not come back as it was.
+        """
+        head = normaliser_headed(items=len(self._lines), stable=self.stable)
+        return parted(head, self._lines.items(), payloads, _packed)
+
+    @classmethod
+    def restore_parts(cls, parts: Iterable[bytes]) -> "Normaliser":
+        """The normaliser of which these are the `parts`; looks at one at a time.
+
+        Raises:
+            StateError: they are damaged, of another version, or not all, in order.
+        """
+        left = iter(parts)
+        first = next(left, b"")
+        head = opened(first, NormaliserHead)
+        items, restored = Items(first, head.items, _Saved), cls()
+        restored.stable = head.stable
+        for part in left:
+            for payload, held, by_end in items.take(part):
+                restored._load(payload, held, by_end)
+        items.finish()
+        return restored
+
+    def _load(self, payload: Any, held: list[Interval], by_end: list[Interval]) -> None:
+        line = _Line()
+        line.held, line.by_end = held, by_end
+        line.by_start = sorted((start, end) for end, start in by_end)
+        try:
+            self._lines[hashable(payload)] = line
+            self._schedule(hashable(payload), line)
+        except (LookupError, TypeError) as error:
+            raise StateError(f"the snapshot is damaged: {error!r}") from error
+        self._live += len(held)
+
+    def snapshot(self) -> bytes:
+        """All `parts` in one, behind a digest.
+
+        Raises:
+            StateError: a payload is of a kind that would not come back as it was.
+        """
+        return sealed(self.parts())
+
+    @classmethod
+    def restore(cls, saved: bytes) -> "Normaliser":
+        """The normaliser of which `saved` is a snapshot.
+
+        >>> pieces = Normaliser()
+        >>> pieces.process(Insert("b", 1, 7))
+        [Insert(payload='b', vs=1, ve=7)]
+        >>> Normaliser.restore(pieces.snapshot()).process(Insert("b", 7, 9))
+        [Adjust(payload='b', vs=1, vold=7, ve=9)]
+
+        Raises:
+            StateError: the bytes are damaged, or of another version.
+        """
+        return cls.restore_parts(unsealed(saved))
 
     # --- forgetting ---------------------------------------------------------------------------
 
@@ -380,6 +460,10 @@ class _Line:
         for end, start in self.by_end:
             for other_end, other in self.by_end:
                 assert not start < other < end < other_end, "neither nested nor apart"
+
+
+def _packed(lines: list[tuple[Hashable, _Line]]) -> _Saved:
+    return [(portable(payload), line.held, line.by_end) for payload, line in lines]
 
 
 def _paired(

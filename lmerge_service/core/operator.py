@@ -18,11 +18,17 @@ Invariants
     O2  An attached input is joined iff joining_at <= max_stable or an operator accepted the gap.
     O3  Attaching a name again is a new incarnation: nothing of the old one is left.
     O4  What is said next depends on what inputs and output have said, and on nothing else.
+
+Following
+    By O4 an operator can be kept like another one, the original, that runs elsewhere: `load_output`
+    takes what that one's output has said, `attach`, `detach` and `accept` what was decided about
+    its inputs, and `recall` what they have said. Whoever follows from the beginning rebuilds; from
+    a snapshot, recovers; and for ever, stands by.
 """
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Any, ClassVar
 
@@ -30,7 +36,7 @@ from lmerge_service.core.breaches import Breach, BreachKind
 from lmerge_service.core.case import Case
 from lmerge_service.core.inputs import Input
 from lmerge_service.core.policy import Policy
-from lmerge_service.core.snapshots import SavedInput, Snapshot, sealed
+from lmerge_service.core.snapshots import Head, SavedInput, headed, parted, sealed
 from lmerge_service.core.stats import Stats
 from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
 from lmerge_service.errors import StateError
@@ -153,12 +159,25 @@ class Operator(ABC):
         if gap is None:
             raise ValueError("there is no gap to accept")
         source = self.inputs[gap.input]
-        source.joined = True
-        source.gap_until = gap.end
+        source.accept_gap()
         out: list[Element] = []
         self._welcome(source, out)
         self._settle(out)
         return gap, out
+
+    def accept(self, name: str, end: int) -> None:
+        """Follows the original in having accepted the gap up to `end`, where the input begins
+        (`Gap.end`). To be called after what the output has said since is loaded; again, it does
+        nothing.
+
+        Raises:
+            ValueError: no attached input of that name joins at `end`.
+        """
+        source = self.inputs.get(name)
+        if source is None or source.joining_at != end:
+            raise ValueError(f"no input {name!r} that joins at {end} is attached")
+        source.accept_gap()
+        self._take_up()
 
     # --- elements -----------------------------------------------------------------------------
 
@@ -250,10 +269,15 @@ class Operator(ABC):
         if self._stats.leader != leader.name:
             self._stats.switches += self._stats.leader is not None
             self._stats.leader = leader.name
-        for source in self.inputs.values():
-            if not source.joined and source.joining_at <= t:
-                source.joined = True
-                self._welcome(source, out)
+        for source in self._join(t):
+            self._welcome(source, out)
+
+    def _join(self, t: int) -> list[Input]:
+        """Has the inputs joined that are correct from the stable point t on; gives them."""
+        newly = [s for s in self.inputs.values() if not s.joined and s.joining_at <= t]
+        for source in newly:
+            source.joined = True
+        return newly
 
     # --- what policies ask ----------------------------------------------------------------------
 
@@ -295,6 +319,9 @@ class Operator(ABC):
     def _welcome(self, source: Input, out: list[Element]) -> None:  # noqa: B027 (few cases do)
         """Takes up what an input said while it was joining, where the case had to put it off."""
 
+    def _take_up(self) -> None:  # noqa: B027 (few cases do)
+        """The same for all inputs that are joined, as far as the loaded output has said it."""
+
     @abstractmethod
     def _forget(self, source: Input) -> None:
         """Drops every entry of an input."""
@@ -312,10 +339,15 @@ class Operator(ABC):
         self._blame(self.inputs[name], kind, element)
 
     def _blame(
-        self, source: Input, kind: BreachKind, element: Element, kept: Event | None = None
+        self,
+        source: Input,
+        kind: BreachKind,
+        element: Element,
+        kept: Event | None = None,
+        versions: tuple[tuple[str, tuple[int, ...]], ...] = (),
     ) -> None:
         source.breaches[kind] += 1
-        self._record(Breach(source.name, source.incarnation, kind, element, kept))
+        self._record(Breach(source.name, source.incarnation, kind, element, kept, versions))
 
     def _record(self, breach: Breach) -> None:
         if len(self._breaches) == _KEPT_BREACHES:
@@ -341,30 +373,48 @@ class Operator(ABC):
         """The number of live events: those not fully frozen."""
 
     def load_output(self, elements: Iterable[Element]) -> None:
-        """Starts from what the output has already said (promise 7): first the output prefix by
-        this method, then `attach` and the input prefixes by `recall`, in any interleaving, give
-        the state that the original had.
+        """Takes what the output has said since: from its beginning, or since this operator was
+        where the original was. In steps as large or small as one likes, tell it
+
+        (a) by `load_output` what the output has said, in one call or several;
+        (b) by `attach`, `detach` and `accept` what was decided about inputs, in order;
+        (c) by `recall` what the inputs that are attached now have said, each partition in order.
+
+        After each step the operator goes on like the original at that point (promise 7), whatever
+        inputs do, but for the order of elements of one vs before one stable: that is the order of
+        arrival, which nobody can know. What a loaded stable freezes is frozen without asking any
+        input, and inputs whose joining time it reaches are joined.
+
+        Within a step `check` may find that an event which the output has taken back is still held
+        by inputs (L2, M2: until its stable is loaded), or that inserts of an input wait though it
+        is joined (K3: until (a) is complete). Of counts, those of the output are the original's;
+        who was first, late or leading is not known here.
 
         Raises:
-            StateError: the elements are no legal stream, so no merge of ours has written them.
+            StateError: the elements are no legal sequel, so no merge of ours has written them; the
+                operator is of no use any more.
         """
-        if self.inputs:
-            raise ValueError("the output prefix comes first, before any input is attached")
         for element in elements:
             match element:
                 case Insert():
                     if element.vs < self.max_stable:
                         raise foreign(element, self.max_stable)
                     self._load_insert(element)
+                    self._stats.inserts += 1
                 case Adjust():
                     if min(element.vold, element.ve) < self.max_stable:
                         raise foreign(element, self.max_stable)
                     self._load_adjust(element)
+                    self._stats.adjusts += 1
+                    self._stats.removals += element.ve == element.vs
                 case Stable(vc):
                     if vc <= self.max_stable:
                         raise foreign(element, self.max_stable)
                     self._load_stable(vc)
+                    self._stats.stables += 1
                     self.max_stable = vc
+                    self._join(vc)
+        self._take_up()
 
     @abstractmethod
     def _load_insert(self, element: Insert[Any]) -> None: ...
@@ -376,58 +426,95 @@ class Operator(ABC):
     def _load_stable(self, vc: int) -> None: ...
 
     def recall(self, name: str, elements: Iterable[Element], partition: int = 0) -> list[Element]:
-        """Takes elements that the original took before its output reached what was loaded.
+        """Takes elements that the original took before its output reached what was loaded. What an
+        input said that is detached by now does not matter any more.
 
-        Returns what the output prefix should have held and did not: nothing, unless it was cut
-        short. What a policy held back stays held back.
+        Returns what the output should have held and did not: nothing, unless it was cut short, or
+        was said under another policy. What a policy holds back stays held back.
+
+        Of breaches it reports again those that the original found in these very elements, and no
+        others. What a *stable* brought to light (`half_frozen_missing`, `frozen_end_disagrees`)
+        is not among them. The operator does not know, though, for which events since the
+        snapshot (or the beginning) an input was blamed so: when it goes on by itself, the next
+        stable of that input that finds them reports them once more.
         """
+        if name not in self.inputs and name in self._incarnations:
+            return []
         self._recalling = True
         try:
             return self.process_batch(name, elements, partition)
         finally:
             self._recalling = False
 
+    def parts(self, nodes: int = 2_000) -> Iterator[bytes]:
+        """The whole state, but for breaches that nobody has fetched, in parts: first one that
+        describes it, then its events, at most `nodes` keys in each. They are bytes, so that they
+        alias nothing, and `restore_parts` makes of them an operator that goes on the same. The
+        operator must stay as it is until the last part is taken.
+
+        Raises:
+            StateError: a payload is of a kind that would not come back as it was.
+            ValueError: the operator went on meanwhile.
+
+        Complexity: a part O(its events), the first O(w).
+        """
+        numbers = {source: number for number, source in enumerate(self.inputs.values())}
+        head = self._head()
+        for part in parted(head, self._items(), nodes, lambda some: self._packed(some, numbers)):
+            yield part
+            if self._head() != head:
+                raise ValueError("the operator went on while the parts of its state were taken")
+
     def snapshot(self) -> bytes:
-        """The whole state, but for breaches that nobody has fetched; `restore` makes an operator
-        that goes on the same. Aliases nothing.
+        """All `parts` in one, behind a digest; `restore` makes an operator of it.
 
         Raises:
             StateError: a payload is of a kind that would not come back as it was.
         """
-        numbers = {source: number for number, source in enumerate(self.inputs.values())}
-        return sealed(
+        return sealed(self.parts())
+
+    def _head(self) -> bytes:
+        return headed(
             case=self.case,
             policy=astuple(self.policy),
             max_stable=self.max_stable,
             incarnations=self._incarnations,
             stats=self._stats,
-            inputs=[SavedInput.of(source) for source in numbers],
-            body=self._body(numbers),
+            inputs=[SavedInput.of(source) for source in self.inputs.values()],
+            items=self._size(),
         )
 
-    def load_snapshot(self, state: Snapshot) -> None:
-        """Takes the state of a snapshot of the same case and policy.
+    def load_head(self, head: Head) -> None:
+        """Takes the first part of the state of an operator of the same case and policy."""
+        self.max_stable = head.max_stable
+        self._stats = head.stats
+        self._incarnations = head.incarnations
+        self.inputs = {each.name: each.to_input() for each in head.inputs}
+        for source in self.inputs.values():
+            self._enter(source)
+
+    body: ClassVar[Any]
+    """The type of the body of the other parts."""
+
+    @abstractmethod
+    def _size(self) -> int:
+        """The number of items."""
+
+    @abstractmethod
+    def _items(self) -> Iterator[Any]:
+        """What the case has, in order."""
+
+    @abstractmethod
+    def _packed(self, items: list[Any], numbers: Mapping[Input, int]) -> Any:
+        """Items as plain data, with inputs as numbers."""
+
+    @abstractmethod
+    def load_body(self, body: Any) -> None:
+        """Takes the body of the next part, after the first one.
 
         Raises:
-            StateError: it is damaged.
+            LookupError, TypeError, ValueError: they are damaged.
         """
-        self.max_stable = state.max_stable
-        self._stats = state.stats
-        self._incarnations = state.incarnations
-        sources = [each.to_input() for each in state.inputs]
-        self.inputs = {source.name: source for source in sources}
-        try:
-            self._load_body(state.body, sources)
-            self.check()
-        except (AssertionError, LookupError, TypeError, ValueError) as error:
-            raise StateError(f"the snapshot is damaged: {error!r}") from error
-
-    @abstractmethod
-    def _body(self, numbers: Mapping[Input, int]) -> Any:
-        """What the case has, as plain data with inputs as numbers."""
-
-    @abstractmethod
-    def _load_body(self, body: Any, sources: Sequence[Input]) -> None: ...
 
     def check(self) -> None:
         """Asserts every invariant, in words."""

@@ -14,7 +14,8 @@ Theory
 Invariants
     K1  Inserts go out in order of vs, none below the output's stable point.
     K2  source.front is the highest vs that the input has inserted in order, once it is joined.
-    K3  Only inputs that are not joined have inserts waiting.
+    K3  Only inputs that are not joined have inserts waiting (or of a follower, what the original's
+        output has not told it yet).
 
 Beyond the paper
     An element that the case rules out is recorded as a breach and changes nothing, so that the
@@ -22,8 +23,9 @@ Beyond the paper
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, TypeAlias
 
 from lmerge_service.core.breaches import BreachKind
 from lmerge_service.core.case import Case
@@ -37,6 +39,9 @@ __all__ = ("BEFORE", "InOrder", "Ordered", "Restricted")
 
 BEFORE = START - 1
 """Before every time: the highest vs of a stream without inserts."""
+
+_Item: TypeAlias = tuple[Input | None, Insert[Any], Sequence[Input]]
+"""An insert that waits, by its input, or one at max_vs, and who has told it."""
 
 
 class InOrder(Operator):
@@ -66,16 +71,13 @@ class Ordered(InOrder):
             raise ValueError(f"case {self.case} keeps no events, which {policy} needs")
         super().__init__(policy)
         self.max_vs = BEFORE
-        self._waiting: dict[Input, list[Insert[Any]]] = {}
+        self._waiting: dict[Input, deque[Insert[Any]]] = {}
 
     def _insert(self, source: Input, element: Insert[Any], out: list[Element]) -> None:
-        if not source.joined:
-            if element.vs < source.joining_at:
-                source.late += 1
-            else:
-                self._waiting.setdefault(source, []).append(element)
-        elif element.vs < source.joining_at:
+        if element.vs < source.joining_at:
             source.late += 1
+        elif not source.joined:
+            self._waiting.setdefault(source, deque()).append(element)
         elif self._is_in_order(source, element):
             if element.vs < self.max_vs or element.vs < self.max_stable:
                 source.late += 1
@@ -102,6 +104,30 @@ class Ordered(InOrder):
     def _welcome(self, source: Input, out: list[Element]) -> None:
         for element in self._waiting.pop(source, ()):
             self._insert(source, element, out)
+
+    def _take_up(self) -> None:
+        for source in [source for source in self._waiting if source.joined]:
+            waiting = self._waiting[source]
+            while waiting and not self._goes_out(source, waiting[0]):
+                self._insert(source, waiting.popleft(), [])
+            if not waiting:
+                del self._waiting[source]
+
+    def recall(self, name: str, elements: Iterable[Element], partition: int = 0) -> list[Element]:
+        source, out = self.inputs.get(name), list[Element]()
+        if source is not None and source.joined:  # what waits still was cut off the output
+            self._welcome(source, out)
+        return out + super().recall(name, elements, partition)
+
+    def _goes_out(self, source: Input, element: Insert[Any]) -> bool:
+        """Whether the output does not have an insert yet, and would."""
+        if element.vs == self.max_vs >= self.max_stable:
+            return self._is_new(source, element)
+        return element.vs > self.max_vs and element.vs >= self.max_stable
+
+    @abstractmethod
+    def _is_new(self, source: Input, element: Insert[Any]) -> bool:
+        """Whether the output does not have an insert at max_vs yet."""
 
     def _freeze(self, voters: Sequence[Input], t: int, out: list[Element]) -> None:
         if t == INFINITY:
@@ -131,8 +157,8 @@ class Ordered(InOrder):
         """Whether the output cannot have this event besides the ones it has at max_vs."""
 
     @abstractmethod
-    def _load(self, element: Insert[Any]) -> None:
-        """An insert of the output at max_vs."""
+    def _load(self, element: Insert[Any], tellers: Sequence[Input] = ()) -> None:
+        """An insert of the output at max_vs, and which inputs have told it, if that is known."""
 
     def _load_adjust(self, element: Adjust[Any]) -> None:
         raise foreign(element, self.max_stable)
@@ -141,18 +167,44 @@ class Ordered(InOrder):
         if vc == INFINITY:
             self._clear()
 
-    def _body(self, numbers: Mapping[Input, int]) -> Any:
-        waiting = [
-            (numbers[source], [(portable(each.payload), each.vs, each.ve) for each in inserts])
-            for source, inserts in self._waiting.items()
-        ]
-        return self.max_vs if self.max_vs >= START else None, waiting
+    body: ClassVar[Any] = list[tuple[int | None, Any, int, int, list[int]]]
+    """Of an insert that waits its input; payload, vs, ve; of one at max_vs who has told it."""
 
-    def _load_body(self, body: Any, sources: Sequence[Input]) -> None:
-        max_vs, waiting = body
-        self.max_vs = BEFORE if max_vs is None else max_vs
-        for number, inserts in waiting:
-            self._waiting[sources[number]] = [Insert(hashable(p), vs, ve) for p, vs, ve in inserts]
+    def _size(self) -> int:
+        return len(self)
+
+    def _items(self) -> Iterator[_Item]:
+        for event, tellers in self._events():
+            yield None, event, tellers
+        for source, inserts in self._waiting.items():
+            for event in inserts:
+                yield source, event, ()
+
+    def _packed(self, items: list[_Item], numbers: Mapping[Input, int]) -> Any:
+        return [
+            (
+                None if source is None else numbers[source],
+                portable(event.payload),
+                event.vs,
+                event.ve,
+                [numbers[teller] for teller in tellers],
+            )
+            for source, event, tellers in items
+        ]
+
+    @abstractmethod
+    def _events(self) -> Iterator[tuple[Insert[Any], Sequence[Input]]]:
+        """The output's events at max_vs, and who has told each, where that is kept."""
+
+    def load_body(self, body: Any) -> None:
+        sources = list(self.inputs.values())
+        for number, payload, vs, ve, tellers in body:
+            element = Insert(hashable(payload), vs, ve)
+            if number is None:
+                self.max_vs = vs
+                self._load(element, [sources[teller] for teller in tellers])
+            else:
+                self._waiting.setdefault(sources[number], deque()).append(element)
 
     def check(self) -> None:
         super().check()

@@ -1,18 +1,34 @@
-"""The bytes of `snapshot` and `restore`: whatever the case, the state behind its digest.
+"""The bytes that state is kept in: parts that are small each, and a whole behind its digest.
 
 Theory
-    A snapshot is a SHA-256 digest and a msgpack document: what every operator has (`Snapshot`),
-    and in it a body that only the operator's own class understands. Payloads must be values that
+    State may be large, so it is taken and given back in parts. The first, the *head*, describes it
+    and says how many items follow; each of the others holds some items, in order. Every part is a
+    msgpack document of its own, and all but the head begin with its mark and their number, so that
+    parts of two states do not mix, and none is missed:
+
+        {"kind": "operator", "version": 3, "items": 3, ...}    head
+        [mark, 0, 2, body]  [mark, 1, 1, body]                  two items, and one
+
+    A body is what the class of the state packs its items into: the indexes column by column, which
+    makes few objects on the way.
+
+    A snapshot is a SHA-256 digest and a msgpack array of the parts. Payloads must be values that
     msgpack gives back: None, bool, int, float, str, bytes, and tuples of these.
 
 Invariants
     S1  Bytes that are not exactly those of a snapshot of this version are refused.
-    S2  A snapshot aliases nothing: it is bytes.
+    S2  Parts that are not all those of one state, in order, are refused. Each is as it was written:
+        that is for whoever keeps them to see to.
+    S3  Parts alias nothing: they are bytes.
+
+Cost
+    Beside the bytes of one part nothing is held.
 """
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from hashlib import sha256
-from typing import Any
+from itertools import islice
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -23,10 +39,25 @@ from lmerge_service.core.stats import Stats
 from lmerge_service.elements import START
 from lmerge_service.errors import StateError
 
-__all__ = ("SavedInput", "Snapshot", "hashable", "portable", "sealed", "unsealed")
+__all__ = (
+    "Head",
+    "Items",
+    "NormaliserHead",
+    "SavedInput",
+    "hashable",
+    "headed",
+    "normaliser_headed",
+    "opened",
+    "parted",
+    "portable",
+    "sealed",
+    "some",
+    "unsealed",
+)
 
-_VERSION = 2
+_VERSION = 3
 _DIGEST_BYTES = 32
+_MARK_BYTES = 8
 _LARGEST = 2**64 - 1
 _PORTABLE = frozenset({type(None), bool, float, str, bytes})
 
@@ -72,45 +103,145 @@ class SavedInput(msgspec.Struct, array_like=True):
         return source
 
 
-class Snapshot(msgspec.Struct):
-    """What every operator has; `body` is what its class adds."""
+class Head(msgspec.Struct, tag_field="kind", tag="operator"):
+    """The head of an operator: what every case has."""
 
     version: int
+    items: int
     case: Case
     policy: tuple[str, str, str]
     max_stable: int
     incarnations: dict[str, int]
     stats: Stats
     inputs: list[SavedInput]
-    body: Any
 
 
-def sealed(**fields: Any) -> bytes:
-    """The bytes of a `Snapshot` with these fields."""
-    body = msgspec.msgpack.encode(Snapshot(version=_VERSION, **fields))
-    return sha256(body).digest() + body
+class NormaliserHead(msgspec.Struct, tag_field="kind", tag="normaliser"):
+    """The head of a normaliser."""
 
-
-def unsealed(saved: bytes) -> Snapshot:
-    """The snapshot in the bytes.
-
-    Raises:
-        StateError: they are damaged, or of another version.
-    """
-    digest, body = saved[:_DIGEST_BYTES], saved[_DIGEST_BYTES:]
-    if sha256(body).digest() != digest:
-        raise StateError("the snapshot is damaged: its digest does not match")
-    try:
-        version = msgspec.msgpack.decode(body, type=_Version).version
-        if version != _VERSION:
-            raise StateError(f"the snapshot is of version {version}, this is version {_VERSION}")
-        return msgspec.msgpack.decode(body, type=Snapshot)
-    except (msgspec.DecodeError, ValueError) as error:
-        raise StateError(f"the snapshot is damaged: {error}") from error
+    version: int
+    items: int
+    stable: int
 
 
 class _Version(msgspec.Struct):
     version: int
+
+
+H = TypeVar("H", Head, NormaliserHead)
+Item = TypeVar("Item")
+
+
+def headed(**fields: Any) -> bytes:
+    """The head of an operator with these fields."""
+    return msgspec.msgpack.encode(Head(version=_VERSION, **fields))
+
+
+def normaliser_headed(items: int, stable: int) -> bytes:
+    """The head of a normaliser with these fields."""
+    return msgspec.msgpack.encode(NormaliserHead(_VERSION, items, stable))
+
+
+def opened(head: bytes, kind: type[H]) -> H:
+    """What a head says.
+
+    Raises:
+        StateError: it is no head of this kind, damaged, or of another version.
+    """
+    try:
+        version = msgspec.msgpack.decode(head, type=_Version).version
+        if version != _VERSION:
+            raise StateError(f"the snapshot is of version {version}, this is version {_VERSION}")
+        return msgspec.msgpack.decode(head, type=kind)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise _damaged(error) from error
+
+
+def parted(
+    head: bytes, items: Iterable[Item], most: int, packed: Callable[[list[Item]], Any]
+) -> Iterator[bytes]:
+    """The head, then parts of at most so many items each, packed.
+
+    Raises:
+        ValueError: `most` is less than 1.
+    """
+    if most < 1:
+        raise ValueError(f"a part has at least one item, got {most}")
+    encode, mark, number = msgspec.msgpack.Encoder().encode, _mark(head), 0
+    yield head
+    left = iter(items)
+    while some := list(islice(left, most)):
+        yield encode((mark, number, len(some), packed(some)))
+        number += 1
+
+
+class Items:
+    """Takes the parts after a head, one at a time."""
+
+    def __init__(self, head: bytes, count: int, body: Any) -> None:
+        self._mark = _mark(head)
+        self._left = count
+        self._next = 0
+        self._decoder = msgspec.msgpack.Decoder(tuple[bytes, int, int, body])
+
+    def take(self, part: bytes) -> Any:
+        """The body of the next part.
+
+        Raises:
+            StateError: it is damaged, or not the next part of this state.
+        """
+        try:
+            mark, number, count, body = self._decoder.decode(part)
+        except (msgspec.DecodeError, ValueError) as error:
+            raise _damaged(error) from error
+        if (mark, number) != (self._mark, self._next):
+            raise StateError(f"part {number} of a snapshot is not part {self._next} of this one")
+        self._next += 1
+        self._left -= count
+        return body
+
+    def finish(self) -> None:
+        """Says that there are no more parts.
+
+        Raises:
+            StateError: there must be.
+        """
+        if self._left:
+            raise StateError(f"the snapshot is damaged: it lacks {self._left} items")
+
+
+def _mark(head: bytes) -> bytes:
+    return sha256(head).digest()[:_MARK_BYTES]
+
+
+def sealed(parts: Iterable[bytes]) -> bytes:
+    """All parts in one."""
+    body = msgspec.msgpack.encode(list(parts))
+    return sha256(body).digest() + body
+
+
+def unsealed(saved: bytes) -> list[bytes]:
+    """The parts in the bytes.
+
+    Raises:
+        StateError: they are damaged, or of another version.
+    """
+    digest, body = saved[:_DIGEST_BYTES], memoryview(saved)[_DIGEST_BYTES:]
+    if sha256(body).digest() != digest:
+        raise StateError("the snapshot is damaged: its digest does not match")
+    try:
+        return msgspec.msgpack.decode(body, type=list[bytes])
+    except (msgspec.DecodeError, ValueError) as error:
+        raise _damaged(error) from error
+
+
+def _damaged(error: Exception) -> StateError:
+    return StateError(f"the snapshot is damaged: {error!r}")
+
+
+def some(sources: Iterable[Input], numbers: Mapping[Input, int]) -> list[int]:
+    """The numbers of some inputs, in order."""
+    return sorted(numbers[source] for source in sources)
 
 
 def portable(payload: Hashable) -> Hashable:
@@ -120,6 +251,8 @@ def portable(payload: Hashable) -> Hashable:
         StateError: it would not.
     """
     kind = type(payload)
+    if kind is bytes:
+        return payload  # as a rule
     if kind is tuple:
         for part in payload:  # type: ignore[attr-defined]
             portable(part)

@@ -12,10 +12,13 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from lmerge_service.kafka.client import Connection
-from lmerge_service.kafka.sink import OffsetAndMetadata, Outbox, Sink
+from lmerge_service.kafka.cluster import Cluster
+from lmerge_service.kafka.sink import Committed, Outbox, Sink
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.service.connection import connection_of
+from lmerge_service.service.ledger import undisputed
+from lmerge_service.service.own_topics import prepare
 from lmerge_service.service.task import MergeTask
 from lmerge_service.service.tuning import quieten_garbage_collector
 from lmerge_service.topology import Topology
@@ -53,30 +56,32 @@ async def pass_through(connection: Connection, topics: Sequence[str], to: str) -
     async with Topics(connection) as admin:
         await admin.ensure(to)
         await admin.ensure(f"{to}.dead-letters")
+        await admin.ensure(f"{to}.state")
         widths = await admin.partitions(topics)
     partitions = [TopicPartition(topic, p) for topic in topics for p in range(widths[topic])]
     sink = Sink(
         connection,
         transactional_id=to,
-        group=to,
-        topic=to,
-        dead_letter_topic=f"{to}.dead-letters",
+        output=TopicPartition(to, 0),
+        dead_letters=f"{to}.dead-letters",
+        state=TopicPartition(f"{to}.state", 0),
         max_record_bytes=1 << 20,
     )
     async with Source(connection) as source, sink:
         ends = await source.ends(partitions)
         starts = await source.beginnings(partitions)
         source.assign(starts)
-        copied, outbox = 0, Outbox()
-        commit: asyncio.Task[None] | None = None
+        copied, outbox, offsets = 0, Outbox(), dict(starts)
+        commit: asyncio.Task[Committed] | None = None
         started = time.perf_counter()
         while any((source.position(tp) or 0) < end for tp, end in ends.items()):
             for tp, records in (await source.poll(0.5, 20_000)).items():
-                outbox.records += [(record.key, record.value) for record in records]
-                outbox.offsets[tp] = OffsetAndMetadata(records[-1].offset + 1, "")
+                outbox.records += [(record.key, record.value or b"") for record in records]
+                offsets[tp] = records[-1].offset + 1
                 copied += len(records)
             if commit is not None:
                 await commit
+            outbox.state.append((b"offsets", str(offsets).encode()))
             commit = asyncio.create_task(sink.commit(outbox))
             outbox = Outbox()
         if commit is not None:
@@ -87,10 +92,14 @@ async def pass_through(connection: Connection, topics: Sequence[str], to: str) -
 async def merge_all(topology: Topology, to: str) -> float:
     """Merges the topics from their beginnings into a fresh one; input elements a second."""
     output = topology.output.model_copy(update={"topic": to, "dead_letters": None})
-    task = MergeTask(topology.model_copy(update={"name": to, "output": output}))
+    topology = topology.model_copy(update={"name": to, "output": output})
+    cluster = Cluster(connection_of(topology.kafka))
+    async with cluster.topics() as topics:
+        await prepare(topics, topology)
+    task = MergeTask(topology, undisputed(topology), cluster)
     ends = await _ends(topology)
     async with AsyncExitStack() as stack:
-        await task.open(stack)
+        await task.lead(stack)
         started = time.perf_counter()
         merging = asyncio.create_task(task.run())
         try:

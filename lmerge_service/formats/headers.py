@@ -15,6 +15,7 @@ __all__ = (
     "INCARNATION_HEADER",
     "JOINING_AT_HEADER",
     "RecordLike",
+    "TimedRecord",
     "incarnation_headers",
     "incarnation_of",
 )
@@ -29,10 +30,6 @@ class RecordLike(Protocol):
     """What is needed of a Kafka record."""
 
     @property
-    def topic(self) -> str: ...
-    @property
-    def partition(self) -> int: ...
-    @property
     def offset(self) -> int: ...
     @property
     def key(self) -> bytes | None: ...
@@ -40,6 +37,13 @@ class RecordLike(Protocol):
     def value(self) -> bytes | None: ...
     @property
     def headers(self) -> Sequence[tuple[str, bytes]]: ...
+
+
+class TimedRecord(RecordLike, Protocol):
+    """One whose own time counts too."""
+
+    @property
+    def timestamp(self) -> int: ...  # milliseconds; -1 where there is none
 
 
 def incarnation_headers(incarnation: int, joining_at: int = START) -> list[tuple[str, bytes]]:

@@ -123,6 +123,11 @@ class WireDecoder:
     def max_record_bytes(self) -> int:
         return self._max_bytes
 
+    @property
+    def cache(self) -> PayloadCache:
+        """The payloads seen, by which other decoders may share them."""
+        return self._cache
+
     def decode(self, record: bytes | None) -> Element:
         """The element that a record says, with its payload in canonical form.
 

@@ -76,6 +76,7 @@ SETTINGS: Final[Mapping[str, str]] = {
     "share.coordinator.state.topic.replication.factor": "1",
     "share.coordinator.state.topic.min.isr": "1",
     "group.initial.rebalance.delay.ms": "0",
+    "group.min.session.timeout.ms": "500",
     # A killed producer's transaction is aborted when its time is over, not up to 10 s later.
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
     # After kill -9 the old session must end before the broker is let in again: 6 s instead of 12.

@@ -24,7 +24,8 @@ from aiokafka import AIOKafkaProducer
 
 from lmerge_service.errors import ConfigurationError, FencedError, StateError, TransportError
 from lmerge_service.kafka.client import Connection, bounded, close_bounded, kafka_errors
-from lmerge_service.kafka.source import Record, Source, TopicPartition
+from lmerge_service.kafka.records import Record
+from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.topics import Topics
 
 __all__ = ("Log",)

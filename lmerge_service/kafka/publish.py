@@ -2,23 +2,34 @@
 
 Every record carries the incarnation in its headers when there is one. Elements of one event go to
 one partition (murmur2 of the payload, Kafka's default for keyed records); a stable goes to every
-partition, since a replica is only as far as its slowest one.
+partition, since a replica is only as far as its slowest one. In a dialect (`formats.dialects`)
+the same goes for the records of one key, and for those that move the stable.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from aiokafka import AIOKafkaProducer
 
 from lmerge_service.elements import START, Element, Stable
+from lmerge_service.formats.dialects import Written
 from lmerge_service.formats.headers import incarnation_headers
 from lmerge_service.formats.wire import encode
 from lmerge_service.kafka.client import Connection, bounded, close_bounded, kafka_errors
 from lmerge_service.kafka.topics import Topics
 
-__all__ = ("publish",)
+__all__ = ("on_the_wire", "publish")
 
 _ACKNOWLEDGE_EVERY = 10_000
+_EVENT_TIMES = {"retention.ms": "-1", "message.timestamp.after.max.ms": str(2**63 - 1)}
+"""For timestamps that are event times: the broker would take them for its own past or future."""
+
+
+def on_the_wire(element: Element) -> Sequence[Written]:
+    """The record that says an element."""
+    if type(element) is Stable:
+        return [Written(None, encode(element), everywhere=True)]
+    return [Written(element.payload, encode(element))]  # type: ignore[union-attr]
 
 
 async def publish(
@@ -30,24 +41,27 @@ async def publish(
     partitions: int = 1,
     incarnation: int = 0,
     joining_at: int = START,
+    written: Callable[[Element], Sequence[Written]] = on_the_wire,
     progress: Callable[[int], None] = lambda _: None,
 ) -> int:
     """Sends the elements in order, `rate` a second (None: as fast as it goes); returns how many.
 
-    The topic is made when it is missing, with `partitions`.
+    The topic is made when it is missing, with `partitions`. `written` gives an element's records.
 
     Raises:
+        IllegalStreamError: a dialect cannot say the elements.
         TransportError: Kafka cannot be reached, or refuses.
     """
     async with Topics(connection) as topics:
-        width = await topics.ensure(topic, partitions=partitions)
+        config = {} if written is on_the_wire else _EVENT_TIMES
+        width = await topics.ensure(topic, partitions=partitions, config=config)
     headers = incarnation_headers(incarnation, joining_at)
     producer = AIOKafkaProducer(
         **connection.arguments, enable_idempotence=True, linger_ms=2, max_batch_size=1 << 18
     )
     await bounded(producer.start(), f"connecting to {connection.bootstrap}")
     try:
-        return await _send_all(producer, topic, elements, rate, width, headers, progress)
+        return await _send_all(producer, topic, elements, written, rate, width, headers, progress)
     finally:
         await close_bounded(producer.stop())
 
@@ -56,6 +70,7 @@ async def _send_all(
     producer: AIOKafkaProducer,
     topic: str,
     elements: Iterable[Element],
+    written: Callable[[Element], Sequence[Written]],
     rate: float | None,
     width: int,
     headers: list[tuple[str, bytes]],
@@ -68,15 +83,8 @@ async def _send_all(
         for element in elements:
             if rate is not None and (early := started + sent / rate - clock()) > 0:
                 await asyncio.sleep(early)
-            value = encode(element)
-            if type(element) is Stable:
-                for number in range(width):
-                    pending.append(  # noqa: PERF401 - sends one after the other
-                        await producer.send(topic, value, partition=number, headers=headers)
-                    )
-            else:
-                key: bytes = element.payload  # type: ignore[union-attr]
-                pending.append(await producer.send(topic, value, key=key, headers=headers))
+            for record in written(element):
+                pending += await _send(producer, topic, record, width, headers)
             sent += 1
             if len(pending) >= _ACKNOWLEDGE_EVERY:
                 await asyncio.gather(*pending)
@@ -84,4 +92,27 @@ async def _send_all(
                 progress(sent)
         await asyncio.gather(*pending)
     progress(sent)
+    return sent
+
+
+async def _send(
+    producer: AIOKafkaProducer,
+    topic: str,
+    record: Written,
+    width: int,
+    headers: list[tuple[str, bytes]],
+) -> list[Awaitable[object]]:
+    """Sends a record where it belongs; what to wait for until it is there."""
+    sent = []
+    for partition in range(width) if record.everywhere else (None,):
+        sent.append(  # noqa: PERF401 - sends one after the other
+            await producer.send(
+                topic,
+                record.value,
+                key=record.key,
+                partition=partition,
+                timestamp_ms=record.timestamp,
+                headers=headers,
+            )
+        )
     return sent

@@ -1,68 +1,78 @@
-"""Writes merged output, dead letters and input offsets in one Kafka transaction.
+"""Writes merged output, dead letters and a task's state in one Kafka transaction.
 
 Who owns what
     A `Sink` owns one transactional producer. Its transactional.id names the merge task: entering
-    fences every earlier owner and ends what it left open, so that afterwards the committed
-    offsets and the committed output belong together.
+    fences every earlier owner and ends what it left open, so that afterwards the committed state
+    and the committed output belong together.
 
 What happens on a crash at each await
     before commit returns: Kafka aborts, or has committed; the next owner finds out which by
-    entering, and rebuilds from what is committed. After: nothing is lost.
+    entering, and goes on from what is committed. After: nothing is lost.
 """
 
 from collections.abc import Awaitable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.producer import sender
 from aiokafka.producer.message_accumulator import BatchBuilder
-from aiokafka.structs import OffsetAndMetadata
 
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.kafka.client import Connection, bounded, close_bounded
 
-__all__ = ("OffsetAndMetadata", "Outbox", "Sink")
+__all__ = ("Committed", "Outbox", "Sink")
 
 _BATCH_BYTES = 256 * 1024
 _COMMIT_SECONDS = 60.0
-_OFFSETS_SECONDS = 5.0
 _TAKE_OVER_SECONDS = 90.0
 
 # The client sleeps this long while the coordinator still writes the last transaction's markers;
 # its own 20 ms are most of the latency of small transactions. Pinned and tested with aiokafka.
 sender.BACKOFF_OVERRIDE = 0.002
 
+_Records = Sequence[tuple[bytes | None, bytes | None]]
+
 
 @dataclass(slots=True)
 class Outbox:
-    """What one transaction carries."""
+    """What one transaction carries; keys and values of records, in order."""
 
     records: list[tuple[bytes | None, bytes]] = field(default_factory=list)
-    """(key, value) for the output partition, in order."""
+    """For the output partition."""
     dead: list[DeadLetter] = field(default_factory=list)
-    offsets: dict[TopicPartition, OffsetAndMetadata] = field(default_factory=dict)
-    """The input offsets to go on from: everything before them is in, or needs nothing."""
+    state: list[tuple[bytes | None, bytes]] = field(default_factory=list)
+    """For the task's partition of the state topic."""
     size: int = 0
     """Bytes of records and dead letters, more or less."""
 
 
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """Where a transaction's records went: the offset behind the last record, and None where
+    there was none or where the broker did not say."""
+
+    output: int | None
+    state: int | None
+
+
 class Sink:
-    """A transactional producer for one output partition; use as `async with`."""
+    """A transactional producer for one task; use as `async with`."""
 
     def __init__(
         self,
         connection: Connection,
         *,
         transactional_id: str,
-        group: str,
-        topic: str,
-        dead_letter_topic: str,
+        output: TopicPartition,
+        dead_letters: str,
+        state: TopicPartition,
         max_record_bytes: int,
     ):
         self._connection = connection
-        self._group = group
-        self._output = TopicPartition(topic, 0)
-        self._dead_letters = TopicPartition(dead_letter_topic, 0)
+        self._output = output
+        self._dead_letters = TopicPartition(dead_letters, 0)
+        self._state = state
         self._producer = AIOKafkaProducer(
             **connection.arguments,
             transactional_id=transactional_id,
@@ -76,7 +86,8 @@ class Sink:
     async def __aenter__(self) -> "Sink":
         try:
             # Starting waits until the coordinator has fenced and finished the owner before us.
-            doing = f"taking over the output at {self._connection.bootstrap}"
+            tp, bootstrap = self._output, self._connection.bootstrap
+            doing = f"taking over {tp.topic}-{tp.partition} at {bootstrap}"
             await bounded(self._producer.start(), doing, _TAKE_OVER_SECONDS)
             await bounded(self._producer.begin_transaction(), doing, _TAKE_OVER_SECONDS)
             await bounded(self._producer.abort_transaction(), doing)
@@ -88,35 +99,37 @@ class Sink:
     async def __aexit__(self, *_: object) -> None:
         await close_bounded(self._producer.stop())
 
-    async def commit(self, outbox: Outbox) -> None:
+    async def commit(self, outbox: Outbox) -> Committed:
         """Publishes all of it, or nothing.
 
         Raises:
             FencedError: another instance has taken over.
             TransportError: the outcome may be unknown: close this sink and rebuild.
         """
-        await bounded(self._commit(outbox), "committing", _COMMIT_SECONDS)
+        return await bounded(self._commit(outbox), "committing", _COMMIT_SECONDS)
 
-    async def _commit(self, outbox: Outbox) -> None:
+    async def _commit(self, outbox: Outbox) -> Committed:
         producer = self._producer
         await producer.begin_transaction()
-        sent = [await self._send(self._output, batch) for batch in self._batches(outbox.records)]
-        sent += [await self._send(self._dead_letters, batch) for batch in self._letters(outbox)]
-        if outbox.offsets:
-            offsets = producer.send_offsets_to_transaction(outbox.offsets, self._group)
-            # Refused for a topic that is gone, the client would ask for ever.
-            await bounded(offsets, "committing offsets", _OFFSETS_SECONDS)
-        for acknowledged in sent:  # what was refused must not pass for committed
+        output = [await self._send(self._output, each) for each in self._batches(outbox.records)]
+        dead = [await self._send(self._dead_letters, each) for each in self._letters(outbox)]
+        state = [await self._send(self._state, each) for each in self._batches(outbox.state)]
+        for acknowledged in (
+            *output,
+            *dead,
+            *state,
+        ):  # what was refused must not pass for committed
             await acknowledged
         await producer.commit_transaction()
+        return Committed(await _end_of(output), await _end_of(state))
 
-    async def _send(self, to: TopicPartition, batch: BatchBuilder) -> Awaitable[object]:
-        acknowledged: Awaitable[object] = await self._producer.send_batch(
-            batch, to.topic, partition=to.partition
+    async def _send(self, to: TopicPartition, batch: BatchBuilder) -> "_Sent":
+        count = batch.record_count()
+        return _Sent(
+            await self._producer.send_batch(batch, to.topic, partition=to.partition), count
         )
-        return acknowledged
 
-    def _batches(self, records: Sequence[tuple[bytes | None, bytes]]) -> Iterator[BatchBuilder]:
+    def _batches(self, records: _Records) -> Iterator[BatchBuilder]:
         """Builders of up to 256 KiB: appending to them directly is the producer's fast path."""
         if not records:
             return
@@ -135,3 +148,22 @@ class Sink:
             builder = self._producer.create_batch()
             builder.append(key=key, value=value, timestamp=None, headers=headers)
             yield builder
+
+
+class _Sent:
+    """A batch under way, and how many records it has."""
+
+    def __init__(self, acknowledged: Awaitable[Any], records: int):
+        self._acknowledged = acknowledged
+        self.records = records
+
+    def __await__(self) -> Any:
+        return self._acknowledged.__await__()
+
+
+async def _end_of(sent: Sequence[_Sent]) -> int | None:
+    """The offset behind the last record of batches that were acknowledged."""
+    if not sent:
+        return None
+    first = (await sent[-1]).offset
+    return None if first < 0 else int(first) + sent[-1].records

@@ -7,23 +7,23 @@ Who owns what
 What happens on a crash
     Nothing: positions live in memory, and what counts is what a transaction has committed.
 
-Records are `aiokafka.ConsumerRecord`s with raw bytes; decoding belongs to `formats`, since a
-deserializer that raises inside the consumer blocks its partition for ever.
+Records have raw bytes (`records`); decoding belongs to `formats`, since a deserializer that raises
+inside the consumer blocks its partition for ever.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import TypeAlias
 
-from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
+from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaConnectionError, KafkaError, OffsetOutOfRangeError
 
 from lmerge_service.errors import StateError, TransportError
 from lmerge_service.kafka.client import CONNECT_SECONDS, Connection, bounded, close_bounded
+from lmerge_service.kafka.records import Record, as_it_is
 
 __all__ = ("Batches", "Source", "TopicPartition")
 
-Record: TypeAlias = ConsumerRecord
 Batches: TypeAlias = dict[TopicPartition, list[Record]]
 
 _STALL_SECONDS = 120.0
@@ -50,6 +50,8 @@ class Source:
             group_id=None,
             enable_auto_commit=False,
             auto_offset_reset="none",
+            key_deserializer=as_it_is,
+            value_deserializer=as_it_is,
             isolation_level="read_committed",
             max_partition_fetch_bytes=max(1 << 20, max_record_bytes),
             fetch_max_wait_ms=fetch_wait_ms,
@@ -117,7 +119,7 @@ class Source:
 
         A partition that cannot be read (its position is gone, a batch is corrupt or compressed in
         an unknown way, access is refused) goes to `lost`, with the reason, and is paused; the
-        others lose nothing by it.
+        others lose nothing by it. A poll that is cancelled has taken nothing.
         """
         try:
             batches = await self._consumer.getmany(
@@ -150,13 +152,16 @@ class Source:
         what the client had taken from them is gone with the error."""
         self._rewind()
         found = False
-        for tp in list(self._next):
-            try:
-                await self._consumer.getmany(tp, timeout_ms=200, max_records=None)
-            except (KafkaError, ValueError) as cause:
-                found = True
-                self._lose(tp, f"cannot be read at offset {self._next[tp]} or behind: {cause!r}")
-        self._rewind()
+        try:
+            for tp in list(self._next):
+                try:
+                    await self._consumer.getmany(tp, timeout_ms=200, max_records=None)
+                except (KafkaError, ValueError) as cause:
+                    found = True
+                    why = f"cannot be read at offset {self._next[tp]} or behind: {cause!r}"
+                    self._lose(tp, why)
+        finally:  # also when the search is cancelled: what it took was handed to nobody
+            self._rewind()
         if not found and not isinstance(error, ValueError):
             raise TransportError(f"reading: {error!r}") from error
 
@@ -166,7 +171,7 @@ class Source:
 
     async def backlog(
         self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
-    ) -> AsyncIterator[tuple[TopicPartition, list[Record]]]:
+    ) -> AsyncGenerator[tuple[TopicPartition, list[Record]], None]:
         """Reads each partition from its start up to its end (exclusive), then stops.
 
         Ends that stand on a control record are reached all the same. Afterwards the positions

@@ -1,4 +1,4 @@
-"""Topics: which exist, which they are, how wide, what is committed, and the making of our own.
+"""Topics: which exist, which they are, how wide, and the making of our own.
 
 The merge makes its output and dead-letter topics when they are missing; replica topics belong to
 their replicas and may appear at any time.
@@ -7,11 +7,9 @@ their replicas and may appear at any time.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import LeaderNotAvailableError, TopicAlreadyExistsError, for_code
-from aiokafka.structs import OffsetAndMetadata
 
 from lmerge_service.errors import ConfigurationError, TransportError
 from lmerge_service.kafka.client import CONNECT_SECONDS, Connection, bounded, close_bounded, patient
@@ -71,14 +69,6 @@ class Topics:
         """The number of partitions of each topic that exists."""
         found = await self.describe(names, seconds=seconds)
         return {name: topic.partitions for name, topic in found.items()}
-
-    async def committed(self, group: str) -> dict[TopicPartition, OffsetAndMetadata]:
-        """The offsets, with their metadata, that were committed under a group's name."""
-        found = await patient(
-            lambda: self._admin.list_consumer_group_offsets(group),
-            f"asking for the offsets of {group}",
-        )
-        return {tp: at for tp, at in found.items() if at.offset >= 0}
 
     async def ensure(
         self, name: str, *, partitions: int = 1, config: dict[str, str] | None = None

@@ -258,16 +258,17 @@ class TopicDecoder:
 
     def __init__(self, topic: str, partitions: int, decoder: WireDecoder) -> None:
         self.inference = Inference(f"kafka:{topic}", partitions)
+        self._topic = topic
         self._decoder = decoder
         self._incarnation = 0
 
-    def decode(self, record: RecordLike) -> Said | None:
+    def decode(self, partition: int, record: RecordLike) -> Said | None:
         """Nothing of an older incarnation.
 
         Raises:
             ElementError: with topic[partition]@offset.
         """
-        where = f"{record.topic}[{record.partition}]@{record.offset}"
+        where = f"{self._topic}[{partition}]@{record.offset}"
         try:
             incarnation, _ = incarnation_of(record.headers)
             element = self._decoder.decode(record.value)
@@ -276,7 +277,7 @@ class TopicDecoder:
         if incarnation > self._incarnation:
             self._incarnation = incarnation
             self.inference.restart()
-        return Said(where, element, record.partition) if incarnation == self._incarnation else None
+        return Said(where, element, partition) if incarnation == self._incarnation else None
 
 
 @contextmanager
@@ -308,12 +309,14 @@ def recorded_topic(
         reader = TopicDecoder(topic, partitions, decoder)
         batches = _batches(connection, topic, partitions)
 
-        async def following() -> Sequence[RecordLike] | None:
+        async def following() -> tuple[int, Sequence[RecordLike]] | None:
             return await anext(batches, None)
 
         def elements() -> Iterator[Said]:
-            while (records := runner.run(following())) is not None:
-                yield from filter(None, map(reader.decode, records))
+            while (batch := runner.run(following())) is not None:
+                partition, records = batch
+                said = (reader.decode(partition, record) for record in records)
+                yield from (each for each in said if each is not None)
 
         # A runner closes what is left open of an asynchronous generator.
         yield Recorded(reader.inference, elements())
@@ -321,11 +324,11 @@ def recorded_topic(
 
 async def _batches(
     connection: "Connection", topic: str, partitions: int
-) -> AsyncIterator[Sequence[RecordLike]]:
+) -> AsyncIterator[tuple[int, Sequence[RecordLike]]]:
     from lmerge_service.kafka.source import Source, TopicPartition
 
     parts = [TopicPartition(topic, number) for number in range(partitions)]
     async with Source(connection) as source:
         starts = await source.beginnings(parts)
-        async for _, records in source.backlog(starts, await source.ends(parts)):
-            yield records
+        async for tp, records in source.backlog(starts, await source.ends(parts)):
+            yield tp.partition, records

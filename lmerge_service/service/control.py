@@ -21,7 +21,6 @@ from typing import Final, Protocol
 import structlog
 
 from lmerge_service.errors import ConfigurationError, TransportError
-from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.log import Log
 from lmerge_service.service.decisions import Decision, decide, encode, words
 from lmerge_service.service.ledger import Entry, Ledger
@@ -62,15 +61,13 @@ class LoggedControl:
         TransportError: on entering, when Kafka cannot be reached, or refuses.
     """
 
-    def __init__(
-        self, topology: Topology, connection: Connection, *, seconds: float = _DECIDE_SECONDS
-    ):
+    def __init__(self, topology: Topology, log: Log, *, seconds: float = _DECIDE_SECONDS):
         self.ledger = Ledger(topology)
         self.unreachable: str | None = None
         """Why the log cannot be followed at the moment."""
         self._topology = topology
         self._seconds = seconds
-        self._log = Log(connection, topology.output.control_topic)
+        self._log = log
         self._folded = asyncio.Condition()
 
     async def __aenter__(self) -> "LoggedControl":

@@ -59,6 +59,8 @@ Time = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 class Declare(Struct, frozen=True, forbid_unknown_fields=True, tag_field="do", tag="declare"):
     """What the topology file of a worker that started says, when it is another than before."""
 
+    merge: Word
+    """Its name."""
     output: dict[str, Any]
     case: Word
     policy: dict[str, Any]

@@ -15,35 +15,37 @@ from fastapi import FastAPI, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from lmerge_service.errors import EnvironmentMissingError
-from lmerge_service.service.status import StateSource, Status, metrics_of, status_of
-from lmerge_service.service.task import MergeTask
+from lmerge_service.service.metrics import metrics_of
+from lmerge_service.service.status import Status, readiness_of, status_of
+from lmerge_service.service.worker import Worker
 from lmerge_service.topology import Http
 
 __all__ = ("application", "serve")
 
 
-def application(task: MergeTask, state: StateSource) -> FastAPI:
-    """The routes over one task; all run on the event loop, where nothing changes under them."""
+def application(worker: Worker) -> FastAPI:
+    """The routes over a worker; all run on the event loop, where nothing changes under them."""
     app = FastAPI(title="lmerge", docs_url=None, redoc_url=None)
-    registry = metrics_of(task, state)
+    registry = metrics_of(worker)
 
     @app.get("/healthz")
     async def healthz() -> dict[str, str | list[str]]:
         """The process lives; `degraded` says that somebody should look, not that it should die."""
-        status = status_of(task, state())
+        status = status_of(worker)
         return {"health": status.health, "reasons": status.reasons}
 
     @app.get("/readyz")
     async def readyz(response: Response) -> dict[str, str]:
-        """200 while elements are merged, 503 while the worker starts or recovers."""
-        ready = state() == "running" and task.progress.unreachable is None
-        response.status_code = 200 if ready else 503
-        return {"state": state() if ready or state() != "running" else "unreachable"}
+        """200 while elements are merged, or followed; 503 while the worker starts or recovers,
+        or cannot reach Kafka."""
+        state = readiness_of(worker)
+        response.status_code = 200 if state in ("running", "standby") else 503
+        return {"state": state}
 
     @app.get("/status")
     async def status() -> Status:
         """Everything the worker knows about its replicas and its output."""
-        return status_of(task, state())
+        return status_of(worker)
 
     @app.get("/metrics")
     async def metrics() -> Response:

@@ -49,12 +49,13 @@ from lmerge_service.service.decisions import (
     Release,
     SetPolicy,
     decode,
+    encode,
     words,
 )
 from lmerge_service.service.life import Event, Wish, wish_after
 from lmerge_service.topology import Replica, Speaking, Topology
 
-__all__ = ("AcceptedGap", "Entry", "Ledger", "Refusal", "Wanted", "declaration")
+__all__ = ("AcceptedGap", "Entry", "Ledger", "Refusal", "Wanted", "declaration", "undisputed")
 
 _REMEMBERED: Final = 1_000
 _MOST: Final = 1_000
@@ -77,6 +78,8 @@ class Wanted:
     reason: str | None
     """Why it was quarantined, or why the file's word ended."""
     who: str
+    released: bool
+    """That was a release from a quarantine."""
     decided: bool
     """Something else than the topology file has decided about it; the file no longer rules it."""
 
@@ -251,6 +254,10 @@ class Ledger:
     def _declare(self, action: Declare, who: str) -> None:
         if action == self.declared:
             raise _RefusedError("state", "this is what was declared last")
+        if self.declared is not None and self.declared.merge != action.merge:
+            topic = self.topology.output.topic
+            why = f"{topic} is the output of the merge {self.declared.merge}; use another topic"
+            raise _RefusedError("invalid", why)
         version = self.version + 1
         policy = self.policy.model_dump() if self._policy_decided else action.policy
         said = {"output": action.output, "case": action.case, "policy": policy}
@@ -278,14 +285,18 @@ class Ledger:
             self._allowed(known, Event.ATTACH)
         if len(self.topology.replicas) >= _MOST:
             raise _RefusedError("invalid", f"there are {_MOST} replicas, and no room for more")
-        self._settle(Wanted(replica, Wish.ATTACHED, version, version, None, who, decided=True))
+        self._settle(
+            Wanted(
+                replica, Wish.ATTACHED, version, version, None, who, released=False, decided=True
+            )
+        )
 
     def _release(self, action: Release, who: str) -> None:
         moved = self._moved(action.replica, Event.RELEASE, who)
         replica = moved.replica
         if action.joining_at is not None:
             replica = _replica({**replica.model_dump(), "joining_at": action.joining_at})
-        self._settle(replace(moved, replica=replica, epoch=self.version + 1))
+        self._settle(replace(moved, replica=replica, epoch=self.version + 1, released=True))
 
     def _accept_gap(self, action: AcceptGap, who: str) -> None:
         known = self._known(action.replica)
@@ -383,11 +394,21 @@ def declaration(topology: Topology) -> Declare:
         return document
 
     return Declare(
+        merge=topology.name,
         output=dump(topology.output),
         case=topology.case,
         policy=dump(topology.policy),
         replicas=[dump(each) for each in topology.replicas],
     )
+
+
+def undisputed(topology: Topology) -> Ledger:
+    """The ledger of a merge about which nothing but the topology was ever decided."""
+    ledger = Ledger(topology)
+    said = ledger.declaring(topology)
+    assert said is not None
+    ledger.fold(0, encode(Decision("declared", said, "the topology file", made=0)))
+    return ledger
 
 
 def _declared(replica: Replica, before: Wanted | None, version: int, who: str) -> Wanted:
@@ -396,7 +417,9 @@ def _declared(replica: Replica, before: Wanted | None, version: int, who: str) -
         was = before.replica.model_copy(update={"properties": replica.properties})
         if was == replica:
             return replace(before, replica=replica)
-    return Wanted(replica, Wish.ATTACHED, version, version, None, who, decided=False)
+    return Wanted(
+        replica, Wish.ATTACHED, version, version, None, who, released=False, decided=False
+    )
 
 
 def _replica(document: Mapping[str, Any]) -> Replica:

@@ -1,32 +1,40 @@
 """The replicas of a merge task: which are merged, from where, with what counts, and why not.
 
 Theory
-    A replica is merged when its whole history can be had: its topic from the offset at which it
-    was merged first, up to what is committed. Otherwise it is *held out*, with the reason in
-    words, and the others go on. Where a replica stands (`Standing`) is stored with each offset.
+    A replica is *merged* from some offset of each of its partitions on, in order. What it said
+    since then, and nothing else, is what the operator holds of it. It stops being merged when it
+    is detached or put into quarantine, or when the order breaks: its topic is deleted or made
+    anew, or the records to go on from are gone. It is then *held out*, with the reason in words,
+    and the others go on. Where each stands goes into the mark of every transaction (`marks`).
+
+    Being merged again always begins at the beginning of what its topic holds, since what the
+    operator held of it is gone. Stables that it had sent before the release from a quarantine do
+    not count then: they are what it may have lied about.
 
     Counts are of this process: an operator that is rebuilt, or an input that is attached anew,
     starts from nothing, and what is shown must not fall.
 """
 
-import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import structlog
 
 from lmerge_service.core import Input, Operator
 from lmerge_service.elements import START, Element
 from lmerge_service.formats.dead_letters import DeadLetter
-from lmerge_service.formats.headers import RecordLike
+from lmerge_service.formats.dialects import Decoder, build_decoder
+from lmerge_service.formats.headers import TimedRecord
+from lmerge_service.formats.ingest import Ingest
 from lmerge_service.formats.wire import WireDecoder
-from lmerge_service.kafka.sink import OffsetAndMetadata
 from lmerge_service.kafka.source import TopicPartition
-from lmerge_service.service.ingest import Ingest, Standing
+from lmerge_service.kafka.topics import TopicInfo
+from lmerge_service.service.marks import PartitionMark, Standing
 from lmerge_service.topology import Replica
 
-__all__ = ("ReplicaState", "Replicas")
+__all__ = ("ReplicaState", "Replicas", "Tally")
 
 log = structlog.get_logger()
 
@@ -40,166 +48,309 @@ _COUNTED = {
 
 
 @dataclass(slots=True)
+class Tally:
+    """What was counted of a replica since the process began."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    """records, dead, stale, and the names in `_COUNTED`."""
+    breaches: Counter[str] = field(default_factory=Counter)
+    troubled: float | None = None
+    """When it last broke a rule or sent what is no element (the clock's seconds)."""
+    last_record: float | None = None
+    """When its last record was read (the clock's seconds)."""
+
+
+@dataclass(slots=True)
 class ReplicaState:
     """What the task knows about one replica; None where it does not know."""
 
     replica: Replica
+    tally: Tally
+    epoch: int = 0
+    """How often it was attached or released by decisions."""
+    released: bool = False
+    """It comes out of a quarantine: stables that its topic holds by then do not count."""
     ingest: Ingest | None = None
+    """There while it is merged."""
     held_out: str | None = None
     """Why the replica is not merged, in words."""
-    counts: Counter[str] = field(default_factory=Counter)
-    """Since the process began: records, dead, stale, and the names in `_COUNTED`."""
-    breaches: Counter[str] = field(default_factory=Counter)
-    troubled: float | None = None
-    """When it last broke a rule or sent what is no element (monotonic seconds)."""
-    last_record: float | None = None
-    """When its last record was read (monotonic seconds)."""
+    lost: bool = False
+    """Held out until its topic is made anew, or a person releases it."""
+    quarantined: str | None = None
+    """Why it is in quarantine, in words."""
+    topic_id: str | None = None
+    width: int = 0
+    """Partitions of its topic."""
+    partitions: dict[int, PartitionMark] = field(default_factory=dict)
+    """By number, those that this task reads, as they stood when merging began."""
+    next: dict[int, int] = field(default_factory=dict)
+    """Of each of them, the offset to go on from."""
     lag: int | None = None
     """Records and markers in its topic that have not been read."""
-    begins: dict[TopicPartition, int] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.replica.name
+
+    @property
+    def standing(self) -> Standing:
+        """As the next mark tells it; of a replica that is merged."""
+        assert self.ingest is not None
+        return Standing(
+            topic=self.replica.topic,
+            topic_id=self.topic_id,
+            epoch=self.epoch,
+            incarnation=self.ingest.incarnation,
+            joining_at=self.ingest.joining_at,
+            gap_accepted=self.ingest.gap_accepted,
+            partitions={
+                number: PartitionMark(mark.begins, self.next[number], mark.mute)
+                for number, mark in self.partitions.items()
+            },
+        )
 
 
 class Replicas:
-    """The replicas of one task, over one operator that may be replaced."""
+    """The replicas of one task, over its operator."""
 
-    def __init__(self, replicas: Iterable[Replica], decoder: WireDecoder):
-        self.states = {each.name: ReplicaState(each) for each in replicas}
-        self.by_topic = {state.replica.topic: state for state in self.states.values()}
-        self.widths: dict[str, int] = {}
-        self._decoder = decoder
-        self._merge: Operator
-
-    def start(self, merge: Operator) -> None:
-        """Begins anew with an operator that has no inputs yet."""
-        self._merge = merge
-        self.widths = {}
-        for state in self.states.values():
-            state.ingest, state.held_out, state.lag = None, None, None
-
-    def attach(
+    def __init__(
         self,
-        topic: str,
-        width: int | None,
-        beginnings: Mapping[TopicPartition, int],
-        committed: Mapping[TopicPartition, OffsetAndMetadata],
-    ) -> None:
-        """Attaches a topic's replica as it stood at the committed offsets, or holds it out."""
-        state = self.by_topic[topic]
-        state.ingest, state.held_out = None, None
-        if width is None:
-            state.held_out = f"topic {topic} does not exist yet"
-            return
-        self.widths[topic] = width
-        if width > 1 and not self._merge.any_partitions:
-            self.hold_out(topic, self._no_order(width))
-            return
-        own = [TopicPartition(topic, number) for number in range(width)]
-        standings = {tp: Standing.of(committed[tp].metadata) for tp in own if tp in committed}
-        for tp in own:
-            why = self._missing(state, tp, beginnings[tp], standings.get(tp))
-            if why is not None:
-                self.hold_out(topic, why)
-                return
-        latest = max(standings.values(), key=lambda each: each.incarnation, default=None)
-        joining_at = START if state.replica.joining_at is None else state.replica.joining_at
-        state.begins = {
-            tp: standings[tp].begins if tp in standings else beginnings[tp] for tp in own
-        }
-        state.ingest = Ingest(
-            self._merge,
-            state.replica.name,
-            self._decoder,
-            partitions=width,
-            joining_at=joining_at if latest is None else latest.joining_at,
-            incarnation=0 if latest is None else latest.incarnation,
-            normalise=state.replica.normalise,
-        )
+        merge: Operator,
+        decoder: WireDecoder,
+        *,
+        partition: int,
+        output_width: int,
+        keeps: Callable[[bytes], bool] | None,
+        tallies: dict[str, Tally],
+        clock: Callable[[], float],
+    ):
+        """`partition` is the task's, of `output_width`; `keeps` tells the payloads that are its,
+        None that all are; `tallies` outlive this, by name."""
+        self.states: dict[str, ReplicaState] = {}
+        """By name."""
+        self._merge = merge
+        self._decoder = decoder
+        self._partition = partition
+        self._output_width = output_width
+        self._keeps = keeps
+        self._tallies = tallies
+        self._clock = clock
 
-    def _no_order(self, width: int) -> str:
-        return (
-            f"has {width} partitions, which give no order together; case {self._merge.case} needs "
-            "one: use one partition, or case R3 or R4"
-        )
+    # --- who there is ---------------------------------------------------------------------------
 
-    @staticmethod
-    def _missing(
-        state: ReplicaState, tp: TopicPartition, beginning: int, standing: Standing | None
-    ) -> str | None:
-        """What of a partition's history is gone, if that is needed."""
-        if standing is not None and beginning > standing.begins:
-            return (
-                f"begins at offset {beginning}, but was merged from {standing.begins} on: the "
-                "merge cannot be rebuilt with it; give it a new topic, and longer retention"
-            )
-        if standing is None and beginning > 0 and state.replica.joining_at is None:
-            return (
-                f"begins at offset {beginning}: what was before is gone; say in the topology "
-                "from when the replica is correct (joining_at), or give it a new topic"
-            )
-        return None
+    def expect(self, replica: Replica, *, epoch: int = 0, released: bool = False) -> None:
+        """There shall be this replica: it will be merged when its topic is found."""
+        if (before := self.states.get(replica.name)) is not None:
+            self._stop_merging(before)
+        tally = self._tallies.setdefault(replica.name, Tally())
+        self.states[replica.name] = ReplicaState(replica, tally, epoch, released)
 
-    def hold_out(self, topic: str, why: str) -> None:
+    def leave(self, name: str) -> None:
+        """The replica is detached."""
+        self._stop_merging(self.states.pop(name))
+
+    def quarantine(self, name: str, why: str) -> None:
+        """What it says does not count until it is released."""
+        state = self.states[name]
+        self._stop_merging(state)
+        state.quarantined = why
+
+    def hold_out(self, name: str, why: str, *, lost: bool = False) -> None:
         """Goes on without a replica."""
-        state = self.by_topic[topic]
-        state.held_out = f"topic {topic} {why}"
+        state = self.states[name]
+        self._stop_merging(state)
+        state.held_out, state.lost = f"topic {state.replica.topic} {why}", lost
+        log.warning("replica held out", replica=name, why=state.held_out)
+
+    def _stop_merging(self, state: ReplicaState) -> None:
         state.lag = None
         if state.ingest is not None:
             state.ingest = None
-            self._merge.detach(state.replica.name)
-        log.warning("replica held out", replica=state.replica.name, why=state.held_out)
+            state.partitions, state.next = {}, {}
+            self._merge.detach(state.name)
 
-    def is_merged(self, tp: TopicPartition) -> bool:
-        return self.by_topic[tp.topic].ingest is not None
+    @property
+    def merged(self) -> dict[str, ReplicaState]:
+        return {name: state for name, state in self.states.items() if state.ingest is not None}
 
-    def widen(self, topic: str, width: int, beginnings: Mapping[TopicPartition, int]) -> None:
-        """A topic has got more partitions."""
-        state, before = self.by_topic[topic], self.widths[topic]
-        self.widths[topic] = width
-        if state.ingest is not None and not self._merge.any_partitions:
-            self.hold_out(topic, self._no_order(width))
-        if state.ingest is not None:
-            state.ingest.widen(width)
-            fresh = (TopicPartition(topic, number) for number in range(before, width))
-            state.begins |= {tp: beginnings[tp] for tp in fresh}
+    def positions(self) -> dict[TopicPartition, int]:
+        """From where to read on, of every replica that is merged."""
+        return {
+            TopicPartition(state.replica.topic, number): offset
+            for state in self.merged.values()
+            for number, offset in state.next.items()
+        }
 
-    def replay(self, tp: TopicPartition, records: Iterable[RecordLike]) -> list[Element]:
-        """Feeds a committed prefix; returns what comes out, which should be nothing."""
-        ingest = self.by_topic[tp.topic].ingest
-        assert ingest is not None
+    def merging(self, tp: TopicPartition) -> ReplicaState | None:
+        """The replica that is merged from this partition."""
+        for state in self.states.values():
+            if state.replica.topic == tp.topic:
+                return state if state.ingest is not None and tp.partition in state.next else None
+        return None
+
+    # --- beginning to merge ---------------------------------------------------------------------
+
+    def needed(self, name: str, width: int) -> list[TopicPartition]:
+        """The partitions of a replica's topic that this task reads."""
+        replica = self.states[name].replica
+        numbers = [self._partition] if replica.co_partitioned else range(width)
+        return [TopicPartition(replica.topic, number) for number in numbers if number < width]
+
+    def begin(
+        self,
+        name: str,
+        info: TopicInfo,
+        beginnings: Mapping[TopicPartition, int],
+        ends: Mapping[TopicPartition, int],
+    ) -> None:
+        """Merges a replica from the beginning of its topic on, or holds it out."""
+        state = self.states[name]
+        replica, state.topic_id = state.replica, info.id
+        if (why := self._unfit(replica, info)) is not None:
+            self.hold_out(name, why, lost=True)
+            return
+        reads = self.needed(name, info.partitions)
+        cut = max(beginnings[tp] for tp in reads)
+        if cut > 0 and replica.joining_at is None:
+            why = (
+                f"begins at offset {cut}: what was before is gone; say from when the replica is "
+                "correct (joining_at, in the topology or with `lmerge release`), or give it a new "
+                "topic"
+            )
+            self.hold_out(name, why, lost=True)
+            return
+        standing = Standing(
+            topic=replica.topic,
+            topic_id=info.id,
+            epoch=state.epoch,
+            joining_at=START if replica.joining_at is None else replica.joining_at,
+            partitions={
+                tp.partition: PartitionMark(
+                    beginnings[tp], beginnings[tp], ends[tp] if state.released else 0
+                )
+                for tp in reads
+            },
+        )
+        self._merge_from(state, standing, info.partitions)
+
+    def resume(self, name: str, standing: Standing, width: int) -> None:
+        """Merges a replica that stood so; its records from `begins` on are to be recalled."""
+        begun = {
+            number: PartitionMark(mark.begins, mark.begins, mark.mute)
+            for number, mark in standing.partitions.items()
+        }
+        standing = msgspec.structs.replace(standing, partitions=begun)
+        self._merge_from(self.states[name], standing, width)
+
+    def adopt(self, name: str, standing: Standing, width: int) -> Ingest:
+        """A replica that stands so in an operator that was restored from a snapshot."""
+        state = self.states[name]
+        self._merge_from(state, standing, width, attached=True)
+        assert state.ingest is not None
+        return state.ingest
+
+    def _merge_from(
+        self, state: ReplicaState, standing: Standing, width: int, *, attached: bool = False
+    ) -> None:
+        self._stop_merging(state)
+        state.held_out, state.lost, state.released = None, False, False
+        state.topic_id, state.epoch, state.width = standing.topic_id, standing.epoch, width
+        state.partitions = dict(standing.partitions)
+        state.next = {number: mark.next for number, mark in standing.partitions.items()}
+        state.ingest = Ingest(
+            self._merge,
+            state.name,
+            self._decoder,
+            topic=state.replica.topic,
+            partitions=1 if state.replica.co_partitioned else width,
+            joining_at=standing.joining_at,
+            incarnation=standing.incarnation,
+            gap_accepted=standing.gap_accepted,
+            normalise=state.replica.normalise,
+            co_partitioned=state.replica.co_partitioned,
+            mutes={n: mark.mute for n, mark in standing.partitions.items() if mark.mute},
+            keeps=self._keeps,
+            dialect=self._dialect_of(state.replica),
+            attached=attached,
+        )
+
+    def _dialect_of(self, replica: Replica) -> Callable[[], Decoder] | None:
+        """What makes the decoders of a replica that speaks a dialect."""
+        options, wire = replica.format, self._decoder
+        if options == "wire":
+            return None
+        return lambda: build_decoder(options, wire.cache, wire.max_record_bytes)
+
+    def _unfit(self, replica: Replica, info: TopicInfo) -> str | None:
+        """What about its topic rules a replica out, in words."""
+        if replica.co_partitioned:
+            if info.partitions == self._output_width:
+                return None
+            return (
+                f"has {info.partitions} partitions, but a co-partitioned replica has as many as "
+                f"the output, {self._output_width}"
+            )
+        if info.partitions > 1 and not self._merge.any_partitions:
+            return (
+                f"has {info.partitions} partitions, which give no order together; case "
+                f"{self._merge.case} needs one: use one partition, or case R3 or R4"
+            )
+        return None
+
+    def widen(self, name: str, info: TopicInfo, beginnings: Mapping[TopicPartition, int]) -> None:
+        """The topic of a replica that is merged has got more partitions."""
+        state = self.states[name]
+        if (why := self._unfit(state.replica, info)) is not None:
+            self.hold_out(name, why, lost=True)
+            return
+        assert state.ingest is not None
+        state.ingest.widen(info.partitions)
+        for tp in self.needed(name, info.partitions)[state.width :]:
+            state.partitions[tp.partition] = PartitionMark(beginnings[tp], beginnings[tp])
+            state.next[tp.partition] = beginnings[tp]
+        state.width = info.partitions
+
+    # --- records --------------------------------------------------------------------------------
+
+    def recall(self, tp: TopicPartition, records: Sequence[TimedRecord]) -> list[Element]:
+        """Feeds records that were merged before; returns what the output lacks of them."""
+        state = self.merging(tp)
+        assert state is not None
+        assert state.ingest is not None
         out: list[Element] = []
-        ingest.take(records, out, [], recall=True)
+        state.ingest.take(tp.partition, records, out, [], recall=True)
         return out
+
+    def arrive(self, tp: TopicPartition, offset: int) -> None:
+        """Everything before the offset is recalled."""
+        if (state := self.merging(tp)) is not None:
+            state.next[tp.partition] = offset
 
     def take(
         self,
         tp: TopicPartition,
-        records: list[RecordLike],
+        records: Sequence[TimedRecord],
         out: list[Element],
         dead: list[DeadLetter],
     ) -> None:
-        """Feeds new records of a merged replica, and counts."""
-        state = self.by_topic[tp.topic]
-        ingest, counts = state.ingest, state.counts
+        """Feeds new records of a replica that is merged, and counts."""
+        state = self.merging(tp)
+        assert state is not None
+        ingest, tally = state.ingest, state.tally
         assert ingest is not None
-        name, had, stale = state.replica.name, len(dead), ingest.stale
-        before = self._merge.inputs[name]
+        had, stale = len(dead), ingest.stale
+        before = self._merge.inputs[state.name]
         was = _of_input(before)
-        ingest.take(records, out, dead)
-        after = self._merge.inputs[name]
+        ingest.take(tp.partition, records, out, dead)
+        after = self._merge.inputs[state.name]
         if after is not before:  # a new incarnation counts from nothing
             was = dict.fromkeys(was, 0)
-        counts.update({what: now - was[what] for what, now in _of_input(after).items()})
-        counts.update(stale=ingest.stale - stale, records=len(records), dead=len(dead) - had)
-        state.last_record = time.monotonic()
+        tally.counts.update({what: now - was[what] for what, now in _of_input(after).items()})
+        tally.counts.update(stale=ingest.stale - stale, records=len(records), dead=len(dead) - had)
+        state.next[tp.partition] = records[-1].offset + 1
+        tally.last_record = self._clock()
         if len(dead) > had:
-            state.troubled = state.last_record
-
-    def offset_after(self, tp: TopicPartition, offset: int) -> OffsetAndMetadata:
-        """What to commit when everything up to `offset` has been merged."""
-        state = self.by_topic[tp.topic]
-        assert state.ingest is not None
-        standing = Standing(state.ingest.incarnation, state.ingest.joining_at, state.begins[tp])
-        return OffsetAndMetadata(offset + 1, standing.text())
+            tally.troubled = tally.last_record
 
 
 def _of_input(source: Input) -> dict[str, int]:

@@ -1,33 +1,44 @@
-"""What a worker shows of itself: the status document, its health, and its metrics.
+"""What a worker shows of itself: the status document and its health.
 
-Unknown is not zero: what the worker does not know is null in the document and absent from the
-metrics. Health is *degraded* when redundancy is lost though output flows.
+Unknown is not zero: what the worker does not know is null. Health is *degraded* when redundancy
+is lost though output flows.
+
+A worker may have several tasks, each with its own view of the replicas. The document has each of
+them, and all of them together: sums of counts, and of stable points the lowest.
 """
 
+import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
-from typing import Literal
+from typing import Literal, TypeAlias
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from pydantic import BaseModel
 
 from lmerge_service.elements import INFINITY, START
+from lmerge_service.service.life import State
 from lmerge_service.service.replicas import ReplicaState
-from lmerge_service.service.task import MergeTask
+from lmerge_service.service.task import MergeTask, Phase
+from lmerge_service.service.worker import Role, Worker
+from lmerge_service.topology import Topology
 
 __all__ = (
     "OutputStatus",
     "ReplicaStatus",
-    "StateSource",
+    "SnapshotStatus",
     "Status",
-    "metrics_of",
+    "TaskStatus",
+    "readiness_of",
+    "state_of",
     "status_of",
 )
 
-Health = Literal["ok", "degraded"]
-WorkerState = Literal["starting", "running", "recovering", "stopping"]
+Health: TypeAlias = Literal["ok", "degraded"]
+WorkerState: TypeAlias = Literal["starting", "running", "recovering", "standby", "stopping"]
+
+_IDLE_AFTER_SECONDS = 60.0
+_TROUBLE_SECONDS = 600.0
 
 
 class ReplicaStatus(BaseModel):
@@ -35,9 +46,9 @@ class ReplicaStatus(BaseModel):
 
     name: str
     topic: str
-    state: Literal["joining", "joined", "held out"]
+    state: State
     why: str | None
-    """Why it is held out."""
+    """Why it is held out, or in quarantine."""
     partitions: int | None
     silent_partitions: list[int]
     """Partitions that never sent a stable: each of them holds the replica back."""
@@ -88,6 +99,29 @@ class OutputStatus(BaseModel):
     gap: str | None
 
 
+class SnapshotStatus(BaseModel):
+    """The latest snapshot of a task."""
+
+    transaction: int
+    size: int
+    """Bytes."""
+    age_seconds: float
+
+
+class TaskStatus(BaseModel):
+    """One output partition, as this worker leads or follows it."""
+
+    partition: int
+    role: Role
+    phase: Phase
+    rebuilds: int
+    recovery_seconds: float
+    """How long the last recovery took."""
+    snapshot: SnapshotStatus | None
+    output: OutputStatus
+    replicas: list[ReplicaStatus]
+
+
 class Status(BaseModel):
     """The whole document of `/status`."""
 
@@ -96,46 +130,103 @@ class Status(BaseModel):
     health: Health
     reasons: list[str]
     """Why the health is degraded."""
+    version: int
+    """Of the decisions about the merge."""
     elements_in: int
     rebuilds: int
     recovery_seconds: float
+    tasks: list[TaskStatus]
     output: OutputStatus
+    """Of all tasks that this worker leads, or else follows."""
     replicas: list[ReplicaStatus]
+    """As seen by these tasks together."""
 
 
-def status_of(task: MergeTask, state: WorkerState) -> Status:
+def status_of(worker: Worker) -> Status:
     """A consistent view, taken between two batches."""
-    replicas = [_replica(task, each) for each in task.replicas.states.values()]
-    reasons = _reasons(task, state, replicas)
+    held = sorted(worker.held.items())
+    tasks = [_task(each.task, each.role) for _, each in held]
+    shown = [each for each in tasks if each.role == "leads"] or tasks
+    state = state_of(worker)
+    replicas = [_together(views) for views in _by_replica(shown)]
+    reasons = list(_reasons(worker, state, shown, replicas))
     return Status(
-        name=task.topology.name,
+        name=worker.topology.name,
         state=state,
         health="degraded" if reasons else "ok",
         reasons=reasons,
-        elements_in=task.progress.elements_in,
-        rebuilds=task.progress.rebuilds,
-        recovery_seconds=round(task.progress.recovery_seconds, 3),
-        output=_output(task),
+        version=0 if worker.control is None else worker.control.ledger.version,
+        elements_in=sum(each.task.progress.elements_in for _, each in held),
+        rebuilds=sum(each.rebuilds for each in tasks),
+        recovery_seconds=max((each.recovery_seconds for each in tasks), default=0.0),
+        tasks=tasks,
+        output=_all_output(worker, shown, [each.task for _, each in held]),
         replicas=replicas,
     )
 
 
+def state_of(worker: Worker) -> WorkerState:
+    """What the worker is at, in one word."""
+    leads = [held.task.phase for held in worker.held.values() if held.role == "leads"]
+    follows = [held.task.phase for held in worker.held.values() if held.role == "follows"]
+    if worker.stopping:
+        return "stopping"
+    if worker.members is None or (not leads and worker.members.assignment.generation < 0):
+        return "starting"
+    if not leads:
+        return "starting" if "starting" in follows else "standby"
+    if all(phase == "running" for phase in leads):
+        return "running"
+    return "starting" if "starting" in leads else "recovering"
+
+
+def readiness_of(worker: Worker) -> str:
+    """The state, or "unreachable" if Kafka is."""
+    state = state_of(worker)
+    away = state in ("running", "standby") and any(True for _ in _unreachable(worker))
+    return "unreachable" if away else state
+
+
+def _task(task: MergeTask, role: Role) -> TaskStatus:
+    return TaskStatus(
+        partition=task.partition,
+        role=role,
+        phase=task.phase,
+        rebuilds=task.progress.rebuilds,
+        recovery_seconds=round(task.progress.recovery_seconds, 3),
+        snapshot=_snapshot(task),
+        output=_output(task),
+        replicas=[_replica(task, each) for each in task.replicas],
+    )
+
+
+def _snapshot(task: MergeTask) -> SnapshotStatus | None:
+    if not task.state.snapshots:
+        return None
+    latest = task.state.snapshots[0]
+    return SnapshotStatus(
+        transaction=latest.transaction,
+        size=latest.size,
+        age_seconds=round(max(0.0, time.time() - latest.taken / 1000), 3),
+    )
+
+
 def _output(task: MergeTask) -> OutputStatus:
-    progress, gap = task.progress, task.merge.gap
-    stable = progress.committed_stable
+    progress, merge = task.progress, task.state.merge
+    stable, gap = progress.committed_stable, merge.gap
     ordered = sorted(progress.latencies)
     return OutputStatus(
         topic=task.topology.output.topic,
-        case=task.merge.case,
-        policy=asdict(task.merge.policy),
+        case=merge.case,
+        policy=asdict(merge.policy),
         stable_point=_point(stable),
         ended=stable == INFINITY,
-        live_events=len(task.merge),
+        live_events=len(merge),
         inserts=progress.published["inserts"],
         adjusts=progress.published["adjusts"],
         removals=progress.published["removals"],
         stables=progress.published["stables"],
-        leader=task.merge.stats().leader,
+        leader=merge.stats().leader,
         leader_switches=progress.switches,
         transactions=progress.transactions,
         commit_ms_p50=_quantile_ms(ordered, 0.50),
@@ -144,15 +235,80 @@ def _output(task: MergeTask) -> OutputStatus:
     )
 
 
+def _all_output(
+    worker: Worker, shown: Sequence[TaskStatus], tasks: Sequence[MergeTask]
+) -> OutputStatus:
+    """The output of several tasks: sums, the lowest stable, the first gap."""
+    if not shown:
+        return _nothing(worker.topology)
+    outputs = [each.output for each in shown]
+    numbers = {each.partition for each in shown}
+    waits = sorted(
+        w for each in tasks if each.partition in numbers for w in each.progress.latencies
+    )
+    sums = (
+        "live_events",
+        "inserts",
+        "adjusts",
+        "removals",
+        "stables",
+        "leader_switches",
+        "transactions",
+    )
+    points = [each.stable_point for each in outputs if not each.ended]
+    leaders = {each.leader for each in outputs}
+    return outputs[0].model_copy(
+        update={
+            **{name: sum(getattr(each, name) for each in outputs) for name in sums},
+            "ended": not points,
+            "stable_point": _lowest(points) if points else None,
+            "leader": leaders.pop() if len(leaders) == 1 else None,
+            "commit_ms_p50": _quantile_ms(waits, 0.50),
+            "commit_ms_p99": _quantile_ms(waits, 0.99),
+            "gap": next((each.gap for each in outputs if each.gap is not None), None),
+        }
+    )
+
+
+def _nothing(topology: Topology) -> OutputStatus:
+    """Of a worker without tasks."""
+    return OutputStatus(
+        topic=topology.output.topic,
+        case=topology.resolved_case,
+        policy=asdict(topology.policy.policy()),
+        stable_point=None,
+        ended=False,
+        live_events=0,
+        inserts=0,
+        adjusts=0,
+        removals=0,
+        stables=0,
+        leader=None,
+        leader_switches=0,
+        transactions=0,
+        commit_ms_p50=None,
+        commit_ms_p99=None,
+        gap=None,
+    )
+
+
+def _lowest(values: Iterable[int | None]) -> int | None:
+    """The lowest, or unknown when one is."""
+    known = list(values)
+    return None if None in known or not known else min(v for v in known if v is not None)
+
+
 def _replica(task: MergeTask, state: ReplicaState) -> ReplicaStatus:
-    source = task.merge.inputs.get(state.replica.name)
-    ingest, counts = state.ingest, state.counts
-    first = sum(each.counts["first"] for each in task.replicas.states.values())
+    merge = task.state.merge
+    source = merge.inputs.get(state.name)
+    ingest, tally, counts = state.ingest, state.tally, state.tally.counts
+    first = sum(each.tally.counts["first"] for each in task.replicas)
+    now = asyncio.get_running_loop().time()
     return ReplicaStatus(
-        name=state.replica.name,
+        name=state.name,
         topic=state.replica.topic,
-        state="held out" if source is None else "joined" if source.joined else "joining",
-        why=state.held_out,
+        state=_state(state, joined=source is not None and source.joined),
+        why=state.quarantined or state.held_out,
         partitions=None if ingest is None else ingest.partitions,
         silent_partitions=[]
         if source is None
@@ -160,11 +316,9 @@ def _replica(task: MergeTask, state: ReplicaState) -> ReplicaStatus:
         incarnation=None if ingest is None else ingest.incarnation,
         stable_point=None if source is None else _point(source.stable),
         ended=source is not None and source.stable == INFINITY,
-        behind_output=None if source is None else _behind(source.stable, task.merge.max_stable),
+        behind_output=None if source is None else _behind(source.stable, merge.max_stable),
         lag_records=state.lag,
-        idle_seconds=None
-        if state.last_record is None
-        else round(time.monotonic() - state.last_record, 3),
+        idle_seconds=None if tally.last_record is None else round(now - tally.last_record, 3),
         inserts=counts["inserts"],
         adjusts=counts["adjusts"],
         stables=counts["stables"],
@@ -173,28 +327,88 @@ def _replica(task: MergeTask, state: ReplicaState) -> ReplicaStatus:
         late=counts["late"],
         stale=counts["stale"],
         dead_letters=counts["dead"],
-        breaches=dict(state.breaches),
-        in_trouble=state.troubled is not None
-        and time.monotonic() - state.troubled < _TROUBLE_SECONDS,
+        breaches=dict(tally.breaches),
+        in_trouble=tally.troubled is not None and now - tally.troubled < _TROUBLE_SECONDS,
     )
 
 
-def _reasons(task: MergeTask, state: WorkerState, replicas: Sequence[ReplicaStatus]) -> list[str]:
-    reasons = [] if state == "running" else [f"the worker is {state}"]
-    if task.progress.unreachable is not None:
-        reasons.append(f"Kafka does not answer: {task.progress.unreachable}")
+def _state(state: ReplicaState, *, joined: bool) -> State:
+    if state.quarantined is not None:
+        return State.QUARANTINED
+    if state.ingest is None:
+        return State.HELD_OUT
+    return State.JOINED if joined else State.JOINING
+
+
+def _by_replica(tasks: Sequence[TaskStatus]) -> Iterator[list[ReplicaStatus]]:
+    """The views of each replica."""
+    for name in dict.fromkeys(each.name for task in tasks for each in task.replicas):
+        yield [each for task in tasks for each in task.replicas if each.name == name]
+
+
+_WORST = (State.QUARANTINED, State.HELD_OUT, State.PAUSED, State.JOINING, State.JOINED)
+_SUMS = (
+    "inserts", "adjusts", "stables", "delivered_first", "late", "stale", "dead_letters",
+)  # fmt: skip
+
+
+def _together(views: Sequence[ReplicaStatus]) -> ReplicaStatus:
+    """One replica as several tasks see it. All of them read the same records, so that its lag is
+    the largest, and not the sum."""
+    if len(views) == 1:
+        return views[0]
+    worst = min(views, key=lambda each: _WORST.index(each.state))
+    first = [each.share_first for each in views if each.share_first is not None]
+    breaches = sum((Counter(each.breaches) for each in views), Counter())
+    lags = [each.lag_records for each in views]
+    idle = [each.idle_seconds for each in views if each.idle_seconds is not None]
+    return worst.model_copy(
+        update={
+            **{name: sum(getattr(each, name) for each in views) for name in _SUMS},
+            "silent_partitions": sorted({p for each in views for p in each.silent_partitions}),
+            "stable_point": _lowest(each.stable_point for each in views if not each.ended),
+            "ended": all(each.ended for each in views),
+            "lag_records": None if None in lags else max(lag for lag in lags if lag is not None),
+            "idle_seconds": min(idle, default=None),
+            "share_first": sum(first) / len(first) if first else None,
+            "breaches": dict(breaches),
+            "in_trouble": any(each.in_trouble for each in views),
+        }
+    )
+
+
+def _reasons(
+    worker: Worker,
+    state: WorkerState,
+    tasks: Sequence[TaskStatus],
+    replicas: Sequence[ReplicaStatus],
+) -> Iterator[str]:
+    if state not in ("running", "standby"):
+        yield f"the worker is {state}"
+    yield from _unreachable(worker)
     for each in replicas:
-        reasons += [f"replica {each.name}: {reason}" for reason in _reasons_of(each)]
+        yield from (f"replica {each.name}: {reason}" for reason in _reasons_of(each))
+    if state != "running":
+        return
     moving = [each for each in replicas if each.ended or _is_moving(each)]
     if len(replicas) > 1 and len(moving) < 2:
-        reasons.append(f"redundancy is lost: {len(moving)} of {len(replicas)} replicas are moving")
-    voters = task.merge.policy.voters
-    joined = sum(each.state == "joined" for each in replicas)
-    if task.merge.gap is not None:
-        reasons.append("a gap: of the replicas that are joined too few are left")
-    elif state == "running" and joined < voters:
-        reasons.append(f"nothing moves: {joined} replicas are joined, and {voters} must be")
-    return reasons
+        yield f"redundancy is lost: {len(moving)} of {len(replicas)} replicas are moving"
+    voters = worker.held[tasks[0].partition].task.state.policy.voters
+    joined = sum(each.state is State.JOINED for each in replicas)
+    if any(each.output.gap is not None for each in tasks):
+        yield "a gap: of the replicas that are joined too few are left"
+    elif joined < voters:
+        yield f"nothing moves: {joined} replicas are joined, and {voters} must be"
+
+
+def _unreachable(worker: Worker) -> Iterator[str]:
+    whys = [held.task.progress.unreachable for held in worker.held.values()]
+    if worker.control is not None:
+        whys.append(worker.control.unreachable)
+    if worker.members is not None:
+        whys.append(worker.members.unreachable)
+    for why in dict.fromkeys(why for why in whys if why is not None):
+        yield f"Kafka does not answer: {why}"
 
 
 def _reasons_of(replica: ReplicaStatus) -> Iterator[str]:
@@ -214,13 +428,13 @@ def _reasons_of(replica: ReplicaStatus) -> Iterator[str]:
         yield f"all it sends ({replica.stale} records) is of an older incarnation"
 
 
-_IDLE_AFTER_SECONDS = 60.0
-_TROUBLE_SECONDS = 600.0
-
-
 def _is_moving(replica: ReplicaStatus) -> bool:
     idle = replica.idle_seconds
-    return replica.state != "held out" and idle is not None and idle < _IDLE_AFTER_SECONDS
+    return (
+        replica.state not in (State.HELD_OUT, State.QUARANTINED)
+        and idle is not None
+        and idle < _IDLE_AFTER_SECONDS
+    )
 
 
 def _point(stable: int) -> int | None:
@@ -237,98 +451,3 @@ def _quantile_ms(ordered: Sequence[float], q: float) -> float | None:
     if not ordered:
         return None
     return round(ordered[min(len(ordered) - 1, int(q * len(ordered)))] * 1000, 2)
-
-
-class _Collector:
-    """Makes Prometheus families of the status at each scrape."""
-
-    def __init__(self, task: MergeTask, state: "StateSource"):
-        self._task = task
-        self._state = state
-
-    def collect(self) -> Iterator[Metric]:
-        status = status_of(self._task, self._state())
-        yield from _output_metrics(status)
-        yield from _replica_metrics(status)
-
-
-class StateSource:
-    """Tells the state of the worker, which changes."""
-
-    def __init__(self) -> None:
-        self.state: WorkerState = "starting"
-
-    def __call__(self) -> WorkerState:
-        return self.state
-
-
-def metrics_of(task: MergeTask, state: StateSource) -> CollectorRegistry:
-    """A registry that reads the task when it is scraped."""
-    registry = CollectorRegistry()
-    registry.register(_Collector(task, state))
-    return registry
-
-
-def _output_metrics(status: Status) -> Iterator[Metric]:
-    output = status.output
-    up = GaugeMetricFamily("lmerge_running", "1 when the worker merges, 0 while it recovers.")
-    up.add_metric([], float(status.state == "running"))
-    degraded = GaugeMetricFamily("lmerge_degraded", "1 when /status gives a reason to look.")
-    degraded.add_metric([], float(status.health == "degraded"))
-    elements = CounterMetricFamily("lmerge_output_elements", "Elements published.", labels=["kind"])
-    for kind in ("inserts", "adjusts", "stables"):
-        elements.add_metric([kind], getattr(output, kind))
-    live = GaugeMetricFamily("lmerge_live_events", "Events that are not fully frozen.")
-    live.add_metric([], output.live_events)
-    transactions = CounterMetricFamily("lmerge_transactions", "Transactions committed.")
-    transactions.add_metric([], output.transactions)
-    rebuilds = CounterMetricFamily("lmerge_rebuilds", "Recoveries after a failed commit.")
-    rebuilds.add_metric([], status.rebuilds)
-    switches = CounterMetricFamily("lmerge_leader_switches", "Changes of the leading replica.")
-    switches.add_metric([], output.leader_switches)
-    yield from (up, degraded, elements, live, transactions, rebuilds, switches)
-    if output.stable_point is not None:
-        stable = GaugeMetricFamily(
-            "lmerge_output_stable_point", "The output's committed stable point, in time units."
-        )
-        stable.add_metric([], output.stable_point)
-        yield stable
-
-
-_REPLICA_COUNTERS = {
-    "inserts": "Inserts received.",
-    "adjusts": "Adjusts received.",
-    "stables": "Stables received.",
-    "delivered_first": "Events that this replica delivered before any other.",
-    "late": "Elements about what was final already.",
-    "stale": "Records of a replaced incarnation.",
-    "dead_letters": "Records that are not elements.",
-}
-_REPLICA_GAUGES = {
-    "stable_point": "The replica's stable point, in time units.",
-    "lag_records": "Records in the replica's topic that are not read yet.",
-    "behind_output": "How far the replica's stable point is behind the output's.",
-}
-
-
-def _replica_metrics(status: Status) -> Iterator[Metric]:
-    for name, text in _REPLICA_COUNTERS.items():
-        counter = CounterMetricFamily(f"lmerge_replica_{name}", text, labels=["replica"])
-        for each in status.replicas:
-            counter.add_metric([each.name], getattr(each, name))
-        yield counter
-    for name, text in _REPLICA_GAUGES.items():
-        gauge = GaugeMetricFamily(f"lmerge_replica_{name}", text, labels=["replica"])
-        for each in status.replicas:
-            if (value := getattr(each, name)) is not None:
-                gauge.add_metric([each.name], value)
-        yield gauge
-    joined = GaugeMetricFamily("lmerge_replica_joined", "1 when joined.", labels=["replica"])
-    breaches = CounterMetricFamily(
-        "lmerge_replica_breaches", "What the replica did wrong.", labels=["replica", "kind"]
-    )
-    for each in status.replicas:
-        joined.add_metric([each.name], float(each.state == "joined"))
-        for kind, count in each.breaches.items():
-            breaches.add_metric([each.name, kind], count)
-    yield from (joined, breaches)

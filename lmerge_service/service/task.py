@@ -1,18 +1,20 @@
 """The merge task: consume, merge, publish, for one output partition, exactly once.
 
 Theory
-    A transaction carries merged elements, dead letters and the input offsets they rest on. While
-    one commits, the next batch is merged; nothing of a batch counts as said before its commit.
+    A transaction carries merged elements, dead letters and a mark: up to where the inputs are
+    merged with it. While one commits, the next batch is merged; nothing of a batch counts as said
+    before its commit.
 
-        poll → decode → merge → outbox ──commit──▶ output, dead letters, offsets
+        poll → decode → merge → outbox ──commit──▶ output, dead letters, state topic
                   ▲               │ (merging goes on meanwhile)
                   └─── operator ──┘
 
+    A task either *leads*, which is that, or *follows*: it goes on from mark to mark of the task
+    that leads, without publishing. One that has followed leads at once.
+
 Recovery
-    The operator's state is a function of the input prefixes and the output prefix. `open` fences
-    the owner before, reads the output from its beginning to its end, then every replica from
-    where it was merged first to the committed offset, and goes on from there. After a failed
-    commit the whole task is opened anew: the same path as after `kill -9`.
+    `lead` fences the owner before and goes on from the last mark (`recovery`). After a failed
+    commit the state is thrown away and the task is opened anew: the same path as after `kill -9`.
 
 What happens on a crash at each await
     in open: nothing has been written. In a poll: uncommitted merging is forgotten. In a commit:
@@ -20,29 +22,34 @@ What happens on a crash at each await
 """
 
 import asyncio
-import time
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import structlog
 
-from lmerge_service.core import Breach, Operator, lmerge
+from lmerge_service.core import Breach
 from lmerge_service.elements import START, Adjust, Element, Insert, Stable
-from lmerge_service.errors import ElementError, StateError, TransportError
+from lmerge_service.errors import StateError, TransportError
 from lmerge_service.formats.dead_letters import DeadLetter
-from lmerge_service.formats.payload import DEEPEST
-from lmerge_service.formats.wire import WireDecoder, encode
-from lmerge_service.kafka.sink import OffsetAndMetadata, Outbox, Sink
-from lmerge_service.kafka.source import Batches, Source, TopicPartition
-from lmerge_service.kafka.topics import Topics
-from lmerge_service.service.connection import connection_of
-from lmerge_service.service.replicas import Replicas
-from lmerge_service.topology import Topology
+from lmerge_service.formats.wire import encode
+from lmerge_service.kafka.cluster import Cluster
+from lmerge_service.kafka.sink import Outbox
+from lmerge_service.kafka.source import Batches, TopicPartition
+from lmerge_service.kafka.topics import TopicInfo
+from lmerge_service.service.ledger import Ledger
+from lmerge_service.service.life import Wish
+from lmerge_service.service.marks import MARK_KEY, Mark
+from lmerge_service.service.own_topics import largest_record
+from lmerge_service.service.recovery import Recovery
+from lmerge_service.service.replicas import ReplicaState, Tally
+from lmerge_service.service.snapshots import Snapshots
+from lmerge_service.service.state import TaskState
+from lmerge_service.topology import Replica, Topology
 
-__all__ = ("MergeTask", "Progress")
+__all__ = ("MergeTask", "Phase", "Progress")
 
 log = structlog.get_logger()
 
@@ -51,7 +58,12 @@ _OFFSETS_ONLY_SECONDS = 1.0
 """Offsets without output (a laggard's elements) are committed this often at the most."""
 _OUTBOX_BYTES = 32 << 20
 _WATCH_SECONDS = 2.0
-_OVERHEAD_BYTES = 4096
+_FOLLOW_SECONDS = 0.25
+_STEP_SECONDS = 1.0
+_BELIEVED = 2
+
+
+Phase: TypeAlias = Literal["starting", "running", "recovering", "following", "fenced"]
 
 
 @dataclass(slots=True)
@@ -74,154 +86,191 @@ class Progress:
 
 
 class MergeTask:
-    """One output partition's merge; `open`, then `run` until cancelled."""
+    """One output partition's merge: `lead`, then `run` until cancelled; or `follow`."""
 
-    def __init__(self, topology: Topology):
+    def __init__(self, topology: Topology, ledger: Ledger, cluster: Cluster, partition: int = 0):
+        """`ledger` is read only: what is decided about the replicas."""
         self.topology = topology
+        self.partition = partition
         self.progress = Progress()
-        self.merge: Operator = lmerge(topology.resolved_case, topology.policy.policy())
-        limits = topology.limits
-        decoder = WireDecoder(
-            nfc=topology.nfc,
-            max_record_bytes=limits.max_record_bytes,
-            max_depth=limits.max_nesting,
-        )
-        self.replicas = Replicas(topology.replicas, decoder)
+        self.phase: Phase = "starting"
+        self._tallies: dict[str, Tally] = {}
+        self._ledger = ledger
+        self._cluster = cluster
+        output = topology.output
+        self._output = TopicPartition(output.topic, partition)
+        self._state_topic = TopicPartition(output.state_topic, partition)
+        self.state = self._fresh()
+        """Never None: what is known so far."""
+        self._is_known = False
+        """The state is that of some mark, and nothing since."""
         self._clear()
+
+    def _fresh(self) -> TaskState:
+        policy = self._ledger.policy.policy()
+        return TaskState(self.topology, self.partition, policy, tallies=self._tallies, clock=_clock)
+
+    def forget(self) -> None:
+        """Lets go of the state: somebody else has the task."""
+        self.state, self._is_known, self.phase = self._fresh(), False, "starting"
 
     def _clear(self) -> None:
         """Forgets whatever was merged and not committed."""
-        self._positions: dict[TopicPartition, int] = {}
-        self._found_widths: dict[str, int] | None = None
-        self._vanished: set[str] = set()
+        self._found: dict[str, TopicInfo] | None = None
+        self._missing: Counter[str] = Counter()
         self._outbox, self._said = Outbox(), Counter[str]()
         self._committing: asyncio.Task[None] | None = None
-        self._fetched = self._offsets_due = time.monotonic()
+        self._moved = self._marked = 0
+        """Counts what a mark would tell, and what the last one has told."""
+        self._fetched = self._mark_due = 0.0
 
     @property
-    def group(self) -> str:
-        return f"lmerge.{self.topology.name}"
+    def is_warm(self) -> bool:
+        """It could be led from here without a recovery."""
+        return self.phase in ("running", "following")
+
+    @property
+    def replicas(self) -> list[ReplicaState]:
+        """Those that are wanted, in the order of the decisions; while the state is rebuilt, what
+        was counted of them is all that is known."""
+        states = self.state.replicas.states
+        return [
+            states.get(name) or ReplicaState(each.replica, self._tallies.get(name, Tally()))
+            for name, each in self._ledger.replicas.items()
+            if each.wish is not Wish.DETACHED
+        ]
 
     # --- opening ------------------------------------------------------------------------------
 
-    async def open(self, stack: AsyncExitStack) -> None:
-        """Takes the output over, rebuilds the operator and stands ready to go on.
+    async def lead(self, stack: AsyncExitStack) -> None:
+        """Takes the output partition over and stands ready to go on.
 
         Raises:
             TransportError: Kafka cannot be reached, or refuses.
-            ConfigurationError: an own topic is set up in a way that loses what it holds.
             StateError: the output is not what this merge has written.
         """
-        started = time.monotonic()
-        topology, limits = self.topology, self.topology.limits
-        connection, output = connection_of(topology.kafka), topology.output
-        largest = 2 * limits.max_record_bytes + _OVERHEAD_BYTES  # payload in key and in value
-        self._topics = await stack.enter_async_context(Topics(connection))
-        await self._prepare_topics(largest)
+        started = _clock()
+        await self._connect(stack)
+        largest = largest_record(self.topology)
         self._sink = await stack.enter_async_context(
-            Sink(
-                connection,
-                transactional_id=f"lmerge.{output.topic}.0",
-                group=self.group,
-                topic=output.topic,
-                dead_letter_topic=output.dead_letter_topic,
+            self._cluster.sink(
+                transactional_id=f"lmerge.{self._output.topic}.{self.partition}",
+                output=self._output,
+                dead_letters=self.topology.output.dead_letter_topic,
+                state=self._state_topic,
                 max_record_bytes=largest,
             )
         )
-        self._source = await stack.enter_async_context(
-            Source(connection, max_record_bytes=limits.max_record_bytes)
-        )
-        await self._rebuild()
-        self.progress.unreachable = None
-        self.progress.recovery_seconds = time.monotonic() - started
-
-    async def _prepare_topics(self, largest: int) -> None:
-        config = {"retention.ms": "-1", "retention.bytes": "-1", "max.message.bytes": str(largest)}
-        output, letters = self.topology.output.topic, self.topology.output.dead_letter_topic
-        for topic in (output, letters):
-            await self._topics.ensure(topic, config=config)
-        why = "the merge is rebuilt from every record of it"
-        for key, must in (
-            ("retention.ms", "-1"),
-            ("retention.bytes", "-1"),
-            ("cleanup.policy", "delete"),
-        ):
-            await self._topics.require(output, key, must.__eq__, f"must be {must}: {why}")
-        room = f"must be {largest} at least, or limits.max_record_bytes lower"
-        for topic in (output, letters):
-            await self._topics.require(
-                topic, "max.message.bytes", lambda value: int(value) >= largest, room
-            )
-
-    async def _rebuild(self) -> None:
+        await self._catch_up(fenced=True)
+        self._is_known = False  # from now on it is ahead of its marks
+        self._snapshots = Snapshots(every=self.topology.snapshot_seconds, clock=_clock)
+        stack.callback(self._snapshots.close)
         self._clear()
-        self.merge = lmerge(self.topology.resolved_case, self.topology.policy.policy())
-        await self._load_output()
-        replicas = self.replicas
-        replicas.start(self.merge)
-        widths = await self._topics.partitions(replicas.by_topic)
-        partitions = [TopicPartition(t, p) for t, n in widths.items() for p in range(n)]
-        known = await self._topics.committed(self.group)
-        committed = {tp: known[tp] for tp in partitions if tp in known}
-        beginnings = await self._source.beginnings(partitions) if partitions else {}
-        for topic in replicas.by_topic:
-            replicas.attach(topic, widths.get(topic), beginnings, committed)
-        missed = await self._replay(committed)
-        self._positions = {
-            tp: committed[tp].offset if tp in committed else beginnings[tp]
-            for tp in partitions
-            if replicas.is_merged(tp)
-        }
-        self._source.assign(self._positions)
-        self.merge.breaches()  # they were reported when they happened
-        self._say(missed)
-        self.progress.committed_stable = self.merge.max_stable
+        self._say(self._recovery.missed)
+        self._carry_out()
+        self._reassign()
+        await self._look()
+        await self._follow_topics()
+        self.progress.committed_stable = self.state.merge.max_stable
+        self.progress.unreachable = None
+        self.progress.recovery_seconds = _clock() - started
+        self.phase = "running"
+
+    async def follow(self) -> None:
+        """Keeps the state that the task which leads has committed, until cancelled.
+
+        Raises:
+            TransportError: Kafka cannot be reached, or refuses.
+            StateError: the output is not what this merge has written.
+        """
+        async with AsyncExitStack() as stack:
+            await self._connect(stack)
+            while True:
+                await _whole(self._catch_up(fenced=False))
+                self.progress.unreachable = None
+                self.progress.committed_stable = self.state.merge.max_stable
+                self.phase = "following"
+                await asyncio.sleep(_FOLLOW_SECONDS)
+
+    async def _connect(self, stack: AsyncExitStack) -> None:
+        self._topics = await stack.enter_async_context(self._cluster.topics())
+        self._source = await stack.enter_async_context(
+            self._cluster.source(max_record_bytes=self.topology.limits.max_record_bytes)
+        )
+        self._recovery = Recovery(
+            self._source,
+            self._topics,
+            output=self._output,
+            state=self._state_topic,
+            fresh=self._fresh,
+            replicas=self._attached,
+        )
+
+    async def _catch_up(self, *, fenced: bool) -> None:
+        """To the last mark, from where we are if that is possible."""
+        mark = await self._recovery.last_mark(fenced=fenced)
+        known, self._is_known = self._is_known, False
+        if known and self.state.policy == self._ledger.policy.policy():
+            try:
+                await self._recovery.follow(self.state, mark, fenced=fenced)
+            except StateError as error:
+                log.warning("state not followed", partition=self.partition, why=str(error))
+            else:
+                self._is_known = True
+                return
+        self.state = await self._recovery.recover(mark, fenced=fenced)
+        self._is_known = True
         log.info(
             "rebuilt",
-            output_stable=self.merge.max_stable,
-            live_events=len(self.merge),
-            replayed=sum(at.offset for at in committed.values()),
-            missed=len(missed),
+            partition=self.partition,
+            output_stable=self.state.merge.max_stable,
+            live_events=len(self.state.merge),
+            transaction=self.state.transaction,
+            missed=len(self._recovery.missed),
         )
 
-    async def _load_output(self) -> None:
-        output = TopicPartition(self.topology.output.topic, 0)
-        starts = await self._source.beginnings([output])
-        if starts[output] > 0:
-            raise StateError(
-                f"{output.topic} begins at offset {starts[output]}: its beginning, which the "
-                "merge is rebuilt from, was deleted; use a new output topic"
-            )
-        # What we wrote is read as it is, whatever limits the topology has now.
-        decoder = WireDecoder(max_record_bytes=1 << 30, max_depth=DEEPEST)
-        # A transaction that some dead writer left open hides what we committed behind it. So the
-        # end is the high watermark, and the backlog waits until nothing before it is open.
-        ends = await self._source.high_watermarks([output])
-        async for _, records in self._source.backlog(starts, ends):
-            for record in records:
-                try:
-                    self.merge.load_output([decoder.decode(record.value)])
-                except (ElementError, StateError) as error:
-                    raise StateError(
-                        f"{output.topic}-0 at offset {record.offset}: {error} (something else "
-                        "writes to this output)"
-                    ) from error
+    # --- what is decided --------------------------------------------------------------------------
 
-    async def _replay(self, committed: Mapping[TopicPartition, OffsetAndMetadata]) -> list[Element]:
-        """Feeds every replica's committed prefix; what comes out was missing from the output."""
-        replicas = self.replicas
-        upto = {tp: at.offset for tp, at in committed.items() if replicas.is_merged(tp)}
-        ends = await self._source.ends(list(upto)) if upto else {}
-        for tp, end in ends.items():
-            if end < upto[tp] and replicas.is_merged(tp):
-                why = "holds fewer records than were merged from it: it was made anew"
-                replicas.hold_out(tp.topic, why)
-        upto = {tp: offset for tp, offset in upto.items() if replicas.is_merged(tp)}
-        starts = {tp: replicas.by_topic[tp.topic].begins[tp] for tp in upto}
-        missed: list[Element] = []
-        async for tp, records in self._source.backlog(starts, upto):
-            missed += replicas.replay(tp, records)
-        return missed
+    def _attached(self) -> dict[str, Replica]:
+        return {each.replica.name: each.replica for each in self._ledger.attached()}
+
+    def _carry_out(self) -> None:
+        """Makes what is decided about the replicas so, as far as it is not.
+
+        Raises:
+            TransportError: the policy is another one; the operator is rebuilt.
+        """
+        state, replicas = self.state, self.state.replicas
+        if state.policy != self._ledger.policy.policy():
+            raise TransportError("another policy was decided: the merge is rebuilt under it")
+        for name, wanted in self._ledger.replicas.items():
+            have = replicas.states.get(name)
+            if wanted.wish is Wish.DETACHED:
+                if have is not None:
+                    replicas.leave(name)
+                continue
+            if have is None or have.epoch != wanted.epoch:
+                state.quarantined.pop(name, None)
+                replicas.expect(wanted.replica, epoch=wanted.epoch, released=wanted.released)
+            if wanted.wish is Wish.QUARANTINED:
+                replicas.quarantine(name, wanted.reason or "")
+            elif name in state.quarantined:
+                replicas.quarantine(name, state.quarantined[name])
+        self._accept_gaps()
+        state.decided = self._ledger.version
+
+    def _accept_gaps(self) -> None:
+        for accepted in self._ledger.accepted_gaps:
+            gap = self.state.merge.gap
+            if accepted.version <= self.state.decided or gap is None:
+                continue
+            if (gap.input, gap.end) == (accepted.replica, accepted.until):
+                ingest = self.state.replicas.states[gap.input].ingest
+                assert ingest is not None
+                ingest.gap_accepted = True
+                _, out = self.state.merge.accept_gap()
+                self._say(out)
+                log.warning("gap accepted", partition=self.partition, start=gap.start, end=gap.end)
 
     # --- running ------------------------------------------------------------------------------
 
@@ -233,22 +282,32 @@ class MergeTask:
             TransportError: a commit failed or Kafka went away; open anew.
         """
         poll: asyncio.Task[Batches] | None = None
+        ready: asyncio.Task[None] | None = None
         try:
             while True:
                 poll = poll or asyncio.create_task(self._poll(), name="poll")
-                waiting: set[asyncio.Task[Any]] = {poll}
+                ready = ready or asyncio.create_task(self._snapshots.ready(), name="ready")
+                waiting: set[asyncio.Task[Any]] = {poll, ready}
                 if self._committing is not None:
                     waiting.add(self._committing)
+                    waiting.discard(ready)
                 await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 if poll.done():
                     batches, poll = poll.result(), None
                     self._merge_batches(batches)
+                    if self._ledger.version != self.state.decided:
+                        self._carry_out()
+                        self._reassign()
                     await self._follow_topics()
                 await self._publish()
+                if ready.done() or self._snapshots.is_due:
+                    ready.cancel()
+                    ready = None
         finally:
-            if poll is not None:
-                poll.cancel()
-                await asyncio.gather(poll, return_exceptions=True)
+            for each in (poll, ready):
+                if each is not None:
+                    each.cancel()
+                    await asyncio.gather(each, return_exceptions=True)
             await self._finish()
 
     async def _poll(self) -> Batches:
@@ -265,12 +324,45 @@ class MergeTask:
         if self._committing is not None and (self._committing.done() or full):
             await asyncio.shield(self._committing)
             self._committing = None
-        now = time.monotonic()
-        if self._committing is None and self._worth_committing(now >= self._offsets_due):
-            commit = self._commit(self._outbox, self._said, self._fetched, self.merge.max_stable)
-            self._outbox, self._said = Outbox(), Counter()
-            self._committing = asyncio.create_task(commit, name="commit")
-            self._offsets_due = now + _OFFSETS_ONLY_SECONDS
+        if self._committing is not None:
+            return
+        chunks = self._snapshots.chunks()
+        if chunks or self._waiting() or (self._has_moved() and _clock() >= self._mark_due):
+            self._outbox.state += chunks
+            self._start_commit(len(chunks))
+
+    def _has_moved(self) -> bool:
+        return self._marked != self._moved
+
+    def _start_commit(self, chunks: int) -> None:
+        state = self.state
+        state.transaction += 1
+        state.said += len(self._outbox.records)
+        mark = state.mark()
+        if self._snapshots.is_due:
+            self._snapshots.start(state.transaction, state.stream(mark), state.snapshots)
+        self._outbox.state.append((MARK_KEY, mark.encoded()))
+        commit = self._commit(self._outbox, self._said, self._fetched, mark, chunks)
+        self._outbox, self._said = Outbox(), Counter()
+        self._committing = asyncio.create_task(commit, name="commit")
+        self._marked, self._mark_due = self._moved, _clock() + _OFFSETS_ONLY_SECONDS
+
+    async def _commit(
+        self, outbox: Outbox, said: Counter[str], fetched: float, mark: Mark, chunks: int
+    ) -> None:
+        committed = await self._sink.commit(outbox)
+        state, progress = self.state, self.progress
+        if committed.output is not None:
+            state.output, state.counted = committed.output, mark.said
+        place = self._snapshots.committed(chunks, committed.state)
+        if place is not None:
+            state.snapshots = (place, *state.snapshots[:1])
+            self._moved += 1
+        progress.transactions += 1
+        progress.published.update(said)
+        progress.committed_stable = mark.stable
+        if outbox.records:
+            progress.latencies.append(_clock() - fetched)
 
     @property
     def settled(self) -> bool:
@@ -280,19 +372,6 @@ class MergeTask:
     def reached(self, ends: Mapping[TopicPartition, int]) -> bool:
         """Every one of these offsets has been read."""
         return all((self._source.position(tp) or 0) >= end for tp, end in ends.items())
-
-    def _worth_committing(self, offsets_due: bool) -> bool:
-        return bool(self._waiting() or (self._outbox.offsets and offsets_due))
-
-    async def _commit(
-        self, outbox: Outbox, said: Counter[str], fetched: float, stable: int
-    ) -> None:
-        await self._sink.commit(outbox)
-        self.progress.transactions += 1
-        self.progress.published.update(said)
-        self.progress.committed_stable = stable
-        if outbox.records:
-            self.progress.latencies.append(time.monotonic() - fetched)
 
     async def _finish(self) -> None:
         """Waits for the last commit when the task stops; its failure is the next owner's to see."""
@@ -308,20 +387,20 @@ class MergeTask:
     def _merge_batches(self, batches: Batches) -> None:
         out: list[Element] = []
         dead: list[DeadLetter] = []
-        switches = self.merge.stats().switches
+        merge, replicas = self.state.merge, self.state.replicas
+        switches = merge.stats().switches
         if not self._waiting():
-            self._fetched = time.monotonic()
+            self._fetched = _clock()
         for tp, records in batches.items():
-            if self.replicas.is_merged(tp):
-                self.replicas.take(tp, records, out, dead)
-                offset = self.replicas.offset_after(tp, records[-1].offset)
-                self._outbox.offsets[tp] = offset
+            if replicas.merging(tp) is not None:
+                replicas.take(tp, records, out, dead)
                 self.progress.elements_in += len(records)
-        self.progress.switches += self.merge.stats().switches - switches
+                self._moved += 1
+        self.progress.switches += merge.stats().switches - switches
         self._say(out)
         self._outbox.dead += dead
         self._outbox.size += sum(len(letter.value or b"") for letter in dead)
-        self._report(dead, self.merge.breaches())
+        self._report(dead, merge.breaches())
 
     def _say(self, elements: Iterable[Element]) -> None:
         """Puts elements into the outbox: the key is the canonical payload; a stable has none."""
@@ -339,10 +418,11 @@ class MergeTask:
             outbox.size += 2 * len(value)
 
     def _report(self, dead: Sequence[DeadLetter], breaches: Iterable[Breach]) -> None:
+        states = self.state.replicas.states
         left = Counter(letter.replica for letter in dead)
         for letter in dead:
             left[letter.replica] -= 1
-            count = self.replicas.states[letter.replica].counts["dead"] - left[letter.replica]
+            count = states[letter.replica].tally.counts["dead"] - left[letter.replica]
             if count.bit_count() == 1:  # the 1st, 2nd, 4th, 8th, …
                 log.warning(
                     "not an element", replica=letter.replica, topic=letter.topic,
@@ -350,10 +430,10 @@ class MergeTask:
                     count=count,
                 )  # fmt: skip
         for breach in breaches:
-            state = self.replicas.states[breach.input]
-            state.troubled = time.monotonic()
-            state.breaches[breach.kind.value] += 1
-            if (count := state.breaches[breach.kind.value]).bit_count() == 1:
+            tally = states[breach.input].tally
+            tally.troubled = _clock()
+            tally.breaches[breach.kind.value] += 1
+            if (count := tally.breaches[breach.kind.value]).bit_count() == 1:
                 log.warning(
                     "breach", replica=breach.input, incarnation=breach.incarnation,
                     kind=breach.kind.value, element=repr(breach.element), kept=breach.kept,
@@ -363,77 +443,119 @@ class MergeTask:
     # --- topics that change ---------------------------------------------------------------------
 
     async def _follow_topics(self) -> None:
-        """Holds out replicas that cannot be read on, takes in topics that appeared or widened."""
+        """Holds out replicas that cannot be read on, takes in topics that appeared, were made
+        anew or got wider."""
+        replicas = self.state.replicas
         lost, self._source.lost = self._source.lost, {}
-        gone = {tp.topic: f"partition {tp.partition} {why}" for tp, why in lost.items()}
-        gone |= dict.fromkeys(self._vanished, "was deleted")
-        self._vanished = set()
-        for topic, why in gone.items():
-            self.replicas.hold_out(topic, why)
-        if gone:
-            offsets = self._outbox.offsets
-            self._outbox.offsets = {tp: at for tp, at in offsets.items() if tp.topic not in gone}
-            self._reassign({})
-        widths, self._found_widths = self._found_widths or {}, None
-        grown = {t: n for t, n in widths.items() if n > self.replicas.widths.get(t, 0)}
-        if grown:
-            await self._take_in(grown)
+        for tp, why in lost.items():
+            if (state := replicas.merging(tp)) is not None:
+                replicas.hold_out(state.name, f"partition {tp.partition} {why}", lost=True)
+        changed = bool(lost)
+        infos, self._found = self._found, None
+        if infos is not None:
+            changed |= await self._compare(infos)
+        if changed:
+            self._reassign()
 
-    async def _take_in(self, grown: Mapping[str, int]) -> None:
-        replicas = self.replicas
-        fresh = [
-            TopicPartition(topic, p)
-            for topic, width in grown.items()
-            for p in range(replicas.widths.get(topic, 0), width)
-        ]
-        beginnings = await self._source.beginnings(fresh)
-        for topic, width in grown.items():
-            if topic in replicas.widths:
-                replicas.widen(topic, width, beginnings)
-            else:
-                replicas.attach(topic, width, beginnings, {})
-            log.info("replica topic found", topic=topic, partitions=width)
-        self._reassign({tp: at for tp, at in beginnings.items() if replicas.is_merged(tp)})
+    async def _compare(self, infos: Mapping[str, TopicInfo]) -> bool:
+        """Acts on what topics there are; whether other partitions are to be read now."""
+        replicas, changed = self.state.replicas, False
+        for name, state in list(replicas.states.items()):
+            info = infos.get(state.replica.topic)
+            if state.quarantined is not None:
+                continue
+            if info is None:
+                changed |= self._miss(name, state)
+            elif state.ingest is None:
+                if not state.lost or info.id != state.topic_id:
+                    changed |= await self._begin(name, info)
+            elif info.id != state.topic_id:
+                replicas.hold_out(name, "was made anew: what it holds is merged from its beginning")
+                changed |= await self._begin(name, info)
+            elif info.partitions > state.width:
+                await self._widen(name, info)
+                changed = True
+        return changed
 
-    def _reassign(self, fresh: dict[TopicPartition, int]) -> None:
-        """Keeps every position and adds new partitions."""
-        kept = {
-            tp: position
-            for tp in self._positions
-            if self.replicas.is_merged(tp) and (position := self._source.position(tp)) is not None
-        }
-        self._positions = kept | fresh
-        self._source.assign(self._positions)
+    def _miss(self, name: str, state: ReplicaState) -> bool:
+        """A replica's topic is not there, which after it has been merged is only believed when
+        it is seen twice: a broker that has just started knows few topics."""
+        self._missing[name] += 1
+        if state.ingest is None:
+            state.held_out = state.held_out or f"topic {state.replica.topic} does not exist yet"
+            return False
+        if self._missing[name] < _BELIEVED:
+            return False
+        self.state.replicas.hold_out(name, "was deleted")
+        return True
+
+    async def _begin(self, name: str, info: TopicInfo) -> bool:
+        replicas = self.state.replicas
+        partitions = replicas.needed(name, info.partitions)
+        beginnings = await self._source.beginnings(partitions)
+        ends = await self._source.ends(partitions)
+        replicas.begin(name, info, beginnings, ends)
+        merged = name in replicas.merged
+        if merged:
+            log.info("replica merged", replica=name, partitions=info.partitions)
+        return merged
+
+    async def _widen(self, name: str, info: TopicInfo) -> None:
+        replicas = self.state.replicas
+        before = replicas.states[name].width
+        fresh = replicas.needed(name, info.partitions)[before:]
+        replicas.widen(name, info, await self._source.beginnings(fresh) if fresh else {})
+        log.info("replica topic has more partitions", replica=name, partitions=info.partitions)
+
+    def _reassign(self) -> None:
+        """Reads what is to be merged, from where it stands."""
+        self._moved += 1
+        self._source.assign(self.state.replicas.positions())
 
     async def watch(self) -> None:
         """Measures lag from the topics' ends and looks for topics that come and go."""
-        missing: Counter[str] = Counter()
         while True:
             try:
-                await self._look(missing)
+                await self._look()
                 self.progress.unreachable = None
             except TransportError as error:
                 self.progress.unreachable = str(error)
-                for state in self.replicas.states.values():
+                for state in self.state.replicas.states.values():
                     state.lag = None
                 log.warning("cannot see the topics", error=str(error))
             await asyncio.sleep(_WATCH_SECONDS)
 
-    async def _look(self, missing: Counter[str]) -> None:
-        found = await self._topics.partitions(self.replicas.by_topic, seconds=_WATCH_SECONDS)
-        for topic in self.replicas.widths.keys() - found.keys():
-            missing[topic] += 1
-            if missing[topic] == 2:  # once may be a broker that has just started
-                self._vanished.add(topic)
-        for topic in found:
-            missing.pop(topic, None)
-        self._found_widths = found
-        there = [tp for tp in self._positions if tp.topic in found]
+    async def _look(self) -> None:
+        replicas = self.state.replicas
+        topics = {state.replica.topic for state in replicas.states.values()}
+        found = await self._topics.describe(topics, seconds=_WATCH_SECONDS)
+        for name, state in replicas.states.items():
+            if state.replica.topic in found:
+                self._missing.pop(name, None)
+        self._found = found
+        there = [tp for tp in replicas.positions() if tp.topic in found]
         ends = await self._source.ends(there, seconds=_WATCH_SECONDS) if there else {}
         lags: Counter[str] = Counter()
         for tp, end in ends.items():
             if (position := self._source.position(tp)) is not None:
                 lags[tp.topic] += max(0, end - position)
-        for topic, state in self.replicas.by_topic.items():
-            known = any(tp.topic == topic for tp in ends)
-            state.lag = lags[topic] if known else None
+        for state in replicas.states.values():
+            known = any(tp.topic == state.replica.topic for tp in ends)
+            state.lag = lags[state.replica.topic] if known else None
+
+
+async def _whole(step: Coroutine[Any, Any, None]) -> None:
+    """Does a step to its end even when it is cancelled meanwhile, unless it takes long: a state
+    that is left in mid-step is of no use."""
+    task = asyncio.ensure_future(step)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task}, timeout=_STEP_SECONDS)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        raise
+
+
+def _clock() -> float:
+    return asyncio.get_running_loop().time()

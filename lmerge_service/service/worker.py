@@ -1,107 +1,203 @@
-"""The worker process: one merge task, its HTTP side, and its life between start and SIGTERM.
+"""The worker: the merge tasks that it is given, led or followed.
+
+Theory
+    Workers of one merge share its tasks, one per output partition. Each task is led by one worker
+    and followed by another where there are enough; who does what is told by the group
+    (`kafka.members`). Nothing rests on that being told right: who leads is decided by Kafka's
+    fencing, and a worker that leads without being entitled to is found out at its next commit.
 
 Who owns what
-    `run` owns everything, in one TaskGroup: the HTTP server, the task, and the watch over topics.
-    SIGTERM and SIGINT cancel it; the commit in flight is finished, bounded by a few seconds, so
-    that the process ends within 15 s even when Kafka is gone.
+    `Worker.run` owns everything: the membership, the control log, and, in one TaskGroup, a child
+    for each task. When it is cancelled, commits in flight are finished, bounded by a few seconds,
+    and the group is left, so that others take over at once.
 
 What happens when Kafka goes away
-    At the very start: the command ends with one line. Later: the task is closed and opened anew,
-    with growing pauses, until it succeeds; /readyz says 503 meanwhile. A worker that was fenced
-    ends: somebody else owns the output.
+    At the very start: `run` ends. Later: tasks are closed and opened anew, with growing pauses,
+    until it succeeds.
 """
 
 import asyncio
-import signal
+import os
+import socket
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import structlog
 
-from lmerge_service.errors import LMergeError, TransportError, single_error
-from lmerge_service.service.http import application, serve
-from lmerge_service.service.status import StateSource
+from lmerge_service.errors import FencedError, TransportError, single_error
+from lmerge_service.kafka.cluster import Cluster
+from lmerge_service.kafka.members import Members
+from lmerge_service.service.control import LoggedControl
+from lmerge_service.service.own_topics import prepare
 from lmerge_service.service.task import MergeTask
 from lmerge_service.service.tuning import quieten_garbage_collector
 from lmerge_service.topology import Topology
 
-__all__ = ("run",)
+__all__ = ("Held", "Role", "Worker")
 
 log = structlog.get_logger()
 
 _PAUSES = (0.2, 0.5, 1.0, 2.0, 5.0)
 _PATIENCE = 10
+_CLAIM_SECONDS = 0.2
+_FENCED_SECONDS = 5.0
+"""How long, beyond the session, a task that was fenced waits to be told that it is another's."""
+
+Role: TypeAlias = Literal["leads", "follows"]
 
 
-async def run(topology: Topology) -> None:
-    """Merges until SIGTERM or SIGINT, then returns.
+@dataclass(slots=True)
+class Held:
+    """A task that this worker has, and the child that runs it."""
 
-    Raises:
-        LMergeError: what ended the worker: fenced, a state that cannot be rebuilt, no Kafka.
-    """
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    try:
+    task: MergeTask
+    role: Role
+    child: asyncio.Task[None]
+
+
+class Worker:
+    """Leads and follows the tasks that the group gives it."""
+
+    def __init__(self, topology: Topology, cluster: Cluster, *, standby_only: bool = False):
+        self.topology = topology
+        self.held: dict[int, Held] = {}
+        """By output partition."""
+        self.members: Members | None = None
+        """None until Kafka has been reached."""
+        self.control: LoggedControl | None = None
+        self.stopping = False
+        self.name = f"{socket.gethostname()}-{os.getpid()}"
+        """For people."""
+        self._cluster = cluster
+        self._standby_only = standby_only
+        self._tasks: dict[int, MergeTask] = {}
+        """Those that this worker has ever had: what they have counted must not fall."""
+
+    async def run(self) -> None:
+        """Works until cancelled.
+
+        Raises:
+            LMergeError: what ended it.
+        """
+        async with AsyncExitStack() as stack:
+            stack.callback(setattr, self, "stopping", True)
+            async with self._cluster.topics() as topics:
+                await prepare(topics, self.topology)
+            topology = self.topology
+            decisions = self._cluster.log(topology.output.control_topic)
+            control = LoggedControl(topology, decisions)
+            self.control = await stack.enter_async_context(control)
+            self.members = await stack.enter_async_context(
+                self._cluster.members(
+                    f"lmerge.{topology.name}.workers",
+                    topology.output.state_topic,
+                    worker=self.name,
+                    warm=self._warm,
+                    standby_only=self._standby_only,
+                    session_timeout_ms=int(topology.session_seconds * 1000),
+                )
+            )
+            await self._work(self.control, self.members)
+
+    async def _work(self, control: LoggedControl, members: Members) -> None:
         with single_error():
             async with asyncio.TaskGroup() as group:
-                worker = group.create_task(_work(topology), name="worker")
-                await _first_of(stop, worker)
-                worker.cancel()
-    finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)
-    if not stop.is_set():
-        raise LMergeError("the worker ended without being told to; start it again")
-    log.info("stopped")
+                group.create_task(control.run(), name="control")
+                group.create_task(members.run(), name="members")
+                group.create_task(self._claim(members), name="claim")
+                async for assignment in members.changes():
+                    roles: dict[int, Role] = dict.fromkeys(assignment.standby, "follows")
+                    roles |= dict.fromkeys(assignment.active, "leads")
+                    await self._assume(group, roles)
 
+    def _warm(self) -> dict[int, int]:
+        """The tasks that could be led from here at once, and how many records they lag."""
+        return {p: 0 for p, held in self.held.items() if held.task.is_warm}
 
-async def _first_of(stop: asyncio.Event, worker: asyncio.Task[None]) -> None:
-    stopped = asyncio.ensure_future(stop.wait())
-    await asyncio.wait({stopped, worker}, return_when=asyncio.FIRST_COMPLETED)
-    stopped.cancel()
+    async def _claim(self, members: Members) -> None:
+        """Has the group share again when a task that is promised to us has become warm."""
+        claimed: tuple[int, frozenset[int]] | None = None
+        while True:
+            given = members.assignment
+            ready = given.promised & self._warm().keys()
+            if ready and claimed != (given.generation, ready):
+                claimed = (given.generation, ready)
+                members.rebalance()
+            await asyncio.sleep(_CLAIM_SECONDS)
 
+    async def _assume(self, group: asyncio.TaskGroup, roles: Mapping[int, Role]) -> None:
+        """Ends what is another's now, and begins what is ours; a task that was followed is led
+        with the state that it has."""
+        ending = {p: held for p, held in self.held.items() if roles.get(p) != held.role}
+        for held in ending.values():
+            held.child.cancel()
+        if ending:
+            await asyncio.wait([held.child for held in ending.values()])
+        for partition, held in ending.items():
+            log.info("task given up", partition=partition, role=held.role)
+            del self.held[partition]
+            if partition not in roles:
+                held.task.forget()
+        for partition, role in roles.items():
+            if partition not in self.held:
+                task = self._task(partition)
+                child = group.create_task(self._hold(task, role), name=f"{role} {partition}")
+                self.held[partition] = Held(task, role, child)
 
-async def _work(topology: Topology) -> None:
-    task, state = MergeTask(topology), StateSource()
-    async with serve(application(task, state), topology.http) as address:
-        log.info("serving", address=address)
-        try:
-            await _merge_and_recover(task, state)
-        finally:
-            state.state = "stopping"
+    def _task(self, partition: int) -> MergeTask:
+        assert self.control is not None
+        if partition not in self._tasks:
+            ledger = self.control.ledger
+            self._tasks[partition] = MergeTask(self.topology, ledger, self._cluster, partition)
+        return self._tasks[partition]
 
+    async def _hold(self, task: MergeTask, role: Role) -> None:
+        """Leads or follows a task, whatever happens to Kafka meanwhile."""
+        once = self._lead if role == "leads" else self._follow
+        failures = committed = 0
+        while True:
+            try:
+                await once(task)
+            except TransportError as error:
+                # Whatever made a commit fail may heal by a rebuild; the same failure again and
+                # again will not.
+                if not error.retriable and failures >= _PATIENCE:
+                    raise
+                task.phase = "recovering"
+                task.progress.rebuilds += 1
+                log.warning("recovering", partition=task.partition, error=str(error))
+                await asyncio.sleep(_PAUSES[min(failures, len(_PAUSES) - 1)])
+                failures = failures + 1 if task.progress.transactions == committed else 1
+                committed = task.progress.transactions
+            except FencedError as error:
+                await self._fenced(task, error)
 
-async def _merge_and_recover(task: MergeTask, state: StateSource) -> None:
-    failures = committed = 0
-    while True:
-        try:
-            async with AsyncExitStack() as stack:
-                await task.open(stack)
-                quieten_garbage_collector()
-                state.state = "running"
-                log.info(
-                    "running",
-                    case=task.merge.case.value,
-                    policy=str(task.merge.policy),
-                    recovery_seconds=round(task.progress.recovery_seconds, 3),
-                )
-                await _merge(task)
-        except TransportError as error:
-            # Once it has run, whatever made a commit fail may heal by a rebuild; the same failure
-            # again and again will not.
-            if state.state == "starting" or (not error.retriable and failures >= _PATIENCE):
-                raise
-            state.state = "recovering"
-            task.progress.rebuilds += 1
-            log.warning("recovering", error=str(error))
-            await asyncio.sleep(_PAUSES[min(failures, len(_PAUSES) - 1)])
-            failures = failures + 1 if task.progress.transactions == committed else 1
-            committed = task.progress.transactions
+    async def _lead(self, task: MergeTask) -> None:
+        async with AsyncExitStack() as stack:
+            await task.lead(stack)
+            quieten_garbage_collector()
+            log.info(
+                "running",
+                partition=task.partition,
+                case=task.state.merge.case.value,
+                policy=str(task.state.merge.policy),
+                recovery_seconds=round(task.progress.recovery_seconds, 3),
+            )
+            with single_error():
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(task.run(), name="merge")
+                    group.create_task(task.watch(), name="watch")
 
+    async def _follow(self, task: MergeTask) -> None:
+        log.info("following", partition=task.partition)
+        await task.follow()
 
-async def _merge(task: MergeTask) -> None:
-    with single_error():
-        async with asyncio.TaskGroup() as group:
-            group.create_task(task.run(), name="merge")
-            group.create_task(task.watch(), name="watch")
+    async def _fenced(self, task: MergeTask, error: FencedError) -> None:
+        """Another worker leads this task. If it is of our group, we are told soon, and this is
+        cancelled; if not, two merges have one output."""
+        task.phase = "fenced"
+        log.warning("fenced", partition=task.partition, error=str(error))
+        await asyncio.sleep(self.topology.session_seconds + _FENCED_SECONDS)
+        raise error

@@ -22,7 +22,7 @@ from lmerge_service.errors import (
 from lmerge_service.present.flights import flights
 from tests.cli.conftest import Lmerge, Run
 
-COMMANDS = ("demo", "run", "publish", "broker", "present", "merge", "audit", "infer")
+COMMANDS = ("demo", "run", "read", "publish", "broker", "present", "merge", "audit", "infer")
 PAGES = [(), *((name,) for name in COMMANDS), ("broker", "start"), ("broker", "status")]
 
 

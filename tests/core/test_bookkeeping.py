@@ -338,8 +338,15 @@ def test_the_end_of_the_stream_by_an_input_that_lacks_a_half_frozen_event_is_a_b
     said = merge.process("b", Stable(INFINITY))
     assert said == [Adjust("un", 10, 20, 10), Stable(INFINITY)]
     assert merge.breaches() == [
-        Breach("b", 0, MISSING, Stable(INFINITY), Event("half", 2, 20)),
-        Breach("b", 0, MISSING, Stable(INFINITY), Event("no end", 3, INFINITY)),
+        Breach("b", 0, MISSING, Stable(INFINITY), Event("half", 2, 20), (("a", (20,)), ("b", ()))),
+        Breach(
+            "b",
+            0,
+            MISSING,
+            Stable(INFINITY),
+            Event("no end", 3, INFINITY),
+            (("a", (INFINITY,)), ("b", ())),
+        ),
     ]
 
 
@@ -351,7 +358,9 @@ def test_a_gap_excuses_what_is_missing_and_nothing_else() -> None:
     merge.process("b", Insert("cut", 5, 8))
     merge.accept_gap()
     assert merge.process("b", Stable(25)) == [Stable(25)]
-    assert merge.breaches() == [Breach("b", 0, DISAGREES, Stable(25), Event("cut", 5, 50))]
+    assert merge.breaches() == [
+        Breach("b", 0, DISAGREES, Stable(25), Event("cut", 5, 50), (("b", (8,)),))
+    ]
 
 
 def test_a_gap_excuses_what_started_before_its_end_and_no_more() -> None:
@@ -362,7 +371,9 @@ def test_a_gap_excuses_what_started_before_its_end_and_no_more() -> None:
     merge.attach("c")
     merge.process_batch("c", [Insert("in", 19, 40), Insert("after", 20, 40), Stable(25)])
     merge.process("b", Stable(26))
-    assert merge.breaches() == [Breach("b", 0, MISSING, Stable(26), Event("after", 20, 40))]
+    assert merge.breaches() == [
+        Breach("b", 0, MISSING, Stable(26), Event("after", 20, 40), (("b", ()), ("c", (40,))))
+    ]
 
 
 def after_a_gap() -> LMR3:

@@ -15,9 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmerge_service.core import BreachKind, lmerge
+from lmerge_service.core import BreachKind, lmerge, restore
 from lmerge_service.core.normaliser import Normaliser
 from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
+from lmerge_service.errors import StateError
 from lmerge_service.present.life import lives_of
 from lmerge_service.present.presentation import Variation, present
 from lmerge_service.tdb import TDB, Event, reconstitute
@@ -517,3 +518,43 @@ def test_an_event_that_is_extended_for_ever_leaves_the_heap_short() -> None:
     normaliser.check()
     assert len(normaliser._due) < 100
     assert list(normaliser._lines) == ["A"]
+
+
+# Snapshots
+
+
+@given(st.lists(any_elements(), max_size=25), st.integers(0, 25), st.integers(1, 4))
+def test_a_restored_normaliser_goes_on_the_same(
+    elements: list[Element], cut: int, payloads: int
+) -> None:
+    original = Normaliser()
+    original.process_batch(elements[:cut])
+    original.refused.clear()
+    parts = list(original.parts(payloads))
+    twins = Normaliser.restore_parts(iter(parts)), Normaliser.restore(original.snapshot())
+    for twin in twins:
+        twin.check()
+        assert (len(twin), twin.stable) == (len(original), original.stable)
+        assert list(twin.parts(payloads)) == parts
+    for element in elements[cut:]:
+        said = original.process(element)
+        for twin in twins:
+            assert twin.process(element) == said
+            assert twin.refused == original.refused
+            twin.check()
+
+
+def test_damaged_state_of_a_normaliser_is_refused() -> None:
+    original = Normaliser()
+    original.process_batch([Insert(name, 1, 5) for name in "ABC"])
+    saved, parts = original.snapshot(), list(original.parts(1))
+    for place in range(len(saved)):
+        with pytest.raises(StateError):
+            Normaliser.restore(saved[:place] + bytes([saved[place] ^ 0x41]) + saved[place + 1 :])
+    for damaged in ([], parts[1:], parts[:-1], [parts[0], *parts[2:]]):
+        with pytest.raises(StateError):
+            Normaliser.restore_parts(damaged)
+    with pytest.raises(StateError, match="damaged"):
+        Normaliser.restore(lmerge().snapshot())
+    with pytest.raises(StateError, match="damaged"):
+        restore(saved)

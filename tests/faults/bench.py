@@ -17,8 +17,8 @@ from lmerge_service.core import BreachKind, Operator, Policy, lmerge
 from lmerge_service.elements import START, Element, Stable
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.headers import incarnation_headers
+from lmerge_service.formats.ingest import Ingest
 from lmerge_service.formats.wire import WireDecoder, encode
-from lmerge_service.service.ingest import Ingest
 from lmerge_service.tdb import TDB, reconstitute
 
 STEP_MS = 10
@@ -81,7 +81,7 @@ class Bench:
         standing.heard.append(record)
         out: list[Element] = []
         if standing.ingest is not None:
-            standing.ingest.take([record], out, self.dead)
+            standing.ingest.take(partition, [record], out, self.dead)
         self._say(out)
         return out
 
@@ -112,8 +112,13 @@ class Bench:
         for standing in self._standings.values():
             if standing.ingest is not None:
                 missed: list[Element] = []
-                records = standing.heard[standing.begins :]
-                standing.ingest.take(records, missed, [], recall=True)
+                for number in range(standing.partitions):
+                    records = [
+                        record
+                        for record in standing.heard[standing.begins :]
+                        if record.partition == number
+                    ]
+                    standing.ingest.take(number, records, missed, [], recall=True)
                 assert missed == [], "the output is what it was"
         self.merge.check()
 
@@ -129,6 +134,7 @@ class Bench:
             self.merge,
             name,
             self._decoder,
+            topic=name,
             partitions=standing.partitions,
             joining_at=standing.joining_at,
             incarnation=standing.incarnation,

@@ -133,7 +133,7 @@ def test_x7_an_output_that_was_truncated_is_refused_at_once(merge: Merge) -> Non
     asyncio.run(_truncate(merge, merge.output, 1))
     with merge.worker() as worker:
         assert worker.process.wait(20) == 4
-        assert "begins at offset 1: its beginning" in worker.text()
+        assert "begins at offset 1" in worker.text()
 
 
 async def _truncate(merge: Merge, topic: str, offset: int) -> None:
@@ -244,7 +244,8 @@ def test_x15_tombstones_are_no_elements_with_a_key_and_without(poisoned: Poisone
     found = poisoned.letters_of("empty")
     assert [int(headers["lmerge-offset"]) for _, headers in found] == [0, 2, 4, 5, 7]
     assert [(r.key, r.value) for r, _ in found] == [(None, None)] * 3 + [(b"k", None)] * 2
-    assert 'lmerge_replica_dead_letters_total{replica="empty"} 5.0' in poisoned.shown.metrics
+    shown = {each["name"]: each["dead_letters"] for each in poisoned.shown.status["replicas"]}
+    assert shown["empty"] == 5
 
 
 @pytest.mark.kafka

@@ -6,11 +6,7 @@ import pytest
 
 from lmerge_service.elements import Insert, Stable
 from lmerge_service.kafka.source import Batches, Source
-from lmerge_service.service import task as tasks
-from lmerge_service.service import worker as workers
-from lmerge_service.service.status import StateSource, status_of
-from lmerge_service.topology import load
-from tests.service.cluster import Merge
+from tests.service.cluster import Merge, working
 
 
 def test_l1_the_lag_of_a_task_that_is_stuck_rises(
@@ -22,25 +18,23 @@ def test_l1_the_lag_of_a_task_that_is_stuck_rises(
     poll, sticks, stuck = Source.poll, asyncio.Event(), asyncio.Event()
 
     async def poll_until_stuck(self: Source, seconds: float, most: int | None = None) -> Batches:
-        if sticks.is_set():
+        tasks = {tp.topic for tp in self._next} & {merge.topics["a"]}  # not the control log's
+        if sticks.is_set() and tasks:
             stuck.set()
             await asyncio.get_running_loop().create_future()
         return await poll(self, seconds, most)
 
     async def run() -> None:
-        task, state = tasks.MergeTask(load(merge.path)), StateSource()
-        running = asyncio.create_task(workers._merge_and_recover(task, state))
-        async with asyncio.timeout(20):
+        async with working(merge) as worker:
+            task = worker.held[0].task
             while task.progress.committed_stable != 2:  # noqa: ASYNC110 (another task sets it)
                 await asyncio.sleep(0.02)
             sticks.set()
             await stuck.wait()
             await asyncio.to_thread(merge.publish, "a", [Stable(k) for k in range(3, 80)])
-        async with asyncio.timeout(10):
-            while (status_of(task, "running").replicas[0].lag_records or 0) < 70:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+            async with asyncio.timeout(10):
+                while (task.replicas[0].lag or 0) < 70:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
 
     monkeypatch.setattr(Source, "poll", poll_until_stuck)
     asyncio.run(run())

@@ -12,15 +12,11 @@ from chaos.verdicts import Outcome
 from lmerge_service.core import BreachKind
 from lmerge_service.elements import INFINITY, Element, Insert, Stable
 from lmerge_service.kafka.client import Connection
-from lmerge_service.kafka.sink import Outbox, Sink
+from lmerge_service.kafka.sink import Committed, Outbox, Sink
 from lmerge_service.kafka.topics import Topics
-from lmerge_service.service import task as tasks
-from lmerge_service.service import worker as workers
-from lmerge_service.service.status import StateSource
-from lmerge_service.topology import load
 from tests.faults.bench import Bench, assert_valid
 from tests.faults.stage import capture, judged
-from tests.service.cluster import Merge, logical, meaning, replica_streams
+from tests.service.cluster import Merge, logical, meaning, replica_streams, working
 
 
 def events(ks: Iterable[int]) -> list[Element]:
@@ -81,7 +77,7 @@ def test_d4_offsets_that_expire_or_jump_to_the_tail_lose_and_double_nothing(
 
 async def _expire(merge: Merge, offset: int | None) -> None:
     """The group has forgotten, or was moved to `offset` by somebody."""
-    group, tp = f"lmerge.{merge.name}", TopicPartition(merge.topics["a"], 0)
+    group, tp = f"lmerge.{merge.name}.workers", TopicPartition(merge.topics["a"], 0)
     if offset is None:
         async with Topics(Connection(merge.bootstrap)) as topics:
             broker = await topics._admin.find_coordinator(group)
@@ -134,7 +130,7 @@ def test_d9_an_aborted_transaction_is_rebuilt_from(
     aborted = 0
     commit = Sink._commit
 
-    async def commit_or_abort(self: Sink, outbox: Outbox) -> None:
+    async def commit_or_abort(self: Sink, outbox: Outbox) -> Committed:
         nonlocal aborted
         aborted += 1
         if aborted % 2 or not outbox.records or aborted > 9:
@@ -153,13 +149,8 @@ def test_d9_an_aborted_transaction_is_rebuilt_from(
 
 async def _run_until_ended(merge: Merge) -> int:
     """Runs the worker in this process; tells how often it had to rebuild."""
-    task = tasks.MergeTask(load(merge.path))
-    state = StateSource()
-    running = asyncio.create_task(workers._merge_and_recover(task, state))
-    async with asyncio.timeout(60):
-        while task.progress.committed_stable != INFINITY:
-            assert not running.done(), running
+    async with working(merge) as worker:
+        progress = worker.held[0].task.progress
+        while progress.committed_stable != INFINITY:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
-    return task.progress.rebuilds
+        return progress.rebuilds

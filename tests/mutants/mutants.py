@@ -38,6 +38,48 @@ def _of(file: str, *mutants: tuple[str, str, str, str]) -> tuple[Mutant, ...]:
 _OPERATOR = _of(
     "operator",
     (
+        "loaded-stable-joins-nobody",
+        "                    self._join(vc)\n",
+        "",
+        "O2: an input whose joining time a loaded stable reaches is joined",
+    ),
+    (
+        "loaded-is-not-taken-up",
+        "                    self._join(vc)\n        self._take_up()\n",
+        "                    self._join(vc)\n",
+        "K3: what waits of an input that a loaded stable has joined is heard",
+    ),
+    (
+        "accepted-not-taken-up",
+        "        source.accept_gap()\n        self._take_up()\n",
+        "        source.accept_gap()\n",
+        "K3: what waits of an input is heard when its gap is accepted elsewhere",
+    ),
+    (
+        "accepts-any-end",
+        "if source is None or source.joining_at != end:",
+        "if source is None:",
+        "a gap is accepted for the incarnation that joins at its end, and for no other",
+    ),
+    (
+        "recalls-the-detached",
+        "if name not in self.inputs and name in self._incarnations:",
+        "if False:",
+        "a follower reports no breach that the original had not",
+    ),
+    (
+        "loaded-uncounted",
+        "                    self._stats.removals += element.ve == element.vs\n",
+        "",
+        "what the output has carried is counted when it is loaded",
+    ),
+    (
+        "parts-of-two-moments",
+        "            if self._head() != head:\n",
+        "            if False:\n",
+        "parts must be of one state",
+    ),
+    (
         "insert-at-own-stable",
         "if element.vs < source.stables[partition]:",
         "if element.vs <= source.stables[partition]:",
@@ -75,8 +117,8 @@ _OPERATOR = _of(
     ),
     (
         "joined-only-beyond-later",
-        "if not source.joined and source.joining_at <= t:",
-        "if not source.joined and source.joining_at < t:",
+        "if not s.joined and s.joining_at <= t]",
+        "if not s.joined and s.joining_at < t]",
         "O2, when the output reaches joining_at itself",
     ),
     (
@@ -146,12 +188,6 @@ _OPERATOR = _of(
         "what an ordered input said while it was joining is taken up",
     ),
     (
-        "gap-excuses-nothing",
-        "        source.gap_until = gap.end\n",
-        "",
-        "what an accepted gap has lost is nobody's breach",
-    ),
-    (
         "gap-to-the-first-attached",
         "first = min(joining, key=lambda source: source.joining_at)",
         "first = joining[0]",
@@ -189,13 +225,13 @@ _OPERATOR = _of(
     ),
     (
         "snapshot-forgets-incarnations",
-        "        self._incarnations = state.incarnations\n",
+        "        self._incarnations = head.incarnations\n",
         "",
         "a breach after a restore names the incarnation of an input that is gone",
     ),
     (
         "snapshot-forgets-counts",
-        "        self._stats = state.stats\n",
+        "        self._stats = head.stats\n",
         "",
         "a snapshot holds every count",
     ),
@@ -215,6 +251,30 @@ _OPERATOR = _of(
 
 _LMR3 = _of(
     "lmr3",
+    (
+        "loaded-removal-drops-inputs",
+        "            node.out = None\n            self._index.delete_if_unused(node)\n        elif",
+        "            del self._index.nodes[node.vs][node.payload]\n        elif",
+        "promise 7: what the output took back an input may still hold",
+    ),
+    (
+        "claim-forgotten-when-half-frozen",
+        "if held is None:\n                node.claim(",
+        "if held is None and not node.half_frozen:\n                node.claim(",
+        "a claim does not depend on when the output half froze the event",
+    ),
+    (
+        "loaded-final-frozen",
+        "if node.out is not None and node.out >= vc)",
+        "if node.out is not None)",
+        "L1: what a loaded stable makes final is let go of",
+    ),
+    (
+        "views-of-one",
+        "for s in self.inputs.values())\n        self._blame(",
+        "for s in [source])\n        self._blame(",
+        "a breach about an event says what every input had said of it",
+    ),
     (
         "batch-late-at-stable",
         "if vs < max_stable:\n                        late",
@@ -277,7 +337,7 @@ _LMR3 = _of(
     ),
     (
         "duplicate-unblamed",
-        "self._blame(source, BreachKind.DUPLICATE_KEY, element)",
+        "self._blame_at(source, BreachKind.DUPLICATE_KEY, element, node)",
         "pass",
         "promise 5: a second insert of a key is a breach",
     ),
@@ -295,13 +355,13 @@ _LMR3 = _of(
     ),
     (
         "wrong-vold-unblamed",
-        "self._blame(source, BreachKind.WRONG_VOLD, element)",
+        "self._blame_at(source, BreachKind.WRONG_VOLD, element, node)",
         "pass",
         "promise 5: an old end that the input did not give last is a breach",
     ),
     (
         "claim-counts-as-insert",
-        "            elif held is None:\n                node.claim(source, ve)\n",
+        "            if held is None:\n                node.claim(source, ve)\n",
         "",
         "an adjust of an event that its input never inserted is a claim only",
     ),
@@ -556,8 +616,8 @@ _LMR3 = _of(
     ),
     (
         "double-insert-loaded",
-        "if self._index.find(element.vs, element.payload) is not None:",
-        "if False:",
+        "elif node.out is not None:\n            raise foreign",
+        "elif False:\n            raise foreign",
         "an output that holds an event twice is none of ours",
     ),
     (
@@ -568,7 +628,7 @@ _LMR3 = _of(
     ),
     (
         "loaded-removal-stays",
-        "            self._index.delete(node)\n        elif",
+        "            node.out = None\n            self._index.delete_if_unused(node)\n        elif",
         "            pass\n        elif",
         "promise 7: what the output has withdrawn is not loaded",
     ),
@@ -586,23 +646,20 @@ _LMR3 = _of(
     ),
     (
         "snapshot-forgets-blame",
-        "[numbers[source] for source in numbers if source in (node.blamed or ())],",
-        "[],",
+        "for at, node in enumerate(items) if node.blamed],",
+        "for at, node in enumerate(items[:0])],",
         "a contradiction is reported once, also across a restore",
     ),
     (
         "snapshot-forgets-claims",
-        "[numbers[source] for source in numbers if source in (node.claims or ())],",
-        "[],",
+        "for at, node in enumerate(items) if node.claims],",
+        "for at, node in enumerate(items[:0])],",
         "what was claimed only is not inserted by a restore",
     ),
     (
         "snapshot-unfiled",
-        "        self._index.freeze(self._index.newly_half_frozen(self.max_stable))\n",
-        (
-            "        for node in self._index:\n"
-            "            node.half_frozen = node.vs < self.max_stable\n"
-        ),
+        "        index.freeze(node for node in nodes if node.vs < self.max_stable)\n",
+        "        index.newly_half_frozen(self.max_stable)\n",
         "X2 to X4: a restored index finds what stables concern",
     ),
     (
@@ -959,6 +1016,12 @@ _INDEX = _of(
 _LMR4 = _of(
     "lmr4",
     (
+        "restored-half-frozen-unfiled",
+        "                index.file(node)\n",
+        "                index.nodes.setdefault(node.vs, {})[node.payload] = node\n",
+        "Y2 to Y4: a restored index finds what stables concern",
+    ),
+    (
         "batch-late-at-stable",
         ("if vs < max_stable:\n                        late"),
         ("if vs <= max_stable:\n                        late"),
@@ -1251,14 +1314,14 @@ _LMR4 = _of(
     ),
     (
         "snapshot-forgets-blame",
-        "[numbers[source] for source in numbers if source in (node.blamed or ())],",
-        "[],",
+        "for at, node in enumerate(items) if node.blamed],",
+        "for at, node in enumerate(items[:0])],",
         "a contradiction is reported once, also across a restore",
     ),
     (
         "snapshot-unfiled",
-        "        self._load_stable(self.max_stable)\n",
-        "        self._index.stable = self.max_stable\n",
+        "        self._index.stable = head.max_stable\n",
+        "",
         "Y2 to Y4: a restored index finds what stables concern",
     ),
     (
@@ -1605,20 +1668,14 @@ _ORDERED = (
         "ordered",
         (
             "joining-at-itself-dropped",
-            "        elif element.vs < source.joining_at:",
-            "        elif element.vs <= source.joining_at:",
+            "        if element.vs < source.joining_at:",
+            "        if element.vs <= source.joining_at:",
             "what begins at joining_at counts",
         ),
         (
-            "waiting-at-itself-dropped",
-            "            if element.vs < source.joining_at:",
-            "            if element.vs <= source.joining_at:",
-            "what begins at joining_at waits, and counts once the input is joined",
-        ),
-        (
             "joiner-does-not-wait",
-            "        if not source.joined:\n",
-            "        if False:\n",
+            "        elif not source.joined:\n",
+            "        elif False:\n",
             "a joiner that is ahead must not make the output lose what others have yet to say",
         ),
         (
@@ -1634,9 +1691,33 @@ _ORDERED = (
             "O3: of a detached input nothing is left",
         ),
         (
+            "takes-up-too-much",
+            "            while waiting and not self._goes_out(source, waiting[0]):\n",
+            "            while waiting:\n",
+            "what the output has not been told yet waits",
+        ),
+        (
+            "takes-up-joining-inputs",
+            "for source in [source for source in self._waiting if source.joined]:",
+            "for source in list(self._waiting):",
+            "a joiner that is ahead must not make the output lose what others have yet to say",
+        ),
+        (
+            "cut-off-stays-unsaid",
+            "        if source is not None and source.joined:  # what waits",
+            "        if False and source:  # what waits",
+            "what was cut off the output is said",
+        ),
+        (
+            "restored-without-max-vs",
+            "                self.max_vs = vs\n",
+            "",
+            "a restored operator knows the latest vs",
+        ),
+        (
             "snapshot-forgets-waiting",
-            "            for source, inserts in self._waiting.items()\n",
-            "            for source, inserts in ()\n",
+            "        for source, inserts in self._waiting.items():\n",
+            "        for source, inserts in ():\n",
             "a snapshot holds what joining inputs have waiting",
         ),
         (

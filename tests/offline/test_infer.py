@@ -392,7 +392,7 @@ def topic(
         for offset, (partition, element, *incarnation) in enumerate(records):
             headers = incarnation_headers(*incarnation) if incarnation else []
             record = _Record(encode(on_the_wire(element)), offset, partition, headers)
-            if found := decoder.decode(record):
+            if found := decoder.decode(record.partition, record):
                 yield found
 
     return infer([Recorded(decoder.inference, said())])  # type: ignore[arg-type]
@@ -435,7 +435,7 @@ def test_the_order_of_a_stream_that_started_over_is_not_compared() -> None:
         _Record(encode(on_the_wire(element)), offset, 0, incarnation_headers(incarnation))
         for offset, (element, incarnation) in enumerate(elements)
     ]
-    said = filter(None, map(decoder.decode, records))
+    said = filter(None, (decoder.decode(each.partition, each) for each in records))
     other = recorded("b", enumerate(map(on_the_wire, [B, A, LATER]), 1))
     found = infer([Recorded(decoder.inference, said), other])
     assert cases(found)["R1"] == "kafka:t has started over, so its order was not compared"
@@ -452,5 +452,5 @@ def test_the_order_of_a_stream_that_started_over_is_not_compared() -> None:
 )
 def test_a_record_that_is_no_element_is_named(record: _Record, reason: str) -> None:
     with pytest.raises(ElementError, match=r"^t\[3\]@8: ") as refused:
-        TopicDecoder("t", 4, WireDecoder()).decode(record)
+        TopicDecoder("t", 4, WireDecoder()).decode(record.partition, record)
     assert refused.value.reason == reason

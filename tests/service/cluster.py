@@ -13,7 +13,7 @@ import sys
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,19 @@ from lmerge_service.formats.headers import incarnation_headers
 from lmerge_service.formats.wire import WireDecoder, encode
 from lmerge_service.kafka.broker import free_port
 from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.cluster import Cluster
+from lmerge_service.kafka.source import Source
+from lmerge_service.kafka.state import last_with_key
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.offline.audit import Audited, audit_topic
 from lmerge_service.present.generator import workload
 from lmerge_service.present.life import Life, final_tdb
 from lmerge_service.present.presentation import Variation, present
+from lmerge_service.service import worker as workers
+from lmerge_service.service.connection import connection_of
+from lmerge_service.service.marks import MARK_KEY, Mark
 from lmerge_service.tdb import TDB
+from lmerge_service.topology import load
 
 Partitioner = Callable[[bytes, int], int]
 
@@ -64,6 +71,7 @@ class Merge:
             "name": self.name,
             "kafka": {"bootstrap": self.bootstrap},
             "output": {"topic": self.output},
+            "session_seconds": 1.5,
             "replicas": [{"name": n, "topic": topic} for n, topic in self.topics.items()],
             **self.extra,
         }
@@ -135,19 +143,28 @@ class Merge:
                             )
                     await asyncio.gather(*sent)
 
+    def mark(self, partition: int = 0) -> Mark | None:
+        """What the task last committed of where it stands."""
+
+        async def read() -> Mark | None:
+            tp = TopicPartition(f"{self.output}.state", partition)
+            async with Source(Connection(self.bootstrap)) as source:
+                ends = await source.ends([tp])
+                record = await last_with_key(source, tp, MARK_KEY, end=ends[tp])
+            return None if record is None else Mark.of(record.value)
+
+        return asyncio.run(read())
+
     def wait_until_committed(self, replica: str, offset: int, seconds: float = 20) -> None:
-        """The worker has committed that everything before `offset` is merged."""
-        tp = TopicPartition(self.topics[replica], 0)
-
-        async def wait() -> None:
-            async with Topics(Connection(self.bootstrap)) as topics, asyncio.timeout(seconds):
-                while True:
-                    committed = await topics.committed(f"lmerge.{self.name}")
-                    if tp in committed and committed[tp].offset >= offset:
-                        return
-                    await asyncio.sleep(0.1)
-
-        asyncio.run(wait())
+        """A task has committed that everything before `offset` is merged."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            mark = self.mark()
+            standing = mark and mark.replicas.get(replica)
+            if standing and standing.partitions[0].next >= offset:
+                return
+            time.sleep(0.1)
+        raise AssertionError(f"{replica} is not merged up to {offset}: {mark}")
 
     def send_raw(
         self, topic: str, values: Sequence[bytes | None], key: bytes | None = b"k"
@@ -186,6 +203,7 @@ class Worker:
         self.log = log
         port = port or free_port()
         self.address = f"http://127.0.0.1:{port}"
+        self._client = httpx.Client(base_url=self.address, timeout=2, trust_env=False)
         command = [sys.executable, "-m", "lmerge_service.cli", "run", str(path), "--json"]
         with log.open("ab") as out:
             self.process = subprocess.Popen(
@@ -195,7 +213,7 @@ class Worker:
     def get(self, path: str) -> httpx.Response | None:
         """An answer, or None while there is none."""
         try:
-            return httpx.get(self.address + path, timeout=2)
+            return self._client.get(path)
         except httpx.TransportError:
             return None
 
@@ -204,13 +222,13 @@ class Worker:
         return None if answer is None else answer.json()
 
     def wait(self, reached: Callable[[Any], bool], what: str, seconds: float = 30) -> Any:
-        """The first status for which `reached` holds."""
+        """The first status, of a worker that has tasks, for which `reached` holds."""
         deadline = time.monotonic() + seconds
         status = None
         while time.monotonic() < deadline:
             assert self.process.poll() is None, self.text()
             status = self.status()
-            if status is not None and reached(status):
+            if status is not None and status["replicas"] and reached(status):
                 return status
             time.sleep(0.03)
         raise AssertionError(f"waited in vain for {what}: {status}\n{self.text()}")
@@ -225,6 +243,7 @@ class Worker:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
+        self._client.close()
 
     def terminate(self, seconds: float = 15) -> int:
         """SIGTERM; the exit code."""
@@ -259,3 +278,21 @@ def replica_streams(lives: Sequence[Life], seed: int = 1) -> dict[str, list[Elem
 
 def meaning(lives: Sequence[Life]) -> TDB:
     return final_tdb(lives)
+
+
+@contextlib.asynccontextmanager
+async def working(merge: Merge) -> AsyncIterator[workers.Worker]:
+    """A worker in this process."""
+    topology = load(merge.path)
+    worker = workers.Worker(topology, Cluster(connection_of(topology.kafka)))
+    running = asyncio.create_task(worker.run())
+    try:
+        async with asyncio.timeout(90):
+            while not worker.held:
+                assert not running.done(), running
+                await asyncio.sleep(0.02)
+            yield worker
+            assert not running.done(), running
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)

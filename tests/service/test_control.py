@@ -28,7 +28,9 @@ def on(bootstrap: str, *replicas: str) -> Topology:
 
 
 def control_of(base: Topology, seconds: float = 10) -> LoggedControl:
-    return LoggedControl(base, Connection(base.kafka.bootstrap), seconds=seconds)
+    return LoggedControl(
+        base, Log(Connection(base.kafka.bootstrap), base.output.control_topic), seconds=seconds
+    )
 
 
 def with_replicas(base: Topology, *replicas: str) -> Topology:

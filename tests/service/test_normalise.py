@@ -11,8 +11,8 @@ from lmerge_service.core import BreachKind, lmerge
 from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.headers import incarnation_headers
+from lmerge_service.formats.ingest import Ingest
 from lmerge_service.formats.wire import WireDecoder, encode
-from lmerge_service.service.ingest import Ingest
 from lmerge_service.tdb import TDB
 from tests.core.test_normaliser import history, plans
 from tests.service.cluster import Merge
@@ -29,12 +29,14 @@ def records(*elements: Element, incarnation: int = 0, joining_at: int = START) -
 class Fed:
     def __init__(self) -> None:
         self.merge = lmerge()
-        self.ingest = Ingest(self.merge, "r", WireDecoder(), partitions=1, normalise=True)
+        self.ingest = Ingest(
+            self.merge, "r", WireDecoder(), topic="in", partitions=1, normalise=True
+        )
         self.dead: list[DeadLetter] = []
 
     def take(self, batch: list[Record]) -> list[Element]:
         out: list[Element] = []
-        self.ingest.take(batch, out, self.dead)
+        self.ingest.take(0, batch, out, self.dead)
         return out
 
 
@@ -87,6 +89,7 @@ def test_a_rebuilt_task_has_nothing_to_add_and_goes_on_the_same(
                 merge,
                 name,
                 WireDecoder(),
+                topic="in",
                 partitions=width,
                 joining_at=START if was is None else was[name].joining_at,
                 incarnation=0 if was is None else was[name].incarnation,
@@ -99,21 +102,21 @@ def test_a_rebuilt_task_has_nothing_to_add_and_goes_on_the_same(
     said: list[Element] = []
     ingests = attached(None)
     for name, record in merged[:cut]:
-        ingests[name].take([record], said, [])
+        ingests[name].take(record.partition, [record], said, [])
 
     again = attached(ingests)
     missed: list[Element] = []
     for name in data.draw(st.permutations(list(widths))):
         for partition in data.draw(st.permutations(range(widths[name]))):
             prefix = [r for n, r in merged[:cut] if (n, r.partition) == (name, partition)]
-            again[name].take(prefix, missed, [], recall=True)
+            again[name].take(partition, prefix, missed, [], recall=True)
     assert missed == [], "the output has said it all"
 
     for name, record in merged[cut:]:
         one: list[Element] = []
         two: list[Element] = []
-        ingests[name].take([record], one, [])
-        again[name].take([record], two, [])
+        ingests[name].take(record.partition, [record], one, [])
+        again[name].take(record.partition, [record], two, [])
         assert sorted(map(repr, one)) == sorted(map(repr, two))
 
 

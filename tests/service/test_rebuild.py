@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from lmerge_service.core import Operator, lmerge
 from lmerge_service.elements import START, Adjust, Element, Insert, Stable
 from lmerge_service.formats.headers import incarnation_headers
+from lmerge_service.formats.ingest import Ingest
 from lmerge_service.formats.wire import WireDecoder, encode
-from lmerge_service.service.ingest import Ingest
 from tests.strategies import any_elements
 
 REPLICAS = ("a", "b", "c")
@@ -26,6 +26,7 @@ class Record:
     topic: str = "in"
     offset: int = 0
     key: bytes | None = None
+    timestamp: int = 0
 
 
 def on_the_wire(element: Element) -> bytes:
@@ -75,6 +76,7 @@ def attached(
             merge,
             name,
             WireDecoder(),
+            topic="in",
             partitions=width,
             joining_at=START if was is None else was[name].joining_at,
             incarnation=0 if was is None else was[name].incarnation,
@@ -93,7 +95,7 @@ def test_a_rebuilt_task_has_nothing_to_add_and_goes_on_the_same(
     ingests = attached(merge, widths, None)
     said: list[Element] = []
     for name, record in merged[:cut]:
-        ingests[name].take([record], said, [])
+        ingests[name].take(record.partition, [record], said, [])
 
     rebuilt = lmerge()
     rebuilt.load_output(said)
@@ -102,7 +104,7 @@ def test_a_rebuilt_task_has_nothing_to_add_and_goes_on_the_same(
     for name in data.draw(st.permutations(REPLICAS)):
         for partition in data.draw(st.permutations(range(widths[name]))):
             prefix = [r for n, r in merged[:cut] if (n, r.partition) == (name, partition)]
-            again[name].take(prefix, missed, [])
+            again[name].take(partition, prefix, missed, [])
             rebuilt.check()
     assert missed == [], "the output has said it all"
     assert rebuilt.max_stable == merge.max_stable
@@ -110,6 +112,6 @@ def test_a_rebuilt_task_has_nothing_to_add_and_goes_on_the_same(
     for name, record in merged[cut:]:
         one: list[Element] = []
         two: list[Element] = []
-        ingests[name].take([record], one, [])
-        again[name].take([record], two, [])
+        ingests[name].take(record.partition, [record], one, [])
+        again[name].take(record.partition, [record], two, [])
         assert sorted(map(repr, one)) == sorted(map(repr, two))

@@ -10,20 +10,27 @@ from pathlib import Path
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.record.util import calc_crc32c
+from msgspec.structs import replace
 
 from lmerge_service.elements import INFINITY, Insert, Stable
 from lmerge_service.formats.wire import encode
 from lmerge_service.kafka import sink as sinks
 from lmerge_service.kafka.broker import LocalBroker
 from lmerge_service.kafka.client import Connection
-from lmerge_service.kafka.sink import Outbox, Sink
+from lmerge_service.kafka.sink import Committed, Outbox, Sink
 from lmerge_service.kafka.topics import Topics
-from lmerge_service.service import task as tasks
-from lmerge_service.service import worker as workers
-from lmerge_service.service.status import StateSource, status_of
+from lmerge_service.service.marks import MARK_KEY
+from lmerge_service.service.status import status_of
 from lmerge_service.tdb import TDB
-from lmerge_service.topology import load
-from tests.service.cluster import Merge, Worker, logical, meaning, replica_streams, scattered
+from tests.service.cluster import (
+    Merge,
+    Worker,
+    logical,
+    meaning,
+    replica_streams,
+    scattered,
+    working,
+)
 
 
 @pytest.fixture
@@ -137,19 +144,6 @@ async def _read(bootstrap: str, topic: str) -> list[tuple[bytes | None, dict[str
         return found
 
 
-def test_a_second_worker_fences_the_first(merge: Merge) -> None:
-    with merge.worker() as first:
-        merge.publish("a", [Insert(b'"x"', 1, 5), Stable(2)])
-        first.wait(lambda s: s["output"]["stable_point"] == 2, "stable(2)")
-        second = Merge.worker(merge)
-        with second as worker:
-            worker.wait_until_running()
-            merge.publish("a", [Stable(3)])
-            assert first.process.wait(20) == 5, first.text()
-            assert "another instance has taken over" in first.text()
-            worker.wait(lambda s: s["output"]["stable_point"] == 3, "stable(3)")
-
-
 def test_a_record_of_somebody_else_in_the_output_is_refused(merge: Merge) -> None:
     merge.send_raw(merge.output, [encode(Insert(b'"x"', 1, 5)), encode(Insert(b'"x"', 1, 5))])
     with merge.worker() as worker:
@@ -173,30 +167,26 @@ def test_a_replica_whose_beginning_is_gone_is_held_out_and_the_others_go_on(merg
     assert merge.says(meaning(lives))
 
 
-def test_a_topic_with_fewer_records_than_were_merged_is_held_out(merge: Merge) -> None:
-    """As after an unclean loss on the broker's side."""
+def test_a_topic_with_fewer_records_than_were_merged_is_merged_anew(merge: Merge) -> None:
+    """As after an unclean loss on the broker's side: what was merged of it is taken back."""
     lives = logical(150, seed=7)
     streams = replica_streams(lives, seed=7)
     merge.publish("a", streams["a"][:60])
     with merge.worker() as worker:
         worker.wait(lambda s: s["output"]["stables"] > 0, "stables")
         assert worker.terminate() == 0
-    asyncio.run(_pretend_to_have_merged(merge, "a", 1_000))
+    mark = merge.mark()
+    assert mark is not None
+    a = mark.replicas["a"]
+    a = replace(a, partitions={0: replace(a.partitions[0], next=1_000)})
+    mark = replace(mark, replicas={"a": a})
+    merge.send_raw(f"{merge.output}.state", [mark.encoded()], key=MARK_KEY)
     with merge.worker() as worker:
-        status = worker.wait_until_running()
-        assert "fewer records than were merged" in status["replicas"][0]["why"]
+        worker.wait(lambda s: s["replicas"][0]["state"] == "joined", "the replica")
+        assert "holds 60 records, and 1000 were merged" in worker.text(100)
         merge.publish("b", streams["b"])
         worker.wait_until_ended()
     assert merge.says(meaning(lives))
-
-
-async def _pretend_to_have_merged(merge: Merge, replica: str, offset: int) -> None:
-    producer = AIOKafkaProducer(
-        bootstrap_servers=merge.bootstrap, transactional_id=f"{merge.name}.pretender"
-    )
-    async with producer, producer.transaction():
-        offsets = {TopicPartition(merge.topics[replica], 0): offset}
-        await producer.send_offsets_to_transaction(offsets, f"lmerge.{merge.name}")
 
 
 async def _truncate(bootstrap: str, topic: str, offset: int) -> None:
@@ -399,16 +389,17 @@ def test_an_output_topic_that_forgets_is_refused(merge: Merge, key: str, value: 
         assert "Traceback" not in worker.text()
 
 
-def test_two_names_with_one_output_fence_each_other(merge: Merge, tmp_path: Path) -> None:
+def test_two_merges_cannot_have_one_output(merge: Merge, tmp_path: Path) -> None:
     other = Merge(merge.bootstrap, tmp_path)
     other.output = merge.output
     other.write()
     with merge.worker() as first:
         first.wait_until_running()
         with other.worker() as second:
-            second.wait_until_running()
-            merge.publish("a", [Insert(b'"x"', 1, 5)])
-            assert first.process.wait(20) == 5
+            assert second.process.wait(20) == 2
+            assert f"{merge.output} is the output of the merge {merge.name}" in second.text()
+        merge.publish("a", [Insert(b'"x"', 1, 5)])
+        first.wait(lambda s: s["output"]["inserts"] == 1, "an insert")
 
 
 def test_counts_do_not_fall_when_the_task_rebuilds(
@@ -422,19 +413,18 @@ def test_counts_do_not_fall_when_the_task_rebuilds(
     seen: list[tuple[int, ...]] = []
     commit, tries = Sink._commit, 0
 
-    async def commit_or_fail(self: Sink, outbox: Outbox) -> None:
+    async def commit_or_fail(self: Sink, outbox: Outbox) -> Committed:
         nonlocal tries
         tries += 1
         if tries % 2 == 0 and tries < 8:
             raise TimeoutError
-        await commit(self, outbox)
+        return await commit(self, outbox)
 
     async def run() -> int:
-        task = tasks.MergeTask(load(merge.path))
-        running = asyncio.create_task(workers._merge_and_recover(task, StateSource()))
-        async with asyncio.timeout(60):
-            while task.progress.committed_stable != INFINITY:
-                status = status_of(task, "running")
+        async with working(merge) as worker:
+            progress = worker.held[0].task.progress
+            while progress.committed_stable != INFINITY:
+                status = status_of(worker)
                 replicas = status.replicas
                 seen.append(
                     (
@@ -446,9 +436,7 @@ def test_counts_do_not_fall_when_the_task_rebuilds(
                     )
                 )
                 await asyncio.sleep(0.005)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        return task.progress.rebuilds
+            return progress.rebuilds
 
     monkeypatch.setattr(Sink, "_commit", commit_or_fail)
     assert asyncio.run(run()) >= 2
@@ -466,31 +454,25 @@ def test_an_outage_longer_than_a_commit_may_take_is_survived(
     lives = logical(150, seed=12)
     a = replica_streams(lives, seed=12)["a"]
 
-    async def run(merge: Merge, broker: LocalBroker) -> tasks.MergeTask:
-        task = tasks.MergeTask(load(merge.path))
-        running = asyncio.create_task(workers._merge_and_recover(task, StateSource()))
+    async def run(merge: Merge, broker: LocalBroker) -> int:
         published = asyncio.create_task(asyncio.to_thread(merge.publish, "a", a[:60]))
-        async with asyncio.timeout(90):
+        async with working(merge) as worker:
+            task = worker.held[0].task
             while not task.progress.published:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
             await published
             broker.kill()
             task._outbox.records.append((None, b"lost with the broker"))
-            while not task.progress.rebuilds:
-                assert not running.done(), running
+            while not task.progress.rebuilds:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
             await asyncio.sleep(5)
-            assert not running.done(), running
             await asyncio.to_thread(broker.start)
             await asyncio.to_thread(merge.publish, "a", a[60:])
-            while task.progress.committed_stable != INFINITY:
-                assert not running.done(), running
+            while task.progress.committed_stable != INFINITY:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        return task
+            return task.progress.rebuilds
 
     with LocalBroker(tmp_path / "kafka", detached=True) as broker:
         merge = Merge(broker.bootstrap, tmp_path, replicas=("a",))
-        assert asyncio.run(run(merge, broker)).progress.rebuilds >= 1
+        assert asyncio.run(run(merge, broker)) >= 1
         assert merge.says(meaning(lives))

@@ -117,6 +117,7 @@ class Supervisor:
     weather: Weather
     lives: int
     """How many workers are killed or overtaken before one is left in peace."""
+    started: int = 0
     kills: int = 0
     overtaken: int = 0
 
@@ -138,8 +139,13 @@ class Supervisor:
                 await asyncio.sleep(1)
 
     async def _life(self, killed_at: int | None) -> None:
+        self.started += 1
         network = Network(
-            self.broker, Random(self.chance.random()), self.weather, killed_at=killed_at
+            self.broker,
+            Random(self.chance.random()),
+            self.weather,
+            name=f"worker-{self.started}",
+            killed_at=killed_at,
         )
         worker = asyncio.create_task(work(self.topology, network))
         killed = asyncio.create_task(network.killed.wait())

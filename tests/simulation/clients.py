@@ -1,21 +1,31 @@
-"""Topics, Source and Sink over the Kafka in memory, as `lmerge_service.kafka` has them.
+"""Every client of `lmerge_service.kafka` that the service uses, over the Kafka in memory.
 
 They keep to the same words: same methods, same errors, same meaning of positions. The suite in
 `test_contract` runs against these and against a real broker.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from chaos.records import Record
 from lmerge_service.errors import ConfigurationError, StateError, TransportError
-from lmerge_service.kafka.sink import OffsetAndMetadata, Outbox
+from lmerge_service.kafka.members import Assignment
+from lmerge_service.kafka.sink import Committed, Outbox
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.topics import TopicInfo
+from tests.simulation.groups import Given
 from tests.simulation.memory import Message, OutOfRange, Producer, UnknownTopic
 from tests.simulation.network import Network
 
-__all__ = ("MemorySink", "MemorySource", "MemoryTopics")
+__all__ = (
+    "MemoryCluster",
+    "MemoryLog",
+    "MemoryMembers",
+    "MemorySink",
+    "MemorySource",
+    "MemoryTopics",
+)
 
 _STALL_SECONDS = 120.0
 
@@ -42,10 +52,6 @@ class MemoryTopics:
 
     async def partitions(self, names: Iterable[str], *, seconds: float = 15) -> dict[str, int]:
         return {name: info.partitions for name, info in (await self.describe(names)).items()}
-
-    async def committed(self, group: str) -> dict[TopicPartition, OffsetAndMetadata]:
-        broker = self._network.broker
-        return await self._network.request(lambda: broker.committed(group), "asking for offsets")
 
     async def ensure(
         self, name: str, *, partitions: int = 1, config: dict[str, str] | None = None
@@ -147,7 +153,7 @@ class MemorySource:
 
     async def backlog(
         self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
-    ) -> AsyncIterator[tuple[TopicPartition, list[Record]]]:
+    ) -> AsyncGenerator[tuple[TopicPartition, list[Record]], None]:
         self.assign({tp: offset for tp, offset in starts.items() if offset < ends[tp]})
         clock = asyncio.get_running_loop().time
         progress = clock()
@@ -171,16 +177,16 @@ class MemorySink:
         network: Network,
         *,
         transactional_id: str,
-        group: str,
-        topic: str,
-        dead_letter_topic: str,
+        output: TopicPartition,
+        dead_letters: str,
+        state: TopicPartition,
         max_record_bytes: int,
     ):
         self._network = network
         self._transactional_id = transactional_id
-        self._group = group
-        self._output = TopicPartition(topic, 0)
-        self._dead_letters = TopicPartition(dead_letter_topic, 0)
+        self._output = output
+        self._dead_letters = TopicPartition(dead_letters, 0)
+        self._state = state
         self._producer: Producer
 
     async def __aenter__(self) -> "MemorySink":
@@ -192,21 +198,171 @@ class MemorySink:
 
     async def __aexit__(self, *_: object) -> None: ...
 
-    async def commit(self, outbox: Outbox) -> None:
-        """Four requests at the most: what comes between them is in the log, and open."""
-        broker, producer, doing = self._network.broker, self._producer, "committing"
-        records: list[Message] = [(key, value, ()) for key, value in outbox.records]
-        letters: list[Message] = [letter.to_record() for letter in outbox.dead]
-        for tp, messages in ((self._output, records), (self._dead_letters, letters)):
-            for start in range(0, len(messages), 16):
-                part = messages[start : start + 16]
-                await self._network.request(
-                    lambda tp=tp, part=part: broker.produce(tp, part, producer),  # type: ignore[misc]
-                    doing,
-                )
-        if outbox.offsets:
-            offsets = outbox.offsets
-            await self._network.request(
-                lambda: broker.add_offsets(producer, self._group, offsets), doing
+    async def commit(self, outbox: Outbox) -> Committed:
+        """In several requests: what comes between them is in the logs, and open."""
+        output = await self._produce(self._output, [(k, v, ()) for k, v in outbox.records])
+        await self._produce(self._dead_letters, [each.to_record() for each in outbox.dead])
+        state = await self._produce(self._state, [(k, v, ()) for k, v in outbox.state])
+        broker, producer = self._network.broker, self._producer
+        await self._network.request(lambda: broker.end(producer, commit=True), "committing")
+        return Committed(output, state)
+
+    async def _produce(self, tp: TopicPartition, messages: Sequence[Message]) -> int | None:
+        end: int | None = None
+        for start in range(0, len(messages), 16):
+            part = messages[start : start + 16]
+            end = await self._network.request(
+                lambda part=part: self._network.broker.produce(tp, part, self._producer),  # type: ignore[misc]
+                "committing",
             )
-        await self._network.request(lambda: broker.end(producer, commit=True), doing)
+        return end
+
+
+class MemoryLog:
+    """As `kafka.log.Log`."""
+
+    def __init__(self, network: Network, topic: str):
+        self.topic = topic
+        self._network = network
+        self._tp = TopicPartition(topic, 0)
+
+    async def __aenter__(self) -> "MemoryLog":
+        broker = self._network.broker
+        await self._network.request(lambda: broker.create(self.topic), "making the log")
+        return self
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    async def append(self, value: bytes, *, seconds: float = 10.0) -> int:
+        broker, message = self._network.broker, (None, value, ())
+        work = self._network.request(lambda: broker.produce(self._tp, [message]), "deciding")
+        async with asyncio.timeout(seconds):
+            return await work - 1
+
+    async def end(self) -> int:
+        broker = self._network.broker
+        return await self._network.request(lambda: broker.last_stable(self._tp), "asking")
+
+    async def read(self, start: int = 0) -> AsyncGenerator[Record, None]:
+        source = MemorySource(self._network)
+        async for _, records in source.backlog({self._tp: start}, {self._tp: await self.end()}):
+            for record in records:
+                yield record
+
+    async def follow(self, start: int = 0) -> AsyncGenerator[Record, None]:
+        source = MemorySource(self._network)
+        source.assign({self._tp: start})
+        while True:
+            for record in (await source.poll(1.0)).get(self._tp, ()):
+                yield record
+
+
+class MemoryMembers:
+    """As `kafka.members.Members`; every member beats once a second, and is told at each beat."""
+
+    def __init__(
+        self,
+        network: Network,
+        group: str,
+        topic: str,
+        *,
+        warm: Callable[[], Mapping[int, int]],
+        standby_only: bool,
+        session_timeout_ms: int,
+    ):
+        self.assignment = Assignment()
+        self.unreachable: str | None = None
+        self._network = network
+        self._group = network.broker.group(group)
+        self._topic = topic
+        self._warm = warm
+        self._standby_only = standby_only
+        self._session = session_timeout_ms / 1_000
+        self._name = network.name
+        self._changed = asyncio.Event()
+
+    async def __aenter__(self) -> "MemoryMembers":
+        broker = self._network.broker
+        found = await self._network.request(lambda: broker.describe(self._topic), "asking")
+        assert found is not None
+        self._tasks = found[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """A process that is killed leaves nothing: its session ends."""
+        if not self._network.killed.is_set():
+            self._group.leave(self._name)
+
+    async def changes(self) -> AsyncIterator[Assignment]:
+        seen = Assignment()
+        while True:
+            changed = self._changed
+            if self.assignment != seen:
+                seen = self.assignment
+                yield seen
+            else:
+                await changed.wait()
+
+    def rebalance(self) -> None: ...
+
+    async def run(self) -> None:
+        clock = asyncio.get_running_loop().time
+        heard = clock()
+        while True:
+            try:
+                async with asyncio.timeout(max(0.0, heard + self._session - clock())):
+                    given = await self._network.request(self._beat, "beating")
+            except TransportError as error:
+                self.unreachable = str(error)
+            except TimeoutError:
+                self._assign(Assignment())  # by now others may have our tasks
+                heard = clock()
+            else:
+                heard, self.unreachable = clock(), None
+                owners = dict(given.owners)
+                self._assign(
+                    Assignment(
+                        given.active,
+                        given.standby,
+                        owners=owners,
+                        generation=given.generation,
+                    )
+                )
+            await asyncio.sleep(1.0)
+
+    def _beat(self) -> Given:
+        return self._group.beat(
+            self._name,
+            session=self._session,
+            tasks=self._tasks,
+            warm=self._warm(),
+            standby_only=self._standby_only,
+        )
+
+    def _assign(self, assignment: Assignment) -> None:
+        if assignment != self.assignment:
+            self.assignment = assignment
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+
+class MemoryCluster:
+    """As `kafka.cluster.Cluster`, for one process."""
+
+    def __init__(self, network: Network):
+        self._network = network
+
+    def topics(self) -> MemoryTopics:
+        return MemoryTopics(self._network)
+
+    def source(self, *, max_record_bytes: int) -> MemorySource:
+        return MemorySource(self._network)
+
+    def sink(self, **names: Any) -> MemorySink:
+        return MemorySink(self._network, **names)
+
+    def log(self, topic: str) -> MemoryLog:
+        return MemoryLog(self._network, topic)
+
+    def members(self, group: str, topic: str, *, worker: str, **how: Any) -> MemoryMembers:
+        return MemoryMembers(self._network, group, topic, **how)

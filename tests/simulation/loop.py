@@ -56,7 +56,8 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         try:
             return loop.run_until_complete(main)
         finally:
-            loop.run_until_complete(_cancelled(asyncio.all_tasks(loop)))
+            while left := asyncio.all_tasks(loop):  # the end of one may begin another
+                loop.run_until_complete(_cancelled(left))
             loop.run_until_complete(loop.shutdown_asyncgens())
             loop.close()
 

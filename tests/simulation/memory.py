@@ -1,4 +1,4 @@
-"""A Kafka in memory: logs with markers, transactions with epochs, groups' offsets, topic ids.
+"""A Kafka in memory: logs with markers, transactions with epochs, topic ids, groups.
 
 Theory
     The broker's side only, and synchronous: what a request does, it does at once and completely.
@@ -14,7 +14,7 @@ Theory
 Invariants
     M1  Offsets rise and are never given twice; truncation and compaction leave holes.
     M2  Of a transactional.id the producer with the latest epoch may write, and no other.
-    M3  A group's offsets for a topic go with the topic; a topic made anew has another id.
+    M3  A topic made anew has another id, and nothing of the old one.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from chaos.records import Record, Topic
-from lmerge_service.kafka.sink import OffsetAndMetadata
 from lmerge_service.kafka.source import TopicPartition
+from tests.simulation.groups import Group
 
 __all__ = ("Broker", "BrokerError", "Fenced", "OutOfRange", "Producer", "UnknownTopic")
 
@@ -105,7 +105,6 @@ class _Topic:
 class _Transaction:
     epoch: int = -1
     partitions: dict[TopicPartition, None] = field(default_factory=dict)
-    offsets: dict[tuple[str, TopicPartition], OffsetAndMetadata] = field(default_factory=dict)
     began: float | None = None
 
 
@@ -118,7 +117,7 @@ class Broker:
         self._topics: dict[str, _Topic] = {}
         self._made = 0
         self._transactions: dict[str, _Transaction] = {}
-        self._offsets: dict[str, dict[TopicPartition, OffsetAndMetadata]] = {}
+        self.groups: dict[str, Group] = {}
         self.on_arrival: list[Callable[[], None]] = []
         """Called when there may be something new to read."""
 
@@ -136,9 +135,6 @@ class Broker:
     def delete(self, name: str) -> None:
         self._topic(name)
         del self._topics[name]
-        for offsets in self._offsets.values():
-            for tp in [tp for tp in offsets if tp.topic == name]:
-                del offsets[tp]
         for transaction in self._transactions.values():
             for tp in [tp for tp in transaction.partitions if tp.topic == name]:
                 del transaction.partitions[tp]
@@ -204,8 +200,8 @@ class Broker:
 
     def produce(
         self, tp: TopicPartition, messages: Iterable[Message], producer: Producer | None = None
-    ) -> None:
-        """Appends at once, or within the producer's transaction."""
+    ) -> int:
+        """Appends at once, or within the producer's transaction; the offset behind the last."""
         partition, now = self._partition(tp), int(self._clock() * 1_000)
         writer: str | None = None
         if producer is not None:
@@ -215,12 +211,7 @@ class Broker:
         for message in messages:
             partition.append(message, "open" if writer else "committed", now, writer)
         self._arrived()
-
-    def add_offsets(
-        self, producer: Producer, group: str, offsets: dict[TopicPartition, OffsetAndMetadata]
-    ) -> None:
-        transaction = self._begun(producer)
-        transaction.offsets |= {(group, tp): at for tp, at in offsets.items()}
+        return partition.end
 
     def init_producer(self, transactional_id: str) -> Producer:
         """A new epoch: it fences the one before and aborts what that one left open."""
@@ -233,11 +224,8 @@ class Broker:
         """Ends the producer's transaction, all of it at once."""
         self._end(producer.transactional_id, self._owned(producer), commit=commit)
 
-    def committed(self, group: str) -> dict[TopicPartition, OffsetAndMetadata]:
-        return dict(self._offsets.get(group, {}))
-
-    def forget_group(self, group: str) -> None:
-        self._offsets.pop(group, None)
+    def group(self, name: str) -> Group:
+        return self.groups.setdefault(name, Group(self._clock))
 
     # --- what happens to logs -------------------------------------------------------------------
 
@@ -306,10 +294,7 @@ class Broker:
         for tp in transaction.partitions:
             state: State = "committed" if commit else "aborted"
             self._partition(tp).finish(transactional_id, state, now)
-        if commit:
-            for (group, tp), at in transaction.offsets.items():
-                self._offsets.setdefault(group, {})[tp] = at
-        transaction.partitions, transaction.offsets = {}, {}
+        transaction.partitions = {}
         transaction.began = None
         self._arrived()
 

@@ -48,11 +48,13 @@ class Network:
         chance: Random,
         weather: Weather = CALM,
         *,
+        name: str = "",
         killed_at: int | None = None,
     ):
         self.broker = broker
         self.chance = chance
         self.weather = weather
+        self.name = name
         self.requests = 0
         self.news = asyncio.Event()
         """Set, and replaced, when there may be something new to read."""

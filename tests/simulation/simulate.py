@@ -25,7 +25,7 @@ from lmerge_service.formats.wire import encode
 from lmerge_service.topology import Topology
 from tests.service.cluster import logical, meaning, replica_streams
 from tests.simulation.actors import Publisher, Supervisor
-from tests.simulation.adapter import injected
+from tests.simulation.adapter import silent
 from tests.simulation.loop import run
 from tests.simulation.memory import Broker
 from tests.simulation.network import Weather
@@ -72,7 +72,7 @@ def command(seed: int) -> str:
 
 def simulate(seed: int) -> Run:
     """Plays a seed to its end."""
-    with injected():
+    with silent():
         return run(_play(seed))
 
 
@@ -151,6 +151,8 @@ def _topology(chance: Random, replicas: Iterable[str], lags: bool) -> Topology:
                 "adjust": chance.choice(["lazy", "eager", "leader"]),
                 "stable": "lag(3000)" if lags else "max",
             },
+            # A snapshot is taken by a child process, which has no part in virtual time.
+            "snapshot_seconds": 86_400,
             "limits": {"batch_records": chance.choice([3, 10, 100])},
         }
     )

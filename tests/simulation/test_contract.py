@@ -13,7 +13,7 @@ from aiokafka import AIOKafkaProducer
 from lmerge_service.errors import ConfigurationError, FencedError, StateError
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.kafka.client import Connection
-from lmerge_service.kafka.sink import OffsetAndMetadata, Outbox, Sink
+from lmerge_service.kafka.sink import Committed, Outbox, Sink
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.topics import Topics
 from tests.simulation import loop
@@ -62,9 +62,9 @@ class InMemory:
         return MemorySink(
             self._network,
             transactional_id=name,
-            group=f"{name}.group",
-            topic=topic,
-            dead_letter_topic=f"{topic}.dead",
+            output=TopicPartition(topic, 0),
+            dead_letters=f"{topic}.dead",
+            state=TopicPartition(f"{topic}.state", 0),
             max_record_bytes=1 << 20,
         )
 
@@ -100,15 +100,15 @@ class Real:
         return Topics(self._connection)
 
     def source(self) -> Source:
-        return Source(self._connection)
+        return Source(self._connection, fetch_wait_ms=10)
 
     def sink(self, name: str, topic: str) -> Sink:
         return Sink(
             self._connection,
             transactional_id=name,
-            group=f"{name}.group",
-            topic=topic,
-            dead_letter_topic=f"{topic}.dead",
+            output=TopicPartition(topic, 0),
+            dead_letters=f"{topic}.dead",
+            state=TopicPartition(f"{topic}.state", 0),
             max_record_bytes=1 << 20,
         )
 
@@ -216,19 +216,16 @@ def test_a_commit_is_there_whole_and_its_marker_takes_an_offset(kafka: Kafka, to
     kafka.play(main())
 
 
-def test_offsets_are_committed_with_the_transaction(kafka: Kafka, topic: str) -> None:
+def test_a_commit_tells_where_its_records_end(kafka: Kafka, topic: str) -> None:
     async def main() -> None:
-        tp = TopicPartition(topic, 0)
         async with kafka.topics() as topics:
-            await topics.ensure(topic)
-            await topics.ensure(f"{topic}.dead")
-            async with kafka.sink(topic, topic) as sink:
-                assert await topics.committed(f"{topic}.group") == {}
-                at = OffsetAndMetadata(7, "standing")
-                await sink.commit(outbox(b"1", offsets={tp: at}))
-                assert await topics.committed(f"{topic}.group") == {tp: at}
-                await sink.commit(outbox(offsets={tp: OffsetAndMetadata(9, "")}))
-                assert (await topics.committed(f"{topic}.group"))[tp].offset == 9
+            for name in (topic, f"{topic}.dead", f"{topic}.state"):
+                await topics.ensure(name)
+        async with kafka.sink(topic, topic) as sink:
+            first = await sink.commit(outbox(b"1", b"2", state=[(b"mark", b"m")]))
+            assert (first.output, first.state) == (2, 1)
+            assert await sink.commit(outbox(state=[(b"mark", b"n")])) == Committed(None, 3)
+            assert await sink.commit(outbox(b"3")) == Committed(4, None)
 
     kafka.play(main())
 
@@ -278,11 +275,10 @@ def test_a_second_owner_fences_the_first_and_keeps_what_it_had_committed(
             await topics.ensure(topic)
             await topics.ensure(f"{topic}.dead")
             async with kafka.sink(topic, topic) as first:
-                await first.commit(outbox(b"1", offsets={tp: OffsetAndMetadata(1, "")}))
+                await first.commit(outbox(b"1"))
                 async with kafka.sink(topic, topic) as second:
                     with pytest.raises(FencedError, match="over"):
-                        await first.commit(outbox(b"no", offsets={tp: OffsetAndMetadata(2, "")}))
-                    assert (await topics.committed(f"{topic}.group"))[tp].offset == 1
+                        await first.commit(outbox(b"no"))
                     await second.commit(outbox(b"2"))
         async with kafka.source() as source:
             source.assign({tp: 0})
@@ -338,18 +334,13 @@ def test_a_topic_made_anew_has_nothing_of_the_old_one(kafka: Kafka, topic: str) 
     async def main() -> None:
         tp = TopicPartition(topic, 0)
         async with kafka.topics() as topics:
-            await topics.ensure(f"{topic}.out")
-            await topics.ensure(f"{topic}.out.dead")
             await topics.ensure(topic)
             await kafka.write(topic, [b"1", b"2"])
-            async with kafka.sink(topic, f"{topic}.out") as sink:
-                await sink.commit(outbox(b"x", offsets={tp: OffsetAndMetadata(2, "")}))
             await topics.delete(topic)
             async with asyncio.timeout(20):
                 while await topics.describe([topic]):  # noqa: ASYNC110 (it is asked)
                     await asyncio.sleep(0.05)
             await topics.ensure(topic)
-            assert tp not in await topics.committed(f"{topic}.group")
         async with kafka.source() as source:
             assert await source.ends([tp]) == {tp: 0}
 

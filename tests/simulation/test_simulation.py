@@ -1,17 +1,14 @@
 """The service over a Kafka in memory: many schedules, and mistakes that they must show."""
 
-import contextlib
 import os
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 
 from chaos.verdicts import Outcome
 from lmerge_service.errors import LMergeError, TransportError, single_error
-from lmerge_service.kafka.sink import Outbox
-from lmerge_service.service.task import MergeTask
+from lmerge_service.kafka.sink import Committed, Outbox
 from tests.simulation.clients import MemorySink
 from tests.simulation.simulate import Run, command, simulate
 
@@ -70,38 +67,44 @@ def found() -> list[str]:
     return []
 
 
-def test_a_worker_that_forgets_what_it_said_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def read_nothing(self: MergeTask) -> None: ...
-
-    monkeypatch.setattr(MergeTask, "_load_output", read_nothing)
-    assert "K2" in found()
-
-
-def test_offsets_that_are_committed_ahead_of_the_output_are_found(
+def test_output_that_is_committed_apart_from_its_mark_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Remembered before it is said: after a kill it is never said, unless the rebuild notices."""
-    commit, replay = MemorySink.commit, MergeTask._replay
+    """Said before it is remembered: after a kill it is said again."""
+    commit = MemorySink.commit
 
-    async def offsets_first(self: MemorySink, outbox: Outbox) -> None:
-        await commit(self, Outbox([], [], outbox.offsets))
-        await commit(self, Outbox(outbox.records, outbox.dead))
+    async def in_two_steps(self: MemorySink, outbox: Outbox) -> Committed:
+        output = await commit(self, Outbox(outbox.records))
+        state = await commit(self, Outbox([], outbox.dead, outbox.state))
+        return Committed(output.output, state.state)
 
-    async def notice_nothing(self: MergeTask, committed: Any) -> list[Any]:
-        await replay(self, committed)
-        return []
+    monkeypatch.setattr(MemorySink, "commit", in_two_steps)
+    assert found()
 
-    monkeypatch.setattr(MemorySink, "commit", offsets_first)
-    monkeypatch.setattr(MergeTask, "_replay", notice_nothing)
-    assert "K1" in found()
+
+def test_a_mark_that_is_committed_ahead_of_its_output_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Remembered before it is said: after a kill it is never said, unless that is noticed."""
+    commit = MemorySink.commit
+
+    async def mark_first(self: MemorySink, outbox: Outbox) -> Committed:
+        state = await commit(self, Outbox([], [], outbox.state))
+        output = await commit(self, Outbox(outbox.records, outbox.dead))
+        return Committed(output.output, state.state)
+
+    monkeypatch.setattr(MemorySink, "commit", mark_first)
+    assert found()
 
 
 def test_a_commit_that_is_taken_for_done_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     commit = MemorySink.commit
 
-    async def commit_and_hope(self: MemorySink, outbox: Outbox) -> None:
-        with contextlib.suppress(TransportError):
-            await commit(self, outbox)
+    async def commit_and_hope(self: MemorySink, outbox: Outbox) -> Committed:
+        try:
+            return await commit(self, outbox)
+        except TransportError:
+            return Committed(None, None)
 
     monkeypatch.setattr(MemorySink, "commit", commit_and_hope)
     assert found()

@@ -8,8 +8,8 @@ from lmerge_service.core import Operator, lmerge
 from lmerge_service.elements import START, Element, Insert, Stable
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.headers import incarnation_headers
+from lmerge_service.formats.ingest import Ingest
 from lmerge_service.formats.wire import WireDecoder, encode
-from lmerge_service.service.ingest import Ingest
 
 
 @dataclass
@@ -20,6 +20,7 @@ class Record:
     headers: list[tuple[str, bytes]] = field(default_factory=list)
     topic: str = "in"
     key: bytes | None = b"k"
+    timestamp: int = 0
 
 
 def insert(payload: str, vs: int, ve: int) -> Insert[bytes]:
@@ -38,13 +39,13 @@ class Fed:
     def __init__(self, partitions: int = 1) -> None:
         self.merge: Operator = lmerge()
         self.ingest = Ingest(
-            self.merge, "r", WireDecoder(), partitions=partitions, joining_at=START
+            self.merge, "r", WireDecoder(), topic="in", partitions=partitions, joining_at=START
         )
         self.dead: list[DeadLetter] = []
 
     def take(self, batch: list[Record]) -> list[Element]:
         out: list[Element] = []
-        self.ingest.take(batch, out, self.dead)
+        self.ingest.take(batch[0].partition if batch else 0, batch, out, self.dead)
         return out
 
 

@@ -1,0 +1,148 @@
+"""`lmerge read`: topics that mean the same, as one stream of elements on standard output."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lmerge_service.cli.options import (
+    Bootstrap,
+    Json,
+    KafkaConfig,
+    Nfc,
+    check_topic,
+    connection,
+    silence_kafka_client,
+)
+from lmerge_service.cli.words import finite, point, say_json
+from lmerge_service.core import Case
+from lmerge_service.errors import ConfigurationError
+from lmerge_service.formats.wire import encode
+
+if TYPE_CHECKING:
+    from lmerge_service.kafka.read_merged import MergedReader, ReaderStatus
+
+__all__ = ("read",)
+
+_TOPIC = "kafka:"
+
+
+def read(
+    topics: Annotated[
+        list[str], typer.Argument(metavar="TOPIC", help="Merged or replica topics, at least one.")
+    ],
+    case: Annotated[
+        Case, typer.Option(metavar="CASE", help="What the topics may do; as for `lmerge merge`.")
+    ] = Case.R3,
+    follow: Annotated[
+        bool,
+        typer.Option(
+            "--follow",
+            "-f",
+            help="Go on with what comes, until the stream ends or SIGINT or SIGTERM.",
+        ),
+    ] = False,
+    token: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Go on from where the reading that left FILE ended, if it is there, and leave it "
+            "there anew at the end: what is written before and after is one stream.",
+        ),
+    ] = None,
+    bootstrap: Bootstrap = None,
+    kafka_config: KafkaConfig = None,
+    nfc: Nfc = False,
+    json: Json = False,
+) -> None:
+    """Read topics that mean the same as one stream, a JSON element a line on standard output.
+
+    No event is lost, doubled or contradicted, whichever of the topics is ahead, missing or dead.
+    Without --follow the reading ends where the topics end now. What was read from where is told
+    on standard error at the end.
+
+    Example: `lmerge read flights.merged.a flights.merged.b --follow`
+    """
+    import asyncio
+
+    from lmerge_service.kafka.read_merged import read_merged
+
+    names = [topic.removeprefix(_TOPIC) for topic in topics]
+    for name in names:
+        check_topic(name)
+    saved = token.read_bytes() if token is not None and token.exists() else None
+    reading = read_merged(
+        connection(bootstrap, kafka_config), names, case=case, token=saved, follow=follow, nfc=nfc
+    )
+    silence_kafka_client()
+    status = asyncio.run(_read(reading, must_exist=not follow, token=token))
+    _tell(status, as_json=json)
+
+
+async def _read(reading: "MergedReader", *, must_exist: bool, token: Path | None) -> "ReaderStatus":
+    import asyncio
+    import signal
+
+    async with reading as reader:
+        missing = [each.topic for each in reader.status().topics if each.state == "missing"]
+        if missing and must_exist:
+            raise ConfigurationError(
+                f"kafka:{missing[0]}: there is no such topic (--follow waits for it)"
+            )
+        writing = asyncio.create_task(_write(reader))
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, writing.cancel)
+        try:
+            await asyncio.wait({writing})
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+        failure = None if writing.cancelled() else writing.exception()
+        if token is not None and not isinstance(failure, OSError):  # all that was taken is written
+            _leave(token, reader.token())
+        if failure is not None:
+            raise failure
+        return reader.status()
+
+
+async def _write(reader: "MergedReader") -> None:
+    """Never awaits between taking a batch and having written it, so that it ends behind one."""
+    async for batch in reader.batches():
+        sys.stdout.buffer.write(b"".join(encode(element) + b"\n" for element in batch))
+        sys.stdout.buffer.flush()
+
+
+def _leave(token: Path, saved: bytes) -> None:
+    """The file is always whole: the old one or the new one."""
+    partial = token.with_name(f"{token.name}.partial")
+    partial.write_bytes(saved)
+    partial.replace(token)
+
+
+def _tell(status: "ReaderStatus", *, as_json: bool) -> None:
+    if as_json:
+        say_json(_document(status), err=True)
+        return
+    for each in status.topics:
+        if each.why is not None:
+            typer.echo(f"warning: {each.why}", err=True)
+        else:
+            stable = "never spoke" if each.stable is None else f"stable at {point(each.stable)}"
+            breaches = sum(each.breaches.values())
+            typer.echo(
+                f"{each.topic}: {stable}, first with {each.first:,} events, {breaches:,} breaches, "
+                f"{each.dead:,} records that are no elements",
+                err=True,
+            )
+    typer.echo(f"merged: stable at {point(status.stable)}, {status.live_events:,} live", err=True)
+
+
+def _document(status: "ReaderStatus") -> dict[str, Any]:
+    from dataclasses import asdict
+
+    document = asdict(status) | {"stable": finite(status.stable)}
+    for each in document["topics"]:
+        each["stable"] = None if each["stable"] is None else finite(each["stable"])
+    return document

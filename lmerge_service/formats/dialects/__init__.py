@@ -1,0 +1,55 @@
+"""Other encodings of changing tables, read as elements, and written (docs/dialects.md)."""
+
+from collections.abc import Callable
+
+from lmerge_service.formats.dialects.debezium import DebeziumDecoder
+from lmerge_service.formats.dialects.decoding import Decoder
+from lmerge_service.formats.dialects.flink import FlinkDecoder
+from lmerge_service.formats.dialects.openclose import OpenCloseDecoder
+from lmerge_service.formats.dialects.options import (
+    Debezium,
+    DialectFormat,
+    Flink,
+    Format,
+    Lateness,
+    Lifetime,
+    OpenClose,
+    Transactions,
+    Upserts,
+    Watermark,
+)
+from lmerge_service.formats.dialects.reading import Reader
+from lmerge_service.formats.dialects.upserts import UpsertsDecoder
+from lmerge_service.formats.dialects.writing import WRITTEN, Writer, Written, writer
+from lmerge_service.formats.payload import PayloadCache
+
+__all__ = (
+    "WRITTEN",
+    "Debezium",
+    "Decoder",
+    "DialectFormat",
+    "Flink",
+    "Format",
+    "Lateness",
+    "Lifetime",
+    "OpenClose",
+    "Transactions",
+    "Upserts",
+    "Watermark",
+    "Writer",
+    "Written",
+    "build_decoder",
+    "writer",
+)
+
+_DECODERS: dict[type, Callable[..., Decoder]] = {
+    OpenClose: OpenCloseDecoder,
+    Debezium: DebeziumDecoder,
+    Flink: FlinkDecoder,
+    Upserts: UpsertsDecoder,
+}
+
+
+def build_decoder(options: DialectFormat, cache: PayloadCache, max_record_bytes: int) -> Decoder:
+    """A decoder for one partition; equal payloads are shared by way of the cache."""
+    return _DECODERS[type(options)](options, Reader(cache, max_record_bytes))

@@ -1,0 +1,181 @@
+r"""Debezium's change events: rows of a database table, as its log tells of them.
+
+Theory
+    Debezium (its documentation: "Data change events" of each connector) writes an envelope per
+    change, with the row before and after, keyed by the primary key; with `schemas.enable` it
+    stands under "payload", beside its "schema".
+
+    c, u, r    the row is `after` from then on. A read (r) is a row of a snapshot, the first or a
+               later one: it says what is so at its time, so a row that is known says nothing.
+    d          the row is gone from then on; the tombstone that follows says nothing more.
+    t          truncate: all rows *of the partition in which it arrives* are gone.
+    m          a message in the log, no row: says nothing.
+    heartbeat  {"ts_ms": …}: says nothing, unless the rule of the stable counts it.
+    transaction  {"status": "BEGIN" or "END", …}: says nothing, unless the rule is `transactions`.
+
+    Records of a key come in the order of the log, and that order counts, not the times (`tables`).
+    `before` is not looked at, other than for its key: the row that ends is the one that was
+    begun, whatever a connector knows about it (by default it knows the primary key). When fields
+    of the row make the key and an update changes them, one row is gone and another comes.
+
+    Where the log has no value of a large column, because it did not change, Debezium writes
+    `__debezium_unavailable_value`: the value is taken over from the row before.
+
+    A tombstone of a key that has a row deletes it nobody knows when (its `d` was compacted away):
+    it is refused, so that somebody sees it.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from lmerge_service.elements import START, Element
+from lmerge_service.errors import ElementError
+from lmerge_service.formats.dialects.decoding import TableDecoder, path_of
+from lmerge_service.formats.dialects.options import Debezium, Lateness, Transactions
+from lmerge_service.formats.dialects.reading import (
+    Fields,
+    Reader,
+    end,
+    fields_of,
+    find,
+    malformed,
+    merged,
+    word,
+)
+from lmerge_service.formats.dialects.tables import Change
+from lmerge_service.formats.headers import TimedRecord
+from lmerge_service.formats.reasons import Reason
+
+__all__ = ("DebeziumDecoder",)
+
+_UNAVAILABLE: Final = b'"__debezium_unavailable_value"'
+
+
+class DebeziumDecoder(TableDecoder):
+    """The rows of one partition, by key, and the transaction that is under way."""
+
+    name = "debezium"
+
+    def __init__(self, options: Debezium, reader: Reader) -> None:
+        super().__init__(options, reader)
+        self._key_paths = None if options.key is None else [path_of(each) for each in options.key]
+        rule = options.stable
+        self._heartbeats = isinstance(rule, Lateness) and rule.heartbeats
+        self._by_transaction = isinstance(rule, Transactions)
+        self._transaction: bytes | None = None
+        self._beat = "ts_ms" if self._lifetime else path_of(self._time)[-1]
+
+    def decode(self, record: TimedRecord) -> Sequence[Element]:
+        envelope = None if record.value is None else self._unwrapped(record.value)
+        if envelope is None:
+            return self._tombstone(record)
+        op = word(envelope, "op")
+        mark = self._mark(envelope)
+        if op in ("c", "r", "u", "d"):
+            when = self._when(record, envelope)
+            return self._changed(self._changes(record, envelope, op, when), envelope, when, mark)
+        if op == "t":
+            when = self._when(record, envelope)
+            gone = [Change(key, None, when) for key in self._table.live()]
+            return self._changed(gone, envelope, when, mark)
+        if op == "m" or self._only_marks(envelope):
+            return self._make([], mark=mark)
+        if "op" not in envelope:
+            return self._beside(envelope)
+        raise malformed("op must be c, r, u, d, t or m")
+
+    def _unwrapped(self, raw: bytes) -> Fields | None:
+        """The envelope, or None for a tombstone that has a schema."""
+        text = self._reader.text(raw)
+        payload = _payload(text)
+        return None if payload == b"null" and payload is not text else fields_of(payload)
+
+    def _tombstone(self, record: TimedRecord) -> Sequence[Element]:
+        if self._key_paths is None and self._table.holds(self._record_key(record)) is not None:
+            raise ElementError(Reason.TOMBSTONE, "a tombstone deletes a row without saying when")
+        return []
+
+    def _changes(self, record: TimedRecord, envelope: Fields, op: str, when: int) -> list[Change]:
+        before, after = (envelope.get(name, b"null") for name in ("before", "after"))
+        if op != "d" and after == b"null":
+            raise malformed(f"op {op} needs the row after")
+        old = self._row_key(record, before) if op in ("u", "d") else None
+        if op == "d":
+            if old is None:
+                raise ElementError(Reason.NO_KEY, "the row before, which has the key, is missing")
+            return [Change(old, None, when)]
+        key = self._row_key(record, after)
+        assert key is not None, "the row after is there"
+        moved = [Change(old, None, when)] if old is not None and old != key else []
+        return [*moved, self._change(key, self._whole(key, after), when)]
+
+    def _row_key(self, record: TimedRecord, row: bytes) -> bytes | None:
+        """What tells the row from others; None when the row would, but is missing."""
+        if self._key_paths is None:
+            return self._record_key(record)
+        return None if row == b"null" else self._key_of(row, self._key_paths)
+
+    def _record_key(self, record: TimedRecord) -> bytes:
+        if record.key is None:
+            raise ElementError(Reason.NO_KEY, "the record has no key: name the row's key fields")
+        key = _payload(self._reader.text(record.key))
+        if key == b"null":
+            raise ElementError(Reason.NO_KEY, "the record's key is null: name the row's key fields")
+        return key
+
+    def _whole(self, key: bytes, after: bytes) -> bytes:
+        """The row, with what the log did not repeat taken over from the row before."""
+        if _UNAVAILABLE not in after or not after.startswith(b"{"):
+            return after
+        fields = fields_of(after)
+        held = self._table.holds(key)
+        known = {} if held is None else fields_of(held)
+        for name, value in fields.items():
+            if value == _UNAVAILABLE:
+                if name not in known:
+                    raise malformed(f"the value of {name[:100]!a} is unavailable, and not known")
+                fields[name] = known[name]
+        return merged(fields)
+
+    def _changed(
+        self, changes: list[Change], envelope: Fields, when: int, mark: int | None
+    ) -> list[Element]:
+        if not self._by_transaction:
+            return self._make(changes, when, mark)
+        transaction = find(envelope, ("transaction", "id"))
+        ended = self._transaction not in (None, transaction)
+        said = self._make(changes, when, first=self._horizon.latest if ended else START)
+        self._transaction = transaction
+        return said
+
+    def _beside(self, envelope: Fields) -> Sequence[Element]:
+        """A heartbeat, or a bound of a transaction."""
+        status = word(envelope, "status")
+        if status in ("BEGIN", "END") and "id" in envelope:
+            if status == "END" and self._by_transaction:
+                self._transaction = None
+                return self._make([], mark=self._horizon.latest)
+            return []
+        if self._beat in envelope:
+            beat = end(envelope[self._beat], self._beat)
+            return self._beaten(beat) if self._heartbeats else []
+        raise malformed("neither a change, nor a heartbeat, nor a bound of a transaction")
+
+    def _beaten(self, beat: int) -> list[Element]:
+        said: list[Element] = [*self._horizon.see(beat)]
+        self._table.forget(self._horizon.stable)
+        return said
+
+    def _saved(self) -> Any:
+        return self._transaction
+
+    def _load(self, saved: Any) -> None:
+        self._transaction = saved
+
+
+def _payload(text: bytes) -> bytes:
+    """What stands beside a schema, or the text itself."""
+    if not text.startswith(b'{"payload":'):
+        return text
+    fields = fields_of(text)
+    return fields["payload"] if fields.keys() == {"payload", "schema"} else text

@@ -1,0 +1,200 @@
+"""From one replica's records to its elements in the operator: incarnations, dead letters, order.
+
+Theory
+    A record that is not an element goes to the dead letters and the replica goes on. A replica
+    that starts over says so in headers (docs/semantics.md): a higher `lmerge-incarnation` on any
+    partition re-attaches the replica, from `lmerge-joining-at` on, and drops what the old
+    incarnation held; records of an older one that are still in flight are ignored and counted.
+
+    Nothing here depends on how the partitions interleave: of each partition only the records of
+    the highest incarnation count in the end. So the operator can be rebuilt from the partitions'
+    prefixes (promise 7 of docs/semantics.md), once it is known which incarnation that is.
+
+    A replica that is normalised has a normaliser per partition and incarnation, between decoding
+    and the operator. What that says is a function of the partition's prefix, too, so that a
+    rebuild hears what the original heard. It cannot join late: an interval that is under way at
+    the joining time has begun nobody knows when, so it has no canonical form.
+
+    A replica that speaks a dialect (`formats.dialects`) has a decoder per partition and
+    incarnation in the same way. One record may say several elements then, or none.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
+
+from lmerge_service.core import Operator
+from lmerge_service.core.normaliser import Normaliser
+from lmerge_service.elements import START, Element, Stable
+from lmerge_service.errors import ElementError, StateError
+from lmerge_service.formats.dead_letters import DeadLetter
+from lmerge_service.formats.dialects import Decoder
+from lmerge_service.formats.headers import JOINING_AT_HEADER, TimedRecord, incarnation_of
+from lmerge_service.formats.wire import WireDecoder
+
+__all__ = ("Ingest",)
+
+_NORMALISER: Final = "normaliser"
+_DECODER: Final = "decoder"
+_MUST_BE_WHOLE = "a replica that is normalised must be correct from the beginning"
+
+
+class Ingest:
+    """Feeds one replica's records to an operator; counts what it left out."""
+
+    def __init__(
+        self,
+        merge: Operator,
+        name: str,
+        decoder: WireDecoder,
+        *,
+        topic: str,
+        partitions: int,
+        joining_at: int = START,
+        incarnation: int = 0,
+        gap_accepted: bool = False,
+        normalise: bool = False,
+        co_partitioned: bool = False,
+        mutes: Mapping[int, int] = MappingProxyType({}),
+        keeps: Callable[[bytes], bool] | None = None,
+        dialect: Callable[[], Decoder] | None = None,
+        attached: bool = False,
+    ):
+        """`partitions` are the operator's: one if the replica is co-partitioned, since the task
+        reads one. `mutes` gives offsets by partition before which stables do not count; `keeps`
+        tells the payloads that are this task's; `dialect` makes a decoder for each partition, None
+        if they are in the wire format. `attached`: the operator has the input already, from a
+        snapshot."""
+        self.name = name
+        self.topic = topic
+        self.incarnation = incarnation
+        self.joining_at = joining_at
+        self.gap_accepted = gap_accepted
+        self.partitions = partitions
+        self.stale = 0
+        """Records of an incarnation that a later one had replaced."""
+        self._merge = merge
+        self._decoder = decoder
+        self._normalise = normalise
+        self._co_partitioned = co_partitioned
+        self._mutes = dict(mutes)
+        self._keeps = keeps
+        self._normalisers: dict[int, Normaliser] = {}
+        self._dialect = dialect
+        self._decoders: dict[int, Decoder] = {}
+        if not attached:
+            merge.attach(name, joining_at, partitions, accepted_gap=gap_accepted)
+
+    def widen(self, partitions: int) -> None:
+        """The replica's topic has got more partitions."""
+        self.partitions = partitions
+        self._merge.inputs[self.name].add_partitions(partitions)
+
+    def take(
+        self,
+        partition: int,
+        records: Sequence[TimedRecord],
+        out: list[Element],
+        dead: list[DeadLetter],
+        *,
+        recall: bool = False,
+    ) -> None:
+        """Processes records of a partition in order; appends what there is to say.
+
+        `recall` is for records that were merged before the output reached what was loaded.
+        """
+        elements: list[Element] = []
+        decode, in_wire = self._decoder.decode, self._dialect is None
+        mute = self._mutes.get(partition, 0)
+        for record in records:
+            try:
+                incarnation, joining_at = (
+                    incarnation_of(record.headers) if record.headers else (0, START)
+                )
+                if incarnation != self.incarnation:
+                    if incarnation < self.incarnation:
+                        self.stale += 1
+                        continue
+                    out += self._process(elements, partition, recall)
+                    elements = []
+                    self.start_over(incarnation, joining_at)
+                if in_wire:
+                    elements.append(decode(record.value))
+                else:
+                    elements += self._translated(partition, record)
+                if mute and record.offset < mute:
+                    elements = [each for each in elements if type(each) is not Stable]
+            except ElementError as error:
+                dead.append(self._dead_letter(partition, record, error))
+        out += self._process(elements, partition, recall)
+
+    def _translated(self, partition: int, record: TimedRecord) -> Iterable[Element]:
+        assert self._dialect is not None
+        decoder = self._decoders.get(partition)
+        if decoder is None:
+            decoder = self._decoders[partition] = self._dialect()
+        return decoder.decode(record)
+
+    def _process(self, elements: list[Element], partition: int, recall: bool) -> list[Element]:
+        process = self._merge.recall if recall else self._merge.process_batch
+        if (keeps := self._keeps) is not None:
+            elements = [e for e in elements if type(e) is Stable or keeps(e.payload)]  # type: ignore[union-attr]
+        if self._co_partitioned:
+            partition = 0
+        if not self._normalise:
+            return process(self.name, elements, partition)
+        normaliser = self._normalisers.setdefault(partition, Normaliser())
+        heard = normaliser.process_batch(elements)
+        normaliser.blame(self._merge, self.name)
+        return process(self.name, heard, partition)
+
+    def start_over(self, incarnation: int, joining_at: int) -> None:
+        """A new incarnation of the replica: what the old one said is dropped.
+
+        Raises:
+            ElementError: it joins late, and is normalised.
+        """
+        if joining_at != START and self._normalise:
+            raise ElementError("header", f"{JOINING_AT_HEADER}: {_MUST_BE_WHOLE}")
+        self.incarnation, self.joining_at = incarnation, joining_at
+        self.gap_accepted = False
+        self._normalisers, self._decoders = {}, {}
+        self._merge.attach(self.name, joining_at, self.partitions)
+
+    def accept_gap(self) -> None:
+        """Follows the original in having joined before its time; after its output is loaded."""
+        self.gap_accepted = True
+        self._merge.accept(self.name, self.joining_at)
+
+    def parts(self) -> Iterator[tuple[str, int, bytes]]:
+        """What is remembered beside the operator, for a snapshot: kind, partition and state."""
+        for partition, normaliser in self._normalisers.items():
+            yield _NORMALISER, partition, normaliser.snapshot()
+        for partition, decoder in self._decoders.items():
+            yield _DECODER, partition, decoder.snapshot()
+
+    def restore(self, kind: str, partition: int, saved: bytes) -> None:
+        """Takes one of `parts`.
+
+        Raises:
+            StateError: it is damaged.
+        """
+        if kind == _NORMALISER:
+            self._normalisers[partition] = Normaliser.restore(saved)
+        elif kind == _DECODER and self._dialect is not None:
+            self._decoders[partition] = self._dialect()
+            self._decoders[partition].restore(saved)
+        else:
+            raise StateError(f"the snapshot has a part {kind!r} of {self.name}, which needs none")
+
+    def _dead_letter(self, partition: int, record: TimedRecord, error: ElementError) -> DeadLetter:
+        return DeadLetter(
+            replica=self.name,
+            topic=self.topic,
+            partition=partition,
+            offset=record.offset,
+            reason=error.reason,
+            message=str(error),
+            key=record.key,
+            value=record.value,
+        )

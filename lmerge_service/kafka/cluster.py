@@ -1,0 +1,70 @@
+"""All that the service uses of Kafka, made from one connection.
+
+A service that is given another `Cluster` with the same methods runs on that: the tests' simulation
+is one, on an in-memory log and a virtual clock.
+"""
+
+from collections.abc import Callable, Mapping
+
+from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.log import Log
+from lmerge_service.kafka.members import Members
+from lmerge_service.kafka.sink import Sink
+from lmerge_service.kafka.source import Source, TopicPartition
+from lmerge_service.kafka.topics import Topics
+
+__all__ = ("Cluster",)
+
+
+class Cluster:
+    """Makes clients; each is opened and closed by whoever asks for it."""
+
+    def __init__(self, connection: Connection):
+        self.connection = connection
+
+    def topics(self) -> Topics:
+        return Topics(self.connection)
+
+    def source(self, *, max_record_bytes: int) -> Source:
+        return Source(self.connection, max_record_bytes=max_record_bytes)
+
+    def sink(
+        self,
+        *,
+        transactional_id: str,
+        output: TopicPartition,
+        dead_letters: str,
+        state: TopicPartition,
+        max_record_bytes: int,
+    ) -> Sink:
+        return Sink(
+            self.connection,
+            transactional_id=transactional_id,
+            output=output,
+            dead_letters=dead_letters,
+            state=state,
+            max_record_bytes=max_record_bytes,
+        )
+
+    def log(self, topic: str) -> Log:
+        return Log(self.connection, topic)
+
+    def members(
+        self,
+        group: str,
+        topic: str,
+        *,
+        worker: str,
+        warm: Callable[[], Mapping[int, int]],
+        standby_only: bool,
+        session_timeout_ms: int,
+    ) -> Members:
+        return Members(
+            self.connection,
+            group,
+            topic,
+            worker=worker,
+            warm=warm,
+            standby_only=standby_only,
+            session_timeout_ms=session_timeout_ms,
+        )

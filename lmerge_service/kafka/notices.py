@@ -1,0 +1,46 @@
+"""Small keyed records, each sent by itself and outside of any transaction.
+
+Who owns what
+    `Notices` owns one idempotent producer for partition 0 of one topic.
+
+What happens on a crash at each await
+    in `send`: the record is there or not. Whoever sends notices must be content with either.
+"""
+
+from aiokafka import AIOKafkaProducer
+
+from lmerge_service.kafka.client import Connection, bounded, close_bounded
+
+__all__ = ("Notices",)
+
+
+class Notices:
+    """Use as `async with`."""
+
+    def __init__(self, connection: Connection, topic: str):
+        self._connection = connection
+        self._topic = topic
+        self._producer = AIOKafkaProducer(
+            **connection.arguments, enable_idempotence=True, retry_backoff_ms=50
+        )
+
+    async def __aenter__(self) -> "Notices":
+        try:
+            doing = f"connecting to {self._connection.bootstrap}"
+            await bounded(self._producer.start(), doing)
+        except BaseException:
+            await close_bounded(self._producer.stop())
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await close_bounded(self._producer.stop())
+
+    async def send(self, key: bytes, value: bytes) -> None:
+        """Returns when all copies have it.
+
+        Raises:
+            TransportError: Kafka cannot be reached, or refuses; it may be there all the same.
+        """
+        sending = self._producer.send_and_wait(self._topic, value, key=key, partition=0)
+        await bounded(sending, f"sending to {self._topic}")

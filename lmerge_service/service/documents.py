@@ -1,0 +1,326 @@
+"""The documents of the control API: what is asked, what is answered, and what went wrong.
+
+The requests take exactly what their JSON schema says: no text for a number, nothing unknown. What
+they cannot know (versions, states, what goes together) is the ledger's to judge.
+"""
+
+from typing import Annotated, Any, Literal, Self
+
+import msgspec
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from lmerge_service.service.decisions import LONGEST_REASON, LONGEST_WORD, words
+from lmerge_service.service.ledger import AcceptedGap, Entry, Ledger, RefusalKind, Wanted
+from lmerge_service.service.life import Wish
+from lmerge_service.topology import Name, Properties, Speaking, Stream
+
+__all__ = (
+    "AttachRequest",
+    "Decided",
+    "DecisionView",
+    "Decisions",
+    "GapRequest",
+    "GapView",
+    "Made",
+    "PolicyRequest",
+    "Problem",
+    "QuarantineRequest",
+    "ReleaseRequest",
+    "ReplicaView",
+    "Request",
+)
+
+# An OpenAPI document tells bounds as doubles: these are the same in every reading.
+_HIGHEST_VERSION = 2**53
+_FAR = 9_200_000_000_000_000_000
+_STRICT = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+def _whole(value: object) -> object:
+    """To JSON schema 5.0 is an integer, too."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Version = Annotated[int, Field(ge=0, le=_HIGHEST_VERSION), BeforeValidator(_whole)]
+Moment = Annotated[int, Field(ge=-_FAR, le=_FAR), BeforeValidator(_whole)]
+Word = Annotated[str, Field(min_length=1, max_length=LONGEST_WORD)]
+Identity = Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]{1,100}$")]
+
+
+# What is asked
+
+
+class Request(BaseModel):
+    """What every decision may be asked with."""
+
+    model_config = ConfigDict(**_STRICT, json_schema_extra={"examples": [{"expects": 3}]})
+
+    expects: Version | None = None
+    """The version that was seen; the decision is refused if it is another one by then."""
+    who: Word | None = None
+    """Who decides, for people to read."""
+    id: Identity | None = None
+    """To ask once more for the same decision, when its outcome is unknown."""
+
+
+class _Promises(Properties):
+    model_config = _STRICT
+
+
+class AttachRequest(Stream, Request):
+    """A replica to be merged; the fields are those of the topology file."""
+
+    model_config = ConfigDict(
+        **_STRICT,
+        json_schema_extra={
+            "examples": [{"topic": "flights.c", "joining_at": 1357020000000, "expects": 3}],
+            "not": {
+                "properties": {"normalise": {"const": True}, "joining_at": {"type": "integer"}},
+                "required": ["normalise", "joining_at"],
+            },
+        },
+    )
+
+    topic: Annotated[str, Field(pattern=r"^[a-zA-Z0-9._-]{1,249}$")]
+    joining_at: Moment | None = None
+    """The time from which the replica is correct; by default the beginning of time."""
+    properties: _Promises = _Promises()
+
+    def replica(self, name: str) -> dict[str, Any]:
+        """The replica, with what was said of it and no more."""
+        own = set(Request.model_fields)
+        document = self.model_dump(mode="json", exclude_defaults=True, exclude=own)
+        return {"name": name, **document}
+
+
+class QuarantineRequest(Request):
+    """A replica not to be trusted, and why."""
+
+    model_config = ConfigDict(
+        **_STRICT, json_schema_extra={"examples": [{"reason": "its clock is a day ahead"}]}
+    )
+
+    reason: Annotated[str, Field(max_length=LONGEST_REASON)] = ""
+
+
+class ReleaseRequest(Request):
+    """A replica to be trusted again, from when on."""
+
+    model_config = ConfigDict(
+        **_STRICT, json_schema_extra={"examples": [{"joining_at": 1357020000000}]}
+    )
+
+    joining_at: Moment | None = None
+    """By default the replica's own."""
+
+
+class GapRequest(Request):
+    """The gap as it was seen: the output goes on with what this replica has, from that time on."""
+
+    model_config = ConfigDict(
+        **_STRICT, json_schema_extra={"examples": [{"input": "d", "until": 1357020000000}]}
+    )
+
+    input: Name
+    until: Moment
+
+
+_SHARE = r"0\.[0-9]{0,6}[1-9]|1\.0"
+_COUNT = r"[1-9][0-9]{0,5}"
+
+
+class PolicyRequest(Request):
+    """When the output speaks."""
+
+    model_config = ConfigDict(
+        **_STRICT,
+        json_schema_extra={
+            "examples": [{"insert": "first", "adjust": "lazy", "stable": "quorum(2)"}]
+        },
+    )
+
+    insert: Annotated[
+        str, Field(pattern=rf"^(first|leader|half_frozen|quorum\(({_COUNT}|{_SHARE})\))$")
+    ]
+    adjust: Literal["lazy", "eager", "leader"]
+    stable: Annotated[str, Field(pattern=rf"^(max|lag\([0-9]{{1,18}}\)|quorum\({_COUNT}\))$")]
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        Speaking(insert=self.insert, adjust=self.adjust, stable=self.stable)
+        return self
+
+
+# What is answered
+
+
+class Made(BaseModel):
+    """A decision that holds."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"id": "5f0c1b2e", "version": 4, "offset": 7, "action": "detach b"}]
+        }
+    )
+
+    id: str
+    version: int
+    """What it made."""
+    offset: int
+    """Where it is in the control log."""
+    action: str
+
+    @classmethod
+    def of(cls, entry: Entry) -> Self:
+        decision = entry.decision
+        action = words(decision.action)
+        return cls(id=decision.id, version=entry.version, offset=entry.offset, action=action)
+
+
+class ReplicaView(Stream):
+    """What was decided about a replica."""
+
+    name: str
+    state: Wish
+    since: int
+    """The version that brought it there."""
+    epoch: int
+    """The version that attached it last."""
+    reason: str | None
+    who: str
+    decided: bool
+    """Whether something else than the topology file has decided about it."""
+
+    @classmethod
+    def of(cls, wanted: Wanted) -> Self:
+        return cls(
+            **wanted.replica.model_dump(),
+            state=wanted.wish,
+            since=wanted.since,
+            epoch=wanted.epoch,
+            reason=wanted.reason,
+            who=wanted.who,
+            decided=wanted.decided,
+        )
+
+
+class GapView(BaseModel):
+    """A gap that somebody has accepted."""
+
+    input: str
+    until: int
+    version: int
+    who: str
+
+    @classmethod
+    def of(cls, gap: AcceptedGap) -> Self:
+        return cls(input=gap.replica, until=gap.until, version=gap.version, who=gap.who)
+
+
+class Decided(BaseModel):
+    """All that was decided, as this worker knows it."""
+
+    version: int
+    offset: int
+    """Every record of the control log before this one has been read."""
+    case: str
+    policy: Speaking
+    replicas: list[ReplicaView]
+    accepted_gaps: list[GapView]
+
+    @classmethod
+    def of(cls, ledger: Ledger) -> Self:
+        return cls(
+            version=ledger.version,
+            offset=ledger.offset,
+            case=ledger.topology.resolved_case,
+            policy=ledger.policy,
+            replicas=[ReplicaView.of(each) for each in ledger.replicas.values()],
+            accepted_gaps=[GapView.of(each) for each in ledger.accepted_gaps],
+        )
+
+
+class DecisionView(BaseModel):
+    """One decision, and what became of it."""
+
+    id: str
+    offset: int
+    version: int
+    """The version after it."""
+    accepted: bool
+    refusal: RefusalKind | None
+    why: str | None
+    """Why it was refused."""
+    what: str
+    action: dict[str, Any]
+    """As it is in the control log."""
+    who: str
+    made: int
+    """Milliseconds since the epoch."""
+    expects: int | None
+
+    @classmethod
+    def of(cls, entry: Entry) -> Self:
+        decision, refusal = entry.decision, entry.refusal
+        return cls(
+            id=decision.id,
+            offset=entry.offset,
+            version=entry.version,
+            accepted=entry.accepted,
+            refusal=None if refusal is None else refusal.kind,
+            why=None if refusal is None else refusal.reason,
+            what=words(decision.action),
+            action=msgspec.to_builtins(decision.action),
+            who=decision.who,
+            made=decision.made,
+            expects=decision.expects,
+        )
+
+
+class Decisions(BaseModel):
+    """The last decisions, the latest first."""
+
+    version: int
+    offset: int
+    unreadable: int
+    """Records in the control log that are no decisions."""
+    last_unreadable: str | None
+    decisions: list[DecisionView]
+
+    @classmethod
+    def of(cls, ledger: Ledger, limit: int) -> Self:
+        latest = list(ledger.history)[-limit:][::-1]
+        return cls(
+            version=ledger.version,
+            offset=ledger.offset,
+            unreadable=ledger.unreadable,
+            last_unreadable=ledger.last_unreadable,
+            decisions=[DecisionView.of(each) for each in latest],
+        )
+
+
+class Problem(BaseModel):
+    """What went wrong."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "error": "version",
+                    "message": "made against version 3, but the version is 4: "
+                    '"detach b" by anna came between',
+                    "version": 4,
+                    "id": "5f0c1b2e",
+                }
+            ]
+        }
+    )
+
+    error: RefusalKind | Literal["id", "malformed", "starting", "outcome_unknown", "not_made"]
+    """`outcome_unknown`: the decision may hold, or come to hold: look for its id, or ask again
+    with that. `not_made`: it does not hold and never will."""
+    message: str
+    version: int | None = None
+    """The version that there is."""
+    id: str | None = None
+    """Of the decision."""

@@ -1,0 +1,236 @@
+"""Takes snapshots of a task's state without stopping the merge, and hands them out by the chunk.
+
+Theory
+    To write a large state down takes seconds, and it must not change meanwhile. So the process is
+    forked: the child has the state as it was at that instant, writes it into a pipe, and ends;
+    the merge goes on at once. The chunks go into the task's next transactions, a few in each. A
+    snapshot counts when a mark names it, after all of its chunks are committed.
+
+        mark 7 ── fork          mark 8, chunks 0 1     mark 9, chunk 2     mark 10: snapshot of 7
+                     └─ child: chunk 0, 1, 2, digest ─▶ pipe
+
+    The pipe bounds what is in memory: the child waits until its chunks are taken.
+
+Who owns what
+    `Snapshots` owns the child and the pipe while one is taken; `close` ends both. The child has
+    no file but its end of the pipe, and no event loop. It ends by itself when its parent is gone.
+
+What happens on a crash
+    Chunks without a mark that names them are overwritten by a later snapshot.
+"""
+
+import asyncio
+import contextlib
+import gc
+import hashlib
+import os
+import signal
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import structlog
+
+from lmerge_service.service.marks import SnapshotPlace, chunk_key
+
+__all__ = ("Snapshots",)
+
+log = structlog.get_logger()
+
+_SLOTS: Final = 3
+"""Two for snapshots that are whole, and one for the one that is being written."""
+_CHUNK_BYTES: Final = 512 * 1024
+_CHUNKS_AHEAD: Final = 4
+_REST: Final = 20
+"""After a snapshot, the next one waits this many times as long as it took: it costs 5 % at the
+most."""
+
+
+class Snapshots:
+    """Snapshots of one task, one at a time."""
+
+    def __init__(self, *, every: float, clock: Callable[[], float]):
+        """`every` is the least time between two, in seconds."""
+        self._every = every
+        self._clock = clock
+        self._due = clock() + every
+        self._taking: _Taking | None = None
+        self.seconds: float | None = None
+        """How long the latest took, until it was all committed."""
+
+    @property
+    def is_due(self) -> bool:
+        return self._taking is None and self._clock() >= self._due
+
+    def start(
+        self, transaction: int, stream: Iterator[bytes], places: tuple[SnapshotPlace, ...]
+    ) -> None:
+        """Begins one of the state as it is at this instant: `stream` is what makes its bytes.
+        `places` are the snapshots that shall stay."""
+        slot = min(set(range(_SLOTS)) - {place.slot for place in places})
+        self._taking = _Taking(slot, transaction, stream, self._clock())
+
+    async def ready(self) -> None:
+        """Returns when there is something to commit."""
+        if self._taking is None:
+            await asyncio.Event().wait()
+        else:
+            await self._taking.ready.wait()
+
+    def chunks(self) -> list[tuple[bytes, bytes]]:
+        """What the next transaction is to carry, as keys and values."""
+        return [] if self._taking is None else self._taking.chunks()
+
+    def committed(self, count: int, behind: int | None) -> SnapshotPlace | None:
+        """`count` chunks are committed, the last one just before the mark, which is just before
+        the offset `behind`. Returns the place of the snapshot if that was all of it."""
+        taking = self._taking
+        if taking is None:
+            return None
+        if (count and behind is None) or taking.failed:
+            self._end("the broker did not say where it is" if count else "its process failed")
+            return None
+        if count and behind is not None:
+            taking.stored(behind - 1 - count, behind - 2)
+        if not taking.is_stored:
+            return None
+        self.seconds = self._clock() - taking.started
+        place = taking.place()
+        self._end(None)
+        log.info("snapshot", transaction=place.transaction, size=place.size, seconds=self.seconds)
+        return place
+
+    def _end(self, why: str | None) -> None:
+        taking, self._taking = self._taking, None
+        assert taking is not None
+        taking.close()
+        self._due = self._clock() + max(self._every, _REST * (self._clock() - taking.started))
+        if why is not None:
+            log.warning("no snapshot", why=why)
+
+    def close(self) -> None:
+        """Gives up the one under way."""
+        if self._taking is not None:
+            self._taking.close()
+            self._taking = None
+
+
+class _Taking:
+    """A snapshot under way: the child, and what of it has arrived."""
+
+    def __init__(self, slot: int, transaction: int, stream: Iterator[bytes], started: float):
+        self.started = started
+        self.ready = asyncio.Event()
+        self.failed = False
+        self._slot = slot
+        self._transaction = transaction
+        self._digest = hashlib.sha256()
+        self._arrived: asyncio.Queue[bytes] = asyncio.Queue(_CHUNKS_AHEAD)
+        self._count = self._handed_out = self._stored = self._size = 0
+        self._whole = False
+        self._first = self._last = 0
+        self._child, pipe = _forked(stream)
+        self._reading = asyncio.create_task(self._read(pipe), name="snapshot")
+
+    async def _read(self, pipe: int) -> None:
+        """Cuts the child's bytes into chunks."""
+        reader = asyncio.StreamReader(limit=_CHUNK_BYTES)
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(pipe, "rb", buffering=0)
+        )
+        try:
+            while True:
+                try:
+                    chunk = await reader.readexactly(_CHUNK_BYTES)
+                except asyncio.IncompleteReadError as error:
+                    chunk = error.partial
+                if chunk:
+                    self._digest.update(chunk)
+                    self._size += len(chunk)
+                    self._count += 1
+                    await self._arrived.put(chunk)
+                    self.ready.set()
+                if len(chunk) < _CHUNK_BYTES:
+                    break
+        finally:
+            transport.close()
+        _, status = await asyncio.get_running_loop().run_in_executor(
+            None, os.waitpid, self._child, 0
+        )
+        self._child = 0
+        self._whole, self.failed = status == 0, status != 0
+        self.ready.set()
+
+    def chunks(self) -> list[tuple[bytes, bytes]]:
+        found = []
+        while not self._arrived.empty():
+            found.append((chunk_key(self._slot, self._handed_out), self._arrived.get_nowait()))
+            self._handed_out += 1
+        if not self._whole and not self.failed:
+            self.ready.clear()
+        return found
+
+    def stored(self, first: int, last: int) -> None:
+        if self._stored == 0:
+            self._first = first
+        self._stored += last - first + 1
+        self._last = last
+
+    @property
+    def is_stored(self) -> bool:
+        """Everything has arrived and is committed."""
+        return self._whole and self._stored == self._count
+
+    def place(self) -> SnapshotPlace:
+        return SnapshotPlace(
+            slot=self._slot,
+            transaction=self._transaction,
+            first=self._first,
+            last=self._last,
+            chunks=self._count,
+            size=self._size,
+            digest=self._digest.hexdigest(),
+            taken=int(time.time() * 1000),
+        )
+
+    def close(self) -> None:
+        self._reading.cancel()
+        if self._child:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._child, signal.SIGKILL)
+            os.waitpid(self._child, 0)
+            self._child = 0
+
+
+def _forked(stream: Iterator[bytes]) -> tuple[int, int]:
+    """A child that writes the stream, and the end of the pipe to read from."""
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        # The child of a process with threads must not take their locks; it encodes and writes.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        _write_and_exit(stream, writing)
+    os.close(writing)
+    return child, reading
+
+
+def _write_and_exit(stream: Iterator[bytes], pipe: int) -> None:
+    """The child's whole life; nothing of the parent's is left open, its sockets least of all."""
+    status = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to both; ours is SIGPIPE
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        gc.disable()
+        os.nice(5)
+        os.closerange(0, pipe)
+        os.closerange(pipe + 1, os.sysconf("SC_OPEN_MAX"))
+        with os.fdopen(pipe, "wb", buffering=_CHUNK_BYTES) as out:
+            for part in stream:
+                out.write(part)
+        status = 0
+    finally:
+        os._exit(status)

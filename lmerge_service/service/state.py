@@ -1,0 +1,235 @@
+"""What one merge task knows: its operator and replicas, and how far output and inputs are taken.
+
+Theory
+    The state is a function of prefixes: of what the output partition and the replicas' partitions
+    have said up to a mark. So there are two ways to the state at a mark: from nothing, and from a
+    snapshot, which is the state at an earlier mark; the way on is the same (`recovery`).
+
+Invariants
+    T1  Between two batches: what `mark` tells is what the operator has been told.
+"""
+
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+import msgspec
+
+from lmerge_service.core import Operator, Restoring, lmerge
+from lmerge_service.core.policy import Policy
+from lmerge_service.errors import StateError
+from lmerge_service.formats.wire import WireDecoder
+from lmerge_service.service.marks import Mark, SnapshotPlace
+from lmerge_service.service.replicas import Replicas, Tally
+from lmerge_service.topology import Replica, Topology
+
+__all__ = ("RestoringState", "TaskState")
+
+_VERSION: Final = 1
+_LENGTH: Final = struct.Struct("<I")
+
+
+class _Head(msgspec.Struct, frozen=True):
+    """The first frame of a snapshot."""
+
+    version: int
+    of: str
+    """Whose state it is, and under what rules (`_fingerprint`)."""
+    mark: bytes
+    output: int
+    counted: int
+    widths: dict[str, int]
+
+
+class _Part(msgspec.Struct, frozen=True, array_like=True):
+    """A further frame: a part of the operator, or (with a name) of what a replica's ingest
+    remembers."""
+
+    data: bytes
+    replica: str = ""
+    kind: str = ""
+    partition: int = 0
+
+
+class TaskState:
+    """One task's state; see the module's text."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        partition: int,
+        policy: Policy,
+        *,
+        tallies: dict[str, Tally],
+        clock: Callable[[], float],
+    ):
+        """`tallies` of the replicas outlive this."""
+        self.topology = topology
+        self.partition = partition
+        self.policy = policy
+        self._tallies = tallies
+        self._clock = clock
+        self.use(lmerge(topology.resolved_case, self.policy))
+        self.transaction = 0
+        self.said = 0
+        """Records of the output partition that the operator knows."""
+        self.output, self.counted = 0, 0
+        """An offset of the output, and how many records are before it: of those behind it the
+        operator knows the first `said - counted`."""
+        self.decided = 0
+        self.quarantined: dict[str, str] = {}
+        """By guards of this task; a decision for all tasks follows."""
+        self.snapshots: tuple[SnapshotPlace, ...] = ()
+
+    def use(self, merge: Operator) -> None:
+        """Begins with an operator, and no replicas yet."""
+        limits = self.topology.limits
+        decoder = WireDecoder(
+            nfc=self.topology.nfc,
+            max_record_bytes=limits.max_record_bytes,
+            max_depth=limits.max_nesting,
+        )
+        self.merge = merge
+        self.replicas = Replicas(
+            merge,
+            decoder,
+            partition=self.partition,
+            output_width=1,
+            keeps=None,
+            tallies=self._tallies,
+            clock=self._clock,
+        )
+
+    def mark(self) -> Mark:
+        """What to commit beside all that has been said."""
+        return Mark(
+            transaction=self.transaction,
+            said=self.said,
+            stable=self.merge.max_stable,
+            decided=self.decided,
+            # In the order in which they were attached, which decides ties.
+            replicas={name: self.replicas.states[name].standing for name in self.merge.inputs},
+            quarantined=self.quarantined,
+            snapshots=self.snapshots,
+        )
+
+    # --- snapshots ------------------------------------------------------------------------------
+
+    def fingerprint(self) -> str:
+        """Two states are of one kind iff these are the same."""
+        topology = self.topology
+        kind = {
+            "output": topology.output.topic,
+            "partition": self.partition,
+            "case": str(topology.resolved_case),
+            "policy": str(self.policy),
+            "nfc": topology.nfc,
+        }
+        return msgspec.json.encode(kind).decode()
+
+    def stream(self, mark: Mark) -> Iterator[bytes]:
+        """The bytes of a snapshot at this mark, which is the latest: frames, each behind its
+        length, and an empty one as the last. Nothing may be merged meanwhile."""
+        for frame in self._frames(mark):
+            yield _LENGTH.pack(len(frame))
+            yield frame
+        yield _LENGTH.pack(0)
+
+    def _frames(self, mark: Mark) -> Iterator[bytes]:
+        yield msgspec.msgpack.encode(
+            _Head(
+                version=_VERSION,
+                of=self.fingerprint(),
+                mark=mark.encoded(),
+                output=self.output,
+                counted=self.counted,
+                widths={name: state.width for name, state in self.replicas.merged.items()},
+            )
+        )
+        for name, state in self.replicas.merged.items():
+            assert state.ingest is not None
+            for kind, partition, data in state.ingest.parts():
+                yield msgspec.msgpack.encode(_Part(data, name, kind, partition))
+        for data in self.merge.parts():
+            yield msgspec.msgpack.encode(_Part(data))
+
+
+class RestoringState:
+    """Takes the chunks of a snapshot, in order, and gives the state that they are."""
+
+    def __init__(self, fresh: TaskState):
+        """`fresh` is an empty state of the kind that is expected."""
+        self._state = fresh
+        self._head: _Head | None = None
+        self._remembered: list[_Part] = []
+        self._operator = Restoring()
+        self._bytes = bytearray()
+        self._whole = False
+
+    def take(self, chunk: bytes) -> None:
+        """Takes the next chunk of the stream.
+
+        Raises:
+            StateError: it is damaged, of another version, or of another merge.
+        """
+        self._bytes += chunk
+        at = 0
+        while len(self._bytes) - at >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._bytes, at)
+            if len(self._bytes) - at - _LENGTH.size < length:
+                break
+            at += _LENGTH.size
+            self._frame(bytes(self._bytes[at : at + length]))
+            at += length
+        del self._bytes[:at]
+
+    def _frame(self, frame: bytes) -> None:
+        if self._whole:
+            raise StateError("the snapshot is damaged: it goes on behind its end")
+        if not frame:
+            self._whole = True
+            return
+        try:
+            if self._head is None:
+                self._head = msgspec.msgpack.decode(frame, type=_Head)
+                self._check(self._head)
+                return
+            part = msgspec.msgpack.decode(frame, type=_Part)
+        except msgspec.MsgspecError as error:
+            raise StateError(f"the snapshot is damaged: {error}") from error
+        if part.replica:
+            self._remembered.append(part)
+        else:
+            self._operator.add(part.data)
+
+    def _check(self, head: _Head) -> None:
+        if head.version != _VERSION:
+            raise StateError(f"the snapshot is of version {head.version}, this is {_VERSION}")
+        if head.of != (mine := self._state.fingerprint()):
+            raise StateError(f"the snapshot is of {head.of}, and not of {mine}")
+
+    def finished(self, replicas: Mapping[str, Replica]) -> TaskState:
+        """The state; `replicas` are the ones that may be merged now, by name. Those that are not
+        among them any more are detached.
+
+        Raises:
+            StateError: chunks are missing or do not fit together.
+        """
+        if self._head is None or not self._whole:
+            raise StateError("the snapshot is damaged: it has no end")
+        state, head = self._state, self._head
+        mark = Mark.of(head.mark)
+        state.use(self._operator.finish())
+        state.transaction, state.said, state.decided = mark.transaction, mark.said, mark.decided
+        state.output, state.counted = head.output, head.counted
+        state.quarantined = dict(mark.quarantined)
+        for name, standing in mark.replicas.items():
+            if name in replicas and replicas[name].topic == standing.topic:
+                state.replicas.expect(replicas[name], epoch=standing.epoch)
+                ingest = state.replicas.adopt(name, standing, head.widths[name])
+                for part in self._remembered:
+                    if part.replica == name:
+                        ingest.restore(part.kind, part.partition, part.data)
+            else:
+                state.merge.detach(name)
+        return state

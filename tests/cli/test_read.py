@@ -1,0 +1,107 @@
+"""`lmerge read`: topics as one stream on standard output, in one go or in several."""
+
+import json
+import signal
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from lmerge_service.elements import INFINITY, Element, Insert, Stable
+from lmerge_service.formats.wire import WireDecoder
+from lmerge_service.tdb import TDB, reconstitute
+from tests.cli.conftest import LMERGE, Lmerge, environment
+from tests.offline.streams import on_the_wire, write
+
+STREAM: list[Element] = [*(Insert(f"{n}", n, n + 9) for n in range(50)), Stable(40)]
+WHOLE: list[Element] = [*STREAM, Stable(INFINITY)]
+MEANING = TDB((b'"%d"' % n, n, n + 9) for n in range(50))
+
+
+@pytest.fixture
+def topics(lmerge: Lmerge, bootstrap: str, topic_name: Callable[..., str]) -> tuple[str, str]:
+    """Two topics, of one and of three partitions, that have said the same and not ended."""
+    write(Path("stream"), map(on_the_wire, STREAM))
+    write(Path("end"), [on_the_wire(Stable(INFINITY))])
+    one, three = topic_name(), topic_name()
+    assert lmerge("publish", "stream", one, "--bootstrap", bootstrap).code == 0
+    wide = ("--partitions", "3", "--bootstrap", bootstrap)
+    assert lmerge("publish", "stream", three, *wide).code == 0
+    return one, three
+
+
+def elements(lines: str | Sequence[str]) -> list[Element]:
+    lines = lines.splitlines() if isinstance(lines, str) else lines
+    return [WireDecoder().decode(line.encode()) for line in lines]
+
+
+def test_two_topics_are_written_as_one_stream(
+    lmerge: Lmerge, bootstrap: str, topics: tuple[str, str]
+) -> None:
+    read = lmerge("read", topics[0], f"kafka:{topics[1]}", "--bootstrap", bootstrap)
+    assert read.code == 0
+    said = elements(read.out)
+    assert reconstitute(said) == MEANING
+    assert said[-1] == Stable(40)
+    assert read.err.splitlines()[-1] == "merged: stable at 40, 19 live"
+
+
+def test_with_a_token_two_readings_are_one_stream(
+    lmerge: Lmerge, bootstrap: str, topics: tuple[str, str]
+) -> None:
+    at = ("--token", "token", "--json", "--bootstrap", bootstrap)
+    first = lmerge("read", *topics, *at)
+    nothing = lmerge("read", *topics, *at)
+    lmerge("publish", "end", topics[1], "--bootstrap", bootstrap)
+    last = lmerge("read", *topics, *at)
+    assert [first.code, nothing.code, last.code] == [0, 0, 0]
+    assert nothing.out == ""
+    assert elements(last.out) == [Stable(INFINITY)]
+    assert reconstitute(elements(first.out + last.out)) == MEANING
+    told = json.loads(last.err)
+    assert [each["state"] for each in told["topics"]] == ["reading", "ended"]
+
+
+def test_a_token_of_another_case_or_a_file_that_is_none_is_refused(
+    lmerge: Lmerge, bootstrap: str, topics: tuple[str, str]
+) -> None:
+    at = ("--token", "token", "--bootstrap", bootstrap)
+    assert lmerge("read", *topics, *at).code == 0
+    other = lmerge("read", *topics, *at, "--case", "R4")
+    assert (other.code, other.error) == (2, "the token is of a reader with case R3, not R4")
+    Path("token").write_bytes(b"x" * 100)
+    damaged = lmerge("read", *topics, *at)
+    assert (damaged.code, damaged.error) == (
+        4,
+        "the token is damaged: its digest does not match",
+    )
+
+
+def test_a_topic_that_is_not_there_is_named_unless_it_is_waited_for(
+    lmerge: Lmerge, bootstrap: str, topics: tuple[str, str]
+) -> None:
+    done = lmerge("read", topics[0], "nothing-here", "--bootstrap", bootstrap)
+    assert (done.code, done.out) == (2, "")
+    assert done.error == "kafka:nothing-here: there is no such topic (--follow waits for it)"
+
+
+def test_following_ends_with_the_stream_or_with_a_signal_and_leaves_its_token(
+    lmerge: Lmerge, bootstrap: str, topics: tuple[str, str]
+) -> None:
+    at = ("--follow", "--token", "token", "--bootstrap", bootstrap)
+    command = [*LMERGE, "read", *topics, *at]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+    ) as process:
+        assert process.stdout is not None
+        begun: list[str] = []
+        while not begun or '"vc":40' not in begun[-1]:
+            begun.append(process.stdout.readline())
+        process.send_signal(signal.SIGTERM)
+        rest, _ = process.communicate(timeout=30)
+        assert (process.returncode, rest) == (0, "")
+    lmerge("publish", "end", topics[0], "--bootstrap", bootstrap)
+    ended = lmerge("read", *topics, *at)
+    assert (ended.code, elements(ended.out)) == (0, [Stable(INFINITY)])
+    assert reconstitute(elements(begun) + elements(ended.out)) == MEANING

@@ -1,0 +1,143 @@
+"""An original operator that does things, and a follower that is told of them step by step."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lmerge_service.core import Operator, lmerge, restore_parts
+from lmerge_service.core.ordered import Ordered
+from lmerge_service.elements import START, Element
+
+__all__ = ("Pick", "Run", "Step", "followed", "in_order", "state")
+
+Pick = Callable[[Sequence[Any]], Any]
+"""Chooses one of several."""
+
+Control = tuple[str, str, int, int]
+"""(attach, name, joining_at, partitions), (detach, name, 0, 0) or (accept, name, end, 0)."""
+
+
+@dataclass
+class Step:
+    """What happened since the step before: what the output said, and per input what was decided
+    about it and what it said, in order."""
+
+    said: list[Element] = field(default_factory=list)
+    controls: list[Control] = field(default_factory=list)
+    heard: list[tuple[str, int, Element, int]] = field(default_factory=list)
+    """(input, partition, element, how many controls came before)"""
+
+
+class Run:
+    """An original, with all that happened to it."""
+
+    def __init__(self, merge: Operator) -> None:
+        self.merge = merge
+        self.step = Step()
+
+    def cut(self) -> Step:
+        """What happened since the last cut."""
+        step, self.step = self.step, Step()
+        return step
+
+    def hear(self, name: str, partition: int, element: Element) -> list[Element]:
+        self.step.heard.append((name, partition, element, len(self.step.controls)))
+        said = self.merge.process(name, element, partition)
+        self.step.said += said
+        return said
+
+    def attach(self, name: str, joining_at: int = START, partitions: int = 1) -> None:
+        self.step.controls.append(("attach", name, joining_at, partitions))
+        self.merge.attach(name, joining_at, partitions)
+
+    def detach(self, name: str) -> None:
+        self.step.controls.append(("detach", name, 0, 0))
+        self.step.said += self.merge.detach(name)
+
+    def accept_gap(self) -> None:
+        gap, said = self.merge.accept_gap()
+        self.step.controls.append(("accept", gap.input, gap.end, 0))
+        self.step.said += said
+
+
+def followed(merge: Operator, step: Step, pick: Pick) -> None:
+    """Tells an operator of a step: the output as a whole or in pieces, decisions in order, and
+    what the inputs attached at the end have said, partitions in any order."""
+    left = list(step.said)
+    while left:
+        length = pick([len(left), 1, 2])
+        merge.load_output(left[:length])
+        del left[:length]
+    for control in step.controls:
+        _obey(merge, control)
+    begun = {name: n for n, (kind, name, *_) in enumerate(step.controls, 1) if kind != "accept"}
+    heard: dict[tuple[str, int], list[Element]] = {}
+    for name, partition, element, after in step.heard:
+        if after >= begun.get(name, 0):
+            heard.setdefault((name, partition), []).append(element)
+    while heard:
+        key = pick(list(heard))
+        length = pick([1, 2, 100])
+        assert merge.recall(key[0], heard[key][:length], key[1]) == [], "the output said it all"
+        del heard[key][:length]
+        if not heard[key]:
+            del heard[key]
+    merge.check()
+
+
+def _obey(merge: Operator, control: Control) -> None:
+    kind, name, time, partitions = control
+    if kind == "attach":
+        merge.attach(name, time, partitions)
+    elif kind == "detach":
+        assert merge.detach(name) == []
+    else:
+        merge.accept(name, time)
+
+
+def state(merge: Operator) -> Any:
+    """All that decides how an operator goes on, without order of arrival, blame and counts."""
+    names = {source: source.name for source in merge.inputs.values()}
+    inputs = [
+        (s.name, s.incarnation, s.joined, s.joining_at, s.gap_until, s.stables, s.front)
+        for s in merge.inputs.values()
+    ]
+    stats = merge.stats()
+    counts = (stats.inserts, stats.adjusts, stats.stables, stats.removals)
+    return merge.max_stable, merge.gap, inputs, counts, sorted(map(repr, _events(merge, names)))
+
+
+def _events(merge: Operator, names: Any) -> list[Any]:
+    if isinstance(merge, Ordered):
+        waiting = sorted((names[s], list(inserts)) for s, inserts in merge._waiting.items())
+        if merge.max_vs < merge.max_stable:
+            return [waiting]  # nothing can be said at max_vs any more
+        told = [(e, sorted(names[s] for s in tellers)) for e, tellers in merge._events()]
+        places = [s.at_front for s in merge.inputs.values() if s.front == merge.max_vs]
+        return [merge.max_vs, waiting, told, places]
+    return [
+        (
+            node.vs,
+            node.payload,
+            node.out,
+            node.half_frozen,
+            sorted((names[s], ends) for s, ends in node.ends.items()),
+            sorted(names[s] for s in getattr(node, "claims", None) or ()),
+        )
+        for node in merge._index  # type: ignore[attr-defined]
+    ]
+
+
+def in_order(said: Sequence[Element]) -> list[str]:
+    """Elements before one stable come in order of arrival, which a follower cannot know."""
+    return sorted(map(repr, said))
+
+
+def restarted(merge: Operator, nodes: int) -> Operator:
+    """The operator as it comes out of its parts."""
+    return restore_parts(list(merge.parts(nodes)))
+
+
+def fresh(merge: Operator) -> Operator:
+    """One that has not been told anything yet."""
+    return lmerge(merge.case, merge.policy)
