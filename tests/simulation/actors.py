@@ -22,7 +22,7 @@ from lmerge_service.topology import Topology
 from tests.service.cluster import crc32
 from tests.simulation.adapter import work
 from tests.simulation.memory import Broker, Message, Producer
-from tests.simulation.network import CALM, Network, Weather
+from tests.simulation.network import Network, Weather
 
 __all__ = ("Publisher", "Supervisor")
 
@@ -39,20 +39,17 @@ class Publisher:
     """After so many elements it is never heard of again."""
     starts_over_at: int | None
     """After so many elements it begins its stream again."""
-    repeats: bool
-    """It may write something twice."""
     says_so: bool
     """Starting over, it takes a new incarnation."""
 
     async def run(self, broker: Broker, chance: Random, weather: Weather) -> None:
-        network = Network(broker, chance, weather if self.repeats else CALM)
-        says_so = self.says_so or not self.repeats
+        network = Network(broker, chance, weather)
         await _until_done(network, lambda: broker.create(self.topic, self.partitions))
         lives = [self.stream[: self.stops_at]]
         if self.starts_over_at is not None:
             lives = [self.stream[: self.starts_over_at], self.stream[: self.stops_at]]
         for incarnation, stream in enumerate(lives):
-            headers = incarnation_headers(incarnation if says_so else 0)
+            headers = incarnation_headers(incarnation if self.says_so else 0)
             position = 0
             while position < len(stream):
                 size = chance.randint(1, 8)

@@ -61,10 +61,13 @@ class Network:
         self.killed = asyncio.Event()
         """The process has come to its end, at its request number `killed_at`."""
         self._killed_at = killed_at
+        self._never: list[asyncio.Future[None]] = []
         broker.on_arrival.append(self._tell)
 
     def close(self) -> None:
-        """Nobody waits for news any more."""
+        """The process is gone: nobody waits any more, for news or for ever."""
+        for future in self._never:
+            future.cancel()
         self.broker.on_arrival.remove(self._tell)
 
     def _tell(self) -> None:
@@ -109,4 +112,6 @@ class Network:
 
     async def _die(self) -> None:
         self.killed.set()
-        await asyncio.get_running_loop().create_future()
+        never = asyncio.get_running_loop().create_future()
+        self._never.append(never)
+        await never

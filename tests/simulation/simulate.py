@@ -82,7 +82,7 @@ async def _play(seed: int) -> Run:
     broker = Broker(loop.time)
     lives = logical(chance.randint(10, 60), seed=seed)
     lags = chance.random() < 0.3
-    publishers = _publishers(chance, replica_streams(lives, seed=seed), lags)
+    publishers = _publishers(chance, replica_streams(lives, seed=seed))
     weather = Weather(lost=chance.choice([0, 0.01, 0.03]), unheard=chance.choice([0, 0.01, 0.03]))
     supervisor = Supervisor(
         _topology(chance, publishers, lags),
@@ -115,9 +115,7 @@ async def _play(seed: int) -> Run:
     return Run(seed, report, topics, ended, supervisor.kills, supervisor.overtaken, loop.time())
 
 
-def _publishers(
-    chance: Random, streams: Mapping[str, Sequence[Element]], lags: bool
-) -> dict[str, Publisher]:
+def _publishers(chance: Random, streams: Mapping[str, Sequence[Element]]) -> dict[str, Publisher]:
     faithful = chance.choice(list(streams))
     found = {}
     for name, stream in streams.items():
@@ -131,9 +129,6 @@ def _publishers(
             transactional=chance.random() < 0.4,
             stops_at=chance.randrange(len(stream)) if stops else None,
             starts_over_at=chance.randrange(len(stream)) if starts_over else None,
-            # Where the output may be behind what a partition of a replica has declared final,
-            # repeating itself is no small thing: tests/faults/pending_repetition.py
-            repeats=partitions == 1 and not lags,
             says_so=chance.random() < 0.6,
         )
     return found

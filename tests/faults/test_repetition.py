@@ -1,11 +1,10 @@
-"""Waits for the operator: what a replica says again must not undo what it has declared final.
+"""Replays of repetition: what a replica says again must not undo what it has declared final.
 
-The case: a producer repeats a portion that it was not sure of, or starts over in silence. What
-falls below the stable of its own partition is a breach and ignored; but an adjust with both ends
-beyond that stable passes, although the replica's own event is gone (so that nothing beyond its
-start could legally be said of it) or ended before that stable. Under one partition and the
-maximum of stables the output is as far as the replica, and it does no harm. Where the output is
-behind (several partitions, a lag, a quorum), the replica's claim is followed.
+A producer repeats a portion that it was not sure of, or starts over in silence. What falls below
+the stable of its own partition is a breach and ignored. But an adjust may have both ends beyond
+that stable though the replica's own event is gone, or ended before it: then nothing can legally
+be said of it any more. Where the output is as far as the replica it does no harm; where it is
+behind (several partitions, a lag, a quorum) the replica's word would be followed.
 """
 
 import pytest
