@@ -8,7 +8,7 @@ from chaos.history import History, Interval, Progress, Replica, check
 from chaos.records import Record, Topic
 from chaos.seen import Capture, Fault, Memory, Sample
 from chaos.verdicts import Outcome, worst
-from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
+from lmerge_service.elements import Adjust, Element, Insert, Stable
 from lmerge_service.tdb import TDB
 from tests.chaos.histories import A, B, C, good, records, saying, topic
 

@@ -1,11 +1,12 @@
 """The real service before the judge: topics dumped from the broker, what the worker shows."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from chaos.dump import dump
-from chaos.history import History, Replica, check
+from chaos.history import ALWAYS, History, Interval, Replica, check
 from chaos.records import Record
 from chaos.seen import Capture
 from chaos.verdicts import Report
@@ -19,6 +20,7 @@ def judged(
     *,
     liars: Sequence[str] = (),
     silent: Sequence[str] = (),
+    attached: Mapping[str, Sequence[Interval]] = MappingProxyType({}),
     **more: Any,
 ) -> Report:
     """The verdict over what the broker holds; `silent` replicas have no topic yet."""
@@ -28,7 +30,11 @@ def judged(
         History(
             output=topics[merge.output],
             replicas={
-                name: Replica(topics[topic], honest=name not in liars)
+                name: Replica(
+                    topics[topic],
+                    honest=name not in liars,
+                    attached=attached.get(name, ALWAYS),
+                )
                 for name, topic in spoken.items()
             },
             **more,

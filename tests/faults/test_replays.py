@@ -14,6 +14,7 @@ from lmerge_service.elements import INFINITY, Element, Insert, Stable
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.sink import Committed, Outbox, Sink
 from lmerge_service.kafka.topics import Topics
+from lmerge_service.tdb import TDB
 from tests.faults.bench import Bench, assert_valid
 from tests.faults.stage import capture, judged
 from tests.service.cluster import Merge, logical, meaning, replica_streams, working
@@ -154,3 +155,24 @@ async def _run_until_ended(merge: Merge) -> int:
         while progress.committed_stable != INFINITY:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
         return progress.rebuilds
+
+
+def followed(ks: Iterable[int]) -> list[Element]:
+    """Each event with its stable."""
+    return [each for element in events(ks) for each in (element, Stable(element.vs))]  # type: ignore[union-attr]
+
+
+def test_d6_a_topic_that_is_made_anew_with_more_records_is_another_replica(merge: Merge) -> None:
+    """kafka#23091: where a topic was made anew, a position is valid and means something else."""
+    with merge.worker() as worker:
+        merge.publish("a", followed(range(1, 10)))
+        merge.publish("b", followed(range(1, 5)))
+        worker.wait(lambda s: s["output"]["stable_point"] == 9, "stable(9)")
+        asyncio.run(_recreate(merge.bootstrap, merge.topics["a"]))
+        merge.publish("a", followed(range(1, 40)))
+        worker.wait(lambda s: s["output"]["stable_point"] == 39, "stable(39)")
+        status = worker.wait(lambda s: s["replicas"][0]["lag_records"] == 0, "no lag")
+        assert status["output"]["inserts"] == 39
+    assert_valid(
+        judged(merge, silent=["c"], reference=TDB((b"%d" % k, k, k + 5) for k in range(1, 40)))
+    )
