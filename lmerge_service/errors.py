@@ -11,11 +11,13 @@ from typing import ClassVar
 
 __all__ = (
     "ConfigurationError",
+    "DecisionRefusedError",
     "ElementError",
     "EnvironmentMissingError",
     "FencedError",
     "IllegalStreamError",
     "LMergeError",
+    "RefusedError",
     "StateError",
     "TransportError",
     "single_error",
@@ -69,6 +71,13 @@ class TransportError(LMergeError):
         self.retriable = retriable
 
 
+class RefusedError(TransportError):
+    """Kafka does not let us in, or not that far; trying again does not help by itself."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, retriable=False)
+
+
 class StateError(LMergeError):
     """The state that a merge rests on is missing, damaged or of another version."""
 
@@ -79,6 +88,12 @@ class FencedError(LMergeError):
     """Another instance has taken this task over; never retried."""
 
     exit_code = 5
+
+
+class DecisionRefusedError(LMergeError):
+    """A decision about a merge was refused and changed nothing; the message says why."""
+
+    exit_code = 6
 
 
 @contextmanager

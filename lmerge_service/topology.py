@@ -11,7 +11,7 @@ import ipaddress
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from ruamel.yaml import YAML
@@ -20,12 +20,13 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from lmerge_service.core import Case, Policy, StreamProperties
 from lmerge_service.core.properties import weakest
-from lmerge_service.credentials import ClientTls, Sasl
+from lmerge_service.credentials import ClientTls, Sasl, Secret, ServerTls
 from lmerge_service.elements import INFINITY, START
 from lmerge_service.errors import ConfigurationError
 from lmerge_service.formats.dialects import Format
 
 __all__ = (
+    "GuardSettings",
     "Http",
     "Kafka",
     "Limits",
@@ -39,7 +40,11 @@ __all__ = (
     "load_kafka",
 )
 
+_NANOSECONDS = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
+_HOUR = 3_600 * _NANOSECONDS["s"]
+
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+_TOKEN = re.compile(r"[!-~]{16,}")
 
 M = TypeVar("M", bound=BaseModel)
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._-]{0,99}$")]
@@ -206,21 +211,89 @@ class Limits(_Model):
     max_nesting: int = Field(default=64, ge=1, le=128)
     batch_records: int = Field(default=20_000, ge=1, le=1_000_000)
     """Records merged into one transaction at the most."""
+    max_live_events: int = Field(default=1_000_000, ge=1)
+    """Events of a task that are not fully frozen: from so many on, replicas that run ahead are
+    paused; at one and a half times as many, all but one."""
+    max_live_bytes: int = Field(default=1 << 30, ge=1 << 20)
+    """The same for the bytes that those events take, by estimate."""
+
+
+class GuardSettings(_Model):
+    """What is judged before it is merged; see docs/operations.md, "Guards". 0 turns one off."""
+
+    max_skew: int | None = Field(default=None, ge=0)
+    """How far a stable may be ahead of the wall clock, in time units; by default one hour. Of no
+    use where the topology says `time_unit: none`."""
+    max_leap: int | None = Field(default=None, ge=0)
+    """How far a stable may go beyond all that replicas have said, in time units, before another
+    has to come after it; by default 12 hours, none where the topology says `time_unit: none`."""
+    early_end: bool = True
+    """An end of stream waits until another replica ends, or no other is left to wait for."""
+    patience_seconds: float | None = Field(default=300, ge=0)
+    """A replica that has been read to its end and is silent for so long is not waited for any
+    more; null: a person decides."""
+    max_breaches: int = Field(default=50, ge=0, le=1_000)
+    """More breaches and dead letters than this per 1,000 records quarantine a replica."""
+    breach_window: int = Field(default=10_000, ge=1_000)
+    """The latest records of a replica that are looked at for that."""
+    min_breaches: int = Field(default=100, ge=1)
+    """Fewer breaches than this in the window are never a reason."""
+    max_divergences: int = Field(default=0, ge=0)
+    """A replica that contradicts the final part of the output is reported; beyond so many times
+    it is quarantined. 0: it is never quarantined for that."""
+    duplicate_writer: Literal["quarantine", "report"] = "quarantine"
+    """What becomes of a replica whose topic two producers seem to write."""
 
 
 class Http(_Model):
-    """Where health, status and metrics are served."""
+    """Where health, status and metrics are served, and to whom; see `service.access`."""
 
     host: str = "127.0.0.1"
+    """An address of this machine. Other than loopback needs tls, and tokens or tls.client_ca."""
     port: int = Field(default=8321, ge=0, le=65_535)
     """0 takes any free port; the log says which."""
+    names: tuple[Annotated[str, Field(pattern=r"^[a-zA-Z0-9.-]+$")], ...] = ()
+    """Host names under which clients know it, beside its addresses and localhost."""
+    read_token: Secret | None = None
+    """Of who may read; without one, everybody on this machine may."""
+    control_token: Secret | None = None
+    """Of who may change what is merged; without one, nobody may."""
+    tls: ServerTls | None = None
 
     @field_validator("host")
     @classmethod
-    def _loopback(cls, host: str) -> str:
-        if host not in {"127.0.0.1", "::1", "localhost"}:
-            raise ValueError("only loopback is served: 127.0.0.1, ::1 or localhost")
-        return host
+    def _address(cls, host: str) -> str:
+        try:
+            return host if host == "localhost" else str(ipaddress.ip_address(host))
+        except ValueError:
+            raise ValueError("an IP address of this machine is needed, or localhost") from None
+
+    @field_validator("read_token", "control_token")
+    @classmethod
+    def _strong(cls, token: Secret | None) -> Secret | None:
+        if token is not None and not _TOKEN.fullmatch(token.read().get_secret_value()):
+            raise ValueError(
+                "a token has 16 or more visible ASCII characters: `openssl rand -hex 32` makes one"
+            )
+        return token
+
+    @model_validator(mode="after")
+    def _guarded(self) -> "Http":
+        tokens = [each.read() for each in (self.read_token, self.control_token) if each]
+        if len(tokens) == 2 and tokens[0] == tokens[1]:
+            raise ValueError("read_token and control_token are the same: who reads could control")
+        known = bool(tokens) or (self.tls is not None and self.tls.client_ca is not None)
+        if not self.on_loopback and not (known and self.tls is not None):
+            raise ValueError(
+                f"host {self.host} can be reached by others, who could read what is merged and "
+                "change it: that needs tls (so that nobody listens in on tokens), and read_token, "
+                "control_token or tls.client_ca (so that it is known who asks)"
+            )
+        return self
+
+    @property
+    def on_loopback(self) -> bool:
+        return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
 
 
 class Topology(_Model):
@@ -239,12 +312,15 @@ class Topology(_Model):
     replicas: tuple[Replica, ...] = Field(min_length=1)
     nfc: bool = False
     """Normalise strings of payloads to NFC before they are compared."""
+    time_unit: Literal["ns", "us", "ms", "s", "none"] = "ms"
+    """What vs, ve and vc count since 1970; none: they are no time of day."""
     limits: Limits = Limits()
     session_seconds: float = Field(default=6, ge=0.1, le=300)
     """How long a worker may be silent before its tasks are given to others; the brokers' limits
     (group.min.session.timeout.ms, by default 6 s) hold too."""
     snapshot_seconds: float = Field(default=60, gt=0, le=86_400)
     """The least time between two snapshots of a task; recovery reads what came after one."""
+    guards: GuardSettings = GuardSettings()
     http: Http = Http()
 
     @field_validator("key")
@@ -307,6 +383,26 @@ class Topology(_Model):
         if self.case != "auto":
             return Case(self.case)
         return weakest(replica.properties.of_stream() for replica in self.replicas)
+
+    @property
+    def unit_nanoseconds(self) -> int | None:
+        """How long a time unit is; None where times are no time of day."""
+        return _NANOSECONDS.get(self.time_unit)
+
+    @property
+    def max_skew(self) -> int:
+        """How far a stable may be ahead of the wall clock, in time units; 0: it does not matter."""
+        return self._span(self.guards.max_skew, _HOUR) if self.unit_nanoseconds else 0
+
+    @property
+    def max_leap(self) -> int:
+        """How far a stable may go beyond all others, in time units; 0: it does not matter."""
+        return self._span(self.guards.max_leap, 12 * _HOUR)
+
+    def _span(self, units: int | None, otherwise: int) -> int:
+        if units is not None:
+            return units
+        return otherwise // self.unit_nanoseconds if self.unit_nanoseconds else 0
 
 
 class _KafkaAlone(BaseModel):

@@ -21,7 +21,7 @@ ROOMS: dict[str, set[str]] = {
     "kafka": {"model", "core", "formats"},
     # what a replica imports; the service answers in the same words
     "feedback": {"model", "formats", "kafka"},
-    "service": {"model", "core", "feedback", "formats", "kafka", "topology"},
+    "service": {"model", "core", "credentials", "feedback", "formats", "kafka", "topology"},
     "offline": {"model", "core", "formats", "kafka"},
     "demo": {"model", "formats", "kafka", "offline", "present", "service", "topology"},
 }

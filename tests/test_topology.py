@@ -82,7 +82,8 @@ def test_a_bad_bootstrap_option_is_not_blamed_on_the_file(tmp_path: Path) -> Non
         ("  - name: b", "  - name: a", 1, "replicas share the name a"),
         ("    topic: in.b", "    topic: out", 1, "topic out is both written and read"),
         ("  - name: a\n    topic: in.a\n", "  - name: a\n", 7, "replicas[0].topic: is missing"),
-        ("output:", "http:\n  host: 0.0.0.0\noutput:", 5, "http.host: only loopback"),
+        ("output:", "http:\n  host: 0.0.0.0\noutput:", 4, "http: host 0.0.0.0 can be reached by"),
+        ("output:", "http:\n  host: kafka\noutput:", 5, "http.host: an IP address of this machine"),
         ("output:", "http:\n  port: 70000\noutput:", 5, "http.port: "),
         (
             "    joining_at: 100",
@@ -107,6 +108,10 @@ def test_a_bad_bootstrap_option_is_not_blamed_on_the_file(tmp_path: Path) -> Non
             "stable=quorum(5) of 2 inputs is never reached",
         ),
         ("name: t\n", "name: t\npolicy: {when: first}\n", 2, "policy.when: "),
+        ("name: t\n", "name: t\ntime_unit: minutes\n", 2, "time_unit: "),
+        ("name: t\n", "name: t\nguards:\n  max_skew: -1\n", 3, "guards.max_skew: "),
+        ("name: t\n", "name: t\nguards: {skew: 1}\n", 2, "guards.skew: unknown field"),
+        ("name: t\n", "name: t\nlimits: {max_live_bytes: 9}\n", 2, "limits.max_live_bytes: "),
         ("name: t\n", "name: t\nname: u\n", 2, "not YAML: "),
         ("  bootstrap: 127.0.0.1:9092", "  bootstrap: [", 5, "not YAML: "),
         (GOOD, "- a\n- b\n", 1, "a topology is a mapping"),
@@ -259,3 +264,25 @@ def test_a_format_that_is_none_is_a_fault(tmp_path: Path, form: str) -> None:
     with pytest.raises(ConfigurationError, match=r"t\.yaml:11: replicas\[1\]\.format: ") as caught:
         load(path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("unit", "skew", "leap"),
+    [
+        ("ms", 3_600_000, 43_200_000),
+        ("s", 3_600, 43_200),
+        ("ns", 3_600 * 10**9, 43_200 * 10**9),
+        ("none", 0, 0),
+    ],
+)
+def test_guards_are_measured_in_the_unit_of_time(
+    tmp_path: Path, unit: str, skew: int, leap: int
+) -> None:
+    topology = load(write(tmp_path, GOOD.replace("name: t\n", f"name: t\ntime_unit: {unit}\n")))
+    assert (topology.max_skew, topology.max_leap) == (skew, leap)
+
+
+def test_times_that_are_no_time_of_day_have_no_skew_but_may_have_leaps(tmp_path: Path) -> None:
+    text = "name: t\ntime_unit: none\nguards: {max_skew: 5, max_leap: 9}\n"
+    topology = load(write(tmp_path, GOOD.replace("name: t\n", text)))
+    assert (topology.max_skew, topology.max_leap) == (0, 9)

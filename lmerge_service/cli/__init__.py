@@ -2,7 +2,8 @@
 
 A user's mistake ends in one line on standard error and an exit code: 0 done, 1 a negative verdict,
 2 bad input, configuration or usage, 3 something outside is missing, 4 a state that cannot be
-used, 5 fenced by another instance, 130 interrupted, 141 nobody reads the output any more.
+used, 5 fenced by another instance, 6 a decision was refused, 130 interrupted, 141 nobody reads the
+output any more.
 
 What takes long to import (drawing, asyncio, clients of Kafka and HTTP) is imported where it is
 used, so that help, mistakes and the commands on files do not wait for it.
@@ -17,7 +18,19 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.main import get_command
 
-from lmerge_service.cli import audit, broker, demo, infer, merge, present, publish, read, run
+from lmerge_service.cli import (
+    audit,
+    broker,
+    control,
+    demo,
+    infer,
+    merge,
+    present,
+    publish,
+    read,
+    run,
+    watch,
+)
 from lmerge_service.errors import LMergeError
 
 __all__ = ("app", "main")
@@ -29,7 +42,8 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Start with `lmerge demo`. Exit codes: 0 done, 1 a negative verdict, 2 bad input, "
-    "configuration or usage, 3 something outside is missing (Kafka, a package), 130 interrupted.",
+    "configuration or usage, 3 something outside is missing (Kafka, a worker, a package), 6 a "
+    "decision was refused, 130 interrupted.",
 )
 
 
@@ -52,6 +66,7 @@ def root(
 
 
 _KAFKA = "Streams in Kafka"
+_WORKERS = "Running workers"
 _FILES = "Streams in files"
 
 app.command("demo", rich_help_panel=_KAFKA)(demo.demo)
@@ -59,6 +74,15 @@ app.command("run", rich_help_panel=_KAFKA)(run.run)
 app.command("read", rich_help_panel=_KAFKA)(read.read)
 app.command("publish", rich_help_panel=_KAFKA)(publish.publish)
 app.add_typer(broker.app, name="broker", rich_help_panel=_KAFKA)
+app.command("status", rich_help_panel=_WORKERS)(control.status)
+app.command("watch", rich_help_panel=_WORKERS)(watch.watch)
+app.command("attach", rich_help_panel=_WORKERS)(control.attach)
+app.command("detach", rich_help_panel=_WORKERS)(control.detach)
+app.command("quarantine", rich_help_panel=_WORKERS)(control.quarantine)
+app.command("release", rich_help_panel=_WORKERS)(control.release)
+app.command("accept-gap", rich_help_panel=_WORKERS)(control.accept_gap)
+app.command("policy", rich_help_panel=_WORKERS)(control.policy)
+app.command("decisions", rich_help_panel=_WORKERS)(control.decisions)
 app.command("present", rich_help_panel=_FILES)(present.present)
 app.command("merge", rich_help_panel=_FILES)(merge.merge)
 app.command("audit", rich_help_panel=_FILES)(audit.audit)

@@ -9,7 +9,16 @@ import typer
 from lmerge_service.core import BreachKind
 from lmerge_service.elements import INFINITY, START
 
-__all__ = ("BREACHES", "finite", "payload_json", "payload_text", "point", "say_json", "shortened")
+__all__ = (
+    "BREACHES",
+    "finite",
+    "payload_json",
+    "payload_text",
+    "point",
+    "printable",
+    "say_json",
+    "shortened",
+)
 
 _LONGEST: Final = 200
 
@@ -48,6 +57,15 @@ def payload_text(payload: Hashable) -> str:
     """A payload's canonical JSON."""
     assert isinstance(payload, bytes)
     return payload.decode()
+
+
+def printable(text: str) -> str:
+    r"""What others wrote, for a terminal that is not to be told anything by it.
+
+    >>> printable("a\tday\x1b[2J ahead")
+    'a\\tday\\x1b[2J ahead'
+    """
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
 def shortened(text: str) -> str:

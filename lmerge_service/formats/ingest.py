@@ -56,14 +56,14 @@ class Ingest:
         normalise: bool = False,
         co_partitioned: bool = False,
         mutes: Mapping[int, int] = MappingProxyType({}),
-        keeps: Callable[[bytes], bool] | None = None,
+        mine: Callable[[list[Element]], list[Element]] | None = None,
         dialect: Callable[[], Decoder] | None = None,
         attached: bool = False,
     ):
         """`partitions` are the operator's: one if the replica is co-partitioned, since the task
-        reads one. `mutes` gives offsets by partition before which stables do not count; `keeps`
-        tells the payloads that are this task's; `dialect` makes a decoder for each partition, None
-        if they are in the wire format. `attached`: the operator has the input already, from a
+        reads one. `mutes` gives offsets by partition before which stables do not count; `mine`
+        leaves out elements that are another task's; `dialect` makes a decoder for each partition,
+        None if they are in the wire format. `attached`: the operator has the input already, from a
         snapshot."""
         self.name = name
         self.topic = topic
@@ -78,7 +78,7 @@ class Ingest:
         self._normalise = normalise
         self._co_partitioned = co_partitioned
         self._mutes = dict(mutes)
-        self._keeps = keeps
+        self._mine = mine
         self._normalisers: dict[int, Normaliser] = {}
         self._dialect = dialect
         self._decoders: dict[int, Decoder] = {}
@@ -137,8 +137,8 @@ class Ingest:
 
     def _process(self, elements: list[Element], partition: int, recall: bool) -> list[Element]:
         process = self._merge.recall if recall else self._merge.process_batch
-        if (keeps := self._keeps) is not None:
-            elements = [e for e in elements if type(e) is Stable or keeps(e.payload)]  # type: ignore[union-attr]
+        if self._mine is not None:
+            elements = self._mine(elements)
         if self._co_partitioned:
             partition = 0
         if not self._normalise:

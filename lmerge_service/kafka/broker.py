@@ -21,7 +21,7 @@ import shutil
 import socket
 import subprocess
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
@@ -118,7 +118,9 @@ class LocalBroker:
     It listens on 127.0.0.1 only: on `port`, or on the port that the directory had before, or on a
     free one. Data from before are served again. `detached`, it outlives its starter, and starting
     it while it runs is no error; else it dies with the starter (on Linux, with the thread that
-    started it), and leaving the context stops it. `settings` go over `SETTINGS`.
+    started it), and leaving the context stops it. `settings` go over `SETTINGS`; with `listeners`
+    it has more than the one in the clear, each by its name in the settings and on a free port of
+    its own (`address`); `formatting` goes to Kafka's storage tool, for users to begin with.
 
     A broker that was killed or stopped can be started again, with the same port and data.
     """
@@ -130,6 +132,8 @@ class LocalBroker:
         *,
         detached: bool = False,
         settings: Mapping[str, str] | None = None,
+        listeners: Sequence[str] = (),
+        formatting: Sequence[str] = (),
         timeout: float = 60.0,
     ):
         if find_spec("psutil") is None:
@@ -138,6 +142,8 @@ class LocalBroker:
         self.detached = detached
         self._port = port
         self._settings = {**SETTINGS, **(settings or {})}
+        self._listeners: dict[str, int] = dict.fromkeys(listeners, 0)
+        self._formatting = formatting
         self._timeout = timeout
         self._log_start = 0
         self._own: jvm.Record | None = None
@@ -159,6 +165,10 @@ class LocalBroker:
     def bootstrap(self) -> str:
         """host:port, for clients."""
         return f"{_HOST}:{self.port}"
+
+    def address(self, listener: str) -> str:
+        """host:port of one of the further listeners."""
+        return f"{_HOST}:{self._listeners[listener]}"
 
     @property
     def java(self) -> str:
@@ -283,6 +293,7 @@ class LocalBroker:
         jars = kafka_jars()
         port, controller = self._ports()
         self._format(java, jars)
+        self._listeners = {name: at or free_port() for name, at in self._listeners.items()}
         self._write_properties("data", port, controller)
         for stale in left_classes(self.directory):
             stale.unlink()
@@ -314,7 +325,7 @@ class LocalBroker:
         cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         command = [*_kafka(java, jars, "-Xmx64m", "-XX:TieredStopAtLevel=1", *_QUIET)]
         command += ["kafka.tools.StorageTool", "format", f"--cluster-id={cluster}"]
-        command += ["--config", str(self._properties)]
+        command += ["--config", str(self._properties), *self._formatting]
         done = subprocess.run(
             command, cwd=self.directory, capture_output=True, text=True, check=False
         )
@@ -325,7 +336,8 @@ class LocalBroker:
 
     def _write_properties(self, data: str, port: int, controller: int) -> None:
         """`data` is relative (the JVM runs in the directory): no path needs Java's escapes."""
-        listeners = f"PLAINTEXT://{_HOST}:{port}"
+        names = {"PLAINTEXT": port, **self._listeners}
+        listeners = ",".join(f"{name}://{_HOST}:{at}" for name, at in names.items())
         properties = {
             **self._settings,
             "log.dirs": data,

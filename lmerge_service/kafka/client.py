@@ -10,14 +10,19 @@ from typing import Any, TypeVar
 import structlog
 import tenacity
 from aiokafka.errors import (
+    BrokerResponseError,
+    ClusterAuthorizationFailedError,
+    GroupAuthorizationFailedError,
     InvalidProducerEpoch,
     KafkaConnectionError,
     KafkaError,
     ProducerFenced,
+    TopicAuthorizationFailedError,
+    TransactionalIdAuthorizationFailed,
     TransactionCoordinatorFenced,
 )
 
-from lmerge_service.errors import FencedError, TransportError
+from lmerge_service.errors import FencedError, RefusedError, TransportError
 
 __all__ = (
     "CLOSE_SECONDS",
@@ -26,6 +31,7 @@ __all__ = (
     "bounded",
     "close_bounded",
     "kafka_errors",
+    "lacking",
     "patient",
 )
 
@@ -35,6 +41,13 @@ CLOSE_SECONDS = 2.0
 """How long closing one client may take; a client of a dead broker never finishes by itself."""
 
 CONNECT_SECONDS = 15.0
+
+_REFUSALS = (
+    ClusterAuthorizationFailedError,
+    GroupAuthorizationFailedError,
+    TopicAuthorizationFailedError,
+    TransactionalIdAuthorizationFailed,
+)
 
 T = TypeVar("T")
 
@@ -75,8 +88,11 @@ class Connection:
 
 
 @contextmanager
-def kafka_errors(doing: str) -> Iterator[None]:
-    """Translates the client's errors into ours; `doing` begins the message."""
+def kafka_errors(doing: str, needs: str = "Read") -> Iterator[None]:
+    """Translates the client's errors into ours; `doing` begins the message.
+
+    `needs` is the operation on topics that an ACL must allow for it.
+    """
     try:
         yield
     except (ProducerFenced, InvalidProducerEpoch, TransactionCoordinatorFenced) as error:
@@ -84,6 +100,8 @@ def kafka_errors(doing: str) -> Iterator[None]:
             f"{doing}: another instance has taken over this merge ({type(error).__name__}); "
             "only one may write an output"
         ) from error
+    except _REFUSALS as error:
+        raise RefusedError(f"{doing}: {_missing(error, needs)}") from error
     except KafkaConnectionError as error:
         raise TransportError(
             f"{doing}: Kafka cannot be reached there; is it running? (`lmerge broker start` "
@@ -96,9 +114,30 @@ def kafka_errors(doing: str) -> Iterator[None]:
         raise TransportError(f"{doing}: no answer from Kafka in time") from error
 
 
-async def bounded(work: Awaitable[T], doing: str, seconds: float = CONNECT_SECONDS) -> T:
+def _missing(error: BrokerResponseError, needs: str) -> str:
+    """Which right our user lacks; the client names the resource, or does not know it."""
+    named = error.args[0] if error.args else "it uses"
+    names = ", ".join(sorted(named)) if isinstance(named, set) else named
+    match error:
+        case TransactionalIdAuthorizationFailed():
+            return lacking("Write", f"transactional id {names}")
+        case GroupAuthorizationFailedError():
+            return lacking("Read", f"group {names}")
+        case TopicAuthorizationFailedError():
+            return lacking(needs, f"topic {names}")
+    return lacking("IdempotentWrite", "the cluster")
+
+
+def lacking(operation: str, resource: str) -> str:
+    """What to say when an ACL is missing."""
+    return f"Kafka refuses: our user lacks the ACL {operation} on {resource}"
+
+
+async def bounded(
+    work: Awaitable[T], doing: str, seconds: float = CONNECT_SECONDS, needs: str = "Read"
+) -> T:
     """The result of `work`, with errors translated and a bound on the wait."""
-    with kafka_errors(doing):
+    with kafka_errors(doing, needs):
         async with asyncio.timeout(seconds):
             return await work
 

@@ -135,11 +135,6 @@ class Log:
     def _source(self) -> Source:
         return Source(self._connection, fetch_wait_ms=_FETCH_WAIT_MS)
 
-    async def end(self) -> int:
-        """The offset behind the last record."""
-        async with self._source() as source:
-            return (await source.ends([self._tp]))[self._tp]
-
     async def read(self, start: int = 0) -> AsyncGenerator[Record, None]:
         """The records from an offset up to the end that the log has when this is called.
 

@@ -15,7 +15,8 @@ from lmerge_service.elements import START, Element, Stable
 from lmerge_service.formats.dialects import Written
 from lmerge_service.formats.headers import incarnation_headers
 from lmerge_service.formats.wire import encode
-from lmerge_service.kafka.client import Connection, bounded, close_bounded, kafka_errors
+from lmerge_service.kafka.client import Connection, close_bounded, kafka_errors
+from lmerge_service.kafka.starting import started
 from lmerge_service.kafka.topics import Topics
 
 __all__ = ("on_the_wire", "publish")
@@ -59,7 +60,7 @@ async def publish(
     producer = AIOKafkaProducer(
         **connection.arguments, enable_idempotence=True, linger_ms=2, max_batch_size=1 << 18
     )
-    await bounded(producer.start(), f"connecting to {connection.bootstrap}")
+    await started(producer.start(), connection)
     try:
         return await _send_all(producer, topic, elements, written, rate, width, headers, progress)
     finally:
@@ -79,7 +80,7 @@ async def _send_all(
     clock = asyncio.get_running_loop().time
     started, sent = clock(), 0
     pending: list[Awaitable[object]] = []
-    with kafka_errors(f"publishing to {topic}"):
+    with kafka_errors(f"publishing to {topic}", "Write"):
         for element in elements:
             if rate is not None and (early := started + sent / rate - clock()) > 0:
                 await asyncio.sleep(early)

@@ -16,17 +16,25 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import TypeAlias
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import KafkaConnectionError, KafkaError, OffsetOutOfRangeError
+from aiokafka.errors import (
+    KafkaConnectionError,
+    KafkaError,
+    OffsetOutOfRangeError,
+    TopicAuthorizationFailedError,
+)
 
-from lmerge_service.errors import StateError, TransportError
-from lmerge_service.kafka.client import CONNECT_SECONDS, Connection, bounded, close_bounded
+from lmerge_service.errors import RefusedError, StateError, TransportError
+from lmerge_service.kafka.client import CONNECT_SECONDS, Connection, bounded, close_bounded, lacking
 from lmerge_service.kafka.records import Record, as_it_is
+from lmerge_service.kafka.starting import started
 
 __all__ = ("Batches", "Source", "TopicPartition")
 
 Batches: TypeAlias = dict[TopicPartition, list[Record]]
 
 _STALL_SECONDS = 120.0
+_ANSWER_SECONDS = 0.1
+"""A broker refuses a fetch at once."""
 
 
 class Source:
@@ -63,7 +71,7 @@ class Source:
 
     async def __aenter__(self) -> "Source":
         try:
-            await bounded(self._consumer.start(), f"connecting to {self._connection.bootstrap}")
+            await started(self._consumer.start(), self._connection)
         except BaseException:
             await close_bounded(self._consumer.stop())
             raise
@@ -94,7 +102,7 @@ class Source:
         """The offset behind the last record of all, those of open transactions included."""
         uncommitted = AIOKafkaConsumer(**self._connection.arguments)
         try:
-            await bounded(uncommitted.start(), f"connecting to {self._connection.bootstrap}")
+            await started(uncommitted.start(), self._connection)
             found = await bounded(uncommitted.end_offsets(partitions), "asking where topics end")
         finally:
             await close_bounded(uncommitted.stop())
@@ -104,6 +112,17 @@ class Source:
         """The next offset to be read; control records and aborted ones count as read."""
         state = self._consumer._subscription.subscription.assignment.state_value(tp)
         return None if state is None or not state.has_valid_position else int(state.position)
+
+    async def require_readable(self, tp: TopicPartition, end: int) -> None:
+        """Finds out whether a partition may be read, even if there is nothing to read yet.
+
+        Raises:
+            RefusedError: our user may not read it.
+        """
+        self.assign({tp: end})
+        await self.poll(_ANSWER_SECONDS)
+        if tp in self.lost:
+            raise RefusedError(f"topic {tp.topic} {self.lost[tp]}")
 
     # --- reading -------------------------------------------------------------------------------
 
@@ -158,12 +177,16 @@ class Source:
                     await self._consumer.getmany(tp, timeout_ms=200, max_records=None)
                 except (KafkaError, ValueError) as cause:
                     found = True
-                    why = f"cannot be read at offset {self._next[tp]} or behind: {cause!r}"
-                    self._lose(tp, why)
+                    self._lose(tp, self._why(tp, cause))
         finally:  # also when the search is cancelled: what it took was handed to nobody
             self._rewind()
         if not found and not isinstance(error, ValueError):
             raise TransportError(f"reading: {error!r}") from error
+
+    def _why(self, tp: TopicPartition, cause: Exception) -> str:
+        if isinstance(cause, TopicAuthorizationFailedError):
+            return f"cannot be read: {lacking('Read', f'topic {tp.topic}')}"
+        return f"cannot be read at offset {self._next[tp]} or behind: {cause!r}"
 
     def _rewind(self) -> None:
         for tp, offset in self._next.items():

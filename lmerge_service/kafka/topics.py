@@ -9,11 +9,24 @@ from dataclasses import dataclass
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.errors import LeaderNotAvailableError, TopicAlreadyExistsError, for_code
+from aiokafka.errors import (
+    LeaderNotAvailableError,
+    TopicAlreadyExistsError,
+    TopicAuthorizationFailedError,
+    for_code,
+)
 
-from lmerge_service.errors import ConfigurationError, TransportError
-from lmerge_service.kafka.client import CONNECT_SECONDS, Connection, bounded, close_bounded, patient
+from lmerge_service.errors import ConfigurationError, RefusedError, TransportError
+from lmerge_service.kafka.client import (
+    CONNECT_SECONDS,
+    Connection,
+    bounded,
+    close_bounded,
+    lacking,
+    patient,
+)
 from lmerge_service.kafka.metadata import TopicsRequest
+from lmerge_service.kafka.starting import started
 
 __all__ = ("TopicInfo", "Topics")
 
@@ -35,11 +48,13 @@ class Topics:
 
     def __init__(self, connection: Connection):
         self._connection = connection
+        self.refused: set[str] = set()
+        """Topics that were asked for, and that our user may not see."""
         self._admin = AIOKafkaAdminClient(**connection.arguments)
 
     async def __aenter__(self) -> "Topics":
         try:
-            await bounded(self._admin.start(), f"connecting to {self._connection.bootstrap}")
+            await started(self._admin.start(), self._connection)
         except BaseException:
             await close_bounded(self._admin.close())
             raise
@@ -57,9 +72,13 @@ class Topics:
             "asking which topics there are",
             seconds,
         )
+        found = answer.to_object()["topics"]
+        for topic in found:
+            refused = topic["error_code"] == TopicAuthorizationFailedError.errno
+            (self.refused.add if refused else self.refused.discard)(str(topic["topic"]))
         return {
             str(topic["topic"]): TopicInfo(topic.get("topic_id"), len(topic["partitions"]))
-            for topic in answer.to_object()["topics"]
+            for topic in found
             if topic["error_code"] == 0 and topic["partitions"]
         }
 
@@ -69,6 +88,18 @@ class Topics:
         """The number of partitions of each topic that exists."""
         found = await self.describe(names, seconds=seconds)
         return {name: topic.partitions for name, topic in found.items()}
+
+    async def width(self, name: str) -> int | None:
+        """The number of partitions of a topic; None if there is no such topic.
+
+        Raises:
+            RefusedError: our user may not see it.
+        """
+        width = (await self.partitions([name])).get(name)
+        if name in self.refused:
+            needed = lacking("Describe (Read and Write imply it)", f"topic {name}")
+            raise RefusedError(f"asking for topic {name}: {needed}")
+        return width
 
     async def ensure(
         self, name: str, *, partitions: int = 1, config: dict[str, str] | None = None
@@ -80,7 +111,7 @@ class Topics:
         Raises:
             TransportError: the broker refuses.
         """
-        if (width := (await self.partitions([name])).get(name)) is not None:
+        if (width := await self.width(name)) is not None:
             return width
         cluster = await bounded(self._admin.describe_cluster(), "asking which brokers there are")
         copies = min(_COPIES, len(cluster["brokers"]))
@@ -88,6 +119,9 @@ class Topics:
         response = await bounded(self._admin.create_topics([wanted]), f"making topic {name}")
         for topic, code, *message in response.topic_errors:
             error = for_code(code)
+            if error is TopicAuthorizationFailedError:
+                needed = lacking("Create", f"topic {topic}")
+                raise RefusedError(f"making topic {topic}: {needed}")
             if code and error is not TopicAlreadyExistsError:
                 said = message[0] if message else error.__name__
                 raise TransportError(f"making topic {topic}: {said}", retriable=False)
@@ -95,8 +129,7 @@ class Topics:
 
     async def _visible(self, name: str) -> int:
         """A topic that was just made may not be known everywhere yet."""
-        width = (await self.partitions([name])).get(name)
-        if width is None:
+        if (width := await self.width(name)) is None:
             raise LeaderNotAvailableError(name)
         return width
 
@@ -108,13 +141,17 @@ class Topics:
 
         Raises:
             ConfigurationError: the key's value does not meet the condition.
+            TransportError: the broker does not tell.
         """
         resource = ConfigResource(ConfigResourceType.TOPIC, name, configs={key: ""})
-        responses = await bounded(
-            self._admin.describe_configs([resource]), f"asking for {name}'s configuration"
-        )
-        for response in responses:
-            for _, _, _, _, entries in response.resources:
+        doing = f"asking for {name}'s configuration"
+        for response in await bounded(self._admin.describe_configs([resource]), doing):
+            for code, said, _, _, entries in response.resources:
+                if code == TopicAuthorizationFailedError.errno:
+                    needed = lacking("DescribeConfigs", f"topic {name}")
+                    raise RefusedError(f"{doing}: {needed}")
+                if code:
+                    raise TransportError(f"{doing}: {said}", retriable=False)
                 for found, value, *_ in entries:
                     if found == key and not holds(value):
                         raise ConfigurationError(f"topic {name} has {key}={value}; it {must}")

@@ -108,7 +108,7 @@ async def audit_topic(connection: "Connection", topic: str, decoder: WireDecoder
     from lmerge_service.kafka.topics import Topics
 
     async with Topics(connection) as topics:
-        width = (await topics.partitions([topic])).get(topic)
+        width = await topics.width(topic)
     if width is None:
         raise ConfigurationError(f"kafka:{topic}: there is no such topic at {connection.bootstrap}")
     partitions = [TopicPartition(topic, number) for number in range(width)]

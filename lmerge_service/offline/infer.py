@@ -299,7 +299,7 @@ def recorded_topic(
 
     async def width() -> int | None:
         async with Topics(connection) as topics:
-            return (await topics.partitions([topic])).get(topic)
+            return await topics.width(topic)
 
     with asyncio.Runner() as runner:
         if (partitions := runner.run(width())) is None:

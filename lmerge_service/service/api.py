@@ -11,6 +11,7 @@ What happens on a crash at each await
 | status | error | means |
 |---|---|---|
 | 200 | | the decision holds; it was read back from the control log |
+| 401, 403 | | who asks may not; `detail` says why, as wherever requests are refused at the door |
 | 404 | `unknown` | there is no such replica, or decision |
 | 409 | `version`, `state`, `invalid`, `id` | refused, with the version that there is |
 | 422 | `malformed` | the request is not as the schema says |
@@ -40,33 +41,34 @@ from lmerge_service.service.decisions import (
     SetPolicy,
     decide,
 )
-from lmerge_service.service.documents import Decided, Decisions, DecisionView, Made, Problem
+from lmerge_service.service.documents import Decided, Decisions, DecisionView, Denied, Made, Problem
 from lmerge_service.topology import Name
 
 __all__ = ("routes",)
-
-_LARGEST_BODY: Final = 64 * 1024
 
 Responses = dict[int | str, dict[str, Any]]
 ControlSource = Callable[[], Control | None]
 
 
 def _problems(*statuses: int) -> Responses:
-    return {status: {"model": Problem, "description": _MEANING[status]} for status in statuses}
+    models = dict.fromkeys(statuses, Problem) | dict.fromkeys((401, 403), Denied)
+    return {
+        status: {"model": model, "description": _MEANING[status]}
+        for status, model in models.items()
+    }
 
 
 _MEANING: Final = {
+    401: "No token, or one that is not known.",
+    403: "Whoever asks may not do this.",
     404: "There is no such replica or decision.",
     409: "Refused: by version, by state, or by what would not go together.",
-    413: "The request is too long.",
     422: "The request is not as the schema says.",
     503: "The control log does not answer in time, or the worker is starting.",
 }
-_MALFORMED: Final = {400: 422, 413: 413}
-"""What is made of the statuses with which a body is refused before it is looked at."""
 _READING: Final = _problems(422, 503)
 _FINDING: Final = _problems(404, 422, 503)
-_DECIDING: Final = _problems(404, 409, 413, 422, 503)
+_DECIDING: Final = _problems(404, 409, 422, 503)
 
 
 def routes(
@@ -201,19 +203,6 @@ class _ProblemError(Exception):
         return JSONResponse(self.problem.model_dump(mode="json"), self.status)
 
 
-class _Request(Request):
-    async def body(self) -> bytes:
-        """The body, as long as it is one that a decision may have."""
-        if not hasattr(self, "_body"):
-            held = bytearray()
-            async for chunk in self.stream():
-                held += chunk
-                if len(held) > _LARGEST_BODY:
-                    raise HTTPException(413, f"a request has {_LARGEST_BODY} bytes at the most")
-            self._body = bytes(held)
-        return self._body
-
-
 class _Route(APIRoute):
     """Answers every mistake with a `Problem`."""
 
@@ -222,16 +211,15 @@ class _Route(APIRoute):
 
         async def answer(request: Request) -> Response:
             try:
-                return await handle(_Request(request.scope, request.receive))
+                return await handle(request)
             except _ProblemError as error:
                 return error.response()
             except RequestValidationError as error:
                 return _ProblemError(422, "malformed", _said(error)).response()
             except HTTPException as error:
-                if error.status_code not in _MALFORMED:
+                if error.status_code != 400:  # 400: a body that is no JSON at all
                     raise
-                status = _MALFORMED[error.status_code]
-                return _ProblemError(status, "malformed", str(error.detail)).response()
+                return _ProblemError(422, "malformed", str(error.detail)).response()
 
         return answer
 

@@ -62,6 +62,8 @@ class Declare(Struct, frozen=True, forbid_unknown_fields=True, tag_field="do", t
     merge: Word
     """Its name."""
     output: dict[str, Any]
+    key: list[str]
+    nfc: bool
     case: Word
     policy: dict[str, Any]
     replicas: list[dict[str, Any]]

@@ -19,6 +19,7 @@ __all__ = (
     "Decided",
     "DecisionView",
     "Decisions",
+    "Denied",
     "GapRequest",
     "GapView",
     "Made",
@@ -324,3 +325,9 @@ class Problem(BaseModel):
     """The version that there is."""
     id: str | None = None
     """Of the decision."""
+
+
+class Denied(BaseModel):
+    """Whoever asks may not."""
+
+    detail: str

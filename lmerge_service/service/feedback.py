@@ -22,7 +22,7 @@ What happens on a crash at each await
 
 import asyncio
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Protocol
 
@@ -56,8 +56,8 @@ class FeedbackOut:
     """Publishes the points of all tasks that this worker runs.
 
     A replica's point goes out once every `every` seconds at the most, or at once when it has
-    moved by `step` (in the unit of the elements). `replicas` are those that may heed: not those
-    that are normalised.
+    moved by `step` (in the unit of the elements). `replicas` gives those that may heed: not
+    those that are normalised.
     """
 
     def __init__(
@@ -66,14 +66,14 @@ class FeedbackOut:
         output: str,
         *,
         tasks: int,
-        replicas: Collection[str],
+        replicas: Callable[[], Collection[str]],
         every: float = 1.0,
         step: float = math.inf,
     ):
         self._connection = connection
         self._output = output
         self._tasks = tasks
-        self._replicas = tuple(replicas)
+        self._replicas = replicas
         self._every, self._step = every, step
         self._points: dict[tuple[str, int], tuple[int, int]] = {}
         self._told: dict[tuple[str, int], _Told] = {}
@@ -86,7 +86,7 @@ class FeedbackOut:
         """
         if stable == START:
             return
-        for replica in self._replicas:
+        for replica in self._replicas():
             point = min(points.get(replica, stable), stable)
             self._points[replica, task] = (point, stable)
         self._news.set()
@@ -159,7 +159,7 @@ class FeedbackPoints(Protocol):
     async def wait(self, replica: str, above: int, seconds: float) -> int: ...
 
 
-def feedback_router(points: FeedbackPoints, replicas: Collection[str]) -> APIRouter:
+def feedback_router(points: FeedbackPoints, replicas: Callable[[], Collection[str]]) -> APIRouter:
     """`GET /v1/feedback/{replica}?above=POINT&wait=SECONDS`: the replica's point, as soon as it
     is above POINT, or what it is after SECONDS (60 at the most).
 
@@ -174,7 +174,7 @@ def feedback_router(points: FeedbackPoints, replicas: Collection[str]) -> APIRou
         wait: Annotated[float, Query(ge=0, le=_LONGEST_WAIT_SECONDS)] = 0,
     ) -> FeedbackAnswer:
         """Nothing about events with a final ve below the point matters any more; null: unknown."""
-        if replica not in replicas:
+        if replica not in replicas():
             raise HTTPException(404, f"there is no replica {replica!r} that may heed feedback")
         point = await points.wait(replica, above, wait)
         known = None if point == START else point

@@ -1,4 +1,4 @@
-"""The worker's HTTP side, read-only and on loopback: health, readiness, status, metrics.
+"""The worker's HTTP side: health, readiness, status, metrics; `access` says who may ask.
 
 Who owns what
     `serve` owns the listening socket, bound before anything else so that an occupied port is
@@ -7,14 +7,18 @@ Who owns what
 
 import asyncio
 import socket
+import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 
 import uvicorn
-from fastapi import FastAPI, Response
+from fastapi import Depends, FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from lmerge_service.errors import EnvironmentMissingError
+from lmerge_service.service.access import HEADER_BYTES, Access, Guard
+from lmerge_service.service.api import routes
+from lmerge_service.service.listener import CONNECTIONS, Patience
 from lmerge_service.service.metrics import metrics_of
 from lmerge_service.service.status import Status, readiness_of, status_of
 from lmerge_service.service.worker import Worker
@@ -22,17 +26,30 @@ from lmerge_service.topology import Http
 
 __all__ = ("application", "serve")
 
+_HEADERS = [
+    ("X-Content-Type-Options", "nosniff"),
+    ("X-Frame-Options", "DENY"),
+    ("Referrer-Policy", "no-referrer"),
+    ("Cache-Control", "no-store"),
+]
 
-def application(worker: Worker) -> FastAPI:
-    """The routes over a worker; all run on the event loop, where nothing changes under them."""
+
+def application(worker: Worker, access: Access) -> FastAPI:
+    """The routes over a worker; all run on the event loop, where nothing changes under them.
+
+    Health and readiness are told to everybody, since who asks for them holds no secrets; the
+    reasons, like everything else, only to who may read.
+    """
     app = FastAPI(title="lmerge", docs_url=None, redoc_url=None)
-    registry = metrics_of(worker)
+    app.add_middleware(Guard, access=access)
+    registry, reads = metrics_of(worker), [Depends(access.reads)]
 
     @app.get("/healthz")
-    async def healthz() -> dict[str, str | list[str]]:
+    async def healthz(request: Request) -> dict[str, str | list[str]]:
         """The process lives; `degraded` says that somebody should look, not that it should die."""
         status = status_of(worker)
-        return {"health": status.health, "reasons": status.reasons}
+        reasons = status.reasons if access.may_read(request) else []
+        return {"health": status.health, "reasons": reasons}
 
     @app.get("/readyz")
     async def readyz(response: Response) -> dict[str, str]:
@@ -42,16 +59,18 @@ def application(worker: Worker) -> FastAPI:
         response.status_code = 200 if state in ("running", "standby") else 503
         return {"state": state}
 
-    @app.get("/status")
+    @app.get("/status", dependencies=reads)
     async def status() -> Status:
         """Everything the worker knows about its replicas and its output."""
         return status_of(worker)
 
-    @app.get("/metrics")
+    @app.get("/metrics", dependencies=reads)
     async def metrics() -> Response:
         """The same for Prometheus."""
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
+    control = routes(lambda: worker.control, reads=reads, controls=[Depends(access.controls)])
+    app.include_router(control)
     return app
 
 
@@ -67,9 +86,9 @@ async def serve(app: FastAPI, where: Http) -> AsyncIterator[str]:
     """Serves until left; yields the address.
 
     Raises:
-        EnvironmentMissingError: the port is taken.
+        EnvironmentMissingError: the port is taken, or a certificate cannot be read any more.
     """
-    listener = _listen(where)
+    listener, tls = _listen(where), _tls(where)
     host, port = listener.getsockname()[:2]
     server = _Server(
         uvicorn.Config(
@@ -77,18 +96,34 @@ async def serve(app: FastAPI, where: Http) -> AsyncIterator[str]:
             log_config=None,
             access_log=False,
             lifespan="off",
-            limit_concurrency=64,
+            http=Patience,
+            ws="none",
+            proxy_headers=False,
+            server_header=False,
+            headers=_HEADERS,
+            backlog=CONNECTIONS,
+            limit_concurrency=CONNECTIONS // 2,
+            h11_max_incomplete_event_size=HEADER_BYTES,
             timeout_keep_alive=5,
             timeout_graceful_shutdown=2,
+            ssl_context_factory=None if tls is None else lambda *_: tls,
         )
     )
     serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")
     try:
-        yield f"http://{host}:{port}" if ":" not in host else f"http://[{host}]:{port}"
+        scheme = "http" if tls is None else "https"
+        yield f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
     finally:
         server.should_exit = True
         await asyncio.wait([serving], timeout=4)
         listener.close()
+
+
+def _tls(where: Http) -> ssl.SSLContext | None:
+    try:
+        return None if where.tls is None else where.tls.context()
+    except ValueError as error:
+        raise EnvironmentMissingError(f"TLS of the HTTP API: {error}") from None
 
 
 def _listen(where: Http) -> socket.socket:
@@ -98,6 +133,7 @@ def _listen(where: Http) -> socket.socket:
             listener = opened.enter_context(socket.socket(family, socket.SOCK_STREAM))
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((where.host, where.port))
+            listener.listen(CONNECTIONS)  # whoever is told the address is not refused
             opened.pop_all()
             return listener
     except OSError as error:

@@ -258,6 +258,14 @@ class Ledger:
             topic = self.topology.output.topic
             why = f"{topic} is the output of the merge {self.declared.merge}; use another topic"
             raise _RefusedError("invalid", why)
+        if self.declared is not None and (self.declared.key, self.declared.nfc) != (
+            action.key,
+            action.nfc,
+        ):
+            why = (
+                "key and nfc say what the output's events are, and cannot change; use a new output"
+            )
+            raise _RefusedError("invalid", why)
         version = self.version + 1
         policy = self.policy.model_dump() if self._policy_decided else action.policy
         said = {"output": action.output, "case": action.case, "policy": policy}
@@ -273,6 +281,8 @@ class Ledger:
                 gone = "the topology file names it no more"
                 wants[name] = replace(each, wish=Wish.DETACHED, since=version, reason=gone, who=who)
         topology = self._valid(said, wants.values())
+        if topology.output.control_topic != self.topology.output.control_topic:
+            raise _RefusedError("invalid", f"this log is not about {topology.output.topic}")
         # What is auto is settled now: a replica that leaves must not make the case a stronger one.
         self.topology = topology.model_copy(update={"case": topology.resolved_case.value})
         self.declared = action
@@ -396,6 +406,8 @@ def declaration(topology: Topology) -> Declare:
     return Declare(
         merge=topology.name,
         output=dump(topology.output),
+        key=list(topology.key),
+        nfc=topology.nfc,
         case=topology.case,
         policy=dump(topology.policy),
         replicas=[dump(each) for each in topology.replicas],

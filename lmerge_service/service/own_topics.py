@@ -1,5 +1,6 @@
 """The topics that belong to a merge: made when they are missing, refused when they forget."""
 
+from lmerge_service.errors import ConfigurationError
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.topology import Topology
 
@@ -25,7 +26,7 @@ async def prepare(topics: Topics, topology: Topology) -> None:
     """
     output, largest = topology.output, str(largest_record(topology))
     kept = _KEPT | {"max.message.bytes": largest}
-    await topics.ensure(output.topic, partitions=1, config=kept)
+    await _ensure(topics, output.topic, output.partitions, kept)
     await topics.ensure(output.dead_letter_topic, config=kept)
     compacted = {
         "cleanup.policy": "compact",
@@ -34,7 +35,7 @@ async def prepare(topics: Topics, topology: Topology) -> None:
         "segment.bytes": str(64 << 20),
         "segment.ms": "600000",
     }
-    await topics.ensure(output.state_topic, partitions=1, config=compacted)
+    await _ensure(topics, output.state_topic, output.partitions, compacted)
     for key, must in _KEPT.items():
         why = f"must be {must}: without a snapshot, the merge is rebuilt from every record of it"
         await topics.require(output.topic, key, must.__eq__, why)
@@ -48,4 +49,13 @@ async def prepare(topics: Topics, topology: Topology) -> None:
     for topic in (output.topic, output.dead_letter_topic):
         await topics.require(
             topic, "max.message.bytes", lambda value: int(value) >= int(largest), room
+        )
+
+
+async def _ensure(topics: Topics, name: str, partitions: int, config: dict[str, str]) -> None:
+    width = await topics.ensure(name, partitions=partitions, config=config)
+    if width != partitions:
+        raise ConfigurationError(
+            f"topic {name} has {width} partitions, and output.partitions is {partitions}: what is "
+            "in it was routed by its number; use a new output topic, or that number"
         )

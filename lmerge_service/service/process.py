@@ -9,10 +9,14 @@ import asyncio
 import signal
 
 import structlog
+from fastapi import Depends
 
 from lmerge_service.errors import LMergeError, single_error
+from lmerge_service.feedback import FeedbackFollower
 from lmerge_service.kafka.cluster import Cluster
+from lmerge_service.service.access import Access
 from lmerge_service.service.connection import connection_of
+from lmerge_service.service.feedback import FeedbackOut, feedback_router
 from lmerge_service.service.http import application, serve
 from lmerge_service.service.worker import Worker
 from lmerge_service.topology import Topology
@@ -53,8 +57,37 @@ async def _first_of(stop: asyncio.Event, worker: asyncio.Task[None]) -> None:
 
 
 async def _work(topology: Topology, standby: bool) -> None:
-    cluster = Cluster(connection_of(topology.kafka))
-    worker = Worker(topology, cluster, standby_only=standby)
-    async with serve(application(worker), topology.http) as address:
+    connection, output = connection_of(topology.kafka), topology.output
+
+    def heeding() -> list[str]:
+        """A replica that is normalised must leave out nothing."""
+        wanted = [] if worker.control is None else worker.control.ledger.attached()
+        return [each.replica.name for each in wanted if not each.replica.normalise]
+
+    points = FeedbackOut(connection, output.topic, tasks=output.partitions, replicas=heeding)
+    worker = Worker(topology, Cluster(connection), standby_only=standby, feedback=points.tell)
+    follower = FeedbackFollower(connection, [output.topic])
+    access = Access(topology.http)
+    app = application(worker, access)
+    app.include_router(
+        feedback_router(follower.board, heeding), dependencies=[Depends(access.reads)]
+    )
+    async with serve(app, topology.http) as address:
         log.info("serving", address=address)
-        await worker.run()
+        async with asyncio.TaskGroup() as group:
+            merging = group.create_task(worker.run(), name="worker")
+            beside = [
+                group.create_task(points.run(), name="feedback out"),
+                group.create_task(_follow(worker, follower), name="feedback in"),
+            ]
+            await merging
+            for each in beside:
+                each.cancel()
+
+
+async def _follow(worker: Worker, follower: FeedbackFollower) -> None:
+    """Knows the points of all tasks, other workers' too, once there is Kafka to ask."""
+    while worker.members is None:  # noqa: ASYNC110 - it is set once, at the start
+        await asyncio.sleep(0.1)
+    async with follower:
+        await asyncio.Event().wait()

@@ -23,12 +23,13 @@ import msgspec
 import structlog
 
 from lmerge_service.core import Input, Operator
-from lmerge_service.elements import START, Element
+from lmerge_service.elements import START, Element, Stable
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.dialects import Decoder, build_decoder
 from lmerge_service.formats.headers import TimedRecord
 from lmerge_service.formats.ingest import Ingest
 from lmerge_service.formats.wire import WireDecoder
+from lmerge_service.kafka.routing import Router
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.topics import TopicInfo
 from lmerge_service.service.marks import PartitionMark, Standing
@@ -119,20 +120,18 @@ class Replicas:
         decoder: WireDecoder,
         *,
         partition: int,
-        output_width: int,
-        keeps: Callable[[bytes], bool] | None,
+        router: Router,
         tallies: dict[str, Tally],
         clock: Callable[[], float],
     ):
-        """`partition` is the task's, of `output_width`; `keeps` tells the payloads that are its,
-        None that all are; `tallies` outlive this, by name."""
+        """`partition` is the task's, of those of the output; `router` tells what belongs there;
+        `tallies` outlive this, by name."""
         self.states: dict[str, ReplicaState] = {}
         """By name."""
         self._merge = merge
         self._decoder = decoder
         self._partition = partition
-        self._output_width = output_width
-        self._keeps = keeps
+        self._router = router
         self._tallies = tallies
         self._clock = clock
 
@@ -269,10 +268,20 @@ class Replicas:
             normalise=state.replica.normalise,
             co_partitioned=state.replica.co_partitioned,
             mutes={n: mark.mute for n, mark in standing.partitions.items() if mark.mute},
-            keeps=self._keeps,
+            mine=self._mine if self._reads_all(state.replica) else None,
             dialect=self._dialect_of(state.replica),
             attached=attached,
         )
+
+    def _reads_all(self, replica: Replica) -> bool:
+        """The task reads what is for other tasks as well."""
+        return self._router.partitions > 1 and not replica.co_partitioned
+
+    def _mine(self, elements: list[Element]) -> list[Element]:
+        """Those that are routed to this task; stables are for all."""
+        route = self._router.partition_of
+        self._router.learn(e.payload for e in elements if type(e) is not Stable)  # type: ignore[union-attr]
+        return [e for e in elements if type(e) is Stable or route(e.payload) == self._partition]  # type: ignore[union-attr]
 
     def _dialect_of(self, replica: Replica) -> Callable[[], Decoder] | None:
         """What makes the decoders of a replica that speaks a dialect."""
@@ -284,11 +293,11 @@ class Replicas:
     def _unfit(self, replica: Replica, info: TopicInfo) -> str | None:
         """What about its topic rules a replica out, in words."""
         if replica.co_partitioned:
-            if info.partitions == self._output_width:
+            if info.partitions == self._router.partitions:
                 return None
             return (
                 f"has {info.partitions} partitions, but a co-partitioned replica has as many as "
-                f"the output, {self._output_width}"
+                f"the output, {self._router.partitions}"
             )
         if info.partitions > 1 and not self._merge.any_partitions:
             return (
@@ -321,6 +330,11 @@ class Replicas:
         state.ingest.take(tp.partition, records, out, [], recall=True)
         return out
 
+    def _is_told_elsewhere(self, tp: TopicPartition) -> bool:
+        """All tasks meet the same dead letters; of a partition one of them tells of them."""
+        number: int = tp.partition
+        return number % self._router.partitions != self._partition
+
     def arrive(self, tp: TopicPartition, offset: int) -> None:
         """Everything before the offset is recalled."""
         if (state := self.merging(tp)) is not None:
@@ -342,6 +356,8 @@ class Replicas:
         before = self._merge.inputs[state.name]
         was = _of_input(before)
         ingest.take(tp.partition, records, out, dead)
+        if self._reads_all(state.replica) and self._is_told_elsewhere(tp):
+            del dead[had:]
         after = self._merge.inputs[state.name]
         if after is not before:  # a new incarnation counts from nothing
             was = dict.fromkeys(was, 0)

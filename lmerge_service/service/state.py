@@ -16,9 +16,9 @@ from typing import Final
 import msgspec
 
 from lmerge_service.core import Operator, Restoring, lmerge
-from lmerge_service.core.policy import Policy
 from lmerge_service.errors import StateError
 from lmerge_service.formats.wire import WireDecoder
+from lmerge_service.kafka.routing import Router
 from lmerge_service.service.marks import Mark, SnapshotPlace
 from lmerge_service.service.replicas import Replicas, Tally
 from lmerge_service.topology import Replica, Topology
@@ -58,15 +58,15 @@ class TaskState:
         self,
         topology: Topology,
         partition: int,
-        policy: Policy,
         *,
         tallies: dict[str, Tally],
         clock: Callable[[], float],
     ):
-        """`tallies` of the replicas outlive this."""
+        """`topology` is as it was decided; `tallies` of the replicas outlive this."""
         self.topology = topology
         self.partition = partition
-        self.policy = policy
+        self.policy = topology.policy.policy()
+        self.router = Router(topology.output.partitions, topology.key)
         self._tallies = tallies
         self._clock = clock
         self.use(lmerge(topology.resolved_case, self.policy))
@@ -94,8 +94,7 @@ class TaskState:
             merge,
             decoder,
             partition=self.partition,
-            output_width=1,
-            keeps=None,
+            router=self.router,
             tallies=self._tallies,
             clock=self._clock,
         )
@@ -124,6 +123,8 @@ class TaskState:
             "case": str(topology.resolved_case),
             "policy": str(self.policy),
             "nfc": topology.nfc,
+            "key": topology.key,
+            "partitions": topology.output.partitions,
         }
         return msgspec.json.encode(kind).decode()
 

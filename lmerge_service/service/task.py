@@ -23,9 +23,10 @@ What happens on a crash at each await
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import structlog
@@ -35,13 +36,14 @@ from lmerge_service.elements import START, Adjust, Element, Insert, Stable
 from lmerge_service.errors import StateError, TransportError
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.wire import encode
+from lmerge_service.kafka.client import lacking
 from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.sink import Outbox
 from lmerge_service.kafka.source import Batches, TopicPartition
 from lmerge_service.kafka.topics import TopicInfo
 from lmerge_service.service.ledger import Ledger
 from lmerge_service.service.life import Wish
-from lmerge_service.service.marks import MARK_KEY, Mark
+from lmerge_service.service.marks import MARK_KEY, Mark, Standing
 from lmerge_service.service.own_topics import largest_record
 from lmerge_service.service.recovery import Recovery
 from lmerge_service.service.replicas import ReplicaState, Tally
@@ -49,7 +51,7 @@ from lmerge_service.service.snapshots import Snapshots
 from lmerge_service.service.state import TaskState
 from lmerge_service.topology import Replica, Topology
 
-__all__ = ("MergeTask", "Phase", "Progress")
+__all__ = ("FeedbackSink", "MergeTask", "Phase", "Progress")
 
 log = structlog.get_logger()
 
@@ -61,8 +63,11 @@ _WATCH_SECONDS = 2.0
 _FOLLOW_SECONDS = 0.25
 _STEP_SECONDS = 1.0
 _BELIEVED = 2
+_DECISIONS_SECONDS = 10.0
 
 
+FeedbackSink: TypeAlias = Callable[[int, Mapping[str, int], int], None]
+"""Takes, after a commit: the partition, its inputs' points, and its stable point."""
 Phase: TypeAlias = Literal["starting", "running", "recovering", "following", "fenced"]
 
 
@@ -88,14 +93,24 @@ class Progress:
 class MergeTask:
     """One output partition's merge: `lead`, then `run` until cancelled; or `follow`."""
 
-    def __init__(self, topology: Topology, ledger: Ledger, cluster: Cluster, partition: int = 0):
-        """`ledger` is read only: what is decided about the replicas."""
+    def __init__(
+        self,
+        topology: Topology,
+        ledger: Ledger,
+        cluster: Cluster,
+        partition: int = 0,
+        *,
+        feedback: FeedbackSink = lambda *_: None,
+    ):
+        """`ledger` is read only: what is decided about the replicas. `feedback` is told the
+        partition, and after each commit the points of its inputs and its stable point."""
         self.topology = topology
         self.partition = partition
         self.progress = Progress()
         self.phase: Phase = "starting"
         self._tallies: dict[str, Tally] = {}
         self._ledger = ledger
+        self._feedback = feedback
         self._cluster = cluster
         output = topology.output
         self._output = TopicPartition(output.topic, partition)
@@ -107,8 +122,8 @@ class MergeTask:
         self._clear()
 
     def _fresh(self) -> TaskState:
-        policy = self._ledger.policy.policy()
-        return TaskState(self.topology, self.partition, policy, tallies=self._tallies, clock=_clock)
+        topology = self._ledger.topology
+        return TaskState(topology, self.partition, tallies=self._tallies, clock=_clock)
 
     def forget(self) -> None:
         """Lets go of the state: somebody else has the task."""
@@ -166,6 +181,7 @@ class MergeTask:
         self._snapshots = Snapshots(every=self.topology.snapshot_seconds, clock=_clock)
         stack.callback(self._snapshots.close)
         self._clear()
+        await self._know_decisions()
         self._say(self._recovery.missed)
         self._carry_out()
         self._reassign()
@@ -210,7 +226,7 @@ class MergeTask:
         """To the last mark, from where we are if that is possible."""
         mark = await self._recovery.last_mark(fenced=fenced)
         known, self._is_known = self._is_known, False
-        if known and self.state.policy == self._ledger.policy.policy():
+        if known and self._is_of_its_kind():
             try:
                 await self._recovery.follow(self.state, mark, fenced=fenced)
             except StateError as error:
@@ -231,18 +247,39 @@ class MergeTask:
 
     # --- what is decided --------------------------------------------------------------------------
 
+    def _is_of_its_kind(self) -> bool:
+        """The state's case and policy are those that were decided."""
+        decided, merge = self._ledger.topology, self.state.merge
+        return (decided.resolved_case, decided.policy.policy()) == (merge.case, merge.policy)
+
     def _attached(self) -> dict[str, Replica]:
         return {each.replica.name: each.replica for each in self._ledger.attached()}
+
+    async def _know_decisions(self) -> None:
+        """Waits until what the last mark rests on is known here.
+
+        Raises:
+            StateError: it is not in the control log any more.
+        """
+        try:
+            async with asyncio.timeout(_DECISIONS_SECONDS):
+                while self._ledger.version < self.state.decided:  # noqa: ASYNC110 - a log is read
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            raise StateError(
+                f"{self.topology.output.control_topic} has {self._ledger.version} decisions, and "
+                f"{self.state.decided} were carried out: it was deleted; use a new output topic"
+            ) from None
 
     def _carry_out(self) -> None:
         """Makes what is decided about the replicas so, as far as it is not.
 
         Raises:
-            TransportError: the policy is another one; the operator is rebuilt.
+            TransportError: case or policy are other ones; the operator is rebuilt.
         """
         state, replicas = self.state, self.state.replicas
-        if state.policy != self._ledger.policy.policy():
-            raise TransportError("another policy was decided: the merge is rebuilt under it")
+        if not self._is_of_its_kind():
+            raise TransportError("another case or policy was decided: the merge is rebuilt")
         for name, wanted in self._ledger.replicas.items():
             have = replicas.states.get(name)
             if wanted.wish is Wish.DETACHED:
@@ -300,8 +337,7 @@ class MergeTask:
                         self._reassign()
                     await self._follow_topics()
                 await self._publish()
-                if ready.done() or self._snapshots.is_due:
-                    ready.cancel()
+                if ready.done():
                     ready = None
         finally:
             for each in (poll, ready):
@@ -327,30 +363,35 @@ class MergeTask:
         if self._committing is not None:
             return
         chunks = self._snapshots.chunks()
-        if chunks or self._waiting() or (self._has_moved() and _clock() >= self._mark_due):
-            self._outbox.state += chunks
-            self._start_commit(len(chunks))
-
-    def _has_moved(self) -> bool:
-        return self._marked != self._moved
+        moved = self._marked != self._moved and _clock() >= self._mark_due
+        if chunks is not None or self._waiting() or moved:
+            self._outbox.state += chunks or []
+            self._start_commit(len(chunks or []))
 
     def _start_commit(self, chunks: int) -> None:
         state = self.state
         state.transaction += 1
         state.said += len(self._outbox.records)
-        mark = state.mark()
+        mark, feedback = state.mark(), state.merge.feedback()
         if self._snapshots.is_due:
             self._snapshots.start(state.transaction, state.stream(mark), state.snapshots)
         self._outbox.state.append((MARK_KEY, mark.encoded()))
-        commit = self._commit(self._outbox, self._said, self._fetched, mark, chunks)
+        commit = self._commit(self._outbox, self._said, self._fetched, mark, feedback, chunks)
         self._outbox, self._said = Outbox(), Counter()
         self._committing = asyncio.create_task(commit, name="commit")
         self._marked, self._mark_due = self._moved, _clock() + _OFFSETS_ONLY_SECONDS
 
     async def _commit(
-        self, outbox: Outbox, said: Counter[str], fetched: float, mark: Mark, chunks: int
+        self,
+        outbox: Outbox,
+        said: Counter[str],
+        fetched: float,
+        mark: Mark,
+        feedback: Mapping[str, int],
+        chunks: int,
     ) -> None:
-        committed = await self._sink.commit(outbox)
+        unchanged = partial(self._all_as_they_were, mark.replicas)
+        committed = await self._sink.commit(outbox, unchanged)
         state, progress = self.state, self.progress
         if committed.output is not None:
             state.output, state.counted = committed.output, mark.said
@@ -361,6 +402,7 @@ class MergeTask:
         progress.transactions += 1
         progress.published.update(said)
         progress.committed_stable = mark.stable
+        self._feedback(self.partition, feedback, mark.stable)
         if outbox.records:
             progress.latencies.append(_clock() - fetched)
 
@@ -372,6 +414,19 @@ class MergeTask:
     def reached(self, ends: Mapping[TopicPartition, int]) -> bool:
         """Every one of these offsets has been read."""
         return all((self._source.position(tp) or 0) >= end for tp, end in ends.items())
+
+    async def _all_as_they_were(self, standings: Mapping[str, Standing]) -> None:
+        """A topic that was made anew may have had records at the offsets that were read: what was
+        merged of them is another stream's, and must not be committed.
+
+        Raises:
+            TransportError: one was; open anew.
+        """
+        infos = await self._topics.describe({each.topic for each in standings.values()})
+        for name, standing in standings.items():
+            info = infos.get(standing.topic)
+            if info is not None and info.id != standing.topic_id:
+                raise TransportError(f"topic {standing.topic} of {name} was made anew meanwhile")
 
     async def _finish(self) -> None:
         """Waits for the last commit when the task stops; its failure is the next owner's to see."""
@@ -403,8 +458,8 @@ class MergeTask:
         self._report(dead, merge.breaches())
 
     def _say(self, elements: Iterable[Element]) -> None:
-        """Puts elements into the outbox: the key is the canonical payload; a stable has none."""
-        outbox, said = self._outbox, self._said
+        """Puts elements into the outbox: the key is the logical one; a stable has none."""
+        outbox, said, key_of = self._outbox, self._said, self.state.router.key_of
         for element in elements:
             value = encode(element)
             kind = type(element)
@@ -414,12 +469,11 @@ class MergeTask:
             else:
                 said["inserts" if kind is Insert else "adjusts"] += 1
                 said["removals"] += kind is Adjust and element.ve == element.vs  # type: ignore[union-attr]
-                outbox.records.append((element.payload, value))  # type: ignore[union-attr]
+                outbox.records.append((key_of(element.payload), value))  # type: ignore[union-attr]
             outbox.size += 2 * len(value)
 
     def _report(self, dead: Sequence[DeadLetter], breaches: Iterable[Breach]) -> None:
-        states = self.state.replicas.states
-        left = Counter(letter.replica for letter in dead)
+        states, left = self.state.replicas.states, Counter(letter.replica for letter in dead)
         for letter in dead:
             left[letter.replica] -= 1
             count = states[letter.replica].tally.counts["dead"] - left[letter.replica]
@@ -482,11 +536,17 @@ class MergeTask:
         it is seen twice: a broker that has just started knows few topics."""
         self._missing[name] += 1
         if state.ingest is None:
-            state.held_out = state.held_out or f"topic {state.replica.topic} does not exist yet"
+            topic = state.replica.topic
+            refused = topic in self._topics.refused
+            why = f"cannot be seen: {lacking('Read', f'topic {topic}')}"
+            state.held_out = f"topic {topic} {why if refused else 'does not exist yet'}"
             return False
         if self._missing[name] < _BELIEVED:
             return False
-        self.state.replicas.hold_out(name, "was deleted")
+        topic = state.replica.topic
+        refused = topic in self._topics.refused
+        why = f"cannot be seen any more: {lacking('Read', f'topic {topic}')}"
+        self.state.replicas.hold_out(name, why if refused else "was deleted")
         return True
 
     async def _begin(self, name: str, info: TopicInfo) -> bool:

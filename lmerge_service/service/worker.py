@@ -26,12 +26,12 @@ from typing import Literal, TypeAlias
 
 import structlog
 
-from lmerge_service.errors import FencedError, TransportError, single_error
+from lmerge_service.errors import FencedError, RefusedError, TransportError, single_error
 from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.members import Members
 from lmerge_service.service.control import LoggedControl
 from lmerge_service.service.own_topics import prepare
-from lmerge_service.service.task import MergeTask
+from lmerge_service.service.task import FeedbackSink, MergeTask
 from lmerge_service.service.tuning import quieten_garbage_collector
 from lmerge_service.topology import Topology
 
@@ -60,7 +60,15 @@ class Held:
 class Worker:
     """Leads and follows the tasks that the group gives it."""
 
-    def __init__(self, topology: Topology, cluster: Cluster, *, standby_only: bool = False):
+    def __init__(
+        self,
+        topology: Topology,
+        cluster: Cluster,
+        *,
+        standby_only: bool = False,
+        feedback: FeedbackSink = lambda *_: None,
+    ):
+        """`feedback` is told what commits mean for the replicas (`task.FeedbackSink`)."""
         self.topology = topology
         self.held: dict[int, Held] = {}
         """By output partition."""
@@ -70,6 +78,7 @@ class Worker:
         self.stopping = False
         self.name = f"{socket.gethostname()}-{os.getpid()}"
         """For people."""
+        self._feedback = feedback
         self._cluster = cluster
         self._standby_only = standby_only
         self._tasks: dict[int, MergeTask] = {}
@@ -150,7 +159,9 @@ class Worker:
         assert self.control is not None
         if partition not in self._tasks:
             ledger = self.control.ledger
-            self._tasks[partition] = MergeTask(self.topology, ledger, self._cluster, partition)
+            self._tasks[partition] = MergeTask(
+                self.topology, ledger, self._cluster, partition, feedback=self._feedback
+            )
         return self._tasks[partition]
 
     async def _hold(self, task: MergeTask, role: Role) -> None:
@@ -162,8 +173,9 @@ class Worker:
                 await once(task)
             except TransportError as error:
                 # Whatever made a commit fail may heal by a rebuild; the same failure again and
-                # again will not.
-                if not error.retriable and failures >= _PATIENCE:
+                # again will not, nor a right that it never had.
+                never = isinstance(error, RefusedError) and not task.progress.transactions
+                if never or (not error.retriable and failures >= _PATIENCE):
                     raise
                 task.phase = "recovering"
                 task.progress.rebuilds += 1

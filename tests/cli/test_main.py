@@ -13,6 +13,7 @@ from typer.main import get_command
 from lmerge_service.cli import app, main, merge, present
 from lmerge_service.errors import (
     ConfigurationError,
+    DecisionRefusedError,
     EnvironmentMissingError,
     FencedError,
     LMergeError,
@@ -22,7 +23,13 @@ from lmerge_service.errors import (
 from lmerge_service.present.flights import flights
 from tests.cli.conftest import Lmerge, Run
 
-COMMANDS = ("demo", "run", "read", "publish", "broker", "present", "merge", "audit", "infer")
+CONTROL = (
+    "status", "watch", "attach", "detach", "quarantine", "release", "accept-gap", "policy",
+    "decisions",
+)  # fmt: skip
+COMMANDS = (
+    "demo", "run", "read", "publish", "broker", *CONTROL, "present", "merge", "audit", "infer",
+)  # fmt: skip
 PAGES = [(), *((name,) for name in COMMANDS), ("broker", "start"), ("broker", "status")]
 
 
@@ -43,7 +50,7 @@ def test_help_fits_80_columns_and_has_no_types_where_they_tell_nothing(
 
 def test_the_help_names_every_command_and_the_exit_codes(lmerge: Lmerge) -> None:
     shown = lmerge("--help").out
-    assert re.findall(r"^│ (\w+)  ", shown, re.MULTILINE) == list(COMMANDS)
+    assert re.findall(r"^│ (\w[\w-]*)  ", shown, re.MULTILINE) == list(COMMANDS)
     assert "Exit codes: 0 done, 1 a negative verdict" in shown
 
 
@@ -152,6 +159,7 @@ def test_a_mistake_in_an_argument_is_one_line_and_exit_2(
         (TransportError("no"), 3, "error: no\n"),
         (StateError("no"), 4, "error: no\n"),
         (FencedError("no"), 5, "error: no\n"),
+        (DecisionRefusedError("no"), 6, "error: no\n"),
         (LMergeError("no"), 1, "error: no\n"),
         (typer.Exit(1), 1, ""),
         (typer.Abort(), 1, "error: nothing done\n"),

@@ -6,7 +6,7 @@ import pytest
 
 from lmerge_service.elements import Insert, Stable
 from lmerge_service.kafka.source import Batches, Source
-from tests.service.cluster import Merge, working
+from tests.service.cluster import Merge, running
 
 
 def test_l1_the_lag_of_a_task_that_is_stuck_rises(
@@ -25,7 +25,7 @@ def test_l1_the_lag_of_a_task_that_is_stuck_rises(
         return await poll(self, seconds, most)
 
     async def run() -> None:
-        async with working(merge) as worker:
+        async with running(merge) as worker:
             task = worker.held[0].task
             while task.progress.committed_stable != 2:  # noqa: ASYNC110 (another task sets it)
                 await asyncio.sleep(0.02)

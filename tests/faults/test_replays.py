@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaProducer, TopicPartition
@@ -17,7 +18,7 @@ from lmerge_service.kafka.topics import Topics
 from lmerge_service.tdb import TDB
 from tests.faults.bench import Bench, assert_valid
 from tests.faults.stage import capture, judged
-from tests.service.cluster import Merge, logical, meaning, replica_streams, working
+from tests.service.cluster import Merge, logical, meaning, replica_streams, run_until_ended
 
 
 def events(ks: Iterable[int]) -> list[Element]:
@@ -131,11 +132,11 @@ def test_d9_an_aborted_transaction_is_rebuilt_from(
     aborted = 0
     commit = Sink._commit
 
-    async def commit_or_abort(self: Sink, outbox: Outbox) -> Committed:
+    async def commit_or_abort(self: Sink, outbox: Outbox, *rest: Any) -> Committed:
         nonlocal aborted
         aborted += 1
         if aborted % 2 or not outbox.records or aborted > 9:
-            return await commit(self, outbox)
+            return await commit(self, outbox, *rest)
         await self._producer.begin_transaction()
         for batch in self._batches(outbox.records):
             await (await self._send(self._output, batch))
@@ -143,18 +144,9 @@ def test_d9_an_aborted_transaction_is_rebuilt_from(
         raise TimeoutError
 
     monkeypatch.setattr(Sink, "_commit", commit_or_abort)
-    rebuilds = asyncio.run(_run_until_ended(merge))
+    rebuilds = asyncio.run(run_until_ended(merge))
     assert rebuilds >= 2
     assert merge.says(meaning(lives))
-
-
-async def _run_until_ended(merge: Merge) -> int:
-    """Runs the worker in this process; tells how often it had to rebuild."""
-    async with working(merge) as worker:
-        progress = worker.held[0].task.progress
-        while progress.committed_stable != INFINITY:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
-        return progress.rebuilds
 
 
 def followed(ks: Iterable[int]) -> list[Element]:

@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 from aiokafka import AIOKafkaProducer, TopicPartition
 
-from lmerge_service.elements import START, Element, Stable
+from lmerge_service.elements import INFINITY, START, Element, Stable
 from lmerge_service.formats.headers import incarnation_headers
 from lmerge_service.formats.wire import WireDecoder, encode
 from lmerge_service.kafka.broker import free_port
@@ -33,7 +33,7 @@ from lmerge_service.offline.audit import Audited, audit_topic
 from lmerge_service.present.generator import workload
 from lmerge_service.present.life import Life, final_tdb
 from lmerge_service.present.presentation import Variation, present
-from lmerge_service.service import worker as workers
+from lmerge_service.service import worker as service
 from lmerge_service.service.connection import connection_of
 from lmerge_service.service.marks import MARK_KEY, Mark
 from lmerge_service.tdb import TDB
@@ -254,6 +254,33 @@ class Worker:
         return "\n".join(self.log.read_text().splitlines()[-lines:])
 
 
+@contextlib.asynccontextmanager
+async def running(merge: Merge) -> AsyncIterator[service.Worker]:
+    """A worker in this process, which has tasks."""
+    topology = load(merge.path)
+    worker = service.Worker(topology, Cluster(connection_of(topology.kafka)))
+    task = asyncio.create_task(worker.run())
+    try:
+        async with asyncio.timeout(90):
+            while not worker.held:
+                assert not task.done(), task
+                await asyncio.sleep(0.02)
+            yield worker
+            assert not task.done(), task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def run_until_ended(merge: Merge) -> int:
+    """Runs a worker in this process; tells how often it had to rebuild."""
+    async with running(merge) as worker:
+        progress = worker.held[0].task.progress
+        while progress.committed_stable != INFINITY:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        return progress.rebuilds
+
+
 def logical(events: int = 400, seed: int = 1) -> list[Life]:
     """A logical stream with revisions to come."""
     return list(workload(events=events, seed=seed, payload_bytes=20, active=40, varied=True))
@@ -278,21 +305,3 @@ def replica_streams(lives: Sequence[Life], seed: int = 1) -> dict[str, list[Elem
 
 def meaning(lives: Sequence[Life]) -> TDB:
     return final_tdb(lives)
-
-
-@contextlib.asynccontextmanager
-async def working(merge: Merge) -> AsyncIterator[workers.Worker]:
-    """A worker in this process."""
-    topology = load(merge.path)
-    worker = workers.Worker(topology, Cluster(connection_of(topology.kafka)))
-    running = asyncio.create_task(worker.run())
-    try:
-        async with asyncio.timeout(90):
-            while not worker.held:
-                assert not running.done(), running
-                await asyncio.sleep(0.02)
-            yield worker
-            assert not running.done(), running
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)

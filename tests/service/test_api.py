@@ -187,14 +187,11 @@ def test_what_is_refused_changes_nothing(
     assert control.ledger.version == 1
 
 
-@pytest.mark.parametrize(
-    ("content", "status"),
-    [(b"\xff", 422), (b"{", 422), (b"[" * 50_000, 422), (b"null", 422), (b" " * 70_000, 413)],
-)  # fmt: skip
-def test_a_body_that_is_none_is_malformed(client: Client, content: bytes, status: int) -> None:
+@pytest.mark.parametrize("content", [b"\xff", b"{", b"[" * 50_000, b"null"])  # fmt: skip
+def test_a_body_that_is_none_is_malformed(client: Client, content: bytes) -> None:
     headers = {"content-type": "application/json"}
     answer = client.ask("POST", "/replicas/a/detach", content=content, headers=headers)
-    assert (answer.status_code, answer.json()["error"]) == (status, "malformed")
+    assert (answer.status_code, answer.json()["error"]) == (422, "malformed")
 
 
 def test_a_body_may_be_left_out_where_nothing_must_be_said(client: Client) -> None:

@@ -6,12 +6,15 @@ import uuid
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import httpx
 import pytest
+from fastapi import FastAPI
 
 from lmerge_service.errors import ConfigurationError, TransportError
 from lmerge_service.kafka.broker import LocalBroker
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.log import Log
+from lmerge_service.service.api import routes
 from lmerge_service.service.control import LoggedControl
 from lmerge_service.service.decisions import AcceptGap, Detach, Quarantine, Release, decide, encode
 from lmerge_service.service.ledger import Entry
@@ -31,6 +34,13 @@ def control_of(base: Topology, seconds: float = 10) -> LoggedControl:
     return LoggedControl(
         base, Log(Connection(base.kafka.bootstrap), base.output.control_topic), seconds=seconds
     )
+
+
+def client_of(control: LoggedControl) -> httpx.AsyncClient:
+    """Asks the control API over this control."""
+    app = FastAPI()
+    app.include_router(routes(lambda: control))
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://worker")
 
 
 def with_replicas(base: Topology, *replicas: str) -> Topology:
@@ -167,6 +177,38 @@ def test_of_many_decisions_against_each_version_exactly_one_holds(bootstrap: str
         assert len(verdicts) > 3 * people, "nobody was in anybody's way"
 
     asyncio.run(play())
+
+
+def test_over_http_one_of_those_who_ask_at_once_is_answered_200(bootstrap: str) -> None:
+    base = on(bootstrap, "a", "b")
+
+    async def play() -> None:
+        async with (
+            control_of(base) as one, control_of(base) as other, asyncio.TaskGroup() as group,
+            client_of(one) as first, client_of(other) as second,
+        ):  # fmt: skip
+            running = [group.create_task(each.run()) for each in (one, other)]
+            answers = await asyncio.gather(
+                *(
+                    client.post(f"/v1/replicas/{name}/detach", json={"expects": 1, "id": name})
+                    for client, name in zip((first, second) * 5, "ab" * 5, strict=True)
+                )
+            )
+            by_replica = {
+                name: {each.status_code for each in answers if f"/{name}/" in str(each.url)}
+                for name in "ab"
+            }
+            assert sorted(by_replica.values()) == [{200}, {409}]
+            refused = next(each for each in answers if each.status_code == 409).json()
+            assert (refused["error"], refused["version"]) == ("version", 2)
+            while other.ledger.offset < one.ledger.offset:
+                await other.newer(other.ledger.version)
+            shown = [(await client.get("/v1/replicas")).json() for client in (first, second)]
+            assert shown[0] == shown[1]
+            for each in running:
+                each.cancel()
+
+    asyncio.run(asyncio.wait_for(play(), 60))
 
 
 def test_garbage_in_the_log_stops_nobody(bootstrap: str) -> None:

@@ -42,7 +42,9 @@ async def _make(bootstrap: str, name: str) -> None:
 @contextlib.asynccontextmanager
 async def publishing(bootstrap: str, output: str, **settings: Any) -> AsyncIterator[FeedbackOut]:
     """A worker's feedback, published for as long as this lasts."""
-    out = FeedbackOut(Connection(bootstrap), output, **{"tasks": 1, "replicas": ["a"], **settings})
+    out = FeedbackOut(
+        Connection(bootstrap), output, **{"tasks": 1, "replicas": lambda: ["a"], **settings}
+    )
     running = asyncio.create_task(out.run())
     try:
         yield out
@@ -184,7 +186,7 @@ async def served(bootstrap: str, output: str) -> AsyncIterator[str]:
     """A real server with the route, over what the topic says."""
     async with FeedbackFollower(Connection(bootstrap), [output]) as follower:
         app = FastAPI()
-        app.include_router(feedback_router(follower.board, ["a", "b"]))
+        app.include_router(feedback_router(follower.board, lambda: ["a", "b"]))
         async with serve(app, Http(port=0)) as address:
             yield address
 
@@ -239,7 +241,7 @@ def test_a_worker_that_is_away_leaves_the_point_where_it_is(bootstrap: str, outp
                 await stack.enter_async_context(follower)
                 assert await follower.board.wait("a", START, SECONDS) == 8
             app = FastAPI()
-            app.include_router(feedback_router(follower.board, ["a"]))
+            app.include_router(feedback_router(follower.board, lambda: ["a"]))
             async with serve(app, Http(port=port)):
                 feedback = HttpFeedback(f"http://127.0.0.1:{port}", replica="a")
                 await stack.enter_async_context(feedback)

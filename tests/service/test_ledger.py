@@ -165,8 +165,15 @@ def test_a_file_that_clashes_with_a_decision_is_refused_as_a_whole() -> None:
     assert wishes(log.ledger) == {"a": "attached", "b": "attached", "c": "attached"}
 
 
+def test_a_topology_of_another_output_is_refused() -> None:
+    log = Log(topology("a", "b"))
+    entry = log.declare(topology("a", "c", output={"topic": "other"}))
+    assert entry is not None
+    assert verdict(entry) == "invalid: this log is not about other"
+
+
 def test_nothing_secret_is_declared() -> None:
-    base = topology("a")
+    base = topology("a", http={"port": 1}, kafka={"bootstrap": "127.0.0.1:1", "tls": {}})
     said = msgspec.to_builtins(declaration(base))
     assert said == {
         "do": "declare",

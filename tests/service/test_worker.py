@@ -6,6 +6,7 @@ import random
 import struct
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
@@ -28,8 +29,8 @@ from tests.service.cluster import (
     logical,
     meaning,
     replica_streams,
+    running,
     scattered,
-    working,
 )
 
 
@@ -413,15 +414,15 @@ def test_counts_do_not_fall_when_the_task_rebuilds(
     seen: list[tuple[int, ...]] = []
     commit, tries = Sink._commit, 0
 
-    async def commit_or_fail(self: Sink, outbox: Outbox) -> Committed:
+    async def commit_or_fail(self: Sink, outbox: Outbox, *rest: Any) -> Committed:
         nonlocal tries
         tries += 1
         if tries % 2 == 0 and tries < 8:
             raise TimeoutError
-        return await commit(self, outbox)
+        return await commit(self, outbox, *rest)
 
     async def run() -> int:
-        async with working(merge) as worker:
+        async with running(merge) as worker:
             progress = worker.held[0].task.progress
             while progress.committed_stable != INFINITY:
                 status = status_of(worker)
@@ -456,7 +457,7 @@ def test_an_outage_longer_than_a_commit_may_take_is_survived(
 
     async def run(merge: Merge, broker: LocalBroker) -> int:
         published = asyncio.create_task(asyncio.to_thread(merge.publish, "a", a[:60]))
-        async with working(merge) as worker:
+        async with running(merge) as worker:
             task = worker.held[0].task
             while not task.progress.published:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)

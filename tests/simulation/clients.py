@@ -5,7 +5,15 @@ They keep to the same words: same methods, same errors, same meaning of position
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from typing import Any
 
 from chaos.records import Record
@@ -35,6 +43,7 @@ class MemoryTopics:
 
     def __init__(self, network: Network):
         self._network = network
+        self.refused: set[str] = set()
 
     async def __aenter__(self) -> "MemoryTopics":
         await self._network.request(lambda: None, "connecting")
@@ -106,6 +115,9 @@ class MemorySource:
         return await self._network.request(
             lambda: {tp: of(tp) for tp in partitions}, "asking where topics begin or end"
         )
+
+    async def require_readable(self, tp: TopicPartition, offset: int) -> None:
+        await self._network.request(lambda: None, "reading")
 
     def position(self, tp: TopicPartition) -> int | None:
         return self._positions.get(tp)
@@ -198,11 +210,15 @@ class MemorySink:
 
     async def __aexit__(self, *_: object) -> None: ...
 
-    async def commit(self, outbox: Outbox) -> Committed:
+    async def commit(
+        self, outbox: Outbox, provided: Callable[[], Awaitable[None]] | None = None
+    ) -> Committed:
         """In several requests: what comes between them is in the logs, and open."""
         output = await self._produce(self._output, [(k, v, ()) for k, v in outbox.records])
         await self._produce(self._dead_letters, [each.to_record() for each in outbox.dead])
         state = await self._produce(self._state, [(k, v, ()) for k, v in outbox.state])
+        if provided is not None:
+            await provided()
         broker, producer = self._network.broker, self._producer
         await self._network.request(lambda: broker.end(producer, commit=True), "committing")
         return Committed(output, state)

@@ -1,8 +1,10 @@
 """The service over a Kafka in memory: many schedules, and mistakes that they must show."""
 
+import contextlib
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -10,6 +12,7 @@ from chaos.verdicts import Outcome
 from lmerge_service.errors import LMergeError, TransportError, single_error
 from lmerge_service.kafka.sink import Committed, Outbox
 from tests.simulation.clients import MemorySink
+from tests.simulation.memory import BrokerError
 from tests.simulation.simulate import Run, command, simulate
 
 VALID = Outcome.VALID
@@ -73,7 +76,7 @@ def test_output_that_is_committed_apart_from_its_mark_is_found(
     """Said before it is remembered: after a kill it is said again."""
     commit = MemorySink.commit
 
-    async def in_two_steps(self: MemorySink, outbox: Outbox) -> Committed:
+    async def in_two_steps(self: MemorySink, outbox: Outbox, *_: Any) -> Committed:
         output = await commit(self, Outbox(outbox.records))
         state = await commit(self, Outbox([], outbox.dead, outbox.state))
         return Committed(output.output, state.state)
@@ -88,7 +91,7 @@ def test_a_mark_that_is_committed_ahead_of_its_output_is_found(
     """Remembered before it is said: after a kill it is never said, unless that is noticed."""
     commit = MemorySink.commit
 
-    async def mark_first(self: MemorySink, outbox: Outbox) -> Committed:
+    async def mark_first(self: MemorySink, outbox: Outbox, *_: Any) -> Committed:
         state = await commit(self, Outbox([], [], outbox.state))
         output = await commit(self, Outbox(outbox.records, outbox.dead))
         return Committed(output.output, state.state)
@@ -100,10 +103,12 @@ def test_a_mark_that_is_committed_ahead_of_its_output_is_found(
 def test_a_commit_that_is_taken_for_done_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     commit = MemorySink.commit
 
-    async def commit_and_hope(self: MemorySink, outbox: Outbox) -> Committed:
+    async def commit_and_hope(self: MemorySink, outbox: Outbox, *_: Any) -> Committed:
         try:
             return await commit(self, outbox)
         except TransportError:
+            with contextlib.suppress(BrokerError):
+                self._network.broker.end(self._producer, commit=False)
             return Committed(None, None)
 
     monkeypatch.setattr(MemorySink, "commit", commit_and_hope)

@@ -1,0 +1,313 @@
+"""`lmerge watch`: the status of one or several workers, live.
+
+Who owns what
+    The command owns the terminal while it runs: the alternate screen, and the keyboard without
+    echo. Both are given back however it ends. A worker that goes away is shown as away, and asked
+    again each second.
+"""
+
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from lmerge_service.cli.asking import AT, address_of
+from lmerge_service.cli.words import printable
+
+if TYPE_CHECKING:
+    import asyncio
+
+    import httpx
+    from rich.console import RenderableType
+
+__all__ = ("Rates", "Seen", "changes", "watch")
+
+_EVERY_SECONDS: Final = 1.0
+_ANSWER_SECONDS: Final = 2.0
+_SMOOTHED: Final = 5
+
+
+def watch(
+    at: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="LMERGE_WORKER", metavar="URL", help="A worker; may be given several times."
+        ),
+    ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Holds the token; else $LMERGE_TOKEN does."),
+    ] = None,
+    ca: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Who signs the workers' certificates.")
+    ] = None,
+    certificate: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Our own certificate with its key.")
+    ] = None,
+) -> None:
+    """Watch workers live: who leads, how fast, what is wrong. Ends with q or Ctrl-C.
+
+    Where no terminal is, it writes a line for each change.
+
+    Example: `lmerge watch --at http://10.0.0.1:8321 --at http://10.0.0.2:8321`
+    """
+    import asyncio
+
+    from lmerge_service.cli.workers import settings_of
+
+    addresses = list(dict.fromkeys(map(address_of, at or [AT])))
+    settings = [settings_of(address, token_file, ca, certificate) for address in addresses]
+    if sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb":
+        asyncio.run(_live(addresses, settings))
+    else:
+        asyncio.run(_lines(addresses, settings))
+
+
+# --- what is seen, and how fast it changes --------------------------------------------------------
+
+
+class Rates:
+    """Elements a second, of the counts of successive snapshots; None until two are known.
+
+    >>> rates = Rates()
+    >>> rates.take(10.0, {"a": 100}), rates.take(12.0, {"a": 500}), rates.of("a")
+    (None, None, 200.0)
+
+    A count that falls is a process that began anew: it is counted from there.
+    """
+
+    def __init__(self) -> None:
+        self._seen: list[tuple[float, dict[str, int]]] = []
+
+    def take(self, now: float, counts: Mapping[str, int]) -> None:
+        """A snapshot of counts at a time in seconds."""
+        if self._seen and any(counts.get(key, 0) < n for key, n in self._seen[-1][1].items()):
+            self._seen.clear()
+        self._seen.append((now, dict(counts)))
+        del self._seen[:-_SMOOTHED]
+
+    def clear(self) -> None:
+        """Nothing is known for a while."""
+        self._seen.clear()
+
+    def of(self, key: str) -> float | None:
+        """The rate over the last few snapshots."""
+        if len(self._seen) < 2:
+            return None
+        (first, before), (last, after) = self._seen[0], self._seen[-1]
+        if last <= first or key not in before or key not in after:
+            return None
+        return (after[key] - before[key]) / (last - first)
+
+
+@dataclass(slots=True)
+class Seen:
+    """What is known of one worker now."""
+
+    address: str
+    status: dict[str, Any] | None = None
+    """Its last answer; None while it is away."""
+    away: str | None = "nothing is known yet"
+    """Why there is no answer."""
+    rates: Rates = field(default_factory=Rates)
+
+    def take(self, now: float, status: dict[str, Any] | None, away: str | None) -> None:
+        """An answer, or why there was none."""
+        self.status, self.away = status, away
+        if status is None:
+            self.rates.clear()
+        else:
+            self.rates.take(now, dict(_counts(status)))
+
+
+def _counts(status: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """Counts by replica, and of all that comes in (`<`) and goes out (`>`)."""
+    for each in status.get("replicas", ()):
+        if (count := _elements(each)) is not None:
+            yield str(each.get("name")), count
+    if (published := _elements(status.get("output") or {})) is not None:
+        yield ">", published
+    if isinstance(read := status.get("elements_in"), int):
+        yield "<", read
+
+
+def _elements(counts: Mapping[str, Any]) -> int | None:
+    found = [counts.get(kind) for kind in ("inserts", "adjusts", "stables")]
+    known = [count for count in found if isinstance(count, int)]
+    return sum(known) if len(known) == len(found) else None
+
+
+async def _ask(client: "httpx.AsyncClient", seen: Seen) -> None:
+    import httpx
+
+    try:
+        answer = await client.get("/status")
+        document = answer.json()
+        if not answer.is_success or not isinstance(document, dict):
+            raise ValueError(f"answers {answer.status_code}")  # noqa: TRY301 - as no JSON does
+    except httpx.TransportError as error:
+        seen.take(time.monotonic(), None, str(error) or type(error).__name__)
+    except ValueError as error:
+        seen.take(time.monotonic(), None, f"is no worker that we understand: {error}")
+    else:
+        seen.take(time.monotonic(), document, None)
+
+
+async def _snapshots(
+    addresses: Sequence[str], settings: Sequence[Mapping[str, Any]], stop: "asyncio.Event"
+) -> AsyncIterator[list[Seen]]:
+    """What is known of each worker, each second, until told to stop."""
+    import asyncio
+
+    import httpx
+
+    workers = [Seen(address) for address in addresses]
+    async with AsyncExitStack() as stack:
+        clients = [
+            await stack.enter_async_context(httpx.AsyncClient(**each, timeout=_ANSWER_SECONDS))
+            for each in settings
+        ]
+        while not stop.is_set():
+            started = time.monotonic()
+            await asyncio.gather(*map(_ask, clients, workers))
+            yield workers
+            rest = _EVERY_SECONDS - (time.monotonic() - started)
+            try:
+                async with asyncio.timeout(max(0.0, rest)):
+                    await stop.wait()
+            except TimeoutError:
+                continue
+
+
+# --- on a terminal --------------------------------------------------------------------------------
+
+
+async def _live(addresses: Sequence[str], settings: Sequence[Mapping[str, Any]]) -> None:
+    import asyncio
+
+    from rich.console import Console
+    from rich.live import Live
+
+    stop = asyncio.Event()
+    console = Console(highlight=False)
+    with _keys(stop), Live(console=console, screen=True, auto_refresh=False) as live:
+        async for workers in _snapshots(addresses, settings, stop):
+            live.update(_screen(workers), refresh=True)
+
+
+def _screen(workers: Sequence[Seen]) -> "RenderableType":
+    from rich.console import Group
+    from rich.text import Text
+
+    from lmerge_service.cli.shown import headline, reasons, replicas_table
+
+    parts: list[RenderableType] = []
+    for seen in workers:
+        parts.append(Text(seen.address, style="dim"))
+        if seen.status is None:
+            parts.append(Text(f"away: {printable(str(seen.away))}", style="bold red"))
+        else:
+            parts += [headline(seen.status), _speed(seen.rates), *reasons(seen.status)]
+            names = [str(each.get("name")) for each in seen.status.get("replicas", ())]
+            rates = {name: seen.rates.of(name) for name in names}
+            parts.append(replicas_table(seen.status, rates=rates))
+        parts.append(Text())
+    return Group(*parts, Text("q ends this", style="dim"))
+
+
+def _speed(rates: Rates) -> "RenderableType":
+    from rich.text import Text
+
+    into, out = (rates.of(key) for key in "<>")
+    said = ["?" if rate is None else f"{rate:,.0f}" for rate in (into, out)]
+    return Text(f"{said[0]} elements/s in, {said[1]} elements/s out")
+
+
+@contextmanager
+def _keys(stop: "asyncio.Event") -> Iterator[None]:
+    """Lets q, Ctrl-C and SIGTERM set `stop`; keys only where standard input is a terminal."""
+    import asyncio
+    import signal
+    import termios
+    import tty
+
+    loop = asyncio.get_running_loop()
+    ends = (signal.SIGINT, signal.SIGTERM)
+    for number in ends:
+        loop.add_signal_handler(number, stop.set)
+    keyboard = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None
+    before = None
+    if keyboard is not None:
+        before = termios.tcgetattr(keyboard)
+        tty.setcbreak(keyboard)
+
+        def pressed() -> None:
+            key = os.read(keyboard, 1_024)
+            if not key or key.lower().startswith(b"q"):
+                stop.set()
+
+        loop.add_reader(keyboard, pressed)
+    try:
+        yield
+    finally:
+        if keyboard is not None and before is not None:
+            loop.remove_reader(keyboard)
+            termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
+        for number in ends:
+            loop.remove_signal_handler(number)
+
+
+# --- elsewhere ------------------------------------------------------------------------------------
+
+
+async def _lines(addresses: Sequence[str], settings: Sequence[Mapping[str, Any]]) -> None:
+    import asyncio
+    import signal
+
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    ends = (signal.SIGINT, signal.SIGTERM)
+    for number in ends:
+        loop.add_signal_handler(number, stop.set)
+    known: dict[str, str] = {}
+    try:
+        async for workers in _snapshots(addresses, settings, stop):
+            for line in changes(workers, known):
+                typer.echo(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {line}")
+            sys.stdout.flush()
+    finally:
+        for number in ends:
+            loop.remove_signal_handler(number)
+
+
+def changes(workers: Sequence[Seen], known: dict[str, str]) -> Iterator[str]:
+    """A line for each worker that is not as it is `known`, which is brought up to date."""
+    for seen in workers:
+        line = _line(seen)
+        if known.get(seen.address) != line:
+            known[seen.address] = line
+            yield f"{seen.address} {line}"
+
+
+def _line(seen: Seen) -> str:
+    """All that makes a change, in one line."""
+    status = seen.status
+    if status is None:
+        return "is away"
+    output = status.get("output") or {}
+    replicas = ", ".join(
+        f"{each.get('name')} {'ended' if each.get('ended') else each.get('state')}"
+        for each in status.get("replicas", ())
+    )
+    why = "; ".join(map(str, status.get("reasons", ())))
+    said = (
+        f"{status.get('state')}, {status.get('health')}; led by {output.get('leader') or 'nobody'}"
+        f"; {replicas or 'no replicas'}"
+    )
+    return printable(f"{said}: {why}" if why else said)

@@ -1,0 +1,105 @@
+"""Starting a client; and when a broker does not let us in, why not, in words.
+
+Theory
+    A client that cannot start says only that no broker would have it: the reason goes to its log.
+    So a connection is tried once more by hand, as the client makes it, and what comes of it is put
+    into words. A broker that ends a connection without one is of another protocol than ours.
+
+What happens on a crash
+    Nothing: the connection that asks is closed, and nobody else knows of it.
+"""
+
+import socket
+import ssl
+from collections.abc import Awaitable
+
+from aiokafka.conn import collect_hosts, create_conn
+from aiokafka.errors import (
+    IllegalSaslStateError,
+    KafkaConnectionError,
+    KafkaError,
+    SaslAuthenticationFailed,
+    UnsupportedSaslMechanismError,
+)
+from aiokafka.protocol.metadata import MetadataRequest
+
+from lmerge_service.errors import RefusedError, TransportError
+from lmerge_service.kafka.client import CONNECT_SECONDS, Connection, bounded
+
+__all__ = ("started",)
+
+_UNKNOWN_AUTHORITY = {18, 19, 20, 21}
+"""OpenSSL's codes for a chain that ends at nobody whom we trust."""
+
+
+async def started(
+    starting: Awaitable[object],
+    connection: Connection,
+    doing: str = "connecting to",
+    seconds: float = CONNECT_SECONDS,
+) -> None:
+    """Waits until a client has started, within `seconds`; an error says `doing` and the address.
+
+    Raises:
+        RefusedError: a broker does not let us in; the message tells why.
+        TransportError: none is there.
+    """
+    at = f"{doing} {connection.bootstrap}"
+    try:
+        await bounded(starting, at, seconds)
+    except TransportError as error:
+        if not isinstance(error.__cause__, KafkaConnectionError):
+            raise
+        if (why := await _refusal(connection)) is None:
+            raise
+        raise RefusedError(f"{at}: {why}") from error.__cause__
+
+
+async def _refusal(connection: Connection) -> str | None:
+    """What keeps us out, by the first broker that has a reason; None: they are not there at all."""
+    given = dict(connection.arguments)
+    for host, port, _ in collect_hosts(given.pop("bootstrap_servers")):
+        try:
+            tried = await create_conn(host, port, request_timeout_ms=5_000, **given)
+            try:
+                await tried.send(MetadataRequest([]))
+            finally:
+                tried.close()
+        except (OSError, KafkaError, TimeoutError) as error:
+            if (why := _words(error, connection)) is not None:
+                return why
+    return None
+
+
+def _words(error: Exception, connection: Connection) -> str | None:
+    cause = error.__cause__ if isinstance(error.__cause__, ssl.SSLError) else error
+    protocol = connection.arguments["security_protocol"]
+    match cause:
+        case ssl.SSLCertVerificationError(verify_code=code, verify_message=said):
+            hint = "; kafka.tls.ca must hold the authority that signed it"
+            return (
+                f"the broker's certificate is not accepted: {said.rstrip('.')}"
+                f"{hint if code in _UNKNOWN_AUTHORITY else ''}"
+            )
+        case ssl.SSLError(reason=reason) if "CERT" in (reason or ""):
+            return (
+                f"the broker does not accept our certificate, or that we have none ({reason}): see "
+                "kafka.tls.certificate and kafka.tls.key"
+            )
+        case SaslAuthenticationFailed():
+            who = f"user {connection.username} by {connection.mechanism}"
+            return f"the broker refuses {who}: the password is wrong, or it knows no such user"
+        case UnsupportedSaslMechanismError():
+            return f"the broker does not offer SASL {connection.mechanism} there"
+        case IllegalSaslStateError():
+            return f"the broker offers no SASL there, so {protocol} is the wrong protocol"
+        case socket.gaierror():
+            return "there is no host of that name"
+        case ConnectionRefusedError():
+            return None
+        case KafkaConnectionError() | ConnectionError() | ssl.SSLError():
+            return (
+                f"the broker ends the connection, so {protocol} may be the wrong protocol: "
+                "kafka.tls and kafka.sasl say which it is"
+            )
+    return None

@@ -1,0 +1,354 @@
+"""Guards: what a replica says is judged before it is merged, so that one cannot harm all.
+
+Theory
+    An output's stable point never goes back. So a stable that is too high is the one thing that
+    a replica can say which no later element can mend: all others would be late, for good. What
+    speaks against comparing it with where the others *are* is that honest replicas are far apart:
+    one is read ahead of the others in a backlog, one is slow, one is silent. What they have in
+    common is that they *go* through time in steps. So a stable(t) is suspicious if
+
+    clock_skew   t lies more than `max_skew` ahead of the wall clock, where times are times of
+                 day. This holds in a replay too: what is replayed lies in the past.
+    leap         t lies more than `max_leap` ahead of the *front*, the highest stable that any
+                 replica has said and that was merged. How far replicas are apart does not
+                 matter: a fast reader's own stables carry the front along.
+    early_end    t is INFINITY, and nothing has ended yet.
+
+    The first is absolute, and its replica is quarantined. The other two may be honest (a week-end
+    without data, a fast replica of a finite stream), so they are *held*: not merged, nor what is
+    behind them in their partition, until
+
+    * another replica has come as far (of a leap: within `max_leap`; its own stable may be held
+      as well: two that say the same thing are believed), or
+    * there is nobody to wait for: every other replica has ended, or never spoke and has nothing
+      unread, or has been read to its end and is silent for `patience_seconds`, or is held
+      itself, at a lower stable, or
+    * a person says so (`accept`, or `skip`: without it).
+
+        max_leap 100     a: stable(50)                → merged, front 50
+                         a: stable(9000)              → held: b goes on
+                         b: stable(60) … stable(8950) → a's is merged
+
+    Of several that may go, who is confirmed goes first, and then the one with the highest stable
+    before it: an early end is the one that comes after little. So an honest leap costs waiting
+    for a second opinion, nobody is quarantined for it, and replicas that are all held don't wait
+    for each other for ever.
+    Under `stable=quorum(k)`, k > 1, the policy itself is the second opinion: nothing is held.
+
+    What cannot be told: the first stable of all is judged by the clock only, and a replica that
+    runs away in steps below `max_leap`, in times that are no time of day, looks like a fast one.
+
+    `conduct` judges what shows over many records. A replica that nobody could stand in for is not
+    quarantined for its conduct, only reported: the output would stand still.
+
+Invariants
+    G1  A held or refused stable has not been merged, and changes nothing of what is judged by.
+    G2  What is judged by is a function of what was merged (stables: `attach` gives them anew),
+        of decisions (`accept`, `skip`), and of the clocks passed in. Held records are read
+        again after a restart and judged again; patience begins anew, and so does conduct.
+
+Cost
+    A stable: some comparisons; one that is suspicious: O(replicas). Other elements: nothing.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lmerge_service.core import BreachKind
+from lmerge_service.elements import INFINITY, START
+from lmerge_service.service.conduct import CHUNK, Conduct, Findings
+from lmerge_service.service.verdicts import Action, Guard, Held, Verdict, of_held
+from lmerge_service.topology import Topology
+
+__all__ = ("CHUNK", "Guards", "Now")
+
+
+@dataclass(frozen=True, slots=True)
+class Now:
+    """The clocks, read once for a batch."""
+
+    unix_ns: int
+    """Nanoseconds since the epoch: what replicas' times are compared with."""
+    seconds: float
+    """Monotonic: for patience."""
+
+
+class _Seen:
+    """What is known of one incarnation of a replica."""
+
+    __slots__ = ("conduct", "heard_at", "held", "spoke", "stables", "unread")
+
+    def __init__(self, stables: list[int], conduct: Conduct, now: Now) -> None:
+        self.stables = stables
+        self.conduct = conduct
+        self.held: dict[int, Held] = {}
+        self.spoke = max(stables) > START
+        self.heard_at = now.seconds
+        self.unread: bool | None = None
+
+    @property
+    def merged(self) -> int:
+        """How far it is by what was merged."""
+        return min(self.stables)
+
+    @property
+    def claim(self) -> int:
+        """How far it says it is, with what waits for a second opinion."""
+        return self._with_held(Guard.LEAP, Guard.EARLY_END)
+
+    @property
+    def leapt(self) -> int:
+        """The same without held ends: that a replica ends says nothing about a leap."""
+        return self._with_held(Guard.LEAP)
+
+    def _with_held(self, *guards: Guard) -> int:
+        stables = list(self.stables)
+        for number, held in self.held.items():
+            if held.guard in guards:
+                stables[number] = held.vc
+        return min(stables)
+
+    def is_awaited(self, now: Now, patience: float | None) -> bool:
+        """It may still have something to say before its end."""
+        if self.claim == INFINITY:
+            return False
+        if self.unread is not False:
+            return True
+        return self.spoke and (patience is None or now.seconds - self.heard_at <= patience)
+
+
+class Guards:
+    """Of one task; see the module's text. `stable` before each, `after` behind each chunk."""
+
+    def __init__(self, topology: Topology) -> None:
+        self._settings = topology.guards
+        self._case = topology.resolved_case
+        self._unit = topology.unit_nanoseconds
+        self._skew, self._leap = topology.max_skew, topology.max_leap
+        self._alone = topology.policy.policy().voters == 1
+        self._replicas: dict[str, _Seen] = {}
+        self._front = START
+        self._accepted: set[tuple[str, int, int]] = set()
+        self._trusted: dict[str, int] = {}  # how far ahead of the clock a person lets it be
+        self._skipped: set[tuple[str, int, int]] = set()
+
+    # --- replicas -----------------------------------------------------------------------------
+
+    def attach(
+        self,
+        replica: str,
+        stables: list[int],
+        now: Now,
+        breaches: Mapping[BreachKind, int] | None = None,
+    ) -> None:
+        """A replica, or a new incarnation of it, or one as a rebuild has left it: the stables of
+        its partitions as they were merged, and the breaches that are no news."""
+        conduct = Conduct(self._settings, self._case, stables)
+        conduct.start_from(breaches or {})
+        self._replicas[replica] = seen = _Seen(list(stables), conduct, now)
+        self._front = max(self._front, *seen.stables)
+        if replica in self._trusted:
+            self._trusted[replica] = max(self._trusted[replica], *seen.stables)
+
+    def widen(self, replica: str, partitions: int) -> None:
+        """The replica's topic has got more partitions."""
+        seen = self._replicas[replica]
+        seen.stables += [START] * (partitions - len(seen.stables))
+        seen.conduct.widen(partitions)
+
+    def detach(self, replica: str) -> None:
+        """It is quarantined, held out or gone: nobody waits for it."""
+        self._replicas.pop(replica, None)
+
+    def hear(self, replica: str, now: Now) -> None:
+        """Records of it were read."""
+        seen = self._replicas[replica]
+        seen.spoke, seen.heard_at = True, now.seconds
+
+    def know_unread(self, replica: str, unread: bool | None) -> None:
+        """Whether its topic has records that were not read; None: unknown, so it may."""
+        if (seen := self._replicas.get(replica)) is not None:
+            seen.unread = unread
+
+    # --- stables ------------------------------------------------------------------------------
+
+    def stable(
+        self, replica: str, partition: int, vc: int, offset: int, now: Now
+    ) -> Verdict | None:
+        """Judges a stable that is about to be merged; None: merge it."""
+        seen = self._replicas[replica]
+        guard = self._suspicion(replica, vc, now) if vc > seen.stables[partition] else None
+        if guard is not None and (replica, partition, offset) not in self._accepted:
+            held = Held(replica, partition, offset, vc, guard, now.seconds)
+            before = seen.held.setdefault(partition, held)
+            if not self._goes(before, now):
+                return self._refuse(before, now)
+        self._pass(seen, replica, partition, vc, offset)
+        return None
+
+    def _suspicion(self, replica: str, vc: int, now: Now) -> Guard | None:
+        if vc == INFINITY:
+            early = self._settings.early_end and self._alone and self._front < INFINITY
+            return Guard.EARLY_END if early else None
+        if self._unit and self._skew:
+            trusted = max(now.unix_ns // self._unit, self._trusted.get(replica, START))
+            if vc > trusted + self._skew:
+                return Guard.SKEW
+        if self._leap and self._alone and START < self._front < vc - self._leap:
+            return Guard.LEAP
+        return None
+
+    def _pass(self, seen: _Seen, replica: str, partition: int, vc: int, offset: int) -> None:
+        seen.conduct.stable(partition, vc)
+        seen.held.pop(partition, None)
+        self._accepted.discard((replica, partition, offset))
+        if vc > seen.stables[partition]:
+            seen.stables[partition] = vc
+            self._front = max(self._front, vc)
+            if replica in self._trusted and vc < INFINITY:
+                self._trusted[replica] = max(self._trusted[replica], vc)
+
+    def _goes(self, held: Held, now: Now) -> bool:
+        """It may go now. Who is confirmed goes before who merely waits for nobody; among equals,
+        of two words for the same the one behind the higher stable."""
+        reason = self._reason_to_go(held, now)
+        own = self._replicas[held.replica].merged
+        for other in self.held():
+            if reason and other.replica != held.replica:
+                others = self._reason_to_go(other, now)
+                better = self._replicas[other.replica].merged > own and other.vc >= held.vc
+                if others > reason or (others == reason and better):
+                    return False
+        return reason > 0
+
+    def _reason_to_go(self, held: Held, now: Now) -> int:
+        """2: another replica says the same. 1: there is nobody to wait for. 0: none."""
+        if held.guard is Guard.SKEW:
+            return 0
+        own = self._replicas[held.replica].merged
+        others = [seen for name, seen in self._replicas.items() if name != held.replica]
+        if held.guard is Guard.EARLY_END:
+            confirmed = any(seen.claim == INFINITY for seen in others)
+        else:
+            confirmed = any(seen.leapt >= held.vc - self._leap for seen in others)
+        if confirmed:
+            return 2
+        patience = self._settings.patience_seconds
+        awaited = any(
+            seen.is_awaited(now, patience) and not (seen.held and seen.merged < own)
+            for seen in others
+        )
+        return 0 if awaited else 1
+
+    def held(self) -> tuple[Held, ...]:
+        """The stables that wait, for status and metrics."""
+        return tuple(each for seen in self._replicas.values() for each in seen.held.values())
+
+    def let_go(self, now: Now) -> tuple[Held, ...]:
+        """Held stables that may be merged now: read their partitions again from their offsets on.
+
+        To be asked after each poll.
+        """
+        going = tuple(
+            held
+            for held in self.held()
+            if (held.replica, held.partition, held.offset) in self._accepted
+            or self._goes(held, now)
+        )
+        self._accepted |= {(held.replica, held.partition, held.offset) for held in going}
+        return going
+
+    # --- decisions ----------------------------------------------------------------------------
+
+    def accept(self, replica: str, partition: int, offset: int, vc: int, guard: Guard) -> None:
+        """A person says that this stable is right: it is merged, whatever the guards say. If it
+        was ahead of the clock, the replica may go on from there as if it were the time."""
+        self._accepted.add((replica, partition, offset))
+        if guard is Guard.SKEW:
+            self._trusted[replica] = max(self._trusted.get(replica, START), vc)
+
+    def skip(self, replica: str, partition: int, offset: int) -> None:
+        """A person says that this stable is wrong: the replica goes on without it. A stable
+        that is left out says nothing, so it harms nobody."""
+        self._skipped.add((replica, partition, offset))
+        if (seen := self._replicas.get(replica)) is not None:
+            held = seen.held.get(partition)
+            if held is not None and held.offset == offset:
+                del seen.held[partition]
+
+    def is_skipped(self, replica: str, partition: int, offset: int) -> bool:
+        """To be asked of each stable before `stable`, also when a committed prefix is recalled."""
+        return bool(self._skipped) and (replica, partition, offset) in self._skipped
+
+    # --- conduct ------------------------------------------------------------------------------
+
+    def watches(self, replica: str, partition: int) -> bool:
+        """Whether chunks of this partition should end at each stable; else at `CHUNK` records."""
+        return self._replicas[replica].conduct.watches(partition)
+
+    def after(
+        self,
+        replica: str,
+        partition: int,
+        records: int,
+        breaches: Mapping[BreachKind, int],
+        dead: int,
+        now: Now,
+    ) -> tuple[Verdict, ...]:
+        """After a chunk of one partition was merged; usually nothing.
+
+        `breaches` are all of the replica's incarnation so far, the others are of the chunk.
+        """
+        conduct = self._replicas[replica].conduct
+        found = conduct.after(partition, records, breaches, dead)
+        return self._judged(replica, found, now) if found else ()
+
+    def _judged(self, replica: str, found: Findings, now: Now) -> tuple[Verdict, ...]:
+        settings = self._settings
+        verdicts = []
+        if found.divergences:
+            beyond = 0 < settings.max_divergences < found.divergences
+            verdicts.append(
+                self._conduct(
+                    Guard.DIVERGENCE, beyond, replica, now,
+                    f"it contradicts what the output has made final, {found.divergences} times",
+                    "compare the topics (`lmerge audit kafka:A kafka:B`); the liar may be another",
+                )
+            )  # fmt: skip
+        if found.two_writers:
+            verdicts.append(
+                self._conduct(
+                    Guard.DUPLICATE_WRITER, settings.duplicate_writer == "quarantine", replica, now,
+                    "its elements are repeated and its stables go back and forth: two producers "
+                    "seem to write its topic",
+                    "stop one of them, then release it",
+                )
+            )  # fmt: skip
+        elif found.breaches:
+            verdicts.append(
+                self._conduct(
+                    Guard.BREACH_RATE, True, replica, now,
+                    f"{found.breaches} of its latest {found.records} records break the rules, "
+                    f"more than {settings.max_breaches} in 1,000",
+                    "look at its dead letters and breaches, mend the replica, then release it",
+                )
+            )  # fmt: skip
+        return tuple(verdicts)
+
+    def _conduct(
+        self, guard: Guard, quarantine: bool, replica: str, now: Now, reason: str, remedy: str
+    ) -> Verdict:
+        others = {name: seen for name, seen in self._replicas.items() if name != replica}
+        patience = self._settings.patience_seconds
+        if quarantine and not any(each.is_awaited(now, patience) for each in others.values()):
+            quarantine = False
+            reason += "; it is merged on, since no other replica could take its place"
+        action = Action.QUARANTINE if quarantine else Action.REPORT
+        claims = {name: each.claim for name, each in others.items()}
+        return Verdict(guard, action, replica, reason, remedy, others=claims)
+
+    def _refuse(self, held: Held, now: Now) -> Verdict:
+        others = {n: seen.claim for n, seen in self._replicas.items() if n != held.replica}
+        clock = held.guard is Guard.SKEW
+        base = now.unix_ns // (self._unit or 1) if clock else self._front
+        return of_held(held, held.vc - base, others, self._settings.patience_seconds)
