@@ -211,7 +211,7 @@ class _Taking:
         if self._child:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._child, signal.SIGKILL)
-            with contextlib.suppress(ChildProcessError):  # who waits for it may have come first
+            with contextlib.suppress(ChildProcessError):  # the thread that waits was quicker
                 os.waitpid(self._child, 0)
             self._child = 0
 
