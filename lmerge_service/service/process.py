@@ -68,7 +68,7 @@ async def _work(topology: Topology, standby: bool) -> None:
     worker = Worker(topology, Cluster(connection), standby_only=standby, feedback=points.tell)
     follower = FeedbackFollower(connection, [output.topic])
     access = Access(topology.http)
-    app = application(worker, access)
+    app = application(worker, access, points)
     app.include_router(
         feedback_router(follower.board, heeding), dependencies=[Depends(access.reads)]
     )

@@ -40,6 +40,7 @@ from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.sink import Outbox
 from lmerge_service.kafka.source import Batches, TopicPartition
 from lmerge_service.kafka.topics import TopicInfo
+from lmerge_service.service.durations import Durations
 from lmerge_service.service.ledger import Ledger
 from lmerge_service.service.life import Wish
 from lmerge_service.service.marks import MARK_KEY, Mark
@@ -82,8 +83,20 @@ class Progress:
     committed_stable: int = START
     latencies: deque[float] = field(default_factory=lambda: deque(maxlen=2_000))
     """Seconds from a batch's read to its commit, latest last."""
-    recovery_seconds: float = 0.0
+    commits: Durations = field(default_factory=Durations)
+    """The same of all, in buckets."""
+    recovery_seconds: float | None = None
+    """How long it took the last time until the task was led; None: it never was."""
+    takeovers: int = 0
+    """How often this process has begun to lead, the first time among them."""
     rebuilds: int = 0
+    snapshots: Counter[str] = field(default_factory=Counter)
+    """`taken` and `failed`."""
+    snapshot_seconds: float | None = None
+    """How long the last one took that this process has taken, until it was all committed."""
+    caught_up: float | None = None
+    """When what is followed was asked for the last time with success (the clock's seconds): all
+    that was committed by then is in the state."""
     unreachable: str | None = None
     """Why Kafka does not answer at the moment."""
 
@@ -126,6 +139,7 @@ class MergeTask:
     def forget(self) -> None:
         """Lets go of the state: somebody else has the task."""
         self.state, self._is_known, self.phase = self._fresh(), False, "starting"
+        self.progress.caught_up = None
 
     def _clear(self) -> None:
         """Forgets whatever was merged and not committed."""
@@ -176,7 +190,9 @@ class MergeTask:
         )
         await self._catch_up(fenced=True)
         self._is_known = False  # from now on it is ahead of its marks
-        self._snapshots = Snapshots(every=self.topology.snapshot_seconds, clock=_clock)
+        self._snapshots = Snapshots(
+            every=self.topology.snapshot_seconds, clock=_clock, counts=self.progress.snapshots
+        )
         stack.callback(self._snapshots.close)
         self._clear()
         self._say(self._recovery.missed)
@@ -186,7 +202,8 @@ class MergeTask:
         await self._follow_topics()
         self.progress.committed_stable = self.state.merge.max_stable
         self.progress.unreachable = None
-        self.progress.recovery_seconds = _clock() - started
+        self.progress.recovery_seconds = round(_clock() - started, 3)
+        self.progress.takeovers += 1
         self.phase = "running"
 
     async def follow(self) -> None:
@@ -199,8 +216,9 @@ class MergeTask:
         async with AsyncExitStack() as stack:
             await self._connect(stack)
             while True:
+                asked = _clock()
                 await _whole(self._catch_up(fenced=False))
-                self.progress.unreachable = None
+                self.progress.caught_up, self.progress.unreachable = asked, None
                 self.progress.committed_stable = self.state.merge.max_stable
                 self.phase = "following"
                 await asyncio.sleep(_FOLLOW_SECONDS)
@@ -381,6 +399,7 @@ class MergeTask:
         place = self._snapshots.committed(chunks, committed.state)
         if place is not None:
             state.snapshots = (place, *state.snapshots[:1])
+            progress.snapshot_seconds = self._snapshots.seconds
             self._moved += 1
         progress.transactions += 1
         progress.published.update(said)
@@ -388,6 +407,7 @@ class MergeTask:
         self._feedback(self.partition, feedback, mark.stable)
         if outbox.records:
             progress.latencies.append(_clock() - fetched)
+            progress.commits.observe(progress.latencies[-1])
 
     @property
     def settled(self) -> bool:

@@ -195,7 +195,7 @@ class Worker:
                 partition=task.partition,
                 case=task.state.merge.case.value,
                 policy=str(task.state.merge.policy),
-                recovery_seconds=round(task.progress.recovery_seconds, 3),
+                recovery_seconds=task.progress.recovery_seconds,
             )
             with single_error():
                 async with asyncio.TaskGroup() as group:
