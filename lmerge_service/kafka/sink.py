@@ -10,9 +10,10 @@ What happens on a crash at each await
     entering, and goes on from what is committed. After: nothing is lost.
 """
 
-from collections.abc import Awaitable, Iterator, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.producer import sender
@@ -22,7 +23,7 @@ from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.kafka.client import Connection, bounded, close_bounded
 from lmerge_service.kafka.starting import started
 
-__all__ = ("Committed", "Outbox", "Sink")
+__all__ = ("Committed", "Condition", "Outbox", "Sink")
 
 _BATCH_BYTES = 256 * 1024
 _COMMIT_SECONDS = 60.0
@@ -32,6 +33,7 @@ _TAKE_OVER_SECONDS = 90.0
 # its own 20 ms are most of the latency of small transactions. Pinned and tested with aiokafka.
 sender.BACKOFF_OVERRIDE = 0.002
 
+Condition: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 _Records = Sequence[tuple[bytes | None, bytes | None]]
 
 
@@ -101,17 +103,30 @@ class Sink:
     async def __aexit__(self, *_: object) -> None:
         await close_bounded(self._producer.stop())
 
-    async def commit(self, outbox: Outbox) -> Committed:
-        """Publishes all of it, or nothing.
+    async def commit(self, outbox: Outbox, provided: Condition | None = None) -> Committed:
+        """Publishes all of it, or nothing; nothing if `provided` raises, which runs meanwhile.
 
         Raises:
             FencedError: another instance has taken over.
             TransportError: the outcome may be unknown: close this sink and rebuild.
         """
-        return await bounded(self._commit(outbox), "committing", _COMMIT_SECONDS, "Write")
+        return await bounded(self._commit(outbox, provided), "committing", _COMMIT_SECONDS, "Write")
 
-    async def _commit(self, outbox: Outbox) -> Committed:
+    async def _commit(self, outbox: Outbox, provided: Condition | None) -> Committed:
         producer = self._producer
+        condition = None if provided is None else asyncio.ensure_future(provided())
+        try:
+            return await self._transaction(producer, outbox, condition)
+        finally:
+            if condition is not None:
+                condition.cancel()
+
+    async def _transaction(
+        self,
+        producer: AIOKafkaProducer,
+        outbox: Outbox,
+        condition: asyncio.Future[None] | None,
+    ) -> Committed:
         await producer.begin_transaction()
         output = [await self._send(self._output, each) for each in self._batches(outbox.records)]
         dead = [await self._send(self._dead_letters, each) for each in self._letters(outbox)]
@@ -122,6 +137,8 @@ class Sink:
             *state,
         ):  # what was refused must not pass for committed
             await acknowledged
+        if condition is not None:
+            await condition
         await producer.commit_transaction()
         return Committed(await _end_of(output), await _end_of(state))
 

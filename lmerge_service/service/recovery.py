@@ -19,6 +19,7 @@ Who owns what
     The `Source` is borrowed; its positions are undefined afterwards.
 """
 
+import asyncio
 import hashlib
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
@@ -39,6 +40,9 @@ from lmerge_service.topology import Replica
 __all__ = ("Recovery",)
 
 log = structlog.get_logger()
+
+_LATE_SECONDS = 30.0
+"""How long a follower waits for output that a mark tells of."""
 
 
 class Recovery:
@@ -137,6 +141,20 @@ class Recovery:
                 f"{tp.topic}-{tp.partition} begins at offset {begins}, and what is needed of it "
                 f"begins at {state.output}: it was deleted; use a new output topic"
             )
+        async with asyncio.timeout(None if fenced else _LATE_SECONDS):
+            while True:
+                await self._load_backlog(state, upto, fenced=fenced)
+                if fenced or upto is None or state.counted >= upto:
+                    break
+                await asyncio.sleep(0.02)  # the mark was seen before the output that it is about
+        if upto is not None and state.counted < upto:
+            raise StateError(
+                f"{tp.topic}-{tp.partition} has {state.counted} records, and {upto} were written: "
+                "some were deleted; use a new output topic"
+            )
+
+    async def _load_backlog(self, state: TaskState, upto: int | None, *, fenced: bool) -> None:
+        tp = self._output
         # A transaction that some dead writer left open hides what we committed behind it. So the
         # end is the high watermark, and the backlog waits until nothing before it is open.
         ends = await (self._source.high_watermarks([tp]) if fenced else self._source.ends([tp]))
@@ -150,11 +168,6 @@ class Recovery:
                             raise self._foreign(record.offset, "it is behind the last mark's end")
                         return
                     self._load(state, record.offset, record.value)
-        if upto is not None and state.counted < upto:
-            raise StateError(
-                f"{tp.topic}-{tp.partition} has {state.counted} records, and {upto} were written: "
-                "some were deleted; use a new output topic"
-            )
 
     def _load(self, state: TaskState, offset: int, value: bytes | None) -> None:
         if state.counted == state.said:

@@ -43,6 +43,8 @@ _SLOTS: Final = 3
 """Two for snapshots that are whole, and one for the one that is being written."""
 _CHUNK_BYTES: Final = 512 * 1024
 _CHUNKS_AHEAD: Final = 4
+_FIRST: Final = 0.1
+"""Of the usual time, how long after a recovery the first snapshot waits."""
 _REST: Final = 20
 """After a snapshot, the next one waits this many times as long as it took: it costs 5 % at the
 most."""
@@ -57,8 +59,9 @@ class Snapshots:
         self._every = every
         self._clock = clock
         self._counts = counts
-        self._due = clock() + every
+        self._due = clock() + every * _FIRST
         self._taking: _Taking | None = None
+        self._news = asyncio.Event()
         self.seconds: float | None = None
         """How long the latest took, until it was all committed."""
 
@@ -72,18 +75,22 @@ class Snapshots:
         """Begins one of the state as it is at this instant: `stream` is what makes its bytes.
         `places` are the snapshots that shall stay."""
         slot = min(set(range(_SLOTS)) - {place.slot for place in places})
-        self._taking = _Taking(slot, transaction, stream, self._clock())
+        self._taking = _Taking(slot, transaction, stream, self._clock(), self._news)
 
     async def ready(self) -> None:
         """Returns when there is something to commit."""
-        if self._taking is None:
-            await asyncio.Event().wait()
-        else:
-            await self._taking.ready.wait()
+        await self._news.wait()
 
-    def chunks(self) -> list[tuple[bytes, bytes]]:
-        """What the next transaction is to carry, as keys and values."""
-        return [] if self._taking is None else self._taking.chunks()
+    def chunks(self) -> list[tuple[bytes, bytes]] | None:
+        """What the next transaction is to carry, as keys and values; None if nothing needs one.
+        An empty list asks for a transaction all the same: it brings the snapshot to its end."""
+        self._news.clear()
+        if self._taking is not None and self._taking.failed:
+            self._end("its process failed")
+        if self._taking is None:
+            return None
+        found = self._taking.chunks()
+        return found if found or self._taking.is_stored else None
 
     def committed(self, count: int, behind: int | None) -> SnapshotPlace | None:
         """`count` chunks are committed, the last one just before the mark, which is just before
@@ -91,8 +98,8 @@ class Snapshots:
         taking = self._taking
         if taking is None:
             return None
-        if (count and behind is None) or taking.failed:
-            self._end("the broker did not say where it is" if count else "its process failed")
+        if count and behind is None:
+            self._end("the broker did not say where it is")
             return None
         if count and behind is not None:
             taking.stored(behind - 1 - count, behind - 2)
@@ -123,9 +130,16 @@ class Snapshots:
 class _Taking:
     """A snapshot under way: the child, and what of it has arrived."""
 
-    def __init__(self, slot: int, transaction: int, stream: Iterator[bytes], started: float):
+    def __init__(
+        self,
+        slot: int,
+        transaction: int,
+        stream: Iterator[bytes],
+        started: float,
+        news: asyncio.Event,
+    ):
         self.started = started
-        self.ready = asyncio.Event()
+        self._news = news
         self.failed = False
         self._slot = slot
         self._transaction = transaction
@@ -154,7 +168,7 @@ class _Taking:
                     self._size += len(chunk)
                     self._count += 1
                     await self._arrived.put(chunk)
-                    self.ready.set()
+                    self._news.set()
                 if len(chunk) < _CHUNK_BYTES:
                     break
         finally:
@@ -164,15 +178,13 @@ class _Taking:
         )
         self._child = 0
         self._whole, self.failed = status == 0, status != 0
-        self.ready.set()
+        self._news.set()
 
     def chunks(self) -> list[tuple[bytes, bytes]]:
         found = []
         while not self._arrived.empty():
             found.append((chunk_key(self._slot, self._handed_out), self._arrived.get_nowait()))
             self._handed_out += 1
-        if not self._whole and not self.failed:
-            self.ready.clear()
         return found
 
     def stored(self, first: int, last: int) -> None:

@@ -26,6 +26,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import structlog
@@ -43,7 +44,7 @@ from lmerge_service.kafka.topics import TopicInfo
 from lmerge_service.service.durations import Durations
 from lmerge_service.service.ledger import Ledger
 from lmerge_service.service.life import Wish
-from lmerge_service.service.marks import MARK_KEY, Mark
+from lmerge_service.service.marks import MARK_KEY, Mark, Standing
 from lmerge_service.service.own_topics import largest_record
 from lmerge_service.service.recovery import Recovery
 from lmerge_service.service.replicas import ReplicaState, Tally
@@ -63,6 +64,7 @@ _WATCH_SECONDS = 2.0
 _FOLLOW_SECONDS = 0.25
 _STEP_SECONDS = 1.0
 _BELIEVED = 2
+_DECISIONS_SECONDS = 10.0
 
 
 FeedbackSink: TypeAlias = Callable[[int, Mapping[str, int], int], None]
@@ -195,6 +197,7 @@ class MergeTask:
         )
         stack.callback(self._snapshots.close)
         self._clear()
+        await self._know_decisions()
         self._say(self._recovery.missed)
         self._carry_out()
         self._reassign()
@@ -270,6 +273,22 @@ class MergeTask:
     def _attached(self) -> dict[str, Replica]:
         return {each.replica.name: each.replica for each in self._ledger.attached()}
 
+    async def _know_decisions(self) -> None:
+        """Waits until what the last mark rests on is known here.
+
+        Raises:
+            StateError: it is not in the control log any more.
+        """
+        try:
+            async with asyncio.timeout(_DECISIONS_SECONDS):
+                while self._ledger.version < self.state.decided:  # noqa: ASYNC110 - a log is read
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            raise StateError(
+                f"{self.topology.output.control_topic} has {self._ledger.version} decisions, and "
+                f"{self.state.decided} were carried out: it was deleted; use a new output topic"
+            ) from None
+
     def _carry_out(self) -> None:
         """Makes what is decided about the replicas so, as far as it is not.
 
@@ -336,8 +355,7 @@ class MergeTask:
                         self._reassign()
                     await self._follow_topics()
                 await self._publish()
-                if ready.done() or self._snapshots.is_due:
-                    ready.cancel()
+                if ready.done():
                     ready = None
         finally:
             for each in (poll, ready):
@@ -363,12 +381,10 @@ class MergeTask:
         if self._committing is not None:
             return
         chunks = self._snapshots.chunks()
-        if chunks or self._waiting() or (self._has_moved() and _clock() >= self._mark_due):
-            self._outbox.state += chunks
-            self._start_commit(len(chunks))
-
-    def _has_moved(self) -> bool:
-        return self._marked != self._moved
+        moved = self._marked != self._moved and _clock() >= self._mark_due
+        if chunks is not None or self._waiting() or moved:
+            self._outbox.state += chunks or []
+            self._start_commit(len(chunks or []))
 
     def _start_commit(self, chunks: int) -> None:
         state = self.state
@@ -392,7 +408,8 @@ class MergeTask:
         feedback: Mapping[str, int],
         chunks: int,
     ) -> None:
-        committed = await self._sink.commit(outbox)
+        unchanged = partial(self._all_as_they_were, mark.replicas)
+        committed = await self._sink.commit(outbox, unchanged)
         state, progress = self.state, self.progress
         if committed.output is not None:
             state.output, state.counted = committed.output, mark.said
@@ -417,6 +434,19 @@ class MergeTask:
     def reached(self, ends: Mapping[TopicPartition, int]) -> bool:
         """Every one of these offsets has been read."""
         return all((self._source.position(tp) or 0) >= end for tp, end in ends.items())
+
+    async def _all_as_they_were(self, standings: Mapping[str, Standing]) -> None:
+        """A topic that was made anew may have had records at the offsets that were read: what was
+        merged of them is another stream's, and must not be committed.
+
+        Raises:
+            TransportError: one was; open anew.
+        """
+        infos = await self._topics.describe({each.topic for each in standings.values()})
+        for name, standing in standings.items():
+            info = infos.get(standing.topic)
+            if info is not None and info.id != standing.topic_id:
+                raise TransportError(f"topic {standing.topic} of {name} was made anew meanwhile")
 
     async def _finish(self) -> None:
         """Waits for the last commit when the task stops; its failure is the next owner's to see."""

@@ -110,6 +110,8 @@ async def collected(
         while True:
             await taking.ready()
             chunks = taking.chunks()
+            if chunks is None:
+                continue
             found |= dict(chunks)
             behind += len(chunks) + 2  # the mark and the transaction's marker
             if (place := taking.committed(len(chunks), behind - 1)) is not None:
@@ -118,7 +120,7 @@ async def collected(
 
 def test_the_child_writes_the_state_of_the_instant_at_which_it_was_started() -> None:
     async def run() -> None:
-        was = state(20_000)
+        was = state(60_000)
         mark, expected = was.mark(), b"".join(was.stream(was.mark()))
         clock = Clock()
         taking = Snapshots(every=60, clock=clock, counts=Counter())
@@ -135,8 +137,9 @@ def test_the_child_writes_the_state_of_the_instant_at_which_it_was_started() -> 
         assert place.chunks == len(found) > 1
         assert place.last - place.first + 1 >= place.chunks
         assert restored([data]).mark() == mark
+        clock.now = 65
         rested = taking.is_due
-        clock.now = 120
+        clock.now = 66
         assert (rested, taking.is_due) == (False, True)
         taking.close()
 
@@ -170,8 +173,8 @@ def test_a_child_that_fails_gives_no_snapshot_and_the_next_one_is_tried() -> Non
         async with asyncio.timeout(10):
             while not taking.is_due:
                 await taking.ready()
-                chunks = taking.chunks()
-                assert taking.committed(len(chunks), 10) is None
+                if (chunks := taking.chunks()) is not None:
+                    assert taking.committed(len(chunks), 10) is None
         taking.start(1, iter([b"abc"]), ())
         _, place = await collected(taking)
         assert place.size == 3
@@ -185,7 +188,7 @@ def test_a_snapshot_whose_place_is_unknown_is_given_up() -> None:
         taking = Snapshots(every=0, clock=Clock(), counts=Counter())
         taking.start(1, iter([b"abc"]), ())
         await taking.ready()
-        assert taking.committed(len(taking.chunks()), None) is None
+        assert taking.committed(len(taking.chunks() or []), None) is None
         assert taking.is_due
 
     asyncio.run(run())

@@ -6,6 +6,7 @@ import random
 import struct
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
@@ -228,11 +229,11 @@ def test_an_aborted_transaction_is_rebuilt_from(
     aborted = 0
     commit = Sink._commit
 
-    async def commit_or_abort(self: Sink, outbox: Outbox) -> Committed:
+    async def commit_or_abort(self: Sink, outbox: Outbox, *rest: Any) -> Committed:
         nonlocal aborted
         aborted += 1
         if aborted % 2 or not outbox.records or aborted > 9:
-            return await commit(self, outbox)
+            return await commit(self, outbox, *rest)
         await self._producer.begin_transaction()
         for batch in self._batches(outbox.records):
             await (await self._send(self._output, batch))
@@ -628,12 +629,12 @@ def test_counts_do_not_fall_when_the_task_rebuilds(
     seen: list[tuple[int, ...]] = []
     commit, tries = Sink._commit, 0
 
-    async def commit_or_fail(self: Sink, outbox: Outbox) -> Committed:
+    async def commit_or_fail(self: Sink, outbox: Outbox, *rest: Any) -> Committed:
         nonlocal tries
         tries += 1
         if tries % 2 == 0 and tries < 8:
             raise TimeoutError
-        return await commit(self, outbox)
+        return await commit(self, outbox, *rest)
 
     async def run() -> int:
         async with running(merge) as worker:
