@@ -248,7 +248,7 @@ class MergeTask:
             try:
                 await self._recovery.follow(self.state, mark, fenced=fenced)
             except StateError as error:
-                log.warning("state not followed", partition=self.partition, why=str(error))
+                log.warning("state not followed", error=str(error))
             else:
                 self._is_known = True
                 return
@@ -256,7 +256,6 @@ class MergeTask:
         self._is_known = True
         log.info(
             "rebuilt",
-            partition=self.partition,
             output_stable=self.state.merge.max_stable,
             live_events=len(self.state.merge),
             transaction=self.state.transaction,
@@ -325,7 +324,7 @@ class MergeTask:
                 ingest.gap_accepted = True
                 _, out = self.state.merge.accept_gap()
                 self._say(out)
-                log.warning("gap accepted", partition=self.partition, start=gap.start, end=gap.end)
+                log.warning("gap accepted", replica=gap.input, start=gap.start, end=gap.end)
 
     # --- running ------------------------------------------------------------------------------
 
@@ -577,7 +576,8 @@ class MergeTask:
         replicas.begin(name, info, beginnings, ends)
         merged = name in replicas.merged
         if merged:
-            log.info("replica merged", replica=name, partitions=info.partitions)
+            topic = replicas.states[name].replica.topic
+            log.info("replica merged", replica=name, topic=topic, partitions=info.partitions)
         return merged
 
     async def _widen(self, name: str, info: TopicInfo) -> None:
@@ -585,7 +585,8 @@ class MergeTask:
         before = replicas.states[name].width
         fresh = replicas.needed(name, info.partitions)[before:]
         replicas.widen(name, info, await self._source.beginnings(fresh) if fresh else {})
-        log.info("replica topic has more partitions", replica=name, partitions=info.partitions)
+        topic = replicas.states[name].replica.topic
+        log.info("replica widened", replica=name, topic=topic, partitions=info.partitions)
 
     def _reassign(self) -> None:
         """Reads what is to be merged, from where it stands."""
@@ -597,12 +598,15 @@ class MergeTask:
         while True:
             try:
                 await self._look()
+                if self.progress.unreachable is not None:
+                    log.info("the topics can be seen again")
                 self.progress.unreachable = None
             except TransportError as error:
+                if self.progress.unreachable is None:
+                    log.warning("cannot see the topics", error=str(error))
                 self.progress.unreachable = str(error)
                 for state in self.state.replicas.states.values():
                     state.lag = None
-                log.warning("cannot see the topics", error=str(error))
             await asyncio.sleep(_WATCH_SECONDS)
 
     async def _look(self) -> None:

@@ -16,8 +16,8 @@ from lmerge_service.service.feedback import FeedbackOut
 from lmerge_service.service.metrics import metrics_of
 from lmerge_service.service.worker import Worker
 from lmerge_service.topology import load
+from tests.operations.documented import documented_metrics
 from tests.service.cluster import Merge, running
-from tests.service.documented import documented_metrics
 
 
 def registry_of(worker: Worker) -> CollectorRegistry:
