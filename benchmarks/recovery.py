@@ -89,7 +89,7 @@ class _Recoveries:
     def tell_times(self, what: str, report: Report) -> None:
         for how, found in (("full replay", self.replays), ("with a snapshot", self.restores)):
             report(f"{what}: {how}, to first commit", "s", [each for each, _ in found])
-            seconds = [status.recovery_seconds for _, status in found]
+            seconds = [status.recovery_seconds or 0.0 for _, status in found]
             report(f"{what}: {how}, recovery in that", "s", seconds)
 
 

@@ -215,9 +215,11 @@ class Members:
         if unreachable is not None:
             self._coordinator = None
             if self.unreachable is None:
-                log.warning("the group of workers cannot be reached", error=unreachable)
+                log.warning(
+                    "the group of workers cannot be reached", group=self._group, error=unreachable
+                )
         elif self.unreachable is not None:
-            log.info("the group of workers answers again")
+            log.info("the group of workers answers again", group=self._group)
         self.unreachable = unreachable
 
     async def _live(self) -> None:
@@ -292,7 +294,7 @@ class Members:
         self._member = JoinGroupRequest.UNKNOWN_MEMBER_ID
         self._generation = -1
         if self.assignment != Assignment():
-            log.warning("this worker was taken for dead; it joins anew")
+            log.warning("this worker was taken for dead; it joins anew", group=self._group)
             self._assign(Assignment())
 
     def _assign(self, assignment: Assignment) -> None:
@@ -326,7 +328,7 @@ class Members:
         owners: dict[str, list[int]] = {}
         for id_, mine in shares.items():
             owners.setdefault(members[id_].worker, []).extend(mine.active)
-        log.info("sharing tasks out", owners=owners)
+        log.info("sharing tasks out", group=self._group, generation=self._generation, owners=owners)
         return [(id_, self._told(mine, owners)) for id_, mine in shares.items()]
 
     def _told(self, mine: Share, owners: dict[str, list[int]]) -> bytes:

@@ -32,6 +32,7 @@ async def run(topology: Topology, *, standby: bool = False) -> None:
     Raises:
         LMergeError: what ended the worker: fenced, a state that cannot be rebuilt, no Kafka.
     """
+    structlog.contextvars.bind_contextvars(merge=topology.name)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -66,9 +67,10 @@ async def _work(topology: Topology, standby: bool) -> None:
 
     points = FeedbackOut(connection, output.topic, tasks=output.partitions, replicas=heeding)
     worker = Worker(topology, Cluster(connection), standby_only=standby, feedback=points.tell)
+    structlog.contextvars.bind_contextvars(worker=worker.name)
     follower = FeedbackFollower(connection, [output.topic])
     access = Access(topology.http)
-    app = application(worker, access)
+    app = application(worker, access, points)
     app.include_router(
         feedback_router(follower.board, heeding), dependencies=[Depends(access.reads)]
     )

@@ -94,7 +94,7 @@ class Recovery:
                 state = await self._restored(place)
                 await self.follow(state, mark, fenced=fenced)
             except StateError as error:
-                log.warning("snapshot not used", transaction=place.transaction, why=str(error))
+                log.warning("snapshot not used", transaction=place.transaction, error=str(error))
             else:
                 return state
         state = self._fresh()
