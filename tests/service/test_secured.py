@@ -33,7 +33,7 @@ LEAST = (  # docs/operations.md, "What the worker may do"
     Acl("Write", "Topic", "{output}*"),
     Acl("DescribeConfigs", "Topic", "{output}*"),
     Acl("Write", "TransactionalId", "lmerge.{output}.*"),
-    Acl("Read", "Group", "lmerge.{name}"),
+    Acl("Read", "Group", "lmerge.{name}.workers"),
 )
 LIMITED = (*(f"without{number}" for number in range(len(LEAST))), "least")
 
