@@ -162,6 +162,8 @@ class TaskStatus(BaseModel):
     """How long it took the last time until it was led from here; null: it never was."""
     behind_seconds: float | None
     """Of a task that is followed: whatever was committed so long ago is in its state."""
+    restored_from: int | None
+    """The transaction whose snapshot the state was rebuilt from; null: from the beginning."""
     snapshot: SnapshotStatus | None
     snapshots_taken: int
     snapshots_failed: int
@@ -250,6 +252,7 @@ def _task(task: MergeTask, role: Role) -> TaskStatus:
         rebuilds=progress.rebuilds,
         recovery_seconds=progress.recovery_seconds,
         behind_seconds=_since(progress.caught_up) if follows else None,
+        restored_from=task.state.restored_from,
         snapshot=_snapshot(task),
         snapshots_taken=progress.snapshots["taken"],
         snapshots_failed=progress.snapshots["failed"],

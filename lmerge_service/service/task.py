@@ -62,6 +62,8 @@ _OFFSETS_ONLY_SECONDS = 1.0
 _OUTBOX_BYTES = 32 << 20
 _WATCH_SECONDS = 2.0
 _FOLLOW_SECONDS = 0.25
+_REBUILD_SECONDS = 5.0
+"""Who cannot follow yet rebuilds this often."""
 _STEP_SECONDS = 1.0
 _BELIEVED = 2
 _DECISIONS_SECONDS = 10.0
@@ -198,7 +200,7 @@ class MergeTask:
         stack.callback(self._snapshots.close)
         self._clear()
         await self._know_decisions()
-        self._say(self._recovery.missed)
+        self._say(self.state.missed)
         self._carry_out()
         self._reassign()
         await self._look()
@@ -216,6 +218,8 @@ class MergeTask:
             TransportError: Kafka cannot be reached, or refuses.
             StateError: the output is not what this merge has written.
         """
+        if not self._is_known:
+            self.phase = "starting"
         async with AsyncExitStack() as stack:
             await self._connect(stack)
             while True:
@@ -223,8 +227,8 @@ class MergeTask:
                 await _whole(self._catch_up(fenced=False))
                 self.progress.caught_up, self.progress.unreachable = asked, None
                 self.progress.committed_stable = self.state.merge.max_stable
-                self.phase = "following"
-                await asyncio.sleep(_FOLLOW_SECONDS)
+                self.phase = "following" if self._is_known else "recovering"
+                await asyncio.sleep(_FOLLOW_SECONDS if self._is_known else _REBUILD_SECONDS)
 
     async def _connect(self, stack: AsyncExitStack) -> None:
         self._topics = await stack.enter_async_context(self._cluster.topics())
@@ -253,13 +257,15 @@ class MergeTask:
                 self._is_known = True
                 return
         self.state = await self._recovery.recover(mark, fenced=fenced)
-        self._is_known = True
+        # What was missed, as under another policy, is for who leads to say, in whatever order.
+        self._is_known = fenced or not self.state.missed
         log.info(
             "rebuilt",
             output_stable=self.state.merge.max_stable,
             live_events=len(self.state.merge),
             transaction=self.state.transaction,
-            missed=len(self._recovery.missed),
+            from_snapshot_of=self.state.restored_from,
+            missed=len(self.state.missed),
         )
 
     # --- what is decided --------------------------------------------------------------------------
@@ -573,7 +579,7 @@ class MergeTask:
         partitions = replicas.needed(name, info.partitions)
         beginnings = await self._source.beginnings(partitions)
         ends = await self._source.ends(partitions)
-        replicas.begin(name, info, beginnings, ends)
+        replicas.begin(name, info, beginnings, ends, since=self.state.transaction + 1)
         merged = name in replicas.merged
         if merged:
             topic = replicas.states[name].replica.topic
@@ -635,9 +641,11 @@ async def _whole(step: Coroutine[Any, Any, None]) -> None:
     try:
         await asyncio.shield(task)
     except asyncio.CancelledError:
-        await asyncio.wait({task}, timeout=_STEP_SECONDS)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        try:
+            await asyncio.wait({task}, timeout=_STEP_SECONDS)
+        finally:  # also when it is cancelled once more
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
         raise
 
 
