@@ -213,10 +213,9 @@ class _Taking:
     def close(self) -> None:
         self._reading.cancel()
         if self._child:
-            # It may have ended, and the thread that waits for it have been told so, by now.
-            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(self._child, signal.SIGKILL)
-                os.waitpid(self._child, 0)
+            os.waitpid(self._child, 0)
             self._child = 0
 
 
