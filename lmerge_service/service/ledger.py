@@ -274,9 +274,7 @@ class Ledger:
             action.key,
             action.nfc,
         ):
-            why = (
-                "key and nfc say what the output's events are, and cannot change; use a new output"
-            )
+            why = "key and nfc make the output what it is: to change them, use a new output topic"
             raise _RefusedError("invalid", why)
         version = self.version + 1
         policy = self.policy.model_dump() if self._policy_decided else action.policy

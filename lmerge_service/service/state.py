@@ -196,7 +196,7 @@ class RestoringState:
                 self._check(self._head)
                 return
             part = msgspec.msgpack.decode(frame, type=_Part)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise StateError(f"the snapshot is damaged: {error}") from error
         if part.replica:
             self._remembered.append(part)

@@ -91,7 +91,6 @@ class Worker:
             LMergeError: what ended it.
         """
         async with AsyncExitStack() as stack:
-            stack.callback(setattr, self, "stopping", True)
             async with self._cluster.topics() as topics:
                 await prepare(topics, self.topology)
             topology = self.topology
@@ -116,10 +115,13 @@ class Worker:
                 group.create_task(control.run(), name="control")
                 group.create_task(members.run(), name="members")
                 group.create_task(self._claim(members), name="claim")
-                async for assignment in members.changes():
-                    roles: dict[int, Role] = dict.fromkeys(assignment.standby, "follows")
-                    roles |= dict.fromkeys(assignment.active, "leads")
-                    await self._assume(group, roles)
+                try:
+                    async for assignment in members.changes():
+                        roles: dict[int, Role] = dict.fromkeys(assignment.standby, "follows")
+                        roles |= dict.fromkeys(assignment.active, "leads")
+                        await self._assume(group, roles)
+                finally:  # what follows is the end of everything
+                    self.stopping = True
 
     def _warm(self) -> dict[int, int]:
         """The tasks that could be led from here at once, and how many records they lag."""
@@ -175,6 +177,7 @@ class Worker:
             except TransportError as error:
                 # Whatever made a commit fail may heal by a rebuild; the same failure again and
                 # again will not, nor a right that it never had.
+                _unless_cancelled(error)
                 never = isinstance(error, RefusedError) and not task.progress.transactions
                 if never or (not error.retriable and failures >= _PATIENCE):
                     raise
@@ -186,6 +189,7 @@ class Worker:
                 failures = failures + 1 if task.progress.transactions == committed else 1
                 committed = task.progress.transactions
             except FencedError as error:
+                _unless_cancelled(error)
                 await self._fenced(task, error)
 
     async def _lead(self, task: MergeTask) -> None:
@@ -214,3 +218,15 @@ class Worker:
         log.warning("fenced", error=str(error))
         await asyncio.sleep(self.topology.session_seconds + _FENCED_SECONDS)
         raise error
+
+
+def _unless_cancelled(error: Exception) -> None:
+    """A task group forgets that it was cancelled when one of its children fails, as the last
+    commit does once the next owner has fenced us; that a task was given up must not be forgotten.
+
+    Raises:
+        CancelledError: this was cancelled.
+    """
+    current = asyncio.current_task()
+    if current is not None and current.cancelling():
+        raise asyncio.CancelledError from error
