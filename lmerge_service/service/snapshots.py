@@ -213,9 +213,10 @@ class _Taking:
     def close(self) -> None:
         self._reading.cancel()
         if self._child:
-            with contextlib.suppress(ProcessLookupError):
+            # It may have ended, and the thread that waits for it have been told so, by now.
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
                 os.kill(self._child, signal.SIGKILL)
-            os.waitpid(self._child, 0)
+                os.waitpid(self._child, 0)
             self._child = 0
 
 

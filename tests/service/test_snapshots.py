@@ -1,6 +1,7 @@
 """Snapshots: taken by a child process while the merge goes on, found again by a new owner."""
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import time
@@ -272,6 +273,21 @@ def test_closing_ends_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
         taking.close()
         with pytest.raises(ChildProcessError):
             os.waitpid(child, 0)  # noqa: ASYNC222
+
+    asyncio.run(run())
+
+
+def test_closing_when_the_child_has_ended_and_was_waited_for_already() -> None:
+    async def run() -> None:
+        counts: Counter[str] = Counter()
+        taking = Snapshots(every=0, clock=Clock(), counts=counts)
+        taking.start(1, iter([b"abc"]), ())
+        await taking.ready()
+        child = taking._taking._child  # type: ignore[union-attr]
+        with contextlib.suppress(ChildProcessError):  # the thread may have been faster
+            os.waitpid(child, 0)  # noqa: ASYNC222
+        taking.close()
+        assert taking.is_due
 
     asyncio.run(run())
 
