@@ -26,7 +26,7 @@ MEANING = TDB([(b'"x"', 1, 5)], INFINITY)
 WRONG = "wrong-horse"
 TOKEN = "control-token-of-the-tests"
 
-LEAST = (  # docs/operations.md, "What the worker may do"
+LEAST = (  # docs/operations/security.md, "What the worker may do"
     Acl("Read", "Topic", "{replica}"),
     Acl("Create", "Topic", "{output}*"),
     Acl("Read", "Topic", "{output}*"),
