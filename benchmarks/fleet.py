@@ -8,6 +8,7 @@ Who owns what
 
 import asyncio
 import json
+import shutil
 import sys
 import tempfile
 import time
@@ -63,7 +64,19 @@ async def staged(**settings: str) -> AsyncIterator[Stage]:
             LocalBroker(folder / "kafka", settings=dotted) as broker,
             Stage(folder, broker.bootstrap) as stage,
         ):
-            yield stage
+            try:
+                yield stage
+            except BaseException:
+                _keep_logs(folder)
+                raise
+
+
+def _keep_logs(folder: Path) -> None:
+    """What went wrong can be read after the folder is gone."""
+    kept = Path(tempfile.mkdtemp(prefix="lmerge-bench-logs-"))
+    for log in folder.glob("*.log"):
+        shutil.copy(log, kept)
+    say(f"the logs are in {kept}")
 
 
 class Merge:

@@ -33,7 +33,7 @@ import structlog
 
 from lmerge_service.core import Breach
 from lmerge_service.elements import START, Adjust, Element, Insert, Stable
-from lmerge_service.errors import StateError, TransportError
+from lmerge_service.errors import FencedError, StateError, TransportError
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.wire import encode
 from lmerge_service.kafka.client import lacking
@@ -461,7 +461,8 @@ class MergeTask:
         try:
             async with asyncio.timeout(5):
                 await commit
-        except (TimeoutError, TransportError) as error:
+        except (TimeoutError, TransportError, FencedError) as error:
+            # Raised from here, it would take the place of the cancellation that stops the task.
             log.warning("stopped while committing; the next start finds out", error=str(error))
 
     def _merge_batches(self, batches: Batches) -> None:
