@@ -55,6 +55,8 @@ class Held:
     task: MergeTask
     role: Role
     child: asyncio.Task[None]
+    given_up: bool = False
+    """The child has been told to end."""
 
 
 class Worker:
@@ -143,6 +145,7 @@ class Worker:
         with the state that it has."""
         ending = {p: held for p, held in self.held.items() if roles.get(p) != held.role}
         for held in ending.values():
+            held.given_up = True
             held.child.cancel()
         if ending:
             await asyncio.wait([held.child for held in ending.values()])
@@ -167,7 +170,13 @@ class Worker:
         return self._tasks[partition]
 
     async def _hold(self, task: MergeTask, role: Role) -> None:
-        """Leads or follows a task, whatever happens to Kafka meanwhile."""
+        """Leads or follows a task, whatever happens to Kafka meanwhile.
+
+        A task group forgets that it was cancelled when one of its children fails, as the last
+        commit does once the next owner has fenced us: an error of a task that was given up is the
+        end of it.
+        """
+        held = self.held[task.partition]
         structlog.contextvars.bind_contextvars(task=task.partition)  # in all that this child logs
         once = self._lead if role == "leads" else self._follow
         failures = committed = 0
@@ -175,9 +184,10 @@ class Worker:
             try:
                 await once(task)
             except TransportError as error:
+                if held.given_up or self.stopping:
+                    return
                 # Whatever made a commit fail may heal by a rebuild; the same failure again and
                 # again will not, nor a right that it never had.
-                _unless_cancelled(error)
                 never = isinstance(error, RefusedError) and not task.progress.transactions
                 if never or (not error.retriable and failures >= _PATIENCE):
                     raise
@@ -189,7 +199,8 @@ class Worker:
                 failures = failures + 1 if task.progress.transactions == committed else 1
                 committed = task.progress.transactions
             except FencedError as error:
-                _unless_cancelled(error)
+                if held.given_up or self.stopping:
+                    return
                 await self._fenced(task, error)
 
     async def _lead(self, task: MergeTask) -> None:
@@ -218,15 +229,3 @@ class Worker:
         log.warning("fenced", error=str(error))
         await asyncio.sleep(self.topology.session_seconds + _FENCED_SECONDS)
         raise error
-
-
-def _unless_cancelled(error: Exception) -> None:
-    """A task group forgets that it was cancelled when one of its children fails, as the last
-    commit does once the next owner has fenced us; that a task was given up must not be forgotten.
-
-    Raises:
-        CancelledError: this was cancelled.
-    """
-    current = asyncio.current_task()
-    if current is not None and current.cancelling():
-        raise asyncio.CancelledError from error
