@@ -3,6 +3,7 @@
 import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,12 +38,12 @@ async def _handed_over(topology: Topology) -> None:
         committing, gate = asyncio.Event(), asyncio.Event()
         commit = before._sink.commit
 
-        async def held_up(outbox: Outbox) -> Committed:
+        async def held_up(outbox: Outbox, *rest: Any) -> Committed:
             committing.set()
             await gate.wait()
-            return await commit(outbox)
+            return await commit(outbox, *rest)
 
-        before._sink.commit = held_up  # type: ignore[method-assign]
+        before._sink.commit = held_up  # type: ignore[method-assign, assignment]
         stopping = asyncio.create_task(before.run())
         await committing.wait()
         await after.lead(stack)
