@@ -89,17 +89,22 @@ class Recovery:
         """
         for place in () if mark is None else mark.snapshots:
             try:
-                state = await self._restored(place)
+                state = await self.restored(place)
                 await self.follow(state, mark, fenced=fenced)
             except StateError as error:
-                log.warning("snapshot not used", transaction=place.transaction, why=str(error))
+                log.warning("snapshot not used", transaction=place.transaction, error=str(error))
             else:
                 return state
         state = self._fresh()
         await self.follow(state, mark, fenced=fenced)
         return state
 
-    async def _restored(self, place: SnapshotPlace) -> TaskState:
+    async def restored(self, place: SnapshotPlace) -> TaskState:
+        """The state as a snapshot has it.
+
+        Raises:
+            StateError: it is damaged, of another version, or of another merge.
+        """
         keys = {chunk_key(place.slot, number) for number in range(place.chunks)}
         restoring, digest, found = RestoringState(self._fresh()), hashlib.sha256(), 0
         reading = chunks(self._source, self._state_topic, place.first, place.last, keys)

@@ -162,7 +162,7 @@ class Replicas:
         state = self.states[name]
         self._stop_merging(state)
         state.held_out, state.lost = f"topic {state.replica.topic} {why}", lost
-        log.warning("replica held out", replica=name, why=state.held_out)
+        log.warning("replica held out", replica=name, topic=state.replica.topic, why=state.held_out)
 
     def _stop_merging(self, state: ReplicaState) -> None:
         state.lag = None

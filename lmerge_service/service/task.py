@@ -33,7 +33,7 @@ import structlog
 
 from lmerge_service.core import Breach
 from lmerge_service.elements import START, Adjust, Element, Insert, Stable
-from lmerge_service.errors import StateError, TransportError
+from lmerge_service.errors import FencedError, StateError, TransportError
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.wire import encode
 from lmerge_service.kafka.client import lacking
@@ -41,6 +41,7 @@ from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.sink import Outbox
 from lmerge_service.kafka.source import Batches, TopicPartition
 from lmerge_service.kafka.topics import TopicInfo
+from lmerge_service.service.durations import Durations
 from lmerge_service.service.ledger import Ledger
 from lmerge_service.service.life import Wish
 from lmerge_service.service.marks import MARK_KEY, Mark, Standing
@@ -86,8 +87,20 @@ class Progress:
     committed_stable: int = START
     latencies: deque[float] = field(default_factory=lambda: deque(maxlen=2_000))
     """Seconds from a batch's read to its commit, latest last."""
-    recovery_seconds: float = 0.0
+    commits: Durations = field(default_factory=Durations)
+    """The same of all, in buckets."""
+    recovery_seconds: float | None = None
+    """How long it took the last time until the task was led; None: it never was."""
+    takeovers: int = 0
+    """How often this process has begun to lead, the first time among them."""
     rebuilds: int = 0
+    snapshots: Counter[str] = field(default_factory=Counter)
+    """`taken` and `failed`."""
+    snapshot_seconds: float | None = None
+    """How long the last one took that this process has taken, until it was all committed."""
+    caught_up: float | None = None
+    """When what is followed was asked for the last time with success (the clock's seconds): all
+    that was committed by then is in the state."""
     unreachable: str | None = None
     """Why Kafka does not answer at the moment."""
 
@@ -130,6 +143,7 @@ class MergeTask:
     def forget(self) -> None:
         """Lets go of the state: somebody else has the task."""
         self.state, self._is_known, self.phase = self._fresh(), False, "starting"
+        self.progress.caught_up = None
 
     def _clear(self) -> None:
         """Forgets whatever was merged and not committed."""
@@ -180,7 +194,9 @@ class MergeTask:
         )
         await self._catch_up(fenced=True)
         self._is_known = False  # from now on it is ahead of its marks
-        self._snapshots = Snapshots(every=self.topology.snapshot_seconds, clock=_clock)
+        self._snapshots = Snapshots(
+            every=self.topology.snapshot_seconds, clock=_clock, counts=self.progress.snapshots
+        )
         stack.callback(self._snapshots.close)
         self._clear()
         await self._know_decisions()
@@ -191,7 +207,8 @@ class MergeTask:
         await self._follow_topics()
         self.progress.committed_stable = self.state.merge.max_stable
         self.progress.unreachable = None
-        self.progress.recovery_seconds = _clock() - started
+        self.progress.recovery_seconds = round(_clock() - started, 3)
+        self.progress.takeovers += 1
         self.phase = "running"
 
     async def follow(self) -> None:
@@ -206,8 +223,9 @@ class MergeTask:
         async with AsyncExitStack() as stack:
             await self._connect(stack)
             while True:
+                asked = _clock()
                 await _whole(self._catch_up(fenced=False))
-                self.progress.unreachable = None
+                self.progress.caught_up, self.progress.unreachable = asked, None
                 self.progress.committed_stable = self.state.merge.max_stable
                 self.phase = "following" if self._is_known else "recovering"
                 await asyncio.sleep(_FOLLOW_SECONDS if self._is_known else _REBUILD_SECONDS)
@@ -234,7 +252,7 @@ class MergeTask:
             try:
                 await self._recovery.follow(self.state, mark, fenced=fenced)
             except StateError as error:
-                log.warning("state not followed", partition=self.partition, why=str(error))
+                log.warning("state not followed", error=str(error))
             else:
                 self._is_known = True
                 return
@@ -243,7 +261,6 @@ class MergeTask:
         self._is_known = fenced or not self.state.missed
         log.info(
             "rebuilt",
-            partition=self.partition,
             output_stable=self.state.merge.max_stable,
             live_events=len(self.state.merge),
             transaction=self.state.transaction,
@@ -313,7 +330,7 @@ class MergeTask:
                 ingest.gap_accepted = True
                 _, out = self.state.merge.accept_gap()
                 self._say(out)
-                log.warning("gap accepted", partition=self.partition, start=gap.start, end=gap.end)
+                log.warning("gap accepted", replica=gap.input, start=gap.start, end=gap.end)
 
     # --- running ------------------------------------------------------------------------------
 
@@ -404,6 +421,7 @@ class MergeTask:
         place = self._snapshots.committed(chunks, committed.state)
         if place is not None:
             state.snapshots = (place, *state.snapshots[:1])
+            progress.snapshot_seconds = self._snapshots.seconds
             self._moved += 1
         progress.transactions += 1
         progress.published.update(said)
@@ -411,6 +429,7 @@ class MergeTask:
         self._feedback(self.partition, feedback, mark.stable)
         if outbox.records:
             progress.latencies.append(_clock() - fetched)
+            progress.commits.observe(progress.latencies[-1])
 
     @property
     def settled(self) -> bool:
@@ -442,7 +461,8 @@ class MergeTask:
         try:
             async with asyncio.timeout(5):
                 await commit
-        except (TimeoutError, TransportError) as error:
+        except (TimeoutError, TransportError, FencedError) as error:
+            # Raised from here, it would take the place of the cancellation that stops the task.
             log.warning("stopped while committing; the next start finds out", error=str(error))
 
     def _merge_batches(self, batches: Batches) -> None:
@@ -563,7 +583,8 @@ class MergeTask:
         replicas.begin(name, info, beginnings, ends, since=self.state.transaction + 1)
         merged = name in replicas.merged
         if merged:
-            log.info("replica merged", replica=name, partitions=info.partitions)
+            topic = replicas.states[name].replica.topic
+            log.info("replica merged", replica=name, topic=topic, partitions=info.partitions)
         return merged
 
     async def _widen(self, name: str, info: TopicInfo) -> None:
@@ -571,7 +592,8 @@ class MergeTask:
         before = replicas.states[name].width
         fresh = replicas.needed(name, info.partitions)[before:]
         replicas.widen(name, info, await self._source.beginnings(fresh) if fresh else {})
-        log.info("replica topic has more partitions", replica=name, partitions=info.partitions)
+        topic = replicas.states[name].replica.topic
+        log.info("replica widened", replica=name, topic=topic, partitions=info.partitions)
 
     def _reassign(self) -> None:
         """Reads what is to be merged, from where it stands."""
@@ -583,12 +605,15 @@ class MergeTask:
         while True:
             try:
                 await self._look()
+                if self.progress.unreachable is not None:
+                    log.info("the topics can be seen again")
                 self.progress.unreachable = None
             except TransportError as error:
+                if self.progress.unreachable is None:
+                    log.warning("cannot see the topics", error=str(error))
                 self.progress.unreachable = str(error)
                 for state in self.state.replicas.states.values():
                     state.lag = None
-                log.warning("cannot see the topics", error=str(error))
             await asyncio.sleep(_WATCH_SECONDS)
 
     async def _look(self) -> None:

@@ -150,7 +150,7 @@ class Worker:
         if ending:
             await asyncio.wait([held.child for held in ending.values()])
         for partition, held in ending.items():
-            log.info("task given up", partition=partition, role=held.role)
+            log.info("task given up", task=partition, role=held.role)
             del self.held[partition]
             if partition not in roles:
                 held.task.forget()
@@ -177,6 +177,7 @@ class Worker:
         end of it.
         """
         held = self.held[task.partition]
+        structlog.contextvars.bind_contextvars(task=task.partition)  # in all that this child logs
         once = self._lead if role == "leads" else self._follow
         failures = committed = 0
         while True:
@@ -192,8 +193,9 @@ class Worker:
                     raise
                 task.phase = "recovering"
                 task.progress.rebuilds += 1
-                log.warning("recovering", partition=task.partition, error=str(error))
-                await asyncio.sleep(_PAUSES[min(failures, len(_PAUSES) - 1)])
+                pause = _PAUSES[min(failures, len(_PAUSES) - 1)]
+                log.warning("recovering", error=str(error), pause_seconds=pause)
+                await asyncio.sleep(pause)
                 failures = failures + 1 if task.progress.transactions == committed else 1
                 committed = task.progress.transactions
             except FencedError as error:
@@ -207,10 +209,9 @@ class Worker:
             quieten_garbage_collector()
             log.info(
                 "running",
-                partition=task.partition,
                 case=task.state.merge.case.value,
                 policy=str(task.state.merge.policy),
-                recovery_seconds=round(task.progress.recovery_seconds, 3),
+                recovery_seconds=task.progress.recovery_seconds,
             )
             with single_error():
                 async with asyncio.TaskGroup() as group:
@@ -218,13 +219,13 @@ class Worker:
                     group.create_task(task.watch(), name="watch")
 
     async def _follow(self, task: MergeTask) -> None:
-        log.info("following", partition=task.partition)
+        log.info("following")
         await task.follow()
 
     async def _fenced(self, task: MergeTask, error: FencedError) -> None:
         """Another worker leads this task. If it is of our group, we are told soon, and this is
         cancelled; if not, two merges have one output."""
         task.phase = "fenced"
-        log.warning("fenced", partition=task.partition, error=str(error))
+        log.warning("fenced", error=str(error))
         await asyncio.sleep(self.topology.session_seconds + _FENCED_SECONDS)
         raise error

@@ -2,7 +2,10 @@
 is left when topics were damaged, shortened or deleted."""
 
 import asyncio
+import json
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -115,11 +118,16 @@ def test_a_restart_goes_on_from_the_best_snapshot_that_is_whole(merge: Merge) ->
         worker.kill()
     mark = last_mark(merge)
     assert len(mark.snapshots) == 2
+    assert [each["damage"] for each in verified(merge, 0)] == [None, None]
+    assert verified(merge, 0)[0]["live_events"] == 3
     mark_again(merge, spoilt(mark, 0))
+    damaged, whole = verified(merge, 4)
+    assert "damaged" in damaged["damage"]
+    assert (whole["damage"], whole["transaction"]) == (None, mark.snapshots[1].transaction)
     with merge.worker() as worker:
         assert restarted(worker, live) == mark.snapshots[1].transaction
         (line,) = worker.said("snapshot not used")
-        assert (line["transaction"], "damaged" in line["why"]) == (
+        assert (line["transaction"], "damaged" in line["error"]) == (
             mark.snapshots[0].transaction,
             True,
         )
@@ -140,6 +148,17 @@ def test_a_restart_goes_on_from_the_best_snapshot_that_is_whole(merge: Merge) ->
         assert worker.process.wait(30) == 4
         (error,) = [line for line in worker.text().splitlines() if line.startswith("error")]
         assert "version 2, this is version 1" in error
+
+
+def verified(merge: Merge, code: int) -> list[dict[str, Any]]:
+    """What `lmerge state verify` says of the snapshots."""
+    command = [sys.executable, "-m", "lmerge_service.cli", "state", "verify", str(merge.path)]
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    (task,) = json.loads(done.stdout)
+    assert task["mark"]["transaction"] == last_mark(merge).transaction
+    found: list[dict[str, Any]] = task["snapshots"]
+    return found
 
 
 async def delete(merge: Merge, topic: str) -> None:

@@ -1,9 +1,11 @@
 """Snapshots: taken by a child process while the merge goes on, found again by a new owner."""
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -138,7 +140,7 @@ def test_the_child_writes_the_state_of_the_instant_at_which_it_was_started() -> 
         was = state(60_000)
         mark, expected = was.mark(), b"".join(was.stream(was.mark()))
         clock = Clock()
-        taking = Snapshots(every=60, clock=clock)
+        taking = Snapshots(every=60, clock=clock, counts=Counter())
         assert not taking.is_due
         clock.now = 6
         assert bool(taking.is_due)
@@ -165,7 +167,7 @@ def test_each_snapshot_has_a_slot_of_its_own_beside_those_that_stay() -> None:
     async def run() -> list[int]:
         was, slots = state(3), []
         kept: tuple[SnapshotPlace, ...] = ()
-        taking = Snapshots(every=0, clock=Clock())
+        taking = Snapshots(every=0, clock=Clock(), counts=Counter())
         for _ in range(5):
             taking.start(1, was.stream(was.mark()), kept)
             _, place = await collected(taking)
@@ -182,7 +184,8 @@ def test_a_child_that_fails_gives_no_snapshot_and_the_next_one_is_tried() -> Non
         raise RuntimeError("out of luck")
 
     async def run() -> None:
-        taking = Snapshots(every=0, clock=Clock())
+        counts: Counter[str] = Counter()
+        taking = Snapshots(every=0, clock=Clock(), counts=counts)
         taking.start(1, broken(), ())
         async with asyncio.timeout(10):
             while not taking.is_due:
@@ -192,6 +195,7 @@ def test_a_child_that_fails_gives_no_snapshot_and_the_next_one_is_tried() -> Non
         taking.start(1, iter([b"abc"]), ())
         _, place = await collected(taking)
         assert place.size == 3
+        assert counts == {"failed": 1, "taken": 1}
 
     asyncio.run(run())
 
@@ -200,7 +204,7 @@ def test_a_child_that_ends_after_all_is_committed_asks_for_one_more_commit() -> 
     """Else an idle merge would wait for it in a circle, and have no snapshot."""
 
     async def run() -> None:
-        taking = Snapshots(every=0, clock=Clock())
+        taking = Snapshots(every=0, clock=Clock(), counts=Counter())
         taking.start(1, iter([b"abc"]), ())
         await taking.ready()
         assert len(taking.chunks() or []) == 1
@@ -218,7 +222,7 @@ def test_a_child_that_ends_after_all_is_committed_asks_for_one_more_commit() -> 
 
 def test_a_chunk_that_arrives_wakes_who_waited_before_the_snapshot_was_begun() -> None:
     async def run() -> None:
-        taking = Snapshots(every=0, clock=Clock())
+        taking = Snapshots(every=0, clock=Clock(), counts=Counter())
         waiting = asyncio.create_task(taking.ready())
         await asyncio.sleep(0)
         taking.start(1, iter([b"abc"]), ())
@@ -231,7 +235,7 @@ def test_a_chunk_that_arrives_wakes_who_waited_before_the_snapshot_was_begun() -
 
 def test_closing_does_not_mind_that_the_child_was_waited_for_already() -> None:
     async def run() -> None:
-        taking = Snapshots(every=0, clock=Clock())
+        taking = Snapshots(every=0, clock=Clock(), counts=Counter())
         taking.start(1, iter([b"abc"]), ())
         await taking.ready()
         for _ in range(10):  # the thread that waits for the child is under way
@@ -247,7 +251,7 @@ def test_closing_does_not_mind_that_the_child_was_waited_for_already() -> None:
 
 def test_a_snapshot_whose_place_is_unknown_is_given_up() -> None:
     async def run() -> None:
-        taking = Snapshots(every=0, clock=Clock())
+        taking = Snapshots(every=0, clock=Clock(), counts=Counter())
         taking.start(1, iter([b"abc"]), ())
         await taking.ready()
         assert taking.committed(len(taking.chunks() or []), None) is None
@@ -262,13 +266,28 @@ def test_closing_ends_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
             yield b"x" * 100_000
 
     async def run() -> None:
-        taking = Snapshots(every=0, clock=Clock())
+        taking = Snapshots(every=0, clock=Clock(), counts=Counter())
         taking.start(1, endless(), ())
         await taking.ready()
         child = taking._taking._child  # type: ignore[union-attr]
         taking.close()
         with pytest.raises(ChildProcessError):
             os.waitpid(child, 0)  # noqa: ASYNC222
+
+    asyncio.run(run())
+
+
+def test_closing_when_the_child_has_ended_and_was_waited_for_already() -> None:
+    async def run() -> None:
+        counts: Counter[str] = Counter()
+        taking = Snapshots(every=0, clock=Clock(), counts=counts)
+        taking.start(1, iter([b"abc"]), ())
+        await taking.ready()
+        child = taking._taking._child  # type: ignore[union-attr]
+        with contextlib.suppress(ChildProcessError):  # the thread may have been faster
+            os.waitpid(child, 0)  # noqa: ASYNC222
+        taking.close()
+        assert taking.is_due
 
     asyncio.run(run())
 
