@@ -10,11 +10,10 @@ from aiokafka import TopicPartition
 
 from lmerge_service.elements import INFINITY, Insert, Stable
 from lmerge_service.kafka.client import Connection
-from lmerge_service.kafka.log import Log
 from lmerge_service.kafka.topics import Topics
-from lmerge_service.service.decisions import AcceptGap, Action, Attach, Detach, decide, encode
+from lmerge_service.service.decisions import AcceptGap, Attach, Detach
 from lmerge_service.tdb import TDB
-from tests.service.cluster import Merge, logical, meaning, replica_streams
+from tests.service.cluster import Merge, decided, logical, meaning, replica_streams
 
 pytestmark = pytest.mark.kafka
 
@@ -22,17 +21,6 @@ pytestmark = pytest.mark.kafka
 @pytest.fixture
 def merge(bootstrap: str, tmp_path: Path) -> Merge:
     return Merge(bootstrap, tmp_path)
-
-
-def decided(merge: Merge, *actions: Action) -> None:
-    """Decisions, as a person makes them, into the log."""
-
-    async def append() -> None:
-        async with Log(Connection(merge.bootstrap), f"{merge.output}.control") as log:
-            for action in actions:
-                await log.append(encode(decide(action, "anna")))
-
-    asyncio.run(append())
 
 
 def attach(merge: Merge, name: str) -> Attach:
@@ -114,7 +102,7 @@ def test_a_topic_that_is_made_anew_under_a_worker_is_merged_from_its_beginning(
         asyncio.run(_recreate(merge, "a", 1))
         merge.publish("a", a[: first // 2] if size == "smaller" else a[:-5])
         if size == "smaller":
-            worker.wait(lambda _: worker.said("replica held out"), "the new topic to be seen")
+            worker.wait(lambda _: bool(worker.said("replica held out")), "the new topic to be seen")
         merge.publish("b", b)
         worker.wait_until_ended()
         status = worker.wait(lambda s: s["replicas"][0]["lag_records"] == 0, "a to be read")
