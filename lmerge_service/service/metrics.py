@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from lmerge_service.service.status import Status, TaskStatus, status_of
+from lmerge_service.service.verdicts import Guard
 from lmerge_service.service.worker import Worker
 
 __all__ = ("metrics_of",)
@@ -26,6 +27,7 @@ class _Collector:
         yield from _worker_metrics(status)
         yield from _task_metrics(status.tasks)
         yield from _replica_metrics(status.tasks)
+        yield from _finding_metrics(status.tasks)
 
 
 def metrics_of(worker: Worker) -> CollectorRegistry:
@@ -119,11 +121,38 @@ def _replica_metrics(tasks: list[TaskStatus]) -> Iterator[Metric]:
                 gauge.add_metric(label, value)
         yield gauge
     joined = GaugeMetricFamily("lmerge_replica_joined", "1 when joined.", labels=labels)
+    paused = GaugeMetricFamily("lmerge_flow_paused", "1 while not read on.", labels=labels)
+    held = GaugeMetricFamily(
+        "lmerge_replica_held", "Partitions whose stable a guard holds.", labels=labels
+    )
     breaches = CounterMetricFamily(
         "lmerge_replica_breaches", "What the replica did wrong.", labels=[*labels, "kind"]
     )
     for each, label in views:
         joined.add_metric(label, float(each.state == "joined"))
+        paused.add_metric(label, float(each.state == "paused"))
+        held.add_metric(label, len(each.held))
         for kind, count in each.breaches.items():
             breaches.add_metric([*label, kind], count)
-    yield from (joined, breaches)
+    yield from (joined, paused, held, breaches)
+
+
+def _finding_metrics(tasks: list[TaskStatus]) -> Iterator[Metric]:
+    guards = CounterMetricFamily(
+        "lmerge_guard_findings",
+        "What guards have found.",
+        labels=["guard", "replica", "partition"],
+    )
+    others = CounterMetricFamily(
+        "lmerge_happenings", "What else has happened.", labels=["kind", "replica", "partition"]
+    )
+    stuck = GaugeMetricFamily(
+        "lmerge_flow_stuck", "1 while too much is live for anything to move.", labels=["partition"]
+    )
+    for task in tasks:
+        stuck.add_metric([str(task.partition)], float(task.stuck is not None))
+        for kind, counts in task.findings.items():
+            family = guards if kind in set(Guard) else others
+            for replica, count in counts.items():
+                family.add_metric([kind, replica, str(task.partition)], count)
+    yield from (guards, others, stuck)
