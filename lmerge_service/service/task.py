@@ -665,13 +665,15 @@ class MergeTask:
 
     def _measure(self) -> None:
         """How far it is to the topics' ends, as they were seen last."""
-        lags, replicas, ends = Counter[str](), self.state.replicas, self._ends
-        for tp, end in ends.items():
-            if (position := self._source.position(tp)) is not None:
-                lags[tp.topic] += max(0, end - position)
-        for state in replicas.states.values():
-            known = any(tp.topic == state.replica.topic for tp in ends)
-            state.lag = lags[state.replica.topic] if known else None
+        for state in self.state.replicas.states.values():
+            gaps = [self._unread(state.replica.topic, number) for number in state.next]
+            unknown = not gaps or None in gaps
+            state.lag = None if unknown else sum(gap for gap in gaps if gap is not None)
+
+    def _unread(self, topic: str, number: int) -> int | None:
+        tp = TopicPartition(topic, number)
+        end, position = self._ends.get(tp), self._source.position(tp)
+        return None if end is None or position is None else max(0, end - position)
 
 
 async def _whole(step: Coroutine[Any, Any, None]) -> None:
