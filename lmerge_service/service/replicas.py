@@ -30,6 +30,7 @@ from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.dialects import Decoder, build_decoder
 from lmerge_service.formats.headers import TimedRecord
 from lmerge_service.formats.ingest import Ingest
+from lmerge_service.formats.reasons import Reason
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.routing import Router
 from lmerge_service.kafka.source import TopicPartition
@@ -366,9 +367,13 @@ class Replicas:
         before = self._merge.inputs[state.name]
         was = _of_input(before)
         following = ingest.take(tp.partition, records, out, dead, judge=judging)
-        taken = bisect_left(records, following, key=attrgetter("offset"))
+        taken = len(records)
+        if following <= records[-1].offset:
+            taken = bisect_left(records, following, key=attrgetter("offset"))
         slot = ingest.slot(tp.partition)
-        judging.after(state.name, slot, tp, records, taken, len(dead) - had)
+        # A source that delivers at least once is late with all that it repeats, and no liar.
+        wrong = sum(letter.reason != Reason.LATE for letter in dead[had:])
+        judging.after(state.name, slot, tp, records, taken, wrong)
         if self._reads_all(state.replica) and self._is_told_elsewhere(tp):
             del dead[had:]
         after = self._merge.inputs[state.name]

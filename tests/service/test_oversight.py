@@ -86,7 +86,7 @@ def kinds(found: Sequence[Evidence]) -> list[tuple[str, str | None, str | None]]
 
 def test_a_stable_from_the_far_future_harms_nobody(merge: Merge) -> None:
     """laminardb#388, sql-flow#358: one event from the future, and all others are late."""
-    far = [Stable(NOW - 50), ins("far", NOW + DAY, NOW + 2 * DAY), Stable(NOW + DAY)]
+    far: list[Element] = [Stable(NOW - 50), ins("far", NOW + DAY, NOW + 2 * DAY), Stable(NOW + DAY)]
 
     async def play() -> None:
         async with running(merge) as worker:
@@ -260,13 +260,12 @@ def test_a_held_stable_is_judged_again_after_kill_9_and_skipped_by_quarantine_an
 
 def test_two_writers_of_one_topic_are_found_out(merge: Merge) -> None:
     """KAFKA-13719: a restart left two producers of one stream."""
-    one = [
-        each
-        for n in range(0, 2_000, 5)
-        for each in (*(ins(f"{n + i}", n + i, n + i + 9) for i in range(5)), Stable(n))
-    ]
-    late = [one[0], *one]
-    both = [each for pair in zip(one[12:], late, strict=False) for each in pair]
+    one: list[Element] = []
+    for n in range(0, 2_000, 5):
+        one += [ins(f"{n + i}", n + i, n + i + 9) for i in range(5)]
+        one.append(Stable(n))
+    late: list[Element] = [one[0], *one]
+    both: list[Element] = [each for pair in zip(one[12:], late, strict=False) for each in pair]
 
     async def play() -> None:
         configured(merge, time_unit="none")
