@@ -5,10 +5,10 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-deep test-mutants lint bench lock clean
+.PHONY: help demo test test-deep test-mutants lint bench bench-service soak lock clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
 
 demo: $(VENV)/.demo  ## merge three replicas of a month of flights through a local Kafka
 	@$(BIN)/lmerge demo $(ARGS)
@@ -31,6 +31,12 @@ bench: $(VENV)/.dev  ## rates beside a pass-through, the paper's figures, the po
 	$(BIN)/python -m benchmarks $(ARGS)
 	$(BIN)/python -m benchmarks figures
 	$(BIN)/python -m benchmarks policies
+
+bench-service: $(VENV)/.dev  ## worker processes on a local broker: rates, memory, latency, recovery
+	$(BIN)/python -m benchmarks service $(ARGS)
+
+soak: $(VENV)/.dev  ## MINUTES=10 of restarts and kills under load: leaks, and the audit at the end
+	$(BIN)/python -m benchmarks soak --minutes $(or $(MINUTES),10) $(ARGS)
 
 lock: $(VENV)/.dev  ## resolve the dependencies anew
 	$(PIP) uv

@@ -8,12 +8,13 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TypeAlias
 
-from benchmarks import figures, formats, in_process, kafka_to_kafka, policies
+from benchmarks import figures, formats, in_process, kafka_to_kafka, policies, service, soak
+from benchmarks.sizes import TINY, Sizes
 from lmerge_service.service.tuning import quieten_garbage_collector
 
 __all__ = ("Row", "main")
@@ -38,13 +39,18 @@ def main() -> None:
     parser.add_argument("--elements", type=int, default=100_000, help="events a replica (100,000)")
     parser.add_argument("--only", choices=("in-process", "kafka"), help="a part only")
     parser.add_argument("--json", action="store_true", help="speak JSON")
-    what = parser.add_subparsers(dest="what", metavar="figures | policies")
+    what = parser.add_subparsers(dest="what", metavar="figures | policies | service | soak")
     _add_figures(what)
     _add_policies(what)
+    _add_service(what)
+    _add_soak(what)
     options = parser.parse_args()
     if options.what == "policies":
         _run_policies(options.events, options.json, options.out)
         return
+    if options.what == "soak":
+        print(_machine(), flush=True)
+        sys.exit(not _run_soak(options))
     rows: list[Row] = []
 
     def report(name: str, unit: str, values: Sequence[float]) -> None:
@@ -57,6 +63,8 @@ def main() -> None:
     if options.what == "figures":
         quieten_garbage_collector()
         _run_figures(options.only, options.runs, options.events, options.out, report)
+    elif options.what == "service":
+        asyncio.run(service.run(options.only, options.runs, _sizes(options), report))
     else:
         _run(options.only, options.runs, options.elements, report)
     if options.json:
@@ -83,6 +91,58 @@ def _add_policies(what: _Subparsers) -> None:
     of_policies.add_argument("--events", type=int, default=10_000, help="events a replica (10,000)")
     of_policies.add_argument("--json", action="store_true", help="speak JSON")
     of_policies.add_argument("--out", type=Path, default=Path("docs/figures"), help="for the SVG")
+
+
+def _add_service(what: _Subparsers) -> None:
+    of_service = what.add_parser("service", help="worker processes: rates, memory, recovery, …")
+    of_service.add_argument("--runs", type=int, default=5, help="runs of each (5)")
+    of_service.add_argument(
+        "--only", nargs="+", choices=service.NAMES, default=service.NAMES, metavar="NAME",
+        help=", ".join(service.NAMES),
+    )  # fmt: skip
+    of_service.add_argument("--events", type=int, help="events a replica, for rates (250,000)")
+    of_service.add_argument(
+        "--backlog", type=int, help="events a replica, for `backlog` (1,000,000)"
+    )
+    of_service.add_argument(
+        "--large", action="store_true", help="recovery of a million live events too"
+    )
+    of_service.add_argument("--tiny", action="store_true", help="hardly anything, to try it")
+    of_service.add_argument("--json", action="store_true", help="speak JSON")
+
+
+def _add_soak(what: _Subparsers) -> None:
+    default, bounds = soak.Soaking(), soak.Bounds()
+    of_soak = what.add_parser("soak", help="the service for a long time: leaks, and the audit")
+    of_soak.add_argument("--minutes", type=float, default=default.minutes, help="how long (10)")
+    of_soak.add_argument(
+        "--rate", type=float, default=default.rate, help="events a second of each replica (800)"
+    )
+    of_soak.add_argument("--live", type=int, default=default.live, help="events live (2,000)")
+    of_soak.add_argument(
+        "--every", type=float, default=default.every, help="seconds between lines (60)"
+    )
+    of_soak.add_argument(
+        "--max-slope", type=float, default=bounds.megabytes_a_minute, help="MB a minute (1)"
+    )
+    of_soak.add_argument(
+        "--max-descriptors", type=int, default=bounds.descriptors, help="more than before (8)"
+    )
+
+
+def _run_soak(options: argparse.Namespace) -> bool:
+    soaking = soak.Soaking(
+        minutes=options.minutes, rate=options.rate, live=options.live, every=options.every
+    )
+    bounds = soak.Bounds(megabytes_a_minute=options.max_slope, descriptors=options.max_descriptors)
+    return asyncio.run(soak.soak(soaking, bounds))
+
+
+def _sizes(options: argparse.Namespace) -> Sizes:
+    sizes = TINY if options.tiny else Sizes()
+    given = {"events": options.events, "backlog": options.backlog}
+    sizes = replace(sizes, **{name: value for name, value in given.items() if value is not None})
+    return replace(sizes, live=(*sizes.live, 1_000_000)) if options.large else sizes
 
 
 def _names_of_figures(text: str) -> tuple[str, ...]:

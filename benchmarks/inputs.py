@@ -4,30 +4,49 @@ Payloads of about 120 bytes, 10,000 events active, 20 % of the elements disorder
 1,000, a fifth of the events revised.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from lmerge_service.elements import Element
 from lmerge_service.present.generator import workload
 from lmerge_service.present.presentation import Variation, present
 
-__all__ = ("interleaved", "ordered", "replicas")
+__all__ = ("interleaved", "lazily", "ordered", "replicas")
 
 _SECOND = 1_000
+_ACTIVE = 10_000
 
 
 def replicas(
     events: int, n: int = 3, payload_bytes: int = 95, *, revised: float = 0.2
 ) -> list[list[Element]]:
     """n seeded presentations of a workload of so many events, that share of them revised."""
-    lives = list(workload(events=events, payload_bytes=payload_bytes, active=10_000))
-    variation = Variation(
+    lives = list(workload(events=events, payload_bytes=payload_bytes, active=_ACTIVE))
+    return [list(present(lives, _varied(revised), number)) for number in range(n)]
+
+
+def lazily(
+    events: int, n: int = 3, payload_bytes: int = 95, *, active: int = _ACTIVE, closed: bool = True
+) -> list[Iterator[Element]]:
+    """The same in little memory, each with payload objects of its own; `active` events are live at
+    a time. What is not `closed` ends without stable(infinity)."""
+    variation = replace(_varied(0.2), closed=closed)
+    return [
+        present(
+            workload(events=events, payload_bytes=payload_bytes, active=active), variation, number
+        )
+        for number in range(n)
+    ]
+
+
+def _varied(revised: float) -> Variation:
+    return Variation(
         provisional=revised,
         spread=60 * _SECOND,
         disorder=0.2,
         displacement=60 * _SECOND,
         stable_every=1_000,
     )
-    return [list(present(lives, variation, number)) for number in range(n)]
 
 
 def ordered(events: int, n: int = 3) -> list[list[Element]]:

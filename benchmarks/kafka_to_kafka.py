@@ -11,8 +11,8 @@ import psutil
 import structlog
 
 from benchmarks.inputs import replicas
+from benchmarks.traffic import quantile, waits
 from lmerge_service.demo.throughput import measure
-from lmerge_service.demo.verdict import read_inputs
 from lmerge_service.demo.watch import Follower
 from lmerge_service.kafka.broker import LocalBroker
 from lmerge_service.kafka.client import Connection
@@ -91,12 +91,7 @@ async def _latency(bootstrap: str, report: Report) -> None:
         for each in running:
             each.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-    _, produced = await read_inputs(connection, [each.topic for each in topology.replicas])
-    waits = sorted(
-        (follower.arrived[key] - at) * 1000
-        for key, at in produced.items()
-        if key in follower.arrived
-    )
+    found = await waits(connection, [each.topic for each in topology.replicas], follower.arrived)
     for q in (0.5, 0.99):
-        value = waits[min(len(waits) - 1, int(q * len(waits)))]
-        report(f"added latency at 3 × 1,000 elements/s, p{q * 100:g}", "ms", [value])
+        name = f"added latency at 3 × 1,000 elements/s, p{q * 100:g}"
+        report(name, "ms", [quantile(found, q)])

@@ -1,4 +1,4 @@
-"""Figures and policies are measured and drawn from honest inputs; no measured value is asserted."""
+"""Everything is measured and drawn from honest inputs; no measured value is asserted."""
 
 import json
 import os
@@ -6,11 +6,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from benchmarks import figures, policies, workload
+from benchmarks import figures, inputs, policies, service, soak, workload
+from benchmarks.replica import SECOND, Part, lives
+from benchmarks.traffic import Arrivals
 from lmerge_service.core import Policy, lag, quorum
 from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
+from lmerge_service.kafka.client import Connection
+from lmerge_service.present.life import final_tdb
 from lmerge_service.tdb import TDB, reconstitute
 
 ALL = ["LMR0", "LMR1", "LMR2", "LMR3", "LMR3−", "LMR4"]
@@ -263,3 +268,114 @@ def test_policies_are_measured_and_drawn_from_the_command_line(tmp_path: Path) -
     assert chosen[0] == ("first", "lazy", "max")
     for word in ("half_frozen", "eager", "lag(20m)", "quorum(2)", "mean wait for the final"):
         assert word in texts[0][1]
+
+
+# --- the service ----------------------------------------------------------------------------------
+
+
+def test_lazy_replicas_say_the_same() -> None:
+    assert [list(stream) for stream in inputs.lazily(300)] == inputs.replicas(300)
+    (unclosed,) = inputs.lazily(300, 1, closed=False)
+    assert [*unclosed, Stable(INFINITY)] == inputs.replicas(300, 1)[0]
+
+
+def test_the_longest_gap_is_of_those_that_touch_the_span() -> None:
+    arrivals = Arrivals(Connection("127.0.0.1:1"), "out")
+    assert arrivals.longest_gap(1, 4) == 3, "nothing came at all"
+    arrivals.times = [0.0, 5.0, 6.0, 8.0, 20.0]
+    assert arrivals.longest_gap(5.5, 7) == 2
+    assert arrivals.longest_gap(4, 6.5) == 5
+    assert arrivals.longest_gap(8.5, 9) == 12
+
+
+def test_replicas_of_a_soak_agree_also_when_one_starts_over() -> None:
+    part = Part(bootstrap="", topic="", number=0, events=400, rate=100, live=50, began=0)
+    expected = final_tdb(list(lives(part)))
+    for number in range(3):
+        again = msgspec.structs.replace(part, number=number)
+        times, said = zip(*again.stream(), strict=True)
+        assert list(times) == sorted(times)
+        assert reconstitute(said) == expected
+        assert times[0] >= 0
+        late = msgspec.structs.replace(again, incarnation=1, joining_at=2 * SECOND)
+        knows = reconstitute(element for _, element in late.stream())
+        assert sorted(knows) == sorted(event for event in expected if event[2] >= 2 * SECOND)
+
+
+def _samples(sizes: list[float], descriptors: list[int], every: float = 20) -> list[soak.Sample]:
+    both = zip(sizes, descriptors, strict=True)
+    return [soak.Sample(n * every, int(mb * 1e6), fds) for n, (mb, fds) in enumerate(both)]
+
+
+def test_a_soak_judges_what_comes_after_the_warm_up() -> None:
+    bounds = soak.Bounds(megabytes_a_minute=1, descriptors=2)
+    flat = [20] * 16
+    assert soak.grown(_samples([10, 40, 70, 90, *[100.0] * 12], flat), bounds) == []
+    rising = [100.0 + 0.5 * n for n in range(16)]
+    assert soak.grown(_samples(rising, flat), bounds) == ["memory grows by 1.50 MB/min, over 1"]
+    assert soak.grown(_samples(rising, flat, every=1), bounds) == [], "too short to tell"
+    assert soak.grown(_samples([100.0] * 16, list(range(16))), bounds) == [
+        "descriptors grow from 4 to 12"
+    ]
+    assert soak.grown(_samples([100.0] * 16, [9, 9, 9, 9, *[20, 40] * 6]), bounds) == []
+    assert soak.grown([], bounds) == ["nothing was seen of the worker"]
+
+
+def _benchmarks(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks", *arguments],
+        cwd=Path(workload.__file__).parents[1],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+
+
+OF_THE_SERVICE = {
+    "merge": "ratio of each pair, 120 bytes",
+    "payloads": "ratio of each pair, payloads of 200 bytes",
+    "workers": "2 workers, 2 partitions, ratio to 1 and 1",
+    "latency": "added latency at 3 × 400 elements/s, p99",
+    "recovery": "300 live: with a snapshot, to first commit",
+    "history": "200 live, history × 5: with a snapshot, to first commit",
+    "snapshots": "a snapshot every 60 s, the default: ratio to none",
+    "takeover": "takeover by a standby after SIGTERM",
+    "backlog": "backlog of 3 × 2,397 elements, peak resident",
+}
+
+
+def test_every_measurement_of_the_service_is_tried() -> None:
+    assert set(OF_THE_SERVICE) == set(service.NAMES)
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name == "merge" else pytest.param(name, marks=pytest.mark.deep)
+        for name in OF_THE_SERVICE
+    ],
+)
+def test_the_service_is_measured_from_the_command_line(name: str) -> None:
+    said = _benchmarks("service", "--tiny", "--runs", "1", "--json", "--only", name)
+    assert said.returncode == 0, said.stderr[-2_000:]
+    found = {row["name"]: row["values"] for row in json.loads(said.stdout)["rows"]}
+    (value,) = found[OF_THE_SERVICE[name]]
+    assert value > 0
+    assert name in said.stderr, "how far it is"
+
+
+@pytest.mark.kafka
+def test_a_soak_ends_with_the_audit_and_tells_by_its_exit_code_that_a_bound_is_exceeded() -> None:
+    """So tight a bound that no worker stays within it."""
+    said = _benchmarks(
+        "soak", "--minutes", "0.2", "--rate", "200", "--live", "200", "--every", "5",
+        "--max-descriptors", "-1000",
+    )  # fmt: skip
+    assert said.returncode == 1, said.stderr[-2_000:]
+    *_, audit, fault, verdict = said.stdout.splitlines()
+    assert audit == "audit: 2,400 events, equivalent to the logical stream"
+    assert fault.startswith("the witness: descriptors grow from ")
+    assert verdict == "NOT WELL"
+    for word in ("killed, another started", "stopped, another started", "starts over"):
+        assert word in said.stdout

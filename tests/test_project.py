@@ -6,9 +6,6 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from ruamel.yaml import YAML
-
-from lmerge_service.kafka.jars import KAFKA_VERSION
 
 PROJECT = tomllib.loads(Path("pyproject.toml").read_text())["project"]
 
@@ -43,19 +40,6 @@ def test_all_locks_are_cut_from_one_resolution() -> None:
         assert pins.items() <= everything.items(), file
     assert "pyspark" not in locked("base")
     assert everything["pyspark"] == "4.2.0"
-
-
-def test_the_compose_file_runs_the_kafka_that_is_tested_and_serves_loopback_only() -> None:
-    compose = YAML(typ="safe").load(Path("docker-compose.yml").read_text())
-    kafka, worker = compose["services"]["kafka"], compose["services"]["worker"]
-    assert kafka["image"] == f"apache/kafka:{KAFKA_VERSION}"
-    assert all(port.startswith("127.0.0.1:") for port in kafka["ports"])
-    assert "ports" not in worker
-    assert worker["build"] == "."
-    assert worker["depends_on"] == {"kafka": {"condition": "service_healthy"}}
-    listeners = kafka["environment"]["KAFKA_ADVERTISED_LISTENERS"]
-    assert f"INSIDE://{worker['environment']['LMERGE_BOOTSTRAP']}" in listeners
-    assert not re.search(r"(?i)password|secret", Path("docker-compose.yml").read_text())
 
 
 def test_the_image_copies_what_is_there() -> None:

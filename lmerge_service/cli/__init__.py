@@ -29,6 +29,7 @@ from lmerge_service.cli import (
     publish,
     read,
     run,
+    state,
     watch,
 )
 from lmerge_service.errors import LMergeError
@@ -74,6 +75,7 @@ app.command("run", rich_help_panel=_KAFKA)(run.run)
 app.command("read", rich_help_panel=_KAFKA)(read.read)
 app.command("publish", rich_help_panel=_KAFKA)(publish.publish)
 app.add_typer(broker.app, name="broker", rich_help_panel=_KAFKA)
+app.add_typer(state.app, name="state", rich_help_panel=_KAFKA)
 app.command("status", rich_help_panel=_WORKERS)(control.status)
 app.command("watch", rich_help_panel=_WORKERS)(watch.watch)
 app.command("attach", rich_help_panel=_WORKERS)(control.attach)

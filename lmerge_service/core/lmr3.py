@@ -148,11 +148,17 @@ class LMR3(Operator):
             if vs < self.max_stable:
                 source.late += 1
                 return
+            if vs < self._own_stable:
+                self._blame(source, BreachKind.BROKE_OWN_STABLE, element)
+                return
             self._blame(source, BreachKind.UNKNOWN_EVENT, element)
             if ve > vs:
                 self._index.add(vs, element.payload).claim(source, ve)
             return
         held = node.ends.get(source)
+        if self._is_final_for_itself(node, held):
+            self._blame_at(source, BreachKind.BROKE_OWN_STABLE, element, node)
+            return
         if held is None:
             self._blame_at(source, BreachKind.UNKNOWN_EVENT, element, node)
         elif held != element.vold:
@@ -170,6 +176,14 @@ class LMR3(Operator):
             self._reflect(source, node, ve, out)
         if ve == vs:
             self._index.delete_if_unused(node)
+
+    def _is_final_for_itself(self, node: Node, held: int | None) -> bool:
+        """The input's own stable made final that the event ended at `held`, or that there is none:
+        what it repeats must not count where the output is behind (several partitions, a lag, a
+        quorum). Of an event that the output has half frozen it may still claim the end."""
+        if held is None:
+            return node.vs < self._own_stable and not node.half_frozen
+        return held < self._own_stable
 
     def _is_awaited(self, node: Node) -> bool:
         """The insert policy lets an event out that is not out yet."""

@@ -430,6 +430,8 @@ class LMR4(Operator):
             live = all(end >= self.max_stable for end in node.out)
             assert live, f"M1: {node} at max_stable {self.max_stable}"
             assert attached.issuperset(node.ends), f"M3: {node} has an entry of a detached input"
+        at = self._index.stable
+        assert self.max_stable in (at, INFINITY), f"M1: the index is at {at}, not {self.max_stable}"
         assert self.max_stable < INFINITY or not len(self._index), "M4: state after the end"
 
 

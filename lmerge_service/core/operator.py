@@ -74,6 +74,7 @@ class Operator(ABC):
         self._incarnations: dict[str, int] = {}
         self._breaches: deque[Breach] = deque(maxlen=_KEPT_BREACHES)
         self._recalling = False
+        self._own_stable = START  # of the partition whose adjust is looked at
         self._lazy = policy.adjust == "lazy"
         self._eager = policy.adjust == "eager"
         self._first = policy.insert == "first"
@@ -220,6 +221,7 @@ class Operator(ABC):
             elif element.vold <= element.vs or element.ve < element.vs:  # type: ignore[union-attr]
                 self._blame(source, BreachKind.MALFORMED, element)
             else:
+                self._own_stable = source.stables[partition]
                 self._adjust(source, element, out)  # type: ignore[arg-type]
         else:
             self._stable(source, element, partition, out)  # type: ignore[arg-type]

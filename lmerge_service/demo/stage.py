@@ -55,12 +55,16 @@ class Stage:
 
     async def lmerge(self, *arguments: str, log: str) -> Process:
         """Starts `lmerge ARGUMENTS` with its output in a log file of the stage's folder."""
+        return await self.python("lmerge_service.cli", *arguments, log=log)
+
+    async def python(self, module: str, *arguments: str, log: str) -> Process:
+        """The same of any module that can be run."""
         with (self.folder / log).open("ab") as out:
             process = await asyncio.create_subprocess_exec(
                 *launcher(Path.cwd(), dies_with_us=True),
                 sys.executable,
                 "-m",
-                "lmerge_service.cli",
+                module,
                 *arguments,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=out,

@@ -21,11 +21,19 @@ from collections.abc import AsyncGenerator
 from typing import Final
 
 from aiokafka import AIOKafkaProducer
+from aiokafka.errors import ClusterAuthorizationFailedError
 
-from lmerge_service.errors import ConfigurationError, FencedError, StateError, TransportError
-from lmerge_service.kafka.client import Connection, bounded, close_bounded, kafka_errors
+from lmerge_service.errors import (
+    ConfigurationError,
+    FencedError,
+    RefusedError,
+    StateError,
+    TransportError,
+)
+from lmerge_service.kafka.client import Connection, bounded, close_bounded, kafka_errors, lacking
 from lmerge_service.kafka.records import Record
 from lmerge_service.kafka.source import Source, TopicPartition
+from lmerge_service.kafka.starting import started
 from lmerge_service.kafka.topics import Topics
 
 __all__ = ("Log",)
@@ -114,12 +122,22 @@ class Log:
                     retry_backoff_ms=50,
                 )
                 try:
-                    await bounded(producer.start(), f"connecting to {self._connection.bootstrap}")
+                    await self._start(producer)
                 except BaseException:
                     await close_bounded(producer.stop())
                     raise
                 self._producer = producer
             return self._producer
+
+    async def _start(self, producer: AIOKafkaProducer) -> None:
+        try:
+            await started(producer.start(), self._connection)
+        except RefusedError as error:
+            if isinstance(error.__cause__, ClusterAuthorizationFailedError):
+                # Who may write any topic may be idempotent: this user may write none.
+                needed = lacking("Write", f"topic {self.topic}")
+                raise RefusedError(f"writing to {self.topic}: {needed}") from error
+            raise
 
     async def _abandon(self, producer: AIOKafkaProducer) -> None:
         """Closes a producer without what its `stop` does first: an idempotent one would try to

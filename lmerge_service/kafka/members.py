@@ -55,9 +55,9 @@ from aiokafka.protocol.group import (
     SyncGroupRequest,
 )
 
-from lmerge_service.errors import TransportError
+from lmerge_service.errors import RefusedError, TransportError
 from lmerge_service.kafka.assignor import Member, Share, share
-from lmerge_service.kafka.client import Connection, bounded, close_bounded, kafka_errors
+from lmerge_service.kafka.client import Connection, bounded, close_bounded, kafka_errors, lacking
 from lmerge_service.kafka.metadata import TopicsRequest
 
 __all__ = ("Assignment", "Members")
@@ -77,7 +77,6 @@ _REFUSED: Final = {
     "between their group.min.session.timeout.ms and group.max.session.timeout.ms",
     errors.InconsistentGroupProtocolError: "the group has members of another kind: stop them, or "
     "give this merge another name",
-    errors.GroupAuthorizationFailedError: "the brokers do not let us: grant READ on the group",
 }
 
 
@@ -215,9 +214,11 @@ class Members:
         if unreachable is not None:
             self._coordinator = None
             if self.unreachable is None:
-                log.warning("the group of workers cannot be reached", error=unreachable)
+                log.warning(
+                    "the group of workers cannot be reached", group=self._group, error=unreachable
+                )
         elif self.unreachable is not None:
-            log.info("the group of workers answers again")
+            log.info("the group of workers answers again", group=self._group)
         self.unreachable = unreachable
 
     async def _live(self) -> None:
@@ -264,9 +265,7 @@ class Members:
             KafkaError: there is no answer, or one that no joining mends.
         """
         if self._coordinator is None:
-            self._coordinator = await self._client.coordinator_lookup(
-                CoordinationType.GROUP, self._group
-            )
+            self._coordinator = await self._looked_up()
         answer = await self._client.send(
             self._coordinator, request, group=ConnectionGroup.COORDINATION
         )
@@ -280,6 +279,8 @@ class Members:
             self._member = answer.member_id
         elif error is errors.UnknownMemberIdError:
             self._lose()
+        elif error is errors.GroupAuthorizationFailedError:
+            raise self._kept_out()
         elif error in _REFUSED:
             raise TransportError(f"group {self._group}: {_REFUSED[error]}", retriable=False)
         elif error not in _AGAIN:
@@ -287,12 +288,23 @@ class Members:
         self._joining.set()
         return None
 
+    async def _looked_up(self) -> int:
+        try:
+            group = CoordinationType.GROUP
+            return int(await self._client.coordinator_lookup(group, self._group))
+        except errors.GroupAuthorizationFailedError:
+            raise self._kept_out() from None
+
+    def _kept_out(self) -> RefusedError:
+        needed = lacking("Read", f"group {self._group}")
+        return RefusedError(f"joining the workers of this merge: {needed}")
+
     def _lose(self) -> None:
         """The group goes on without this member: others may have had its tasks (G2)."""
         self._member = JoinGroupRequest.UNKNOWN_MEMBER_ID
         self._generation = -1
         if self.assignment != Assignment():
-            log.warning("this worker was taken for dead; it joins anew")
+            log.warning("this worker was taken for dead; it joins anew", group=self._group)
             self._assign(Assignment())
 
     def _assign(self, assignment: Assignment) -> None:
@@ -326,7 +338,7 @@ class Members:
         owners: dict[str, list[int]] = {}
         for id_, mine in shares.items():
             owners.setdefault(members[id_].worker, []).extend(mine.active)
-        log.info("sharing tasks out", owners=owners)
+        log.info("sharing tasks out", group=self._group, generation=self._generation, owners=owners)
         return [(id_, self._told(mine, owners)) for id_, mine in shares.items()]
 
     def _told(self, mine: Share, owners: dict[str, list[int]]) -> bytes:

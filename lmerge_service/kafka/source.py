@@ -70,6 +70,7 @@ class Source:
         self.paused: frozenset[TopicPartition] = frozenset()
         """Partitions that are not read on for now; those that are not assigned may be among
         them."""
+        self._refused: set[TopicPartition] = set()
         self._next: dict[TopicPartition, int] = {}  # what was handed out ends before these
 
     async def __aenter__(self) -> "Source":
@@ -208,6 +209,7 @@ class Source:
 
     def _why(self, tp: TopicPartition, cause: Exception) -> str:
         if isinstance(cause, TopicAuthorizationFailedError):
+            self._refused.add(tp)
             return f"cannot be read: {lacking('Read', f'topic {tp.topic}')}"
         return f"cannot be read at offset {self._next[tp]} or behind: {cause!r}"
 
@@ -226,6 +228,7 @@ class Source:
         Raises:
             TransportError: no progress for two minutes, for instance because the transaction of
                 a dead writer is still open before the end.
+            RefusedError: our user may not read a partition.
             StateError: a partition cannot be read.
         """
         self.assign({tp: offset for tp, offset in starts.items() if offset < ends[tp]})
@@ -244,7 +247,8 @@ class Source:
                     remaining.discard(tp)
                     self._consumer.pause(tp)
             for tp in remaining & self.lost.keys():
-                raise StateError(f"{tp.topic}-{tp.partition} {self.lost[tp]}")
+                what = RefusedError if tp in self._refused else StateError
+                raise what(f"{tp.topic}-{tp.partition} {self.lost[tp]}")
             if loop.time() - progress > _STALL_SECONDS:
                 stuck = ", ".join(
                     f"{tp.topic}-{tp.partition} at {self.position(tp)} of {ends[tp]}"

@@ -114,15 +114,22 @@ class LoggedControl:
                     async for record in records:
                         await self._fold(record.offset, record.value)
             except TransportError as error:
+                if self.unreachable is None:
+                    topic = self._log.topic
+                    log.warning("cannot follow the decisions", topic=topic, error=str(error))
                 self.unreachable = str(error)
-                log.warning("cannot follow the decisions", error=str(error))
                 await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _fold(self, offset: int, value: bytes | None) -> None:
         unreadable = self.ledger.unreadable
         entry = self.ledger.fold(offset, value)
         if self.ledger.unreadable > unreadable:
-            log.warning("not a decision", topic=self._log.topic, why=self.ledger.last_unreadable)
+            log.warning(
+                "not a decision",
+                topic=self._log.topic,
+                offset=offset,
+                why=self.ledger.last_unreadable,
+            )
         if entry is not None:
             log.info(
                 "decided" if entry.accepted else "decision refused",
@@ -130,6 +137,7 @@ class LoggedControl:
                 who=entry.decision.who,
                 id=entry.decision.id,
                 version=entry.version,
+                offset=entry.offset,
                 why=None if entry.refusal is None else entry.refusal.reason,
             )
         async with self._folded:

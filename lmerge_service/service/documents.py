@@ -86,6 +86,9 @@ class AttachRequest(Stream, Request):
     joining_at: Moment | None = None
     """The time from which the replica is correct; by default the beginning of time."""
     properties: _Promises = _Promises()
+    format: Literal["wire"] | dict[str, Any] = "wire"  # type: ignore[assignment]
+    """`wire`, or the options of a dialect as in the topology file, which are checked there: what
+    goes together is more than a schema says."""
 
     def replica(self, name: str) -> dict[str, Any]:
         """The replica, with what was said of it and no more."""

@@ -70,6 +70,10 @@ class FeedbackOut:
         every: float = 1.0,
         step: float = math.inf,
     ):
+        self.published = 0
+        """Records that were sent."""
+        self.unreachable: str | None = None
+        """Why nothing can be sent at the moment."""
         self._connection = connection
         self._output = output
         self._tasks = tasks
@@ -93,17 +97,17 @@ class FeedbackOut:
 
     async def run(self) -> None:
         """Publishes until cancelled; while Kafka is away, it waits and tries again."""
-        failing = False
         while True:
             try:
                 output_id = await self._prepare()
                 async with Notices(self._connection, feedback_topic(self._output)) as notices:
-                    failing = False
+                    self.unreachable = None
                     await self._publish(notices, output_id)
             except TransportError as error:
-                if not failing:
-                    log.warning("feedback is not published", error=str(error))
-                failing = True
+                if self.unreachable is None:
+                    topic = feedback_topic(self._output)
+                    log.warning("feedback is not published", topic=topic, error=str(error))
+                self.unreachable = str(error)
                 await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _prepare(self) -> str | None:
@@ -122,6 +126,7 @@ class FeedbackOut:
                 record = FeedbackRecord(replica, task, self._tasks, point, stable, output_id)
                 if self._is_due(record):
                     await notices.send(record.key(), record.value())
+                    self.published += 1
                     self._told[replica, task] = _Told(record, _now())
             await self._until_due()
 

@@ -18,6 +18,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from lmerge_service.errors import EnvironmentMissingError
 from lmerge_service.service.access import HEADER_BYTES, Access, Guard
 from lmerge_service.service.api import routes
+from lmerge_service.service.feedback import FeedbackOut
 from lmerge_service.service.listener import CONNECTIONS, Patience
 from lmerge_service.service.metrics import metrics_of
 from lmerge_service.service.status import Status, readiness_of, status_of
@@ -34,7 +35,7 @@ _HEADERS = [
 ]
 
 
-def application(worker: Worker, access: Access) -> FastAPI:
+def application(worker: Worker, access: Access, feedback: FeedbackOut) -> FastAPI:
     """The routes over a worker; all run on the event loop, where nothing changes under them.
 
     Health and readiness are told to everybody, since who asks for them holds no secrets; the
@@ -42,7 +43,7 @@ def application(worker: Worker, access: Access) -> FastAPI:
     """
     app = FastAPI(title="lmerge", docs_url=None, redoc_url=None)
     app.add_middleware(Guard, access=access)
-    registry, reads = metrics_of(worker), [Depends(access.reads)]
+    registry, reads = metrics_of(worker, feedback), [Depends(access.reads)]
 
     @app.get("/healthz")
     async def healthz(request: Request) -> dict[str, str | list[str]]:

@@ -30,7 +30,7 @@ Cost
     A decision costs a validation of the topology, some 0.1 ms.
 """
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias, assert_never
@@ -55,7 +55,16 @@ from lmerge_service.service.decisions import (
 from lmerge_service.service.life import Event, Wish, wish_after
 from lmerge_service.topology import Replica, Speaking, Topology
 
-__all__ = ("AcceptedGap", "Entry", "Ledger", "Refusal", "Wanted", "declaration", "undisputed")
+__all__ = (
+    "AcceptedGap",
+    "Entry",
+    "Ledger",
+    "Refusal",
+    "RefusalKind",
+    "Wanted",
+    "declaration",
+    "undisputed",
+)
 
 _REMEMBERED: Final = 1_000
 _MOST: Final = 1_000
@@ -140,6 +149,8 @@ class Ledger:
         self.unreadable = 0
         """Records that are no decisions."""
         self.last_unreadable: str | None = None
+        self.refused: Counter[RefusalKind] = Counter()
+        """Decisions that changed nothing, by why."""
         self.repeated = 0
         """Records of decisions that were there before."""
         self.declared: Declare | None = None
@@ -201,6 +212,7 @@ class Ledger:
             self.version += 1
         except _RefusedError as error:
             refusal = error.refusal
+            self.refused[refusal.kind] += 1
         entry = Entry(offset, decision, self.version, refusal)
         self._entries[decision.id] = entry
         if len(self._entries) > _REMEMBERED:
@@ -262,9 +274,7 @@ class Ledger:
             action.key,
             action.nfc,
         ):
-            why = (
-                "key and nfc say what the output's events are, and cannot change; use a new output"
-            )
+            why = "key and nfc make the output what it is: to change them, use a new output topic"
             raise _RefusedError("invalid", why)
         version = self.version + 1
         policy = self.policy.model_dump() if self._policy_decided else action.policy

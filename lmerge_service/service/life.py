@@ -148,7 +148,7 @@ def seen(wish: Wish, *, held_out: bool, paused: bool, joined: bool, left: bool) 
 
 
 def as_markdown() -> str:
-    """The table as docs/operations.md has it: a row for each state, the events that leave it."""
+    """The table as docs/operations/control.md has it: for each state the events that leave it."""
     rows = ["| state | event → next state |", "|---|---|"]
     for state in State:
         moves = ", ".join(f"{event} → {target}" for event, target in LIFE[state].items())

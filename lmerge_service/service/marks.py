@@ -65,6 +65,9 @@ class Standing(msgspec.Struct, frozen=True, omit_defaults=True):
     joining_at: int = START
     gap_accepted: bool = False
     """It was joined before its time: a person accepted the gap before its joining time."""
+    since: int = 0
+    """The first transaction that it was merged with: one that is merged anew, whatever for, has
+    another."""
 
 
 class SnapshotPlace(msgspec.Struct, frozen=True):
@@ -117,7 +120,7 @@ class Mark(msgspec.Struct, frozen=True, omit_defaults=True):
             if version != _VERSION:
                 raise StateError(f"a mark of version {version}, this is version {_VERSION}")
             return msgspec.json.decode(value or b"", type=cls)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, ValueError) as error:  # ValueError: it is no UTF-8
             raise StateError(f"not a mark: {error}") from error
 
 

@@ -1,158 +1,344 @@
 """The worker's metrics: the status as numbers for Prometheus, made when it is scraped.
 
-What is not known is absent. Labels: `partition` is the task's, the output partition; `replica`
-the replica's name in the topology.
+What is not known is absent, never 0; what can happen and has not is there as 0. Kinds of one
+family are disjoint, so that they may be added up. Seconds are seconds; times of the streams are
+there in the topology's unit, and as Unix time in seconds where that unit tells one.
+
+Labels: `partition` is the task's, the output partition; `replica` the replica's name in the
+topology. docs/operations/metrics.md has all of them, and tests hold it to what a scrape gives.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib.metadata import version
+from typing import TypeAlias, get_args
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
 
-from lmerge_service.service.status import Status, TaskStatus, status_of
+from lmerge_service.core import BreachKind
+from lmerge_service.service.evidence import Happening
+from lmerge_service.service.feedback import FeedbackOut
+from lmerge_service.service.ledger import RefusalKind
+from lmerge_service.service.life import State
+from lmerge_service.service.status import (
+    OutputStatus,
+    ReasonKind,
+    ReplicaStatus,
+    Status,
+    TaskStatus,
+    WorkerState,
+    readiness_of,
+    status_of,
+)
+from lmerge_service.service.task import Phase
 from lmerge_service.service.verdicts import Guard
 from lmerge_service.service.worker import Worker
 
 __all__ = ("metrics_of",)
 
+_Samples: TypeAlias = Iterable[tuple[tuple[str, ...], float | None]]
+"""Values of labels, and the number; None: it is not known."""
+_Views: TypeAlias = Sequence[tuple[tuple[str, str], ReplicaStatus]]
+"""What each task sees of each replica, with the labels of that."""
+_Tasks: TypeAlias = Sequence[tuple[tuple[str], TaskStatus]]
+
+_TASK = ("partition",)
+_REPLICA = ("replica", "partition")
+
+
+def metrics_of(worker: Worker, feedback: FeedbackOut) -> CollectorRegistry:
+    """A registry that reads the worker, what it tells replicas, and the process when it is
+    scraped."""
+    registry = CollectorRegistry()
+    registry.register(_Collector(worker, feedback))
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    GCCollector(registry=registry)
+    return registry
+
 
 class _Collector:
     """Makes Prometheus families of the status at each scrape."""
 
-    def __init__(self, worker: Worker):
+    def __init__(self, worker: Worker, feedback: FeedbackOut):
         self._worker = worker
+        self._feedback = feedback
+        self._version = version("lmerge-service")
 
     def collect(self) -> Iterator[Metric]:
-        status = status_of(self._worker)
-        yield from _worker_metrics(status)
-        yield from _task_metrics(status.tasks)
-        yield from _replica_metrics(status.tasks)
-        yield from _finding_metrics(status.tasks)
+        worker, status = self._worker, status_of(self._worker)
+        unit = worker.topology.unit_nanoseconds
+        tasks = [((str(each.partition),), each) for each in status.tasks]
+        views = [((each.name, *label), each) for label, task in tasks for each in task.replicas]
+        yield _build(status.output, self._version)
+        yield from _worker_metrics(worker, status)
+        yield from _reached(worker, self._feedback)
+        yield from _decision_metrics(worker)
+        yield from _task_metrics(tasks)
+        yield _commits(worker)
+        yield from _output_metrics(tasks, unit)
+        yield from _snapshot_metrics(tasks)
+        yield from _replica_metrics(views, tasks, unit)
+        yield from _oversight_metrics(tasks, views)
 
 
-def metrics_of(worker: Worker) -> CollectorRegistry:
-    """A registry that reads the worker when it is scraped."""
-    registry = CollectorRegistry()
-    registry.register(_Collector(worker))
-    return registry
+def _gauge(name: str, text: str, labels: Sequence[str], samples: _Samples) -> Metric:
+    family = GaugeMetricFamily(f"lmerge_{name}", text, labels=labels)
+    for values, number in samples:
+        if number is not None:
+            family.add_metric(values, float(number))
+    return family
 
 
-def _worker_metrics(status: Status) -> Iterator[Metric]:
-    up = GaugeMetricFamily("lmerge_running", "1 when the worker merges, 0 while it recovers.")
-    up.add_metric([], float(status.state == "running"))
-    degraded = GaugeMetricFamily("lmerge_degraded", "1 when /status gives a reason to look.")
-    degraded.add_metric([], float(status.health == "degraded"))
-    version = GaugeMetricFamily("lmerge_decisions_version", "Version of what is decided.")
-    version.add_metric([], status.version)
-    yield from (up, degraded, version)
+def _counter(name: str, text: str, labels: Sequence[str], samples: _Samples) -> Metric:
+    family = CounterMetricFamily(f"lmerge_{name}", text, labels=labels)
+    for values, number in samples:
+        if number is not None:
+            family.add_metric(values, float(number))
+    return family
 
 
-_TASK_COUNTERS = {
-    "lmerge_transactions": ("transactions", "Transactions committed."),
-    "lmerge_leader_switches": ("leader_switches", "Changes of the leading replica."),
-}
+def _one_of(label: tuple[str, ...], all_values: Iterable[str], value: str) -> _Samples:
+    """1 for the value that there is, and 0 for the others."""
+    return (((*label, each), each == value) for each in all_values)
 
 
-def _task_metrics(tasks: list[TaskStatus]) -> Iterator[Metric]:
-    labels = ["partition"]
-    leads = GaugeMetricFamily("lmerge_task_leads", "1 if led here, 0 if followed.", labels=labels)
-    live = GaugeMetricFamily("lmerge_live_events", "Events not fully frozen.", labels=labels)
-    elements = CounterMetricFamily(
-        "lmerge_output_elements", "Elements published.", labels=["partition", "kind"]
+# --- the worker -----------------------------------------------------------------------------------
+
+
+def _build(output: OutputStatus, version: str) -> Metric:
+    policy = ", ".join(f"{part}={value}" for part, value in output.policy.items())
+    info = {"version": version, "case": output.case, "policy": policy}
+    return InfoMetricFamily("lmerge_build", "Of the program, and how it merges.", value=info)
+
+
+def _worker_metrics(worker: Worker, status: Status) -> Iterator[Metric]:
+    ready = readiness_of(worker) in ("running", "standby")
+    yield _gauge("ready", "1 when /readyz says 200.", (), [((), ready)])
+    states = _one_of((), get_args(WorkerState), status.state)
+    yield _gauge("worker_state", "1 for the state that the worker is in.", ("state",), states)
+    degraded = [((), status.health == "degraded")]
+    yield _gauge("degraded", "1 when /status gives a reason to look.", (), degraded)
+    reasons = (((kind,), status.reason_kinds.count(kind)) for kind in ReasonKind)
+    yield _gauge("health_reasons", "Reasons to look, by kind.", ("kind",), reasons)
+    group = None if worker.members is None else worker.members.assignment.generation
+    known = [((), group if group is not None and group >= 0 else None)]
+    yield _gauge("group_generation", "Rises whenever the workers share tasks anew.", (), known)
+
+
+def _reached(worker: Worker, feedback: FeedbackOut) -> Iterator[Metric]:
+    clients: list[tuple[str, list[str | None]]] = [
+        ("topics", [held.task.progress.unreachable for held in worker.held.values()]),
+        ("decisions", [] if worker.control is None else [worker.control.unreachable]),
+        ("group", [] if worker.members is None else [worker.members.unreachable]),
+        ("feedback", [feedback.unreachable]),
+    ]
+    text = "1 while Kafka answers those that read and write topics, decisions, …"
+    samples = (((what,), not any(whys)) for what, whys in clients if whys)
+    yield _gauge("kafka_reachable", text, ("what",), samples)
+    sent = [((), feedback.published)]
+    yield _counter("feedback_records", "Feedback that was sent to replicas.", (), sent)
+
+
+def _decision_metrics(worker: Worker) -> Iterator[Metric]:
+    ledgers = [] if worker.control is None else [worker.control.ledger]
+    version = (((), each.version) for each in ledgers)
+    yield _gauge("decisions_version", "Version of what is decided.", (), version)
+    text = "Decisions of the control log that were refused, by why."
+    refused = (((kind,), each.refused[kind]) for each in ledgers for kind in get_args(RefusalKind))
+    yield _counter("decisions_refused", text, ("kind",), refused)
+    text = "Records of the control log that are no decisions."
+    yield _counter("decisions_unreadable", text, (), (((), each.unreadable) for each in ledgers))
+
+
+# --- tasks ----------------------------------------------------------------------------------------
+
+
+def _task_metrics(tasks: _Tasks) -> Iterator[Metric]:
+    leads = ((label, each.role == "leads") for label, each in tasks)
+    yield _gauge("task_leads", "1 if led here, 0 if followed.", _TASK, leads)
+    phases = (
+        sample for label, each in tasks for sample in _one_of(label, get_args(Phase), each.phase)
     )
-    stable = GaugeMetricFamily(
-        "lmerge_output_stable_point", "The committed stable point, in time units.", labels=labels
-    )
-    rebuilds = CounterMetricFamily(
-        "lmerge_rebuilds", "Recoveries after a failed commit.", labels=labels
-    )
-    age = GaugeMetricFamily(
-        "lmerge_snapshot_age_seconds", "Since the latest snapshot was taken.", labels=labels
-    )
-    size = GaugeMetricFamily("lmerge_snapshot_bytes", "Of the latest snapshot.", labels=labels)
-    for task in tasks:
-        label = [str(task.partition)]
-        leads.add_metric(label, float(task.role == "leads"))
-        live.add_metric(label, task.output.live_events)
-        for kind in ("inserts", "adjusts", "stables"):
-            elements.add_metric([*label, kind], getattr(task.output, kind))
-        if task.output.stable_point is not None:
-            stable.add_metric(label, task.output.stable_point)
-        rebuilds.add_metric(label, task.rebuilds)
-        if task.snapshot is not None:
-            age.add_metric(label, task.snapshot.age_seconds)
-            size.add_metric(label, task.snapshot.size)
-    yield from (leads, live, elements, stable, rebuilds, age, size)
-    for name, (field, text) in _TASK_COUNTERS.items():
-        counter = CounterMetricFamily(name, text, labels=labels)
-        for task in tasks:
-            counter.add_metric([str(task.partition)], getattr(task.output, field))
-        yield counter
+    yield _gauge("task_phase", "1 for the phase that the task is in.", (*_TASK, "phase"), phases)
+    takeovers = ((label, each.takeovers) for label, each in tasks)
+    yield _counter("takeovers", "Times that this worker began to lead.", _TASK, takeovers)
+    rebuilds = ((label, each.rebuilds) for label, each in tasks)
+    yield _counter("rebuilds", "Recoveries after Kafka had failed us.", _TASK, rebuilds)
+    seconds = ((label, each.recovery_seconds) for label, each in tasks)
+    text = "How long it took the last time until the task was led."
+    yield _gauge("recovery_duration_seconds", text, _TASK, seconds)
+    behind = ((label, each.behind_seconds) for label, each in tasks)
+    text = "Whatever was committed so long ago is known to who follows."
+    yield _gauge("standby_behind_seconds", text, _TASK, behind)
+    live = ((label, each.output.live_events) for label, each in tasks)
+    yield _gauge("live_events", "Events that are not fully frozen.", _TASK, live)
 
 
-_REPLICA_COUNTERS = {
-    "inserts": "Inserts received.",
-    "adjusts": "Adjusts received.",
-    "stables": "Stables received.",
-    "delivered_first": "Events that this replica delivered before any other.",
-    "late": "Elements about what was final already.",
-    "stale": "Records of a replaced incarnation.",
-    "dead_letters": "Records that are not elements.",
-}
-_REPLICA_GAUGES = {
-    "stable_point": "The replica's stable point, in time units.",
-    "lag_records": "Records in the replica's topic that are not read yet.",
-    "behind_output": "How far the replica's stable point is behind the output's.",
-}
+def _commits(worker: Worker) -> Metric:
+    text = "From reading a batch to its commit."
+    family = HistogramMetricFamily("lmerge_commit_latency_seconds", text, labels=_TASK)
+    for partition, held in sorted(worker.held.items()):
+        commits = held.task.progress.commits
+        family.add_metric([str(partition)], commits.buckets(), commits.total)
+    return family
 
 
-def _replica_metrics(tasks: list[TaskStatus]) -> Iterator[Metric]:
-    labels = ["replica", "partition"]
-    views = [(each, [each.name, str(task.partition)]) for task in tasks for each in task.replicas]
-    for name, text in _REPLICA_COUNTERS.items():
-        counter = CounterMetricFamily(f"lmerge_replica_{name}", text, labels=labels)
-        for each, label in views:
-            counter.add_metric(label, getattr(each, name))
-        yield counter
-    for name, text in _REPLICA_GAUGES.items():
-        gauge = GaugeMetricFamily(f"lmerge_replica_{name}", text, labels=labels)
-        for each, label in views:
-            if (value := getattr(each, name)) is not None:
-                gauge.add_metric(label, value)
-        yield gauge
-    joined = GaugeMetricFamily("lmerge_replica_joined", "1 when joined.", labels=labels)
-    paused = GaugeMetricFamily("lmerge_flow_paused", "1 while not read on.", labels=labels)
-    held = GaugeMetricFamily(
-        "lmerge_replica_held", "Partitions whose stable a guard holds.", labels=labels
-    )
-    breaches = CounterMetricFamily(
-        "lmerge_replica_breaches", "What the replica did wrong.", labels=[*labels, "kind"]
-    )
-    for each, label in views:
-        joined.add_metric(label, float(each.state == "joined"))
-        paused.add_metric(label, float(each.state == "paused"))
-        held.add_metric(label, len(each.held))
-        for kind, count in each.breaches.items():
-            breaches.add_metric([*label, kind], count)
-    yield from (joined, paused, held, breaches)
+def _output_metrics(tasks: _Tasks, unit: int | None) -> Iterator[Metric]:
+    outputs = [(label, each.output) for label, each in tasks]
+    kinds = ((*_TASK, "kind"), [x for label, each in outputs for x in _said(label, each)])
+    yield _counter("output_elements", "Elements published and committed.", *kinds)
+    transactions = ((label, each.transactions) for label, each in outputs)
+    yield _counter("transactions", "Transactions committed.", _TASK, transactions)
+    switches = ((label, each.leader_switches) for label, each in outputs)
+    yield _counter("leader_switches", "Changes of the leading replica.", _TASK, switches)
+    points = [(label, each.stable_point) for label, each in outputs]
+    yield _gauge("output_stable_point", "As committed, in the topology's unit.", _TASK, points)
+    text = "The same as Unix time."
+    yield _gauge("output_stable_timestamp_seconds", text, _TASK, _in_seconds(points, unit))
+    ended = ((label, each.ended) for label, each in outputs)
+    yield _gauge("output_ended", "1 when the output is complete.", _TASK, ended)
+    gap = ((label, each.gap is not None) for label, each in outputs)
+    yield _gauge("output_gap", "1 while the output waits at a gap.", _TASK, gap)
 
 
-def _finding_metrics(tasks: list[TaskStatus]) -> Iterator[Metric]:
-    guards = CounterMetricFamily(
-        "lmerge_guard_findings",
-        "What guards have found.",
-        labels=["guard", "replica", "partition"],
+def _said(label: tuple[str, ...], output: OutputStatus) -> _Samples:
+    yield (*label, "insert"), output.inserts
+    yield (*label, "adjust"), output.adjusts - output.removals
+    yield (*label, "removal"), output.removals
+    yield (*label, "stable"), output.stables
+
+
+def _in_seconds(samples: _Samples, unit: int | None) -> _Samples:
+    """Times of the streams in seconds, if their unit is one of time."""
+    for label, number in samples if unit else ():
+        yield label, None if number is None else number * (unit or 0) / 1e9
+
+
+def _snapshot_metrics(tasks: _Tasks) -> Iterator[Metric]:
+    outcomes = (
+        sample
+        for label, each in tasks
+        for sample in (
+            ((*label, "taken"), each.snapshots_taken),
+            ((*label, "failed"), each.snapshots_failed),
+        )
     )
-    others = CounterMetricFamily(
-        "lmerge_happenings", "What else has happened.", labels=["kind", "replica", "partition"]
+    text = "Snapshots that this worker has taken, or failed to take."
+    yield _counter("snapshots", text, (*_TASK, "outcome"), outcomes)
+    latest = [(label, each.snapshot) for label, each in tasks if each.snapshot is not None]
+    taken = ((label, each.taken_at) for label, each in latest)
+    yield _gauge("snapshot_timestamp_seconds", "When the latest was taken.", _TASK, taken)
+    size = ((label, each.size) for label, each in latest)
+    yield _gauge("snapshot_size_bytes", "Of the latest.", _TASK, size)
+    seconds = ((label, each.seconds) for label, each in latest)
+    text = "How long the last one took that this worker has taken."
+    yield _gauge("snapshot_duration_seconds", text, _TASK, seconds)
+
+
+# --- replicas -------------------------------------------------------------------------------------
+
+_COUNTERS: Sequence[tuple[str, str, Callable[[ReplicaStatus], float]]] = (
+    (
+        "delivered_first",
+        "Events that this replica delivered before any other.",
+        lambda each: each.delivered_first,
+    ),
+    ("late_elements", "Elements about what was final already.", lambda each: each.late),
+    ("stale_records", "Records of a replaced incarnation.", lambda each: each.stale),
+    ("dead_letters", "Records that are not elements.", lambda each: each.dead_letters),
+)
+_GAUGES: Sequence[tuple[str, str, Callable[[ReplicaStatus], float | None]]] = (
+    ("ended", "1 when the replica is complete.", lambda each: each.ended),
+    ("lag_records", "Records of its topic that are not read yet.", lambda each: each.lag_records),
+    ("idle_seconds", "Since its last record was read.", lambda each: each.idle_seconds),
+    ("incarnation", "Its life that counts.", lambda each: each.incarnation),
+    ("partitions", "Of its topic.", lambda each: each.partitions),
+    (
+        "silent_partitions",
+        "Partitions that never sent a stable.",
+        lambda each: None if each.partitions is None else len(each.silent_partitions),
+    ),
+)
+
+
+def _replica_metrics(views: _Views, tasks: _Tasks, unit: int | None) -> Iterator[Metric]:
+    for name, text, number in _COUNTERS:
+        yield _counter(f"replica_{name}", text, _REPLICA, _each(views, number))
+    for name, text, known in _GAUGES:
+        yield _gauge(f"replica_{name}", text, _REPLICA, _each(views, known))
+    yield from _replica_points(views, unit)
+    kinds = (*_REPLICA, "kind")
+    heard = [x for label, each in views for x in _heard(label, each)]
+    yield _counter("replica_elements", "Elements received.", kinds, heard)
+    breaches = (
+        ((*label, kind), each.breaches.get(kind, 0)) for label, each in views for kind in BreachKind
     )
-    stuck = GaugeMetricFamily(
-        "lmerge_flow_stuck", "1 while too much is live for anything to move.", labels=["partition"]
-    )
-    for task in tasks:
-        stuck.add_metric([str(task.partition)], float(task.stuck is not None))
-        for kind, counts in task.findings.items():
-            family = guards if kind in set(Guard) else others
-            for replica, count in counts.items():
-                family.add_metric([kind, replica, str(task.partition)], count)
-    yield from (guards, others, stuck)
+    yield _counter("replica_breaches", "What the replica did wrong.", kinds, breaches)
+    states = (x for label, each in views for x in _one_of(label, State, each.state))
+    text = "1 for the state that the replica is in."
+    yield _gauge("replica_state", text, (*_REPLICA, "state"), states)
+    leaders = {label: each.output.leader for label, each in tasks}
+    leads = ((label, each.name == leaders[label[1:]]) for label, each in views)
+    text = "1 for the replica whose stable moved the output last."
+    yield _gauge("replica_leads", text, _REPLICA, leads)
+
+
+def _replica_points(views: _Views, unit: int | None) -> Iterator[Metric]:
+    points = list(_each(views, lambda each: each.stable_point))
+    behind = list(_each(views, lambda each: each.behind_output))
+    text = "Of its slowest partition, in the topology's unit."
+    yield _gauge("replica_stable_point", text, _REPLICA, points)
+    text = "The same as Unix time."
+    yield _gauge("replica_stable_timestamp_seconds", text, _REPLICA, _in_seconds(points, unit))
+    text = "How far it is behind the output, in the topology's unit; below 0: ahead."
+    yield _gauge("replica_behind_output", text, _REPLICA, behind)
+    text = "The same in seconds."
+    yield _gauge("replica_behind_output_seconds", text, _REPLICA, _in_seconds(behind, unit))
+
+
+def _each(views: _Views, number: Callable[[ReplicaStatus], float | None]) -> _Samples:
+    return ((label, number(each)) for label, each in views)
+
+
+def _heard(label: tuple[str, ...], replica: ReplicaStatus) -> _Samples:
+    yield (*label, "insert"), replica.inserts
+    yield (*label, "adjust"), replica.adjusts
+    yield (*label, "stable"), replica.stables
+
+
+# --- guards and flow control ----------------------------------------------------------------------
+
+
+_ABOUT_NONE = (Happening.STUCK, Happening.REBUILD)
+
+
+def _oversight_metrics(tasks: _Tasks, views: _Views) -> Iterator[Metric]:
+    held = _each(views, lambda each: len(each.held))
+    yield _gauge("replica_held", "Partitions whose stable a guard holds.", _REPLICA, held)
+    paused = _each(views, lambda each: each.state is State.PAUSED)
+    yield _gauge("flow_paused", "1 while flow control does not read it on.", _REPLICA, paused)
+    stuck = ((label, each.stuck is not None) for label, each in tasks)
+    yield _gauge("flow_stuck", "1 while too much is live for anything to move.", _TASK, stuck)
+    findings = {label: each.findings for label, each in tasks}
+    found = [
+        ((guard, *label), findings[label[1:]].get(guard, {}).get(each.name, 0))
+        for label, each in views
+        for guard in Guard
+    ]
+    yield _counter("guard_findings", "What guards have found.", ("guard", *_REPLICA), found)
+    about = [*(label for label, _ in views), *(("", *label) for label, _ in tasks)]
+    happened = [
+        ((kind, *label), findings[label[1:]].get(kind, {}).get(label[0], 0))
+        for label in about
+        for kind in Happening
+        if (kind in _ABOUT_NONE) == (label[0] == "")
+    ]
+    text = "What else was told in the events topic; replica is empty where it is about none."
+    yield _counter("happenings", text, ("kind", *_REPLICA), happened)

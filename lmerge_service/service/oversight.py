@@ -159,7 +159,7 @@ class Oversight:
         for name, each in merged.items():
             judging.know_unread(name, None if each.lag is None else each.lag > 0)
         for finding in judging.let_go():
-            self._reporting.happened(Happening.LET_GO, finding.verdict.replica, _released(finding))
+            self._tell_let_go(finding)
         held = frozenset(each.verdict.replica for each in judging.waiting.values())
         self._flow(merged.values(), held, share)
         paused = set(judging.waiting)
@@ -178,11 +178,23 @@ class Oversight:
         at = f"{ordered.level:.0%} of the limit on live events, the output is "
         at += spoken(self._state.merge.max_stable)
         for name in sorted(ordered.pause):
-            self._reporting.happened(Happening.PAUSED, name, at)
+            if count := self._reporting.happened(Happening.PAUSED, name, at):
+                log.info("replica paused", replica=name, count=count)
         for name in sorted(ordered.resume):
-            self._reporting.happened(Happening.RESUMED, name, at)
+            if count := self._reporting.happened(Happening.RESUMED, name, at):
+                log.info("replica resumed", replica=name, count=count)
         if ordered.stuck is not None and stuck is None:
             self._reporting.happened(Happening.STUCK, None, ordered.stuck)
+            log.warning("nothing moves the output", why=ordered.stuck)
+
+    def _tell_let_go(self, finding: Finding) -> None:
+        place, name = finding.place, finding.verdict.replica
+        why = f"stable({finding.verdict.vc}) at offset {place.offset} of {place.topic}"
+        self._reporting.happened(Happening.LET_GO, name, f"{why}-{place.partition}")
+        log.info(
+            "held stable let go", replica=name, topic=place.topic, partition=place.partition,
+            offset=place.offset,
+        )  # fmt: skip
 
     def _tell_news(self) -> None:
         replicas, gap = self._state.replicas, self._state.merge.gap
@@ -223,7 +235,7 @@ class Oversight:
         return Decision(
             id=f"guard-{name}-{epoch}-{version}",
             action=Quarantine(name, why[:LONGEST_REASON]),
-            who=f"the guards of output partition {self._state.partition}",
+            who=f"guard: {why.partition(':')[0]}",
             made=self._unix_ns() // 1_000_000,
             expects=version,
         )
@@ -239,8 +251,3 @@ class Oversight:
             why = entry.refusal.reason
         log.warning("quarantine not decided yet", id=decision.id, why=why)
         await asyncio.sleep(_RETRY_SECONDS)
-
-
-def _released(finding: Finding) -> str:
-    verdict = finding.verdict
-    return f"stable({verdict.vc}) at offset {verdict.offset} of partition {finding.tp.partition}"

@@ -32,6 +32,7 @@ async def run(topology: Topology, *, standby: bool = False) -> None:
     Raises:
         LMergeError: what ended the worker: fenced, a state that cannot be rebuilt, no Kafka.
     """
+    structlog.contextvars.bind_contextvars(merge=topology.name)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -66,9 +67,10 @@ async def _work(topology: Topology, standby: bool) -> None:
 
     points = FeedbackOut(connection, output.topic, tasks=output.partitions, replicas=heeding)
     worker = Worker(topology, Cluster(connection), standby_only=standby, feedback=points.tell)
+    structlog.contextvars.bind_contextvars(worker=worker.name)
     follower = FeedbackFollower(connection, [output.topic])
     access = Access(topology.http)
-    app = application(worker, access)
+    app = application(worker, access, points)
     app.include_router(
         feedback_router(follower.board, heeding), dependencies=[Depends(access.reads)]
     )
@@ -76,18 +78,14 @@ async def _work(topology: Topology, standby: bool) -> None:
         log.info("serving", address=address)
         async with asyncio.TaskGroup() as group:
             merging = group.create_task(worker.run(), name="worker")
-            beside = [
-                group.create_task(points.run(), name="feedback out"),
-                group.create_task(_follow(worker, follower), name="feedback in"),
-            ]
+            feedback = group.create_task(_feed_back(worker, points, follower), name="feedback")
             await merging
-            for each in beside:
-                each.cancel()
+            feedback.cancel()
 
 
-async def _follow(worker: Worker, follower: FeedbackFollower) -> None:
-    """Knows the points of all tasks, other workers' too, once there is Kafka to ask."""
+async def _feed_back(worker: Worker, points: FeedbackOut, follower: FeedbackFollower) -> None:
+    """Publishes points and knows those of all tasks, other workers' too, once there is Kafka."""
     while worker.members is None:  # noqa: ASYNC110 - it is set once, at the start
         await asyncio.sleep(0.1)
     async with follower:
-        await asyncio.Event().wait()
+        await points.run()

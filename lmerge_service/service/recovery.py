@@ -26,7 +26,6 @@ from contextlib import aclosing
 
 import structlog
 
-from lmerge_service.elements import Element
 from lmerge_service.errors import ElementError, StateError
 from lmerge_service.formats.payload import DEEPEST
 from lmerge_service.formats.wire import WireDecoder
@@ -34,6 +33,7 @@ from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.state import chunks, last_with_key
 from lmerge_service.kafka.topics import TopicInfo, Topics
 from lmerge_service.service.marks import MARK_KEY, Mark, SnapshotPlace, Standing, chunk_key
+from lmerge_service.service.replicas import ReplicaState
 from lmerge_service.service.state import RestoringState, TaskState
 from lmerge_service.topology import Replica
 
@@ -41,8 +41,8 @@ __all__ = ("Recovery",)
 
 log = structlog.get_logger()
 
-_LATE_SECONDS = 30.0
-"""How long a follower waits for output that a mark tells of."""
+_LATE_TRIES, _LATE_PAUSE = 300, 0.05
+"""How often, and in which seconds, a follower looks for output that a mark tells of."""
 
 
 class Recovery:
@@ -67,8 +67,6 @@ class Recovery:
         self._replicas = replicas
         # What we wrote is read as it is, whatever limits the topology has now.
         self._decoder = WireDecoder(max_record_bytes=1 << 30, max_depth=DEEPEST)
-        self.missed: list[Element] = []
-        """What the output should have held and did not."""
 
     async def last_mark(self, *, fenced: bool) -> Mark | None:
         """The task's last mark. `fenced` says that nobody else can write one any more; then
@@ -91,17 +89,22 @@ class Recovery:
         """
         for place in () if mark is None else mark.snapshots:
             try:
-                state = await self._restored(place)
+                state = await self.restored(place)
                 await self.follow(state, mark, fenced=fenced)
             except StateError as error:
-                log.warning("snapshot not used", transaction=place.transaction, why=str(error))
+                log.warning("snapshot not used", transaction=place.transaction, error=str(error))
             else:
                 return state
         state = self._fresh()
         await self.follow(state, mark, fenced=fenced)
         return state
 
-    async def _restored(self, place: SnapshotPlace) -> TaskState:
+    async def restored(self, place: SnapshotPlace) -> TaskState:
+        """The state as a snapshot has it.
+
+        Raises:
+            StateError: it is damaged, of another version, or of another merge.
+        """
         keys = {chunk_key(place.slot, number) for number in range(place.chunks)}
         restoring, digest, found = RestoringState(self._fresh()), hashlib.sha256(), 0
         reading = chunks(self._source, self._state_topic, place.first, place.last, keys)
@@ -112,7 +115,9 @@ class Recovery:
                 found += 1
         if found != place.chunks or digest.hexdigest() != place.digest:
             raise StateError(f"the snapshot is damaged: {found} of {place.chunks} chunks are whole")
-        return restoring.finished(self._replicas())
+        state = restoring.finished(self._replicas())
+        state.restored_from = place.transaction
+        return state
 
     async def follow(self, state: TaskState, mark: Mark | None, *, fenced: bool) -> None:
         """Goes on to a later mark (None: there is none, but there may be output).
@@ -141,19 +146,18 @@ class Recovery:
                 f"{tp.topic}-{tp.partition} begins at offset {begins}, and what is needed of it "
                 f"begins at {state.output}: it was deleted; use a new output topic"
             )
-        async with asyncio.timeout(None if fenced else _LATE_SECONDS):
-            while True:
-                await self._load_backlog(state, upto, fenced=fenced)
-                if fenced or upto is None or state.counted >= upto:
-                    break
-                await asyncio.sleep(0.02)  # the mark was seen before the output that it is about
-        if upto is not None and state.counted < upto:
-            raise StateError(
-                f"{tp.topic}-{tp.partition} has {state.counted} records, and {upto} were written: "
-                "some were deleted; use a new output topic"
-            )
+        tries = 0
+        while not await self._load_backlog(state, upto, fenced=fenced):
+            tries += 1
+            if fenced or tries > _LATE_TRIES:
+                raise StateError(
+                    f"{tp.topic}-{tp.partition} has {state.counted} records, and {upto} were "
+                    "written: some were deleted; use a new output topic"
+                )
+            await asyncio.sleep(_LATE_PAUSE)  # the mark was seen before the output it is about
 
-    async def _load_backlog(self, state: TaskState, upto: int | None, *, fenced: bool) -> None:
+    async def _load_backlog(self, state: TaskState, upto: int | None, *, fenced: bool) -> bool:
+        """Loads what is there; whether that is all that was written."""
         tp = self._output
         # A transaction that some dead writer left open hides what we committed behind it. So the
         # end is the high watermark, and the backlog waits until nothing before it is open.
@@ -166,8 +170,9 @@ class Recovery:
                     if state.counted == upto:
                         if fenced:
                             raise self._foreign(record.offset, "it is behind the last mark's end")
-                        return
+                        return True
                     self._load(state, record.offset, record.value)
+        return upto is None or state.counted >= upto
 
     def _load(self, state: TaskState, offset: int, value: bytes | None) -> None:
         if state.counted == state.said:
@@ -217,13 +222,9 @@ class Recovery:
                 replicas.expect(replica, epoch=standing.epoch)
             replicas.hold_out(name, "is gone" if info is None else "was made anew")
             return
-        width = max(standing.partitions, default=0) + 1
-        if (
-            have is None
-            or have.ingest is None
-            or have.epoch != standing.epoch
-            or (have.topic_id != standing.topic_id)
-        ):
+        # Of a co-partitioned replica the task reads one partition, whatever the topic's width.
+        width = info.partitions if replica.co_partitioned else max(standing.partitions) + 1
+        if have is None or have.ingest is None or _attachment(have) != _attachment(standing):
             replicas.expect(replica, epoch=standing.epoch)
             replicas.resume(name, standing, width)
             return
@@ -259,9 +260,30 @@ class Recovery:
                 replicas.hold_out(at.name, why)
             elif ends[tp] < end:
                 replicas.hold_out(at.name, f"holds {ends[tp]} records, and {end} were merged")
-        positions = replicas.positions()
-        starts = {tp: at for tp, at in positions.items() if at < upto[tp]}
-        async for tp, records in self._source.backlog(starts, upto):
-            self.missed += replicas.recall(tp, records)
-        for tp in positions:
-            state.replicas.arrive(tp, upto[tp])
+        while not await self._recalled(state, upto):
+            for tp, why in self._source.lost.items():
+                if (lost := replicas.merging(tp)) is not None:
+                    replicas.hold_out(lost.name, f"partition {tp.partition} {why}")
+        for tp in replicas.positions():
+            replicas.arrive(tp, upto[tp])
+
+    async def _recalled(self, state: TaskState, upto: Mapping[TopicPartition, int]) -> bool:
+        """Whether all could be read; if not, `lost` of the source tells which could not."""
+        replicas = state.replicas
+        starts = {tp: at for tp, at in replicas.positions().items() if at < upto[tp]}
+        self._source.lost = {}
+        try:
+            async with aclosing(self._source.backlog(starts, upto)) as backlog:
+                async for tp, records in backlog:
+                    state.missed += replicas.recall(tp, records)
+                    replicas.arrive(tp, records[-1].offset + 1)
+        except StateError:
+            if not starts.keys() & self._source.lost.keys():
+                raise
+            return False
+        return True
+
+
+def _attachment(of: ReplicaState | Standing) -> tuple[int, int, str | None]:
+    """What is another one when a replica has been merged anew."""
+    return of.since, of.epoch, of.topic_id

@@ -87,6 +87,8 @@ class ReplicaState:
     topic_id: str | None = None
     width: int = 0
     """Partitions of its topic."""
+    since: int = 0
+    """The first transaction that it was merged with."""
     partitions: dict[int, PartitionMark] = field(default_factory=dict)
     """By number, those that this task reads, as they stood when merging began."""
     next: dict[int, int] = field(default_factory=dict)
@@ -109,6 +111,7 @@ class ReplicaState:
             incarnation=self.ingest.incarnation,
             joining_at=self.ingest.joining_at,
             gap_accepted=self.ingest.gap_accepted,
+            since=self.since,
             partitions={
                 number: PartitionMark(mark.begins, self.next[number], mark.mute)
                 for number, mark in self.partitions.items()
@@ -168,7 +171,7 @@ class Replicas:
         state.held_out, state.lost = f"topic {state.replica.topic} {why}", lost
         kind = Happening.MADE_ANEW if made_anew else Happening.HELD_OUT
         self.news.append((kind, name, state.held_out))
-        log.warning("replica held out", replica=name, why=state.held_out)
+        log.warning("replica held out", replica=name, topic=state.replica.topic, why=state.held_out)
 
     def _stop_merging(self, state: ReplicaState) -> None:
         state.lag = None
@@ -210,8 +213,11 @@ class Replicas:
         info: TopicInfo,
         beginnings: Mapping[TopicPartition, int],
         ends: Mapping[TopicPartition, int],
+        *,
+        since: int,
     ) -> None:
-        """Merges a replica from the beginning of its topic on, or holds it out."""
+        """Merges a replica from the beginning of its topic on, or holds it out; `since` is the
+        next transaction."""
         state = self.states[name]
         replica, state.topic_id = state.replica, info.id
         if (why := self._unfit(replica, info)) is not None:
@@ -231,6 +237,7 @@ class Replicas:
             topic=replica.topic,
             topic_id=info.id,
             epoch=state.epoch,
+            since=since,
             joining_at=START if replica.joining_at is None else replica.joining_at,
             partitions={
                 tp.partition: PartitionMark(
@@ -263,6 +270,7 @@ class Replicas:
         self._stop_merging(state)
         state.held_out, state.lost, state.released = None, False, False
         state.topic_id, state.epoch, state.width = standing.topic_id, standing.epoch, width
+        state.since = standing.since
         state.partitions = dict(standing.partitions)
         state.next = {number: mark.next for number, mark in standing.partitions.items()}
         state.ingest = Ingest(

@@ -78,8 +78,8 @@ class Reporting:
         """So many of the pending records are there."""
         del self.pending[:count]
 
-    def happened(self, kind: Happening, replica: str | None, reason: str) -> None:
-        """Tells what is no finding of a guard."""
+    def happened(self, kind: Happening, replica: str | None, reason: str) -> int | None:
+        """Tells what is no finding of a guard; its count, if that is worth a line in the log."""
         count = self.tally.admit(kind, replica)
         if count is not None:
             self._put(
@@ -88,6 +88,7 @@ class Reporting:
                     count=count, reason=reason,
                 )
             )  # fmt: skip
+        return count
 
     def found(
         self, finding: Finding, output_stable: int, breach: Breach | None, before: _BeforeAll
@@ -97,9 +98,9 @@ class Reporting:
         verdict, place = finding.verdict, finding.place
         count = self.tally.admit(verdict.guard, verdict.replica)
         log.warning(
-            verdict.guard.value, action=verdict.action.value, replica=verdict.replica,
-            topic=place.topic, partition=place.partition, offset=place.offset,
-            reason=verdict.reason, remedy=verdict.remedy,
+            "guard", guard=verdict.guard.value, action=verdict.action.value,
+            replica=verdict.replica, topic=place.topic, partition=place.partition,
+            offset=place.offset, reason=verdict.reason, remedy=verdict.remedy,
             count=self.tally.counts[verdict.guard.value, verdict.replica],
         )  # fmt: skip
         if count is None:
@@ -134,7 +135,7 @@ class Reporting:
                 async with asyncio.timeout(_SEARCH_SECONDS):
                     await _look_up(each, search, places)
             except (TimeoutError, StateError, TransportError) as error:
-                log.warning("divergence not looked up in all topics", error=repr(error))
+                log.warning("divergence not looked up", error=repr(error))
             self._put(_with_places(each.evidence, places))
 
 

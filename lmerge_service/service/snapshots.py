@@ -27,6 +27,7 @@ import os
 import signal
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -52,10 +53,12 @@ most."""
 class Snapshots:
     """Snapshots of one task, one at a time."""
 
-    def __init__(self, *, every: float, clock: Callable[[], float]):
-        """`every` is the least time between two, in seconds."""
+    def __init__(self, *, every: float, clock: Callable[[], float], counts: Counter[str]):
+        """`every` is the least time between two, in seconds; `counts` is where those are counted
+        that are `taken` and `failed`."""
         self._every = every
         self._clock = clock
+        self._counts = counts
         self._due = clock() + every * _FIRST
         self._taking: _Taking | None = None
         self._news = asyncio.Event()
@@ -102,7 +105,7 @@ class Snapshots:
             taking.stored(behind - 1 - count, behind - 2)
         if not taking.is_stored:
             return None
-        self.seconds = self._clock() - taking.started
+        self.seconds = round(self._clock() - taking.started, 3)
         place = taking.place()
         self._end(None)
         log.info("snapshot", transaction=place.transaction, size=place.size, seconds=self.seconds)
@@ -113,6 +116,7 @@ class Snapshots:
         assert taking is not None
         taking.close()
         self._due = self._clock() + max(self._every, _REST * (self._clock() - taking.started))
+        self._counts["taken" if why is None else "failed"] += 1
         if why is not None:
             log.warning("no snapshot", why=why)
 
@@ -209,9 +213,10 @@ class _Taking:
     def close(self) -> None:
         self._reading.cancel()
         if self._child:
-            with contextlib.suppress(ProcessLookupError):
+            # It may have ended, and the thread that waits for it have been told so, by now.
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
                 os.kill(self._child, signal.SIGKILL)
-            os.waitpid(self._child, 0)
+                os.waitpid(self._child, 0)
             self._child = 0
 
 

@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 
 from lmerge_service.core import Operator, Restoring, lmerge
+from lmerge_service.elements import Element
 from lmerge_service.errors import StateError
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.routing import Router
@@ -80,6 +81,11 @@ class TaskState:
         self.quarantined: dict[str, str] = {}
         """By guards of this task; a decision for all tasks follows."""
         self.snapshots: tuple[SnapshotPlace, ...] = ()
+        self.restored_from: int | None = None
+        """The transaction whose snapshot this came from; None if from nothing."""
+        self.missed: list[Element] = []
+        """What the output should have held and did not, as the operator took it to be said: who
+        leads says it, and nobody can follow from here."""
 
     def use(self, merge: Operator) -> None:
         """Begins with an operator, and no replicas yet."""
@@ -196,7 +202,7 @@ class RestoringState:
                 self._check(self._head)
                 return
             part = msgspec.msgpack.decode(frame, type=_Part)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, ValueError) as error:  # ValueError: it is no UTF-8
             raise StateError(f"the snapshot is damaged: {error}") from error
         if part.replica:
             self._remembered.append(part)

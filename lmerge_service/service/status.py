@@ -11,7 +11,8 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from enum import StrEnum
 from typing import Literal, TypeAlias
 
 from pydantic import BaseModel
@@ -26,10 +27,13 @@ from lmerge_service.topology import Topology
 __all__ = (
     "HeldStatus",
     "OutputStatus",
+    "Reason",
+    "ReasonKind",
     "ReplicaStatus",
     "SnapshotStatus",
     "Status",
     "TaskStatus",
+    "WorkerState",
     "readiness_of",
     "state_of",
     "status_of",
@@ -57,6 +61,43 @@ class HeldStatus(BaseModel):
     """For how long."""
     reason: str
     remedy: str
+
+
+class ReasonKind(StrEnum):
+    """Kinds of reasons for degraded health; the words are labels of metrics and never change."""
+
+    NOT_RUNNING = "not_running"
+    """The worker starts, recovers or stops."""
+    KAFKA_UNREACHABLE = "kafka_unreachable"
+    HELD_OUT = "held_out"
+    """A replica cannot be merged."""
+    QUARANTINED = "quarantined"
+    HELD_STABLE = "held_stable"
+    """A guard has held a replica's stable for some seconds."""
+    STUCK = "stuck"
+    """Too much is live, and nobody who is read can change that."""
+    SILENT_PARTITIONS = "silent_partitions"
+    """Some partitions of a replica have sent a stable, and others never did."""
+    DEAD_LETTERS = "dead_letters"
+    """A replica has sent what is no element, within the last ten minutes."""
+    BREACHES = "breaches"
+    """A replica has broken a rule, within the last ten minutes."""
+    STALE = "stale"
+    """All that a replica sends is of an incarnation that was replaced."""
+    REDUNDANCY_LOST = "redundancy_lost"
+    """Fewer than two replicas have spoken within the last minute."""
+    GAP = "gap"
+    """Nobody vouches for a range of time, and the output waits."""
+    NOTHING_MOVES = "nothing_moves"
+    """Too few replicas are joined for the quorum."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why somebody should look."""
+
+    kind: ReasonKind
+    text: str
 
 
 class ReplicaStatus(BaseModel):
@@ -124,7 +165,11 @@ class SnapshotStatus(BaseModel):
     transaction: int
     size: int
     """Bytes."""
+    taken_at: float
+    """Unix time in seconds."""
     age_seconds: float
+    seconds: float | None
+    """How long the last snapshot took that this process has taken; null: it has taken none."""
 
 
 class TaskStatus(BaseModel):
@@ -133,15 +178,23 @@ class TaskStatus(BaseModel):
     partition: int
     role: Role
     phase: Phase
+    takeovers: int
+    """How often this process has begun to lead it."""
     rebuilds: int
-    recovery_seconds: float
-    """How long the last recovery took."""
+    recovery_seconds: float | None
+    """How long it took the last time until it was led from here; null: it never was."""
+    behind_seconds: float | None
+    """Of a task that is followed: whatever was committed so long ago is in its state."""
+    restored_from: int | None
+    """The transaction whose snapshot the state was rebuilt from; null: from the beginning."""
     snapshot: SnapshotStatus | None
     stuck: str | None
     """Why nothing moves: too much is live, and nobody who is read can change that."""
     findings: dict[str, dict[str, int]]
     """By kind (docs/operations.md, "Guards") and replica ("" where it is about none): how often
     something was found or happened, in this process."""
+    snapshots_taken: int
+    snapshots_failed: int
     output: OutputStatus
     replicas: list[ReplicaStatus]
 
@@ -154,11 +207,14 @@ class Status(BaseModel):
     health: Health
     reasons: list[str]
     """Why the health is degraded."""
+    reason_kinds: list[ReasonKind]
+    """Of each of the reasons, in their order."""
     version: int
     """Of the decisions about the merge."""
     elements_in: int
     rebuilds: int
-    recovery_seconds: float
+    recovery_seconds: float | None
+    """The longest of the tasks'."""
     tasks: list[TaskStatus]
     output: OutputStatus
     """Of all tasks that this worker leads, or else follows."""
@@ -174,15 +230,17 @@ def status_of(worker: Worker) -> Status:
     state = state_of(worker)
     replicas = [_together(views) for views in _by_replica(shown)]
     reasons = list(_reasons(worker, state, shown, replicas))
+    recoveries = [each.recovery_seconds for each in tasks if each.recovery_seconds is not None]
     return Status(
         name=worker.topology.name,
         state=state,
         health="degraded" if reasons else "ok",
-        reasons=reasons,
+        reasons=[each.text for each in reasons],
+        reason_kinds=[each.kind for each in reasons],
         version=0 if worker.control is None else worker.control.ledger.version,
         elements_in=sum(each.task.progress.elements_in for _, each in held),
         rebuilds=sum(each.rebuilds for each in tasks),
-        recovery_seconds=max((each.recovery_seconds for each in tasks), default=0.0),
+        recovery_seconds=max(recoveries, default=None),
         tasks=tasks,
         output=_all_output(worker, shown, [each.task for _, each in held]),
         replicas=replicas,
@@ -212,15 +270,22 @@ def readiness_of(worker: Worker) -> str:
 
 
 def _task(task: MergeTask, role: Role) -> TaskStatus:
+    progress = task.progress
+    follows = role == "follows" and progress.caught_up is not None
     return TaskStatus(
         partition=task.partition,
         role=role,
         phase=task.phase,
-        rebuilds=task.progress.rebuilds,
-        recovery_seconds=round(task.progress.recovery_seconds, 3),
+        takeovers=progress.takeovers,
+        rebuilds=progress.rebuilds,
+        recovery_seconds=progress.recovery_seconds,
+        behind_seconds=_since(progress.caught_up) if follows else None,
+        restored_from=task.state.restored_from,
         snapshot=_snapshot(task),
         stuck=None if task.oversight is None else task.oversight.pacing.stuck,
         findings=_findings(task),
+        snapshots_taken=progress.snapshots["taken"],
+        snapshots_failed=progress.snapshots["failed"],
         output=_output(task),
         replicas=[_replica(task, each) for each in task.replicas],
     )
@@ -240,8 +305,15 @@ def _snapshot(task: MergeTask) -> SnapshotStatus | None:
     return SnapshotStatus(
         transaction=latest.transaction,
         size=latest.size,
+        taken_at=latest.taken / 1000,
         age_seconds=round(max(0.0, time.time() - latest.taken / 1000), 3),
+        seconds=task.progress.snapshot_seconds,
     )
+
+
+def _since(clock: float | None) -> float | None:
+    """How long ago that was, in seconds."""
+    return None if clock is None else round(asyncio.get_running_loop().time() - clock, 3)
 
 
 def _output(task: MergeTask) -> OutputStatus:
@@ -352,7 +424,7 @@ def _replica(task: MergeTask, state: ReplicaState) -> ReplicaStatus:
         ended=source is not None and source.stable == INFINITY,
         behind_output=None if source is None else _behind(source.stable, merge.max_stable),
         lag_records=state.lag,
-        idle_seconds=None if tally.last_record is None else round(now - tally.last_record, 3),
+        idle_seconds=_since(tally.last_record),
         inserts=counts["inserts"],
         adjusts=counts["adjusts"],
         stables=counts["stables"],
@@ -435,55 +507,68 @@ def _reasons(
     state: WorkerState,
     tasks: Sequence[TaskStatus],
     replicas: Sequence[ReplicaStatus],
-) -> Iterator[str]:
+) -> Iterator[Reason]:
     if state not in ("running", "standby"):
-        yield f"the worker is {state}"
+        yield Reason(ReasonKind.NOT_RUNNING, f"the worker is {state}")
     yield from _unreachable(worker)
-    yield from dict.fromkeys(each.stuck for each in tasks if each.stuck is not None)
+    for stuck in dict.fromkeys(each.stuck for each in tasks if each.stuck is not None):
+        yield Reason(ReasonKind.STUCK, stuck)
     for each in replicas:
-        yield from (f"replica {each.name}: {reason}" for reason in _reasons_of(each))
+        yield from _reasons_of(each)
     if state != "running":
         return
     moving = [each for each in replicas if each.ended or _is_moving(each)]
     if len(replicas) > 1 and len(moving) < 2:
-        yield f"redundancy is lost: {len(moving)} of {len(replicas)} replicas are moving"
+        text = f"redundancy is lost: {len(moving)} of {len(replicas)} replicas are moving"
+        yield Reason(ReasonKind.REDUNDANCY_LOST, text)
     voters = worker.held[tasks[0].partition].task.state.policy.voters
     joined = sum(each.state is State.JOINED for each in replicas)
     if any(each.output.gap is not None for each in tasks):
-        yield "a gap: of the replicas that are joined too few are left"
+        yield Reason(ReasonKind.GAP, "a gap: of the replicas that are joined too few are left")
     elif joined < voters:
-        yield f"nothing moves: {joined} replicas are joined, and {voters} must be"
+        text = f"nothing moves: {joined} replicas are joined, and {voters} must be"
+        yield Reason(ReasonKind.NOTHING_MOVES, text)
 
 
-def _unreachable(worker: Worker) -> Iterator[str]:
+def _unreachable(worker: Worker) -> Iterator[Reason]:
     whys = [held.task.progress.unreachable for held in worker.held.values()]
     if worker.control is not None:
         whys.append(worker.control.unreachable)
     if worker.members is not None:
         whys.append(worker.members.unreachable)
     for why in dict.fromkeys(why for why in whys if why is not None):
-        yield f"Kafka does not answer: {why}"
+        yield Reason(ReasonKind.KAFKA_UNREACHABLE, f"Kafka does not answer: {why}")
 
 
-def _reasons_of(replica: ReplicaStatus) -> Iterator[str]:
+def _reasons_of(replica: ReplicaStatus) -> Iterator[Reason]:
     """What is wrong with one replica now, or was within the last minutes."""
-    if replica.why:
-        yield replica.why
+    for kind, text in _wrong_with(replica):
+        yield Reason(kind, f"replica {replica.name}: {text}")
+
+
+def _wrong_with(replica: ReplicaStatus) -> Iterator[tuple[ReasonKind, str]]:
+    if replica.state is State.QUARANTINED:
+        yield ReasonKind.QUARANTINED, f"in quarantine: {replica.why or 'no reason was given'}"
+    elif replica.why:
+        yield ReasonKind.HELD_OUT, replica.why
     for held in replica.held:
         if held.seconds > _HELD_SECONDS:
             where = f"partition {held.partition}, offset {held.offset}"
-            yield f"{held.guard} holds it at {where}: {held.reason}; {held.remedy}"
+            text = f"{held.guard} holds it at {where}: {held.reason}; {held.remedy}"
+            yield ReasonKind.HELD_STABLE, text
     spoken = replica.partitions is not None and len(replica.silent_partitions) < replica.partitions
     if spoken and replica.silent_partitions:
-        yield f"partitions {replica.silent_partitions} never sent a stable, and hold it back"
+        text = f"partitions {replica.silent_partitions} never sent a stable, and hold it back"
+        yield ReasonKind.SILENT_PARTITIONS, text
     if replica.in_trouble and replica.dead_letters:
-        yield f"{replica.dead_letters} records are not elements"
+        yield ReasonKind.DEAD_LETTERS, f"{replica.dead_letters} records are not elements"
     if replica.in_trouble and replica.breaches:
         kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(replica.breaches.items()))
-        yield f"breaches: {kinds}"
+        yield ReasonKind.BREACHES, f"breaches: {kinds}"
     heard = replica.inserts + replica.adjusts + replica.stables
     if replica.stale and not heard:
-        yield f"all it sends ({replica.stale} records) is of an older incarnation"
+        text = f"all it sends ({replica.stale} records) is of an older incarnation"
+        yield ReasonKind.STALE, text
 
 
 def _is_moving(replica: ReplicaStatus) -> bool:

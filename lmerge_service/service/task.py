@@ -34,7 +34,7 @@ import structlog
 
 from lmerge_service.core import Breach
 from lmerge_service.elements import START, Adjust, Element, Insert, Stable
-from lmerge_service.errors import StateError, TransportError
+from lmerge_service.errors import FencedError, StateError, TransportError
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.wire import WireDecoder, encode
 from lmerge_service.kafka.client import lacking
@@ -43,6 +43,7 @@ from lmerge_service.kafka.sink import Outbox
 from lmerge_service.kafka.source import Batches, TopicPartition
 from lmerge_service.kafka.topics import TopicInfo
 from lmerge_service.service.control import Control
+from lmerge_service.service.durations import Durations
 from lmerge_service.service.evidence import Happening
 from lmerge_service.service.ledger import Ledger, Wanted
 from lmerge_service.service.life import Wish
@@ -66,6 +67,8 @@ _OFFSETS_ONLY_SECONDS = 1.0
 _OUTBOX_BYTES = 32 << 20
 _WATCH_SECONDS = 2.0
 _FOLLOW_SECONDS = 0.25
+_REBUILD_SECONDS = 5.0
+"""Who cannot follow yet rebuilds this often."""
 _STEP_SECONDS = 1.0
 _BELIEVED = 2
 _DECISIONS_SECONDS = 10.0
@@ -89,8 +92,20 @@ class Progress:
     committed_stable: int = START
     latencies: deque[float] = field(default_factory=lambda: deque(maxlen=2_000))
     """Seconds from a batch's read to its commit, latest last."""
-    recovery_seconds: float = 0.0
+    commits: Durations = field(default_factory=Durations)
+    """The same of all, in buckets."""
+    recovery_seconds: float | None = None
+    """How long it took the last time until the task was led; None: it never was."""
+    takeovers: int = 0
+    """How often this process has begun to lead, the first time among them."""
     rebuilds: int = 0
+    snapshots: Counter[str] = field(default_factory=Counter)
+    """`taken` and `failed`."""
+    snapshot_seconds: float | None = None
+    """How long the last one took that this process has taken, until it was all committed."""
+    caught_up: float | None = None
+    """When what is followed was asked for the last time with success (the clock's seconds): all
+    that was committed by then is in the state."""
     unreachable: str | None = None
     """Why Kafka does not answer at the moment."""
 
@@ -142,6 +157,7 @@ class MergeTask:
         """Lets go of the state: somebody else has the task."""
         self.state, self._is_known, self.phase = self._fresh(), False, "starting"
         self.oversight = None
+        self.progress.caught_up = None
 
     def _clear(self) -> None:
         """Forgets whatever was merged and not committed."""
@@ -194,11 +210,13 @@ class MergeTask:
         )
         await self._catch_up(fenced=True)
         self._is_known = False  # from now on it is ahead of its marks
-        self._snapshots = Snapshots(every=self.topology.snapshot_seconds, clock=_clock)
+        self._snapshots = Snapshots(
+            every=self.topology.snapshot_seconds, clock=_clock, counts=self.progress.snapshots
+        )
         stack.callback(self._snapshots.close)
         self._clear()
         await self._know_decisions()
-        self._say(self._recovery.missed)
+        self._say(self.state.missed)
         self._carry_out()
         self.oversight = Oversight(
             self.state, self._source, self.reporting, clock=_clock, unix_ns=self._unix_ns
@@ -209,7 +227,8 @@ class MergeTask:
         self._tell_of_recovery()
         self.progress.committed_stable = self.state.merge.max_stable
         self.progress.unreachable = None
-        self.progress.recovery_seconds = _clock() - started
+        self.progress.recovery_seconds = round(_clock() - started, 3)
+        self.progress.takeovers += 1
         self.phase = "running"
 
     def _tell_of_recovery(self) -> None:
@@ -225,14 +244,17 @@ class MergeTask:
             StateError: the output is not what this merge has written.
         """
         self.oversight = None
+        if not self._is_known:
+            self.phase = "starting"
         async with AsyncExitStack() as stack:
             await self._connect(stack)
             while True:
+                asked = _clock()
                 await _whole(self._catch_up(fenced=False))
-                self.progress.unreachable = None
+                self.progress.caught_up, self.progress.unreachable = asked, None
                 self.progress.committed_stable = self.state.merge.max_stable
-                self.phase = "following"
-                await asyncio.sleep(_FOLLOW_SECONDS)
+                self.phase = "following" if self._is_known else "recovering"
+                await asyncio.sleep(_FOLLOW_SECONDS if self._is_known else _REBUILD_SECONDS)
 
     async def _connect(self, stack: AsyncExitStack) -> None:
         self._topics = await stack.enter_async_context(self._cluster.topics())
@@ -256,19 +278,20 @@ class MergeTask:
             try:
                 await self._recovery.follow(self.state, mark, fenced=fenced)
             except StateError as error:
-                log.warning("state not followed", partition=self.partition, why=str(error))
+                log.warning("state not followed", error=str(error))
             else:
                 self._is_known = True
                 return
         self.state = await self._recovery.recover(mark, fenced=fenced)
-        self._is_known = True
+        # What was missed, as under another policy, is for who leads to say, in whatever order.
+        self._is_known = fenced or not self.state.missed
         log.info(
             "rebuilt",
-            partition=self.partition,
             output_stable=self.state.merge.max_stable,
             live_events=len(self.state.merge),
             transaction=self.state.transaction,
-            missed=len(self._recovery.missed),
+            from_snapshot_of=self.state.restored_from,
+            missed=len(self.state.missed),
         )
 
     # --- what is decided --------------------------------------------------------------------------
@@ -345,6 +368,7 @@ class MergeTask:
                 self._say(out)
                 why = f"by {accepted.who}: [{gap.start}, {gap.end}) is lost"
                 self.reporting.happened(Happening.ACCEPTED_GAP, gap.input, why)
+                log.warning("gap accepted", replica=gap.input, start=gap.start, end=gap.end)
 
     # --- running ------------------------------------------------------------------------------
 
@@ -437,6 +461,7 @@ class MergeTask:
         place = self._snapshots.committed(chunks, committed.state)
         if place is not None:
             state.snapshots = (place, *state.snapshots[:1])
+            progress.snapshot_seconds = self._snapshots.seconds
             self._moved += 1
         self.reporting.committed(len(outbox.events))
         progress.transactions += 1
@@ -445,6 +470,7 @@ class MergeTask:
         self._feedback(self.partition, feedback, mark.stable)
         if outbox.records:
             progress.latencies.append(_clock() - fetched)
+            progress.commits.observe(progress.latencies[-1])
 
     @property
     def settled(self) -> bool:
@@ -476,7 +502,8 @@ class MergeTask:
         try:
             async with asyncio.timeout(5):
                 await commit
-        except (TimeoutError, TransportError) as error:
+        except (TimeoutError, TransportError, FencedError) as error:
+            # Raised from here, it would take the place of the cancellation that stops the task.
             log.warning("stopped while committing; the next start finds out", error=str(error))
 
     def _merge_batches(self, batches: Batches) -> None:
@@ -619,10 +646,11 @@ class MergeTask:
         partitions = replicas.needed(name, info.partitions)
         beginnings = await self._source.beginnings(partitions)
         ends = await self._source.ends(partitions)
-        replicas.begin(name, info, beginnings, ends)
+        replicas.begin(name, info, beginnings, ends, since=self.state.transaction + 1)
         merged = name in replicas.merged
         if merged:
-            log.info("replica merged", replica=name, partitions=info.partitions)
+            topic = replicas.states[name].replica.topic
+            log.info("replica merged", replica=name, topic=topic, partitions=info.partitions)
         return merged
 
     async def _widen(self, name: str, info: TopicInfo) -> None:
@@ -630,7 +658,8 @@ class MergeTask:
         before = replicas.states[name].width
         fresh = replicas.needed(name, info.partitions)[before:]
         replicas.widen(name, info, await self._source.beginnings(fresh) if fresh else {})
-        log.info("replica topic has more partitions", replica=name, partitions=info.partitions)
+        topic = replicas.states[name].replica.topic
+        log.info("replica widened", replica=name, topic=topic, partitions=info.partitions)
 
     def _reassign(self) -> None:
         """Reads what is to be merged, from where it stands."""
@@ -642,12 +671,15 @@ class MergeTask:
         while True:
             try:
                 await self._look()
+                if self.progress.unreachable is not None:
+                    log.info("the topics can be seen again")
                 self.progress.unreachable = None
             except TransportError as error:
+                if self.progress.unreachable is None:
+                    log.warning("cannot see the topics", error=str(error))
                 self.progress.unreachable = str(error)
                 for state in self.state.replicas.states.values():
                     state.lag = None
-                log.warning("cannot see the topics", error=str(error))
             await asyncio.sleep(_WATCH_SECONDS)
 
     async def _look(self) -> None:
@@ -683,9 +715,11 @@ async def _whole(step: Coroutine[Any, Any, None]) -> None:
     try:
         await asyncio.shield(task)
     except asyncio.CancelledError:
-        await asyncio.wait({task}, timeout=_STEP_SECONDS)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        try:
+            await asyncio.wait({task}, timeout=_STEP_SECONDS)
+        finally:  # also when it is cancelled once more
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
         raise
 
 

@@ -56,6 +56,8 @@ class Held:
     task: MergeTask
     role: Role
     child: asyncio.Task[None]
+    given_up: bool = False
+    """The child has been told to end."""
 
 
 class Worker:
@@ -95,7 +97,6 @@ class Worker:
             LMergeError: what ended it.
         """
         async with AsyncExitStack() as stack:
-            stack.callback(setattr, self, "stopping", True)
             async with self._cluster.topics() as topics:
                 await prepare(topics, self.topology)
             topology = self.topology
@@ -120,10 +121,13 @@ class Worker:
                 group.create_task(control.run(), name="control")
                 group.create_task(members.run(), name="members")
                 group.create_task(self._claim(members), name="claim")
-                async for assignment in members.changes():
-                    roles: dict[int, Role] = dict.fromkeys(assignment.standby, "follows")
-                    roles |= dict.fromkeys(assignment.active, "leads")
-                    await self._assume(group, roles)
+                try:
+                    async for assignment in members.changes():
+                        roles: dict[int, Role] = dict.fromkeys(assignment.standby, "follows")
+                        roles |= dict.fromkeys(assignment.active, "leads")
+                        await self._assume(group, roles)
+                finally:  # what follows is the end of everything
+                    self.stopping = True
 
     def _warm(self) -> dict[int, int]:
         """The tasks that could be led from here at once, and how many records they lag."""
@@ -145,11 +149,12 @@ class Worker:
         with the state that it has."""
         ending = {p: held for p, held in self.held.items() if roles.get(p) != held.role}
         for held in ending.values():
+            held.given_up = True
             held.child.cancel()
         if ending:
             await asyncio.wait([held.child for held in ending.values()])
         for partition, held in ending.items():
-            log.info("task given up", partition=partition, role=held.role)
+            log.info("task given up", task=partition, role=held.role)
             del self.held[partition]
             if partition not in roles:
                 held.task.forget()
@@ -176,13 +181,22 @@ class Worker:
         return self._tasks[partition]
 
     async def _hold(self, task: MergeTask, role: Role) -> None:
-        """Leads or follows a task, whatever happens to Kafka meanwhile."""
+        """Leads or follows a task, whatever happens to Kafka meanwhile.
+
+        A task group forgets that it was cancelled when one of its children fails, as the last
+        commit does once the next owner has fenced us: an error of a task that was given up is the
+        end of it.
+        """
+        held = self.held[task.partition]
+        structlog.contextvars.bind_contextvars(task=task.partition)  # in all that this child logs
         once = self._lead if role == "leads" else self._follow
         failures = committed = 0
         while True:
             try:
                 await once(task)
             except TransportError as error:
+                if held.given_up or self.stopping:
+                    return
                 # Whatever made a commit fail may heal by a rebuild; the same failure again and
                 # again will not, nor a right that it never had.
                 never = isinstance(error, RefusedError) and not task.progress.transactions
@@ -190,11 +204,14 @@ class Worker:
                     raise
                 task.phase = "recovering"
                 task.progress.rebuilds += 1
-                log.warning("recovering", partition=task.partition, error=str(error))
-                await asyncio.sleep(_PAUSES[min(failures, len(_PAUSES) - 1)])
+                pause = _PAUSES[min(failures, len(_PAUSES) - 1)]
+                log.warning("recovering", error=str(error), pause_seconds=pause)
+                await asyncio.sleep(pause)
                 failures = failures + 1 if task.progress.transactions == committed else 1
                 committed = task.progress.transactions
             except FencedError as error:
+                if held.given_up or self.stopping:
+                    return
                 await self._fenced(task, error)
 
     async def _lead(self, task: MergeTask) -> None:
@@ -205,10 +222,9 @@ class Worker:
             quieten_garbage_collector()
             log.info(
                 "running",
-                partition=task.partition,
                 case=task.state.merge.case.value,
                 policy=str(task.state.merge.policy),
-                recovery_seconds=round(task.progress.recovery_seconds, 3),
+                recovery_seconds=task.progress.recovery_seconds,
             )
             with single_error():
                 async with asyncio.TaskGroup() as group:
@@ -218,13 +234,13 @@ class Worker:
                     group.create_task(task.decide(control), name="decide")
 
     async def _follow(self, task: MergeTask) -> None:
-        log.info("following", partition=task.partition)
+        log.info("following")
         await task.follow()
 
     async def _fenced(self, task: MergeTask, error: FencedError) -> None:
         """Another worker leads this task. If it is of our group, we are told soon, and this is
         cancelled; if not, two merges have one output."""
         task.phase = "fenced"
-        log.warning("fenced", partition=task.partition, error=str(error))
+        log.warning("fenced", error=str(error))
         await asyncio.sleep(self.topology.session_seconds + _FENCED_SECONDS)
         raise error

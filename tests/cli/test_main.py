@@ -28,9 +28,16 @@ CONTROL = (
     "decisions",
 )  # fmt: skip
 COMMANDS = (
-    "demo", "run", "read", "publish", "broker", *CONTROL, "present", "merge", "audit", "infer",
+    "demo", "run", "read", "publish", "broker", "state", *CONTROL, "present", "merge", "audit",
+    "infer",
 )  # fmt: skip
-PAGES = [(), *((name,) for name in COMMANDS), ("broker", "start"), ("broker", "status")]
+PAGES = [
+    (),
+    *((name,) for name in COMMANDS),
+    ("broker", "start"),
+    ("broker", "status"),
+    ("state", "verify"),
+]
 
 
 # Help

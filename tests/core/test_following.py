@@ -186,6 +186,19 @@ def test_of_an_event_that_the_output_took_back_inputs_hold_nothing_either(case: 
 
 
 @INDEXED
+def test_what_the_output_took_back_is_still_what_the_others_say(case: str) -> None:
+    run = run_of(case, "a", "b", policy=Policy(adjust="eager"))
+    told(run, ("a", Insert("A", 5, 9)), ("b", Insert("A", 5, 9)))
+    one, other = followers(run)
+    assert told(run, ("a", Adjust("A", 5, 9, 5))) == [Adjust("A", 5, 9, 5)]
+    step = run.cut()
+    for follower in (one, other):
+        followed(follower, step, PICK)
+        assert state(follower) == state(run.merge)
+        assert follower.process("b", Stable(7)) == [Insert("A", 5, 9), Stable(7)]
+
+
+@INDEXED
 def test_what_a_policy_holds_back_goes_out_from_the_follower_too(case: str) -> None:
     run = run_of(case, "a", "b", policy=Policy(insert=quorum(2)))
     told(run, ("a", Insert("A", 5, 9)))

@@ -68,7 +68,7 @@ def run(mutant: Mutant | None) -> Outcome:
         if mutant is not None:
             (copy / CORE / f"{mutant.file}.py").write_text(mutant.applied())
         first = _FIRST.get(mutant.file if mutant else "", "test_bookkeeping.py")
-        state, by = _tested(copy, f"test_killed.py,{first}")
+        state, by = _tested(copy, f"test_following.py,test_killed.py,{first}")
     return Outcome(mutant.id if mutant else "none", state, by, time.monotonic() - begun)
 
 

@@ -6,14 +6,18 @@ A `Merge` is one topology with topics of its own on the shared broker. Workers a
 
 import asyncio
 import contextlib
+import itertools
 import json
 import random
+import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +67,7 @@ class Merge:
         self.topics = {replica: f"{self.name}.{replica}" for replica in replicas}
         self.path = folder / f"{self.name}.yaml"
         self.extra: dict[str, Any] = {}
+        self._logs = itertools.count(1)
         self.write()
 
     def write(self) -> None:
@@ -79,9 +84,10 @@ class Merge:
         self.path.write_text(json.dumps(document))
 
     @contextlib.contextmanager
-    def worker(self) -> Iterator["Worker"]:
+    def worker(self, *options: str) -> Iterator["Worker"]:
         """A worker process that is gone, one way or the other, when this is left."""
-        worker = Worker(self.path, self.folder / f"{self.name}.log")
+        log = self.folder / f"{self.name}.{next(self._logs)}.log"
+        worker = Worker(self.path, log, options=options)
         try:
             yield worker
         finally:
@@ -144,6 +150,53 @@ class Merge:
                             )
                     await asyncio.gather(*sent)
 
+    @contextlib.contextmanager
+    def speaking(
+        self,
+        streams: Mapping[str, Sequence[Element]],
+        widths: Mapping[str, int] | None = None,
+        *,
+        elements: int = 8,
+    ) -> Iterator[None]:
+        """Replicas that speak all the time, some elements each every 20 ms; when this is left, they
+        have said everything."""
+        hurry = threading.Event()
+        with ThreadPoolExecutor(1) as pool:
+            speaking = pool.submit(
+                lambda: asyncio.run(self._speak(streams, widths or {}, elements, hurry))
+            )
+            try:
+                yield
+            finally:
+                hurry.set()
+            speaking.result(60)
+
+    async def _speak(
+        self,
+        streams: Mapping[str, Sequence[Element]],
+        widths: Mapping[str, int],
+        count: int,
+        hurry: threading.Event,
+    ) -> None:
+        async with Topics(Connection(self.bootstrap)) as topics:
+            for replica in streams:
+                await topics.ensure(self.topics[replica], partitions=widths.get(replica, 1))
+        left = {replica: iter(elements) for replica, elements in streams.items()}
+        async with AIOKafkaProducer(bootstrap_servers=self.bootstrap) as producer:
+            while left:
+                sent = []
+                for replica, elements in list(left.items()):
+                    some = list(itertools.islice(elements, count))
+                    for element in some:
+                        for target in _targets(element, widths.get(replica, 1), crc32):
+                            topic, value = self.topics[replica], encode(element)
+                            sent.append(await producer.send(topic, value, partition=target))
+                    if not some:
+                        del left[replica]
+                await asyncio.gather(*sent)
+                if not hurry.is_set():
+                    await asyncio.sleep(0.02)
+
     def mark(self, partition: int = 0) -> Mark | None:
         """What the task last committed of where it stands."""
 
@@ -200,12 +253,14 @@ def _targets(element: Element, width: int, partitioner: Partitioner) -> Sequence
 class Worker:
     """`lmerge run`, as a process."""
 
-    def __init__(self, path: Path, log: Path, port: int | None = None):
+    def __init__(
+        self, path: Path, log: Path, port: int | None = None, *, options: Sequence[str] = ()
+    ):
         self.log = log
         port = port or free_port()
         self.address = f"http://127.0.0.1:{port}"
         self._client = httpx.Client(base_url=self.address, timeout=2, trust_env=False)
-        command = [sys.executable, "-m", "lmerge_service.cli", "run", str(path), "--json"]
+        command = [sys.executable, "-m", "lmerge_service.cli", "run", str(path), "--json", *options]
         with log.open("ab") as out:
             self.process = subprocess.Popen(
                 [*command, "--http-port", str(port)], stdout=out, stderr=out
@@ -237,6 +292,17 @@ class Worker:
     def wait_until_running(self) -> Any:
         return self.wait(lambda status: status["state"] == "running", "the worker to run")
 
+    def wait_until_it(self, role: str, seconds: float = 30) -> Any:
+        """It leads or follows all tasks that it has, and has what the last mark tells."""
+        phase = {"leads": "running", "follows": "following"}[role]
+        return self.wait(
+            lambda status: (
+                {(each["role"], each["phase"]) for each in status["tasks"]} == {(role, phase)}
+            ),
+            f"the worker to be one that {role}",
+            seconds,
+        )
+
     def wait_until_ended(self) -> Any:
         return self.wait(lambda status: status["output"]["ended"], "the output to end")
 
@@ -246,6 +312,13 @@ class Worker:
         self.process.wait()
         self._client.close()
 
+    def stop(self) -> None:
+        """SIGSTOP: it stands still, until `go_on`."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
     def terminate(self, seconds: float = 15) -> int:
         """SIGTERM; the exit code."""
         self.process.terminate()
@@ -253,6 +326,11 @@ class Worker:
 
     def text(self, lines: int = 15) -> str:
         return "\n".join(self.log.read_text().splitlines()[-lines:])
+
+    def said(self, event: str) -> list[dict[str, Any]]:
+        """The lines of its log about an event."""
+        lines = [json.loads(line) for line in self.log.read_text().splitlines() if line[:1] == "{"]
+        return [line for line in lines if line["event"] == event]
 
 
 @contextlib.asynccontextmanager

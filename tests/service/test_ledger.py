@@ -104,7 +104,22 @@ def test_the_files_replicas_are_attached() -> None:
 
 def test_a_file_that_says_the_same_declares_nothing() -> None:
     log = Log(topology("a", "b"))
-    assert log.ledger.declaring(topology("a", "b", http={"port": 0}, name="other")) is None
+    assert log.ledger.declaring(topology("a", "b", http={"port": 0})) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"name": "other"}, "out is the output of the merge t"),
+        ({"key": ["id"]}, "key and nfc make the output what it is"),
+        ({"nfc": True}, "key and nfc make the output what it is"),
+    ],
+)
+def test_what_makes_an_output_what_it_is_cannot_change(change: dict[str, Any], why: str) -> None:
+    log = Log(topology("a", "b"))
+    entry = log.do(declaration(topology("a", "b", **change)))
+    assert why in (verdict(entry) or "")
+    assert log.ledger.version == 1
 
 
 def test_two_workers_that_start_at_once_declare_once() -> None:
@@ -177,6 +192,9 @@ def test_nothing_secret_is_declared() -> None:
     said = msgspec.to_builtins(declaration(base))
     assert said == {
         "do": "declare",
+        "merge": "t",
+        "key": [],
+        "nfc": False,
         "output": {"topic": "out"},
         "case": "R3",
         "policy": {},

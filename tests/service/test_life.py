@@ -92,4 +92,4 @@ def test_a_task_shows_the_gravest_of_what_it_sees() -> None:
 
 
 def test_the_documentation_has_the_table() -> None:
-    assert as_markdown() in Path("docs/operations.md").read_text()
+    assert as_markdown() in Path("docs/operations/control.md").read_text()

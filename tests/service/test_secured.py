@@ -26,14 +26,14 @@ MEANING = TDB([(b'"x"', 1, 5)], INFINITY)
 WRONG = "wrong-horse"
 TOKEN = "control-token-of-the-tests"
 
-LEAST = (  # docs/operations.md, "What the worker may do"
+LEAST = (  # docs/operations/security.md, "What the worker may do"
     Acl("Read", "Topic", "{replica}"),
     Acl("Create", "Topic", "{output}*"),
     Acl("Read", "Topic", "{output}*"),
     Acl("Write", "Topic", "{output}*"),
     Acl("DescribeConfigs", "Topic", "{output}*"),
     Acl("Write", "TransactionalId", "lmerge.{output}.*"),
-    Acl("Read", "Group", "lmerge.{name}"),
+    Acl("Read", "Group", "lmerge.{name}.workers"),
 )
 LIMITED = (*(f"without{number}" for number in range(len(LEAST))), "least")
 

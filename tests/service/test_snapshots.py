@@ -1,9 +1,13 @@
 """Snapshots: taken by a child process while the merge goes on, found again by a new owner."""
 
 import asyncio
+import contextlib
 import hashlib
 import os
+import time
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -90,6 +94,21 @@ def test_bytes_that_are_cut_short_damaged_or_of_another_merge_are_refused() -> N
         restored([data], fresh(topology=other))
 
 
+def test_bytes_that_are_damaged_anywhere_are_refused_in_words_or_make_sense() -> None:
+    """They are read before their digest is known to be right: nothing else may be raised."""
+    was = state(6)
+    data = b"".join(was.stream(was.mark()))
+    refused = 0
+    for at in range(len(data)):
+        for flipped in (0x01, 0x80, 0xFF):
+            restoring = RestoringState(fresh())
+            try:
+                restoring.take(data[:at] + bytes([data[at] ^ flipped]) + data[at + 1 :])
+            except StateError:
+                refused += 1
+    assert refused > len(data)
+
+
 def test_a_newer_version_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lmerge_service.service.state._VERSION", 99)
     was = state(3)
@@ -121,9 +140,9 @@ def test_the_child_writes_the_state_of_the_instant_at_which_it_was_started() -> 
         was = state(60_000)
         mark, expected = was.mark(), b"".join(was.stream(was.mark()))
         clock = Clock()
-        taking = Snapshots(every=60, clock=clock)
+        taking = Snapshots(every=60, clock=clock, counts=Counter())
         assert not taking.is_due
-        clock.now = 60
+        clock.now = 6
         assert bool(taking.is_due)
         taking.start(mark.transaction, was.stream(mark), ())
         assert not taking.is_due, "one at a time"
@@ -148,7 +167,7 @@ def test_each_snapshot_has_a_slot_of_its_own_beside_those_that_stay() -> None:
     async def run() -> list[int]:
         was, slots = state(3), []
         kept: tuple[SnapshotPlace, ...] = ()
-        taking = Snapshots(every=0, clock=Clock())
+        taking = Snapshots(every=0, clock=Clock(), counts=Counter())
         for _ in range(5):
             taking.start(1, was.stream(was.mark()), kept)
             _, place = await collected(taking)
@@ -165,7 +184,8 @@ def test_a_child_that_fails_gives_no_snapshot_and_the_next_one_is_tried() -> Non
         raise RuntimeError("out of luck")
 
     async def run() -> None:
-        taking = Snapshots(every=0, clock=Clock())
+        counts: Counter[str] = Counter()
+        taking = Snapshots(every=0, clock=Clock(), counts=counts)
         taking.start(1, broken(), ())
         async with asyncio.timeout(10):
             while not taking.is_due:
@@ -175,13 +195,63 @@ def test_a_child_that_fails_gives_no_snapshot_and_the_next_one_is_tried() -> Non
         taking.start(1, iter([b"abc"]), ())
         _, place = await collected(taking)
         assert place.size == 3
+        assert counts == {"failed": 1, "taken": 1}
+
+    asyncio.run(run())
+
+
+def test_a_child_that_ends_after_all_is_committed_asks_for_one_more_commit() -> None:
+    """Else an idle merge would wait for it in a circle, and have no snapshot."""
+
+    async def run() -> None:
+        taking = Snapshots(every=0, clock=Clock(), counts=Counter())
+        taking.start(1, iter([b"abc"]), ())
+        await taking.ready()
+        assert len(taking.chunks() or []) == 1
+        assert not taking._taking._whole, "its end is not known yet"  # type: ignore[union-attr]
+        assert taking.committed(1, 10) is None
+        async with asyncio.timeout(10):
+            await taking.ready()
+        assert taking.chunks() == []
+        place = taking.committed(0, 11)
+        assert place is not None
+        assert (place.first, place.last, place.size) == (8, 8, 3)
+
+    asyncio.run(run())
+
+
+def test_a_chunk_that_arrives_wakes_who_waited_before_the_snapshot_was_begun() -> None:
+    async def run() -> None:
+        taking = Snapshots(every=0, clock=Clock(), counts=Counter())
+        waiting = asyncio.create_task(taking.ready())
+        await asyncio.sleep(0)
+        taking.start(1, iter([b"abc"]), ())
+        async with asyncio.timeout(10):
+            await waiting
+        taking.close()
+
+    asyncio.run(run())
+
+
+def test_closing_does_not_mind_that_the_child_was_waited_for_already() -> None:
+    async def run() -> None:
+        taking = Snapshots(every=0, clock=Clock(), counts=Counter())
+        taking.start(1, iter([b"abc"]), ())
+        await taking.ready()
+        for _ in range(10):  # the thread that waits for the child is under way
+            await asyncio.sleep(0)
+        child = taking._taking._child  # type: ignore[union-attr]
+        while Path(f"/proc/{child}").exists():  # noqa: ASYNC240 - it ends while the loop is busy
+            time.sleep(0.01)  # noqa: ASYNC251
+        assert taking._taking._child == child  # type: ignore[union-attr]
+        taking.close()
 
     asyncio.run(run())
 
 
 def test_a_snapshot_whose_place_is_unknown_is_given_up() -> None:
     async def run() -> None:
-        taking = Snapshots(every=0, clock=Clock())
+        taking = Snapshots(every=0, clock=Clock(), counts=Counter())
         taking.start(1, iter([b"abc"]), ())
         await taking.ready()
         assert taking.committed(len(taking.chunks() or []), None) is None
@@ -196,13 +266,28 @@ def test_closing_ends_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
             yield b"x" * 100_000
 
     async def run() -> None:
-        taking = Snapshots(every=0, clock=Clock())
+        taking = Snapshots(every=0, clock=Clock(), counts=Counter())
         taking.start(1, endless(), ())
         await taking.ready()
         child = taking._taking._child  # type: ignore[union-attr]
         taking.close()
         with pytest.raises(ChildProcessError):
             os.waitpid(child, 0)  # noqa: ASYNC222
+
+    asyncio.run(run())
+
+
+def test_closing_when_the_child_has_ended_and_was_waited_for_already() -> None:
+    async def run() -> None:
+        counts: Counter[str] = Counter()
+        taking = Snapshots(every=0, clock=Clock(), counts=counts)
+        taking.start(1, iter([b"abc"]), ())
+        await taking.ready()
+        child = taking._taking._child  # type: ignore[union-attr]
+        with contextlib.suppress(ChildProcessError):  # the thread may have been faster
+            os.waitpid(child, 0)  # noqa: ASYNC222
+        taking.close()
+        assert taking.is_due
 
     asyncio.run(run())
 
@@ -221,6 +306,6 @@ def test_a_mark_comes_back_and_a_newer_one_is_refused() -> None:
     assert Mark.of(mark.encoded()) == mark
     with pytest.raises(StateError, match="version 2"):
         Mark.of(mark.encoded().replace(b"{", b'{"version":2,', 1))
-    for wrong in (b"", b"{", None, b"[]"):
+    for wrong in (b"", b"{", None, b"[]", b'{"version":1,"quarantined":{"\xff":"x"}}'):
         with pytest.raises(StateError, match="not a mark"):
             Mark.of(wrong)

@@ -26,11 +26,9 @@ from lmerge_service.tdb import TDB
 from tests.service.cluster import (
     Merge,
     Worker,
-    crc32,
     logical,
     meaning,
     replica_streams,
-    run_until_ended,
     running,
     scattered,
 )
@@ -44,26 +42,6 @@ def merge(bootstrap: str, tmp_path: Path) -> Merge:
 def frozen_part(tdb: TDB, stable: int) -> set[tuple[object, int, int]]:
     """What is final of a TDB at stable(c): events that started, cut where they may still move."""
     return {(payload, vs, min(ve, stable)) for payload, vs, ve in tdb if vs < stable}
-
-
-def test_replicas_may_be_partitioned_in_any_way(merge: Merge) -> None:
-    """kafkajs#357 and others: same key, other partition by client. 1, 5 and 12 partitions."""
-    lives = logical()
-    streams = replica_streams(lives)
-    with merge.worker() as worker:
-        worker.wait_until_running()
-        merge.publish("a", streams["a"])
-        merge.publish("b", streams["b"], partitions=5, partitioner=crc32)
-        merge.publish("c", streams["c"], partitions=12, partitioner=scattered)
-        worker.wait_until_ended()
-        status = worker.wait(
-            lambda s: all(each["lag_records"] == 0 for each in s["replicas"]), "no lag"
-        )
-        assert worker.terminate() == 0
-    assert merge.says(meaning(lives))
-    assert [each["partitions"] for each in status["replicas"]] == [1, 5, 12]
-    assert all(each["breaches"] == {} for each in status["replicas"]), status
-    assert status["health"] == "ok"
 
 
 def test_each_replica_alone_carries_the_output_whatever_its_partitions(merge: Merge) -> None:
@@ -152,150 +130,6 @@ def test_a_replica_that_starts_over_without_saying_so_is_absorbed(merge: Merge) 
     assert merge.says(meaning(lives))
 
 
-def test_a_worker_restarts_on_an_output_whose_tail_is_a_commit_marker(merge: Merge) -> None:
-    """risingwave#24720: waiting for high watermark − 1, which is a marker, hangs."""
-    with merge.worker() as worker:
-        merge.publish("a", [Insert(b'"x"', 1, 5), Stable(3)])
-        worker.wait(lambda s: s["output"]["stable_point"] == 3, "stable(3)")
-        assert worker.terminate() == 0
-    with merge.worker() as worker:
-        status = worker.wait_until_running()
-        assert status["output"]["live_events"] == 1
-        assert status["recovery_seconds"] < 5
-        merge.publish("a", [Stable(INFINITY)])
-        worker.wait_until_ended()
-    assert merge.says(TDB([(b'"x"', 1, 5)]))
-
-
-def test_replicas_that_write_in_transactions_are_read_at_their_markers(merge: Merge) -> None:
-    """aiokafka#781: offsets committed exactly at a marker; lag counts markers right."""
-    lives = logical(120, seed=4)
-    a = replica_streams(lives, seed=4)["a"]
-    half = len(a) // 2
-    merge.publish("a", a[:half], transactions_of=25)
-    with merge.worker() as worker:
-        worker.wait(lambda s: s["replicas"][0]["lag_records"] == 0, "no lag")
-        merge.wait_until_committed("a", half)
-        worker.kill()
-    with merge.worker() as worker:
-        worker.wait_until_running()
-        merge.publish("a", a[half:], transactions_of=25)
-        worker.wait_until_ended()
-        worker.wait(lambda s: s["replicas"][0]["lag_records"] == 0, "no lag")
-    assert merge.says(meaning(lives))
-
-
-def test_what_a_dead_writer_left_open_in_the_output_hides_nothing(merge: Merge) -> None:
-    """kafka-flow#849: recovery stops at the last stable offset, below newer committed data."""
-    with merge.worker() as worker:
-        merge.publish("a", [Insert(b'"before"', 1, 5)])
-        worker.wait(lambda s: s["output"]["inserts"] == 1, "an insert")
-        asyncio.run(_leave_a_transaction_open(merge))
-        merge.publish("a", [Insert(b'"behind"', 2, 5), Stable(4)])
-        worker.wait(lambda s: s["output"]["stable_point"] == 4, "stable(4)")
-        worker.kill()
-    with merge.worker() as worker:
-        worker.wait(lambda s: s["state"] == "running", "the transaction to time out", seconds=60)
-        merge.publish("a", [Stable(INFINITY)])
-        status = worker.wait_until_ended()
-        assert status["output"]["inserts"] == 0, "nothing was said again"
-    assert merge.says(TDB([(b'"before"', 1, 5), (b'"behind"', 2, 5)]))
-
-
-async def _leave_a_transaction_open(merge: Merge) -> None:
-    producer = AIOKafkaProducer(
-        bootstrap_servers=merge.bootstrap,
-        transactional_id=f"{merge.name}.stranger",
-        transaction_timeout_ms=3_000,
-    )
-    await producer.start()
-    await producer.begin_transaction()
-    await producer.send_and_wait(merge.output, encode(Stable(99)), partition=0)
-    await producer.client.close()  # dies without a word
-    producer._sender._sender_task.cancel()
-    producer._closed = True
-
-
-def test_an_aborted_transaction_is_rebuilt_from(
-    merge: Merge, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """pulsar#5218: emitted means committed. At first every second one is aborted."""
-    lives = logical(300, seed=5)
-    streams = replica_streams(lives, seed=5)
-    for name in "abc":
-        merge.publish(name, streams[name])
-    merge.extra = {"limits": {"batch_records": 40}, "http": {"port": 0}}
-    merge.write()
-    aborted = 0
-    commit = Sink._commit
-
-    async def commit_or_abort(self: Sink, outbox: Outbox, *rest: Any) -> Committed:
-        nonlocal aborted
-        aborted += 1
-        if aborted % 2 or not outbox.records or aborted > 9:
-            return await commit(self, outbox, *rest)
-        await self._producer.begin_transaction()
-        for batch in self._batches(outbox.records):
-            await (await self._send(self._output, batch))
-        await self._producer.abort_transaction()
-        raise TimeoutError
-
-    monkeypatch.setattr(Sink, "_commit", commit_or_abort)
-    rebuilds = asyncio.run(run_until_ended(merge))
-    assert rebuilds >= 2
-    assert merge.says(meaning(lives))
-
-
-POISON: dict[str, bytes | None] = {
-    "not_utf8": b'{"op":"insert","payload":"\xff","vs":1,"ve":2}',
-    "not_json": b'{"op":"insert","payl',
-    "not_an_element": b'{"op":"insert","payload":1,"vs":1.0,"ve":2}',
-    "tombstone": None,
-    "nesting": b'{"op":"insert","payload":' + b"[" * 10_000 + b"]" * 10_000 + b',"vs":1,"ve":2}',
-    "duplicate_key": b'{"op":"insert","payload":{"a":1,"a":2},"vs":1,"ve":2}',
-    "lone_surrogate": b'{"op":"insert","payload":"\\ud800","vs":1,"ve":2}',
-    "number": b'{"op":"insert","payload":1e400,"vs":1,"ve":2}',
-    "too_large": b'{"op":"insert","payload":"' + b"x" * (10 << 20) + b'","vs":1,"ve":2}',
-}
-
-
-def test_poison_goes_to_the_dead_letters_and_the_output_is_complete(merge: Merge) -> None:
-    """Each kind in the first, a middle and the last place; with health and metrics asserted."""
-    good = [encode(Insert(b'"%d"' % k, k, k + 5)) for k in range(1, 30)]
-    values: list[bytes | None] = []
-    for number, poison in enumerate([*POISON.values()] * 3):
-        values += [poison, good[number]] if number else [poison, poison, good[0]]
-    values += [*good[len(POISON) * 3 :], encode(Stable(INFINITY)), POISON["not_json"]]
-    with merge.worker() as worker:
-        worker.wait_until_running()
-        merge.send_raw(merge.topics["a"], values)
-        worker.wait_until_ended()
-        status = worker.wait(lambda s: s["replicas"][0]["dead_letters"] == 29, "dead letters")
-        health = worker.get("/healthz")
-        metrics = worker.get("/metrics")
-        worker.wait(lambda s: s["replicas"][0]["lag_records"] == 0, "no lag")
-        time.sleep(0.3)
-        worker.kill()
-    assert health is not None
-    assert health.json()["health"] == "degraded"
-    assert "replica a: 29 records are not elements" in status["reasons"]
-    assert metrics is not None
-    assert 'lmerge_replica_dead_letters_total{partition="0",replica="a"} 29.0' in metrics.text
-    assert merge.says(TDB([(b'"%d"' % k, k, k + 5) for k in range(1, 30)]))
-    letters = asyncio.run(_read(merge.bootstrap, merge.dead_letters))
-    expected = [number for number, value in enumerate(values) if value not in good[:]]
-    expected.remove(len(values) - 2)  # the stable
-    assert [int(headers["lmerge-offset"]) for _, headers in letters] == expected
-    reasons = [headers["lmerge-reason"].decode() for _, headers in letters]
-    kinds = list(POISON)
-    assert reasons == [kinds[0], *kinds * 3, "not_json"]
-    for (value, headers), offset in zip(letters, expected, strict=True):
-        assert headers["lmerge-topic"].decode() == merge.topics["a"]
-        assert headers["lmerge-partition"] == b"0"
-        original = values[offset]
-        assert value == (None if original is None else original[: 64 << 10])
-
-
 async def _read(bootstrap: str, topic: str) -> list[tuple[bytes | None, dict[str, bytes]]]:
     tp = TopicPartition(topic, 0)
     async with AIOKafkaConsumer(
@@ -356,21 +190,6 @@ def test_a_topic_with_fewer_records_than_were_merged_is_merged_anew(merge: Merge
     assert merge.says(meaning(lives))
 
 
-def test_a_replica_whose_topic_is_made_anew_starts_over(merge: Merge) -> None:
-    lives = logical(150, seed=7)
-    streams = replica_streams(lives, seed=7)
-    with merge.worker() as worker:
-        merge.publish("a", streams["a"][:60])
-        worker.wait(lambda s: s["output"]["stables"] > 0, "stables")
-        assert worker.terminate() == 0
-    asyncio.run(_recreate(merge.bootstrap, merge.topics["a"]))
-    with merge.worker() as worker:
-        worker.wait_until_running()
-        merge.publish("a", streams["a"])
-        worker.wait_until_ended()
-    assert merge.says(meaning(lives))
-
-
 async def _truncate(bootstrap: str, topic: str, offset: int) -> None:
     async with Topics(Connection(bootstrap)) as topics:
         await topics._admin.delete_records(
@@ -381,16 +200,6 @@ async def _truncate(bootstrap: str, topic: str, offset: int) -> None:
 class _RecordsToDelete:
     def __init__(self, before_offset: int):
         self.before_offset = before_offset
-
-
-async def _recreate(bootstrap: str, topic: str) -> None:
-    async with Topics(Connection(bootstrap)) as topics:
-        await topics.delete(topic)
-        for _ in range(100):
-            if topic not in await topics.partitions([topic]):
-                break
-            await asyncio.sleep(0.05)
-        await topics.ensure(topic)
 
 
 def test_a_topic_that_gets_more_partitions_is_followed(merge: Merge) -> None:
@@ -410,22 +219,6 @@ async def _widen(bootstrap: str, topic: str, width: int) -> None:
 
     async with Topics(Connection(bootstrap)) as topics:
         await topics._admin.create_partitions({topic: NewPartitions(width)})
-
-
-def test_sigterm_with_the_broker_gone_stops_within_15_seconds(tmp_path: Path) -> None:
-    """aiokafka#659: stop() hangs when all brokers are down."""
-    with LocalBroker(tmp_path / "kafka") as broker:
-        merge = Merge(broker.bootstrap, tmp_path)
-        with merge.worker() as worker:
-            merge.publish("a", [Insert(b'"x"', 1, 5), Stable(2)])
-            worker.wait(lambda s: s["output"]["stable_point"] == 2, "stable(2)")
-            broker.kill()
-            time.sleep(0.5)
-            started = time.monotonic()
-            code = worker.terminate(20)
-            assert time.monotonic() - started < 15
-            assert code == 0
-            assert "Traceback" not in worker.text(50)
 
 
 def test_a_broker_that_comes_back_is_merged_from_again(tmp_path: Path) -> None:
@@ -485,14 +278,6 @@ def test_only_the_last_incarnation_is_fed_to_a_rebuilt_operator(merge: Merge) ->
         merge.publish("a", [Stable(INFINITY)])
         worker.wait_until_ended()
     assert merge.says(TDB([(b'"kept"', 70, 90)]))
-
-
-def test_a_tombstone_without_a_key_is_a_dead_letter(merge: Merge) -> None:
-    with merge.worker() as worker:
-        merge.send_raw(merge.topics["a"], [None, encode(Insert(b'"x"', 1, 5))], key=None)
-        worker.wait(lambda s: s["output"]["inserts"] == 1, "an insert")
-        worker.wait(lambda s: s["output"]["transactions"] > 0, "a commit")
-    assert asyncio.run(_read(merge.bootstrap, merge.dead_letters))[0][0] is None
 
 
 def test_records_near_the_limit_pass_or_are_dead_letters_and_never_stop_the_merge(

@@ -60,7 +60,7 @@ class Transactions(_Model):
 
 
 def _rule(value: Any) -> str | None:
-    names = value if isinstance(value, dict) else type(value).model_fields
+    names = value if isinstance(value, dict) else getattr(type(value), "model_fields", ())
     known = ("lateness", "watermark", "transactions")
     return next((f"<{name}>" for name in known if name in names), None)
 

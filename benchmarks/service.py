@@ -1,0 +1,243 @@
+"""The service as its users run it: worker processes on a local broker, beside a pass-through.
+
+Each measurement has a broker and a folder of its own and leaves nothing behind. What is merged is a
+backlog, sent once and merged anew in each run into an output of its own, timed from the worker's
+word that it runs to the status that tells that all is merged; starting processes does not count.
+Broker, workers and this process share the machine.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from types import MappingProxyType
+from typing import Final, TypeAlias
+
+from benchmarks import recovery
+from benchmarks.fleet import NEVER, TOPICS, Merge, Report, Worker, by_topic, say, staged
+from benchmarks.inputs import lazily
+from benchmarks.sizes import Sizes
+from benchmarks.traffic import Replicas, following, quantile, waits
+from lmerge_service.demo.stage import Stage
+from lmerge_service.demo.throughput import pass_through
+from lmerge_service.demo.watch import Follower
+from lmerge_service.errors import LMergeError
+from lmerge_service.kafka.client import Connection
+from lmerge_service.service.status import Status
+from lmerge_service.service.tuning import quieten_garbage_collector
+from lmerge_service.topology import Topology
+
+__all__ = ("NAMES", "run")
+
+_POLL_SECONDS: Final = 0.1
+_MB: Final = 1e6
+_PAYLOAD_BYTES: Final = 95
+
+Measurement: TypeAlias = Callable[[int, Sizes, Report], Awaitable[None]]
+
+
+async def run(names: Sequence[str], runs: int, sizes: Sizes, report: Report) -> None:
+    """Measures what is named, one after the other.
+
+    Raises:
+        LMergeError: a process could not be started, ended, or stopped moving.
+    """
+    for name in names:
+        say(name)
+        await _MEASUREMENTS[name](runs, sizes, report)
+
+
+# --- merging a backlog ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Merged:
+    """A backlog that was merged: input elements a second, and what the workers took."""
+
+    rate: float
+    peak: int
+    """Bytes resident, of the largest worker."""
+    snapshots: int
+
+
+async def _merged(merge: Merge, total: int, *, workers: int = 1, partitions: int = 1) -> _Merged:
+    """Starts workers on a backlog of `total` elements, and ends them when it is merged."""
+    started = await asyncio.gather(*(merge.worker() for _ in range(workers)))
+    tasks = partitions // workers
+    merging = [_until_merged(worker, tasks, total) for worker in started]
+    rebuilds, end = sum(await asyncio.gather(*merging)), time.time()
+    if rebuilds:
+        say(f"{merge.name}: rebuilt {rebuilds} times, so this run is slower than it would be")
+    running = [entry["at"] for worker in started for entry in worker.said("running")]
+    snapshots = sum(len(worker.said("snapshot")) for worker in started)
+    for worker in started:
+        await worker.end()
+    rate = total / (end - min(running))
+    say(f"{merge.name}: {total:,} elements, {rate:,.0f} a second")
+    return _Merged(rate, max(worker.peak for worker in started), snapshots)
+
+
+async def _until_merged(worker: Worker, tasks: int, total: int) -> int:
+    """How often it had to rebuild meanwhile. Each task reads all of the backlog."""
+    leading = len(_outputs(await worker.running()))
+    if leading != tasks:
+        raise LMergeError(f"worker {worker.name} leads {leading} tasks at once, not {tasks}")
+
+    def merged(status: Status) -> bool:
+        return status.elements_in >= tasks * total and all(_outputs(status))
+
+    return (await worker.wait(merged, "all to be merged", every=_POLL_SECONDS)).rebuilds
+
+
+def _outputs(status: Status) -> list[bool]:
+    """Of each task that is led, whether its output has ended."""
+    return [task.output.ended for task in status.tasks if task.role == "leads"]
+
+
+async def _filled(stage: Stage, events: int, payload_bytes: int, active: int = 10_000) -> int:
+    """Sends the backlogs; how many elements that are."""
+    streams = lazily(events, payload_bytes=payload_bytes, active=active)
+    async with Replicas(Connection(stage.bootstrap), by_topic(streams)) as replicas:
+        total = await replicas.say()
+    say(f"{total:,} elements in {len(streams)} topics")
+    return total
+
+
+async def _passed(stage: Stage, tag: str) -> float:
+    quieten_garbage_collector()
+    topics = list(TOPICS.values())
+    rate = await pass_through(Connection(stage.bootstrap), topics, f"passed.{tag}")
+    say(f"passed through: {rate:,.0f} elements a second")
+    return rate
+
+
+async def _small_payloads(runs: int, sizes: Sizes, report: Report) -> None:
+    await _throughput("120 bytes", sizes.events, _PAYLOAD_BYTES, runs, report)
+
+
+async def _large_payloads(runs: int, sizes: Sizes, report: Report) -> None:
+    size = sizes.payload_bytes
+    await _throughput(f"payloads of {size:,} bytes", sizes.events, size, runs, report)
+
+
+async def _throughput(what: str, events: int, size: int, runs: int, report: Report) -> None:
+    """One worker on three backlogs, in turn with the pass-through of the same topics."""
+    passed, merged = [], []
+    async with staged() as stage:
+        total = await _filled(stage, events, size)
+        await _passed(stage, "warm")
+        for n in range(runs):
+            passed.append(await _passed(stage, f"{n}"))
+            merged.append(await _merged(Merge(stage, f"m{n}"), total))
+    report(f"merge, exactly once, {what}", "k elements/s", [each.rate / 1000 for each in merged])
+    report(f"pass-through in transactions, {what}", "k elements/s", [p / 1000 for p in passed])
+    ratios = [each.rate / p for each, p in zip(merged, passed, strict=True)]
+    report(f"ratio of each pair, {what}", "", ratios)
+    report(f"peak resident memory of the worker, {what}", "MB", [m.peak / _MB for m in merged])
+
+
+async def _workers(runs: int, sizes: Sizes, report: Report) -> None:
+    """Workers and partitions, in turn. The broker waits for all workers before it shares."""
+    shapes = {"1 worker, 1 partition": (1, 1), "1 worker, 2 partitions": (1, 2),
+              "2 workers, 2 partitions": (2, 2)}  # fmt: skip
+    rates: dict[str, list[float]] = {shape: [] for shape in shapes}
+    passed = []
+    async with staged(group_initial_rebalance_delay_ms="6000") as stage:
+        total = await _filled(stage, sizes.events, _PAYLOAD_BYTES)
+        for n in range(runs):
+            passed.append(await _passed(stage, f"{n}"))
+            for number, (shape, (workers, partitions)) in enumerate(shapes.items()):
+                merge = Merge(stage, f"w{n}.{number}", partitions=partitions)
+                found = await _merged(merge, total, workers=workers, partitions=partitions)
+                rates[shape].append(found.rate)
+    report("pass-through in transactions", "k elements/s", [p / 1000 for p in passed])
+    first = next(iter(rates.values()))
+    for shape, found_rates in rates.items():
+        report(shape, "k elements/s", [rate / 1000 for rate in found_rates])
+        report(f"{shape}, ratio to 1 and 1", "",
+               [r / one for r, one in zip(found_rates, first, strict=True)])  # fmt: skip
+
+
+async def _snapshots(runs: int, sizes: Sizes, report: Report) -> None:
+    """The rate with no snapshots, with some, and with as many as a worker will take."""
+    default = Topology.model_fields["snapshot_seconds"].default
+    every = {"no snapshots": NEVER, f"a snapshot every {default:g} s, the default": default,
+             "a snapshot every 1 s, or when it may": 1.0}  # fmt: skip
+    found: dict[str, list[_Merged]] = {what: [] for what in every}
+    async with staged() as stage:
+        total = await _filled(stage, sizes.snapshot_events, _PAYLOAD_BYTES, sizes.snapshot_active)
+        for n in range(runs):
+            for number, (what, seconds) in enumerate(every.items()):
+                merge = Merge(stage, f"s{n}.{number}", snapshot_seconds=seconds)
+                found[what].append(await _merged(merge, total))
+    first = next(iter(found.values()))
+    for what, merged in found.items():
+        report(what, "k elements/s", [each.rate / 1000 for each in merged])
+        report(f"{what}: taken in a run", "", [each.snapshots for each in merged])
+        ratios = [each.rate / none.rate for each, none in zip(merged, first, strict=True)]
+        report(f"{what}: ratio to none", "", ratios)
+
+
+async def _backlog(runs: int, sizes: Sizes, report: Report) -> None:
+    """Memory must not grow with the backlog, so a tenth of it is merged too."""
+    for events in (sizes.backlog // 10, sizes.backlog):
+        async with staged() as stage:
+            total = await _filled(stage, events, _PAYLOAD_BYTES)
+            merged = [await _merged(Merge(stage, f"b{n}"), total) for n in range(runs)]
+        what = f"backlog of 3 × {total // 3:,} elements"
+        report(f"{what}, peak resident", "MB", [each.peak / _MB for each in merged])
+        report(what, "k elements/s", [each.rate / 1000 for each in merged])
+
+
+# --- latency --------------------------------------------------------------------------------------
+
+
+async def _latency(runs: int, sizes: Sizes, report: Report) -> None:
+    """From when the first replica's record was made to a read_committed consumer."""
+    for rate in sizes.rates:
+        found: dict[str, list[float]] = {"p50": [], "p99": [], "held": []}
+        for _ in range(runs):
+            async with staged() as stage:
+                for name, value in (await _added(stage, rate, sizes.latency_seconds)).items():
+                    found[name].append(value)
+        what = f"at 3 × {rate:,} elements/s"
+        report(f"added latency {what}, p50", "ms", found["p50"])
+        report(f"added latency {what}, p99", "ms", found["p99"])
+        report(f"rate that was sent {what}", "of it", found["held"])
+
+
+async def _added(stage: Stage, rate: int, seconds: float) -> Mapping[str, float]:
+    """One run: the quantiles in ms, and which part of the rate was held."""
+    count = int(rate * seconds)
+    merge = Merge(stage, "latency")
+    await merge.topics()
+    worker = await merge.worker()
+    await worker.running()
+    follower = Follower(merge.connection, merge.output)
+    streams = [list(islice(stream, count)) for stream in lazily(count)]
+    quieten_garbage_collector()
+    async with following(follower), Replicas(merge.connection, by_topic(streams)) as replicas:
+        began = time.monotonic()
+        total = await replicas.say(rate=rate)
+        took = time.monotonic() - began
+        await worker.wait(lambda status: status.elements_in >= total, "all to be merged")
+        await asyncio.sleep(1)  # for the last commit, and for the consumer
+    found = await waits(merge.connection, list(TOPICS.values()), follower.arrived)
+    return {"p50": quantile(found, 0.5), "p99": quantile(found, 0.99), "held": seconds / took}
+
+
+_MEASUREMENTS: Final[Mapping[str, Measurement]] = MappingProxyType(
+    {
+        "merge": _small_payloads,
+        "payloads": _large_payloads,
+        "workers": _workers,
+        "latency": _latency,
+        "recovery": recovery.by_live_events,
+        "history": recovery.by_history,
+        "snapshots": _snapshots,
+        "takeover": recovery.takeover,
+        "backlog": _backlog,
+    }
+)
+NAMES: Final = tuple(_MEASUREMENTS)

@@ -1,0 +1,42 @@
+"""How much the benchmarks of the service merge: as asked for, or hardly anything, to try them."""
+
+from dataclasses import dataclass
+
+__all__ = ("TINY", "Sizes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Events are per replica; a replica says some 1.2 elements of an event."""
+
+    events: int = 250_000
+    snapshot_events: int = 2_000_000
+    """For a backlog that takes longer than the default interval of snapshots."""
+    snapshot_active: int = 100_000
+    """Events live at a time, when snapshots are what is measured."""
+    backlog: int = 1_000_000
+    latency_seconds: float = 15
+    rates: tuple[int, ...] = (1_000, 33_334)
+    """Elements a second of each replica, for added latency."""
+    live: tuple[int, ...] = (10_000, 100_000)
+    """Events live at a time, for recovery."""
+    history_live: int = 20_000
+    """The same where the length of history is what differs."""
+    longer: int = 5
+    """How many times longer the long history is."""
+    payload_bytes: int = 1_000
+    """Of large payloads."""
+
+
+TINY = Sizes(
+    events=1_000,
+    snapshot_events=2_000,
+    snapshot_active=500,
+    backlog=2_000,
+    latency_seconds=2,
+    rates=(200, 400),
+    live=(300,),
+    history_live=200,
+    payload_bytes=200,
+)
+"""To see that all of it works."""

@@ -1,0 +1,295 @@
+"""The service for a long time: workers that are restarted, a replica that is killed, and bounds.
+
+Two workers share two tasks and stand by for each other. One of them, the *witness*, is never
+touched: its memory and its descriptors tell of leaks. The other is restarted five times, by kill -9
+and by SIGTERM in turn. Three replicas speak at a steady rate and revise what they said; a third of
+the way one of them is killed, and comes back half way as another incarnation. At the end everything
+has been said, and the output is held against the logical stream.
+
+What is judged
+    Memory by the slope of a line through what was resident, descriptors by the fewest that were
+    open at the end against those at the beginning; both after a warm-up of a quarter of the time.
+    A slope over less than two minutes says nothing and is not judged.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import linear_regression
+from typing import Final, TypeAlias
+
+import msgspec
+
+from benchmarks.fleet import TOPICS, Merge, Worker, say, staged
+from benchmarks.replica import SECOND, Part, lives
+from lmerge_service.demo.stage import Process, Stage
+from lmerge_service.errors import LMergeError
+from lmerge_service.formats.wire import WireDecoder
+from lmerge_service.offline.audit import Audited, audit_topic, compare
+from lmerge_service.present.life import final_tdb
+from lmerge_service.service.status import Status, TaskStatus
+
+__all__ = ("Bounds", "Sample", "Soaking", "grown", "soak")
+
+_Step: TypeAlias = Callable[[], Awaitable[None]]
+
+_RESTARTS: Final = 5
+_WARM_UP: Final = 0.25
+_JUDGED_SECONDS: Final = 120.0
+_LOOK_SECONDS: Final = 1.0
+_SNAPSHOT_SECONDS: Final = 10.0
+_KILLED: Final = 1
+"""Which of the replicas is killed."""
+_MB: Final = 1e6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Soaking:
+    """How long, and how much."""
+
+    minutes: float = 10
+    rate: float = 800
+    """Events a second, of each of three replicas; some 1.2 to 1.7 elements each."""
+    live: int = 2_000
+    """Events live at a time."""
+    every: float = 60
+    """Seconds between lines."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What the witness may not exceed."""
+
+    megabytes_a_minute: float = 1.0
+    descriptors: int = 8
+    """More open at the end than after the warm-up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A look at a worker."""
+
+    at: float
+    """Seconds."""
+    resident: int
+    """Bytes."""
+    descriptors: int
+
+
+def grown(samples: Sequence[Sample], bounds: Bounds) -> list[str]:
+    """What has grown beyond its bound, in words."""
+    warm, found = _warm(samples), []
+    if not warm:
+        return ["nothing was seen of the worker"]
+    slope = _slope(warm)
+    if warm[-1].at - warm[0].at >= _JUDGED_SECONDS and slope > bounds.megabytes_a_minute:
+        found.append(f"memory grows by {slope:.2f} MB/min, over {bounds.megabytes_a_minute:g}")
+    third = max(1, len(warm) // 3)
+    before, after = (min(s.descriptors for s in part) for part in (warm[:third], warm[-third:]))
+    if after - before > bounds.descriptors:
+        found.append(f"descriptors grow from {before} to {after}")
+    return found
+
+
+def _warm(samples: Sequence[Sample]) -> Sequence[Sample]:
+    return samples[int(len(samples) * _WARM_UP) :]
+
+
+def _slope(samples: Sequence[Sample]) -> float:
+    """MB a minute."""
+    if len(samples) < 2:
+        return 0.0
+    times, sizes = [s.at / 60 for s in samples], [s.resident / _MB for s in samples]
+    return linear_regression(times, sizes).slope
+
+
+async def soak(soaking: Soaking, bounds: Bounds) -> bool:
+    """Runs it, prints as it goes, and tells whether all was well.
+
+    Raises:
+        LMergeError: a process could not be started, ended, or stopped moving.
+    """
+    async with staged() as stage:
+        run = _Soak(stage, soaking)
+        await run.play()
+        faults = grown(run.samples, bounds)
+        equivalent = await run.audit()
+    for fault in faults:
+        print(f"the witness: {fault}")
+    print("well" if equivalent and not faults else "NOT WELL")
+    return equivalent and not faults
+
+
+@dataclass(slots=True)
+class _Seen:
+    """Sums of counts that each worker has of each task, whoever leads it when."""
+
+    last: dict[tuple[str, int], Counter[str]] = field(default_factory=dict)
+    sums: Counter[str] = field(default_factory=Counter)
+
+    def take(self, worker: str, tasks: Sequence[TaskStatus]) -> None:
+        for task in tasks:
+            key, now = (worker, task.partition), _counts(task)
+            self.sums += now - self.last.get(key, Counter())
+            self.last[key] = now
+
+
+def _counts(task: TaskStatus) -> Counter[str]:
+    out = task.output
+    return Counter(
+        {
+            "in": sum(each.inserts + each.adjusts for each in task.replicas),
+            "out": out.inserts + out.adjusts,
+            "switches": out.leader_switches,
+        }
+    )
+
+
+class _Soak:
+    """One run: the processes, and what was seen of them."""
+
+    def __init__(self, stage: Stage, soaking: Soaking):
+        self.samples: list[Sample] = []
+        """Of the witness."""
+        self._stage = stage
+        self._soaking = soaking
+        self._merge = Merge(
+            stage, "soak", partitions=2, time_unit="us", snapshot_seconds=_SNAPSHOT_SECONDS
+        )
+        self._seconds = soaking.minutes * 60
+        self._began = self._reported = time.time()
+        self._seen, self._told = _Seen(), Counter[str]()
+        self._replicas: dict[str, Process] = {}
+        self._workers: list[Worker] = []
+        """The witness, and the other."""
+        self._news: list[str] = []
+
+    async def play(self) -> None:
+        await self._merge.topics()
+        for _ in range(2):
+            self._workers.append(await self._merge.worker())
+            await self._workers[-1].wait(_has_a_task, "a task")
+        self._began = self._reported = time.time()
+        for number in range(len(TOPICS)):
+            await self._speak(number)
+        for due, step in self._steps():
+            await self._look_until(due)
+            await step()
+        for worker in self._workers:
+            await worker.wait(_has_ended, "the output to end", every=0.5)
+            await worker.end()
+
+    def _steps(self) -> Iterator[tuple[float, _Step]]:
+        """What is done when, in seconds since the beginning, in order."""
+        steps: list[tuple[float, _Step]] = [
+            (self._seconds * (n + 0.7) / _RESTARTS, partial(self._restart, kill=n % 2 == 0))
+            for n in range(_RESTARTS)
+        ]
+        steps.append((self._seconds / 3, self._silence))
+        steps.append((self._seconds / 2, partial(self._speak, _KILLED, again=True)))
+        steps.append((self._seconds, self._tell))
+        return iter(sorted(steps, key=lambda step: step[0]))
+
+    # --- what is done -------------------------------------------------------------------------
+
+    def _part(self, number: int) -> Part:
+        return Part(
+            bootstrap=self._stage.bootstrap,
+            topic=list(TOPICS.values())[number],
+            number=number,
+            events=int(self._soaking.rate * self._seconds),
+            rate=self._soaking.rate,
+            live=self._soaking.live,
+            began=self._began,
+        )
+
+    async def _speak(self, number: int, *, again: bool = False) -> None:
+        part = self._part(number)
+        if again:
+            now = int((time.time() - self._began) * SECOND)
+            part = msgspec.structs.replace(part, incarnation=1, joining_at=now)
+            self._news.append(f"replica {part.topic} starts over")
+        text = msgspec.json.encode(part).decode()
+        log = f"{part.topic}-{part.incarnation}.log"
+        self._replicas[log] = await self._stage.python("benchmarks.replica", text, log=log)
+
+    async def _silence(self) -> None:
+        log = f"{self._part(_KILLED).topic}-0.log"
+        await self._stage.kill(self._replicas.pop(log))
+        self._news.append(f"replica {self._part(_KILLED).topic} killed")
+
+    async def _restart(self, *, kill: bool) -> None:
+        """Of the other worker."""
+        other = self._workers.pop()
+        await (other.kill() if kill else other.end())
+        self._workers.append(await self._merge.worker())
+        self._news.append(f"{other.name} {'killed' if kill else 'stopped'}, another started")
+
+    # --- what is seen -------------------------------------------------------------------------
+
+    async def _look_until(self, due: float) -> None:
+        while (left := self._began + due - time.time()) > 0:
+            await asyncio.sleep(min(_LOOK_SECONDS, left))
+            await self._look()
+            if time.time() - self._reported >= self._soaking.every:
+                await self._tell()
+
+    async def _look(self) -> list[Status]:
+        """Takes a sample; what the workers say that answer."""
+        for log, replica in self._replicas.items():
+            if replica.returncode:
+                raise LMergeError(f"a replica ended: {self._stage.said(log)}")
+        statuses = []
+        for worker in self._workers:
+            if (status := await worker.status()) is not None:
+                self._seen.take(worker.name, status.tasks)
+                statuses.append(status)
+        witness = self._workers[0]
+        now = time.time() - self._began
+        self.samples.append(Sample(now, witness.resident, witness.descriptors))
+        return statuses
+
+    async def _tell(self) -> None:
+        """A line about the time since the last one."""
+        statuses = await self._look()
+        leads = [task for s in statuses for task in s.tasks if task.role == "leads"]
+        sums, passed = self._seen.sums, time.time() - self._reported
+        lags = [each.lag_records for task in leads for each in task.replicas]
+        rates = {what: (sums[what] - self._told[what]) / passed for what in ("in", "out")}
+        sizes = [task.snapshot.size for task in leads if task.snapshot is not None]
+        memory = ", ".join(f"{w.resident / _MB:.1f} MB {w.descriptors} fds" for w in self._workers)
+        print(
+            f"{(time.time() - self._began) / 60:5.1f} min  in {rates['in']:,.0f}/s  "
+            f"out {rates['out']:,.0f}/s  "
+            f"witness {memory} (other)  slope {_slope(_warm(self.samples)):+.2f} MB/min  "
+            f"live {sum(task.output.live_events for task in leads):,}  "
+            f"snapshots {sum(sizes) / _MB:.2f} MB  "
+            f"lag {max((lag for lag in lags if lag is not None), default=0):,}  "
+            f"switches {sums['switches']:,}  {'; '.join(self._news)}",
+            flush=True,
+        )
+        self._told, self._reported, self._news = Counter(sums), time.time(), []
+
+    async def audit(self) -> bool:
+        """Whether the output is legal, complete, and what the logical stream is."""
+        say("reading the output back")
+        found = await audit_topic(self._merge.connection, self._merge.output, WireDecoder())
+        reference = final_tdb(list(lives(self._part(0))))
+        verdict = compare(Audited("the logical stream", reference), found)
+        for difference in verdict.differences[:5]:
+            print(f"  {difference}")
+        good = verdict.equivalent and found.complete
+        said = "equivalent to the logical stream" if good else "NOT equivalent"
+        print(f"audit: {len(found.tdb):,} events, {said}")
+        return good
+
+
+def _has_a_task(status: Status) -> bool:
+    return status.state in ("running", "standby")
+
+
+def _has_ended(status: Status) -> bool:
+    return all(task.output.ended for task in status.tasks)

@@ -1,0 +1,208 @@
+"""What goes into replica topics, and what a consumer of the output sees of it.
+
+Who owns what
+    A `Sender` owns a producer, an `Arrivals` while it runs a consumer. Whoever cancels either loses
+    what was not acknowledged; nothing of the measured side is in this process.
+
+Cost
+    Records are appended to batches directly, 3 µs each; so one process can send some 100,000
+    elements a second and generate them. Times are the wall clock's, so that they can be compared
+    with those of records and logs.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import islice, pairwise
+from typing import Final, Protocol, Self
+
+from aiokafka import AIOKafkaProducer
+from aiokafka.producer.message_accumulator import BatchBuilder
+
+from lmerge_service.demo.verdict import read_inputs
+from lmerge_service.elements import START, Element
+from lmerge_service.formats.headers import incarnation_headers
+from lmerge_service.kafka.client import Connection, close_bounded, kafka_errors
+from lmerge_service.kafka.publish import on_the_wire
+from lmerge_service.kafka.source import Source, TopicPartition
+from lmerge_service.kafka.starting import started
+from lmerge_service.kafka.topics import Topics
+
+__all__ = ("Arrivals", "Replicas", "Sender", "following", "quantile", "waits")
+
+_AT_ONCE: Final = 2_000
+_TICK_SECONDS: Final = 0.01
+_UNACKNOWLEDGED: Final = 64
+
+
+class Sender:
+    """The sending end of a replica, to partition 0 of its topic; use as `async with`."""
+
+    def __init__(
+        self, connection: Connection, topic: str, *, incarnation: int = 0, joining_at: int = START
+    ):
+        self.topic = topic
+        self._connection = connection
+        self._headers = incarnation_headers(incarnation, joining_at)
+        self._pending: list[Awaitable[object]] = []
+
+    async def __aenter__(self) -> Self:
+        async with Topics(self._connection) as topics:
+            await topics.ensure(self.topic)
+        self._producer = AIOKafkaProducer(
+            **self._connection.arguments, enable_idempotence=True, max_batch_size=1 << 18
+        )
+        await started(self._producer.start(), self._connection)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await close_bounded(self._producer.stop())
+
+    async def send(self, elements: Iterable[Element], rate: float | None = None) -> int:
+        """Sends them in order, `rate` a second (None: as fast as it goes), and waits until they
+        are there; returns how many.
+
+        Raises:
+            TransportError: Kafka refuses.
+        """
+        began, sent = time.monotonic(), 0
+        elements = iter(elements)
+        while some := list(islice(elements, await _due(began, sent, rate))):
+            await self.put(some)
+            sent += len(some)
+        await self.flush()
+        return sent
+
+    async def put(self, elements: Sequence[Element]) -> None:
+        """Hands them over to the producer; waits when much is not acknowledged."""
+        with kafka_errors(f"sending to {self.topic}", "Write"):
+            for batch in self._batches(elements):
+                future = await self._producer.send_batch(batch, self.topic, partition=0)
+                self._pending.append(future)
+        if len(self._pending) >= _UNACKNOWLEDGED:
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Waits until all is acknowledged."""
+        pending, self._pending = self._pending, []
+        with kafka_errors(f"sending to {self.topic}", "Write"):
+            await asyncio.gather(*pending)
+
+    def _batches(self, elements: Sequence[Element]) -> Iterator[BatchBuilder]:
+        batch, headers = self._producer.create_batch(), self._headers
+        for record in (record for element in elements for record in on_the_wire(element)):
+            key, value = record.key, record.value
+            if batch.append(key=key, value=value, timestamp=None, headers=headers) is None:
+                yield batch
+                batch = self._producer.create_batch()
+                batch.append(key=key, value=value, timestamp=None, headers=headers)
+        yield batch
+
+
+async def _due(began: float, sent: int, rate: float | None) -> int:
+    """How many elements to send now; waits until there are some."""
+    if rate is None:
+        return _AT_ONCE
+    if (early := began + sent / rate - time.monotonic()) > 0:
+        await asyncio.sleep(max(early, _TICK_SECONDS))
+    late = int((time.monotonic() - began) * rate) - sent
+    return min(max(late, 1), _AT_ONCE)
+
+
+class Replicas:
+    """Replicas that go on, each in its topic, for as long as they are asked to; use as
+    `async with`."""
+
+    def __init__(self, connection: Connection, streams: Mapping[str, Iterable[Element]]):
+        """`streams` are by topic; they may be lazy, and longer than what will be said."""
+        self._senders = [Sender(connection, topic) for topic in streams]
+        self._streams = [iter(stream) for stream in streams.values()]
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            for sender in self._senders:
+                await stack.enter_async_context(sender)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def say(self, count: int | None = None, rate: float | None = None) -> int:
+        """So many elements each (None: all there are), `rate` a second each; how many in all.
+
+        Raises:
+            TransportError: Kafka refuses.
+        """
+        both = zip(self._senders, self._streams, strict=True)
+        return sum(await asyncio.gather(*(s.send(islice(e, count), rate) for s, e in both)))
+
+    @asynccontextmanager
+    async def speaking(self, rate: int) -> AsyncIterator[None]:
+        """They go on at this rate meanwhile."""
+        stop = asyncio.Event()
+        going_on = asyncio.create_task(self._speak(rate, stop))
+        try:
+            yield
+        finally:
+            stop.set()  # a cancellation would lose elements
+            await going_on
+
+    async def _speak(self, rate: int, stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            await self.say(max(1, rate // 5), rate)
+
+
+class _Runs(Protocol):
+    async def run(self) -> None: ...
+
+
+@asynccontextmanager
+async def following(consumer: _Runs) -> AsyncIterator[None]:
+    """A consumer runs meanwhile."""
+    running = asyncio.create_task(consumer.run())
+    try:
+        yield
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+class Arrivals:
+    """A read_committed consumer of partition 0 of a topic, who notes when something came."""
+
+    def __init__(self, connection: Connection, topic: str):
+        self._connection = connection
+        self._tp = TopicPartition(topic, 0)
+        self.times: list[float] = []
+        """Seconds of the wall clock."""
+
+    async def run(self) -> None:
+        """Follows from the present end until cancelled."""
+        async with Source(self._connection) as source:
+            source.assign(await source.ends([self._tp]))
+            while True:
+                if await source.poll(0.2):
+                    self.times.append(time.time())
+
+    def longest_gap(self, start: float, end: float) -> float:
+        """The longest time without an arrival, in seconds, of those that touch [start, end]."""
+        gaps = [b - a for a, b in pairwise(self.times) if b >= start and a <= end]
+        return max(gaps, default=end - start)
+
+
+async def waits(
+    connection: Connection, topics: Sequence[str], arrived: Mapping[tuple[bytes, int], float]
+) -> list[float]:
+    """Milliseconds from when an event was first produced to when it arrived, ascending."""
+    _, produced = await read_inputs(connection, topics)
+    return sorted((arrived[key] - at) * 1000 for key, at in produced.items() if key in arrived)
+
+
+def quantile(ascending: Sequence[float], q: float) -> float:
+    """
+    >>> quantile([1, 2, 3, 4], 0.5)
+    3
+    """
+    return ascending[min(len(ascending) - 1, int(q * len(ascending)))]

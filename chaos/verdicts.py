@@ -1,0 +1,75 @@
+"""What a check finds: valid, invalid or unknown, with evidence; the worst of several.
+
+Theory
+    A check is a function of a history. It says *invalid* only with evidence in hand, *unknown*
+    when the history does not tell (a topic that has lost its beginning, a reference that the
+    replicas do not agree on), else *valid*. Several checks are worth what the worst of them is:
+
+    >>> worst([Outcome.VALID, Outcome.UNKNOWN])
+    <Outcome.UNKNOWN: 'unknown'>
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+__all__ = ("Finding", "Outcome", "Report", "worst")
+
+_SHOWN = 20
+
+
+class Outcome(StrEnum):
+    """From good to bad."""
+
+    VALID = "valid"
+    UNKNOWN = "unknown"
+    INVALID = "invalid"
+
+
+def worst(outcomes: Iterable[Outcome]) -> Outcome:
+    """The worst of them; of none, valid."""
+    order = list(Outcome)
+    return max(outcomes, key=order.index, default=Outcome.VALID)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check says; at most 20 pieces of evidence, and how many there were."""
+
+    check: str
+    outcome: Outcome
+    evidence: tuple[str, ...] = ()
+    total: int = 0
+
+    @classmethod
+    def of(cls, check: str, wrong: Sequence[str], unclear: Sequence[str] = ()) -> "Finding":
+        """Invalid if something is wrong, else unknown if something is unclear, else valid."""
+        outcome = Outcome.INVALID if wrong else Outcome.UNKNOWN if unclear else Outcome.VALID
+        evidence = (*wrong, *unclear)
+        return cls(check, outcome, evidence[:_SHOWN], len(evidence))
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All findings about one history."""
+
+    findings: tuple[Finding, ...]
+
+    @property
+    def outcome(self) -> Outcome:
+        return worst(finding.outcome for finding in self.findings)
+
+    def __getitem__(self, check: str) -> Finding:
+        for finding in self.findings:
+            if finding.check == check:
+                return finding
+        raise KeyError(f"{check} was not asked of this history")
+
+    def __str__(self) -> str:
+        lines = [str(self.outcome)]
+        for finding in self.findings:
+            lines.append(f"{finding.check} {finding.outcome}")
+            lines += [f"   {piece}" for piece in finding.evidence]
+            if (more := finding.total - len(finding.evidence)) > 0:
+                lines.append(f"   and {more:,} more")
+        return "\n".join(lines)

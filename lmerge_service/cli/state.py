@@ -1,0 +1,130 @@
+"""`lmerge state inspect` and `verify`: what Kafka has of the state of a merge."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+import typer
+
+from lmerge_service.cli.options import Json, address, silence_kafka_client
+from lmerge_service.cli.words import point, say_json
+from lmerge_service.errors import StateError
+
+if TYPE_CHECKING:
+    from lmerge_service.service.inspection import Inspected
+
+__all__ = ("app",)
+
+app = typer.Typer(
+    no_args_is_help=True, help="Look at the state that a merge keeps in Kafka: marks and snapshots."
+)
+
+Path_: TypeAlias = Annotated[
+    Path, typer.Argument(metavar="TOPOLOGY.yaml", help="The merge.", show_default=False)
+]
+Bootstrap: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        callback=address,
+        help="Where Kafka is, instead of the file's word and of LMERGE_BOOTSTRAP.",
+    ),
+]
+
+
+@app.command("inspect")
+def inspect(path: Path_, bootstrap: Bootstrap = None, as_json: Json = False) -> None:
+    """Show where each task stands: its last mark, its replicas, its snapshots.
+
+    Example: `lmerge state inspect topologies/flights.yaml`
+    """
+    _show(_inspected(path, bootstrap, verify=False), as_json)
+
+
+@app.command("verify")
+def verify(path: Path_, bootstrap: Bootstrap = None, as_json: Json = False) -> None:
+    """Read every snapshot and make an operator of it; ends with 4 if one is damaged.
+
+    A damaged one harms nothing: the one before it, or the topics, are used in its place.
+
+    Example: `lmerge state verify topologies/flights.yaml`
+    """
+    found = _inspected(path, bootstrap, verify=True)
+    _show(found, as_json)
+    damaged = [each for task in found for each in task.snapshots if each.damage is not None]
+    if damaged:
+        raise StateError(f"{len(damaged)} snapshots are damaged")
+
+
+def _inspected(path: Path, bootstrap: str | None, *, verify: bool) -> "list[Inspected]":
+    import asyncio
+
+    from lmerge_service import topology
+    from lmerge_service.kafka.cluster import Cluster
+    from lmerge_service.service.connection import connection_of
+    from lmerge_service.service.inspection import inspect
+
+    loaded = topology.load(path, bootstrap=bootstrap)
+    silence_kafka_client()
+
+    async def run() -> "list[Inspected]":
+        cluster = Cluster(connection_of(loaded.kafka))
+        return [each async for each in inspect(loaded, cluster, verify=verify)]
+
+    return asyncio.run(run())
+
+
+def _show(found: "list[Inspected]", as_json: bool) -> None:
+    if as_json:
+        say_json([_document(each) for each in found])
+        return
+    for each in found:
+        typer.echo(_text(each))
+
+
+def _document(task: "Inspected") -> dict[str, Any]:
+    import msgspec
+
+    return {
+        "partition": task.partition,
+        "mark": msgspec.to_builtins(task.mark),
+        "snapshots": [
+            {
+                **msgspec.to_builtins(each.place),
+                "damage": each.damage,
+                "live_events": each.live_events,
+                "stable": each.stable,
+            }
+            for each in task.snapshots
+        ],
+    }
+
+
+def _text(task: "Inspected") -> str:
+    mark = task.mark
+    if mark is None:
+        return f"partition {task.partition}: nothing was committed yet"
+    said = f"transaction {mark.transaction:,}, {mark.said:,} records said"
+    told = f"stable {point(mark.stable)}, decisions {mark.decided}"
+    lines = [f"partition {task.partition}: {said}, {told}"]
+    for name, standing in mark.replicas.items():
+        at = ", ".join(f"[{n}] {each.next:,}" for n, each in standing.partitions.items())
+        lines.append(f"  {name}: {standing.topic} up to {at}, incarnation {standing.incarnation}")
+    lines += [f"  {name}: in quarantine: {why}" for name, why in mark.quarantined.items()]
+    lines += [f"  {_snapshot(each)}" for each in task.snapshots] or ["  no snapshot yet"]
+    return "\n".join(lines)
+
+
+def _snapshot(each: Any) -> str:
+    import datetime
+
+    place = each.place
+    taken = datetime.datetime.fromtimestamp(place.taken / 1000, datetime.UTC)
+    what = (
+        f"snapshot at transaction {place.transaction:,}, {taken:%Y-%m-%d %H:%M:%S} UTC: "
+        f"{place.size:,} bytes in {place.chunks} chunks"
+    )
+    if each.damage is not None:
+        return f"{what}: DAMAGED: {each.damage}"
+    if each.live_events is None:
+        return what
+    return f"{what}: whole, {each.live_events:,} live events at stable {point(each.stable)}"

@@ -1,0 +1,59 @@
+"""The real service before the judge: topics dumped from the broker, what the worker shows."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from chaos.dump import dump
+from chaos.history import ALWAYS, History, Interval, Replica, check
+from chaos.records import Record
+from chaos.seen import Capture
+from chaos.verdicts import Report
+from tests.service.cluster import Merge, Worker
+
+__all__ = ("capture", "judged", "letters")
+
+
+def judged(
+    merge: Merge,
+    *,
+    liars: Sequence[str] = (),
+    silent: Sequence[str] = (),
+    attached: Mapping[str, Sequence[Interval]] = MappingProxyType({}),
+    **more: Any,
+) -> Report:
+    """The verdict over what the broker holds; `silent` replicas have no topic yet."""
+    spoken = {name: topic for name, topic in merge.topics.items() if name not in silent}
+    topics = asyncio.run(dump(merge.bootstrap, [merge.output, *spoken.values()]))
+    return check(
+        History(
+            output=topics[merge.output],
+            replicas={
+                name: Replica(
+                    topics[topic],
+                    honest=name not in liars,
+                    attached=attached.get(name, ALWAYS),
+                )
+                for name, topic in spoken.items()
+            },
+            **more,
+        )
+    )
+
+
+def capture(worker: Worker) -> Capture:
+    """What the worker shows just now."""
+    metrics, status = worker.get("/metrics"), worker.status()
+    assert metrics is not None
+    assert status is not None
+    return Capture(status, metrics.text, worker.log.read_text())
+
+
+def letters(merge: Merge) -> list[tuple[Record, dict[str, str]]]:
+    """The dead letters, each with its headers."""
+    topic = asyncio.run(dump(merge.bootstrap, [merge.dead_letters]))[merge.dead_letters]
+    return [
+        (record, {name: value.decode() for name, value in record.headers})
+        for record in topic.records
+    ]

@@ -1,0 +1,1 @@
+"""What people run the service by: metrics, dashboard, alerts, compose file, pages."""

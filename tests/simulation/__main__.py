@@ -1,0 +1,29 @@
+"""`python -m tests.simulation`: plays seeds; exit 1 when one of them goes wrong."""
+
+import argparse
+import sys
+
+from tests.simulation.simulate import command, simulate
+
+__all__ = ("main",)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    parser.add_argument("--seed", type=int, default=0, help="the first seed (0)")
+    parser.add_argument("--runs", type=int, default=1, help="how many seeds from there on (1)")
+    options = parser.parse_args()
+    bad = 0
+    for seed in range(options.seed, options.seed + options.runs):
+        played = simulate(seed)
+        if options.runs == 1 or not played.good:
+            print(f"{played}\n{played.report}")
+        if not played.good:
+            bad += 1
+            print(f"again: {command(seed)}", flush=True)
+    print(f"{options.runs - bad} of {options.runs} went well")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,420 @@
+"""Every client of `lmerge_service.kafka` that the service uses, over the Kafka in memory.
+
+They keep to the same words: same methods, same errors, same meaning of positions. The suite in
+`test_contract` runs against these and against a real broker.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from typing import Any
+
+from chaos.records import Record
+from lmerge_service.elements import Stable
+from lmerge_service.errors import ConfigurationError, ElementError, StateError, TransportError
+from lmerge_service.formats.wire import WireDecoder
+from lmerge_service.kafka.find import Found
+from lmerge_service.kafka.members import Assignment
+from lmerge_service.kafka.sink import Committed, Outbox
+from lmerge_service.kafka.source import TopicPartition
+from lmerge_service.kafka.topics import TopicInfo
+from lmerge_service.tdb import Event
+from tests.simulation.groups import Given
+from tests.simulation.memory import Message, OutOfRange, Producer, UnknownTopic
+from tests.simulation.network import Network
+
+__all__ = (
+    "MemoryCluster",
+    "MemoryLog",
+    "MemoryMembers",
+    "MemorySink",
+    "MemorySource",
+    "MemoryTopics",
+)
+
+_STALL_SECONDS = 120.0
+
+
+class MemoryTopics:
+    """As `kafka.topics.Topics`."""
+
+    def __init__(self, network: Network):
+        self._network = network
+        self.refused: set[str] = set()
+
+    async def __aenter__(self) -> "MemoryTopics":
+        await self._network.request(lambda: None, "connecting")
+        return self
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    async def describe(self, names: Iterable[str], *, seconds: float = 15) -> dict[str, TopicInfo]:
+        broker, wanted = self._network.broker, list(names)
+        found = await self._network.request(
+            lambda: {name: broker.describe(name) for name in wanted},
+            "asking which topics there are",
+        )
+        return {name: TopicInfo(*info) for name, info in found.items() if info is not None}
+
+    async def partitions(self, names: Iterable[str], *, seconds: float = 15) -> dict[str, int]:
+        return {name: info.partitions for name, info in (await self.describe(names)).items()}
+
+    async def ensure(
+        self, name: str, *, partitions: int = 1, config: dict[str, str] | None = None
+    ) -> int:
+        broker = self._network.broker
+        await self._network.request(
+            lambda: broker.create(name, partitions, config), f"making topic {name}"
+        )
+        return (await self.partitions([name]))[name]
+
+    async def delete(self, *names: str) -> None:
+        for name in names:
+            await self._network.request(lambda n=name: self._network.broker.delete(n), "deleting")  # type: ignore[misc]
+
+    async def require(self, name: str, key: str, holds: Callable[[str], bool], must: str) -> None:
+        broker = self._network.broker
+        value = (await self._network.request(lambda: broker.config(name), "asking"))[key]
+        if not holds(value):
+            raise ConfigurationError(f"topic {name} has {key}={value}; it {must}")
+
+
+class MemorySource:
+    """As `kafka.source.Source`."""
+
+    def __init__(self, network: Network):
+        self._network = network
+        self._positions: dict[TopicPartition, int] = {}
+        self.paused: frozenset[TopicPartition] = frozenset()
+        self.lost: dict[TopicPartition, str] = {}
+
+    async def __aenter__(self) -> "MemorySource":
+        await self._network.request(lambda: None, "connecting")
+        return self
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    async def beginnings(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        return await self._ask(self._network.broker.beginning, partitions)
+
+    async def ends(
+        self, partitions: Sequence[TopicPartition], *, seconds: float = 15
+    ) -> dict[TopicPartition, int]:
+        return await self._ask(self._network.broker.last_stable, partitions)
+
+    async def high_watermarks(
+        self, partitions: Sequence[TopicPartition]
+    ) -> dict[TopicPartition, int]:
+        return await self._ask(self._network.broker.high_watermark, partitions)
+
+    async def _ask(
+        self, of: Callable[[TopicPartition], int], partitions: Sequence[TopicPartition]
+    ) -> dict[TopicPartition, int]:
+        return await self._network.request(
+            lambda: {tp: of(tp) for tp in partitions}, "asking where topics begin or end"
+        )
+
+    async def require_readable(self, tp: TopicPartition, offset: int) -> None:
+        await self._network.request(lambda: None, "reading")
+
+    def position(self, tp: TopicPartition) -> int | None:
+        return self._positions.get(tp)
+
+    def assign(self, positions: Mapping[TopicPartition, int]) -> None:
+        self._positions = dict(positions)
+
+    def pause(self, partitions: Collection[TopicPartition]) -> None:
+        self.paused |= frozenset(partitions)
+
+    def resume(self, partitions: Collection[TopicPartition]) -> None:
+        self.paused -= frozenset(partitions)
+
+    def rewind(self, tp: TopicPartition, offset: int) -> None:
+        if tp in self._positions:
+            self._positions[tp] = offset
+
+    async def poll(
+        self, seconds: float, max_records: int | None = None
+    ) -> dict[TopicPartition, list[Record]]:
+        """Some of what is there: which partitions answer first is chance."""
+        clock = asyncio.get_running_loop().time
+        until = clock() + seconds
+        while True:
+            news = self._network.news
+            found = await self._network.request(lambda: self._fetch(max_records), "reading")
+            if found or self.lost or clock() >= until:
+                return found
+            try:
+                async with asyncio.timeout(until - clock()):
+                    await news.wait()
+            except TimeoutError:
+                return {}
+
+    def _fetch(self, most: int | None) -> dict[TopicPartition, list[Record]]:
+        found: dict[TopicPartition, list[Record]] = {}
+        room = 1_000_000 if most is None else most
+        for tp in self._network.chance.sample(list(self._positions), len(self._positions)):
+            if tp in self.lost or tp in self.paused or room <= 0:
+                continue
+            if found and self._network.chance.random() < 0.3:
+                continue  # its answer comes later
+            try:
+                records, position = self._network.broker.fetch(tp, self._positions[tp], room)
+            except UnknownTopic:
+                continue
+            except OutOfRange:
+                self.lost[tp] = "the broker no longer has the offset to go on from"
+                continue
+            self._positions[tp] = position
+            room -= len(records)
+            if records:
+                found[tp] = records
+        return found
+
+    async def backlog(
+        self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
+    ) -> AsyncGenerator[tuple[TopicPartition, list[Record]], None]:
+        self.assign({tp: offset for tp, offset in starts.items() if offset < ends[tp]})
+        clock = asyncio.get_running_loop().time
+        progress = clock()
+        while self._positions:
+            for tp, records in (await self.poll(0.2)).items():
+                if inside := [record for record in records if record.offset < ends[tp]]:
+                    yield tp, inside
+                progress = clock()
+            for tp in self._positions.keys() & self.lost.keys():
+                raise StateError(f"{tp.topic}-{tp.partition} {self.lost[tp]}")
+            self._positions = {tp: at for tp, at in self._positions.items() if at < ends[tp]}
+            if clock() - progress > _STALL_SECONDS:
+                raise TransportError(f"reading stalled ({self._positions})")
+
+
+class MemorySink:
+    """As `kafka.sink.Sink`."""
+
+    def __init__(
+        self,
+        network: Network,
+        *,
+        transactional_id: str,
+        output: TopicPartition,
+        dead_letters: str,
+        state: TopicPartition,
+        events: str,
+        max_record_bytes: int,
+    ):
+        self._network = network
+        self._transactional_id = transactional_id
+        self._output = output
+        self._dead_letters = TopicPartition(dead_letters, 0)
+        self._state = state
+        self._events = TopicPartition(events, 0)
+        self._producer: Producer
+
+    async def __aenter__(self) -> "MemorySink":
+        broker, name = self._network.broker, self._transactional_id
+        self._producer = await self._network.request(
+            lambda: broker.init_producer(name), "taking over the output"
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    async def commit(
+        self, outbox: Outbox, provided: Callable[[], Awaitable[None]] | None = None
+    ) -> Committed:
+        """In several requests: what comes between them is in the logs, and open."""
+        output = await self._produce(self._output, [(k, v, ()) for k, v in outbox.records])
+        await self._produce(self._dead_letters, [each.to_record() for each in outbox.dead])
+        await self._produce(self._events, [(k, v, ()) for k, v in outbox.events])
+        state = await self._produce(self._state, [(k, v, ()) for k, v in outbox.state])
+        if provided is not None:
+            await provided()
+        broker, producer = self._network.broker, self._producer
+        await self._network.request(lambda: broker.end(producer, commit=True), "committing")
+        return Committed(output, state)
+
+    async def _produce(self, tp: TopicPartition, messages: Sequence[Message]) -> int | None:
+        end: int | None = None
+        for start in range(0, len(messages), 16):
+            part = messages[start : start + 16]
+            end = await self._network.request(
+                lambda part=part: self._network.broker.produce(tp, part, self._producer),  # type: ignore[misc]
+                "committing",
+            )
+        return end
+
+
+class MemoryLog:
+    """As `kafka.log.Log`."""
+
+    def __init__(self, network: Network, topic: str):
+        self.topic = topic
+        self._network = network
+        self._tp = TopicPartition(topic, 0)
+
+    async def __aenter__(self) -> "MemoryLog":
+        broker = self._network.broker
+        await self._network.request(lambda: broker.create(self.topic), "making the log")
+        return self
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    async def append(self, value: bytes, *, seconds: float = 10.0) -> int:
+        broker, message = self._network.broker, (None, value, ())
+        work = self._network.request(lambda: broker.produce(self._tp, [message]), "deciding")
+        async with asyncio.timeout(seconds):
+            return await work - 1
+
+    async def end(self) -> int:
+        broker = self._network.broker
+        return await self._network.request(lambda: broker.last_stable(self._tp), "asking")
+
+    async def read(self, start: int = 0) -> AsyncGenerator[Record, None]:
+        source = MemorySource(self._network)
+        async for _, records in source.backlog({self._tp: start}, {self._tp: await self.end()}):
+            for record in records:
+                yield record
+
+    async def follow(self, start: int = 0) -> AsyncGenerator[Record, None]:
+        source = MemorySource(self._network)
+        source.assign({self._tp: start})
+        while True:
+            for record in (await source.poll(1.0)).get(self._tp, ()):
+                yield record
+
+
+class MemoryMembers:
+    """As `kafka.members.Members`; every member beats once a second, and is told at each beat."""
+
+    def __init__(
+        self,
+        network: Network,
+        group: str,
+        topic: str,
+        *,
+        warm: Callable[[], Mapping[int, int]],
+        standby_only: bool,
+        session_timeout_ms: int,
+    ):
+        self.assignment = Assignment()
+        self.unreachable: str | None = None
+        self._network = network
+        self._group = network.broker.group(group)
+        self._topic = topic
+        self._warm = warm
+        self._standby_only = standby_only
+        self._session = session_timeout_ms / 1_000
+        self._name = network.name
+        self._changed = asyncio.Event()
+
+    async def __aenter__(self) -> "MemoryMembers":
+        broker = self._network.broker
+        found = await self._network.request(lambda: broker.describe(self._topic), "asking")
+        assert found is not None
+        self._tasks = found[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """A process that is killed leaves nothing: its session ends."""
+        if not self._network.killed.is_set():
+            self._group.leave(self._name)
+
+    async def changes(self) -> AsyncIterator[Assignment]:
+        seen = Assignment()
+        while True:
+            changed = self._changed
+            if self.assignment != seen:
+                seen = self.assignment
+                yield seen
+            else:
+                await changed.wait()
+
+    def rebalance(self) -> None: ...
+
+    async def run(self) -> None:
+        clock = asyncio.get_running_loop().time
+        heard = clock()
+        while True:
+            try:
+                async with asyncio.timeout(max(0.0, heard + self._session - clock())):
+                    given = await self._network.request(self._beat, "beating")
+            except TransportError as error:
+                self.unreachable = str(error)
+            except TimeoutError:
+                self._assign(Assignment())  # by now others may have our tasks
+                heard = clock()
+            else:
+                heard, self.unreachable = clock(), None
+                owners = dict(given.owners)
+                self._assign(
+                    Assignment(
+                        given.active,
+                        given.standby,
+                        owners=owners,
+                        generation=given.generation,
+                    )
+                )
+            await asyncio.sleep(1.0)
+
+    def _beat(self) -> Given:
+        return self._group.beat(
+            self._name,
+            session=self._session,
+            tasks=self._tasks,
+            warm=self._warm(),
+            standby_only=self._standby_only,
+        )
+
+    def _assign(self, assignment: Assignment) -> None:
+        if assignment != self.assignment:
+            self.assignment = assignment
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+
+class MemoryCluster:
+    """As `kafka.cluster.Cluster`, for one process."""
+
+    def __init__(self, network: Network):
+        self._network = network
+
+    def topics(self) -> MemoryTopics:
+        return MemoryTopics(self._network)
+
+    def source(self, *, max_record_bytes: int) -> MemorySource:
+        return MemorySource(self._network)
+
+    def sink(self, **names: Any) -> MemorySink:
+        return MemorySink(self._network, **names)
+
+    async def find_event(
+        self, before: Mapping[TopicPartition, int], event: Event, decoder: WireDecoder
+    ) -> Found | None:
+        """Reads all there is before these offsets."""
+        found = None
+        source = MemorySource(self._network)
+        beginnings = await source.beginnings(list(before))
+        async for tp, records in source.backlog(beginnings, before):
+            for record in records:
+                with contextlib.suppress(ElementError):
+                    element = decoder.decode(record.value)
+                    if type(element) is not Stable and event[:2] == (element.payload, element.vs):  # type: ignore[union-attr]
+                        place = tp.topic, tp.partition, record.offset
+                        found = Found(*place, element, record.value)
+        return found
+
+    def log(self, topic: str) -> MemoryLog:
+        return MemoryLog(self._network, topic)
+
+    def members(self, group: str, topic: str, *, worker: str, **how: Any) -> MemoryMembers:
+        return MemoryMembers(self._network, group, topic, **how)

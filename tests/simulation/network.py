@@ -1,0 +1,117 @@
+"""What lies between one process and the broker: delay, loss, and the end of the process.
+
+Theory
+    Every request passes here, so every await of a process that matters does. Of each the chance
+    (seeded) decides how long it takes, and whether it is lost before the broker has it or its
+    answer is lost behind: then the outcome is unknown to who asked, and known to the broker.
+
+    A process that is killed is killed within a request, before or behind its effect. From then
+    on nothing it does reaches the broker: its awaits never end, until its task is cancelled.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import TypeVar
+
+from lmerge_service.errors import FencedError, TransportError
+from tests.simulation.memory import Broker, BrokerError, Fenced
+
+__all__ = ("CALM", "Network", "Weather")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Weather:
+    """How bad it is: shares of requests, and seconds."""
+
+    lost: float = 0.0
+    """Never reach the broker."""
+    unheard: float = 0.0
+    """Take effect, and their answers are lost."""
+    slow: float = 0.1
+    """Take up to `slowest` seconds instead of up to 10 ms."""
+    slowest: float = 3.0
+
+
+CALM = Weather(slow=0.0)
+
+
+class Network:
+    """The way of one process to the broker."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        chance: Random,
+        weather: Weather = CALM,
+        *,
+        name: str = "",
+        killed_at: int | None = None,
+    ):
+        self.broker = broker
+        self.chance = chance
+        self.weather = weather
+        self.name = name
+        self.requests = 0
+        self.news = asyncio.Event()
+        """Set, and replaced, when there may be something new to read."""
+        self.killed = asyncio.Event()
+        """The process has come to its end, at its request number `killed_at`."""
+        self._killed_at = killed_at
+        self._never: list[asyncio.Future[None]] = []
+        broker.on_arrival.append(self._tell)
+
+    def close(self) -> None:
+        """The process is gone: nobody waits any more, for news or for ever."""
+        for future in self._never:
+            future.cancel()
+        self.broker.on_arrival.remove(self._tell)
+
+    def _tell(self) -> None:
+        self.news.set()
+        self.news = asyncio.Event()
+
+    async def request(self, work: Callable[[], T], doing: str) -> T:
+        """The broker's answer.
+
+        Raises:
+            FencedError: another producer has taken over.
+            TransportError: no answer, or a refusal.
+        """
+        self.requests += 1
+        dies = self.requests == self._killed_at
+        await self._travel()
+        if dies and self.chance.random() < 0.5:
+            await self._die()
+        fate = self.chance.random()
+        if fate < self.weather.lost:
+            raise TransportError(f"{doing}: no answer from Kafka in time")
+        try:
+            answer = work()
+        except Fenced as error:
+            raise FencedError(f"{doing}: {error}") from error
+        except BrokerError as error:
+            raise TransportError(f"{doing}: {error}", retriable=False) from error
+        if dies:
+            await self._die()
+        await self._travel()
+        if fate < self.weather.lost + self.weather.unheard:
+            raise TransportError(f"{doing}: no answer from Kafka in time")
+        return answer
+
+    async def _travel(self) -> None:
+        if self.killed.is_set():
+            await self._die()
+        slow = self.chance.random() < self.weather.slow
+        await asyncio.sleep(self.chance.uniform(0, self.weather.slowest if slow else 0.01))
+        if self.killed.is_set():
+            await self._die()
+
+    async def _die(self) -> None:
+        self.killed.set()
+        never = asyncio.get_running_loop().create_future()
+        self._never.append(never)
+        await never
