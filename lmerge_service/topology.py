@@ -132,9 +132,20 @@ class Output(_Model):
         return f"{self.topic}.control"
 
     @property
+    def events_topic(self) -> str:
+        """What happened, as evidence for people."""
+        return f"{self.topic}.events"
+
+    @property
     def own_topics(self) -> tuple[str, ...]:
         """All that the merge writes."""
-        return (self.topic, self.dead_letter_topic, self.state_topic, self.control_topic)
+        return (
+            self.topic,
+            self.dead_letter_topic,
+            self.state_topic,
+            self.control_topic,
+            self.events_topic,
+        )
 
 
 class Properties(_Model):
@@ -212,8 +223,9 @@ class Limits(_Model):
     batch_records: int = Field(default=20_000, ge=1, le=1_000_000)
     """Records merged into one transaction at the most."""
     max_live_events: int = Field(default=1_000_000, ge=1)
-    """Events of a task that are not fully frozen: from so many on, replicas that run ahead are
-    paused; at one and a half times as many, all but one."""
+    """Events of a worker's tasks together that are not fully frozen: from so many on, replicas that
+    run ahead are paused; at one and a half times as many, all but one. Each task that it leads has
+    an equal share."""
     max_live_bytes: int = Field(default=1 << 30, ge=1 << 20)
     """The same for the bytes that those events take, by estimate."""
 
@@ -348,7 +360,7 @@ class Topology(_Model):
             if own in topics:
                 raise ValueError(f"topic {own} is both written and read as a replica")
         if self.output.own_topics.count(self.output.dead_letter_topic) > 1:
-            raise ValueError("output, dead letters, state and decisions need a topic each")
+            raise ValueError("output, dead letters, state, decisions and events need a topic each")
         return self
 
     @model_validator(mode="after")

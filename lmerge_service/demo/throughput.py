@@ -65,6 +65,7 @@ async def pass_through(connection: Connection, topics: Sequence[str], to: str) -
         output=TopicPartition(to, 0),
         dead_letters=f"{to}.dead-letters",
         state=TopicPartition(f"{to}.state", 0),
+        events=f"{to}.events",
         max_record_bytes=1 << 20,
     )
     async with Source(connection) as source, sink:

@@ -17,11 +17,22 @@ Theory
 
     A replica that speaks a dialect (`formats.dialects`) has a decoder per partition and
     incarnation in the same way. One record may say several elements then, or none.
+
+    New stables are shown to a `Judge` before they are merged. One that has to wait stops its
+    partition: what is before its record is merged, and reading goes on from that record some
+    time. A decoder has gone beyond it by then, so what the record said is kept until it is read
+    again. What is recalled has been judged.
+
+Cost
+    Beside decoding and merging, an element costs one comparison of types.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import Enum
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Protocol
+
+import msgspec
 
 from lmerge_service.core import Operator
 from lmerge_service.core.normaliser import Normaliser
@@ -30,13 +41,54 @@ from lmerge_service.errors import ElementError, StateError
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.dialects import Decoder
 from lmerge_service.formats.headers import JOINING_AT_HEADER, TimedRecord, incarnation_of
-from lmerge_service.formats.wire import WireDecoder
+from lmerge_service.formats.payload import DEEPEST
+from lmerge_service.formats.wire import WireDecoder, encode
 
-__all__ = ("Ingest",)
+__all__ = ("Ingest", "Judge", "Ruling", "front_of")
 
 _NORMALISER: Final = "normaliser"
 _DECODER: Final = "decoder"
+_WAITING: Final = "waiting"
 _MUST_BE_WHOLE = "a replica that is normalised must be correct from the beginning"
+
+
+class Ruling(Enum):
+    """What becomes of a stable."""
+
+    MERGE = "merge"
+    MERGE_AND_STOP = "merge and stop"
+    """It is the last of what is taken at once."""
+    WAIT = "wait"
+    """It is not merged, nor what is behind it."""
+
+
+_MERGE: Final = Ruling.MERGE
+_Process = Callable[[str, list[Element], int], list[Element]]
+
+
+class Judge(Protocol):
+    """Judges stables before they are merged."""
+
+    def stable(self, replica: str, partition: int, vc: int, offset: int) -> Ruling:
+        """The stable in the record at an offset; `partition` is the operator's."""
+        ...
+
+    def started_over(self, replica: str) -> None:
+        """A new incarnation was attached: nothing of the old one counts any more."""
+        ...
+
+
+def front_of(elements: Sequence[Element]) -> int:
+    """How far a chunk of elements has come: the vs or vc of its last one."""
+    if not elements:
+        return START
+    last = elements[-1]
+    return last.vc if type(last) is Stable else last.vs  # type: ignore[union-attr]
+
+
+def _highest(said: Sequence[Element]) -> int | None:
+    """The last stable of what a record says, in which stables rise."""
+    return next((each.vc for each in reversed(said) if type(each) is Stable), None)
 
 
 class Ingest:
@@ -71,6 +123,8 @@ class Ingest:
         self.joining_at = joining_at
         self.gap_accepted = gap_accepted
         self.partitions = partitions
+        self.front = START
+        """The highest vs or vc that a chunk of it ended with."""
         self.stale = 0
         """Records of an incarnation that a later one had replaced."""
         self._merge = merge
@@ -82,6 +136,9 @@ class Ingest:
         self._normalisers: dict[int, Normaliser] = {}
         self._dialect = dialect
         self._decoders: dict[int, Decoder] = {}
+        self._waiting: dict[int, tuple[int, Sequence[Element]]] = {}
+        """By partition, the offset of a record that was decoded and has to wait, and what it
+        says."""
         if not attached:
             merge.attach(name, joining_at, partitions, accepted_gap=gap_accepted)
 
@@ -90,6 +147,10 @@ class Ingest:
         self.partitions = partitions
         self._merge.inputs[self.name].add_partitions(partitions)
 
+    def slot(self, partition: int) -> int:
+        """The operator's number of a partition of the topic."""
+        return 0 if self._co_partitioned else partition
+
     def take(
         self,
         partition: int,
@@ -97,56 +158,85 @@ class Ingest:
         out: list[Element],
         dead: list[DeadLetter],
         *,
+        judge: Judge | None = None,
         recall: bool = False,
-    ) -> None:
+    ) -> int:
         """Processes records of a partition in order; appends what there is to say.
 
-        `recall` is for records that were merged before the output reached what was loaded.
+        Without a judge every stable is merged. `recall` is for records that were merged before
+        the output reached what was loaded.
+
+        Returns the offset to go on from: behind the last record, unless the judge has stopped.
         """
+        process = self._merge.recall if recall else self._merge.process_batch
         elements: list[Element] = []
         decode, in_wire = self._decoder.decode, self._dialect is None
         mute = self._mutes.get(partition, 0)
+        said: Sequence[Element] = ()
+        vc: int | None
+        ruling = _MERGE
         for record in records:
             try:
-                incarnation, joining_at = (
-                    incarnation_of(record.headers) if record.headers else (0, START)
-                )
-                if incarnation != self.incarnation:
+                if record.headers or self.incarnation:
+                    incarnation, joining_at = incarnation_of(record.headers)
                     if incarnation < self.incarnation:
                         self.stale += 1
                         continue
-                    out += self._process(elements, partition, recall)
-                    elements = []
-                    self.start_over(incarnation, joining_at)
+                    if incarnation > self.incarnation:
+                        out += self._process(elements, partition, process)
+                        elements = []
+                        self.start_over(incarnation, joining_at)
+                        if judge is not None:
+                            judge.started_over(self.name)
                 if in_wire:
-                    elements.append(decode(record.value))
+                    element = decode(record.value)
+                    if type(element) is not Stable:
+                        elements.append(element)
+                        continue
+                    said, vc = (element,), element.vc
                 else:
-                    elements += self._translated(partition, record)
-                if mute and record.offset < mute:
-                    elements = [each for each in elements if type(each) is not Stable]
+                    said = self._translated(partition, record)
+                    vc = _highest(said)
             except ElementError as error:
                 dead.append(self._dead_letter(partition, record, error))
-        out += self._process(elements, partition, recall)
+                continue
+            if record.offset < mute:
+                said = [each for each in said if type(each) is not Stable]
+            elif judge is not None and vc is not None:
+                ruling = judge.stable(self.name, self.slot(partition), vc, record.offset)
+                if ruling is not _MERGE:
+                    break
+            elements += said
+        if ruling is Ruling.MERGE_AND_STOP:
+            elements += said
+        elif ruling is Ruling.WAIT and not in_wire:
+            self._waiting[partition] = record.offset, said
+        out += self._process(elements, partition, process)
+        if ruling is _MERGE:
+            return records[-1].offset + 1 if records else 0
+        return record.offset + (ruling is Ruling.MERGE_AND_STOP)
 
-    def _translated(self, partition: int, record: TimedRecord) -> Iterable[Element]:
+    def _translated(self, partition: int, record: TimedRecord) -> Sequence[Element]:
         assert self._dialect is not None
+        offset, said = self._waiting.pop(partition, (-1, ()))
+        if offset == record.offset:
+            return said
         decoder = self._decoders.get(partition)
         if decoder is None:
             decoder = self._decoders[partition] = self._dialect()
         return decoder.decode(record)
 
-    def _process(self, elements: list[Element], partition: int, recall: bool) -> list[Element]:
-        process = self._merge.recall if recall else self._merge.process_batch
+    def _process(self, elements: list[Element], partition: int, process: _Process) -> list[Element]:
+        self.front = max(self.front, front_of(elements))
         if self._mine is not None:
             elements = self._mine(elements)
-        if self._co_partitioned:
-            partition = 0
+        slot = self.slot(partition)
         if not self._normalise:
-            return process(self.name, elements, partition)
-        normaliser = self._normalisers.setdefault(partition, Normaliser())
+            return process(self.name, elements, slot)
+        normaliser = self._normalisers.setdefault(slot, Normaliser())
         heard = normaliser.process_batch(elements)
         normaliser.blame(self._merge, self.name)
-        return process(self.name, heard, partition)
+        return process(self.name, heard, slot)
 
     def start_over(self, incarnation: int, joining_at: int) -> None:
         """A new incarnation of the replica: what the old one said is dropped.
@@ -158,7 +248,8 @@ class Ingest:
             raise ElementError("header", f"{JOINING_AT_HEADER}: {_MUST_BE_WHOLE}")
         self.incarnation, self.joining_at = incarnation, joining_at
         self.gap_accepted = False
-        self._normalisers, self._decoders = {}, {}
+        self._normalisers, self._decoders, self._waiting = {}, {}, {}
+        self.front = START
         self._merge.attach(self.name, joining_at, self.partitions)
 
     def accept_gap(self) -> None:
@@ -172,6 +263,8 @@ class Ingest:
             yield _NORMALISER, partition, normaliser.snapshot()
         for partition, decoder in self._decoders.items():
             yield _DECODER, partition, decoder.snapshot()
+        for partition, (offset, said) in self._waiting.items():
+            yield _WAITING, partition, msgspec.msgpack.encode((offset, [*map(encode, said)]))
 
     def restore(self, kind: str, partition: int, saved: bytes) -> None:
         """Takes one of `parts`.
@@ -184,6 +277,10 @@ class Ingest:
         elif kind == _DECODER and self._dialect is not None:
             self._decoders[partition] = self._dialect()
             self._decoders[partition].restore(saved)
+        elif kind == _WAITING and self._dialect is not None:
+            offset, said = msgspec.msgpack.decode(saved, type=tuple[int, list[bytes]])
+            ours = WireDecoder(max_record_bytes=1 << 30, max_depth=DEEPEST)
+            self._waiting[partition] = offset, [*map(ours.decode, said)]
         else:
             raise StateError(f"the snapshot has a part {kind!r} of {self.name}, which needs none")
 

@@ -6,12 +6,15 @@ is one, on an in-memory log and a virtual clock.
 
 from collections.abc import Callable, Mapping
 
+from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.find import Found, find_event
 from lmerge_service.kafka.log import Log
 from lmerge_service.kafka.members import Members
 from lmerge_service.kafka.sink import Sink
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.topics import Topics
+from lmerge_service.tdb import Event
 
 __all__ = ("Cluster",)
 
@@ -35,6 +38,7 @@ class Cluster:
         output: TopicPartition,
         dead_letters: str,
         state: TopicPartition,
+        events: str,
         max_record_bytes: int,
     ) -> Sink:
         return Sink(
@@ -43,8 +47,15 @@ class Cluster:
             output=output,
             dead_letters=dead_letters,
             state=state,
+            events=events,
             max_record_bytes=max_record_bytes,
         )
+
+    async def find_event(
+        self, before: Mapping[TopicPartition, int], event: Event, decoder: WireDecoder
+    ) -> Found | None:
+        """See `kafka.find`."""
+        return await find_event(self.connection, before, event.payload, event.vs, decoder)
 
     def log(self, topic: str) -> Log:
         return Log(self.connection, topic)

@@ -46,6 +46,8 @@ class Outbox:
     dead: list[DeadLetter] = field(default_factory=list)
     state: list[tuple[bytes | None, bytes]] = field(default_factory=list)
     """For the task's partition of the state topic."""
+    events: list[tuple[bytes | None, bytes]] = field(default_factory=list)
+    """For the events topic."""
     size: int = 0
     """Bytes of records and dead letters, more or less."""
 
@@ -70,12 +72,14 @@ class Sink:
         output: TopicPartition,
         dead_letters: str,
         state: TopicPartition,
+        events: str,
         max_record_bytes: int,
     ):
         self._connection = connection
         self._output = output
         self._dead_letters = TopicPartition(dead_letters, 0)
         self._state = state
+        self._events = TopicPartition(events, 0)
         self._producer = AIOKafkaProducer(
             **connection.arguments,
             transactional_id=transactional_id,
@@ -130,12 +134,10 @@ class Sink:
         await producer.begin_transaction()
         output = [await self._send(self._output, each) for each in self._batches(outbox.records)]
         dead = [await self._send(self._dead_letters, each) for each in self._letters(outbox)]
+        events = [await self._send(self._events, each) for each in self._batches(outbox.events)]
         state = [await self._send(self._state, each) for each in self._batches(outbox.state)]
-        for acknowledged in (
-            *output,
-            *dead,
-            *state,
-        ):  # what was refused must not pass for committed
+        # What was refused must not pass for committed.
+        for acknowledged in (*output, *dead, *events, *state):
             await acknowledged
         if condition is not None:
             await condition

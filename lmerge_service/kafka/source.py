@@ -12,7 +12,7 @@ inside the consumer blocks its partition for ever.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from typing import TypeAlias
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -67,6 +67,9 @@ class Source:
         )
         self.lost: dict[TopicPartition, str] = {}
         """Partitions that cannot be read on, and why."""
+        self.paused: frozenset[TopicPartition] = frozenset()
+        """Partitions that are not read on for now; those that are not assigned may be among
+        them."""
         self._refused: set[TopicPartition] = set()
         self._next: dict[TopicPartition, int] = {}  # what was handed out ends before these
 
@@ -133,6 +136,26 @@ class Source:
         self._consumer.assign(list(positions))
         for tp, offset in positions.items():  # no await since assign: no position is guessed
             self._consumer.seek(tp, offset)
+        self.pause(self.paused)
+
+    def pause(self, partitions: Collection[TopicPartition]) -> None:
+        """Reads these no further until `resume`, however often others are assigned meanwhile.
+
+        Not while a poll is under way: what that has taken of them would be lost.
+        """
+        self.paused |= frozenset(partitions)
+        self._consumer.pause(*(tp for tp in partitions if tp in self._next))
+
+    def resume(self, partitions: Collection[TopicPartition]) -> None:
+        """Reads these on, from where they stand."""
+        self.paused -= frozenset(partitions)
+        self._consumer.resume(*(tp for tp in partitions if tp in self._next))
+
+    def rewind(self, tp: TopicPartition, offset: int) -> None:
+        """Goes on from this offset of a partition that is read."""
+        if tp in self._next:
+            self._next[tp] = offset
+            self._consumer.seek(tp, offset)
 
     async def poll(self, seconds: float, max_records: int | None = None) -> Batches:
         """What has arrived, at the latest after `seconds`; empty when nothing has.
@@ -173,7 +196,7 @@ class Source:
         self._rewind()
         found = False
         try:
-            for tp in list(self._next):
+            for tp in self._next.keys() - self.paused:
                 try:
                     await self._consumer.getmany(tp, timeout_ms=200, max_records=None)
                 except (KafkaError, ValueError) as cause:

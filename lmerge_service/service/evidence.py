@@ -37,22 +37,22 @@ class Happening(StrEnum):
     RELEASED = "released"
     HELD_OUT = "held_out"
     """The replica cannot be merged: its topic is gone, or lost its beginning."""
+    MADE_ANEW = "made_anew"
+    """The replica's topic was made anew: what it holds is merged from its beginning."""
     INCARNATION = "incarnation"
     """The replica has started over."""
     GAP = "gap"
     """Nobody vouches for a range of time: the output waits."""
     ACCEPTED_GAP = "accepted_gap"
     """A person let the output go on without that range."""
-    ACCEPTED = "accepted"
-    """A person let a held stable be merged."""
-    SKIPPED = "skipped"
-    """A person let a replica go on without a held stable."""
+    LET_GO = "let_go"
+    """A held stable is merged after all: another replica came as far, or nobody is waited for."""
     PAUSED = "paused"
     RESUMED = "resumed"
     STUCK = "stuck"
     """Too much is live, and nobody who is read can change that."""
     REBUILD = "rebuild"
-    """The operator was built anew after a failed commit or a takeover."""
+    """The operator was built anew: after a start, a takeover or a failed commit."""
 
 
 class Place(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -100,13 +100,13 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     reason: str = ""
     remedy: str = ""
     first: Place | None = None
-    """The first offending record."""
+    """The first offending record; of conduct, the one at which it showed."""
     payload: str | None = None
     vs: int | None = None
     """The event that it is about."""
     output: Said | None = None
     replicas: dict[str, Said] = {}
-    """What each other replica said."""
+    """What each other replica said; of a divergence, also the one that it is about."""
 
     def to_record(self) -> tuple[bytes | None, bytes]:
         """Key (the replica) and value."""

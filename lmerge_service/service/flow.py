@@ -40,9 +40,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from lmerge_service.elements import INFINITY, START, Element, Stable
+from lmerge_service.elements import INFINITY, START
 
-__all__ = ("EVENT_BYTES", "EventBytes", "Flow", "Ordered", "Reading", "front_of")
+__all__ = ("EVENT_BYTES", "EventBytes", "Flow", "Ordered", "Reading")
 
 EVENT_BYTES: Final = 1_200
 """What the index takes for a live event beside its payload: 800 (R3) to 1,100 bytes (R4) with two
@@ -50,14 +50,6 @@ inputs were measured, 50 to 110 more for each further one."""
 
 _RESUME, _PAUSE, _HARD = 0.8, 1.0, 1.5
 _REMEMBERED = 1 << 20
-
-
-def front_of(elements: Sequence[Element]) -> int:
-    """How far a chunk of elements has come: the vs or vc of its last one."""
-    if not elements:
-        return START
-    last = elements[-1]
-    return last.vc if type(last) is Stable else last.vs  # type: ignore[union-attr]
 
 
 class EventBytes:
@@ -86,7 +78,7 @@ class Reading:
     name: str
     stable: int
     front: int
-    """The highest stable, or vs by `front_of`, that was read of it."""
+    """The highest stable, or vs, that was read of it (`Ingest.front`)."""
     joined: bool
     unread: bool | None
     """Whether its topic has more; None: unknown."""
@@ -169,6 +161,6 @@ class Flow:
         )
         return (
             f"{', '.join(waiting)} paused at {level:.0%} of the limit on live events, and nothing "
-            f"moves the output: {why}; start or detach a replica, accept what a guard holds, or "
+            f"moves the output: {why}; start or detach a replica, see to what a guard holds, or "
             "raise limits.max_live_events and max_live_bytes"
         )

@@ -22,8 +22,11 @@ Theory
       as well: two that say the same thing are believed), or
     * there is nobody to wait for: every other replica has ended, or never spoke and has nothing
       unread, or has been read to its end and is silent for `patience_seconds`, or is held
-      itself, at a lower stable, or
-    * a person says so (`accept`, or `skip`: without it).
+      itself, at a lower stable.
+
+    A person who knows better detaches who is gone for good, so that nobody is left to wait for; or
+    quarantines and releases the replica itself, which reads it again without the stables that it
+    has said so far.
 
         max_leap 100     a: stable(50)                → merged, front 50
                          a: stable(9000)              → held: b goes on
@@ -43,9 +46,9 @@ Theory
 
 Invariants
     G1  A held or refused stable has not been merged, and changes nothing of what is judged by.
-    G2  What is judged by is a function of what was merged (stables: `attach` gives them anew),
-        of decisions (`accept`, `skip`), and of the clocks passed in. Held records are read
-        again after a restart and judged again; patience begins anew, and so does conduct.
+    G2  What is judged by is a function of what was merged (stables: `attach` gives them anew)
+        and of the clocks passed in. Held records are read again after a restart and judged
+        again; patience begins anew, and so does conduct.
 
 Cost
     A stable: some comparisons; one that is suspicious: O(replicas). Other elements: nothing.
@@ -120,17 +123,16 @@ class _Seen:
 class Guards:
     """Of one task; see the module's text. `stable` before each, `after` behind each chunk."""
 
-    def __init__(self, topology: Topology) -> None:
+    def __init__(self, topology: Topology, front: int = START) -> None:
+        """`front` is a stable that was merged, of whomever: the output's will do."""
         self._settings = topology.guards
         self._case = topology.resolved_case
         self._unit = topology.unit_nanoseconds
         self._skew, self._leap = topology.max_skew, topology.max_leap
         self._alone = topology.policy.policy().voters == 1
         self._replicas: dict[str, _Seen] = {}
-        self._front = START
-        self._accepted: set[tuple[str, int, int]] = set()
-        self._trusted: dict[str, int] = {}  # how far ahead of the clock a person lets it be
-        self._skipped: set[tuple[str, int, int]] = set()
+        self._front = front
+        self._going: set[Held] = set()
 
     # --- replicas -----------------------------------------------------------------------------
 
@@ -145,10 +147,9 @@ class Guards:
         its partitions as they were merged, and the breaches that are no news."""
         conduct = Conduct(self._settings, self._case, stables)
         conduct.start_from(breaches or {})
+        self.detach(replica)
         self._replicas[replica] = seen = _Seen(list(stables), conduct, now)
         self._front = max(self._front, *seen.stables)
-        if replica in self._trusted:
-            self._trusted[replica] = max(self._trusted[replica], *seen.stables)
 
     def widen(self, replica: str, partitions: int) -> None:
         """The replica's topic has got more partitions."""
@@ -159,6 +160,7 @@ class Guards:
     def detach(self, replica: str) -> None:
         """It is quarantined, held out or gone: nobody waits for it."""
         self._replicas.pop(replica, None)
+        self._going = {each for each in self._going if each.replica != replica}
 
     def hear(self, replica: str, now: Now) -> None:
         """Records of it were read."""
@@ -177,36 +179,32 @@ class Guards:
     ) -> Verdict | None:
         """Judges a stable that is about to be merged; None: merge it."""
         seen = self._replicas[replica]
-        guard = self._suspicion(replica, vc, now) if vc > seen.stables[partition] else None
-        if guard is not None and (replica, partition, offset) not in self._accepted:
+        guard = self._suspicion(vc, now) if vc > seen.stables[partition] else None
+        if guard is not None:
             held = Held(replica, partition, offset, vc, guard, now.seconds)
-            before = seen.held.setdefault(partition, held)
-            if not self._goes(before, now):
-                return self._refuse(before, now)
-        self._pass(seen, replica, partition, vc, offset)
+            held = seen.held.setdefault(partition, held)
+            if held not in self._going and not self._goes(held, now):
+                return self._refuse(held, now)
+        self._pass(seen, partition, vc)
         return None
 
-    def _suspicion(self, replica: str, vc: int, now: Now) -> Guard | None:
+    def _suspicion(self, vc: int, now: Now) -> Guard | None:
         if vc == INFINITY:
             early = self._settings.early_end and self._alone and self._front < INFINITY
             return Guard.EARLY_END if early else None
-        if self._unit and self._skew:
-            trusted = max(now.unix_ns // self._unit, self._trusted.get(replica, START))
-            if vc > trusted + self._skew:
-                return Guard.SKEW
+        if self._unit and self._skew and vc > now.unix_ns // self._unit + self._skew:
+            return Guard.SKEW
         if self._leap and self._alone and START < self._front < vc - self._leap:
             return Guard.LEAP
         return None
 
-    def _pass(self, seen: _Seen, replica: str, partition: int, vc: int, offset: int) -> None:
+    def _pass(self, seen: _Seen, partition: int, vc: int) -> None:
         seen.conduct.stable(partition, vc)
-        seen.held.pop(partition, None)
-        self._accepted.discard((replica, partition, offset))
+        if (held := seen.held.pop(partition, None)) is not None:
+            self._going.discard(held)
         if vc > seen.stables[partition]:
             seen.stables[partition] = vc
             self._front = max(self._front, vc)
-            if replica in self._trusted and vc < INFINITY:
-                self._trusted[replica] = max(self._trusted[replica], vc)
 
     def _goes(self, held: Held, now: Now) -> bool:
         """It may go now. Who is confirmed goes before who merely waits for nobody; among equals,
@@ -249,36 +247,9 @@ class Guards:
 
         To be asked after each poll.
         """
-        going = tuple(
-            held
-            for held in self.held()
-            if (held.replica, held.partition, held.offset) in self._accepted
-            or self._goes(held, now)
-        )
-        self._accepted |= {(held.replica, held.partition, held.offset) for held in going}
-        return going
-
-    # --- decisions ----------------------------------------------------------------------------
-
-    def accept(self, replica: str, partition: int, offset: int, vc: int, guard: Guard) -> None:
-        """A person says that this stable is right: it is merged, whatever the guards say. If it
-        was ahead of the clock, the replica may go on from there as if it were the time."""
-        self._accepted.add((replica, partition, offset))
-        if guard is Guard.SKEW:
-            self._trusted[replica] = max(self._trusted.get(replica, START), vc)
-
-    def skip(self, replica: str, partition: int, offset: int) -> None:
-        """A person says that this stable is wrong: the replica goes on without it. A stable
-        that is left out says nothing, so it harms nobody."""
-        self._skipped.add((replica, partition, offset))
-        if (seen := self._replicas.get(replica)) is not None:
-            held = seen.held.get(partition)
-            if held is not None and held.offset == offset:
-                del seen.held[partition]
-
-    def is_skipped(self, replica: str, partition: int, offset: int) -> bool:
-        """To be asked of each stable before `stable`, also when a committed prefix is recalled."""
-        return bool(self._skipped) and (replica, partition, offset) in self._skipped
+        going = [each for each in self.held() if each in self._going or self._goes(each, now)]
+        self._going.update(going)
+        return tuple(going)
 
     # --- conduct ------------------------------------------------------------------------------
 

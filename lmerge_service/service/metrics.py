@@ -22,6 +22,7 @@ from prometheus_client.core import (
 )
 
 from lmerge_service.core import BreachKind
+from lmerge_service.service.evidence import Happening
 from lmerge_service.service.feedback import FeedbackOut
 from lmerge_service.service.ledger import RefusalKind
 from lmerge_service.service.life import State
@@ -36,6 +37,7 @@ from lmerge_service.service.status import (
     status_of,
 )
 from lmerge_service.service.task import Phase
+from lmerge_service.service.verdicts import Guard
 from lmerge_service.service.worker import Worker
 
 __all__ = ("metrics_of",)
@@ -83,6 +85,7 @@ class _Collector:
         yield from _output_metrics(tasks, unit)
         yield from _snapshot_metrics(tasks)
         yield from _replica_metrics(views, tasks, unit)
+        yield from _oversight_metrics(tasks, views)
 
 
 def _gauge(name: str, text: str, labels: Sequence[str], samples: _Samples) -> Metric:
@@ -308,3 +311,34 @@ def _heard(label: tuple[str, ...], replica: ReplicaStatus) -> _Samples:
     yield (*label, "insert"), replica.inserts
     yield (*label, "adjust"), replica.adjusts
     yield (*label, "stable"), replica.stables
+
+
+# --- guards and flow control ----------------------------------------------------------------------
+
+
+_ABOUT_NONE = (Happening.STUCK, Happening.REBUILD)
+
+
+def _oversight_metrics(tasks: _Tasks, views: _Views) -> Iterator[Metric]:
+    held = _each(views, lambda each: len(each.held))
+    yield _gauge("replica_held", "Partitions whose stable a guard holds.", _REPLICA, held)
+    paused = _each(views, lambda each: each.state is State.PAUSED)
+    yield _gauge("flow_paused", "1 while flow control does not read it on.", _REPLICA, paused)
+    stuck = ((label, each.stuck is not None) for label, each in tasks)
+    yield _gauge("flow_stuck", "1 while too much is live for anything to move.", _TASK, stuck)
+    findings = {label: each.findings for label, each in tasks}
+    found = [
+        ((guard, *label), findings[label[1:]].get(guard, {}).get(each.name, 0))
+        for label, each in views
+        for guard in Guard
+    ]
+    yield _counter("guard_findings", "What guards have found.", ("guard", *_REPLICA), found)
+    about = [*(label for label, _ in views), *(("", *label) for label, _ in tasks)]
+    happened = [
+        ((kind, *label), findings[label[1:]].get(kind, {}).get(label[0], 0))
+        for label in about
+        for kind in Happening
+        if (kind in _ABOUT_NONE) == (label[0] == "")
+    ]
+    text = "What else was told in the events topic; replica is empty where it is about none."
+    yield _counter("happenings", text, ("kind", *_REPLICA), happened)

@@ -10,6 +10,8 @@ LARGEST_STATE_RECORD = 1 << 20
 
 _OVERHEAD_BYTES = 4096
 _KEPT = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
+_EVENTS = {"retention.ms": str(30 * 24 * 3_600_000), "cleanup.policy": "delete"}
+"""Evidence is for people, who look at it or do not."""
 
 
 def largest_record(topology: Topology) -> int:
@@ -36,6 +38,7 @@ async def prepare(topics: Topics, topology: Topology) -> None:
         "segment.ms": "600000",
     }
     await _ensure(topics, output.state_topic, output.partitions, compacted)
+    await topics.ensure(output.events_topic, config=_EVENTS)
     for key, must in _KEPT.items():
         why = f"must be {must}: without a snapshot, the merge is rebuilt from every record of it"
         await topics.require(output.topic, key, must.__eq__, why)

@@ -15,9 +15,11 @@ Theory
     starts from nothing, and what is shown must not fall.
 """
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 import msgspec
 import structlog
@@ -28,10 +30,13 @@ from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.dialects import Decoder, build_decoder
 from lmerge_service.formats.headers import TimedRecord
 from lmerge_service.formats.ingest import Ingest
+from lmerge_service.formats.reasons import Reason
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.routing import Router
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.topics import TopicInfo
+from lmerge_service.service.evidence import Happening
+from lmerge_service.service.judging import Judging
 from lmerge_service.service.marks import PartitionMark, Standing
 from lmerge_service.topology import Replica
 
@@ -131,6 +136,8 @@ class Replicas:
         `tallies` outlive this, by name."""
         self.states: dict[str, ReplicaState] = {}
         """By name."""
+        self.news: list[tuple[Happening, str, str]] = []
+        """What happened to replicas by itself, and why; whoever tells it takes it away."""
         self._merge = merge
         self._decoder = decoder
         self._partition = partition
@@ -157,11 +164,13 @@ class Replicas:
         self._stop_merging(state)
         state.quarantined = why
 
-    def hold_out(self, name: str, why: str, *, lost: bool = False) -> None:
-        """Goes on without a replica."""
+    def hold_out(self, name: str, why: str, *, lost: bool = False, made_anew: bool = False) -> None:
+        """Goes on without a replica; if its topic was `made_anew`, until that is begun."""
         state = self.states[name]
         self._stop_merging(state)
         state.held_out, state.lost = f"topic {state.replica.topic} {why}", lost
+        kind = Happening.MADE_ANEW if made_anew else Happening.HELD_OUT
+        self.news.append((kind, name, state.held_out))
         log.warning("replica held out", replica=name, topic=state.replica.topic, why=state.held_out)
 
     def _stop_merging(self, state: ReplicaState) -> None:
@@ -354,8 +363,10 @@ class Replicas:
         records: Sequence[TimedRecord],
         out: list[Element],
         dead: list[DeadLetter],
-    ) -> None:
-        """Feeds new records of a replica that is merged, and counts."""
+        judging: Judging,
+    ) -> int:
+        """Feeds a chunk of new records of a replica that is merged, and counts; returns how many
+        were taken, fewer than given where judging has stopped."""
         state = self.merging(tp)
         assert state is not None
         ingest, tally = state.ingest, state.tally
@@ -363,18 +374,32 @@ class Replicas:
         had, stale = len(dead), ingest.stale
         before = self._merge.inputs[state.name]
         was = _of_input(before)
-        ingest.take(tp.partition, records, out, dead)
+        following = ingest.take(tp.partition, records, out, dead, judge=judging)
+        taken = len(records)
+        if following <= records[-1].offset:
+            taken = bisect_left(records, following, key=attrgetter("offset"))
+        slot = ingest.slot(tp.partition)
+        # A source that delivers at least once is late with all that it repeats, and no liar.
+        wrong = sum(letter.reason != Reason.LATE for letter in dead[had:])
+        judging.after(state.name, slot, tp, records, taken, wrong)
         if self._reads_all(state.replica) and self._is_told_elsewhere(tp):
             del dead[had:]
         after = self._merge.inputs[state.name]
         if after is not before:  # a new incarnation counts from nothing
             was = dict.fromkeys(was, 0)
+            self.news.append((Happening.INCARNATION, state.name, _of_incarnation(ingest)))
         tally.counts.update({what: now - was[what] for what, now in _of_input(after).items()})
-        tally.counts.update(stale=ingest.stale - stale, records=len(records), dead=len(dead) - had)
-        state.next[tp.partition] = records[-1].offset + 1
+        tally.counts.update(stale=ingest.stale - stale, records=taken, dead=len(dead) - had)
+        state.next[tp.partition] = following
         tally.last_record = self._clock()
         if len(dead) > had:
             tally.troubled = tally.last_record
+        return taken
+
+
+def _of_incarnation(ingest: Ingest) -> str:
+    since = "" if ingest.joining_at == START else f", correct from {ingest.joining_at} on"
+    return f"it has started over: incarnation {ingest.incarnation}{since}"
 
 
 def _of_input(source: Input) -> dict[str, int]:

@@ -18,13 +18,14 @@ from typing import Literal, TypeAlias
 from pydantic import BaseModel
 
 from lmerge_service.elements import INFINITY, START
-from lmerge_service.service.life import State
+from lmerge_service.service.life import State, Wish, seen
 from lmerge_service.service.replicas import ReplicaState
 from lmerge_service.service.task import MergeTask, Phase
 from lmerge_service.service.worker import Role, Worker
 from lmerge_service.topology import Topology
 
 __all__ = (
+    "HeldStatus",
     "OutputStatus",
     "Reason",
     "ReasonKind",
@@ -43,6 +44,23 @@ WorkerState: TypeAlias = Literal["starting", "running", "recovering", "standby",
 
 _IDLE_AFTER_SECONDS = 60.0
 _TROUBLE_SECONDS = 600.0
+_HELD_SECONDS = 5.0
+"""An honest early end is held for less than this where the others end as well."""
+
+
+class HeldStatus(BaseModel):
+    """A stable that a guard holds: what is behind it in its partition waits."""
+
+    guard: str
+    partition: int
+    """Of the replica's topic."""
+    offset: int
+    stable_point: int | None
+    """What it says; None: that the replica has ended."""
+    seconds: float
+    """For how long."""
+    reason: str
+    remedy: str
 
 
 class ReasonKind(StrEnum):
@@ -54,6 +72,10 @@ class ReasonKind(StrEnum):
     HELD_OUT = "held_out"
     """A replica cannot be merged."""
     QUARANTINED = "quarantined"
+    HELD_STABLE = "held_stable"
+    """A guard has held a replica's stable for some seconds."""
+    STUCK = "stuck"
+    """Too much is live, and nobody who is read can change that."""
     SILENT_PARTITIONS = "silent_partitions"
     """Some partitions of a replica have sent a stable, and others never did."""
     DEAD_LETTERS = "dead_letters"
@@ -86,6 +108,7 @@ class ReplicaStatus(BaseModel):
     state: State
     why: str | None
     """Why it is held out, or in quarantine."""
+    held: list[HeldStatus]
     partitions: int | None
     silent_partitions: list[int]
     """Partitions that never sent a stable: each of them holds the replica back."""
@@ -165,6 +188,11 @@ class TaskStatus(BaseModel):
     restored_from: int | None
     """The transaction whose snapshot the state was rebuilt from; null: from the beginning."""
     snapshot: SnapshotStatus | None
+    stuck: str | None
+    """Why nothing moves: too much is live, and nobody who is read can change that."""
+    findings: dict[str, dict[str, int]]
+    """By kind (docs/operations.md, "Guards") and replica ("" where it is about none): how often
+    something was found or happened, in this process."""
     snapshots_taken: int
     snapshots_failed: int
     output: OutputStatus
@@ -254,11 +282,20 @@ def _task(task: MergeTask, role: Role) -> TaskStatus:
         behind_seconds=_since(progress.caught_up) if follows else None,
         restored_from=task.state.restored_from,
         snapshot=_snapshot(task),
+        stuck=None if task.oversight is None else task.oversight.pacing.stuck,
+        findings=_findings(task),
         snapshots_taken=progress.snapshots["taken"],
         snapshots_failed=progress.snapshots["failed"],
         output=_output(task),
         replicas=[_replica(task, each) for each in task.replicas],
     )
+
+
+def _findings(task: MergeTask) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = {}
+    for (kind, replica), count in task.reporting.tally.counts.items():
+        found.setdefault(kind, {})[replica or ""] = count
+    return found
 
 
 def _snapshot(task: MergeTask) -> SnapshotStatus | None:
@@ -375,8 +412,9 @@ def _replica(task: MergeTask, state: ReplicaState) -> ReplicaStatus:
     return ReplicaStatus(
         name=state.name,
         topic=state.replica.topic,
-        state=_state(state, joined=source is not None and source.joined),
+        state=_state(task, state, joined=source is not None and source.joined),
         why=state.quarantined or state.held_out,
+        held=_held(task, state.name, now),
         partitions=None if ingest is None else ingest.partitions,
         silent_partitions=[]
         if source is None
@@ -400,12 +438,30 @@ def _replica(task: MergeTask, state: ReplicaState) -> ReplicaStatus:
     )
 
 
-def _state(state: ReplicaState, *, joined: bool) -> State:
-    if state.quarantined is not None:
-        return State.QUARANTINED
-    if state.ingest is None:
-        return State.HELD_OUT
-    return State.JOINED if joined else State.JOINING
+def _state(task: MergeTask, state: ReplicaState, *, joined: bool) -> State:
+    return seen(
+        Wish.ATTACHED if state.quarantined is None else Wish.QUARANTINED,
+        held_out=state.ingest is None,
+        paused=task.oversight is not None and state.name in task.oversight.pacing.paused,
+        joined=joined,
+        left=False,
+    )
+
+
+def _held(task: MergeTask, name: str, now: float) -> list[HeldStatus]:
+    findings = [] if task.oversight is None else task.oversight.held(name)
+    return [
+        HeldStatus(
+            guard=each.verdict.guard,
+            partition=each.place.partition,
+            offset=each.place.offset,
+            stable_point=None if each.verdict.vc == INFINITY else each.verdict.vc,
+            seconds=round(now - each.at, 3),
+            reason=each.verdict.reason,
+            remedy=each.verdict.remedy,
+        )
+        for each in findings
+    ]
 
 
 def _by_replica(tasks: Sequence[TaskStatus]) -> Iterator[list[ReplicaStatus]]:
@@ -439,6 +495,7 @@ def _together(views: Sequence[ReplicaStatus]) -> ReplicaStatus:
             "lag_records": None if None in lags else max(lag for lag in lags if lag is not None),
             "idle_seconds": min(idle, default=None),
             "share_first": sum(first) / len(first) if first else None,
+            "held": [held for each in views for held in each.held],
             "breaches": dict(breaches),
             "in_trouble": any(each.in_trouble for each in views),
         }
@@ -454,6 +511,8 @@ def _reasons(
     if state not in ("running", "standby"):
         yield Reason(ReasonKind.NOT_RUNNING, f"the worker is {state}")
     yield from _unreachable(worker)
+    for stuck in dict.fromkeys(each.stuck for each in tasks if each.stuck is not None):
+        yield Reason(ReasonKind.STUCK, stuck)
     for each in replicas:
         yield from _reasons_of(each)
     if state != "running":
@@ -492,6 +551,11 @@ def _wrong_with(replica: ReplicaStatus) -> Iterator[tuple[ReasonKind, str]]:
         yield ReasonKind.QUARANTINED, f"in quarantine: {replica.why or 'no reason was given'}"
     elif replica.why:
         yield ReasonKind.HELD_OUT, replica.why
+    for held in replica.held:
+        if held.seconds > _HELD_SECONDS:
+            where = f"partition {held.partition}, offset {held.offset}"
+            text = f"{held.guard} holds it at {where}: {held.reason}; {held.remedy}"
+            yield ReasonKind.HELD_STABLE, text
     spoken = replica.partitions is not None and len(replica.silent_partitions) < replica.partitions
     if spoken and replica.silent_partitions:
         text = f"partitions {replica.silent_partitions} never sent a stable, and hold it back"

@@ -22,6 +22,7 @@ What happens on a crash at each await
 """
 
 import asyncio
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -35,19 +36,23 @@ from lmerge_service.core import Breach
 from lmerge_service.elements import START, Adjust, Element, Insert, Stable
 from lmerge_service.errors import FencedError, StateError, TransportError
 from lmerge_service.formats.dead_letters import DeadLetter
-from lmerge_service.formats.wire import encode
+from lmerge_service.formats.wire import WireDecoder, encode
 from lmerge_service.kafka.client import lacking
 from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.sink import Outbox
 from lmerge_service.kafka.source import Batches, TopicPartition
 from lmerge_service.kafka.topics import TopicInfo
+from lmerge_service.service.control import Control
 from lmerge_service.service.durations import Durations
-from lmerge_service.service.ledger import Ledger
+from lmerge_service.service.evidence import Happening
+from lmerge_service.service.ledger import Ledger, Wanted
 from lmerge_service.service.life import Wish
 from lmerge_service.service.marks import MARK_KEY, Mark, Standing
+from lmerge_service.service.oversight import Oversight
 from lmerge_service.service.own_topics import largest_record
 from lmerge_service.service.recovery import Recovery
 from lmerge_service.service.replicas import ReplicaState, Tally
+from lmerge_service.service.reporting import Reporting
 from lmerge_service.service.snapshots import Snapshots
 from lmerge_service.service.state import TaskState
 from lmerge_service.topology import Replica, Topology
@@ -116,13 +121,21 @@ class MergeTask:
         partition: int = 0,
         *,
         feedback: FeedbackSink = lambda *_: None,
+        unix_ns: Callable[[], int] = time.time_ns,
     ):
         """`ledger` is read only: what is decided about the replicas. `feedback` is told the
-        partition, and after each commit the points of its inputs and its stable point."""
+        partition, and after each commit the points of its inputs and its stable point. `unix_ns`
+        is the wall clock: nanoseconds since the epoch."""
         self.topology = topology
         self.partition = partition
         self.progress = Progress()
         self.phase: Phase = "starting"
+        self.share = 1
+        """How many tasks this worker leads, among which its limits are divided."""
+        self.reporting = Reporting(partition, unix_ns=unix_ns)
+        self.oversight: Oversight | None = None
+        """While it leads."""
+        self._unix_ns = unix_ns
         self._tallies: dict[str, Tally] = {}
         self._ledger = ledger
         self._feedback = feedback
@@ -143,11 +156,13 @@ class MergeTask:
     def forget(self) -> None:
         """Lets go of the state: somebody else has the task."""
         self.state, self._is_known, self.phase = self._fresh(), False, "starting"
+        self.oversight = None
         self.progress.caught_up = None
 
     def _clear(self) -> None:
         """Forgets whatever was merged and not committed."""
         self._found: dict[str, TopicInfo] | None = None
+        self._ends: dict[TopicPartition, int] = {}
         self._missing: Counter[str] = Counter()
         self._outbox, self._said = Outbox(), Counter[str]()
         self._committing: asyncio.Task[None] | None = None
@@ -189,6 +204,7 @@ class MergeTask:
                 output=self._output,
                 dead_letters=self.topology.output.dead_letter_topic,
                 state=self._state_topic,
+                events=self.topology.output.events_topic,
                 max_record_bytes=largest,
             )
         )
@@ -202,14 +218,23 @@ class MergeTask:
         await self._know_decisions()
         self._say(self.state.missed)
         self._carry_out()
+        self.oversight = Oversight(
+            self.state, self._source, self.reporting, clock=_clock, unix_ns=self._unix_ns
+        )
         self._reassign()
         await self._look()
         await self._follow_topics()
+        self._tell_of_recovery()
         self.progress.committed_stable = self.state.merge.max_stable
         self.progress.unreachable = None
         self.progress.recovery_seconds = round(_clock() - started, 3)
         self.progress.takeovers += 1
         self.phase = "running"
+
+    def _tell_of_recovery(self) -> None:
+        if self.state.transaction:
+            why = f"from transaction {self.state.transaction}, with {len(self.state.merge)} events"
+            self.reporting.happened(Happening.REBUILD, None, why)
 
     async def follow(self) -> None:
         """Keeps the state that the task which leads has committed, until cancelled.
@@ -218,6 +243,7 @@ class MergeTask:
             TransportError: Kafka cannot be reached, or refuses.
             StateError: the output is not what this merge has written.
         """
+        self.oversight = None
         if not self._is_known:
             self.phase = "starting"
         async with AsyncExitStack() as stack:
@@ -305,12 +331,15 @@ class MergeTask:
             raise TransportError("another case or policy was decided: the merge is rebuilt")
         for name, wanted in self._ledger.replicas.items():
             have = replicas.states.get(name)
+            if wanted.wish is Wish.DETACHED or wanted.epoch > state.decided:
+                state.quarantined.pop(name, None)  # what was found was of another attachment
+            if wanted.since > state.decided:
+                self._tell_of_decision(wanted)
             if wanted.wish is Wish.DETACHED:
                 if have is not None:
                     replicas.leave(name)
                 continue
             if have is None or have.epoch != wanted.epoch:
-                state.quarantined.pop(name, None)
                 replicas.expect(wanted.replica, epoch=wanted.epoch, released=wanted.released)
             if wanted.wish is Wish.QUARANTINED:
                 replicas.quarantine(name, wanted.reason or "")
@@ -318,6 +347,13 @@ class MergeTask:
                 replicas.quarantine(name, state.quarantined[name])
         self._accept_gaps()
         state.decided = self._ledger.version
+
+    def _tell_of_decision(self, wanted: Wanted) -> None:
+        name, told = wanted.replica.name, self.reporting.happened
+        if wanted.wish is Wish.QUARANTINED:
+            told(Happening.QUARANTINED, name, f"by {wanted.who}: {wanted.reason or ''}")
+        elif wanted.wish is Wish.ATTACHED and wanted.released:
+            told(Happening.RELEASED, name, f"by {wanted.who}")
 
     def _accept_gaps(self) -> None:
         for accepted in self._ledger.accepted_gaps:
@@ -330,6 +366,8 @@ class MergeTask:
                 ingest.gap_accepted = True
                 _, out = self.state.merge.accept_gap()
                 self._say(out)
+                why = f"by {accepted.who}: [{gap.start}, {gap.end}) is lost"
+                self.reporting.happened(Happening.ACCEPTED_GAP, gap.input, why)
                 log.warning("gap accepted", replica=gap.input, start=gap.start, end=gap.end)
 
     # --- running ------------------------------------------------------------------------------
@@ -359,6 +397,7 @@ class MergeTask:
                         self._carry_out()
                         self._reassign()
                     await self._follow_topics()
+                    self._pace()
                 await self._publish()
                 if ready.done():
                     ready = None
@@ -387,7 +426,7 @@ class MergeTask:
             return
         chunks = self._snapshots.chunks()
         moved = self._marked != self._moved and _clock() >= self._mark_due
-        if chunks is not None or self._waiting() or moved:
+        if chunks is not None or self._waiting() or moved or self.reporting.pending:
             self._outbox.state += chunks or []
             self._start_commit(len(chunks or []))
 
@@ -399,6 +438,7 @@ class MergeTask:
         if self._snapshots.is_due:
             self._snapshots.start(state.transaction, state.stream(mark), state.snapshots)
         self._outbox.state.append((MARK_KEY, mark.encoded()))
+        self._outbox.events += self.reporting.pending
         commit = self._commit(self._outbox, self._said, self._fetched, mark, feedback, chunks)
         self._outbox, self._said = Outbox(), Counter()
         self._committing = asyncio.create_task(commit, name="commit")
@@ -423,6 +463,7 @@ class MergeTask:
             state.snapshots = (place, *state.snapshots[:1])
             progress.snapshot_seconds = self._snapshots.seconds
             self._moved += 1
+        self.reporting.committed(len(outbox.events))
         progress.transactions += 1
         progress.published.update(said)
         progress.committed_stable = mark.stable
@@ -468,20 +509,19 @@ class MergeTask:
     def _merge_batches(self, batches: Batches) -> None:
         out: list[Element] = []
         dead: list[DeadLetter] = []
-        merge, replicas = self.state.merge, self.state.replicas
+        merge = self.state.merge
         switches = merge.stats().switches
         if not self._waiting():
             self._fetched = _clock()
-        for tp, records in batches.items():
-            if replicas.merging(tp) is not None:
-                replicas.take(tp, records, out, dead)
-                self.progress.elements_in += len(records)
-                self._moved += 1
+        assert self.oversight is not None
+        taken, breaches = self.oversight.take(batches, out, dead)
+        self.progress.elements_in += taken
+        self._moved += taken
         self.progress.switches += merge.stats().switches - switches
         self._say(out)
         self._outbox.dead += dead
         self._outbox.size += sum(len(letter.value or b"") for letter in dead)
-        self._report(dead, merge.breaches())
+        self._report(dead, breaches)
 
     def _say(self, elements: Iterable[Element]) -> None:
         """Puts elements into the outbox: the key is the logical one; a stable has none."""
@@ -520,6 +560,31 @@ class MergeTask:
                     count=count,
                 )  # fmt: skip
 
+    def _pace(self) -> None:
+        """Decides what is read on."""
+        assert self.oversight is not None
+        if self.oversight.withdrew:
+            self.oversight.withdrew = False
+            self._reassign()
+        if self.oversight.is_waiting:
+            self._measure()
+        self.oversight.pace(self.share)
+
+    async def decide(self, control: Control) -> None:
+        """See `Oversight.decide`; while it leads."""
+        assert self.oversight is not None
+        await self.oversight.decide(control)
+
+    async def search(self) -> None:
+        """Looks up what divergences are about; while it leads."""
+        limits = self.topology.limits
+        decoder = WireDecoder(
+            nfc=self.topology.nfc,
+            max_record_bytes=limits.max_record_bytes,
+            max_depth=limits.max_nesting,
+        )
+        await self.reporting.run(partial(self._cluster.find_event, decoder=decoder))
+
     # --- topics that change ---------------------------------------------------------------------
 
     async def _follow_topics(self) -> None:
@@ -550,7 +615,8 @@ class MergeTask:
                 if not state.lost or info.id != state.topic_id:
                     changed |= await self._begin(name, info)
             elif info.id != state.topic_id:
-                replicas.hold_out(name, "was made anew: what it holds is merged from its beginning")
+                why = "was made anew: what it holds is merged from its beginning"
+                replicas.hold_out(name, why, made_anew=True)
                 changed |= await self._begin(name, info)
             elif info.partitions > state.width:
                 await self._widen(name, info)
@@ -626,13 +692,20 @@ class MergeTask:
         self._found = found
         there = [tp for tp in replicas.positions() if tp.topic in found]
         ends = await self._source.ends(there, seconds=_WATCH_SECONDS) if there else {}
-        lags: Counter[str] = Counter()
-        for tp, end in ends.items():
-            if (position := self._source.position(tp)) is not None:
-                lags[tp.topic] += max(0, end - position)
-        for state in replicas.states.values():
-            known = any(tp.topic == state.replica.topic for tp in ends)
-            state.lag = lags[state.replica.topic] if known else None
+        self._ends = ends
+        self._measure()
+
+    def _measure(self) -> None:
+        """How far it is to the topics' ends, as they were seen last."""
+        for state in self.state.replicas.states.values():
+            gaps = [self._unread(state.replica.topic, number) for number in state.next]
+            unknown = not gaps or None in gaps
+            state.lag = None if unknown else sum(gap for gap in gaps if gap is not None)
+
+    def _unread(self, topic: str, number: int) -> int | None:
+        tp = TopicPartition(topic, number)
+        end, position = self._ends.get(tp), self._source.position(tp)
+        return None if end is None or position is None else max(0, end - position)
 
 
 async def _whole(step: Coroutine[Any, Any, None]) -> None:

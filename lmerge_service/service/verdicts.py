@@ -93,8 +93,8 @@ def of_held(held: Held, ahead: int, others: Mapping[str, int], patience: float |
             action = Action.QUARANTINE
             reason = f"stable({held.vc}) is {ahead} ahead of the wall clock"
             remedy = (
-                "mend the replica, or this machine's clock; then release it (without this "
-                "stable), or accept the stable"
+                "mend the replica, or this machine's clock, and release it: what stables it has "
+                "said by then do not count; if times in the future are meant, raise guards.max_skew"
             )
         case Guard.LEAP:
             reason = f"stable({held.vc}) leaps {ahead} beyond all that was said"
@@ -117,4 +117,7 @@ def of_held(held: Held, ahead: int, others: Mapping[str, int], patience: float |
 
 def _wait(until: str, patience: float | None) -> str:
     silent = "" if patience is None else f", or all others are silent for {patience:g} s"
-    return f"it is merged once another replica {until}{silent}; else accept or skip it"
+    return (
+        f"it is merged once another replica {until}{silent}; detach replicas that are gone for "
+        "good; if it is wrong, quarantine and release its replica: it is read again without it"
+    )

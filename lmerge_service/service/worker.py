@@ -19,7 +19,8 @@ What happens when Kafka goes away
 import asyncio
 import os
 import socket
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -69,8 +70,10 @@ class Worker:
         *,
         standby_only: bool = False,
         feedback: FeedbackSink = lambda *_: None,
+        unix_ns: Callable[[], int] = time.time_ns,
     ):
-        """`feedback` is told what commits mean for the replicas (`task.FeedbackSink`)."""
+        """`feedback` is told what commits mean for the replicas (`task.FeedbackSink`). `unix_ns`
+        is the wall clock, by which stables are judged and happenings dated."""
         self.topology = topology
         self.held: dict[int, Held] = {}
         """By output partition."""
@@ -81,6 +84,7 @@ class Worker:
         self.name = f"{socket.gethostname()}-{os.getpid()}"
         """For people."""
         self._feedback = feedback
+        self._unix_ns = unix_ns
         self._cluster = cluster
         self._standby_only = standby_only
         self._tasks: dict[int, MergeTask] = {}
@@ -154,7 +158,9 @@ class Worker:
             del self.held[partition]
             if partition not in roles:
                 held.task.forget()
+        share = sum(role == "leads" for role in roles.values())
         for partition, role in roles.items():
+            self._task(partition).share = share
             if partition not in self.held:
                 task = self._task(partition)
                 child = group.create_task(self._hold(task, role), name=f"{role} {partition}")
@@ -165,7 +171,12 @@ class Worker:
         if partition not in self._tasks:
             ledger = self.control.ledger
             self._tasks[partition] = MergeTask(
-                self.topology, ledger, self._cluster, partition, feedback=self._feedback
+                self.topology,
+                ledger,
+                self._cluster,
+                partition,
+                feedback=self._feedback,
+                unix_ns=self._unix_ns,
             )
         return self._tasks[partition]
 
@@ -204,6 +215,8 @@ class Worker:
                 await self._fenced(task, error)
 
     async def _lead(self, task: MergeTask) -> None:
+        assert self.control is not None
+        control = self.control
         async with AsyncExitStack() as stack:
             await task.lead(stack)
             quieten_garbage_collector()
@@ -217,6 +230,8 @@ class Worker:
                 async with asyncio.TaskGroup() as group:
                     group.create_task(task.run(), name="merge")
                     group.create_task(task.watch(), name="watch")
+                    group.create_task(task.search(), name="search")
+                    group.create_task(task.decide(control), name="decide")
 
     async def _follow(self, task: MergeTask) -> None:
         log.info("following")

@@ -8,7 +8,7 @@ from lmerge_service.core import Operator, lmerge
 from lmerge_service.elements import START, Element, Insert, Stable
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.headers import incarnation_headers
-from lmerge_service.formats.ingest import Ingest
+from lmerge_service.formats.ingest import Ingest, Ruling
 from lmerge_service.formats.wire import WireDecoder, encode
 
 
@@ -129,3 +129,70 @@ def test_foreign_headers_mean_nothing() -> None:
     batch = records(insert("a", 1, 9))
     batch[0].headers = [("traceparent", b"00-xyz")]
     assert fed.take(batch) == [insert("a", 1, 9)]
+
+
+class Judged:
+    """Rules as it is told, by the stable; remembers what it was asked."""
+
+    def __init__(self, **rulings: Ruling) -> None:
+        self.rulings = {int(name.removeprefix("at_")): each for name, each in rulings.items()}
+        self.asked: list[tuple[str, int, int, int]] = []
+        self.anew = 0
+
+    def stable(self, replica: str, partition: int, vc: int, offset: int) -> Ruling:
+        self.asked.append((replica, partition, vc, offset))
+        return self.rulings.get(vc, Ruling.MERGE)
+
+    def started_over(self, replica: str) -> None:
+        self.anew += 1
+
+
+def judged(fed: Fed, judge: Judged, batch: list[Record]) -> tuple[int, list[Element]]:
+    for number, record in enumerate(batch):
+        record.offset = 10 * number  # with gaps, as transactions make them
+    out: list[Element] = []
+    return fed.ingest.take(0, batch, out, fed.dead, judge=judge), out
+
+
+def test_a_stable_that_waits_stops_its_partition_before_its_record() -> None:
+    fed, judge = Fed(), Judged(at_50=Ruling.WAIT)
+    a, b = insert("a", 1, 9), insert("b", 60, 70)
+    batch = records(Stable(0), a, Stable(50), b)
+    assert judged(fed, judge, batch) == (20, [Stable(0), a])
+    assert judge.asked == [("r", 0, 0, 0), ("r", 0, 50, 20)]
+    assert fed.merge.inputs["r"].stable == 0
+    judge.rulings.clear()
+    out: list[Element] = []
+    assert fed.ingest.take(0, batch[2:], out, fed.dead, judge=judge) == 31
+    assert out == [Stable(50), b]
+    assert fed.ingest.front == 60
+
+
+def test_a_chunk_may_end_with_a_stable() -> None:
+    fed, judge = Fed(), Judged(at_5=Ruling.MERGE_AND_STOP)
+    a = insert("a", 7, 9)
+    assert judged(fed, judge, records(Stable(5), a)) == (1, [Stable(5)])
+    assert judged(fed, judge, records(a)) == (1, [a])
+
+
+def test_a_new_incarnation_is_told_before_its_stables_are_judged() -> None:
+    fed, judge = Fed(), Judged()
+    batch = [*records(Stable(9)), *records(Stable(5), incarnation=1), *records(Stable(7))]
+    assert judged(fed, judge, batch) == (21, [Stable(9)])
+    assert (judge.anew, fed.ingest.stale) == (1, 1)
+    assert [vc for _, _, vc, _ in judge.asked] == [9, 5], "what is stale is not judged"
+
+
+def test_stables_that_are_muted_or_recalled_are_not_judged() -> None:
+    judge = Judged()
+    merge = lmerge()
+    mutes = {0: 15}
+    ingest = Ingest(merge, "r", WireDecoder(), topic="in", partitions=1, mutes=mutes)
+    a = insert("a", 1, 99)
+    batch = records(Stable(50), a, Stable(60))
+    for number, record in enumerate(batch):
+        record.offset = 10 * number
+    out: list[Element] = []
+    ingest.take(0, batch, out, [], judge=judge)
+    assert out == [a, Stable(60)]
+    assert [vc for _, _, vc, _ in judge.asked] == [60]

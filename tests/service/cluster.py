@@ -80,6 +80,7 @@ class Merge:
             "kafka": {"bootstrap": self.bootstrap},
             "output": {"topic": self.output},
             "session_seconds": 1.5,
+            "guards": {"patience_seconds": 0.5},
             "replicas": [{"name": n, "topic": topic} for n, topic in self.topics.items()],
             **self.extra,
         }

@@ -92,9 +92,6 @@ class Judged:
         for offset in range(start, stop):
             element = stream[offset]
             if type(element) is Stable:
-                if self.guards.is_skipped(name, 0, offset):
-                    self.at[name] = offset + 1
-                    continue
                 verdict = self.guards.stable(name, 0, element.vc, offset, self.now)
                 if verdict is not None:
                     verdicts.append(verdict)

@@ -1,6 +1,7 @@
 """Replicas that speak dialects: through records and incarnations, rebuilds, and a real broker."""
 
 import asyncio
+import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from lmerge_service.formats.dialects import (
     writer,
 )
 from lmerge_service.formats.headers import incarnation_headers
-from lmerge_service.formats.ingest import Ingest
+from lmerge_service.formats.ingest import Ingest, Ruling
 from lmerge_service.formats.payload import PayloadCache
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.client import Connection
@@ -119,6 +120,43 @@ def test_a_rebuilt_replica_has_nothing_to_add_and_goes_on_the_same(
         assert rebuilt.take(*prefix, recall=True) == []
     for record in records[cut:]:
         assert rebuilt.take(record) == fed.take(record)
+
+
+class Once:
+    """Has stables from 20 on wait the first time."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def stable(self, replica: str, partition: int, vc: int, offset: int) -> Ruling:
+        again = vc in self.asked
+        self.asked.append(vc)
+        return Ruling.MERGE if again or vc < 20 else Ruling.WAIT
+
+    def started_over(self, replica: str) -> None:
+        self.asked.clear()
+
+
+@pytest.mark.parametrize("restored", [False, True])
+def test_a_record_whose_stable_waits_is_said_whole_when_it_is_read_again(restored: bool) -> None:
+    """The decoder has gone beyond it; a snapshot taken meanwhile remembers that."""
+    batch = [row(A, 20), row(B, 40), row(None, 50)]
+    batch = [dataclasses.replace(each, offset=number) for number, each in enumerate(batch)]
+    plain, fed, judge = Fed(), Fed(), Once()
+    out: list[Element] = []
+    assert fed.ingest.take(0, batch, out, fed.dead, judge=judge) == 1
+    assert out == [Insert(A, 20, INFINITY), Stable(10)]
+    assert fed.merge.inputs["r"].stable == 10
+    if restored:
+        again = Fed(output=out)
+        again.take(batch[0], recall=True)
+        for kind, partition, data in list(fed.ingest.parts()):
+            again.ingest.restore(kind, partition, data)
+        fed = again
+    assert fed.ingest.take(0, batch[1:], out, fed.dead, judge=judge) == 2, "the next one waits"
+    assert fed.ingest.take(0, batch[2:], out, fed.dead, judge=judge) == 3
+    assert out == plain.take(*batch)
+    assert judge.asked == [10, 30, 30, 40, 40]
 
 
 # A real broker

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from lmerge_service.core import Policy, lmerge, quorum
 from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
+from lmerge_service.formats.ingest import front_of
 from lmerge_service.present.generator import workload
 from lmerge_service.present.presentation import Variation, present
-from lmerge_service.service.flow import EVENT_BYTES, EventBytes, Flow, Reading, front_of
+from lmerge_service.service.flow import EVENT_BYTES, EventBytes, Flow, Reading
 
 LIMIT = 100
 

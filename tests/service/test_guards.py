@@ -54,40 +54,6 @@ def test_the_clock_is_compared_in_the_unit_of_the_topology(
     assert (verdict is not None) == trips
 
 
-def test_a_replica_accepted_ahead_of_the_clock_goes_on_in_small_steps() -> None:
-    guards = Guards(topology_of("ab", unit="ms"))
-    now = Now(UNIX_NS, 0)
-    guards.attach("a", [NOW_MS], now)
-    guards.attach("b", [NOW_MS], now)
-    assert guards.stable("a", 0, NOW_MS + DAY, 7, now) is not None
-    guards.accept("a", 0, 7, NOW_MS + DAY, Guard.SKEW)
-    assert [held.offset for held in guards.let_go(now)] == [7]
-    assert guards.stable("a", 0, NOW_MS + DAY, 7, now) is None
-    assert guards.stable("a", 0, NOW_MS + DAY + HOUR, 8, now) is None
-    # after a restart the decision is read again, and the stables that were merged
-    again = Guards(topology_of("ab", unit="ms"))
-    again.accept("a", 0, 7, NOW_MS + DAY, Guard.SKEW)
-    again.attach("a", [NOW_MS + DAY + HOUR], now)
-    assert again.stable("a", 0, NOW_MS + DAY + 2 * HOUR, 9, now) is None
-    verdict = again.stable("a", 0, NOW_MS + 9 * DAY, 10, now)
-    assert verdict is not None
-    assert verdict.guard is Guard.SKEW
-
-
-def test_an_accepted_leap_does_not_loosen_the_clock() -> None:
-    guards = Guards(topology_of("ab", unit="ms"))
-    now = Now(UNIX_NS, 0)
-    guards.attach("a", [NOW_MS - 9 * DAY], now)
-    guards.attach("b", [NOW_MS - 9 * DAY], now)
-    verdict = guards.stable("a", 0, NOW_MS, 7, now)
-    assert verdict is not None
-    assert verdict.guard is Guard.LEAP
-    guards.accept("a", 0, 7, NOW_MS, Guard.LEAP)
-    assert guards.stable("a", 0, NOW_MS, 7, now) is None
-    assert guards.stable("a", 0, NOW_MS + HOUR, 8, now) is None
-    assert guards.stable("a", 0, NOW_MS + 2 * HOUR, 9, now) is not None
-
-
 def test_reading_a_backlog_far_ahead_of_the_others_is_no_leap() -> None:
     streams: dict[str, list[Element]] = {
         name: [Stable(step * HOUR) for step in range(1000)] for name in NAMES
@@ -154,7 +120,7 @@ def test_an_early_end_does_not_end_the_output() -> None:
     judged.read("b")
     assert kinds(judged) == [(Guard.EARLY_END, Action.HOLD)]
     assert judged.verdicts[0].reason == "it ends, and the others have not (a is at 50, c is at 40)"
-    assert "accept or skip it" in judged.verdicts[0].remedy
+    assert "detach replicas that are gone for good" in judged.verdicts[0].remedy
     judged.read("a", 2)
     assert (judged.merge.max_stable, judged.stopped) == (51, {"b"})
     judged.read("a", 1)
@@ -182,30 +148,6 @@ def test_a_replica_that_died_is_waited_for_as_long_as_patience_lasts(patience: i
     judged.pass_time(1)
     judged.read_all()
     assert (judged.out[-1] == Stable(INFINITY)) == (patience is not None)
-
-
-def test_a_person_accepts_a_held_end() -> None:
-    streams: dict[str, list[Element]] = {"a": [Stable(5), Stable(INFINITY)], "b": [Stable(4)]}
-    judged = Judged(streams, topology_of(streams))
-    judged.read_all()
-    judged.guards.accept("a", 0, 1, INFINITY, Guard.EARLY_END)
-    judged.read_all()
-    assert judged.out[-1] == Stable(INFINITY)
-
-
-def test_a_person_lets_a_replica_go_on_without_a_held_stable() -> None:
-    streams: dict[str, list[Element]] = {
-        "a": [Stable(5), Stable(9_000), Stable(6), Stable(7)],
-        "b": [Stable(4)],
-    }
-    judged = Judged(streams, topology_of(streams, max_leap=100))
-    judged.read_all()
-    assert judged.at["a"] == 1
-    judged.guards.skip("a", 0, 1)
-    judged.stopped.clear()
-    judged.read_all()
-    assert judged.out[-1] == Stable(7)
-    assert judged.guards.held() == ()
 
 
 def test_a_quorum_is_its_own_second_opinion() -> None:

@@ -140,6 +140,7 @@ async def take_over(merge: Merge) -> None:
         output=TopicPartition(merge.output, 0),
         dead_letters=merge.dead_letters,
         state=TopicPartition(f"{merge.output}.state", 0),
+        events=f"{merge.output}.events",
         max_record_bytes=1 << 20,
     ):
         pass

@@ -1,5 +1,6 @@
 """Runs the service on the Kafka in memory: the one place that knows how it is made."""
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import Iterator
@@ -16,6 +17,9 @@ from tests.simulation.clients import MemoryCluster
 from tests.simulation.network import Network
 
 __all__ = ("silent", "work")
+
+_BEGAN = 1_700_000_000
+"""When virtual time begins, in seconds since the epoch."""
 
 
 @contextlib.contextmanager
@@ -38,7 +42,9 @@ async def work(topology: Topology, network: Network) -> str:
         LMergeError: anything else that ends a worker.
     """
     cluster = cast(Cluster, MemoryCluster(network))
-    worker: Any = workers.Worker(topology, cluster)
+    clock = asyncio.get_running_loop().time
+    unix_ns = lambda: int((_BEGAN + clock()) * 10**9)  # noqa: E731
+    worker: Any = workers.Worker(topology, cluster, unix_ns=unix_ns)
     try:
         await worker.run()
     except FencedError:

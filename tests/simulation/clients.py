@@ -5,11 +5,13 @@ They keep to the same words: same methods, same errors, same meaning of position
 """
 
 import asyncio
+import contextlib
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
     Awaitable,
     Callable,
+    Collection,
     Iterable,
     Mapping,
     Sequence,
@@ -17,11 +19,15 @@ from collections.abc import (
 from typing import Any
 
 from chaos.records import Record
-from lmerge_service.errors import ConfigurationError, StateError, TransportError
+from lmerge_service.elements import Stable
+from lmerge_service.errors import ConfigurationError, ElementError, StateError, TransportError
+from lmerge_service.formats.wire import WireDecoder
+from lmerge_service.kafka.find import Found
 from lmerge_service.kafka.members import Assignment
 from lmerge_service.kafka.sink import Committed, Outbox
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.topics import TopicInfo
+from lmerge_service.tdb import Event
 from tests.simulation.groups import Given
 from tests.simulation.memory import Message, OutOfRange, Producer, UnknownTopic
 from tests.simulation.network import Network
@@ -88,6 +94,7 @@ class MemorySource:
     def __init__(self, network: Network):
         self._network = network
         self._positions: dict[TopicPartition, int] = {}
+        self.paused: frozenset[TopicPartition] = frozenset()
         self.lost: dict[TopicPartition, str] = {}
 
     async def __aenter__(self) -> "MemorySource":
@@ -125,6 +132,16 @@ class MemorySource:
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
         self._positions = dict(positions)
 
+    def pause(self, partitions: Collection[TopicPartition]) -> None:
+        self.paused |= frozenset(partitions)
+
+    def resume(self, partitions: Collection[TopicPartition]) -> None:
+        self.paused -= frozenset(partitions)
+
+    def rewind(self, tp: TopicPartition, offset: int) -> None:
+        if tp in self._positions:
+            self._positions[tp] = offset
+
     async def poll(
         self, seconds: float, max_records: int | None = None
     ) -> dict[TopicPartition, list[Record]]:
@@ -146,7 +163,7 @@ class MemorySource:
         found: dict[TopicPartition, list[Record]] = {}
         room = 1_000_000 if most is None else most
         for tp in self._network.chance.sample(list(self._positions), len(self._positions)):
-            if tp in self.lost or room <= 0:
+            if tp in self.lost or tp in self.paused or room <= 0:
                 continue
             if found and self._network.chance.random() < 0.3:
                 continue  # its answer comes later
@@ -192,6 +209,7 @@ class MemorySink:
         output: TopicPartition,
         dead_letters: str,
         state: TopicPartition,
+        events: str,
         max_record_bytes: int,
     ):
         self._network = network
@@ -199,6 +217,7 @@ class MemorySink:
         self._output = output
         self._dead_letters = TopicPartition(dead_letters, 0)
         self._state = state
+        self._events = TopicPartition(events, 0)
         self._producer: Producer
 
     async def __aenter__(self) -> "MemorySink":
@@ -216,6 +235,7 @@ class MemorySink:
         """In several requests: what comes between them is in the logs, and open."""
         output = await self._produce(self._output, [(k, v, ()) for k, v in outbox.records])
         await self._produce(self._dead_letters, [each.to_record() for each in outbox.dead])
+        await self._produce(self._events, [(k, v, ()) for k, v in outbox.events])
         state = await self._produce(self._state, [(k, v, ()) for k, v in outbox.state])
         if provided is not None:
             await provided()
@@ -376,6 +396,22 @@ class MemoryCluster:
 
     def sink(self, **names: Any) -> MemorySink:
         return MemorySink(self._network, **names)
+
+    async def find_event(
+        self, before: Mapping[TopicPartition, int], event: Event, decoder: WireDecoder
+    ) -> Found | None:
+        """Reads all there is before these offsets."""
+        found = None
+        source = MemorySource(self._network)
+        beginnings = await source.beginnings(list(before))
+        async for tp, records in source.backlog(beginnings, before):
+            for record in records:
+                with contextlib.suppress(ElementError):
+                    element = decoder.decode(record.value)
+                    if type(element) is not Stable and event[:2] == (element.payload, element.vs):  # type: ignore[union-attr]
+                        place = tp.topic, tp.partition, record.offset
+                        found = Found(*place, element, record.value)
+        return found
 
     def log(self, topic: str) -> MemoryLog:
         return MemoryLog(self._network, topic)

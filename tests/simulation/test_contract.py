@@ -65,6 +65,7 @@ class InMemory:
             output=TopicPartition(topic, 0),
             dead_letters=f"{topic}.dead",
             state=TopicPartition(f"{topic}.state", 0),
+            events=f"{topic}.events",
             max_record_bytes=1 << 20,
         )
 
@@ -109,6 +110,7 @@ class Real:
             output=TopicPartition(topic, 0),
             dead_letters=f"{topic}.dead",
             state=TopicPartition(f"{topic}.state", 0),
+            events=f"{topic}.events",
             max_record_bytes=1 << 20,
         )
 

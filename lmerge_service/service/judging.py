@@ -1,0 +1,141 @@
+"""Judging: the guards of one task, over the replicas as its operator has them.
+
+Theory
+    `Guards` know neither operator nor topics. Here they are told who is attached, by comparing the
+    operator's inputs with those they know: an input that is another object is a replica that was
+    attached, released or started over, and one that is gone is nobody's second opinion. So
+    whatever changes the operator, guards follow.
+
+    A stable that is held stops its partition at its record. The task reads that partition on from
+    there once `let_go` names it.
+
+Invariants
+    J1  `waiting` has what guards hold and have not let go, and nothing else.
+
+Cost
+    O(replicas) per batch; a stable as in `guards`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from lmerge_service.core import Input, Operator
+from lmerge_service.formats.headers import TimedRecord
+from lmerge_service.formats.ingest import Ruling
+from lmerge_service.kafka.source import TopicPartition
+from lmerge_service.service.evidence import Place
+from lmerge_service.service.guards import Guards, Now
+from lmerge_service.service.verdicts import Action, Verdict
+from lmerge_service.topology import Topology
+
+__all__ = ("Finding", "Judging")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A verdict, and the record that it is about; of conduct, the one at which it showed."""
+
+    verdict: Verdict
+    tp: TopicPartition
+    place: Place
+    at: float
+    """When, in the clock's seconds."""
+
+
+class Judging:
+    """Judges what is about to be merged into an operator; `begin` before each batch."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        merge: Operator,
+        *,
+        clock: Callable[[], float],
+        unix_ns: Callable[[], int],
+    ) -> None:
+        self.waiting: dict[TopicPartition, Finding] = {}
+        """The stables that are held."""
+        self.found: list[Finding] = []
+        """Whoever acts on them takes them away."""
+        self._guards = Guards(topology, merge.max_stable)
+        self._merge = merge
+        self._clock, self._unix_ns = clock, unix_ns
+        self._inputs: dict[str, Input] = {}
+        self._verdicts: list[Verdict] = []
+        self.begin()
+
+    def begin(self) -> None:
+        """Reads the clocks, and follows who is attached."""
+        self._now = Now(self._unix_ns(), self._clock())
+        inputs = self._merge.inputs
+        for name in self._inputs.keys() - inputs.keys():
+            self._guards.detach(name)
+            del self._inputs[name]
+        for name, source in inputs.items():
+            if self._inputs.get(name) is not source:
+                self.started_over(name)
+            else:
+                self._guards.widen(name, len(source.stables))
+        if self.waiting:
+            held = {(each.replica, each.partition, each.offset) for each in self._guards.held()}
+            self.waiting = {
+                tp: finding
+                for tp, finding in self.waiting.items()
+                if (finding.verdict.replica, finding.verdict.partition, finding.verdict.offset)
+                in held
+            }
+
+    def started_over(self, replica: str) -> None:
+        """See `ingest.Judge`."""
+        source = self._merge.inputs[replica]
+        self._inputs[replica] = source
+        self._guards.attach(replica, source.stables, self._now, source.breaches)
+
+    def know_unread(self, replica: str, unread: bool | None) -> None:
+        """Whether its topic has records that were not read; None: unknown."""
+        self._guards.know_unread(replica, unread)
+
+    def stable(self, replica: str, partition: int, vc: int, offset: int) -> Ruling:
+        """See `ingest.Judge`."""
+        verdict = self._guards.stable(replica, partition, vc, offset, self._now)
+        if verdict is not None:
+            self._verdicts.append(verdict)
+            return Ruling.WAIT
+        stop = self._guards.watches(replica, partition)
+        return Ruling.MERGE_AND_STOP if stop else Ruling.MERGE
+
+    def after(
+        self,
+        replica: str,
+        partition: int,
+        tp: TopicPartition,
+        records: Sequence[TimedRecord],
+        taken: int,
+        dead: int,
+    ) -> None:
+        """Looks at what a chunk has shown of which so many records were taken, `dead` letters
+        among them. `partition` is the operator's."""
+        guards, now = self._guards, self._now
+        guards.hear(replica, now)
+        breaches = self._merge.inputs[replica].breaches
+        verdicts = guards.after(replica, partition, taken, breaches, dead, now)
+        if not verdicts and not self._verdicts:
+            return
+        verdicts, self._verdicts = (*self._verdicts, *verdicts), []
+        shown = records[min(taken, len(records) - 1)]
+        place = Place.of(tp.topic, tp.partition, shown.offset, shown.value)
+        for verdict in verdicts:
+            finding = Finding(verdict, tp, place, now.seconds)
+            self.found.append(finding)
+            if verdict.action is Action.HOLD:
+                self.waiting[tp] = finding
+
+    def let_go(self) -> list[Finding]:
+        """Held stables that may be merged now: their partitions are to be read on."""
+        gone = []
+        for held in self._guards.let_go(self._now) if self.waiting else ():
+            for tp, finding in list(self.waiting.items()):
+                verdict = finding.verdict
+                if (verdict.replica, verdict.partition) == (held.replica, held.partition):
+                    gone.append(self.waiting.pop(tp))
+        return gone

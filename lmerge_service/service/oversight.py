@@ -1,0 +1,253 @@
+"""Oversight: what guards and flow control make of a task while it leads.
+
+Theory
+    Records are merged in chunks. After each the findings of `judging` are acted on, before
+    anything else is merged:
+
+        hold         the partition is rewound to the stable's record and paused; others go on
+        quarantine   the replica is detached here and now, and the mark says so. That all tasks
+                     and workers follow takes a decision, which `decide` makes: again and again
+                     until it is in the control log, and anew after a restart
+        report       nothing
+
+    Then, once a poll, `pace` lets go what may go, and pauses and resumes replicas.
+
+Invariants
+    V1  A partition is paused iff a guard holds it, or flow control has paused its replica.
+    V2  A replica in `state.quarantined` is not merged.
+
+What happens on a crash at each await
+    in `decide`: the quarantine is in the last mark or was never committed. In the first case the
+    next owner decides it again, which is the same decision once more if it was made against the
+    same version, and refused if it was not; in the second, the records are judged again.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+import structlog
+
+from lmerge_service.core import Breach, BreachKind, Gap
+from lmerge_service.elements import Element
+from lmerge_service.errors import TransportError
+from lmerge_service.formats.dead_letters import DeadLetter
+from lmerge_service.kafka.records import Record
+from lmerge_service.kafka.source import Batches, Source, TopicPartition
+from lmerge_service.service.control import Control
+from lmerge_service.service.decisions import LONGEST_REASON, Decision, Quarantine
+from lmerge_service.service.evidence import Happening
+from lmerge_service.service.guards import CHUNK
+from lmerge_service.service.judging import Finding, Judging
+from lmerge_service.service.ledger import Ledger
+from lmerge_service.service.life import Wish
+from lmerge_service.service.pacing import Pacing
+from lmerge_service.service.replicas import ReplicaState
+from lmerge_service.service.reporting import Reporting
+from lmerge_service.service.state import TaskState
+from lmerge_service.service.verdicts import Action, spoken
+
+__all__ = ("Oversight",)
+
+log = structlog.get_logger()
+
+_RETRY_SECONDS: Final = 1.0
+_DIVERGENT: Final = frozenset({BreachKind.HALF_FROZEN_MISSING, BreachKind.FROZEN_END_DISAGREES})
+
+
+class Oversight:
+    """Of one task, from taking over to giving up."""
+
+    def __init__(
+        self,
+        state: TaskState,
+        source: Source,
+        reporting: Reporting,
+        *,
+        clock: Callable[[], float],
+        unix_ns: Callable[[], int],
+    ) -> None:
+        self.judging = Judging(state.topology, state.merge, clock=clock, unix_ns=unix_ns)
+        self.pacing = Pacing(state.topology.limits, state.merge)
+        self.withdrew = False
+        """A replica was put into quarantine: others are to be assigned."""
+        self._state = state
+        self._source = source
+        self._reporting = reporting
+        self._unix_ns = unix_ns
+        self._divergent: dict[str, Breach] = {}
+        self._gap: Gap | None = None
+        self._asked = asyncio.Event()
+
+    # --- merging --------------------------------------------------------------------------------
+
+    def take(
+        self, batches: Batches, out: list[Element], dead: list[DeadLetter]
+    ) -> tuple[int, list[Breach]]:
+        """Merges what was read, as far as guards let it; returns how many records that was, and
+        the breaches that it showed."""
+        taken, breaches = 0, deque[Breach]()
+        self.judging.begin()
+        for tp, records in batches.items():
+            taken += self._take(tp, records, out, dead, breaches)
+        self._drain(breaches)
+        return taken, list(breaches)
+
+    def _take(
+        self,
+        tp: TopicPartition,
+        records: Sequence[Record],
+        out: list[Element],
+        dead: list[DeadLetter],
+        breaches: deque[Breach],
+    ) -> int:
+        replicas, judging, at = self._state.replicas, self.judging, 0
+        self.pacing.read(records)
+        while at < len(records) and replicas.merging(tp) and tp not in judging.waiting:
+            at += replicas.take(tp, records[at : at + CHUNK], out, dead, judging)
+            if judging.found:
+                self._drain(breaches)
+                found, judging.found = judging.found, []
+                for finding in found:
+                    self._act(finding)
+        return at
+
+    def _drain(self, breaches: deque[Breach]) -> None:
+        for breach in self._state.merge.breaches():
+            breaches.append(breach)
+            if breach.kind in _DIVERGENT:
+                self._divergent.setdefault(breach.input, breach)
+
+    def _act(self, finding: Finding) -> None:
+        verdict, state = finding.verdict, self._state
+        breach = self._divergent.pop(verdict.replica, None)
+        self._reporting.found(finding, state.merge.max_stable, breach, self._readable())
+        if verdict.action is Action.HOLD:
+            self._source.rewind(finding.tp, finding.place.offset)
+        elif verdict.action is Action.QUARANTINE:
+            why = f"{verdict.guard.value}: {verdict.reason}; {verdict.remedy}"
+            state.quarantined[verdict.replica] = why
+            state.replicas.quarantine(verdict.replica, why)
+            self.withdrew = True
+            self._asked.set()
+
+    def _readable(self) -> dict[str, dict[TopicPartition, int]]:
+        """Of replicas whose topics speak of events as the merge does: what was read of them."""
+        return {
+            name: {TopicPartition(each.replica.topic, p): at for p, at in each.next.items()}
+            for name, each in self._state.replicas.merged.items()
+            if each.replica.format == "wire"
+        }
+
+    @property
+    def is_waiting(self) -> bool:
+        """Something is held or paused, so that it matters who has been read to the end."""
+        return bool(self.judging.waiting or self.pacing.paused)
+
+    def held(self, name: str) -> list[Finding]:
+        """The stables of a replica that guards hold."""
+        waiting = self.judging.waiting.values()
+        return [each for each in waiting if each.verdict.replica == name]
+
+    # --- once a poll ----------------------------------------------------------------------------
+
+    def pace(self, share: int) -> None:
+        """Decides which partitions are read on. `share` is how many tasks the limits are for."""
+        judging, merged = self.judging, self._state.replicas.merged
+        judging.begin()
+        for name, each in merged.items():
+            judging.know_unread(name, None if each.lag is None else each.lag > 0)
+        for finding in judging.let_go():
+            self._tell_let_go(finding)
+        held = frozenset(each.verdict.replica for each in judging.waiting.values())
+        self._flow(merged.values(), held, share)
+        paused = set(judging.waiting)
+        for name in self.pacing.paused:
+            paused |= self._partitions(merged[name])
+        self._source.pause(paused - self._source.paused)
+        self._source.resume(self._source.paused - paused)
+        self._tell_news()
+
+    def _partitions(self, state: ReplicaState) -> set[TopicPartition]:
+        return {TopicPartition(state.replica.topic, number) for number in state.next}
+
+    def _flow(self, merged: Iterable[ReplicaState], held: frozenset[str], share: int) -> None:
+        stuck = self.pacing.stuck
+        ordered = self.pacing.order(list(merged), held=held, share=share)
+        at = f"{ordered.level:.0%} of the limit on live events, the output is "
+        at += spoken(self._state.merge.max_stable)
+        for name in sorted(ordered.pause):
+            if count := self._reporting.happened(Happening.PAUSED, name, at):
+                log.info("replica paused", replica=name, count=count)
+        for name in sorted(ordered.resume):
+            if count := self._reporting.happened(Happening.RESUMED, name, at):
+                log.info("replica resumed", replica=name, count=count)
+        if ordered.stuck is not None and stuck is None:
+            self._reporting.happened(Happening.STUCK, None, ordered.stuck)
+            log.warning("nothing moves the output", why=ordered.stuck)
+
+    def _tell_let_go(self, finding: Finding) -> None:
+        place, name = finding.place, finding.verdict.replica
+        why = f"stable({finding.verdict.vc}) at offset {place.offset} of {place.topic}"
+        self._reporting.happened(Happening.LET_GO, name, f"{why}-{place.partition}")
+        log.info(
+            "held stable let go", replica=name, topic=place.topic, partition=place.partition,
+            offset=place.offset,
+        )  # fmt: skip
+
+    def _tell_news(self) -> None:
+        replicas, gap = self._state.replicas, self._state.merge.gap
+        news, replicas.news = replicas.news, []
+        for kind, name, why in news:
+            self._reporting.happened(kind, name, why)
+        if gap is not None and (self._gap is None or self._gap.input != gap.input):
+            why = f"nobody vouches for [{gap.start}, {gap.end}): the output waits for {gap.input}"
+            self._reporting.happened(Happening.GAP, gap.input, why)
+        self._gap = gap
+
+    # --- decisions ------------------------------------------------------------------------------
+
+    async def decide(self, control: Control) -> None:
+        """Makes the quarantines of this task's guards known to all, until cancelled."""
+        while True:
+            self._asked.clear()
+            undecided = self._undecided(control.ledger)
+            for decision in undecided:
+                await self._decide(control, decision)
+            if not undecided:
+                await self._asked.wait()
+
+    def _undecided(self, ledger: Ledger) -> list[Decision]:
+        """Quarantines that are not in the log, made against the version that is known; who has
+        been attached anew since is meant no more."""
+        found = []
+        for name, why in self._state.quarantined.items():
+            wanted, have = ledger.replicas.get(name), self._state.replicas.states.get(name)
+            if wanted is None or have is None or wanted.wish is not Wish.ATTACHED:
+                continue
+            if wanted.epoch == have.epoch:
+                found.append(self._decision(name, why, wanted.epoch, ledger.version))
+        return found
+
+    def _decision(self, name: str, why: str, epoch: int, version: int) -> Decision:
+        """The same by whichever task makes it, however often."""
+        return Decision(
+            id=f"guard-{name}-{epoch}-{version}",
+            action=Quarantine(name, why[:LONGEST_REASON]),
+            who=f"guard: {why.partition(':')[0]}",
+            made=self._unix_ns() // 1_000_000,
+            expects=version,
+        )
+
+    async def _decide(self, control: Control, decision: Decision) -> None:
+        try:
+            entry = await control.decide(decision)
+        except TransportError as error:
+            why = str(error)
+        else:
+            if entry.refusal is None:
+                return
+            why = entry.refusal.reason
+        log.warning("quarantine not decided yet", id=decision.id, why=why)
+        await asyncio.sleep(_RETRY_SECONDS)
