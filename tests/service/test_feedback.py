@@ -70,7 +70,7 @@ async def records_of(bootstrap: str, output: str) -> list[FeedbackRecord]:
 def test_a_replica_learns_the_lowest_point_of_all_tasks(bootstrap: str, output: str) -> None:
     async def play() -> None:
         async with (
-            publishing(bootstrap, output, tasks=2, replicas=["a", "b"], every=0.05) as out,
+            publishing(bootstrap, output, tasks=2, replicas=lambda: ["a", "b"], every=0.05) as out,
             Feedback(Connection(bootstrap), output=output, replica="a") as feedback,
         ):
             assert feedback.point == START
