@@ -14,10 +14,10 @@ demo: $(VENV)/.demo  ## merge three replicas of a month of flights through a loc
 	@$(BIN)/lmerge demo $(ARGS)
 
 test: $(VENV)/.dev lint  ## the whole suite: lint, types, tests (real Kafka included)
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not deep" $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist loadgroup -m "not deep" $(ARGS)
 
 test-deep: $(VENV)/.dev  ## nightly depth: the same properties, many more examples
-	HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+	HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest -n 3 --dist loadgroup $(ARGS)
 
 test-mutants: $(VENV)/.dev  ## mistakes made on purpose in the operators: the tests must notice each
 	$(BIN)/python -m tests.mutants $(ARGS)

@@ -3,6 +3,7 @@
 import os
 import sys
 import uuid
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -30,12 +31,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what uses a broker, and gives it all to one worker of xdist, so that one serves it."""
+    """Marks what uses a broker, and gives it to two workers of xdist, by module: each has a broker
+    of its own, and while one waits for what it has started, the other works."""
     for item in items:
         if "bootstrap" in getattr(item, "fixturenames", ()):
             item.add_marker("kafka")
         if item.get_closest_marker("kafka"):
-            item.add_marker(pytest.mark.xdist_group("kafka"))
+            group = zlib.crc32(item.nodeid.partition("::")[0].encode()) % 2
+            item.add_marker(pytest.mark.xdist_group(f"kafka{group}"))
 
 
 @pytest.fixture(scope="session")

@@ -146,9 +146,9 @@ class Sink:
 
     async def _send(self, to: TopicPartition, batch: BatchBuilder) -> "_Sent":
         count = batch.record_count()
-        return _Sent(
-            await self._producer.send_batch(batch, to.topic, partition=to.partition), count
-        )
+        sent = await self._producer.send_batch(batch, to.topic, partition=to.partition)
+        sent.add_done_callback(_retrieve)
+        return _Sent(sent, count)
 
     def _batches(self, records: _Records) -> Iterator[BatchBuilder]:
         """Builders of up to 256 KiB: appending to them directly is the producer's fast path."""
@@ -169,6 +169,12 @@ class Sink:
             builder = self._producer.create_batch()
             builder.append(key=key, value=value, timestamp=None, headers=headers)
             yield builder
+
+
+def _retrieve(acknowledged: "asyncio.Future[Any]") -> None:
+    """Of several batches that fail, one is told of; asyncio would log the others as forgotten."""
+    if not acknowledged.cancelled():
+        acknowledged.exception()
 
 
 class _Sent:

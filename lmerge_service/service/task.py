@@ -23,33 +23,30 @@ What happens on a crash at each await
 
 import asyncio
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import structlog
 
 from lmerge_service.core import Breach
-from lmerge_service.elements import START, Adjust, Element, Insert, Stable
-from lmerge_service.errors import FencedError, StateError, TransportError
+from lmerge_service.elements import Element
+from lmerge_service.errors import StateError, TransportError
 from lmerge_service.formats.dead_letters import DeadLetter
-from lmerge_service.formats.wire import WireDecoder, encode
-from lmerge_service.kafka.client import lacking
+from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.cluster import Cluster
-from lmerge_service.kafka.sink import Outbox
 from lmerge_service.kafka.source import Batches, TopicPartition
-from lmerge_service.kafka.topics import TopicInfo
 from lmerge_service.service.control import Control
-from lmerge_service.service.durations import Durations
 from lmerge_service.service.evidence import Happening
 from lmerge_service.service.ledger import Ledger, Wanted
 from lmerge_service.service.life import Wish
-from lmerge_service.service.marks import MARK_KEY, Mark, Standing
+from lmerge_service.service.lookout import WATCH_SECONDS, Lookout
+from lmerge_service.service.outgoing import FeedbackSink, Outgoing
 from lmerge_service.service.oversight import Oversight
 from lmerge_service.service.own_topics import largest_record
+from lmerge_service.service.progress import Progress
 from lmerge_service.service.recovery import Recovery
 from lmerge_service.service.replicas import ReplicaState, Tally
 from lmerge_service.service.reporting import Reporting
@@ -57,57 +54,19 @@ from lmerge_service.service.snapshots import Snapshots
 from lmerge_service.service.state import TaskState
 from lmerge_service.topology import Replica, Topology
 
-__all__ = ("FeedbackSink", "MergeTask", "Phase", "Progress")
+__all__ = ("MergeTask", "Phase")
 
 log = structlog.get_logger()
 
 _IDLE_POLL_SECONDS = 1.0
-_OFFSETS_ONLY_SECONDS = 1.0
-"""Offsets without output (a laggard's elements) are committed this often at the most."""
-_OUTBOX_BYTES = 32 << 20
-_WATCH_SECONDS = 2.0
 _FOLLOW_SECONDS = 0.25
 _REBUILD_SECONDS = 5.0
 """Who cannot follow yet rebuilds this often."""
 _STEP_SECONDS = 1.0
-_BELIEVED = 2
 _DECISIONS_SECONDS = 10.0
 
 
-FeedbackSink: TypeAlias = Callable[[int, Mapping[str, int], int], None]
-"""Takes, after a commit: the partition, its inputs' points, and its stable point."""
 Phase: TypeAlias = Literal["starting", "running", "recovering", "following", "fenced"]
-
-
-@dataclass(slots=True)
-class Progress:
-    """What this process has done; its counts never fall, whatever is rebuilt."""
-
-    elements_in: int = 0
-    published: Counter[str] = field(default_factory=Counter)
-    """Committed inserts, adjusts (removals among them, and counted apart) and stables."""
-    transactions: int = 0
-    switches: int = 0
-    """How often the leading replica changed."""
-    committed_stable: int = START
-    latencies: deque[float] = field(default_factory=lambda: deque(maxlen=2_000))
-    """Seconds from a batch's read to its commit, latest last."""
-    commits: Durations = field(default_factory=Durations)
-    """The same of all, in buckets."""
-    recovery_seconds: float | None = None
-    """How long it took the last time until the task was led; None: it never was."""
-    takeovers: int = 0
-    """How often this process has begun to lead, the first time among them."""
-    rebuilds: int = 0
-    snapshots: Counter[str] = field(default_factory=Counter)
-    """`taken` and `failed`."""
-    snapshot_seconds: float | None = None
-    """How long the last one took that this process has taken, until it was all committed."""
-    caught_up: float | None = None
-    """When what is followed was asked for the last time with success (the clock's seconds): all
-    that was committed by then is in the state."""
-    unreachable: str | None = None
-    """Why Kafka does not answer at the moment."""
 
 
 class MergeTask:
@@ -148,7 +107,6 @@ class MergeTask:
         """Never None: what is known so far."""
         self._is_known = False
         """The state is that of some mark, and nothing since."""
-        self._clear()
 
     def _fresh(self) -> TaskState:
         topology = self._ledger.topology
@@ -159,17 +117,6 @@ class MergeTask:
         self.state, self._is_known, self.phase = self._fresh(), False, "starting"
         self.oversight = None
         self.progress.caught_up = None
-
-    def _clear(self) -> None:
-        """Forgets whatever was merged and not committed."""
-        self._found: dict[str, TopicInfo] | None = None
-        self._ends: dict[TopicPartition, int] = {}
-        self._missing: Counter[str] = Counter()
-        self._outbox, self._said = Outbox(), Counter[str]()
-        self._committing: asyncio.Task[None] | None = None
-        self._moved = self._marked = 0
-        """Counts what a mark would tell, and what the last one has told."""
-        self._fetched = self._mark_due = 0.0
 
     @property
     def is_warm(self) -> bool:
@@ -199,7 +146,7 @@ class MergeTask:
         started = _clock()
         await self._connect(stack)
         largest = largest_record(self.topology)
-        self._sink = await stack.enter_async_context(
+        sink = await stack.enter_async_context(
             self._cluster.sink(
                 transactional_id=f"lmerge.{self._output.topic}.{self.partition}",
                 output=self._output,
@@ -215,9 +162,19 @@ class MergeTask:
             every=self.topology.snapshot_seconds, clock=_clock, counts=self.progress.snapshots
         )
         stack.callback(self._snapshots.close)
-        self._clear()
+        self._lookout = Lookout(self.state, self._source, self._topics)
+        self._outgoing = Outgoing(
+            self.state,
+            sink,
+            self._lookout,
+            self._snapshots,
+            self.reporting,
+            self.progress,
+            feedback=self._feedback,
+            clock=_clock,
+        )
         await self._know_decisions()
-        self._say(self.state.missed)
+        self._outgoing.say(self.state.missed)
         self._carry_out()
         self.oversight = Oversight(
             self.state,
@@ -228,8 +185,9 @@ class MergeTask:
             heard=self._heard,
         )
         self._reassign()
-        await self._look()
-        await self._follow_topics()
+        await self._lookout.look()
+        if await self._lookout.act():
+            self._reassign()
         self._tell_of_recovery()
         self.progress.committed_stable = self.state.merge.max_stable
         self.progress.unreachable = None
@@ -323,7 +281,8 @@ class MergeTask:
         except TimeoutError:
             raise StateError(
                 f"{self.topology.output.control_topic} has {self._ledger.version} decisions, and "
-                f"{self.state.decided} were carried out: it was deleted; use a new output topic"
+                f"{self.state.decided} were carried out: it was deleted; to go on by the topology "
+                f"file alone, delete {self._state_topic.topic} as well"
             ) from None
 
     def _carry_out(self) -> None:
@@ -371,7 +330,7 @@ class MergeTask:
                 assert ingest is not None
                 ingest.gap_accepted = True
                 _, out = self.state.merge.accept_gap()
-                self._say(out)
+                self._outgoing.say(out)
                 why = f"by {accepted.who}: [{gap.start}, {gap.end}) is lost"
                 self.reporting.happened(Happening.ACCEPTED_GAP, gap.input, why)
                 log.warning("gap accepted", replica=gap.input, start=gap.start, end=gap.end)
@@ -392,8 +351,8 @@ class MergeTask:
                 poll = poll or asyncio.create_task(self._poll(), name="poll")
                 ready = ready or asyncio.create_task(self._snapshots.ready(), name="ready")
                 waiting: set[asyncio.Task[Any]] = {poll, ready}
-                if self._committing is not None:
-                    waiting.add(self._committing)
+                if self._outgoing.committing is not None:
+                    waiting.add(self._outgoing.committing)
                     waiting.discard(ready)
                 await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 if poll.done():
@@ -402,9 +361,10 @@ class MergeTask:
                     if self._ledger.version != self.state.decided:
                         self._carry_out()
                         self._reassign()
-                    await self._follow_topics()
+                    if await self._lookout.act():
+                        self._reassign()
                     self._pace()
-                await self._publish()
+                await self._outgoing.publish()
                 if ready.done():
                     ready = None
         finally:
@@ -412,137 +372,34 @@ class MergeTask:
                 if each is not None:
                     each.cancel()
                     await asyncio.gather(each, return_exceptions=True)
-            await self._finish()
+            await self._outgoing.finish()
 
     async def _poll(self) -> Batches:
-        room = self.topology.limits.batch_records - self._waiting()
-        return await self._source.poll(_IDLE_POLL_SECONDS, max(room, 1))
-
-    def _waiting(self) -> int:
-        return len(self._outbox.records) + len(self._outbox.dead)
-
-    async def _publish(self) -> None:
-        """Starts the next commit once the last one is through; waits for that when it must."""
-        limits = self.topology.limits
-        full = self._waiting() >= limits.batch_records or self._outbox.size >= _OUTBOX_BYTES
-        if self._committing is not None and (self._committing.done() or full):
-            await asyncio.shield(self._committing)
-            self._committing = None
-        if self._committing is not None:
-            return
-        chunks = self._snapshots.chunks()
-        moved = self._marked != self._moved and _clock() >= self._mark_due
-        if chunks is not None or self._waiting() or moved or self.reporting.pending:
-            self._outbox.state += chunks or []
-            self._start_commit(len(chunks or []))
-
-    def _start_commit(self, chunks: int) -> None:
-        state = self.state
-        state.transaction += 1
-        state.said += len(self._outbox.records)
-        mark, feedback = state.mark(), state.merge.feedback()
-        if self._snapshots.is_due:
-            self._snapshots.start(state.transaction, state.stream(mark), state.snapshots)
-        self._outbox.state.append((MARK_KEY, mark.encoded()))
-        self._outbox.events += self.reporting.pending
-        commit = self._commit(self._outbox, self._said, self._fetched, mark, feedback, chunks)
-        self._outbox, self._said = Outbox(), Counter()
-        self._committing = asyncio.create_task(commit, name="commit")
-        self._marked, self._mark_due = self._moved, _clock() + _OFFSETS_ONLY_SECONDS
-
-    async def _commit(
-        self,
-        outbox: Outbox,
-        said: Counter[str],
-        fetched: float,
-        mark: Mark,
-        feedback: Mapping[str, int],
-        chunks: int,
-    ) -> None:
-        unchanged = partial(self._all_as_they_were, mark.replicas)
-        committed = await self._sink.commit(outbox, unchanged)
-        state, progress = self.state, self.progress
-        if committed.output is not None:
-            state.output, state.counted = committed.output, mark.said
-        place = self._snapshots.committed(chunks, committed.state)
-        if place is not None:
-            state.snapshots = (place, *state.snapshots[:1])
-            progress.snapshot_seconds = self._snapshots.seconds
-            self._moved += 1
-        self.reporting.committed(len(outbox.events))
-        progress.transactions += 1
-        progress.published.update(said)
-        progress.committed_stable = mark.stable
-        self._feedback(self.partition, feedback, mark.stable)
-        if outbox.records:
-            progress.latencies.append(_clock() - fetched)
-            progress.commits.observe(progress.latencies[-1])
+        return await self._source.poll(_IDLE_POLL_SECONDS, self._outgoing.room)
 
     @property
     def settled(self) -> bool:
         """All that was merged and has something to say is committed."""
-        return self._committing is None and not self._outbox.records
+        return self._outgoing.settled
 
     def reached(self, ends: Mapping[TopicPartition, int]) -> bool:
         """Every one of these offsets has been read."""
         return all((self._source.position(tp) or 0) >= end for tp, end in ends.items())
 
-    async def _all_as_they_were(self, standings: Mapping[str, Standing]) -> None:
-        """A topic that was made anew may have had records at the offsets that were read: what was
-        merged of them is another stream's, and must not be committed.
-
-        Raises:
-            TransportError: one was; open anew.
-        """
-        infos = await self._topics.describe({each.topic for each in standings.values()})
-        for name, standing in standings.items():
-            info = infos.get(standing.topic)
-            if info is not None and info.id != standing.topic_id:
-                raise TransportError(f"topic {standing.topic} of {name} was made anew meanwhile")
-
-    async def _finish(self) -> None:
-        """Waits for the last commit when the task stops; its failure is the next owner's to see."""
-        commit, self._committing = self._committing, None
-        if commit is None:
-            return
-        try:
-            async with asyncio.timeout(5):
-                await commit
-        except (TimeoutError, TransportError, FencedError) as error:
-            # Raised from here, it would take the place of the cancellation that stops the task.
-            log.warning("stopped while committing; the next start finds out", error=str(error))
-
     def _merge_batches(self, batches: Batches) -> None:
         out: list[Element] = []
         dead: list[DeadLetter] = []
-        merge = self.state.merge
+        merge, outgoing = self.state.merge, self._outgoing
         switches = merge.stats().switches
-        if not self._waiting():
-            self._fetched = _clock()
+        outgoing.begin_batch()
         assert self.oversight is not None
         taken, breaches = self.oversight.take(batches, out, dead)
         self.progress.elements_in += taken
-        self._moved += taken
         self.progress.switches += merge.stats().switches - switches
-        self._say(out)
-        self._outbox.dead += dead
-        self._outbox.size += sum(len(letter.value or b"") for letter in dead)
+        outgoing.move(taken)
+        outgoing.say(out)
+        outgoing.bury(dead)
         self._report(dead, breaches)
-
-    def _say(self, elements: Iterable[Element]) -> None:
-        """Puts elements into the outbox: the key is the logical one; a stable has none."""
-        outbox, said, key_of = self._outbox, self._said, self.state.router.key_of
-        for element in elements:
-            value = encode(element)
-            kind = type(element)
-            if kind is Stable:
-                said["stables"] += 1
-                outbox.records.append((None, value))
-            else:
-                said["inserts" if kind is Insert else "adjusts"] += 1
-                said["removals"] += kind is Adjust and element.ve == element.vs  # type: ignore[union-attr]
-                outbox.records.append((key_of(element.payload), value))  # type: ignore[union-attr]
-            outbox.size += 2 * len(value)
 
     def _report(self, dead: Sequence[DeadLetter], breaches: Iterable[Breach]) -> None:
         states, left = self.state.replicas.states, Counter(letter.replica for letter in dead)
@@ -573,7 +430,7 @@ class MergeTask:
             self.oversight.withdrew = False
             self._reassign()
         if self.oversight.is_waiting:
-            self._measure()
+            self._lookout.measure()
         self.oversight.pace(self.share)
 
     async def decide(self, control: Control) -> None:
@@ -591,92 +448,16 @@ class MergeTask:
         )
         await self.reporting.run(partial(self._cluster.find_event, decoder=decoder))
 
-    # --- topics that change ---------------------------------------------------------------------
-
-    async def _follow_topics(self) -> None:
-        """Holds out replicas that cannot be read on, takes in topics that appeared, were made
-        anew or got wider."""
-        replicas = self.state.replicas
-        lost, self._source.lost = self._source.lost, {}
-        for tp, why in lost.items():
-            if (state := replicas.merging(tp)) is not None:
-                replicas.hold_out(state.name, f"partition {tp.partition} {why}", lost=True)
-        changed = bool(lost)
-        infos, self._found = self._found, None
-        if infos is not None:
-            changed |= await self._compare(infos)
-        if changed:
-            self._reassign()
-
-    async def _compare(self, infos: Mapping[str, TopicInfo]) -> bool:
-        """Acts on what topics there are; whether other partitions are to be read now."""
-        replicas, changed = self.state.replicas, False
-        for name, state in list(replicas.states.items()):
-            info = infos.get(state.replica.topic)
-            if state.quarantined is not None:
-                continue
-            if info is None:
-                changed |= self._miss(name, state)
-            elif state.ingest is None:
-                if not state.lost or info.id != state.topic_id:
-                    changed |= await self._begin(name, info)
-            elif info.id != state.topic_id:
-                why = "was made anew: what it holds is merged from its beginning"
-                replicas.hold_out(name, why, made_anew=True)
-                changed |= await self._begin(name, info)
-            elif info.partitions > state.width:
-                await self._widen(name, info)
-                changed = True
-        return changed
-
-    def _miss(self, name: str, state: ReplicaState) -> bool:
-        """A replica's topic is not there, which after it has been merged is only believed when
-        it is seen twice: a broker that has just started knows few topics."""
-        self._missing[name] += 1
-        if state.ingest is None:
-            topic = state.replica.topic
-            refused = topic in self._topics.refused
-            why = f"cannot be seen: {lacking('Read', f'topic {topic}')}"
-            state.held_out = f"topic {topic} {why if refused else 'does not exist yet'}"
-            return False
-        if self._missing[name] < _BELIEVED:
-            return False
-        topic = state.replica.topic
-        refused = topic in self._topics.refused
-        why = f"cannot be seen any more: {lacking('Read', f'topic {topic}')}"
-        self.state.replicas.hold_out(name, why if refused else "was deleted")
-        return True
-
-    async def _begin(self, name: str, info: TopicInfo) -> bool:
-        replicas = self.state.replicas
-        partitions = replicas.needed(name, info.partitions)
-        beginnings = await self._source.beginnings(partitions)
-        ends = await self._source.ends(partitions)
-        replicas.begin(name, info, beginnings, ends, since=self.state.transaction + 1)
-        merged = name in replicas.merged
-        if merged:
-            topic = replicas.states[name].replica.topic
-            log.info("replica merged", replica=name, topic=topic, partitions=info.partitions)
-        return merged
-
-    async def _widen(self, name: str, info: TopicInfo) -> None:
-        replicas = self.state.replicas
-        before = replicas.states[name].width
-        fresh = replicas.needed(name, info.partitions)[before:]
-        replicas.widen(name, info, await self._source.beginnings(fresh) if fresh else {})
-        topic = replicas.states[name].replica.topic
-        log.info("replica widened", replica=name, topic=topic, partitions=info.partitions)
-
     def _reassign(self) -> None:
         """Reads what is to be merged, from where it stands."""
-        self._moved += 1
+        self._outgoing.move()
         self._source.assign(self.state.replicas.positions())
 
     async def watch(self) -> None:
         """Measures lag from the topics' ends and looks for topics that come and go."""
         while True:
             try:
-                await self._look()
+                await self._lookout.look()
                 if self.progress.unreachable is not None:
                     log.info("the topics can be seen again")
                 self.progress.unreachable = None
@@ -686,32 +467,7 @@ class MergeTask:
                 self.progress.unreachable = str(error)
                 for state in self.state.replicas.states.values():
                     state.lag = None
-            await asyncio.sleep(_WATCH_SECONDS)
-
-    async def _look(self) -> None:
-        replicas = self.state.replicas
-        topics = {state.replica.topic for state in replicas.states.values()}
-        found = await self._topics.describe(topics, seconds=_WATCH_SECONDS)
-        for name, state in replicas.states.items():
-            if state.replica.topic in found:
-                self._missing.pop(name, None)
-        self._found = found
-        there = [tp for tp in replicas.positions() if tp.topic in found]
-        ends = await self._source.ends(there, seconds=_WATCH_SECONDS) if there else {}
-        self._ends = ends
-        self._measure()
-
-    def _measure(self) -> None:
-        """How far it is to the topics' ends, as they were seen last."""
-        for state in self.state.replicas.states.values():
-            gaps = [self._unread(state.replica.topic, number) for number in state.next]
-            unknown = not gaps or None in gaps
-            state.lag = None if unknown else sum(gap for gap in gaps if gap is not None)
-
-    def _unread(self, topic: str, number: int) -> int | None:
-        tp = TopicPartition(topic, number)
-        end, position = self._ends.get(tp), self._source.position(tp)
-        return None if end is None or position is None else max(0, end - position)
+            await asyncio.sleep(WATCH_SECONDS)
 
 
 async def _whole(step: Coroutine[Any, Any, None]) -> None:

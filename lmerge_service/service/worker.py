@@ -31,8 +31,9 @@ from lmerge_service.errors import FencedError, RefusedError, TransportError, sin
 from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.members import Members
 from lmerge_service.service.control import LoggedControl
+from lmerge_service.service.outgoing import FeedbackSink
 from lmerge_service.service.own_topics import prepare
-from lmerge_service.service.task import FeedbackSink, MergeTask
+from lmerge_service.service.task import MergeTask
 from lmerge_service.service.tuning import quieten_garbage_collector
 from lmerge_service.topology import Topology
 
@@ -72,8 +73,8 @@ class Worker:
         feedback: FeedbackSink = lambda *_: None,
         unix_ns: Callable[[], int] = time.time_ns,
     ):
-        """`feedback` is told what commits mean for the replicas (`task.FeedbackSink`). `unix_ns`
-        is the wall clock, by which stables are judged and happenings dated."""
+        """`feedback` is told what commits mean for the replicas (`outgoing.FeedbackSink`);
+        `unix_ns` is the wall clock, by which stables are judged and happenings dated."""
         self.topology = topology
         self.held: dict[int, Held] = {}
         """By output partition."""

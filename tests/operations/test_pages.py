@@ -133,7 +133,7 @@ REASONS = [
     *texts_of(SERVICE / "status.py", "_reasons", "_unreachable", "_wrong_with"),
     *texts_of(SERVICE / "replicas.py", "begin", "_unfit"),
     *texts_of(SERVICE / "recovery.py", "_stand", "_recall"),
-    *texts_of(SERVICE / "task.py", "_compare", "_miss"),
+    *texts_of(SERVICE / "lookout.py", "_compare", "_miss"),
     *texts_of(KAFKA / "source.py", "poll", "_why"),
 ]
 

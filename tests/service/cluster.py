@@ -30,6 +30,7 @@ from lmerge_service.formats.wire import WireDecoder, encode
 from lmerge_service.kafka.broker import free_port
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.cluster import Cluster
+from lmerge_service.kafka.log import Log
 from lmerge_service.kafka.source import Source
 from lmerge_service.kafka.state import last_with_key
 from lmerge_service.kafka.topics import Topics
@@ -37,8 +38,10 @@ from lmerge_service.offline.audit import Audited, audit_topic
 from lmerge_service.present.generator import workload
 from lmerge_service.present.life import Life, final_tdb
 from lmerge_service.present.presentation import Variation, present
+from lmerge_service.service import decisions
 from lmerge_service.service import worker as service
 from lmerge_service.service.connection import connection_of
+from lmerge_service.service.decisions import Action
 from lmerge_service.service.marks import MARK_KEY, Mark
 from lmerge_service.tdb import TDB
 from lmerge_service.topology import load
@@ -349,6 +352,17 @@ async def running(merge: Merge) -> AsyncIterator[service.Worker]:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+def decided(merge: Merge, *actions: Action) -> None:
+    """Decisions, as a person makes them, into the log."""
+
+    async def append() -> None:
+        async with Log(Connection(merge.bootstrap), f"{merge.output}.control") as log:
+            for action in actions:
+                await log.append(decisions.encode(decisions.decide(action, "anna")))
+
+    asyncio.run(append())
 
 
 async def run_until_ended(merge: Merge) -> int:

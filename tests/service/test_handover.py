@@ -36,14 +36,14 @@ async def _handed_over(topology: Topology) -> None:
         before, after = (MergeTask(topology, undisputed(topology), cluster) for _ in range(2))
         await before.lead(stack)
         committing, gate = asyncio.Event(), asyncio.Event()
-        commit = before._sink.commit
+        commit = before._outgoing._sink.commit
 
         async def held_up(outbox: Outbox, *rest: Any) -> Committed:
             committing.set()
             await gate.wait()
             return await commit(outbox, *rest)
 
-        before._sink.commit = held_up  # type: ignore[method-assign, assignment]
+        before._outgoing._sink.commit = held_up  # type: ignore[method-assign, assignment]
         stopping = asyncio.create_task(before.run())
         await committing.wait()
         await after.lead(stack)

@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
-from lmerge_service.elements import Element
-from tests.service.cluster import Merge, Worker, logical, meaning, replica_streams
+from lmerge_service.elements import INFINITY, Element, Insert, Stable
+from lmerge_service.service.decisions import SetPolicy
+from lmerge_service.tdb import TDB
+from tests.service.cluster import Merge, Worker, decided, logical, meaning, replica_streams
 
 SESSION = 1.5
 BUSY = 8.0
@@ -159,3 +161,26 @@ def test_a_worker_that_is_for_standing_by_leads_only_while_it_is_alone(merge: Me
             standby.wait_until_it("leads")
         standby.wait_until_ended()
     assert merge.says(meaning(lives))
+
+
+def test_a_policy_that_is_decided_just_before_the_owner_dies_is_the_heirs(merge: Merge) -> None:
+    """What the new policy has to say and the old one held back is said once, by whoever leads: the
+    standby rebuilds under the new policy too, and has then taken it for said. In case R4 it would
+    not notice that it hears it again."""
+    merge.topics = {"a": merge.topics["a"]}
+    merge.extra = {"policy": {"insert": "half_frozen"}, "case": "R4"}
+    merge.write()
+    held_back = [Insert(b'"%d"' % k, 10 + k, 20) for k in range(5)]
+    with merge.worker() as first, merge.worker() as second:
+        merge.publish("a", held_back)
+        leads, follows = ordered(first, second)
+        merge.wait_until_committed("a", len(held_back))
+        decided(merge, SetPolicy("first", "lazy", "max"))
+        leads.stop()  # it may have known, or not
+        follows.wait_until_it("leads")
+        leads.kill()
+        follows.wait(lambda s: s["output"]["policy"]["insert"] == "first", "the policy")
+        merge.publish("a", [Stable(INFINITY)])
+        follows.wait_until_ended()
+        assert follows.terminate() == 0
+    assert merge.says(TDB([(each.payload, each.vs, each.ve) for each in held_back]))

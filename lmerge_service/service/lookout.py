@@ -1,0 +1,158 @@
+"""The lookout of a task that leads: which of the replicas' topics there are, and how long.
+
+Theory
+    Topics come late, get wider, are deleted and made anew, and nobody tells. So they are looked
+    for every other second, and what was seen is acted on between two batches, when nothing else
+    changes the replicas. A topic that was made anew meanwhile may have had records at the very
+    offsets that were read; that is found out before anything of them is committed.
+
+Who owns what
+    Nothing: source and topics are the task's.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+
+import structlog
+
+from lmerge_service.errors import TransportError
+from lmerge_service.kafka.client import lacking
+from lmerge_service.kafka.source import Source, TopicPartition
+from lmerge_service.kafka.topics import TopicInfo, Topics
+from lmerge_service.service.marks import Standing
+from lmerge_service.service.replicas import ReplicaState
+from lmerge_service.service.state import TaskState
+
+__all__ = ("WATCH_SECONDS", "Lookout")
+
+log = structlog.get_logger()
+
+WATCH_SECONDS = 2.0
+_BELIEVED = 2
+
+
+class Lookout:
+    """Over the topics of one task's replicas."""
+
+    def __init__(self, state: TaskState, source: Source, topics: Topics):
+        self._state = state
+        self._source = source
+        self._topics = topics
+        self._found: dict[str, TopicInfo] | None = None
+        """What was seen and is not acted on yet."""
+        self._missing: Counter[str] = Counter()
+        self._ends: dict[TopicPartition, int] = {}
+
+    async def look(self) -> None:
+        """Asks which topics there are, and where they end.
+
+        Raises:
+            TransportError: Kafka does not answer.
+        """
+        replicas = self._state.replicas
+        topics = {state.replica.topic for state in replicas.states.values()}
+        found = await self._topics.describe(topics, seconds=WATCH_SECONDS)
+        for name, state in replicas.states.items():
+            if state.replica.topic in found:
+                self._missing.pop(name, None)
+        self._found = found
+        there = [tp for tp in replicas.positions() if tp.topic in found]
+        ends = await self._source.ends(there, seconds=WATCH_SECONDS) if there else {}
+        self._ends = ends
+        self.measure()
+
+    async def act(self) -> bool:
+        """Holds out replicas that cannot be read on, takes in topics that appeared, were made
+        anew or got wider; whether other partitions are to be read now."""
+        replicas = self._state.replicas
+        lost, self._source.lost = self._source.lost, {}
+        for tp, why in lost.items():
+            if (state := replicas.merging(tp)) is not None:
+                replicas.hold_out(state.name, f"partition {tp.partition} {why}", lost=True)
+        infos, self._found = self._found, None
+        compared = infos is not None and await self._compare(infos)
+        return bool(lost) or compared
+
+    async def _compare(self, infos: Mapping[str, TopicInfo]) -> bool:
+        """Acts on what topics there are; whether other partitions are to be read now."""
+        replicas, changed = self._state.replicas, False
+        for name, state in list(replicas.states.items()):
+            info = infos.get(state.replica.topic)
+            if state.quarantined is not None:
+                continue
+            if info is None:
+                changed |= self._miss(name, state)
+            elif state.ingest is None:
+                if not state.lost or info.id != state.topic_id:
+                    changed |= await self._begin(name, info)
+            elif info.id != state.topic_id:
+                why = "was made anew: what it holds is merged from its beginning"
+                replicas.hold_out(name, why, made_anew=True)
+                changed |= await self._begin(name, info)
+            elif info.partitions > state.width:
+                await self._widen(name, info)
+                changed = True
+        return changed
+
+    def _miss(self, name: str, state: ReplicaState) -> bool:
+        """A replica's topic is not there, which after it has been merged is only believed when
+        it is seen twice: a broker that has just started knows few topics."""
+        self._missing[name] += 1
+        if state.ingest is None:
+            topic = state.replica.topic
+            refused = topic in self._topics.refused
+            why = f"cannot be seen: {lacking('Read', f'topic {topic}')}"
+            state.held_out = f"topic {topic} {why if refused else 'does not exist yet'}"
+            return False
+        if self._missing[name] < _BELIEVED:
+            return False
+        topic = state.replica.topic
+        refused = topic in self._topics.refused
+        why = f"cannot be seen any more: {lacking('Read', f'topic {topic}')}"
+        self._state.replicas.hold_out(name, why if refused else "was deleted")
+        return True
+
+    async def _begin(self, name: str, info: TopicInfo) -> bool:
+        replicas = self._state.replicas
+        partitions = replicas.needed(name, info.partitions)
+        beginnings = await self._source.beginnings(partitions)
+        ends = await self._source.ends(partitions)
+        replicas.begin(name, info, beginnings, ends, since=self._state.transaction + 1)
+        merged = name in replicas.merged
+        if merged:
+            topic = replicas.states[name].replica.topic
+            log.info("replica merged", replica=name, topic=topic, partitions=info.partitions)
+        return merged
+
+    async def _widen(self, name: str, info: TopicInfo) -> None:
+        replicas = self._state.replicas
+        before = replicas.states[name].width
+        fresh = replicas.needed(name, info.partitions)[before:]
+        replicas.widen(name, info, await self._source.beginnings(fresh) if fresh else {})
+        topic = replicas.states[name].replica.topic
+        log.info("replica widened", replica=name, topic=topic, partitions=info.partitions)
+
+    def measure(self) -> None:
+        """How far it is to the topics' ends, as they were seen last."""
+        for state in self._state.replicas.states.values():
+            gaps = [self._unread(state.replica.topic, number) for number in state.next]
+            unknown = not gaps or None in gaps
+            state.lag = None if unknown else sum(gap for gap in gaps if gap is not None)
+
+    def _unread(self, topic: str, number: int) -> int | None:
+        tp = TopicPartition(topic, number)
+        end, position = self._ends.get(tp), self._source.position(tp)
+        return None if end is None or position is None else max(0, end - position)
+
+    async def unchanged(self, standings: Mapping[str, Standing]) -> None:
+        """A topic that was made anew may have had records at the offsets that were read: what was
+        merged of them is another stream's, and must not be committed.
+
+        Raises:
+            TransportError: one was; open anew.
+        """
+        infos = await self._topics.describe({each.topic for each in standings.values()})
+        for name, standing in standings.items():
+            info = infos.get(standing.topic)
+            if info is not None and info.id != standing.topic_id:
+                raise TransportError(f"topic {standing.topic} of {name} was made anew meanwhile")

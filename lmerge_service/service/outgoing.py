@@ -1,0 +1,190 @@
+"""What a task has to say: gathered while the last commit is under way, then committed.
+
+Theory
+    One transaction carries output, dead letters, evidence, chunks of a snapshot, and the mark that
+    says what it all rests on. While one commits, the next is gathered; so small ones commit at
+    once, and under load they grow by themselves.
+
+What happens on a crash at each await
+    Nothing counts as said before its commit; the next owner finds out whether it took place.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TypeAlias
+
+import structlog
+
+from lmerge_service.elements import Adjust, Element, Insert, Stable
+from lmerge_service.errors import FencedError, TransportError
+from lmerge_service.formats.dead_letters import DeadLetter
+from lmerge_service.formats.wire import encode
+from lmerge_service.kafka.sink import Outbox, Sink
+from lmerge_service.service.lookout import Lookout
+from lmerge_service.service.marks import MARK_KEY, Mark
+from lmerge_service.service.progress import Progress
+from lmerge_service.service.reporting import Reporting
+from lmerge_service.service.snapshots import Snapshots
+from lmerge_service.service.state import TaskState
+
+__all__ = ("FeedbackSink", "Outgoing")
+
+log = structlog.get_logger()
+
+_OFFSETS_ONLY_SECONDS = 1.0
+"""Offsets without output (a laggard's elements) are committed this often at the most."""
+_OUTBOX_BYTES = 32 << 20
+_FINISH_SECONDS = 5.0
+
+FeedbackSink: TypeAlias = Callable[[int, Mapping[str, int], int], None]
+"""Takes, after a commit: the partition, its inputs' points, and its stable point."""
+
+
+class Outgoing:
+    """Of one task, from taking over to giving up."""
+
+    def __init__(
+        self,
+        state: TaskState,
+        sink: Sink,
+        lookout: Lookout,
+        snapshots: Snapshots,
+        reporting: Reporting,
+        progress: Progress,
+        *,
+        feedback: FeedbackSink,
+        clock: Callable[[], float],
+    ):
+        self.committing: asyncio.Task[None] | None = None
+        """The commit under way."""
+        self._state = state
+        self._sink = sink
+        self._lookout = lookout
+        self._snapshots = snapshots
+        self._reporting = reporting
+        self._progress = progress
+        self._feedback = feedback
+        self._clock = clock
+        self._limit = state.topology.limits.batch_records
+        self._outbox, self._said = Outbox(), Counter[str]()
+        self._moved = self._marked = 0
+        """Counts what a mark would tell, and what the last one has told."""
+        self._fetched = self._mark_due = 0.0
+
+    # --- gathering ------------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> int:
+        """Records that are not in a commit yet."""
+        return len(self._outbox.records) + len(self._outbox.dead)
+
+    @property
+    def room(self) -> int:
+        """How many records may be merged until it is full; one at least."""
+        return max(1, self._limit - self.waiting)
+
+    @property
+    def settled(self) -> bool:
+        """All that was merged and has something to say is committed."""
+        return self.committing is None and not self._outbox.records
+
+    def begin_batch(self) -> None:
+        """Records were fetched, and are merged now."""
+        if not self.waiting:
+            self._fetched = self._clock()
+
+    def move(self, count: int = 1) -> None:
+        """The next mark has something new to tell."""
+        self._moved += count
+
+    def say(self, elements: Iterable[Element]) -> None:
+        """Puts elements into the outbox: the key is the logical one; a stable has none."""
+        outbox, said, key_of = self._outbox, self._said, self._state.router.key_of
+        for element in elements:
+            value = encode(element)
+            kind = type(element)
+            if kind is Stable:
+                said["stables"] += 1
+                outbox.records.append((None, value))
+            else:
+                said["inserts" if kind is Insert else "adjusts"] += 1
+                said["removals"] += kind is Adjust and element.ve == element.vs  # type: ignore[union-attr]
+                outbox.records.append((key_of(element.payload), value))  # type: ignore[union-attr]
+            outbox.size += 2 * len(value)
+
+    def bury(self, dead: Sequence[DeadLetter]) -> None:
+        """Puts dead letters into the outbox."""
+        self._outbox.dead += dead
+        self._outbox.size += sum(len(letter.value or b"") for letter in dead)
+
+    # --- committing -----------------------------------------------------------------------------
+
+    async def publish(self) -> None:
+        """Starts the next commit once the last one is through; waits for that when it must."""
+        full = self.waiting >= self._limit or self._outbox.size >= _OUTBOX_BYTES
+        if self.committing is not None and (self.committing.done() or full):
+            await asyncio.shield(self.committing)
+            self.committing = None
+        if self.committing is not None:
+            return
+        chunks = self._snapshots.chunks()
+        moved = self._marked != self._moved and self._clock() >= self._mark_due
+        if chunks is not None or self.waiting or moved or self._reporting.pending:
+            self._outbox.state += chunks or []
+            self._start(len(chunks or []))
+
+    def _start(self, chunks: int) -> None:
+        state = self._state
+        state.transaction += 1
+        state.said += len(self._outbox.records)
+        mark, feedback = state.mark(), state.merge.feedback()
+        if self._snapshots.is_due:
+            self._snapshots.start(state.transaction, state.stream(mark), state.snapshots)
+        self._outbox.state.append((MARK_KEY, mark.encoded()))
+        self._outbox.events += self._reporting.pending
+        commit = self._commit(self._outbox, self._said, self._fetched, mark, feedback, chunks)
+        self._outbox, self._said = Outbox(), Counter()
+        self.committing = asyncio.create_task(commit, name="commit")
+        self._marked, self._mark_due = self._moved, self._clock() + _OFFSETS_ONLY_SECONDS
+
+    async def _commit(
+        self,
+        outbox: Outbox,
+        said: Counter[str],
+        fetched: float,
+        mark: Mark,
+        feedback: Mapping[str, int],
+        chunks: int,
+    ) -> None:
+        unchanged = partial(self._lookout.unchanged, mark.replicas)
+        committed = await self._sink.commit(outbox, unchanged)
+        state, progress = self._state, self._progress
+        if committed.output is not None:
+            state.output, state.counted = committed.output, mark.said
+        place = self._snapshots.committed(chunks, committed.state)
+        if place is not None:
+            state.snapshots = (place, *state.snapshots[:1])
+            progress.snapshot_seconds = self._snapshots.seconds
+            self._moved += 1
+        self._reporting.committed(len(outbox.events))
+        progress.transactions += 1
+        progress.published.update(said)
+        progress.committed_stable = mark.stable
+        self._feedback(state.partition, feedback, mark.stable)
+        if outbox.records:
+            progress.latencies.append(self._clock() - fetched)
+            progress.commits.observe(progress.latencies[-1])
+
+    async def finish(self) -> None:
+        """Waits for the last commit when the task stops; its failure is the next owner's to see."""
+        commit, self.committing = self.committing, None
+        if commit is None:
+            return
+        try:
+            async with asyncio.timeout(_FINISH_SECONDS):
+                await commit
+        except (TimeoutError, TransportError, FencedError) as error:
+            # Raised from here, it would take the place of the cancellation that stops the task.
+            log.warning("stopped while committing; the next start finds out", error=str(error))
