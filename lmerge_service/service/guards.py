@@ -48,7 +48,7 @@ Invariants
     G1  A held or refused stable has not been merged, and changes nothing of what is judged by.
     G2  What is judged by is a function of what was merged (stables: `attach` gives them anew)
         and of the clocks passed in. Held records are read again after a restart and judged
-        again; patience begins anew, and so does conduct.
+        again; conduct begins anew, and so does patience unless `attach` is told otherwise.
 
 Cost
     A stable: some comparisons; one that is suspicious: O(replicas). Other elements: nothing.
@@ -81,12 +81,12 @@ class _Seen:
 
     __slots__ = ("conduct", "heard_at", "held", "spoke", "stables", "unread")
 
-    def __init__(self, stables: list[int], conduct: Conduct, now: Now) -> None:
+    def __init__(self, stables: list[int], conduct: Conduct, heard_at: float) -> None:
         self.stables = stables
         self.conduct = conduct
         self.held: dict[int, Held] = {}
         self.spoke = max(stables) > START
-        self.heard_at = now.seconds
+        self.heard_at = heard_at
         self.unread: bool | None = None
 
     @property
@@ -142,13 +142,18 @@ class Guards:
         stables: list[int],
         now: Now,
         breaches: Mapping[BreachKind, int] | None = None,
+        *,
+        heard_at: float | None = None,
     ) -> None:
         """A replica, or a new incarnation of it, or one as a rebuild has left it: the stables of
-        its partitions as they were merged, and the breaches that are no news."""
+        its partitions as they were merged, the breaches that are no news, and since when it has
+        been silent, if it was."""
         conduct = Conduct(self._settings, self._case, stables)
         conduct.start_from(breaches or {})
         self.detach(replica)
-        self._replicas[replica] = seen = _Seen(list(stables), conduct, now)
+        self._replicas[replica] = seen = _Seen(
+            list(stables), conduct, now.seconds if heard_at is None else heard_at
+        )
         self._front = max(self._front, *seen.stables)
 
     def widen(self, replica: str, partitions: int) -> None:

@@ -52,7 +52,10 @@ class Judging:
         *,
         clock: Callable[[], float],
         unix_ns: Callable[[], int],
+        heard: dict[str, float],
     ) -> None:
+        """`heard` outlives this: by replica, when something of it was read last, or when it was
+        met; so that rebuilds, however many, do not wear patience out."""
         self.waiting: dict[TopicPartition, Finding] = {}
         """The stables that are held."""
         self.found: list[Finding] = []
@@ -60,6 +63,7 @@ class Judging:
         self._guards = Guards(topology, merge.max_stable)
         self._merge = merge
         self._clock, self._unix_ns = clock, unix_ns
+        self._heard = heard
         self._inputs: dict[str, Input] = {}
         self._verdicts: list[Verdict] = []
         self.begin()
@@ -89,7 +93,8 @@ class Judging:
         """See `ingest.Judge`."""
         source = self._merge.inputs[replica]
         self._inputs[replica] = source
-        self._guards.attach(replica, source.stables, self._now, source.breaches)
+        heard_at = self._heard.setdefault(replica, self._now.seconds)
+        self._guards.attach(replica, source.stables, self._now, source.breaches, heard_at=heard_at)
 
     def know_unread(self, replica: str, unread: bool | None) -> None:
         """Whether its topic has records that were not read; None: unknown."""
@@ -117,6 +122,7 @@ class Judging:
         among them. `partition` is the operator's."""
         guards, now = self._guards, self._now
         guards.hear(replica, now)
+        self._heard[replica] = now.seconds
         breaches = self._merge.inputs[replica].breaches
         verdicts = guards.after(replica, partition, taken, breaches, dead, now)
         if not verdicts and not self._verdicts:

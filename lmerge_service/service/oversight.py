@@ -67,8 +67,12 @@ class Oversight:
         *,
         clock: Callable[[], float],
         unix_ns: Callable[[], int],
+        heard: dict[str, float],
     ) -> None:
-        self.judging = Judging(state.topology, state.merge, clock=clock, unix_ns=unix_ns)
+        """`heard`: see `Judging`."""
+        self.judging = Judging(
+            state.topology, state.merge, clock=clock, unix_ns=unix_ns, heard=heard
+        )
         self.pacing = Pacing(state.topology.limits, state.merge)
         self.withdrew = False
         """A replica was put into quarantine: others are to be assigned."""

@@ -95,6 +95,7 @@ class MergeTask:
         self.oversight: Oversight | None = None
         """While it leads."""
         self._unix_ns = unix_ns
+        self._heard: dict[str, float] = {}
         self._tallies: dict[str, Tally] = {}
         self._ledger = ledger
         self._feedback = feedback
@@ -176,7 +177,12 @@ class MergeTask:
         self._outgoing.say(self.state.missed)
         self._carry_out()
         self.oversight = Oversight(
-            self.state, self._source, self.reporting, clock=_clock, unix_ns=self._unix_ns
+            self.state,
+            self._source,
+            self.reporting,
+            clock=_clock,
+            unix_ns=self._unix_ns,
+            heard=self._heard,
         )
         self._reassign()
         await self._lookout.look()

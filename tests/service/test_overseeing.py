@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lmerge_service.elements import START, Element, Insert, Stable
+from lmerge_service.elements import INFINITY, START, Element, Insert, Stable
 from lmerge_service.errors import TransportError
 from lmerge_service.formats.wire import encode
 from lmerge_service.kafka.source import TopicPartition
@@ -57,6 +57,7 @@ class Overseen:
 
     def __init__(self, topology: Topology, merged: str = "ab", *, decided: int = 1) -> None:
         self.now, self.source = 0.0, Source()
+        self.heard: dict[str, float] = {}
         self.state = TaskState(topology, 0, tallies={}, clock=lambda: self.now)
         self.state.decided = decided
         for replica in topology.replicas:
@@ -69,7 +70,7 @@ class Overseen:
         self.out: list[Element] = []
         self.oversight = Oversight(
             self.state, self.source, self.reporting,  # type: ignore[arg-type]
-            clock=lambda: self.now, unix_ns=lambda: UNIX_NS,
+            clock=lambda: self.now, unix_ns=lambda: UNIX_NS, heard=self.heard,
         )  # fmt: skip
 
     def read(self, **said: Sequence[Element | bytes]) -> int:
@@ -149,12 +150,26 @@ def test_after_a_restart_guards_know_how_far_everybody_was() -> None:
     task.read(a=[Stable(10)], b=[Stable(50)])
     again = Oversight(
         task.state, task.source, task.reporting,  # type: ignore[arg-type]
-        clock=lambda: task.now, unix_ns=lambda: UNIX_NS,
+        clock=lambda: task.now, unix_ns=lambda: UNIX_NS, heard=task.heard,
     )  # fmt: skip
     task.oversight = again
     task.read(b=[Stable(120), Stable(221)])
     assert task.out[-1] == Stable(120)
     assert task.state.replicas.states["b"].next == {0: 2}
+
+
+def test_rebuilds_however_often_do_not_wear_patience_out() -> None:
+    task = Overseen(topology_of("ab", patience_seconds=300))
+    task.read(b=[Stable(5)], a=[Stable(9)])
+    for _ in range(10):
+        task.now += 31
+        task.oversight = Oversight(
+            task.state, task.source, task.reporting,  # type: ignore[arg-type]
+            clock=lambda: task.now, unix_ns=lambda: UNIX_NS, heard=task.heard,
+        )  # fmt: skip
+        task.pace()
+        task.read(a=[Stable(INFINITY)])
+        assert (task.out[-1] == Stable(INFINITY)) == (task.now > 300)
 
 
 def test_a_replica_far_ahead_is_paused_and_the_limits_are_divided_among_tasks() -> None:
