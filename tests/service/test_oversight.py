@@ -84,7 +84,7 @@ def kinds(found: Sequence[Evidence]) -> list[tuple[str, str | None, str | None]]
     return [(each.kind, each.replica, each.action) for each in found]
 
 
-def test_a_stable_from_the_far_future_harms_nobody(merge: Merge) -> None:
+def test_w6_a_stable_from_the_far_future_harms_nobody(merge: Merge) -> None:
     """laminardb#388, sql-flow#358: one event from the future, and all others are late."""
     far: list[Element] = [Stable(NOW - 50), ins("far", NOW + DAY, NOW + 2 * DAY), Stable(NOW + DAY)]
 
@@ -173,7 +173,7 @@ def test_a_quarantine_survives_death_before_and_after_its_decision(
     merge.audit()
 
 
-def test_an_early_end_is_held_until_another_ends(merge: Merge) -> None:
+def test_t13_an_early_end_is_held_until_another_ends(merge: Merge) -> None:
     """materialize#25005: a replica that had finished closed the stream for all."""
     configured(merge, guards={"patience_seconds": None})
     x, y = ins("x", 10, 20), ins("y", 45, 55)
@@ -258,7 +258,7 @@ def test_a_held_stable_is_judged_again_after_kill_9_and_skipped_by_quarantine_an
     assert {payload for payload, *_ in merge.audit().tdb} == {b'"x"', b'"y"'}
 
 
-def test_two_writers_of_one_topic_are_found_out(merge: Merge) -> None:
+def test_d2_two_writers_of_one_topic_are_found_out(merge: Merge) -> None:
     """KAFKA-13719: a restart left two producers of one stream."""
     one: list[Element] = []
     for n in range(0, 2_000, 5):
@@ -351,7 +351,7 @@ def test_the_first_divergence_is_told_with_what_each_replica_says_where(merge: M
     asyncio.run(play())
 
 
-def test_a_backlog_without_stables_is_paused_and_the_output_ends(merge: Merge) -> None:
+def test_g3_a_backlog_without_stables_is_paused_and_the_output_ends(merge: Merge) -> None:
     """numaflow#3002: one source runs ahead, and memory runs out."""
     configured(
         merge, limits={"max_live_events": 500, "batch_records": 100},

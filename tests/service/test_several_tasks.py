@@ -63,7 +63,7 @@ def wait_until_spread(workers: Sequence[Worker]) -> None:
     wait_until(is_spread, f"{TASKS} tasks are spread over {len(workers)} workers")
 
 
-def test_workers_come_go_and_die_under_load(merge: Merge) -> None:
+def test_d16_workers_come_go_and_die_under_load(merge: Merge) -> None:
     """nats#3006: a rolling restart, a kill -9, one more; the replicas are partitioned
     by other hashes and widths, and one like the output."""
     lives = logical(2_000, seed=51)

@@ -65,7 +65,7 @@ def halves(streams: dict[str, list[Element]]) -> tuple[dict[str, list[Element]],
     )
 
 
-def test_a_standby_follows_without_publishing_and_holds_no_more_than_the_active(
+def test_g1_a_standby_follows_without_publishing_and_holds_no_more_than_the_active(
     merge: Merge,
 ) -> None:
     """Also materialize#37233: a passive copy whose state grows with each write."""
