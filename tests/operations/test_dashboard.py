@@ -86,7 +86,6 @@ def test_no_metric_of_ours_is_left_out_but_those_that_others_say_better() -> Non
         "lmerge_group_generation", "lmerge_leader_switches_total",
         "lmerge_feedback_records_total",
         "lmerge_output_ended", "lmerge_output_gap",  # a reason; points end
-        "lmerge_flow_paused", "lmerge_flow_stuck",  # a state; a reason
         "lmerge_replica_behind_output_seconds",  # in the topology's unit
         "lmerge_replica_ended", "lmerge_replica_idle_seconds", "lmerge_replica_incarnation",
         "lmerge_replica_partitions", "lmerge_replica_silent_partitions",

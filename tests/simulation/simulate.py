@@ -149,6 +149,7 @@ def _topology(chance: Random, replicas: Iterable[str], lags: bool) -> Topology:
             # A snapshot is taken by a child process, which has no part in virtual time.
             "snapshot_seconds": 86_400,
             "limits": {"batch_records": chance.choice([3, 10, 100])},
+            "guards": {"patience_seconds": 10},
         }
     )
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import pytest
 from aiokafka import AIOKafkaProducer
 
-from lmerge_service.errors import ConfigurationError, FencedError, StateError
+from lmerge_service.errors import ConfigurationError, FencedError, StateError, TransportError
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.sink import Committed, Outbox, Sink
@@ -285,6 +285,57 @@ def test_a_second_owner_fences_the_first_and_keeps_what_it_had_committed(
         async with kafka.source() as source:
             source.assign({tp: 0})
             assert [value for _, value in await settled(source, tp, 2)] == [b"1", b"2"]
+
+    kafka.play(main())
+
+
+def test_a_paused_partition_stays_paused_over_an_assignment_and_goes_on_where_it_was(
+    kafka: Kafka, topic: str
+) -> None:
+    async def main() -> None:
+        held, read = TopicPartition(topic, 0), TopicPartition(f"{topic}.b", 0)
+        async with kafka.topics() as topics:
+            await topics.ensure(held.topic)
+            await topics.ensure(read.topic)
+        await kafka.write(held.topic, [b"1", b"2", b"3"])
+        async with kafka.source() as source:
+            source.assign({held: 0, read: 0})
+            assert await settled(source, held, 3) == [(0, b"1"), (1, b"2"), (2, b"3")]
+            source.rewind(held, 1)
+            source.pause([held])
+            assert source.position(held) == 1
+            await kafka.write(read.topic, [b"4"])
+            assert await settled(source, read, 1) == [(0, b"4")]
+            source.assign({held: 1, read: 1})
+            await kafka.write(read.topic, [b"5"])
+            assert await settled(source, read, 1) == [(1, b"5")]
+            assert source.paused == {held}
+            source.resume([held])
+            assert await settled(source, held, 2) == [(1, b"2"), (2, b"3")]
+
+    kafka.play(main())
+
+
+def test_events_are_committed_with_the_output_or_not_at_all(kafka: Kafka, topic: str) -> None:
+    async def main() -> None:
+        events = TopicPartition(f"{topic}.events", 0)
+        async with kafka.topics() as topics:
+            await topics.ensure(topic)
+            await topics.ensure(events.topic)
+        async with kafka.sink(topic, topic) as sink, kafka.source() as source:
+            source.assign({events: 0})
+            await sink.commit(outbox(b"1", events=[(b"a", b"held")]))
+            assert await settled(source, events, 1) == [(0, b"held")]
+
+            async def refused() -> None:
+                raise TransportError("a topic was made anew")
+
+            with pytest.raises(TransportError):
+                await sink.commit(outbox(b"2", events=[(b"a", b"never")]), refused)
+        async with kafka.sink(topic, topic) as sink, kafka.source() as source:
+            source.assign({events: 1})
+            await sink.commit(outbox(b"3", events=[(None, b"again")]))
+            assert [value for _, value in await settled(source, events, 1)] == [b"again"]
 
     kafka.play(main())
 
