@@ -13,6 +13,7 @@ from aiokafka.errors import (
     BrokerResponseError,
     ClusterAuthorizationFailedError,
     GroupAuthorizationFailedError,
+    IllegalOperation,
     InvalidProducerEpoch,
     KafkaConnectionError,
     KafkaError,
@@ -110,6 +111,9 @@ def kafka_errors(doing: str, needs: str = "Read") -> Iterator[None]:
     except KafkaError as error:
         retriable = bool(getattr(error, "retriable", False))
         raise TransportError(f"{doing}: {error!r}", retriable=retriable) from error
+    except IllegalOperation as error:
+        # What a producer says whose transaction has failed behind its back.
+        raise TransportError(f"{doing}: {error}") from error
     except TimeoutError as error:
         raise TransportError(f"{doing}: no answer from Kafka in time") from error
 

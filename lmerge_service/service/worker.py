@@ -124,6 +124,10 @@ class Worker:
                 group.create_task(self._claim(members), name="claim")
                 try:
                     async for assignment in members.changes():
+                        if assignment.generation < 0:
+                            # The group took us for dead, as after a pause. Whoever has our tasks
+                            # by now fences us; until we are told so, we go on.
+                            continue
                         roles: dict[int, Role] = dict.fromkeys(assignment.standby, "follows")
                         roles |= dict.fromkeys(assignment.active, "leads")
                         await self._assume(group, roles)

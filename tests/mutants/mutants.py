@@ -345,11 +345,11 @@ _LMR3 = _of(
         "claim-at-stable-late",
         (
             "if vs < self.max_stable:\n                source.late += 1\n                return\n"
-            "            self._blame"
+            "            if vs < self._own_stable"
         ),
         (
             "if vs <= self.max_stable:\n                source.late += 1\n                return\n"
-            "            self._blame"
+            "            if vs < self._own_stable"
         ),
         "an unknown adjust with vs = max_stable is a breach and a claim, not late",
     ),

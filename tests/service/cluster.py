@@ -58,6 +58,10 @@ def scattered(payload: bytes, width: int) -> int:
     return random.Random(payload).randrange(width)
 
 
+SESSION_SECONDS = 1.0
+"""How long a worker may be silent; the local broker allows it."""
+
+
 class Merge:
     """One topology over the shared broker, and the workers that run it."""
 
@@ -79,7 +83,7 @@ class Merge:
             "name": self.name,
             "kafka": {"bootstrap": self.bootstrap},
             "output": {"topic": self.output},
-            "session_seconds": 1.5,
+            "session_seconds": SESSION_SECONDS,
             "guards": {"patience_seconds": 0.5},
             "replicas": [{"name": n, "topic": topic} for n, topic in self.topics.items()],
             **self.extra,

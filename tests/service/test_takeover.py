@@ -15,9 +15,16 @@ import pytest
 from lmerge_service.elements import INFINITY, Element, Insert, Stable
 from lmerge_service.service.decisions import SetPolicy
 from lmerge_service.tdb import TDB
-from tests.service.cluster import Merge, Worker, decided, logical, meaning, replica_streams
+from tests.service.cluster import (
+    SESSION_SECONDS,
+    Merge,
+    Worker,
+    decided,
+    logical,
+    meaning,
+    replica_streams,
+)
 
-SESSION = 1.5
 BUSY = 8.0
 """Seconds that a busy machine may need beyond what is promised."""
 
@@ -43,7 +50,7 @@ def has_read_all(status: Any) -> bool:
 
 def commits(worker: Worker, beyond: int = 0) -> float:
     """Waits until a worker has made more commits; the moment at which that was seen."""
-    worker.wait(lambda s: s["output"]["transactions"] > beyond, "a commit", SESSION + BUSY)
+    worker.wait(lambda s: s["output"]["transactions"] > beyond, "a commit", SESSION_SECONDS + BUSY)
     return time.monotonic()
 
 
@@ -94,7 +101,7 @@ def test_after_kill_9_the_standby_goes_on_within_the_session(merge: Merge) -> No
         with merge.speaking(replica_streams(lives, seed=32)):
             leads, follows = ordered(first, second)
             commits(leads)
-            assert measured("kill -9", leads.kill, follows) < SESSION + 1 + BUSY
+            assert measured("kill -9", leads.kill, follows) < SESSION_SECONDS + 1 + BUSY
         follows.wait_until_ended()
         assert len(follows.said("rebuilt")) == 1, "it was warm, and went on from there"
     assert merge.says(meaning(lives))
@@ -131,7 +138,7 @@ def test_an_owner_that_stood_still_is_fenced_says_so_and_stands_by(merge: Merge)
         with merge.speaking(replica_streams(lives, seed=34)):
             leads, follows = ordered(first, second)
             commits(leads)
-            assert measured("SIGSTOP", leads.stop, follows) < SESSION + 1 + BUSY
+            assert measured("SIGSTOP", leads.stop, follows) < SESSION_SECONDS + 1 + BUSY
             leads.go_on()
             leads.wait_until_it("follows")
             told = [
@@ -139,7 +146,9 @@ def test_an_owner_that_stood_still_is_fenced_says_so_and_stands_by(merge: Merge)
                 leads.said("this worker was taken for dead; it joins anew"),
             ]
             assert any(told)
-            assert measured("kill -9 of the second", follows.kill, leads) < SESSION + 1 + BUSY
+            assert (
+                measured("kill -9 of the second", follows.kill, leads) < SESSION_SECONDS + 1 + BUSY
+            )
         leads.wait_until_ended()
         assert leads.terminate() == 0
     assert merge.says(meaning(lives))
