@@ -9,27 +9,17 @@ Theory
     marked consumer yields `ConsumerRecord`s, which have these fields as well.
 """
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from aiokafka.consumer.fetcher import PartitionRecords
+
+from lmerge_service.formats.headers import TimedRecord
 
 __all__ = ("Record", "as_it_is")
 
 
-class Record(Protocol):
-    """A record of some partition."""
-
-    @property
-    def offset(self) -> int: ...
-    @property
-    def timestamp(self) -> int: ...
-    @property
-    def key(self) -> bytes | None: ...
-    @property
-    def value(self) -> bytes | None: ...
-    @property
-    def headers(self) -> Sequence[tuple[str, bytes]]: ...
+Record: TypeAlias = TimedRecord
+"""A record of some partition."""
 
 
 def as_it_is(data: bytes | None) -> bytes | None:
