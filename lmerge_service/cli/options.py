@@ -17,6 +17,7 @@ __all__ = (
     "Json",
     "KafkaConfig",
     "Nfc",
+    "TopologyBootstrap",
     "address",
     "check_topic",
     "connection",
@@ -53,6 +54,16 @@ KafkaConfig: TypeAlias = Annotated[
         help="How Kafka is reached: a file with a topology's `kafka` section (TLS, SASL).",
     ),
 ]
+TopologyBootstrap: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        callback=address,
+        help="Where Kafka is, instead of the file's word and of LMERGE_BOOTSTRAP.",
+    ),
+]
+"""Of the commands that are given a topology."""
+
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Speak JSON, for programs.")]
 
 Nfc: TypeAlias = Annotated[

@@ -6,21 +6,14 @@ from typing import Annotated
 
 import typer
 
-from lmerge_service.cli.options import address
+from lmerge_service.cli.options import TopologyBootstrap
 
 __all__ = ("run",)
 
 
 def run(
     path: Annotated[Path, typer.Argument(metavar="TOPOLOGY.yaml", help="What to merge.")],
-    bootstrap: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT",
-            callback=address,
-            help="Where Kafka is, instead of the file's word and of LMERGE_BOOTSTRAP.",
-        ),
-    ] = None,
+    bootstrap: TopologyBootstrap = None,
     http_port: Annotated[
         int | None,
         typer.Option(

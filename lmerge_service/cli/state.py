@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from lmerge_service.cli.options import Json, address, silence_kafka_client
+from lmerge_service.cli.options import Json, TopologyBootstrap, silence_kafka_client
 from lmerge_service.cli.words import point, say_json
 from lmerge_service.errors import StateError
 
@@ -21,18 +21,10 @@ app = typer.Typer(
 Path_: TypeAlias = Annotated[
     Path, typer.Argument(metavar="TOPOLOGY.yaml", help="The merge.", show_default=False)
 ]
-Bootstrap: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        metavar="HOST:PORT",
-        callback=address,
-        help="Where Kafka is, instead of the file's word and of LMERGE_BOOTSTRAP.",
-    ),
-]
 
 
 @app.command("inspect")
-def inspect(path: Path_, bootstrap: Bootstrap = None, as_json: Json = False) -> None:
+def inspect(path: Path_, bootstrap: TopologyBootstrap = None, as_json: Json = False) -> None:
     """Show where each task stands: its last mark, its replicas, its snapshots.
 
     Example: `lmerge state inspect topologies/flights.yaml`
@@ -41,7 +33,7 @@ def inspect(path: Path_, bootstrap: Bootstrap = None, as_json: Json = False) -> 
 
 
 @app.command("verify")
-def verify(path: Path_, bootstrap: Bootstrap = None, as_json: Json = False) -> None:
+def verify(path: Path_, bootstrap: TopologyBootstrap = None, as_json: Json = False) -> None:
     """Read every snapshot and make an operator of it; ends with 4 if one is damaged.
 
     A damaged one harms nothing: the one before it, or the topics, are used in its place.

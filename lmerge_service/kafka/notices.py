@@ -10,6 +10,7 @@ What happens on a crash at each await
 from aiokafka import AIOKafkaProducer
 
 from lmerge_service.kafka.client import Connection, bounded, close_bounded
+from lmerge_service.kafka.starting import started
 
 __all__ = ("Notices",)
 
@@ -26,8 +27,7 @@ class Notices:
 
     async def __aenter__(self) -> "Notices":
         try:
-            doing = f"connecting to {self._connection.bootstrap}"
-            await bounded(self._producer.start(), doing)
+            await started(self._producer.start(), self._connection)
         except BaseException:
             await close_bounded(self._producer.stop())
             raise

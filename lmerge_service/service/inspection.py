@@ -39,10 +39,6 @@ class Inspected:
     snapshots: tuple[Checked, ...]
     """The latest first."""
 
-    @property
-    def is_whole(self) -> bool:
-        return all(each.damage is None for each in self.snapshots)
-
 
 async def inspect(
     topology: Topology, cluster: Cluster, *, verify: bool

@@ -37,6 +37,18 @@ class Kafka(Protocol):
     async def truncate(self, tp: TopicPartition, before: int) -> None: ...
 
 
+def sinking(name: str, topic: str) -> dict[str, Any]:
+    """What either maker's sink is made of."""
+    return {
+        "transactional_id": name,
+        "output": TopicPartition(topic, 0),
+        "dead_letters": f"{topic}.dead",
+        "state": TopicPartition(f"{topic}.state", 0),
+        "events": f"{topic}.events",
+        "max_record_bytes": 1 << 20,
+    }
+
+
 class InMemory:
     """The simulation's."""
 
@@ -59,15 +71,7 @@ class InMemory:
         return MemorySource(self._network)
 
     def sink(self, name: str, topic: str) -> MemorySink:
-        return MemorySink(
-            self._network,
-            transactional_id=name,
-            output=TopicPartition(topic, 0),
-            dead_letters=f"{topic}.dead",
-            state=TopicPartition(f"{topic}.state", 0),
-            events=f"{topic}.events",
-            max_record_bytes=1 << 20,
-        )
+        return MemorySink(self._network, **sinking(name, topic))
 
     async def write(self, topic: str, values: Sequence[bytes]) -> None:
         self._broker.produce(TopicPartition(topic, 0), [(None, value, ()) for value in values])
@@ -104,15 +108,7 @@ class Real:
         return Source(self._connection, fetch_wait_ms=10)
 
     def sink(self, name: str, topic: str) -> Sink:
-        return Sink(
-            self._connection,
-            transactional_id=name,
-            output=TopicPartition(topic, 0),
-            dead_letters=f"{topic}.dead",
-            state=TopicPartition(f"{topic}.state", 0),
-            events=f"{topic}.events",
-            max_record_bytes=1 << 20,
-        )
+        return Sink(self._connection, **sinking(name, topic))
 
     async def write(self, topic: str, values: Sequence[bytes]) -> None:
         async with AIOKafkaProducer(**self._connection.arguments) as producer:
