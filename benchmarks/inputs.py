@@ -26,11 +26,17 @@ def replicas(
 
 
 def lazily(
-    events: int, n: int = 3, payload_bytes: int = 95, *, active: int = _ACTIVE, closed: bool = True
+    events: int,
+    n: int = 3,
+    payload_bytes: int = 95,
+    *,
+    active: int = _ACTIVE,
+    closed: bool = True,
+    revised: float = 0.2,
 ) -> list[Iterator[Element]]:
     """The same in little memory, each with payload objects of its own; `active` events are live at
     a time. What is not `closed` ends without stable(infinity)."""
-    variation = replace(_varied(0.2), closed=closed)
+    variation = replace(_varied(revised), closed=closed)
     return [
         present(
             workload(events=events, payload_bytes=payload_bytes, active=active), variation, number

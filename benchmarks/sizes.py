@@ -7,9 +7,9 @@ __all__ = ("TINY", "Sizes")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Events are per replica; a replica says some 1.2 elements of an event."""
+    """Events are per replica; one that revises a fifth of them says some 1.2 elements of each."""
 
-    events: int = 250_000
+    events: int = 300_000
     snapshot_events: int = 2_000_000
     """For a backlog that takes longer than the default interval of snapshots."""
     snapshot_active: int = 100_000
