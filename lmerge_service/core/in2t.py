@@ -114,6 +114,7 @@ class In2t(Index[Node]):
         half frozen can be; its vs waits on. Complexity: O(1)."""
         if node.out is None and not node.ends:
             del self.nodes[node.vs][node.payload]
+            self._away += 1
 
     def freeze(self, nodes: Iterable[Node]) -> None:
         """Nodes on the output become half frozen. Complexity: O(inputs + lg w) each."""
@@ -128,6 +129,7 @@ class In2t(Index[Node]):
                 group[node.payload] = node
             node.half_frozen = True
             self._half_frozen += 1
+            self._away -= 1
             if len(ends) < attached:
                 blamed = node.blamed or ()
                 for source, lacks in lacking.items():
@@ -155,6 +157,7 @@ class In2t(Index[Node]):
                 del groups[node.vs]
             node.half_frozen = False
             self._half_frozen -= 1
+            self._away += 1
             if len(node.ends) < attached:
                 for lacks in lacking.values():
                     lacks.pop(node, None)

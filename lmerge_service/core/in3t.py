@@ -113,7 +113,7 @@ class In3t(Index[Node]):
 
     def __len__(self) -> int:
         """The number of events: at each node those on the output, or one that is held back."""
-        return sum(map(len, self.nodes.values())) + self._doubles
+        return self.count() + self._doubles
 
     # --- nodes --------------------------------------------------------------------------------
 
@@ -122,6 +122,7 @@ class In3t(Index[Node]):
         half frozen can be; its vs waits on. Complexity: O(1)."""
         if not node.out and not node.ends:
             del self.nodes[node.vs][node.payload]
+            self._away += 1
 
     def file(self, node: Node) -> None:
         """Puts away a node that the stable concerned, which `due` or `newly_half_frozen` took
@@ -143,6 +144,7 @@ class In3t(Index[Node]):
             group[node.payload] = node
         node.half_frozen = True
         self._half_frozen += 1
+        self._away -= 1
         first = out[0]
         self._by_out.push(first, node)
         for source, differing in self._differing.items():
@@ -163,6 +165,7 @@ class In3t(Index[Node]):
             del self.nodes[node.vs]
         node.half_frozen = False
         self._half_frozen -= 1
+        self._away += 1
         for differing in self._differing.values():
             differing.pop(node, None)
 
