@@ -32,9 +32,12 @@ Cost
 """
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from operator import attrgetter
+from typing import Any
+
+import msgspec
 
 from lmerge_service.core.index import SLACK, Ends, Index
 from lmerge_service.core.inputs import Input
@@ -43,22 +46,22 @@ from lmerge_service.elements import START
 __all__ = ("In2t", "Node")
 
 
-class Node:
-    """One event, as each input and the output have it; an absent end means they don't have it."""
+class Node(msgspec.Struct, eq=False):
+    """One event, as each input and the output have it; an absent end means they don't have it.
 
-    __slots__ = ("blamed", "claims", "ends", "half_frozen", "number", "out", "payload", "vs")
+    A struct for the time that making one takes; compared by identity."""
 
-    def __init__(self, vs: int, payload: Hashable, number: int):
-        self.vs = vs
-        self.payload = payload
-        self.number = number  # in order of arrival, which decides among nodes of one vs
-        self.ends: dict[Input, int] = {}
-        self.out: int | None = None
-        self.half_frozen = False
-        self.blamed: set[Input] | None = None
-        """Inputs already reported for contradicting the output's half-frozen event."""
-        self.claims: set[Input] | None = None
-        """Inputs that revised the event without ever having inserted it."""
+    vs: int
+    payload: Any
+    number: int
+    """In order of arrival, which decides among nodes of one vs."""
+    ends: dict[Input, int] = {}
+    out: int | None = None
+    half_frozen: bool = False
+    blamed: set[Input] | None = None
+    """Inputs already reported for contradicting the output's half-frozen event."""
+    claims: set[Input] | None = None
+    """Inputs that revised the event without ever having inserted it."""
 
     def claim(self, source: Input, ve: int) -> None:
         """An input gives an end to an event that it never inserted."""
@@ -93,11 +96,10 @@ class In2t(Index[Node]):
     ([], True)
     """
 
-    __slots__ = ("_by_end", "_by_out", "_disputed", "_half_frozen", "_lacking", "_stable")
+    __slots__ = ("_by_end", "_by_out", "_disputed", "_lacking", "_stable")
 
     def __init__(self) -> None:
         super().__init__(Node)
-        self._half_frozen = 0  # how many nodes are
         self._by_out: Ends[Node] = Ends()
         self._by_end: defaultdict[Input, Ends[Node]] = defaultdict(Ends)
         self._disputed: Ends[Node] = Ends()
@@ -111,25 +113,18 @@ class In2t(Index[Node]):
 
     def delete_if_unused(self, node: Node) -> None:
         """Forgets a node that neither the output nor an input has (X1). Only one that is not
-        half frozen can be; its vs waits on. Complexity: O(1)."""
+        half frozen can be. Complexity: O(1)."""
         if node.out is None and not node.ends:
-            del self.nodes[node.vs][node.payload]
-            self._away += 1
+            self.drop(node)
 
     def freeze(self, nodes: Iterable[Node]) -> None:
         """Nodes on the output become half frozen. Complexity: O(inputs + lg w) each."""
-        groups, lacking = self.nodes, self._lacking
+        frozen, lacking = self.frozen, self._lacking
         attached = len(lacking)
         for node in nodes:
-            ends = node.ends
-            group = groups.get(node.vs)
-            if group is None:
-                groups[node.vs] = {node.payload: node}
-            else:
-                group[node.payload] = node
+            frozen[node.vs, node.payload] = node
             node.half_frozen = True
-            self._half_frozen += 1
-            self._away -= 1
+            ends = node.ends
             if len(ends) < attached:
                 blamed = node.blamed or ()
                 for source, lacks in lacking.items():
@@ -140,27 +135,20 @@ class In2t(Index[Node]):
     def refile(self, nodes: Iterable[Node], t: int) -> None:
         """Files nodes that were due at t by their ends of now, or forgets them when final."""
         self._stable = t
-        self._let_go(node for node in nodes if node.out is not None and node.out < t)
         for node in nodes:
-            if node.half_frozen:
+            if node.out < t:  # type: ignore[operator]
+                self._let_go(node)
+            else:
                 self._file(node)
         self._sweep()
 
-    def _let_go(self, nodes: Iterable[Node]) -> None:
-        """Forgets half-frozen nodes. Complexity: O(inputs) each."""
-        groups, lacking = self.nodes, self._lacking
-        attached = len(lacking)
-        for node in nodes:
-            group = groups[node.vs]
-            del group[node.payload]
-            if not group:
-                del groups[node.vs]
-            node.half_frozen = False
-            self._half_frozen -= 1
-            self._away += 1
-            if len(node.ends) < attached:
-                for lacks in lacking.values():
-                    lacks.pop(node, None)
+    def _let_go(self, node: Node) -> None:
+        """Forgets a half-frozen node. Complexity: O(inputs)."""
+        del self.frozen[node.vs, node.payload]
+        node.half_frozen = False
+        if len(node.ends) < len(self._lacking):
+            for lacks in self._lacking.values():
+                lacks.pop(node, None)
 
     def clear(self) -> None:
         """Forgets all nodes, at the end of the stream."""
@@ -180,7 +168,7 @@ class In2t(Index[Node]):
             ends = self._by_end[source]
             ends.push(ve, node)
             self._dispute(node)
-            if ends.size > 2 * self._half_frozen + SLACK:
+            if ends.size > 2 * len(self.frozen) + SLACK:
                 self._sweep()
 
     def drop_end(self, node: Node, source: Input) -> None:
@@ -204,7 +192,8 @@ class In2t(Index[Node]):
         for source, end in node.ends.items():
             if end < out:
                 self._by_end[source].push(end, node)
-        self._dispute(node)
+        if node.blamed:
+            self._dispute(node)
 
     def blame(self, node: Node, source: Input) -> bool:
         """Notes that an input contradicts an event of the output; whether that is new."""
@@ -229,7 +218,7 @@ class In2t(Index[Node]):
 
     def attach(self, source: Input) -> None:
         """A new input, which lacks everything. Complexity: O(w)."""
-        self._lacking[source] = {node: None for node in self if node.half_frozen}
+        self._lacking[source] = dict.fromkeys(self.frozen.values())
 
     def forget(self, source: Input) -> None:
         """Drops every entry of an input, and the nodes that are then unused. Complexity: O(w)."""
@@ -244,24 +233,16 @@ class In2t(Index[Node]):
 
     # --- what a stable concerns -----------------------------------------------------------------
 
-    def due(self, sources: Iterable[Input], t: int) -> Iterable[Node]:
+    def due(self, sources: Iterable[Input], t: int) -> list[Node]:
         """Half-frozen nodes that the output, or one of the sources, ends before t, and those that
         are contradicted and that any input ends before t; whoever asks must have them filed anew
         by `refile`."""
-        found: dict[Node, None] = {}
-        for end, nodes in self._by_out.pop_before(t):
-            for node in nodes:
-                if node.half_frozen and node.out == end:
-                    found[node] = None
+        due = [n for n in self._by_out.pop_before(t) if n.half_frozen and n.out < t]  # type: ignore[operator]
         for source in sources:
-            for end, nodes in self._by_end[source].pop_before(t):
-                for node in nodes:
-                    if node.half_frozen and node.ends.get(source) == end:
-                        found[node] = None
-        for _, nodes in self._disputed.pop_before(t):
-            for node in nodes:
-                if node.half_frozen:
-                    found[node] = None
+            ending = self._by_end[source].pop_before(t)
+            due += [n for n in ending if n.half_frozen and n.ends.get(source, t) < t]
+        due += [node for node in self._disputed.pop_before(t) if node.half_frozen]
+        found = list(dict.fromkeys(due))
         self.touched += len(found)
         return found
 
@@ -273,7 +254,7 @@ class In2t(Index[Node]):
 
     def _sweep(self) -> None:
         """Lets go of stale entries where there are many (X5)."""
-        most = self._half_frozen
+        most = len(self.frozen)
         self._by_out.sweep(most, lambda node, end: node.half_frozen and node.out == end)
         for source, ends in self._by_end.items():
             ends.sweep(most, partial(_is_end_of, source))
@@ -282,8 +263,7 @@ class In2t(Index[Node]):
     def check(self) -> None:
         """Asserts X1 to X5."""
         super().check()
-        half_frozen = [node for node in self if node.half_frozen]
-        assert len(half_frozen) == self._half_frozen, f"{self._half_frozen}, not {half_frozen}"
+        half_frozen = list(self.frozen.values())
         by_out, disputed = set(self._by_out), set(self._disputed)
         by_end = {source: set(ends) for source, ends in self._by_end.items()}
         for node in self:
@@ -304,8 +284,8 @@ class In2t(Index[Node]):
             }
             assert lacking.keys() == lacks, f"X3: {source} lacks {lacks}, not {lacking}"
         for ends in (self._by_out, *self._by_end.values()):
-            ends.check(self._half_frozen)
-        self._disputed.check(self._half_frozen * (len(self._lacking) + 1))
+            ends.check(len(self.frozen))
+        self._disputed.check(len(self.frozen) * (len(self._lacking) + 1))
 
 
 def _is_end_of(source: Input, node: Node, end: int) -> bool:

@@ -99,13 +99,12 @@ class In3t(Index[Node]):
     ([], True)
     """
 
-    __slots__ = ("_by_end", "_by_out", "_differing", "_doubles", "_half_frozen", "stable")
+    __slots__ = ("_by_end", "_by_out", "_differing", "_doubles", "stable")
 
     def __init__(self) -> None:
         super().__init__(Node)
         self.stable = START
         """The output's stable point, which says what is live; during a stable the coming one."""
-        self._half_frozen = 0  # how many nodes are
         self._doubles = 0  # events of the output beyond the first of each node
         self._by_out: Ends[Node] = Ends()
         self._by_end: defaultdict[Input, Ends[Node]] = defaultdict(Ends)
@@ -119,10 +118,9 @@ class In3t(Index[Node]):
 
     def delete_if_unused(self, node: Node) -> None:
         """Forgets a node that neither the output nor an input has (Y1). Only one that is not
-        half frozen can be; its vs waits on. Complexity: O(1)."""
+        half frozen can be. Complexity: O(1)."""
         if not node.out and not node.ends:
-            del self.nodes[node.vs][node.payload]
-            self._away += 1
+            self.drop(node)
 
     def file(self, node: Node) -> None:
         """Puts away a node that the stable concerned, which `due` or `newly_half_frozen` took
@@ -137,14 +135,8 @@ class In3t(Index[Node]):
             del out[:final]
         if not out:
             return
-        group = self.nodes.get(node.vs)
-        if group is None:
-            self.nodes[node.vs] = {node.payload: node}
-        else:
-            group[node.payload] = node
+        self.frozen[node.vs, node.payload] = node
         node.half_frozen = True
-        self._half_frozen += 1
-        self._away -= 1
         first = out[0]
         self._by_out.push(first, node)
         for source, differing in self._differing.items():
@@ -159,13 +151,8 @@ class In3t(Index[Node]):
 
     def _take_out(self, node: Node) -> None:
         """Undoes `file`, but for entries in queues, which go stale."""
-        group = self.nodes[node.vs]
-        del group[node.payload]
-        if not group:
-            del self.nodes[node.vs]
+        del self.frozen[node.vs, node.payload]
         node.half_frozen = False
-        self._half_frozen -= 1
-        self._away += 1
         for differing in self._differing.values():
             differing.pop(node, None)
 
@@ -181,7 +168,7 @@ class In3t(Index[Node]):
 
     def attach(self, source: Input) -> None:
         """A new input, which has no events. Complexity: O(w)."""
-        self._differing[source] = {node: None for node in self if node.half_frozen}
+        self._differing[source] = dict.fromkeys(self.frozen.values())
 
     def forget(self, source: Input) -> None:
         """Drops every entry of an input, and the nodes that are then unused. Complexity: O(w)."""
@@ -231,7 +218,7 @@ class In3t(Index[Node]):
             self._by_out.push(node.out[0], node)
             for source in node.ends:
                 self._watch(node, source)
-            if self._by_out.size > 2 * self._half_frozen + SLACK:
+            if self._by_out.size > 2 * len(self.frozen) + SLACK:
                 self.sweep()
 
     def take_out(self, node: Node, ve: int) -> None:
@@ -264,15 +251,11 @@ class In3t(Index[Node]):
         From now on what is not below t is live. Whoever asks must file each.
         """
         found = {node: None for source in sources for node in self._differing[source]}
-        for end, nodes in self._by_out.pop_before(t):
-            for node in nodes:
-                if _is_first_of_output(node, end):
-                    found[node] = None
+        ending = self._by_out.pop_before(t)
+        found |= dict.fromkeys(n for n in ending if n.half_frozen and n.out[0] < t)
         for source, queue in self._by_end.items():
-            for end, nodes in queue.pop_before(t):
-                for node in nodes:
-                    if self._is_first_of(source, node, end):
-                        found[node] = None
+            ending = queue.pop_before(t)
+            found |= dict.fromkeys(n for n in ending if self._ends_before(source, n, t))
         self.touched += len(found)
         for node in found:
             self._take_out(node)
@@ -292,15 +275,19 @@ class In3t(Index[Node]):
         if end is not None and end < node.out[0]:
             queue = self._by_end[source]
             queue.push(end, node)
-            if queue.size > 2 * self._half_frozen + SLACK:
+            if queue.size > 2 * len(self.frozen) + SLACK:
                 self.sweep()
 
     def sweep(self) -> None:
         """Lets go of stale entries where there are many (Y5); to be called after nodes were
         filed for a stable."""
-        self._by_out.sweep(self._half_frozen, _is_first_of_output)
+        self._by_out.sweep(len(self.frozen), _is_first_of_output)
         for source, queue in self._by_end.items():
-            queue.sweep(self._half_frozen, partial(self._is_first_of, source))
+            queue.sweep(len(self.frozen), partial(self._is_first_of, source))
+
+    def _ends_before(self, source: Input, node: Node, t: int) -> bool:
+        end = self._first_end(node, source)
+        return node.half_frozen and end is not None and end < t
 
     def _is_first_of(self, source: Input, node: Node, end: int) -> bool:
         return node.half_frozen and self._first_end(node, source) == end
@@ -316,8 +303,7 @@ class In3t(Index[Node]):
             assert not node.out or node.out[0] >= self.stable, f"Y1: {node} has a final event"
         doubles = sum(len(node.out) - 1 for node in self if node.out)
         assert doubles == self._doubles, f"{self._doubles} events counted, not {doubles}"
-        half_frozen = [node for node in self if node.half_frozen]
-        assert len(half_frozen) == self._half_frozen, f"{self._half_frozen}, not {half_frozen}"
+        half_frozen = list(self.frozen.values())
         by_out = set(self._by_out)
         by_end = {source: set(queue) for source, queue in self._by_end.items()}
         for node in half_frozen:
@@ -333,7 +319,7 @@ class In3t(Index[Node]):
                 f"Y3: {source} differs in {differs}, not {differing}"
             )
         for queue in (self._by_out, *self._by_end.values()):
-            queue.check(self._half_frozen)
+            queue.check(len(self.frozen))
 
 
 def _is_first_of_output(node: Node, end: int) -> bool:

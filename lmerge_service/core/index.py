@@ -2,12 +2,15 @@
 
 Theory
     The paper's top tier is a red-black tree by (Vs, Payload), for two uses: to find a node by its
-    key, and to find those with vs < t. A dict by vs, in it one by payload, does the first; a heap
-    of the vs that no stable has passed yet does the second. Payloads need no order for it.
+    key, and to find those with vs < t. Dicts do the first, and a heap of the vs that no stable has
+    passed yet does the second. Payloads need no order for it.
+
+    Nodes that wait are in a dict by vs, in it one by payload, since a stable takes all of one vs.
+    Half-frozen ones go one by one, so they are in one dict by both, which is smaller.
 
 Invariants
     A vs of nodes that are not half frozen waits in the heap, once; a vs of half-frozen ones does
-    not. A vs that waits may have no nodes any more.
+    not, and is below all that wait. A vs that waits may have no nodes any more.
 
 Cost
     find O(1); a new node O(1), and O(lg w) for a new vs; a stable O(lg w) for each vs it passes.
@@ -15,6 +18,7 @@ Cost
 
 from collections.abc import Callable, Hashable, Iterator
 from heapq import heapify, heappop, heappush
+from operator import attrgetter
 from typing import Generic, Protocol, TypeVar
 
 __all__ = ("SLACK", "Ends", "Index")
@@ -28,6 +32,7 @@ class _Keyed(Protocol):
 
     vs: int
     payload: Hashable
+    number: int
     half_frozen: bool
 
 
@@ -37,31 +42,38 @@ N = TypeVar("N", bound=_Keyed)
 class Index(Generic[N]):
     """Nodes by vs and payload; see the module's text."""
 
-    __slots__ = ("_away", "_coming", "_made", "_make", "nodes", "touched")
+    __slots__ = ("_coming", "_made", "_make", "_waiting", "frozen", "nodes", "touched")
 
     def __init__(self, make: Callable[[int, Hashable, int], N]) -> None:
         self._make = make  # takes vs, payload, and a number in order of arrival
         self.touched = 0
         """Nodes looked at for stables, so that tests can count work."""
         self._made = 0
-        self._away = 0  # how many of those are not in the index
+        self._waiting = 0  # how many nodes wait
         self.nodes: dict[int, dict[Hashable, N]] = {}
-        """By vs and payload, within one vs in order of arrival: to be read, not changed."""
+        """Those that wait, by vs and payload, within one vs in order of arrival: to be read, not
+        changed."""
+        self.frozen: dict[tuple[int, Hashable], N] = {}
+        """The half-frozen ones by vs and payload, likewise."""
         self._coming: list[int] = []
 
     def __iter__(self) -> Iterator[N]:
         """All nodes by vs, within one vs in order of arrival; nodes may be deleted meanwhile."""
+        yield from sorted(self.frozen.values(), key=attrgetter("vs", "number"))
         for vs in sorted(self.nodes):
             yield from list(self.nodes[vs].values())
 
     def find(self, vs: int, payload: Hashable) -> N | None:
         """The paper's SameVsPayload. Complexity: O(1)."""
         group = self.nodes.get(vs)
-        return None if group is None else group.get(payload)
+        return self.frozen.get((vs, payload)) if group is None else group.get(payload)
 
     def add(self, vs: int, payload: Hashable) -> N:
-        """Makes the node for a key that has none. Complexity: O(1), O(lg w) for a new vs."""
+        """Makes the node for a key that has none and that no stable has passed.
+
+        Complexity: O(1), O(lg w) for a new vs."""
         self._made += 1
+        self._waiting += 1
         node = self._make(vs, payload, self._made)
         group = self.nodes.get(vs)
         if group is None:
@@ -74,12 +86,11 @@ class Index(Generic[N]):
     def make(self, vs: int, payload: Hashable) -> N:
         """A node that is not in the index yet. Complexity: O(1)."""
         self._made += 1
-        self._away += 1
         return self._make(vs, payload, self._made)
 
     def count(self) -> int:
         """The number of nodes. Complexity: O(1)."""
-        return self._made - self._away
+        return self._waiting + len(self.frozen)
 
     def newly_half_frozen(self, t: int) -> list[N]:
         """Takes nodes with vs < t that are not half frozen yet, by vs, out of the index."""
@@ -87,19 +98,26 @@ class Index(Generic[N]):
         coming = self._coming
         while coming and coming[0] < t:
             found += self.nodes.pop(heappop(coming)).values()
-        self._away += len(found)
+        self._waiting -= len(found)
         self.touched += len(found)
         return found
 
+    def drop(self, node: N) -> None:
+        """Forgets a node that waits; its vs waits on. Complexity: O(1)."""
+        del self.nodes[node.vs][node.payload]
+        self._waiting -= 1
+
     def check(self) -> None:
-        assert self.count() == sum(map(len, self.nodes.values())), "nodes are miscounted"
         for vs, group in self.nodes.items():
             for payload, node in group.items():
                 assert (node.vs, node.payload) == (vs, payload), f"{node} stands at {vs}"
-                assert node.half_frozen != (vs in self._coming), f"{node} waits, or does not"
-            assert group or vs in self._coming, f"there is no node at {vs}"
-        assert len(set(self._coming)) == len(self._coming), "a vs waits twice"
-        assert self.nodes.keys() >= set(self._coming), "a vs waits for nothing"
+                assert not node.half_frozen, f"{node} waits"
+        for (vs, payload), node in self.frozen.items():
+            assert (node.vs, node.payload) == (vs, payload), f"{node} stands at {vs}"
+            assert node.half_frozen, f"{node} does not wait"
+            assert not self.nodes or vs < min(self.nodes), f"{node} waits as well"
+        assert self._waiting == sum(map(len, self.nodes.values())), "nodes are miscounted"
+        assert sorted(self._coming) == sorted(self.nodes), "what waits is not what is to come"
 
 
 class Ends(Generic[N]):
@@ -126,14 +144,14 @@ class Ends(Generic[N]):
             nodes.append(node)
         self.size += 1
 
-    def pop_before(self, t: int) -> Iterator[tuple[int, list[N]]]:
-        """Takes out all entries with end < t, by end."""
-        heap = self._heap
+    def pop_before(self, t: int) -> list[N]:
+        """Takes out all entries with end < t; gives their nodes, by end."""
+        found: list[N] = []
+        heap, nodes = self._heap, self._nodes
         while heap and heap[0] < t:
-            end = heappop(heap)
-            nodes = self._nodes.pop(end)
-            self.size -= len(nodes)
-            yield end, nodes
+            found += nodes.pop(heappop(heap))
+        self.size -= len(found)
+        return found
 
     def sweep(self, most: int, counts: Callable[[N, int], bool]) -> None:
         """Drops entries that do not count, and repeated ones, if there may be more of these than

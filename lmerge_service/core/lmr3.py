@@ -88,33 +88,37 @@ class LMR3(Operator):
             return super().process_batch(name, elements, partition)
         out: list[Element] = []
         index = self._index
-        nodes, add, set_end = index.nodes, index.add, index.set_end
+        nodes, frozen, add, set_end = index.nodes, index.frozen, index.add, index.set_end
         own_stable, max_stable = source.stables[partition], self.max_stable
         new = told = late = 0
         for element in elements:
             if type(element) is Insert and own_stable <= (vs := element.vs) < element.ve:
                 payload = element.payload
-                group = nodes.get(vs)
-                node = None if group is None else group.get(payload)
-                if node is None:
-                    if vs < max_stable:
+                if vs < max_stable:
+                    node = frozen.get((vs, payload))
+                    if node is None:
                         late += 1
                         continue
-                    node = add(vs, payload)
-                    node.out = node.ends[source] = element.ve
-                    out.append(element)
-                    new += 1
-                    continue
-                if source not in node.ends and node.out is not None:
-                    if node.half_frozen:
+                    if source not in node.ends:
                         set_end(node, source, element.ve)
-                    else:
+                        told += 1
+                        continue
+                else:
+                    group = nodes.get(vs)
+                    node = None if group is None else group.get(payload)
+                    if node is None:
+                        node = add(vs, payload)
+                        node.out = node.ends[source] = element.ve
+                        out.append(element)
+                        new += 1
+                        continue
+                    if source not in node.ends and node.out is not None:
                         node.ends[source] = element.ve
-                    told += 1
-                    continue
+                        told += 1
+                        continue
             self._element(source, element, partition, out)
             own_stable, max_stable = source.stables[partition], self.max_stable
-            nodes = index.nodes
+            nodes, frozen = index.nodes, index.frozen
         source.inserts += new + told + late
         source.first += new
         source.late += late

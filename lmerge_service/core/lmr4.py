@@ -102,34 +102,38 @@ class LMR4(Operator):
             return super().process_batch(name, elements, partition)
         out: list[Element] = []
         index = self._index
-        nodes, add, tell_first = index.nodes, index.add, index.tell_first
+        nodes, frozen, add, tell_first = index.nodes, index.frozen, index.add, index.tell_first
         own_stable, max_stable = source.stables[partition], self.max_stable
         new = told = late = 0
         for element in elements:
             if type(element) is Insert and own_stable <= (vs := element.vs) < element.ve:
                 payload = element.payload
-                group = nodes.get(vs)
-                node = None if group is None else group.get(payload)
-                if node is None:
-                    if vs < max_stable:
+                if vs < max_stable:
+                    node = frozen.get((vs, payload))
+                    if node is None:
                         late += 1
                         continue
-                    node = add(vs, payload)
-                    node.ends[source] = [element.ve]
-                    node.out.append(element.ve)
-                    out.append(element)
-                    new += 1
-                    continue
-                if source not in node.ends:  # by M1 and M2 the output has one already
-                    if node.half_frozen:
+                    if source not in node.ends:
                         tell_first(node, source, element.ve)
-                    else:
+                        told += 1
+                        continue
+                else:
+                    group = nodes.get(vs)
+                    node = None if group is None else group.get(payload)
+                    if node is None:
+                        node = add(vs, payload)
                         node.ends[source] = [element.ve]
-                    told += 1
-                    continue
+                        node.out.append(element.ve)
+                        out.append(element)
+                        new += 1
+                        continue
+                    if source not in node.ends:  # by M1 and M2 the output has one already
+                        node.ends[source] = [element.ve]
+                        told += 1
+                        continue
             self._element(source, element, partition, out)
             own_stable, max_stable = source.stables[partition], self.max_stable
-            nodes = index.nodes
+            nodes, frozen = index.nodes, index.frozen
         source.inserts += new + told + late
         source.first += new
         source.late += late

@@ -170,7 +170,7 @@ class Ingest:
         """
         process = self._merge.recall if recall else self._merge.process_batch
         elements: list[Element] = []
-        decode, in_wire = self._decoder.decode, self._dialect is None
+        decoder, in_wire = self._decoder, self._dialect is None
         mute = self._mutes.get(partition, 0)
         said: Sequence[Element] = ()
         vc: int | None
@@ -189,7 +189,7 @@ class Ingest:
                         if judge is not None:
                             judge.started_over(self.name)
                 if in_wire:
-                    element = decode(record.value)
+                    element = decoder.seen[record.value]  # type: ignore[index]
                     if type(element) is not Stable:
                         elements.append(element)
                         continue

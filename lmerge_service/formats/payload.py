@@ -281,8 +281,8 @@ class PayloadCache:
         *,
         nfc: bool = False,
         max_depth: int = MAX_DEPTH,
-        max_entries: int = 1 << 17,
-        max_bytes: int = 64 << 20,
+        max_entries: int = 1 << 16,
+        max_bytes: int = 32 << 20,
     ) -> None:
         if not 0 <= max_depth <= DEEPEST:
             raise ValueError(f"max_depth must be between 0 and {DEEPEST}, got {max_depth}")
@@ -305,7 +305,12 @@ class PayloadCache:
             text = canonical(raw, nfc=self.nfc, max_depth=self.max_depth)
             if text is not raw:
                 text = self.young.get(text) or self._old.get(text) or text
-        self._keep(raw, text)
+        held = self._held + len(raw) + _ENTRY_BYTES
+        if text is raw and held <= self._bytes and len(self.young) < self._entries:
+            self.young[raw] = raw  # as a rule, and therefore without a call
+            self._held = held
+        else:
+            self._keep(raw, text)
         return text
 
     def check(self) -> None:

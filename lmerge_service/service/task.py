@@ -59,6 +59,9 @@ __all__ = ("MergeTask", "Phase")
 log = structlog.get_logger()
 
 _IDLE_POLL_SECONDS = 1.0
+_AT_ONCE = 4_000
+"""Records of a poll: more would leave the processor's caches between one step and the next, and let
+replicas drift apart, so that they are no more found among what was seen lately."""
 _FOLLOW_SECONDS = 0.25
 _REBUILD_SECONDS = 5.0
 """Who cannot follow yet rebuilds this often."""
@@ -375,7 +378,7 @@ class MergeTask:
             await self._outgoing.finish()
 
     async def _poll(self) -> Batches:
-        return await self._source.poll(_IDLE_POLL_SECONDS, self._outgoing.room)
+        return await self._source.poll(_IDLE_POLL_SECONDS, min(self._outgoing.room, _AT_ONCE))
 
     @property
     def settled(self) -> bool:

@@ -298,9 +298,9 @@ def test_batches_say_what_single_elements_say(
 class Walked(In2t):
     """The index as the paper has it: every half-frozen node is looked at for every stable."""
 
-    def due(self, sources: Iterable[Input], t: int) -> Iterable[Node]:
+    def due(self, sources: Iterable[Input], t: int) -> list[Node]:
         super().due(sources, t)
-        return {node: None for node in self if node.half_frozen}
+        return list(self.frozen.values())
 
 
 @given(lying(Case.R3), policies, st.data())
