@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-deep test-mutants lint bench bench-service soak lock clean
+.PHONY: help demo test test-deep test-mutants lint bench bench-service soak rolling lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -37,6 +37,9 @@ bench-service: $(VENV)/.dev  ## worker processes on a local broker: rates, memor
 
 soak: $(VENV)/.dev  ## MINUTES=10 of restarts and kills under load: leaks, and the audit at the end
 	$(BIN)/python -m benchmarks soak --minutes $(or $(MINUTES),10) $(ARGS)
+
+rolling: $(VENV)/.dev  ## MINUTES=10 of workers restarted in turn under load: silence, the audit
+	$(BIN)/python -m benchmarks rolling --minutes $(or $(MINUTES),10) $(ARGS)
 
 lock: $(VENV)/.dev  ## resolve the dependencies anew
 	$(PIP) uv

@@ -13,7 +13,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TypeAlias
 
-from benchmarks import figures, formats, in_process, kafka_to_kafka, policies, service, soak
+from benchmarks import (
+    figures,
+    formats,
+    in_process,
+    kafka_to_kafka,
+    policies,
+    rolling,
+    service,
+    soak,
+)
 from benchmarks.sizes import TINY, Sizes
 from lmerge_service.service.tuning import quieten_garbage_collector
 
@@ -39,11 +48,14 @@ def main() -> None:
     parser.add_argument("--elements", type=int, default=100_000, help="events a replica (100,000)")
     parser.add_argument("--only", choices=("in-process", "kafka"), help="a part only")
     parser.add_argument("--json", action="store_true", help="speak JSON")
-    what = parser.add_subparsers(dest="what", metavar="figures | policies | service | soak")
+    what = parser.add_subparsers(
+        dest="what", metavar="figures | policies | service | soak | rolling"
+    )
     _add_figures(what)
     _add_policies(what)
     _add_service(what)
     _add_soak(what)
+    _add_rolling(what)
     options = parser.parse_args()
     if options.what == "policies":
         _run_policies(options.events, options.json, options.out)
@@ -52,6 +64,7 @@ def main() -> None:
         print(_machine(), flush=True)
         sys.exit(not _run_soak(options))
     rows: list[Row] = []
+    good = True
 
     def report(name: str, unit: str, values: Sequence[float]) -> None:
         rows.append(Row(name, unit, values))
@@ -65,11 +78,15 @@ def main() -> None:
         _run_figures(options.only, options.runs, options.events, options.out, report)
     elif options.what == "service":
         asyncio.run(service.run(options.only, options.runs, _sizes(options), report))
+    elif options.what == "rolling":
+        how = rolling.Rolling(minutes=options.minutes, workers=options.workers, rate=options.rate)
+        good = asyncio.run(rolling.roll(how, report))
     else:
         _run(options.only, options.runs, options.elements, report)
     if options.json:
         found = [{"name": r.name, "unit": r.unit, "values": list(r.values)} for r in rows]
         print(json.dumps({"machine": _machine(), "rows": found}))
+    sys.exit(not good)
 
 
 _Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -128,6 +145,19 @@ def _add_soak(what: _Subparsers) -> None:
     of_soak.add_argument(
         "--max-descriptors", type=int, default=bounds.descriptors, help="more than before (8)"
     )
+
+
+def _add_rolling(what: _Subparsers) -> None:
+    default = rolling.Rolling()
+    of_rolling = what.add_parser("rolling", help="workers restarted in turn, under load")
+    of_rolling.add_argument("--minutes", type=float, default=default.minutes, help="how long (10)")
+    of_rolling.add_argument(
+        "--workers", type=int, default=default.workers, help="and output partitions (3)"
+    )
+    of_rolling.add_argument(
+        "--rate", type=float, default=default.rate, help="events a second of each replica (500)"
+    )
+    of_rolling.add_argument("--json", action="store_true", help="speak JSON")
 
 
 def _run_soak(options: argparse.Namespace) -> bool:

@@ -21,15 +21,9 @@ from functools import partial
 from statistics import linear_regression
 from typing import Final, TypeAlias
 
-import msgspec
-
-from benchmarks.fleet import TOPICS, Merge, Worker, say, staged
-from benchmarks.replica import SECOND, Part, lives
-from lmerge_service.demo.stage import Process, Stage
-from lmerge_service.errors import LMergeError
-from lmerge_service.formats.wire import WireDecoder
-from lmerge_service.offline.audit import Audited, audit_topic, compare
-from lmerge_service.present.life import final_tdb
+from benchmarks.fleet import Merge, Worker, staged
+from benchmarks.load import Load
+from lmerge_service.demo.stage import Stage
 from lmerge_service.service.status import Status, TaskStatus
 
 __all__ = ("Bounds", "Sample", "Soaking", "grown", "soak")
@@ -116,7 +110,7 @@ async def soak(soaking: Soaking, bounds: Bounds) -> bool:
         run = _Soak(stage, soaking)
         await run.play()
         faults = grown(run.samples, bounds)
-        equivalent = await run.audit()
+        equivalent = await run.load.audit()
     for fault in faults:
         print(f"the witness: {fault}")
     print("well" if equivalent and not faults else "NOT WELL")
@@ -160,9 +154,11 @@ class _Soak:
             stage, "soak", partitions=2, time_unit="us", snapshot_seconds=_SNAPSHOT_SECONDS
         )
         self._seconds = soaking.minutes * 60
-        self._began = self._reported = time.time()
+        self.load = Load(
+            stage, self._merge, rate=soaking.rate, live=soaking.live, seconds=self._seconds
+        )
+        self._reported = time.time()
         self._seen, self._told = _Seen(), Counter[str]()
-        self._replicas: dict[str, Process] = {}
         self._workers: list[Worker] = []
         """The witness, and the other."""
         self._news: list[str] = []
@@ -172,9 +168,8 @@ class _Soak:
         for _ in range(2):
             self._workers.append(await self._merge.worker())
             await self._workers[-1].wait(_has_a_task, "a task")
-        self._began = self._reported = time.time()
-        for number in range(len(TOPICS)):
-            await self._speak(number)
+        self._reported = time.time()
+        await self.load.speak()
         for due, step in self._steps():
             await self._look_until(due)
             await step()
@@ -189,37 +184,17 @@ class _Soak:
             for n in range(_RESTARTS)
         ]
         steps.append((self._seconds / 3, self._silence))
-        steps.append((self._seconds / 2, partial(self._speak, _KILLED, again=True)))
+        steps.append((self._seconds / 2, self._start_over))
         steps.append((self._seconds, self._tell))
         return iter(sorted(steps, key=lambda step: step[0]))
 
     # --- what is done -------------------------------------------------------------------------
 
-    def _part(self, number: int) -> Part:
-        return Part(
-            bootstrap=self._stage.bootstrap,
-            topic=list(TOPICS.values())[number],
-            number=number,
-            events=int(self._soaking.rate * self._seconds),
-            rate=self._soaking.rate,
-            live=self._soaking.live,
-            began=self._began,
-        )
-
-    async def _speak(self, number: int, *, again: bool = False) -> None:
-        part = self._part(number)
-        if again:
-            now = int((time.time() - self._began) * SECOND)
-            part = msgspec.structs.replace(part, incarnation=1, joining_at=now)
-            self._news.append(f"replica {part.topic} starts over")
-        text = msgspec.json.encode(part).decode()
-        log = f"{part.topic}-{part.incarnation}.log"
-        self._replicas[log] = await self._stage.python("benchmarks.replica", text, log=log)
-
     async def _silence(self) -> None:
-        log = f"{self._part(_KILLED).topic}-0.log"
-        await self._stage.kill(self._replicas.pop(log))
-        self._news.append(f"replica {self._part(_KILLED).topic} killed")
+        self._news.append(f"replica {await self.load.silence(_KILLED)} killed")
+
+    async def _start_over(self) -> None:
+        self._news.append(f"replica {await self.load.start_over(_KILLED)} starts over")
 
     async def _restart(self, *, kill: bool) -> None:
         """Of the other worker."""
@@ -231,7 +206,7 @@ class _Soak:
     # --- what is seen -------------------------------------------------------------------------
 
     async def _look_until(self, due: float) -> None:
-        while (left := self._began + due - time.time()) > 0:
+        while (left := self.load.began + due - time.time()) > 0:
             await asyncio.sleep(min(_LOOK_SECONDS, left))
             await self._look()
             if time.time() - self._reported >= self._soaking.every:
@@ -239,16 +214,14 @@ class _Soak:
 
     async def _look(self) -> list[Status]:
         """Takes a sample; what the workers say that answer."""
-        for log, replica in self._replicas.items():
-            if replica.returncode:
-                raise LMergeError(f"a replica ended: {self._stage.said(log)}")
+        self.load.check()
         statuses = []
         for worker in self._workers:
             if (status := await worker.status()) is not None:
                 self._seen.take(worker.name, status.tasks)
                 statuses.append(status)
         witness = self._workers[0]
-        now = time.time() - self._began
+        now = time.time() - self.load.began
         self.samples.append(Sample(now, witness.resident, witness.descriptors))
         return statuses
 
@@ -262,7 +235,7 @@ class _Soak:
         sizes = [task.snapshot.size for task in leads if task.snapshot is not None]
         memory = ", ".join(f"{w.resident / _MB:.1f} MB {w.descriptors} fds" for w in self._workers)
         print(
-            f"{(time.time() - self._began) / 60:5.1f} min  in {rates['in']:,.0f}/s  "
+            f"{(time.time() - self.load.began) / 60:5.1f} min  in {rates['in']:,.0f}/s  "
             f"out {rates['out']:,.0f}/s  "
             f"witness {memory} (other)  slope {_slope(_warm(self.samples)):+.2f} MB/min  "
             f"live {sum(task.output.live_events for task in leads):,}  "
@@ -272,19 +245,6 @@ class _Soak:
             flush=True,
         )
         self._told, self._reported, self._news = Counter(sums), time.time(), []
-
-    async def audit(self) -> bool:
-        """Whether the output is legal, complete, and what the logical stream is."""
-        say("reading the output back")
-        found = await audit_topic(self._merge.connection, self._merge.output, WireDecoder())
-        reference = final_tdb(list(lives(self._part(0))))
-        verdict = compare(Audited("the logical stream", reference), found)
-        for difference in verdict.differences[:5]:
-            print(f"  {difference}")
-        good = verdict.equivalent and found.complete
-        said = "equivalent to the logical stream" if good else "NOT equivalent"
-        print(f"audit: {len(found.tdb):,} events, {said}")
-        return good
 
 
 def _has_a_task(status: Status) -> bool:

@@ -170,11 +170,11 @@ async def following(consumer: _Runs) -> AsyncIterator[None]:
 
 
 class Arrivals:
-    """A read_committed consumer of partition 0 of a topic, who notes when something came."""
+    """A read_committed consumer of one partition of a topic, who notes when something came."""
 
-    def __init__(self, connection: Connection, topic: str):
+    def __init__(self, connection: Connection, topic: str, partition: int = 0):
         self._connection = connection
-        self._tp = TopicPartition(topic, 0)
+        self._tp = TopicPartition(topic, partition)
         self.times: list[float] = []
         """Seconds of the wall clock."""
 

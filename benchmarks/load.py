@@ -1,0 +1,86 @@
+"""A load for a long time: three replicas as processes, and what their logical stream is.
+
+Who owns what
+    The stage owns the processes; a load knows which of them are replicas.
+"""
+
+import time
+from typing import Final
+
+import msgspec
+
+from benchmarks.fleet import TOPICS, Merge, say
+from benchmarks.replica import SECOND, Part, lives
+from lmerge_service.demo.stage import Process, Stage
+from lmerge_service.errors import LMergeError
+from lmerge_service.formats.wire import WireDecoder
+from lmerge_service.offline.audit import Audited, audit_topic, compare
+from lmerge_service.present.life import final_tdb
+
+__all__ = ("Load",)
+
+_TOPICS: Final = tuple(TOPICS.values())
+
+
+class Load:
+    """On the topics of a merge, from now on for so many seconds."""
+
+    def __init__(self, stage: Stage, merge: Merge, *, rate: float, live: int, seconds: float):
+        """`rate`: events a second of each replica; `live`: events live at a time."""
+        self.began = time.time()
+        self._stage, self._merge = stage, merge
+        self._rate, self._live, self._seconds = rate, live, seconds
+        self._processes: dict[str, Process] = {}
+
+    async def speak(self) -> None:
+        """Starts all replicas."""
+        self.began = time.time()
+        for number in range(len(_TOPICS)):
+            await self._start(self._part(number))
+
+    async def silence(self, number: int) -> str:
+        """kill -9; gives the replica's topic."""
+        await self._stage.kill(self._processes.pop(f"{_TOPICS[number]}-0.log"))
+        return _TOPICS[number]
+
+    async def start_over(self, number: int) -> str:
+        """Another incarnation, which knows nothing of what has ended before; gives the topic."""
+        now = int((time.time() - self.began) * SECOND)
+        part = msgspec.structs.replace(self._part(number), incarnation=1, joining_at=now)
+        await self._start(part)
+        return part.topic
+
+    def check(self) -> None:
+        """Raises LMergeError if a replica has ended that should not have."""
+        for log, replica in self._processes.items():
+            if replica.returncode:
+                raise LMergeError(f"a replica ended: {self._stage.said(log)}")
+
+    async def audit(self) -> bool:
+        """Whether the output is legal, complete, and what the logical stream is; prints it."""
+        say("reading the output back")
+        found = await audit_topic(self._merge.connection, self._merge.output, WireDecoder())
+        reference = final_tdb(list(lives(self._part(0))))
+        verdict = compare(Audited("the logical stream", reference), found)
+        for difference in verdict.differences[:5]:
+            print(f"  {difference}")
+        good = verdict.equivalent and found.complete
+        said = "equivalent to the logical stream" if good else "NOT equivalent"
+        print(f"audit: {len(found.tdb):,} events, {said}")
+        return good
+
+    def _part(self, number: int) -> Part:
+        return Part(
+            bootstrap=self._stage.bootstrap,
+            topic=_TOPICS[number],
+            number=number,
+            events=int(self._rate * self._seconds),
+            rate=self._rate,
+            live=self._live,
+            began=self.began,
+        )
+
+    async def _start(self, part: Part) -> None:
+        log = f"{part.topic}-{part.incarnation}.log"
+        text = msgspec.json.encode(part).decode()
+        self._processes[log] = await self._stage.python("benchmarks.replica", text, log=log)
