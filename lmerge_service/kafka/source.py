@@ -12,7 +12,7 @@ inside the consumer blocks its partition for ever.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -33,6 +33,8 @@ __all__ = ("Batches", "Source", "TopicPartition")
 Batches: TypeAlias = dict[TopicPartition, list[Record]]
 
 _STALL_SECONDS = 120.0
+_BACKLOG_POLL_SECONDS = 0.02
+"""Short, since an end that stands on a control record is reached without a record to wake us."""
 _ANSWER_SECONDS = 0.1
 """A broker refuses a fetch at once."""
 
@@ -88,16 +90,16 @@ class Source:
 
     async def beginnings(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         """The first offset that each partition still has."""
-        found = await bounded(
-            self._consumer.beginning_offsets(partitions), "asking where topics begin"
-        )
-        return dict(found)
+        doing = "asking where topics begin"
+        await bounded(_locate(self._consumer, partitions), doing)
+        return dict(await bounded(self._consumer.beginning_offsets(partitions), doing))
 
     async def ends(
         self, partitions: Sequence[TopicPartition], *, seconds: float = CONNECT_SECONDS
     ) -> dict[TopicPartition, int]:
         """The offset behind the last committed record or marker (the last stable offset)."""
         doing = "asking where topics end"
+        await bounded(_locate(self._consumer, partitions), doing, seconds)
         return dict(await bounded(self._consumer.end_offsets(partitions), doing, seconds))
 
     async def high_watermarks(
@@ -107,7 +109,9 @@ class Source:
         uncommitted = AIOKafkaConsumer(**self._connection.arguments)
         try:
             await started(uncommitted.start(), self._connection)
-            found = await bounded(uncommitted.end_offsets(partitions), "asking where topics end")
+            doing = "asking where topics end"
+            await bounded(_locate(uncommitted, partitions), doing)
+            found = await bounded(uncommitted.end_offsets(partitions), doing)
         finally:
             await close_bounded(uncommitted.stop())
         return dict(found)
@@ -231,12 +235,13 @@ class Source:
             RefusedError: our user may not read a partition.
             StateError: a partition cannot be read.
         """
+        await bounded(_locate(self._consumer, starts), "looking for topics")
         self.assign({tp: offset for tp, offset in starts.items() if offset < ends[tp]})
         remaining = set(self._consumer.assignment())
         loop = asyncio.get_running_loop()
         progress = loop.time()
         while remaining:
-            for tp, records in (await self.poll(0.2)).items():
+            for tp, records in (await self.poll(_BACKLOG_POLL_SECONDS)).items():
                 inside = [record for record in records if record.offset < ends[tp]]
                 if tp in remaining and inside:
                     yield tp, inside
@@ -255,3 +260,13 @@ class Source:
                     for tp in sorted(remaining)
                 )
                 raise TransportError(f"reading stalled ({stuck}): is a transaction left open?")
+
+
+async def _locate(consumer: AIOKafkaConsumer, partitions: Iterable[TopicPartition]) -> None:
+    """Has a consumer find out who leads these, all at once. Of its own it would ask for one topic
+    after the other, and sleep for its back-off before each."""
+    client = consumer._client
+    leader_of = client.cluster.leader_for_partition
+    unknown = {tp.topic for tp in partitions if leader_of(tp) is None}
+    if unknown:
+        await asyncio.gather(*(client.add_topic(topic) for topic in unknown))

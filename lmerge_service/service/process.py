@@ -18,6 +18,7 @@ from lmerge_service.service.access import Access
 from lmerge_service.service.connection import connection_of
 from lmerge_service.service.feedback import FeedbackOut, feedback_router
 from lmerge_service.service.http import application, serve
+from lmerge_service.service.tuning import quieten_garbage_collector
 from lmerge_service.service.worker import Worker
 from lmerge_service.topology import Topology
 
@@ -59,6 +60,7 @@ async def _first_of(stop: asyncio.Event, worker: asyncio.Task[None]) -> None:
 
 async def _work(topology: Topology, standby: bool) -> None:
     connection, output = connection_of(topology.kafka), topology.output
+    quieten_garbage_collector()
 
     def heeding() -> list[str]:
         """A replica that is normalised must leave out nothing."""

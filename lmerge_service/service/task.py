@@ -22,6 +22,7 @@ What happens on a crash at each await
 """
 
 import asyncio
+import gc
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
@@ -249,7 +250,10 @@ class MergeTask:
             else:
                 self._is_known = True
                 return
+        before = self.state.transaction
         self.state = await self._recovery.recover(mark, fenced=fenced)
+        if before:
+            gc.collect()  # the state that was let go of, which has cycles
         # What was missed, as under another policy, is for who leads to say, in whatever order.
         self._is_known = fenced or not self.state.missed
         log.info(

@@ -8,7 +8,9 @@ __all__ = ("quieten_garbage_collector",)
 def quieten_garbage_collector() -> None:
     """Elements and nodes hold no cycles; scanning them over and over costs a third of the rate.
 
-    To be called when everything long-lived has been made.
+    To be called when everything is imported, which is most of what there is to scan; not in a
+    hurry: it takes a tenth of a second and more. Whatever is large and in cycles is to be collected
+    by whoever lets go of it.
     """
     gc.collect()
     gc.freeze()

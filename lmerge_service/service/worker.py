@@ -34,7 +34,6 @@ from lmerge_service.service.control import LoggedControl
 from lmerge_service.service.outgoing import FeedbackSink
 from lmerge_service.service.own_topics import prepare
 from lmerge_service.service.task import MergeTask
-from lmerge_service.service.tuning import quieten_garbage_collector
 from lmerge_service.topology import Topology
 
 __all__ = ("Held", "Role", "Worker")
@@ -224,7 +223,6 @@ class Worker:
         control = self.control
         async with AsyncExitStack() as stack:
             await task.lead(stack)
-            quieten_garbage_collector()
             log.info(
                 "running",
                 case=task.state.merge.case.value,

@@ -11,6 +11,7 @@ import structlog
 
 from lmerge_service.errors import FencedError, LMergeError, TransportError
 from lmerge_service.kafka.cluster import Cluster
+from lmerge_service.service import task
 from lmerge_service.service import worker as workers
 from lmerge_service.topology import Topology
 from tests.simulation.clients import MemoryCluster
@@ -29,7 +30,7 @@ def silent() -> Iterator[None]:
     before = structlog.get_config()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     try:
-        with patch.object(workers, "quieten_garbage_collector", lambda: None):
+        with patch.object(task, "gc"):
             yield
     finally:
         structlog.configure(**before)
