@@ -10,7 +10,6 @@ from benchmarks.inputs import interleaved, ordered, replicas
 from lmerge_service.core import lmerge
 from lmerge_service.elements import INFINITY, Element, Insert, Stable
 from lmerge_service.formats.ndjson import ElementWriter, read_elements
-from lmerge_service.formats.payload import PayloadCache
 from lmerge_service.formats.wire import WireDecoder, encode
 from lmerge_service.offline.merge import merge_streams
 from lmerge_service.service.tuning import quieten_garbage_collector
@@ -139,6 +138,6 @@ def _whole_path(records: Sequence[tuple[int, Sequence[bytes]]], inputs: int) -> 
 
 def _files(names: Sequence[str], output: str) -> None:
     with ElementWriter(output) as writer:
-        cache = PayloadCache()
-        streams = [read_elements(name, WireDecoder(cache=cache)) for name in names]
+        decoder = WireDecoder()
+        streams = [read_elements(name, decoder, shared=True) for name in names]
         merge_streams(list(names), streams, writer.write)

@@ -10,7 +10,7 @@ from lmerge_service.core import BreachKind, Gap, Operator, Policy, lmerge, quoru
 from lmerge_service.core.inputs import Input
 from lmerge_service.core.lmr3 import LMR3
 from lmerge_service.core.lmr4 import LMR4
-from lmerge_service.elements import START, Adjust, Element, Insert, Stable
+from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
 from lmerge_service.tdb import Event
 
 UNKNOWN = BreachKind.UNKNOWN_EVENT
@@ -51,6 +51,19 @@ def test_a_joiner_that_takes_the_lead_within_a_batch_counts_for_what_follows(cas
     said = merge.process_batch("a", [Stable(10), Insert("A", 20, 60), Insert("B", 50, 60)])
     assert said == [Stable(10), Stable(50), Insert("B", 50, 60)]
     assert merge.inputs["a"].late == 1
+
+
+@INDEXED
+def test_a_joiner_that_ends_the_stream_within_a_batch_leaves_nothing_to_be_found(case: str) -> None:
+    merge = merge_of("a", case=case)
+    merge.attach("b", joining_at=10)
+    merge.attach("c", joining_at=50)
+    merge.process_batch("b", [Insert("A", 20, 100), Stable(50)])
+    merge.process("c", Stable(INFINITY))
+    said = merge.process_batch("a", [Stable(10), Insert("A", 20, 100)])
+    assert said == [Stable(10), Stable(50), Stable(INFINITY)]
+    assert merge.inputs["a"].late == 1
+    merge.check()
 
 
 @INDEXED
@@ -199,6 +212,17 @@ def test_within_one_start_adjusts_come_in_the_order_of_arrival() -> None:
     merge.process_batch("a", [Insert("A", 2, 15), Insert("B", 2, 12), Stable(10)])
     said = merge.process_batch("b", [Insert("B", 2, 90), Insert("A", 2, 90), Stable(20)])
     assert said == [Adjust("A", 2, 15, 90), Adjust("B", 2, 12, 90), Stable(20)]
+
+
+@pytest.mark.parametrize("later", [1, 2])
+def test_at_the_end_adjusts_come_in_the_order_of_start_and_arrival(later: int) -> None:
+    """Whichever of the events a stable has looked at meanwhile: here A, which b ends before 12."""
+    merge = merge_of("a", "b", case="R4")
+    merge.process_batch("a", [Insert("A", 1, 20), Insert("B", later, 20)])
+    merge.process_batch("b", [Insert("A", 1, 10), Insert("B", later, 20)])
+    revised = [Adjust("A", 1, 20, 15), Adjust("B", later, 20, 16)]
+    assert merge.process_batch("a", [Stable(5), Stable(12), *revised]) == [Stable(5), Stable(12)]
+    assert merge.process("a", Stable(INFINITY)) == [*revised, Stable(INFINITY)]
 
 
 def test_what_a_leader_has_of_what_is_final_is_not_said_again() -> None:

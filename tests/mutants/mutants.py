@@ -3,21 +3,26 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ("CORE", "MUTANTS", "ROOT", "Mutant")
+__all__ = ("MUTANTS", "ROOT", "Mutant")
 
 ROOT = Path(__file__).resolve().parents[2]
-CORE = Path("lmerge_service", "core")
 
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One mistake in `lmerge_service/core/<file>.py`."""
+    """One mistake in `lmerge_service/<package>/<file>.py`."""
 
     id: str
     file: str
     old: str
     new: str
     breaks: str
+    package: str = "core"
+
+    @property
+    def path(self) -> Path:
+        """Its file, from the root."""
+        return Path("lmerge_service", self.package, f"{self.file}.py")
 
     def applied(self) -> str:
         """The text of its file with the mistake in it.
@@ -25,14 +30,19 @@ class Mutant:
         Raises:
             ValueError: the old text is not there, or more than once.
         """
-        text = (ROOT / CORE / f"{self.file}.py").read_text()
+        text = (ROOT / self.path).read_text()
         if text.count(self.old) != 1:
             raise ValueError(f"{self.id}: the old text is there {text.count(self.old)} times")
         return text.replace(self.old, self.new)
 
 
-def _of(file: str, *mutants: tuple[str, str, str, str]) -> tuple[Mutant, ...]:
-    return tuple(Mutant(f"{file}-{name}", file, *rest) for name, *rest in mutants)
+def _of(
+    file: str, *mutants: tuple[str, str, str, str], package: str = "core"
+) -> tuple[Mutant, ...]:
+    return tuple(
+        Mutant(f"{file}-{name}", file, old, new, breaks, package)
+        for name, old, new, breaks in mutants
+    )
 
 
 _OPERATOR = _of(
@@ -2002,5 +2012,145 @@ _POLICY = (
     ),
 )
 
-MUTANTS = (*_OPERATOR, *_LMR3, *_IN2T, *_INDEX, *_LMR4, *_IN3T, *_ORDERED, *_POLICY)
+_FORMATS = (
+    *_of(
+        "wire",
+        (
+            "stable-kept",
+            "            if type(element) is Stable:\n                return element\n",
+            "",
+            "W4: no stable is kept",
+        ),
+        (
+            "kept-beyond-the-records",
+            "or len(self.seen) >= self._entries:",
+            "or len(self.seen) > self._entries:",
+            "W4: no more records are kept than the limit",
+        ),
+        (
+            "records-kept-twice-over",
+            "kept_records // 2, kept_bytes // 2",
+            "kept_records, kept_bytes // 2",
+            "W4: the limits are those of both generations",
+        ),
+        (
+            "bytes-kept-twice-over",
+            "kept_records // 2, kept_bytes // 2",
+            "kept_records // 2, kept_bytes",
+            "W4: the limits are those of both generations",
+        ),
+        (
+            "kept-beyond-the-bytes",
+            "if self._held + size > self._kept_bytes or len",
+            "if self._held > self._kept_bytes or len",
+            "W4: no more bytes are kept than the limit",
+        ),
+        (
+            "generation-not-filled",
+            "if self._held + size > self._kept_bytes or len",
+            "if self._held + size >= self._kept_bytes or len",
+            "what the limit allows is kept",
+        ),
+        (
+            "oversized-kept",
+            "if size > self._kept_bytes or not self._entries:",
+            "if not self._entries:",
+            "W4: a record that is larger than a generation is not kept, and drives nothing out",
+        ),
+        (
+            "kept-without-room",
+            "if size > self._kept_bytes or not self._entries:",
+            "if size > self._kept_bytes:",
+            "W4: a decoder may keep nothing",
+        ),
+        (
+            "generation-lost",
+            "self._old, self.seen, self._held = self.seen, _Seen(self), 0",
+            "self._old, self.seen, self._held = {}, _Seen(self), 0",
+            "what was said lately is kept when a generation is full",
+        ),
+        (
+            "generation-kept",
+            "self._old, self.seen, self._held = self.seen, _Seen(self), 0",
+            "self._old |= self.seen\n            self.seen, self._held = _Seen(self), 0",
+            "W4: what nobody says any more is forgotten",
+        ),
+        (
+            "new-generation-charged",
+            "self._old, self.seen, self._held = self.seen, _Seen(self), 0",
+            "self._old, self.seen = self.seen, _Seen(self)",
+            "a new generation holds no bytes yet",
+        ),
+        (
+            "bytes-uncounted",
+            "        self._held += size\n",
+            "",
+            "W4: no more bytes are kept than the limit",
+        ),
+        (
+            "entry-uncharged",
+            "size = len(record) + _ENTRY_BYTES",
+            "size = len(record)",
+            "W4: an entry takes more than the text of its record",
+        ),
+        (
+            "old-not-asked",
+            "element = self._old.get(record)",
+            "element = None",
+            "W4: while a record is kept it gives the object that it gave before",
+        ),
+        (
+            "old-not-renewed",
+            "                return element\n        size =",
+            (
+                "                return element\n        else:\n            return element\n"
+                "        size ="
+            ),
+            "what is asked for again and again is kept",
+        ),
+        (
+            "kept-for-all",
+            "        self.seen = _Seen(self)\n",
+            '        self.seen = globals().setdefault("kept", _Seen(self))\n',
+            "W4: no decoder says what another one has read, by its own rule and limits",
+        ),
+        package="formats",
+    ),
+    *_of(
+        "payload",
+        (
+            "written-otherwise-kept-as-read",
+            "if text is raw and held",
+            "if held",
+            "P1: what was not canonical is not when it comes again, either",
+        ),
+        (
+            "kept-beyond-the-bytes",
+            "held <= self._bytes and ",
+            "",
+            "P4: no more bytes are kept than the limit",
+        ),
+        (
+            "kept-beyond-the-entries",
+            " and len(self.young) < self._entries:",
+            ":",
+            "P4: no more entries are kept than the limit",
+        ),
+        (
+            "kept-one-too-many",
+            "and len(self.young) < self._entries:",
+            "and len(self.young) <= self._entries:",
+            "P4: no more entries are kept than the limit",
+        ),
+        (
+            "kept-uncounted",
+            "            self._held = held\n",
+            "",
+            "P4: no more bytes are kept than the limit",
+        ),
+        package="formats",
+    ),
+)
+
+MUTANTS = (*_OPERATOR, *_LMR3, *_IN2T, *_INDEX, *_LMR4, *_IN3T, *_ORDERED, *_POLICY, *_FORMATS)
 """All of them, in the order in which they run."""
