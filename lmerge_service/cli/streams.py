@@ -43,15 +43,20 @@ _OTHER_TEXT: Final = {
 
 @contextmanager
 def reading(
-    paths: Sequence[str], output: str | None = None, *, nfc: bool = False
+    paths: Sequence[str],
+    output: str | None = None,
+    *,
+    nfc: bool = False,
+    abreast: bool = False,
 ) -> Iterator[list[Stream]]:
     """(line, element) of each file, `-` being standard input; `output` is what will be written.
+    `abreast`: they are read beside each other, so that one says what another has just said.
 
     Raises:
         ConfigurationError: a file cannot be read, or is read twice over or also written.
     """
     check_files(paths, output)
-    decoder, shared = WireDecoder(nfc=nfc), len(paths) > 1
+    decoder, shared = WireDecoder(nfc=nfc), abreast and len(paths) > 1
     if not _shows_progress(output):
         yield [read_elements(path, decoder, shared=shared) for path in paths]
         return

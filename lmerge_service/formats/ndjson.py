@@ -43,7 +43,7 @@ def read_elements(
 
     A file is opened when the first element is asked for. Carriage returns before the line feed
     do no harm (they are white space to JSON), nor does a last line without line feed. `shared`: the
-    decoder reads other files too, so that a line may have been said in one of them.
+    decoder reads other files as well, which may have said the same lately.
 
     Raises:
         ElementError: a line is not an element; the message begins with `file:line: `.
