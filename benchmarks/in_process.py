@@ -43,7 +43,6 @@ def _works(elements: int, folder: str) -> dict[str, Callable[[], float]]:
     batches, ordered_batches = interleaved(streams, _CHUNK), interleaved(in_order, _CHUNK)
     records = [(number, [encode(e) for e in batch]) for number, batch in batches]
     flat = [e for _, batch in batches for e in batch]
-    names = _written(streams, folder)
 
     def rate(work: Callable[[], object], of: Sequence[Sequence[Element]] = streams) -> float:
         return sum(map(len, of)) / _seconds(work)
@@ -68,12 +67,15 @@ def _works(elements: int, folder: str) -> dict[str, Callable[[], float]]:
     for half_frozen in (1_000, 100_000):
         works[f"LMR3 with {half_frozen:,} half-frozen events"] = _with_half_frozen(half_frozen)
     works["decode, merge, encode"] = lambda: rate(lambda: _whole_path(records, 3))
-    works["merge of 3 files"] = lambda: rate(lambda: _files(names, f"{folder}/out.ndjson"))
+    for name, inputs in (("", streams), (", the same without adjusts", unrevised)):
+        names = _written(inputs, f"{folder}/{len(works)}")
+        files = partial(_files, names, f"{folder}/out.ndjson")
+        works[f"merge of 3 files{name}"] = partial(rate, files, inputs)
     return works
 
 
-def _written(streams: Sequence[Sequence[Element]], folder: str) -> list[str]:
-    names = [f"{folder}/{number}.ndjson" for number in range(len(streams))]
+def _written(streams: Sequence[Sequence[Element]], stem: str) -> list[str]:
+    names = [f"{stem}-{number}.ndjson" for number in range(len(streams))]
     for name, stream in zip(names, streams, strict=True):
         with ElementWriter(name) as writer:
             for element in stream:
