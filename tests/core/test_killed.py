@@ -200,6 +200,22 @@ def test_a_contradiction_is_over_when_its_event_is_final(case: str) -> None:
     assert merge.process("b", Stable(30)) == [Stable(30)]
 
 
+@INDEXED
+def test_an_end_that_a_contradicted_event_might_have_followed_is_over_with_it(case: str) -> None:
+    """Here 25, which is beyond the end that the event gets before it is final."""
+    merge = merge_of("a", "b", "c", case=case)
+    merge.process("a", Insert("A", 2, 30))
+    merge.process("b", Insert("A", 2, 25))
+    merge.process("a", Stable(5))
+    assert merge.process("c", Stable(10)) == [Stable(10)]
+    assert kinds(merge) == [BreachKind.HALF_FROZEN_MISSING]
+    revised = Adjust("A", 2, 30, 20)
+    assert merge.process_batch("a", [revised, Stable(22)]) == [revised, Stable(22)]
+    assert len(merge) == 0
+    assert merge.process("a", Stable(26)) == [Stable(26)]
+    merge.check()
+
+
 def test_an_end_at_the_stable_stays_where_another_of_its_key_becomes_final() -> None:
     merge = merge_of("a", case="R4")
     merge.process_batch("a", [Insert("A", 2, 5), Insert("A", 2, 10), Stable(10)])
