@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from lmerge_service.formats import payload
-from lmerge_service.formats.payload import canonical
+from lmerge_service.formats.payload import PayloadCache, canonical
 from lmerge_service.formats.wire import WireDecoder, encode
 
 __all__ = ("run",)
@@ -26,6 +26,10 @@ def run(runs: int, report: Report) -> None:
         elements = [decode(record) for record in records]
         report(f"decode {kind}, payload seen", "µs", _each(runs, decode, records))
         report(f"encode {kind}", "µs", _each(runs, encode, elements))
+        if kind == "insert":
+            first, again = _kept(runs, records)
+            report(f"decode {kind}, payload seen, and keep it", "µs", first)
+            report(f"decode {kind}, said before by another replica", "µs", again)
     for kind, raw in _payload_forms().items():
         way = "short cut" if payload._short_cut(raw) else "long way"
         report(f"payload, first seen: {kind} ({way})", "µs", _each(runs, canonical, [raw] * 500))
@@ -63,6 +67,28 @@ def _each(runs: int, work: Callable[[Any], object], items: Sequence[Any]) -> lis
     """Microseconds an item, the loop included; the best of several rounds in each run."""
     gc.collect()
     return [min(_round(work, items) for _ in range(_ROUNDS)) for _ in range(runs)]
+
+
+def _kept(runs: int, records: Sequence[bytes]) -> tuple[list[float], list[float]]:
+    """Microseconds a record when it is said first, and when another replica says it again; as
+    `_each` has it."""
+    gc.collect()
+    cache = WireDecoder().cache
+    rounds = [[_first_and_again(records, cache) for _ in range(_ROUNDS)] for _ in range(runs)]
+    first, again = ([min(each[i] for each in run) for run in rounds] for i in (0, 1))
+    return first, again
+
+
+def _first_and_again(records: Sequence[bytes], cache: PayloadCache) -> tuple[float, float]:
+    decoder = WireDecoder(cache=cache)
+    times = []
+    for _ in range(2):
+        records = [bytes(bytearray(each)) for each in records]  # a hash is computed once an object
+        started = time.perf_counter()
+        for record in records:
+            decoder.seen[record]
+        times.append((time.perf_counter() - started) / len(records) * 1e6)
+    return times[0], times[1]
 
 
 def _round(work: Callable[[Any], object], items: Sequence[Any]) -> float:

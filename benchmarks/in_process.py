@@ -10,7 +10,6 @@ from benchmarks.inputs import interleaved, ordered, replicas
 from lmerge_service.core import lmerge
 from lmerge_service.elements import INFINITY, Element, Insert, Stable
 from lmerge_service.formats.ndjson import ElementWriter, read_elements
-from lmerge_service.formats.payload import PayloadCache
 from lmerge_service.formats.wire import WireDecoder, encode
 from lmerge_service.offline.merge import merge_streams
 from lmerge_service.service.tuning import quieten_garbage_collector
@@ -44,7 +43,6 @@ def _works(elements: int, folder: str) -> dict[str, Callable[[], float]]:
     batches, ordered_batches = interleaved(streams, _CHUNK), interleaved(in_order, _CHUNK)
     records = [(number, [encode(e) for e in batch]) for number, batch in batches]
     flat = [e for _, batch in batches for e in batch]
-    names = _written(streams, folder)
 
     def rate(work: Callable[[], object], of: Sequence[Sequence[Element]] = streams) -> float:
         return sum(map(len, of)) / _seconds(work)
@@ -69,12 +67,15 @@ def _works(elements: int, folder: str) -> dict[str, Callable[[], float]]:
     for half_frozen in (1_000, 100_000):
         works[f"LMR3 with {half_frozen:,} half-frozen events"] = _with_half_frozen(half_frozen)
     works["decode, merge, encode"] = lambda: rate(lambda: _whole_path(records, 3))
-    works["merge of 3 files"] = lambda: rate(lambda: _files(names, f"{folder}/out.ndjson"))
+    for name, inputs in (("", streams), (", the same without adjusts", unrevised)):
+        names = _written(inputs, f"{folder}/{len(works)}")
+        files = partial(_files, names, f"{folder}/out.ndjson")
+        works[f"merge of 3 files{name}"] = partial(rate, files, inputs)
     return works
 
 
-def _written(streams: Sequence[Sequence[Element]], folder: str) -> list[str]:
-    names = [f"{folder}/{number}.ndjson" for number in range(len(streams))]
+def _written(streams: Sequence[Sequence[Element]], stem: str) -> list[str]:
+    names = [f"{stem}-{number}.ndjson" for number in range(len(streams))]
     for name, stream in zip(names, streams, strict=True):
         with ElementWriter(name) as writer:
             for element in stream:
@@ -139,6 +140,6 @@ def _whole_path(records: Sequence[tuple[int, Sequence[bytes]]], inputs: int) -> 
 
 def _files(names: Sequence[str], output: str) -> None:
     with ElementWriter(output) as writer:
-        cache = PayloadCache()
-        streams = [read_elements(name, WireDecoder(cache=cache)) for name in names]
+        decoder = WireDecoder()
+        streams = [read_elements(name, decoder, shared=True) for name in names]
         merge_streams(list(names), streams, writer.write)

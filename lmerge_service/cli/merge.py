@@ -121,7 +121,11 @@ def merge(
     names = [label(path) for path in inputs]
     quieten_garbage_collector()
     started = time.perf_counter()
-    with reading(inputs, output, nfc=nfc) as streams, ElementWriter(output) as writer:
+    abreast = order != "sequential"
+    with (
+        reading(inputs, output, nfc=nfc, abreast=abreast) as streams,
+        ElementWriter(output) as writer,
+    ):
         report = merge_streams(
             names,
             streams,

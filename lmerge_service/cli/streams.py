@@ -1,4 +1,4 @@
-"""The element files of a command: checked first, read with progress, their payloads shared.
+"""The element files of a command: checked first, read with progress, by one decoder.
 
 Progress goes to standard error, and only where that is a terminal on which nothing else is drawn.
 """
@@ -14,7 +14,6 @@ from typing import IO, TYPE_CHECKING, Final, TypeAlias, TypeVar
 from lmerge_service.elements import Element
 from lmerge_service.errors import ConfigurationError
 from lmerge_service.formats.ndjson import read_elements
-from lmerge_service.formats.payload import PayloadCache
 from lmerge_service.formats.wire import WireDecoder
 
 if TYPE_CHECKING:
@@ -44,17 +43,22 @@ _OTHER_TEXT: Final = {
 
 @contextmanager
 def reading(
-    paths: Sequence[str], output: str | None = None, *, nfc: bool = False
+    paths: Sequence[str],
+    output: str | None = None,
+    *,
+    nfc: bool = False,
+    abreast: bool = False,
 ) -> Iterator[list[Stream]]:
     """(line, element) of each file, `-` being standard input; `output` is what will be written.
+    `abreast`: they are read beside each other, so that one says what another has just said.
 
     Raises:
         ConfigurationError: a file cannot be read, or is read twice over or also written.
     """
     check_files(paths, output)
-    cache = PayloadCache(nfc=nfc)
+    decoder, shared = WireDecoder(nfc=nfc), abreast and len(paths) > 1
     if not _shows_progress(output):
-        yield [read_elements(path, WireDecoder(nfc=nfc, cache=cache)) for path in paths]
+        yield [read_elements(path, decoder, shared=shared) for path in paths]
         return
     with _progress() as progress, ExitStack() as opened:
         streams = []
@@ -62,7 +66,7 @@ def reading(
             regular = path != "-" and Path(path).is_file()
             # Only a file that is opened here tells how far it has been read.
             file = opened.enter_context(_open(path)) if regular else None
-            elements = read_elements(file or path, WireDecoder(nfc=nfc, cache=cache))
+            elements = read_elements(file or path, decoder, shared=shared)
             streams.append(_counted(progress, path, elements, file))
         yield streams
 

@@ -16,7 +16,8 @@ Who owns what
     stay open. After a crash NAME is what it was before, and NAME.partial is there to be deleted.
 
 Cost
-    Per line about 0.2 µs besides `wire`; memory for one line, or one buffer when writing.
+    Per line about 0.2 µs besides `wire`; memory for one line, or one buffer when writing, and with
+    a shared decoder what that keeps.
 """
 
 import os
@@ -36,12 +37,13 @@ _BUFFER_BYTES: Final = 1 << 20
 
 
 def read_elements(
-    source: str | os.PathLike[str] | IO[bytes], decoder: WireDecoder
+    source: str | os.PathLike[str] | IO[bytes], decoder: WireDecoder, *, shared: bool = False
 ) -> Iterator[tuple[int, Element]]:
     """(line number, element) for each line of a file, of standard input (`-`) or of a stream.
 
     A file is opened when the first element is asked for. Carriage returns before the line feed
-    do no harm (they are white space to JSON), nor does a last line without line feed.
+    do no harm (they are white space to JSON), nor does a last line without line feed. `shared`: the
+    decoder reads other files as well, which may have said the same lately.
 
     Raises:
         ElementError: a line is not an element; the message begins with `file:line: `.
@@ -53,7 +55,8 @@ def read_elements(
         while line := _next_line(stream, limit, name):
             number += 1
             try:
-                element = decoder.decode(line.removesuffix(b"\n"))
+                record = line.removesuffix(b"\n")
+                element = decoder.seen[record] if shared else decoder.decode(record)
             except ElementError as error:
                 what = str(error) if line.strip() else "a blank line"
                 raise ElementError(error.reason, f"{name}:{number}: {what}") from None

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
+from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.tdb import reconstitute
 from tests.cli.conftest import Lmerge
 from tests.offline.streams import on_the_wire, read, write
@@ -45,6 +46,28 @@ def test_every_interleaving_gives_an_equivalent_output_and_the_same_one_again(
     assert outputs[0] == outputs[1]
     Path("out.ndjson").write_text(outputs[0])
     assert reconstitute(read("out.ndjson")) == reconstitute(read("a.ndjson"))
+
+
+@pytest.mark.parametrize(
+    ("order", "decoded"), [("round-robin", 4), ("random:1", 4), ("sequential", 6)]
+)
+def test_what_one_file_has_just_said_is_not_decoded_again_for_another(
+    order: str, decoded: int, lmerge: Lmerge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stables are. One after the other the files are further apart than what is kept of one."""
+    said: list[Element] = [Insert("A", 6, 20), Insert("B", 7, 9), Stable(7)]
+    write(Path("c.ndjson"), map(on_the_wire, said))
+    decode, seen = WireDecoder.decode, []
+
+    def counted(decoder: WireDecoder, record: bytes) -> Element:
+        seen.append(record)
+        return decode(decoder, record)
+
+    monkeypatch.setattr(WireDecoder, "decode", counted)
+    done = lmerge("merge", "c.ndjson", "c.ndjson", "-o", "out.ndjson", "--interleave", order)
+    assert (done.code, done.err) == (0, "")
+    assert len(seen) == decoded
+    assert read("out.ndjson") == list(map(on_the_wire, said))
 
 
 def test_stats_are_a_table_on_standard_error(lmerge: Lmerge) -> None:

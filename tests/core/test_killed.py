@@ -10,7 +10,7 @@ from lmerge_service.core import BreachKind, Gap, Operator, Policy, lmerge, quoru
 from lmerge_service.core.inputs import Input
 from lmerge_service.core.lmr3 import LMR3
 from lmerge_service.core.lmr4 import LMR4
-from lmerge_service.elements import START, Adjust, Element, Insert, Stable
+from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
 from lmerge_service.tdb import Event
 
 UNKNOWN = BreachKind.UNKNOWN_EVENT
@@ -51,6 +51,19 @@ def test_a_joiner_that_takes_the_lead_within_a_batch_counts_for_what_follows(cas
     said = merge.process_batch("a", [Stable(10), Insert("A", 20, 60), Insert("B", 50, 60)])
     assert said == [Stable(10), Stable(50), Insert("B", 50, 60)]
     assert merge.inputs["a"].late == 1
+
+
+@INDEXED
+def test_a_joiner_that_ends_the_stream_within_a_batch_leaves_nothing_to_be_found(case: str) -> None:
+    merge = merge_of("a", case=case)
+    merge.attach("b", joining_at=10)
+    merge.attach("c", joining_at=50)
+    merge.process_batch("b", [Insert("A", 20, 100), Stable(50)])
+    merge.process("c", Stable(INFINITY))
+    said = merge.process_batch("a", [Stable(10), Insert("A", 20, 100)])
+    assert said == [Stable(10), Stable(50), Stable(INFINITY)]
+    assert merge.inputs["a"].late == 1
+    merge.check()
 
 
 @INDEXED
@@ -187,6 +200,22 @@ def test_a_contradiction_is_over_when_its_event_is_final(case: str) -> None:
     assert merge.process("b", Stable(30)) == [Stable(30)]
 
 
+@INDEXED
+def test_an_end_that_a_contradicted_event_might_have_followed_is_over_with_it(case: str) -> None:
+    """Here 25, which is beyond the end that the event gets before it is final."""
+    merge = merge_of("a", "b", "c", case=case)
+    merge.process("a", Insert("A", 2, 30))
+    merge.process("b", Insert("A", 2, 25))
+    merge.process("a", Stable(5))
+    assert merge.process("c", Stable(10)) == [Stable(10)]
+    assert kinds(merge) == [BreachKind.HALF_FROZEN_MISSING]
+    revised = Adjust("A", 2, 30, 20)
+    assert merge.process_batch("a", [revised, Stable(22)]) == [revised, Stable(22)]
+    assert len(merge) == 0
+    assert merge.process("a", Stable(26)) == [Stable(26)]
+    merge.check()
+
+
 def test_an_end_at_the_stable_stays_where_another_of_its_key_becomes_final() -> None:
     merge = merge_of("a", case="R4")
     merge.process_batch("a", [Insert("A", 2, 5), Insert("A", 2, 10), Stable(10)])
@@ -199,6 +228,17 @@ def test_within_one_start_adjusts_come_in_the_order_of_arrival() -> None:
     merge.process_batch("a", [Insert("A", 2, 15), Insert("B", 2, 12), Stable(10)])
     said = merge.process_batch("b", [Insert("B", 2, 90), Insert("A", 2, 90), Stable(20)])
     assert said == [Adjust("A", 2, 15, 90), Adjust("B", 2, 12, 90), Stable(20)]
+
+
+@pytest.mark.parametrize("later", [1, 2])
+def test_at_the_end_adjusts_come_in_the_order_of_start_and_arrival(later: int) -> None:
+    """Whichever of the events a stable has looked at meanwhile: here A, which b ends before 12."""
+    merge = merge_of("a", "b", case="R4")
+    merge.process_batch("a", [Insert("A", 1, 20), Insert("B", later, 20)])
+    merge.process_batch("b", [Insert("A", 1, 10), Insert("B", later, 20)])
+    revised = [Adjust("A", 1, 20, 15), Adjust("B", later, 20, 16)]
+    assert merge.process_batch("a", [Stable(5), Stable(12), *revised]) == [Stable(5), Stable(12)]
+    assert merge.process("a", Stable(INFINITY)) == [*revised, Stable(INFINITY)]
 
 
 def test_what_a_leader_has_of_what_is_final_is_not_said_again() -> None:

@@ -62,6 +62,30 @@ def test_an_empty_file_has_no_elements() -> None:
     assert read(BytesIO(b"")) == []
 
 
+def test_of_files_that_share_a_decoder_one_says_what_another_has_said() -> None:
+    decoder = WireDecoder()
+    one, two, alone = (
+        read_elements(BytesIO(2 * LINE), decoder, shared=shared) for shared in (True, True, False)
+    )
+    (_, first), (_, again), (_, fresh) = next(one), next(two), next(alone)
+    assert first is again
+    assert first == fresh == ELEMENT
+    assert first is not fresh
+    assert [next(one), next(two), next(alone)] == [(2, ELEMENT)] * 3
+
+
+def test_a_bad_line_that_two_files_say_is_named_in_each(tmp_path: Path) -> None:
+    decoder = WireDecoder()
+    bad = b'{"op":"insert","payload":1,"vs":9,"ve":9}\n'
+    for number, lines in ((1, bad), (2, LINE + bad)):
+        file = tmp_path / f"{number}.ndjson"
+        file.write_bytes(lines)
+        with pytest.raises(ElementError) as refused:
+            list(read_elements(file, decoder, shared=True))
+        what = "an insert needs vs < ve, got vs=9, ve=9"
+        assert str(refused.value) == f"{file}:{number}: {what}"
+
+
 @pytest.mark.parametrize("blank", [b"\n", b"  \n", b"\r\n", b" "])
 def test_a_blank_line_is_an_error(blank: bytes) -> None:
     assert refusal(LINE + blank) == ("not_json", "<stream>:2: a blank line")

@@ -1,5 +1,7 @@
 """Records to elements and back, whatever the bytes are."""
 
+from collections.abc import Callable
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -399,3 +401,138 @@ def test_a_cache_of_another_rule_is_refused() -> None:
     with pytest.raises(ValueError, match="another rule"):
         WireDecoder(nfc=True, cache=PayloadCache())
     assert WireDecoder(nfc=True, cache=PayloadCache(nfc=True))
+
+
+# What is kept of records
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> list[bytes | None]:
+    """Records that come again: sound, damaged and none, short and long, also in other objects."""
+    sound = elements().map(encode) | elements().map(encode).map(lambda record: record + b" " * 400)
+    said = draw(st.lists(damaged(sound | records()) | sound | st.none(), min_size=1, max_size=6))
+    again = draw(st.lists(st.sampled_from(said), max_size=24))
+    return [record and bytes(bytearray(record)) for record in again]
+
+
+@given(conversations(), st.integers(0, 9), st.sampled_from([0, 500, 700, 1400, 4000, 1 << 20]))
+@example([b'{"op":"insert","payload":1,"vs":1,"ve":9}'] * 3, 1, 1 << 20)
+@example([b'{"op":"stable","vc":1}'] * 3, 9, 1 << 20)
+def test_what_is_looked_up_is_what_would_be_read(
+    said: list[bytes | None], kept_records: int, kept_bytes: int
+) -> None:
+    """W4, against a decoder that has seen nothing."""
+    decoder = WireDecoder(max_record_bytes=600, kept_records=kept_records, kept_bytes=kept_bytes)
+    for record in said:
+        kept = found(decoder, record)
+        outcome = fate(decoder.seen.__getitem__, record)
+        assert outcome == fate(WireDecoder(max_record_bytes=600).decode, record)
+        if kept is not None:
+            assert found(decoder, record) is kept
+        decoder.check()
+        everything = {**decoder._old, **decoder.seen}
+        assert len(everything) <= kept_records
+        assert sum(map(len, everything)) + wire._ENTRY_BYTES * len(everything) <= kept_bytes
+
+
+def found(decoder: WireDecoder, record: bytes | None) -> Element | None:
+    """The element of a record that is kept; asks without having it made."""
+    return {**decoder._old, **decoder.seen}.get(record)  # type: ignore[arg-type]
+
+
+def fate(read: Callable[[Any], Element], record: bytes | None) -> str:
+    try:
+        return repr(read(record))
+    except ElementError as refused:
+        return f"{refused.reason}: {refused}"
+
+
+def insert(payload: int) -> bytes:
+    return b'{"op":"insert","payload":%d,"vs":1,"ve":9}' % payload
+
+
+ONE = len(insert(1)) + wire._ENTRY_BYTES
+"""What is charged for a record of `insert`."""
+
+
+def keepers(decoder: WireDecoder) -> list[int]:
+    """Which of ten inserts are kept."""
+    return [number for number in range(10) if found(decoder, insert(number)) is not None]
+
+
+def test_a_record_that_comes_again_gives_the_same_object() -> None:
+    decoder = WireDecoder()
+    first = decoder.seen[insert(1)]
+    assert decoder.seen[insert(1)] is first
+    assert decoder.decode(insert(1)) == first
+
+
+def test_no_stable_is_kept_and_none_takes_the_place_of_another_record() -> None:
+    decoder = WireDecoder(kept_records=2)
+    first = decoder.seen[insert(1)]
+    for vc in range(9):
+        assert decoder.seen[b'{"op":"stable","vc":%d}' % vc] == Stable(vc)
+    assert len(decoder.seen) == 1
+    assert decoder.seen[insert(1)] is first
+
+
+def test_what_is_refused_is_refused_again_and_not_kept() -> None:
+    decoder = WireDecoder(kept_records=2)
+    for _ in range(2):
+        for record in (b'{"op":"insert","payload":1,"vs":9,"ve":1}', b"", None):
+            with pytest.raises(ElementError):
+                decoder.seen[record]  # type: ignore[index]
+    assert not decoder.seen
+
+
+@pytest.mark.parametrize(
+    "build", [partial(WireDecoder, kept_records=6), partial(WireDecoder, kept_bytes=6 * ONE)]
+)
+def test_of_a_full_generation_and_the_one_before_all_is_kept(
+    build: Callable[[], WireDecoder],
+) -> None:
+    decoder = build()
+    kept = []
+    for number in range(8):
+        assert decoder.seen[insert(number)]
+        decoder.check()
+        kept.append(keepers(decoder))
+    assert kept[5:] == [[0, 1, 2, 3, 4, 5], [3, 4, 5, 6], [3, 4, 5, 6, 7]]
+
+
+def test_what_is_asked_for_outlives_its_generation() -> None:
+    decoder = WireDecoder(kept_records=4)
+    first = decoder.seen[insert(0)]
+    for number in range(1, 10):
+        assert decoder.seen[insert(number)]
+        assert decoder.seen[insert(0)] is first
+    decoder.check()
+
+
+def test_a_record_larger_than_a_generation_is_not_kept_and_drives_nothing_out() -> None:
+    decoder = WireDecoder(kept_bytes=4 * ONE)
+    first = decoder.seen[insert(1)]
+    large = insert(2) + b" " * 2 * ONE
+    assert decoder.seen[large] == decoder.seen[large] == Insert(b"2", 1, 9)
+    assert keepers(decoder) == [1]
+    assert decoder.seen[insert(1)] is first
+    decoder.check()
+
+
+@pytest.mark.parametrize("build", [partial(WireDecoder, kept_records=n) for n in (0, 1)])
+def test_a_decoder_may_keep_nothing(build: Callable[[], WireDecoder]) -> None:
+    decoder = build()
+    for _ in range(2):
+        assert decoder.seen[insert(1)] == Insert(b"1", 1, 9)
+        assert not decoder.seen
+    decoder.check()
+
+
+def test_no_decoder_says_what_only_another_has_read() -> None:
+    """They may go by other limits, and by another rule of equality."""
+    record = '{"op":"insert","payload":"e\u0301","vs":1,"ve":9}'.encode()
+    assert WireDecoder().seen[record] == Insert('"e\u0301"'.encode(), 1, 9)
+    assert WireDecoder(nfc=True).seen[record] == Insert('"\xe9"'.encode(), 1, 9)
+    small = WireDecoder(max_record_bytes=10)
+    with pytest.raises(ElementError):
+        small.seen[record]

@@ -1,12 +1,13 @@
-"""Mistakes that somebody could make in the operators, each of which the tests must notice.
+"""Mistakes that somebody could make where elements pass, each of which the tests must notice.
 
 Theory
     A test suite is worth what it would catch. Each mutant (`mutants`) changes one text of the
-    operators into one that looks as plausible and breaks a named promise or rule. The runner
-    (`__main__`, `make test-mutants`) gives each a copy of package and tests, and runs those of
-    tests/core and the doctests of lmerge_service/core there (`order`): literal tests first, so
-    that most mutants die in seconds, then properties over the same drawn examples in every run,
-    without shrinking. A mutant that lives calls for a literal test (tests/core/test_killed.py).
+    operators, or of what decodes and keeps records, into one that looks as plausible and breaks a
+    named promise or rule. The runner (`__main__`, `make test-mutants`) gives each a copy of package
+    and tests, and runs those of its own package there, as tests/core and the doctests of
+    lmerge_service/core (`order`): literal tests first, so that most mutants die in seconds, then
+    properties over the same drawn examples in every run, without shrinking. A mutant that lives
+    calls for a literal test (tests/core/test_killed.py).
 
 Invariants
     G1  A mutant's old text occurs exactly once in its file, and the mutated file compiles; so a

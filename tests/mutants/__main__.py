@@ -4,7 +4,7 @@
 
 Cost
     Most mutants cost the start of pytest and a few literal tests; one that lives, like the copy
-    without a mutant, costs the whole of tests/core.
+    without a mutant, costs the whole of its package's tests.
 """
 
 import argparse
@@ -22,11 +22,12 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tests.mutants.mutants import CORE, MUTANTS, ROOT, Mutant
+from tests.mutants.mutants import MUTANTS, ROOT, Mutant
 
 __all__ = ("Outcome", "main", "run")
 
-_TESTS = ("tests/core", "lmerge_service/core")
+_FOLDERS = ("tests", "lmerge_service")
+"""Of a package's tests, and of the doctests in its code."""
 _FIRST = {
     "lmr4": "test_lmr4.py",
     "in3t": "test_lmr4.py",
@@ -34,6 +35,8 @@ _FIRST = {
     "lmr1": "test_ordered.py",
     "lmr2": "test_ordered.py",
     "ordered": "test_ordered.py",
+    "wire": "test_wire.py",
+    "payload": "test_payload.py",
 }
 _SECONDS_A_TEST = 120
 _SECONDS = 1_800
@@ -57,8 +60,8 @@ class Outcome:
         return self.id == "none" and self.state == "SURVIVED"
 
 
-def run(mutant: Mutant | None) -> Outcome:
-    """Runs the tests in a copy that has the mutant, or none."""
+def run(mutant: Mutant | None, packages: Sequence[str]) -> Outcome:
+    """Runs the tests of packages in a copy that has the mutant, or none."""
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
         copy = Path(folder)
@@ -66,20 +69,21 @@ def run(mutant: Mutant | None) -> Outcome:
             shutil.copytree(ROOT / name, copy / name)
         shutil.copy(ROOT / "pyproject.toml", copy)
         if mutant is not None:
-            (copy / CORE / f"{mutant.file}.py").write_text(mutant.applied())
+            (copy / mutant.path).write_text(mutant.applied())
         first = _FIRST.get(mutant.file if mutant else "", "test_bookkeeping.py")
-        state, by = _tested(copy, f"test_following.py,test_killed.py,{first}")
+        state, by = _tested(copy, packages, f"test_following.py,test_killed.py,{first}")
     return Outcome(mutant.id if mutant else "none", state, by, time.monotonic() - begun)
 
 
-def _tested(copy: Path, first: str) -> tuple[str, str]:
+def _tested(copy: Path, packages: Sequence[str], first: str) -> tuple[str, str]:
     options = ["-x", "-q", "--tb=no", f"--timeout={_SECONDS_A_TEST}"]
     options += ["-p", "no:cacheprovider", "-p", "no:xdist"]
     options += ["-p", "tests.mutants.order", "--copy", str(copy), "--first", first]
+    tests = [f"{folder}/{package}" for package in packages for folder in _FOLDERS]
     ours = {"PYTHONPATH": str(copy), "HYPOTHESIS_PROFILE": "mutants"}
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", *options, *_TESTS],
+            [sys.executable, "-m", "pytest", *options, *tests],
             cwd=copy,
             env={**os.environ, **ours},
             capture_output=True,
@@ -114,8 +118,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _all(mutants: Sequence[Mutant | None], jobs: int) -> Iterable[Outcome]:
+    packages = sorted({mutant.package for mutant in mutants if mutant})
     with ThreadPoolExecutor(jobs) as pool:
-        running = [pool.submit(run, mutant) for mutant in mutants]
+        running = [
+            pool.submit(run, mutant, [mutant.package] if mutant else packages or ["core"])
+            for mutant in mutants
+        ]
         for number, done in enumerate(as_completed(running), start=1):
             outcome = done.result()
             place = f"[{number:3}/{len(mutants)}]"

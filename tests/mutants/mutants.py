@@ -3,21 +3,26 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ("CORE", "MUTANTS", "ROOT", "Mutant")
+__all__ = ("MUTANTS", "ROOT", "Mutant")
 
 ROOT = Path(__file__).resolve().parents[2]
-CORE = Path("lmerge_service", "core")
 
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One mistake in `lmerge_service/core/<file>.py`."""
+    """One mistake in `lmerge_service/<package>/<file>.py`."""
 
     id: str
     file: str
     old: str
     new: str
     breaks: str
+    package: str = "core"
+
+    @property
+    def path(self) -> Path:
+        """Its file, from the root."""
+        return Path("lmerge_service", self.package, f"{self.file}.py")
 
     def applied(self) -> str:
         """The text of its file with the mistake in it.
@@ -25,14 +30,19 @@ class Mutant:
         Raises:
             ValueError: the old text is not there, or more than once.
         """
-        text = (ROOT / CORE / f"{self.file}.py").read_text()
+        text = (ROOT / self.path).read_text()
         if text.count(self.old) != 1:
             raise ValueError(f"{self.id}: the old text is there {text.count(self.old)} times")
         return text.replace(self.old, self.new)
 
 
-def _of(file: str, *mutants: tuple[str, str, str, str]) -> tuple[Mutant, ...]:
-    return tuple(Mutant(f"{file}-{name}", file, *rest) for name, *rest in mutants)
+def _of(
+    file: str, *mutants: tuple[str, str, str, str], package: str = "core"
+) -> tuple[Mutant, ...]:
+    return tuple(
+        Mutant(f"{file}-{name}", file, old, new, breaks, package)
+        for name, old, new, breaks in mutants
+    )
 
 
 _OPERATOR = _of(
@@ -254,7 +264,7 @@ _LMR3 = _of(
     (
         "loaded-removal-drops-inputs",
         "            node.out = None\n            self._index.delete_if_unused(node)\n        elif",
-        "            del self._index.nodes[node.vs][node.payload]\n        elif",
+        "            self._index.drop(node)\n        elif",
         "promise 7: what the output took back an input may still hold",
     ),
     (
@@ -277,9 +287,21 @@ _LMR3 = _of(
     ),
     (
         "batch-late-at-stable",
-        "if vs < max_stable:\n                        late",
-        "if vs <= max_stable:\n                        late",
+        "if vs < max_stable:\n                    node = frozen",
+        "if vs <= max_stable:\n                    node = frozen",
         "an insert with vs = max_stable is unfrozen and goes out",
+    ),
+    (
+        "batch-half-frozen-late",
+        "node = frozen.get((vs, payload))",
+        "node = None",
+        "an insert of what is half frozen counts, and is not late",
+    ),
+    (
+        "batch-old-index",
+        "            nodes, frozen = index.nodes, index.frozen\n        source.inserts",
+        "            nodes = index.nodes\n        source.inserts",
+        "L4: what the end of the stream has forgotten is not found again in the same batch",
     ),
     (
         "late-at-stable",
@@ -297,18 +319,18 @@ _LMR3 = _of(
         "batch-old-stable",
         (
             "own_stable, max_stable = source.stables[partition], self.max_stable\n"
-            "            nodes = index.nodes"
+            "            nodes, frozen = index.nodes"
         ),
-        "own_stable = source.stables[partition]\n            nodes = index.nodes",
+        "own_stable = source.stables[partition]\n            nodes, frozen = index.nodes",
         "promise 2: within a batch each stable counts for what follows",
     ),
     (
         "batch-own-old-stable",
         (
             "own_stable, max_stable = source.stables[partition], self.max_stable\n"
-            "            nodes = index.nodes"
+            "            nodes, frozen = index.nodes"
         ),
-        "max_stable = self.max_stable\n            nodes = index.nodes",
+        "max_stable = self.max_stable\n            nodes, frozen = index.nodes",
         "an insert below the own stable of the same batch is a breach",
     ),
     (
@@ -703,26 +725,33 @@ _IN2T = _of(
         "claims are told from inserts",
     ),
     (
-        "waits-twice",
-        ("        del self.nodes[node.vs][node.payload]\n\n"),
-        (
-            "        del self.nodes[node.vs][node.payload]\n"
-            "        if not self.nodes[node.vs]:\n"
-            "            del self.nodes[node.vs]\n"
-            "\n"
-        ),
-        "X4: what comes and goes at a vs must not make it wait twice",
+        "let-go-stays",
+        "        del self.frozen[node.vs, node.payload]\n",
+        "",
+        "X5: nothing is kept of what is final, and the bound of the queues is what is half frozen",
     ),
     (
-        "deleted-counted",
-        "            self._half_frozen -= 1\n",
+        "let-go-half-frozen",
+        "        node.half_frozen = False\n",
         "",
-        "X5: the bound of the queues is twice what is half frozen",
+        "promise 2: what is final is over, also where a queue still has it",
+    ),
+    (
+        "let-go-lacked-by-some",
+        "if len(node.ends) < len(self._lacking):",
+        "if not node.ends:",
+        "X3: nobody is blamed for lacking what is final",
+    ),
+    (
+        "freeze-lacked-by-some",
+        "if len(ends) < attached:",
+        "if not ends:",
+        "X3: an input that lacks an event is known also where another has it",
     ),
     (
         "deleted-lacking",
-        "                    lacks.pop(node, None)\n",
-        "                    pass\n",
+        "                lacks.pop(node, None)\n",
+        "                pass\n",
         "X3: nobody is blamed for lacking what is final",
     ),
     (
@@ -740,7 +769,7 @@ _IN2T = _of(
     (
         "set-end-unswept",
         (
-            "            if ends.size > 2 * self._half_frozen + SLACK:\n"
+            "            if ends.size > 2 * len(self.frozen) + SLACK:\n"
             "                self._sweep()\n"
         ),
         "",
@@ -766,20 +795,8 @@ _IN2T = _of(
     ),
     (
         "set-out-forgets-inputs",
-        (
-            "            if end < out:\n"
-            "                self._by_end[source].push(end, node)\n"
-            "        self._dispute(node)\n"
-            "\n"
-            "    def blame"
-        ),
-        (
-            "            if end < node.vs:\n"
-            "                self._by_end[source].push(end, node)\n"
-            "        self._dispute(node)\n"
-            "\n"
-            "    def blame"
-        ),
+        "if end < out:",
+        "if end < node.vs:",
         "X2: where the output's end moves back, inputs that end the event earlier are found",
     ),
     (
@@ -817,13 +834,13 @@ _IN2T = _of(
     ),
     (
         "newcomer-lacks-nothing",
-        "self._lacking[source] = {node: None for node in self if node.half_frozen}",
+        "self._lacking[source] = dict.fromkeys(self.frozen.values())",
         "self._lacking[source] = {}",
         "X3: a new input lacks all that is half frozen",
     ),
     (
         "newcomer-lacks-the-unfrozen",
-        "self._lacking[source] = {node: None for node in self if node.half_frozen}",
+        "self._lacking[source] = dict.fromkeys(self.frozen.values())",
         "self._lacking[source] = dict.fromkeys(self)",
         "X3: nobody is to blame for lacking what is not half frozen",
     ),
@@ -854,21 +871,33 @@ _IN2T = _of(
     ),
     (
         "stale-out-counts",
-        "if node.half_frozen and node.out == end:\n                    found",
-        "if node.half_frozen:\n                    found",
+        "if n.half_frozen and n.out < t]",
+        "if n.half_frozen]",
         "a stable does not look at an event for an end that was revised",
     ),
     (
         "stale-end-counts",
-        "if node.half_frozen and node.ends.get(source) == end:\n                        found",
-        "if node.half_frozen:\n                        found",
+        "if n.half_frozen and n.ends.get(source, t) < t]",
+        "if n.half_frozen]",
         "the same, of an input's end that was revised",
     ),
     (
         "deleted-is-due",
-        "if node.half_frozen and node.ends.get(source) == end:\n                        found",
-        "if node.ends.get(source) == end:\n                        found",
+        "if n.half_frozen and n.ends.get(source, t) < t]",
+        "if n.ends.get(source, t) < t]",
         "promise 2: what is final is over, also where a queue still has it",
+    ),
+    (
+        "deleted-is-disputed",
+        "in self._disputed.pop_before(t) if node.half_frozen]",
+        "in self._disputed.pop_before(t)]",
+        "promise 2: the same, of a contradicted event",
+    ),
+    (
+        "due-twice",
+        "found = list(dict.fromkeys(due))",
+        "found = due",
+        "an event that several queues give is due once",
     ),
     (
         "lacking-unordered",
@@ -878,11 +907,8 @@ _IN2T = _of(
     ),
     (
         "walks-all",
-        "        for end, nodes in self._by_out.pop_before(t):\n",
-        (
-            "        found.update((node, None) for node in self if node.half_frozen)\n"
-            "        for end, nodes in self._by_out.pop_before(t):\n"
-        ),
+        "found = list(dict.fromkeys(due))",
+        "found = list(dict.fromkeys([*due, *self.frozen.values()]))",
         "cost: a stable looks at no half-frozen event that it does not concern",
     ),
     (
@@ -899,9 +925,27 @@ _IN2T = _of(
     ),
     (
         "let-go-at-end",
-        "self._let_go(node for node in nodes if node.out is not None and node.out < t)",
-        "self._let_go(node for node in nodes if node.out is not None and node.out <= t)",
+        "if node.out < t:",
+        "if node.out <= t:",
         "ve = t is still half frozen: the event may be extended",
+    ),
+    (
+        "refile-forgets-the-stable",
+        "        self._stable = t\n",
+        "",
+        "cost: an end that is final already disputes nothing",
+    ),
+    (
+        "refile-unfiled",
+        "            else:\n                self._file(node)\n        self._sweep()\n",
+        "        self._sweep()\n",
+        "X2: an event that was due and lives is found again",
+    ),
+    (
+        "refile-unswept",
+        "                self._file(node)\n        self._sweep()\n",
+        "                self._file(node)\n",
+        "X5: ends of what is final are let go of",
     ),
     (
         "forgotten-claims",
@@ -938,13 +982,8 @@ _IN2T = _of(
     ),
     (
         "file-undisputed",
-        (
-            "                self._by_end[source].push(end, node)\n"
-            "        self._dispute(node)\n"
-            "\n"
-            "    def blame"
-        ),
-        ("                self._by_end[source].push(end, node)\n\n    def blame"),
+        "        if node.blamed:\n            self._dispute(node)\n",
+        "",
         "X2: a contradicted event that was due is disputed on",
     ),
     (
@@ -955,8 +994,8 @@ _IN2T = _of(
     ),
     (
         "disputes-forgotten",
-        "        for _, nodes in self._disputed.pop_before(t):\n",
-        "        for _, nodes in ():\n",
+        "due += [node for node in self._disputed.pop_before(t) if node.half_frozen]",
+        "pass",
         "an event that its leader contradicts follows the others with every stable",
     ),
     (
@@ -983,7 +1022,7 @@ _INDEX = _of(
     ),
     (
         "popped-counted",
-        "            self.size -= len(nodes)\n",
+        "        self.size -= len(found)\n",
         "",
         "the length of a queue is known, so that it is swept in time",
     ),
@@ -1006,6 +1045,64 @@ _INDEX = _of(
         "X5, Y5: no queue is longer than twice what can count plus a constant",
     ),
     (
+        "waits-twice",
+        "        del self.nodes[node.vs][node.payload]\n",
+        (
+            "        del self.nodes[node.vs][node.payload]\n"
+            "        if not self.nodes[node.vs]:\n"
+            "            del self.nodes[node.vs]\n"
+        ),
+        "X4, Y4: what comes and goes at a vs must not make it wait twice",
+    ),
+    (
+        "added-uncounted",
+        "        self._made += 1\n        self._waiting += 1\n",
+        "        self._made += 1\n",
+        "how many events are live is known without counting them",
+    ),
+    (
+        "frozen-still-counted",
+        "        self._waiting -= len(found)\n",
+        "",
+        "the same: what is half frozen does not wait any more",
+    ),
+    (
+        "dropped-still-counted",
+        "        self._waiting -= 1\n",
+        "",
+        "the same: what nobody has is gone",
+    ),
+    (
+        "frozen-not-counted",
+        "return self._waiting + len(self.frozen)",
+        "return self._waiting",
+        "the same: what is half frozen is live",
+    ),
+    (
+        "frozen-not-found",
+        "return self.frozen.get((vs, payload)) if group is None else group.get(payload)",
+        "return None if group is None else group.get(payload)",
+        "a half-frozen event is found by its key",
+    ),
+    (
+        "frozen-in-any-order",
+        'yield from sorted(self.frozen.values(), key=attrgetter("vs", "number"))',
+        "yield from list(self.frozen.values())",
+        "promise 7: at the end events come in the order of start, not that of filing",
+    ),
+    (
+        "frozen-by-vs-alone",
+        'yield from sorted(self.frozen.values(), key=attrgetter("vs", "number"))',
+        'yield from sorted(self.frozen.values(), key=attrgetter("vs"))',
+        "promise 7: within one vs it is the order of arrival",
+    ),
+    (
+        "deleted-while-walking",
+        "yield from list(self.nodes[vs].values())",
+        "yield from self.nodes[vs].values()",
+        "an input that leaves takes its events along while they are walked",
+    ),
+    (
         "touches-nothing",
         "        self.touched += len(found)\n",
         "",
@@ -1018,14 +1115,26 @@ _LMR4 = _of(
     (
         "restored-half-frozen-unfiled",
         "                index.file(node)\n",
-        "                index.nodes.setdefault(node.vs, {})[node.payload] = node\n",
+        "                index.frozen[node.vs, node.payload] = node\n",
         "Y2 to Y4: a restored index finds what stables concern",
     ),
     (
         "batch-late-at-stable",
-        ("if vs < max_stable:\n                        late"),
-        ("if vs <= max_stable:\n                        late"),
+        "if vs < max_stable:\n                    node = frozen",
+        "if vs <= max_stable:\n                    node = frozen",
         "an insert with vs = max_stable is unfrozen and goes out",
+    ),
+    (
+        "batch-half-frozen-late",
+        "node = frozen.get((vs, payload))",
+        "node = None",
+        "an insert of what is half frozen counts, and is not late",
+    ),
+    (
+        "batch-old-index",
+        "            nodes, frozen = index.nodes, index.frozen\n        source.inserts",
+        "            nodes = index.nodes\n        source.inserts",
+        "M4: what the end of the stream has forgotten is not found again in the same batch",
     ),
     (
         "batch-own-stable",
@@ -1425,10 +1534,10 @@ _IN3T = _of(
         "Y2: where an input ends an event before the output does, its stable finds it",
     ),
     (
-        "empty-group-stays",
-        ("        if not group:\n            del self.nodes[node.vs]\n"),
+        "taken-out-stays",
+        "        del self.frozen[node.vs, node.payload]\n",
         "",
-        "Y4: no vs stays when all its events are final",
+        "Y1: nothing is kept of a key when all its events are final",
     ),
     (
         "forgotten-still-blamed",
@@ -1501,15 +1610,33 @@ _IN3T = _of(
     ),
     (
         "stale-out-counts",
-        "return node.half_frozen and node.out[0] == end",
-        "return node.half_frozen",
+        "if n.half_frozen and n.out[0] < t)",
+        "if n.half_frozen)",
         "cost: a stable does not look at an event for an end that was revised",
     ),
     (
         "stale-end-counts",
-        "return node.half_frozen and self._first_end(node, source) == end",
+        "return node.half_frozen and end is not None and end < t",
         "return node.half_frozen",
         "cost: the same, of an input's end that was revised",
+    ),
+    (
+        "deleted-is-due",
+        "return node.half_frozen and end is not None and end < t",
+        "return end is not None and end < t",
+        "promise 2: what is final is over, also where a queue still has it",
+    ),
+    (
+        "sweep-keeps-revised-outs",
+        "return node.half_frozen and node.out[0] == end",
+        "return node.half_frozen",
+        "Y5: ends that the output has revised are let go of",
+    ),
+    (
+        "sweep-keeps-revised-ends",
+        "return node.half_frozen and self._first_end(node, source) == end",
+        "return node.half_frozen",
+        "Y5: ends that an input has revised are let go of",
     ),
     (
         "live-is-old",
@@ -1543,8 +1670,8 @@ _IN3T = _of(
     ),
     (
         "compaction-drops-the-live",
-        "queue.sweep(self._half_frozen, partial(self._is_first_of, source))",
-        "queue.sweep(self._half_frozen, lambda node, end: _is_first_of_output(node, end))",
+        "queue.sweep(len(self.frozen), partial(self._is_first_of, source))",
+        "queue.sweep(len(self.frozen), lambda node, end: _is_first_of_output(node, end))",
         "Y2: an input's early end is found also after a storm of revisions",
     ),
     (
@@ -1581,14 +1708,14 @@ _IN3T = _of(
         "Y3: what is final, or agrees again, is not looked at",
     ),
     (
-        "taken-out-counted",
-        ("        node.half_frozen = False\n        self._half_frozen -= 1\n"),
-        "        node.half_frozen = False\n",
-        "Y5: the bound of the queues is twice what is half frozen",
+        "taken-out-half-frozen",
+        "        node.half_frozen = False\n        for differing",
+        "        for differing",
+        "promise 2: what is final is over, also where a queue still has it",
     ),
     (
         "newcomer-agrees",
-        "self._differing[source] = {node: None for node in self if node.half_frozen}",
+        "self._differing[source] = dict.fromkeys(self.frozen.values())",
         "self._differing[source] = {}",
         "Y3: a new input lacks all that is half frozen",
     ),
@@ -1636,17 +1763,14 @@ _IN3T = _of(
     ),
     (
         "only-the-sources-queues",
-        ("        for source, queue in self._by_end.items():\n            for end, nodes in queue"),
-        (
-            "        for source, queue in ((s, self._by_end[s]) for s in sources):\n"
-            "            for end, nodes in queue"
-        ),
+        "        for source, queue in self._by_end.items():\n            ending",
+        "        for source, queue in ((s, self._by_end[s]) for s in sources):\n            ending",
         "Y3: an input's end that is passed changes how many live events it has",
     ),
     (
         "revision-unswept",
         (
-            "            if queue.size > 2 * self._half_frozen + SLACK:\n"
+            "            if queue.size > 2 * len(self.frozen) + SLACK:\n"
             "                self.sweep()\n"
         ),
         "",
@@ -1655,7 +1779,7 @@ _IN3T = _of(
     (
         "output-unswept",
         (
-            "            if self._by_out.size > 2 * self._half_frozen + SLACK:\n"
+            "            if self._by_out.size > 2 * len(self.frozen) + SLACK:\n"
             "                self.sweep()\n"
         ),
         "",
@@ -1888,5 +2012,145 @@ _POLICY = (
     ),
 )
 
-MUTANTS = (*_OPERATOR, *_LMR3, *_IN2T, *_INDEX, *_LMR4, *_IN3T, *_ORDERED, *_POLICY)
+_FORMATS = (
+    *_of(
+        "wire",
+        (
+            "stable-kept",
+            "            if type(element) is Stable:\n                return element\n",
+            "",
+            "W4: no stable is kept",
+        ),
+        (
+            "kept-beyond-the-records",
+            "or len(self.seen) >= self._entries:",
+            "or len(self.seen) > self._entries:",
+            "W4: no more records are kept than the limit",
+        ),
+        (
+            "records-kept-twice-over",
+            "kept_records // 2, kept_bytes // 2",
+            "kept_records, kept_bytes // 2",
+            "W4: the limits are those of both generations",
+        ),
+        (
+            "bytes-kept-twice-over",
+            "kept_records // 2, kept_bytes // 2",
+            "kept_records // 2, kept_bytes",
+            "W4: the limits are those of both generations",
+        ),
+        (
+            "kept-beyond-the-bytes",
+            "if self._held + size > self._kept_bytes or len",
+            "if self._held > self._kept_bytes or len",
+            "W4: no more bytes are kept than the limit",
+        ),
+        (
+            "generation-not-filled",
+            "if self._held + size > self._kept_bytes or len",
+            "if self._held + size >= self._kept_bytes or len",
+            "what the limit allows is kept",
+        ),
+        (
+            "oversized-kept",
+            "if size > self._kept_bytes or not self._entries:",
+            "if not self._entries:",
+            "W4: a record that is larger than a generation is not kept, and drives nothing out",
+        ),
+        (
+            "kept-without-room",
+            "if size > self._kept_bytes or not self._entries:",
+            "if size > self._kept_bytes:",
+            "W4: a decoder may keep nothing",
+        ),
+        (
+            "generation-lost",
+            "self._old, self.seen, self._held = self.seen, _Seen(self), 0",
+            "self._old, self.seen, self._held = {}, _Seen(self), 0",
+            "what was said lately is kept when a generation is full",
+        ),
+        (
+            "generation-kept",
+            "self._old, self.seen, self._held = self.seen, _Seen(self), 0",
+            "self._old |= self.seen\n            self.seen, self._held = _Seen(self), 0",
+            "W4: what nobody says any more is forgotten",
+        ),
+        (
+            "new-generation-charged",
+            "self._old, self.seen, self._held = self.seen, _Seen(self), 0",
+            "self._old, self.seen = self.seen, _Seen(self)",
+            "a new generation holds no bytes yet",
+        ),
+        (
+            "bytes-uncounted",
+            "        self._held += size\n",
+            "",
+            "W4: no more bytes are kept than the limit",
+        ),
+        (
+            "entry-uncharged",
+            "size = len(record) + _ENTRY_BYTES",
+            "size = len(record)",
+            "W4: an entry takes more than the text of its record",
+        ),
+        (
+            "old-not-asked",
+            "element = self._old.get(record)",
+            "element = None",
+            "W4: while a record is kept it gives the object that it gave before",
+        ),
+        (
+            "old-not-renewed",
+            "                return element\n        size =",
+            (
+                "                return element\n        else:\n            return element\n"
+                "        size ="
+            ),
+            "what is asked for again and again is kept",
+        ),
+        (
+            "kept-for-all",
+            "        self.seen = _Seen(self)\n",
+            '        self.seen = globals().setdefault("kept", _Seen(self))\n',
+            "W4: no decoder says what another one has read, by its own rule and limits",
+        ),
+        package="formats",
+    ),
+    *_of(
+        "payload",
+        (
+            "written-otherwise-kept-as-read",
+            "if text is raw and held",
+            "if held",
+            "P1: what was not canonical is not when it comes again, either",
+        ),
+        (
+            "kept-beyond-the-bytes",
+            "held <= self._bytes and ",
+            "",
+            "P4: no more bytes are kept than the limit",
+        ),
+        (
+            "kept-beyond-the-entries",
+            " and len(self.young) < self._entries:",
+            ":",
+            "P4: no more entries are kept than the limit",
+        ),
+        (
+            "kept-one-too-many",
+            "and len(self.young) < self._entries:",
+            "and len(self.young) <= self._entries:",
+            "P4: no more entries are kept than the limit",
+        ),
+        (
+            "kept-uncounted",
+            "            self._held = held\n",
+            "",
+            "P4: no more bytes are kept than the limit",
+        ),
+        package="formats",
+    ),
+)
+
+MUTANTS = (*_OPERATOR, *_LMR3, *_IN2T, *_INDEX, *_LMR4, *_IN3T, *_ORDERED, *_POLICY, *_FORMATS)
 """All of them, in the order in which they run."""
