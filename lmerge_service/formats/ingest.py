@@ -171,6 +171,7 @@ class Ingest:
         process = self._merge.recall if recall else self._merge.process_batch
         elements: list[Element] = []
         decoder, in_wire = self._decoder, self._dialect is None
+        decode, keeps = decoder.decode, decoder.keeps
         mute = self._mutes.get(partition, 0)
         said: Sequence[Element] = ()
         vc: int | None
@@ -189,7 +190,8 @@ class Ingest:
                         if judge is not None:
                             judge.started_over(self.name)
                 if in_wire:
-                    element = decoder.seen[record.value]  # type: ignore[index]
+                    value = record.value
+                    element = decoder.seen[value] if keeps else decode(value)  # type: ignore[index]
                     if type(element) is not Stable:
                         elements.append(element)
                         continue
@@ -212,6 +214,7 @@ class Ingest:
         elif ruling is Ruling.WAIT and not in_wire:
             self._waiting[partition] = record.offset, said
         out += self._process(elements, partition, process)
+        decoder.weigh(len(records))
         if ruling is _MERGE:
             return records[-1].offset + 1 if records else 0
         return record.offset + (ruling is Ruling.MERGE_AND_STOP)

@@ -110,13 +110,21 @@ _ENTRY_BYTES: Final = 220
 """What an entry takes beside its record's text: the head of it, an element, and a slot; not the
 payload, which the cache of payloads holds as well, as a rule."""
 
+_WINDOW: Final = 1 << 15
+"""After so many records it is judged whether keeping them pays."""
+_PAYS: Final = 0.6
+"""It does not if a larger part of them was new."""
+_PAUSE: Final = 8
+"""So many windows pass then until it is tried again."""
+
 
 class WireDecoder:
     """Turns records into elements; several decoders may share one cache of payloads.
 
     Replicas with the same writer say the same thing in the same bytes, so the elements of recent
     records are kept, in two generations as payloads are (`PayloadCache`): a record that another
-    replica has said is looked up, not read. Not for several threads.
+    replica has said is looked up, not read. Where that hardly ever happens, who calls `weigh` is
+    told by `keeps` that `decode` costs less. Not for several threads.
 
     >>> decoder = WireDecoder()
     >>> record = b'{"op":"insert","payload":"A","vs":6,"ve":9}'
@@ -124,7 +132,19 @@ class WireDecoder:
     True
     """
 
-    __slots__ = ("_cache", "_entries", "_held", "_kept_bytes", "_max_bytes", "_old", "seen")
+    __slots__ = (
+        "_cache",
+        "_entries",
+        "_held",
+        "_kept_bytes",
+        "_max_bytes",
+        "_missed",
+        "_old",
+        "_paused",
+        "_weighed",
+        "keeps",
+        "seen",
+    )
 
     def __init__(
         self,
@@ -145,6 +165,9 @@ class WireDecoder:
         self._old: dict[bytes, Element] = {}
         self.seen = _Seen(self)
         """`seen[record]` is `decode(record)`, found or made."""
+        self.keeps = True
+        """Looking records up pays, as far as is known."""
+        self._weighed = self._missed = self._paused = 0
 
     @property
     def max_record_bytes(self) -> int:
@@ -206,10 +229,24 @@ class WireDecoder:
         _check_quotes(record, b"", _STABLE_QUOTES)
         return Stable(INFINITY if wire.vc is None else wire.vc)
 
+    def weigh(self, records: int) -> None:
+        """So many more were looked up, or read; decides from time to time which of it pays."""
+        self._weighed += records
+        if self._weighed < _WINDOW:
+            return
+        if self._paused:
+            self._paused -= 1
+            self.keeps = not self._paused
+        elif self._missed > _PAYS * self._weighed:
+            self._paused, self.keeps = _PAUSE, False
+            self._old, self.seen, self._held = {}, _Seen(self), 0
+        self._weighed = self._missed = 0
+
     def _meet(self, record: bytes) -> Element:
         """The element of what the young generation does not hold, which it then does."""
         element = self._old.get(record)
         if element is None:
+            self._missed += 1
             element = self.decode(record)
             if type(element) is Stable:
                 return element
