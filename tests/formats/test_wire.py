@@ -548,7 +548,8 @@ def test_records_are_looked_up_as_long_as_some_have_been_said_before() -> None:
             record = b'{"op":"insert","payload":%d,"vs":1,"ve":2}' % next(at)
             other = record if again else record.replace(b"1,", b"1, ")
             for each in (record, other):
-                assert (decoder.seen[each] if decoder.keeps else decoder.decode(each)).vs == 1
+                element = decoder.seen[each] if decoder.keeps else decoder.decode(each)
+                assert isinstance(element, Insert)
         decoder.weigh(records)
 
     kept = []
