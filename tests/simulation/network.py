@@ -50,7 +50,10 @@ class Network:
         *,
         name: str = "",
         killed_at: int | None = None,
+        killed_doing: str = "",
     ):
+        """It is killed at its `killed_at`th request, of those for `killed_doing` if that is
+        said."""
         self.broker = broker
         self.chance = chance
         self.weather = weather
@@ -59,8 +62,9 @@ class Network:
         self.news = asyncio.Event()
         """Set, and replaced, when there may be something new to read."""
         self.killed = asyncio.Event()
-        """The process has come to its end, at its request number `killed_at`."""
+        """The process has come to its end."""
         self._killed_at = killed_at
+        self._killed_doing = killed_doing
         self._never: list[asyncio.Future[None]] = []
         broker.on_arrival.append(self._tell)
 
@@ -81,8 +85,9 @@ class Network:
             FencedError: another producer has taken over.
             TransportError: no answer, or a refusal.
         """
-        self.requests += 1
-        dies = self.requests == self._killed_at
+        counts = self._killed_doing in ("", doing)
+        self.requests += counts
+        dies = counts and self.requests == self._killed_at
         await self._travel()
         if dies and self.chance.random() < 0.5:
             await self._die()
