@@ -20,7 +20,7 @@ Invariants
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,7 +73,10 @@ class Decided:
     """By name and topic of a replica: from when to when, in milliseconds, it was attached."""
     version: int = 0
     replicas: dict[str, _Wanted] = field(default_factory=dict)
-    stable: str = "max"
+    declared: Mapping[str, Any] | None = None
+    """The last topology that was declared."""
+    speaking: tuple[str, ...] = ()
+    """Which events go out, and how far the output's stable goes."""
 
     def fold(self, at: int, value: bytes | None) -> None:
         try:
@@ -93,11 +96,12 @@ class Decided:
         """Why an action is not possible now."""
         kind = action["do"]
         if kind == "declare":
-            return None
+            return "state" if action == self.declared else None
         if not self.version:
             return "state"
         if kind == "policy":
-            return self._unattainable(action["stable"], self._present())
+            speaking = action["insert"], action["stable"]
+            return self._unattainable(speaking, self._present())
         if kind == "attach":
             return self._no_attach(action["replica"])
         known = self.replicas.get(action["replica"])
@@ -114,7 +118,7 @@ class Decided:
         if kind != "detach":
             return None
         left = self._present() - 1
-        return self._unattainable(self.stable, left) if left else "invalid"
+        return self._unattainable(self.speaking, left) if left else "invalid"
 
     def _no_attach(self, replica: Mapping[str, Any]) -> str | None:
         known = self.replicas.get(replica["name"])
@@ -126,9 +130,9 @@ class Decided:
     def _present(self) -> int:
         return sum(each.wish != "detached" for each in self.replicas.values())
 
-    def _unattainable(self, stable: str, replicas: int) -> str | None:
-        quorum = _QUORUM.fullmatch(stable)
-        return "invalid" if quorum and int(quorum[1]) > replicas else None
+    def _unattainable(self, speaking: Iterable[str], replicas: int) -> str | None:
+        quorums = filter(None, map(_QUORUM.fullmatch, speaking))
+        return "invalid" if any(int(each[1]) > replicas for each in quorums) else None
 
     def _apply(self, action: Mapping[str, Any], at: int) -> None:
         match action["do"]:
@@ -137,7 +141,9 @@ class Decided:
                     if replica["name"] not in self.replicas:
                         # What was said before anybody merged is read like all the rest.
                         self._attach(replica["name"], replica["topic"], START)
-                        self.stable = action["policy"].get("stable", "max")
+                if self.declared is None:
+                    self.speaking = tuple(action["policy"].values())
+                self.declared = action
             case "attach":
                 self._attach(action["replica"]["name"], action["replica"]["topic"], at)
             case "release":
@@ -145,7 +151,7 @@ class Decided:
             case "detach" | "quarantine" as kind:
                 self._withdraw(action["replica"], f"{kind.removesuffix('e')}ed", at)
             case "policy":
-                self.stable = action["stable"]
+                self.speaking = action["insert"], action["stable"]
 
     def _attach(self, name: str, topic: str, at: int) -> None:
         self.replicas[name] = _Wanted(topic, "attached")

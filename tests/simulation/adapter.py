@@ -110,7 +110,9 @@ def control_of(topology: Topology, network: Network) -> LoggedControl:
 def carried_out(broker: Broker, topology: Topology) -> int:
     """The version of the decisions that every task has carried out and said so."""
     topic, said = topology.output.state_topic, []
+    if broker.describe(topic) is None:
+        return 0
     for partition in range(topology.output.partitions):
-        marks = broker.last(TopicPartition(topic, partition), MARK_KEY)
-        said.append(0 if marks is None else Mark.of(marks.value).decided)
+        mark = broker.last(TopicPartition(topic, partition), MARK_KEY)
+        said.append(0 if mark is None else Mark.of(mark.value).decided)
     return min(said)
