@@ -66,6 +66,8 @@ class Replica:
     """It tells the truth in the end: the reference may rest on it, and the output owes it K3."""
     may_lead: bool = True
     """The output may follow its stables; false for one that guards must stop."""
+    co_partitioned: bool = False
+    """Each of its partitions is merged into the output's of the same number, and no other."""
     attached: Sequence[Interval] = ALWAYS
     """When it surely was attached and not quarantined."""
     merged: Sequence[Interval] = ALWAYS
@@ -305,16 +307,8 @@ def _owed(life: Life, attached: Sequence[Interval]) -> Iterator[tuple[Key, int, 
 
 def _k4(read: _Read) -> Finding:
     wrong = list(read.output.illegal)
-    leading = sorted(
-        (merged, point)
-        for name, lives in read.lives.items()
-        if read.history.replicas[name].may_lead
-        for life in lives
-        for at, point in stables_by_time(life)
-        if (merged := _first_merged(at, read.history.replicas[name].merged)) is not None
-    )
     for number, stables in enumerate(read.output.stables):
-        highest, index = START, 0
+        leading, highest, index = _leading(read, number), START, 0
         for at, vc in stables:
             while index < len(leading) and leading[index][0] <= at + read.history.skew_ms:
                 highest = max(highest, leading[index][1])
@@ -323,6 +317,18 @@ def _k4(read: _Read) -> Finding:
                 wrong.append(f"OUT-{number} said stable({vc}) when no replica was past {highest}")
     unclear = read.lost()
     return Finding.of("K4", [] if unclear else wrong, unclear)
+
+
+def _leading(read: _Read, number: int) -> list[tuple[int, int]]:
+    """(milliseconds, point): what the output's partition of this number may follow, and when."""
+    return sorted(
+        (merged, point)
+        for name, lives in read.lives.items()
+        if (replica := read.history.replicas[name]).may_lead
+        for life in lives
+        for at, point in stables_by_time(life, number if replica.co_partitioned else None)
+        if (merged := _first_merged(at, replica.merged)) is not None
+    )
 
 
 def _first_merged(at: int, merged: Sequence[Interval]) -> int | None:

@@ -82,15 +82,15 @@ class People:
                 (self._attach, 5),
                 (self._release, 4),
                 (self._speak, 2),
-                (self._accept, 3),
-                (self._turn, 2),
+                (self._accept, 4),
+                (self._turn, 3),
                 (self._duel, 4),
-                (self._corner, 1),
+                (self._corner, 2),
                 (self._nonsense, 2),
             ]
             weights = [weight for _, weight in ways]
             for _ in range(self.decisions):
-                await asyncio.sleep(self.chance.expovariate(1 / 3))
+                await asyncio.sleep(self.chance.expovariate(1 / 2))
                 await self.chance.choices(ways, weights)[0][0]()
             await self._see_to_the_end()
 

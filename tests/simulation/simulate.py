@@ -190,7 +190,7 @@ class _Play:
             self.publishers,
             lambda: [each for one in self.supervisors for each in one.workers.values()],
             self._publish_more,
-            self.chance.randint(1, 12),
+            self.chance.randint(1, 15),
             self.seen,
         )
         self.answers = people.answers
@@ -260,6 +260,7 @@ def _replica(topic: Topic, publisher: Publisher, right: Decided) -> Replica:
     end = INFINITY if publisher.turned_at is None else publisher.turned_at - 1
     return Replica(
         topic,
+        co_partitioned=publisher.co_partitioned,
         attached=[Interval(*span) for span in spans],
         merged=[Interval(min(start for start, _ in spans), end)] if spans else [],
     )
