@@ -86,8 +86,9 @@ class Publisher:
             Insert(each.payload, each.vs, each.ve + 1)
             for each in chance.sample(told, min(3, len(told)))
         ]
+        lies += [Stable(max(each.vs for each in told) + chance.randint(1, 1_000)), Stable(INFINITY)]
         incarnation = int(self.says_so and self.starts_over_at is not None)
-        for number, messages in enumerate(self._parts([*lies, Stable(INFINITY)], incarnation)):
+        for number, messages in enumerate(self._parts(lies, incarnation)):
             broker.produce(TopicPartition(self.topic, number), messages)
 
     def _parts(self, portion: Sequence[Element], incarnation: int) -> list[list[Message]]:

@@ -179,14 +179,17 @@ class People:
         return self.publish(name, f"in.{name}.{self._topics}", late)
 
     async def _release(self) -> None:
-        if not (out := [each for each in self._wanted(Wish.QUARANTINED) if self._is_honest(each)]):
+        out = self._wanted(Wish.QUARANTINED)
+        out = [each for each in out if self._is_honest(each.replica.name)]
+        if not out:
             return
         each = self.chance.choice(out)
         late = each.replica.joining_at if self.chance.random() < 0.5 else None
         await self._decide(Release(each.replica.name, late), against=self._against())
 
-    def _is_honest(self, wanted: Wanted) -> bool:
-        return self.publishers[wanted.replica.topic].turned_at is None
+    def _is_honest(self, name: str) -> bool:
+        """By whatever topic: which one it has may not be known here yet."""
+        return all(p.turned_at is None for p in self.publishers.values() if p.name == name)
 
     async def _speak(self) -> None:
         insert, adjust, stable = map(self.chance.choice, (_INSERTS, _ADJUSTS, _STABLES))
@@ -205,19 +208,28 @@ class People:
         return None
 
     async def _turn(self) -> None:
-        """Withdraws a replica, which turns liar as soon as nobody listens any more."""
+        """Withdraws a replica, or attaches its name by another topic; the one that it had turns
+        liar as soon as nobody listens any more."""
         action = self._withdrawal()
         entry = None if action is None else await self._decide(action)
         if entry is None or not entry.accepted:
             return
         assert isinstance(action, Detach | Quarantine)
+        topic = self._controls[0].ledger.replicas[action.replica].replica.topic
+        if isinstance(action, Detach) and self.chance.random() < 0.5:
+            publisher = self._published(action.replica, late=False)
+            entry = await self._decide(_attaching(publisher)) or entry
+        await self._until_carried_out(entry.version)
+        if carried_out(self.broker, self.topology) >= entry.version:
+            self.publishers[topic].turn(self.broker, self.chance)
+            self.seen["turned"] += 1
+
+    async def _until_carried_out(self, version: int) -> None:
+        """Or until it takes too long."""
         for _ in range(_PATIENCE_SECONDS):
-            await asyncio.sleep(1)
-            if carried_out(self.broker, self.topology) >= entry.version:
-                topic = self._controls[0].ledger.replicas[action.replica].replica.topic
-                self.publishers[topic].turn(self.broker, self.chance)
-                self.seen["turned"] += 1
+            if carried_out(self.broker, self.topology) >= version:
                 return
+            await asyncio.sleep(0.5)
 
     async def _duel(self) -> None:
         """Both at once, against one version."""
@@ -251,12 +263,7 @@ class People:
         name = self.chance.choice([*self._controls[0].ledger.replicas, "nobody"])
         actions: list[Action] = [Release(name), Quarantine(name, "to see"), AcceptGap(name, 5)]
         action = self.chance.choice(actions)
-        if isinstance(action, Release) and any(
-            each.replica.name == name and not self._is_honest(each)
-            for each in self._wanted(Wish.QUARANTINED)
-        ):
-            return
-        if isinstance(action, AcceptGap) and self._gap() is not None:
+        if isinstance(action, Release) and not self._is_honest(name):
             return
         await self._decide(action, against=self._against())
 
