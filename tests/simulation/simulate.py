@@ -14,6 +14,7 @@ Theory
 
 import asyncio
 import hashlib
+import traceback
 from collections import Counter
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +28,6 @@ from chaos.history import History, Interval, Replica, check
 from chaos.records import Topic
 from chaos.verdicts import Outcome, Report
 from lmerge_service.elements import INFINITY, Element, Stable
-from lmerge_service.errors import LMergeError, single_error
 from lmerge_service.formats.wire import encode
 from lmerge_service.kafka.routing import Router
 from lmerge_service.present.life import Life
@@ -109,10 +109,9 @@ class _Play:
         self._set_going()
         ended, failed = False, None
         try:
-            with single_error():
-                ended = await self._until_ended()
-        except LMergeError as error:
-            failed = f"{type(error).__name__}: {error}"
+            ended = await self._until_ended()
+        except Exception as error:  # whatever it is, it is a finding
+            failed = _told(error)
         for task in self.running:
             task.cancel()
         await asyncio.gather(*self.running, return_exceptions=True)
@@ -252,6 +251,14 @@ class _Play:
             decided=right,
             answers=self.answers,
         )
+
+
+def _told(error: BaseException) -> str:
+    """An error in a line, with the place that it comes from."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({place.filename}:{place.lineno})"
 
 
 def _replica(topic: Topic, publisher: Publisher, right: Decided) -> Replica:
