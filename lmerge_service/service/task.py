@@ -33,7 +33,7 @@ import structlog
 
 from lmerge_service.core import Breach
 from lmerge_service.elements import Element
-from lmerge_service.errors import StateError, TransportError
+from lmerge_service.errors import FencedError, StateError, TransportError
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.cluster import Cluster
@@ -140,6 +140,7 @@ class MergeTask:
         """Takes the output partition over and stands ready to go on.
 
         Raises:
+            FencedError: another instance has taken over before it was ready.
             TransportError: Kafka cannot be reached, or refuses.
             StateError: the output is not what this merge has written.
         """
@@ -246,7 +247,15 @@ class MergeTask:
             else:
                 self._is_known = True
                 return
-        self.state = await self._recovery.recover(mark, fenced=fenced)
+        try:
+            self.state = await self._recovery.recover(mark, fenced=fenced)
+        except StateError as error:
+            if fenced and await self._recovery.last_mark(fenced=True) != mark:
+                # What did not fit is what the next owner has written meanwhile.
+                raise FencedError(
+                    f"another worker leads by now, and has written: {error}"
+                ) from error
+            raise
         # What was missed, as under another policy, is for who leads to say, in whatever order.
         self._is_known = fenced or not self.state.missed
         log.info(

@@ -274,8 +274,11 @@ class MemoryLog:
     async def append(self, value: bytes, *, seconds: float = 10.0) -> int:
         broker, message = self._network.broker, (None, value, ())
         work = self._network.request(lambda: broker.produce(self._tp, [message]), "deciding")
-        async with asyncio.timeout(seconds):
-            return await work - 1
+        try:
+            async with asyncio.timeout(seconds):
+                return await work - 1
+        except TimeoutError:
+            raise TransportError(f"writing to {self.topic}: no answer in time") from None
 
     async def end(self) -> int:
         broker = self._network.broker

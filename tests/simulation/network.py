@@ -4,6 +4,7 @@ Theory
     Every request passes here, so every await of a process that matters does. Of each the chance
     (seeded) decides how long it takes, and whether it is lost before the broker has it or its
     answer is lost behind: then the outcome is unknown to who asked, and known to the broker.
+    Now and then a process is cut off for a while, and goes on as if nothing had happened.
 
     A process that is killed is killed within a request, before or behind its effect. From then
     on nothing it does reaches the broker: its awaits never end, until its task is cancelled.
@@ -34,6 +35,9 @@ class Weather:
     slow: float = 0.1
     """Take up to `slowest` seconds instead of up to 10 ms."""
     slowest: float = 3.0
+    cut_off: float = 0.0
+    """Come when the process is cut off, as all that follow for some ten seconds: longer than a
+    session, so that it may be taken for dead."""
 
 
 CALM = Weather(slow=0.0)
@@ -66,6 +70,7 @@ class Network:
         self._killed_at = killed_at
         self._killed_doing = killed_doing
         self._never: list[asyncio.Future[None]] = []
+        self._cut_off_until = 0.0
         broker.on_arrival.append(self._tell)
 
     def close(self) -> None:
@@ -110,8 +115,12 @@ class Network:
     async def _travel(self) -> None:
         if self.killed.is_set():
             await self._die()
+        now = asyncio.get_running_loop().time()
+        if self.weather.cut_off and self.chance.random() < self.weather.cut_off:
+            self._cut_off_until = now + self.chance.uniform(2, 20)
         slow = self.chance.random() < self.weather.slow
-        await asyncio.sleep(self.chance.uniform(0, self.weather.slowest if slow else 0.01))
+        takes = self.chance.uniform(0, self.weather.slowest if slow else 0.01)
+        await asyncio.sleep(takes + max(0.0, self._cut_off_until - now))
         if self.killed.is_set():
             await self._die()
 

@@ -132,7 +132,9 @@ class _Play:
         for name, stream in streams.items():
             self._plan(name, stream, width, faithful=name == faithful)
         self.weather = Weather(
-            lost=chance.choice([0, 0.01, 0.03]), unheard=chance.choice([0, 0.01, 0.03])
+            lost=chance.choice([0, 0.01, 0.03]),
+            unheard=chance.choice([0, 0.01, 0.03]),
+            cut_off=chance.choice([0, 0, 0.0005, 0.002]),
         )
         self.topology = _topology(chance, self.publishers.values(), width, lags)
 
