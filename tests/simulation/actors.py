@@ -72,7 +72,7 @@ class Publisher:
                 portion = stream[position : position + size]
                 await self._publish(network, portion, incarnation if self.says_so else 0)
                 position += size
-                await asyncio.sleep(chance.expovariate(2.0))
+                await asyncio.sleep(chance.expovariate(1.0))
 
     def turn(self, broker: Broker, chance: Random) -> None:
         """Says what is not so, at once, and that this is all there is."""

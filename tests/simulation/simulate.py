@@ -125,16 +125,17 @@ class _Play:
     def _set_up(self) -> None:
         chance = self.chance
         self.broker = Broker(asyncio.get_running_loop().time)
-        self.lives = logical(chance.randint(10, 60), seed=self.seed)
+        self.lives = logical(chance.randint(15, 60), seed=self.seed)
         width, lags = chance.choice([1, 1, 2, 3]), chance.random() < 0.3
         streams = replica_streams(self.lives, seed=self.seed)
         faithful = chance.choice(list(streams))
         for name, stream in streams.items():
             self._plan(name, stream, width, faithful=name == faithful)
         self.weather = Weather(
-            lost=chance.choice([0, 0.01, 0.03]),
-            unheard=chance.choice([0, 0.01, 0.03]),
-            cut_off=chance.choice([0, 0, 0.0005, 0.002]),
+            lost=chance.choice([0, 0, 0.003, 0.02]),
+            unheard=chance.choice([0, 0, 0.003, 0.02]),
+            slow=chance.choice([0.005, 0.02, 0.1]),
+            cut_off=chance.choice([0, 0, 0, 0.001]),
         )
         self.topology = _topology(chance, self.publishers.values(), width, lags)
 

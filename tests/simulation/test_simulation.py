@@ -25,7 +25,7 @@ from tests.simulation.memory import BrokerError
 from tests.simulation.simulate import Run, command, simulate
 
 VALID = Outcome.VALID
-SEEDS = range(75)
+SEEDS = range(60)
 
 
 def assert_good(seed: int) -> Run:
@@ -38,8 +38,8 @@ def test_whatever_the_schedule_the_output_is_right_and_comes_to_its_end() -> Non
     seen = Counter[str]()
     for seed in SEEDS:
         seen += assert_good(seed).seen
-    least = {"kills": 50, "overtaken": 20, "snapshot": 100, "restored": 100, "spoilt": 100}
-    least |= {"duels": 20, "refused: version": 50, "gap accepted": 5, "turned": 10, "rescues": 5}
+    least = {"kills": 25, "overtaken": 15, "snapshot": 60, "restored": 40, "spoilt": 40}
+    least |= {"duels": 15, "refused: version": 25, "gap accepted": 5, "turned": 8, "rescues": 1}
     assert {what: seen[what] for what in least if seen[what] < least[what]} == {}, "it is rare"
 
 
