@@ -13,6 +13,7 @@ Theory
         K6  state stays within its bounds, and returns to its baseline
         K7  K1 to K4 hold although the service was killed
         K8  the fault can be seen: in a metric, in the log, in the health
+        K9  who decided was told what the log of decisions says (`decided`)
 
     *Cut at c* means: of the events that began before c, each with its end cut to c, which is what
     stable(c) made final. The reference is given, or is what the honest replicas agree on.
@@ -22,13 +23,15 @@ Theory
 
 Invariants
     H1  Invalid needs evidence. What the history cannot tell is unknown.
-    H2  K5, K6, K7 and K8 are asked only of a history that has what they are about.
+    H2  K5 to K9 are asked only of a history that has what they are about.
+    H3  What somebody gave up by accepting a gap is owed to nobody: K1 and K3 pass it over.
 """
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from chaos.decided import Answer, Decided, k9
 from chaos.records import Topic
 from chaos.seen import Capture, Fault, Memory, k6, k8
 from chaos.streams import Key, Life, Output, read_output, read_replica, stables_by_time
@@ -63,8 +66,13 @@ class Replica:
     """It tells the truth in the end: the reference may rest on it, and the output owes it K3."""
     may_lead: bool = True
     """The output may follow its stables; false for one that guards must stop."""
+    co_partitioned: bool = False
+    """Each of its partitions is merged into the output's of the same number, and no other."""
     attached: Sequence[Interval] = ALWAYS
     """When it surely was attached and not quarantined."""
+    merged: Sequence[Interval] = ALWAYS
+    """When it may have been merged at all. A stable that it says outside leads nobody, unless
+    another such span begins later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +103,11 @@ class History:
     """How far the clocks of those who write may be apart."""
     kills: int = 0
     """How often the service was killed within the history."""
+    lost: Sequence[tuple[int, int]] = ()
+    """Ranges of time, without their ends, that somebody has given up by accepting a gap."""
+    decided: Decided | None = None
+    answers: Sequence[Answer] = ()
+    """What those who decided were told."""
     memory: Memory | None = None
     faults: Sequence[Fault] = ()
     capture: Capture | None = None
@@ -113,6 +126,8 @@ def check(history: History) -> Report:
         findings.append(k6(history.memory))
     if history.faults:
         findings.append(k8(history.faults, history.capture))
+    if history.decided is not None:
+        findings.append(k9(history.decided, history.answers))
     return Report(tuple(sorted(findings, key=lambda finding: finding.check)))
 
 
@@ -132,6 +147,11 @@ class _Read:
         for name, lives in self.lives.items():
             if self.history.replicas[name].honest:
                 yield name, lives
+
+    def given_up(self, events: Iterable[tuple[Hashable, int, int]]) -> set[Key]:
+        """Those of some events that end in what was given up."""
+        ranges = self.history.lost
+        return {(p, vs) for p, vs, ve in events if any(start <= ve < end for start, end in ranges)}
 
     def lost(self) -> list[str]:
         """Topics that have lost their beginning: what they say is half the truth."""
@@ -157,8 +177,16 @@ def _k1(read: _Read) -> Finding:
     if reference.stable < c:
         unclear = [*unclear, f"the reference is final to {reference.stable} only, OUT to {c}"]
         c = reference.stable
-    wrong = _differences(cut(read.output.tdb(), c), cut(reference, c), c)
-    return Finding.of("K1", wrong + _beyond(read.output, reference, c), unclear)
+    excused = read.given_up(reference)
+    found, right = (_without(excused, cut(tdb, c)) for tdb in (read.output.tdb(), reference))
+    wrong = _differences(found, right, c) + _beyond(read.output, reference, excused, c)
+    return Finding.of("K1", wrong, unclear)
+
+
+def _without(
+    keys: Container[Key], events: Counter[tuple[Hashable, int, int]]
+) -> Counter[tuple[Hashable, int, int]]:
+    return Counter({event: count for event, count in events.items() if event[:2] not in keys})
 
 
 def _reference(read: _Read) -> tuple[TDB | None, list[str]]:
@@ -190,13 +218,13 @@ def _differences(
     ]
 
 
-def _beyond(output: Output, reference: TDB, c: int) -> list[str]:
+def _beyond(output: Output, reference: TDB, excused: Container[Key], c: int) -> list[str]:
     """A partition that is ahead of the others may hold only what is so, and each key is in one
     partition, so that whatever it has between the two stable points must be the reference's."""
     wrong = []
     for number, stream in enumerate(output.streams):
         ahead = min(stream.stable, reference.stable)
-        extra = cut(stream, ahead) - cut(reference, ahead)
+        extra = _without(excused, cut(stream, ahead) - cut(reference, ahead))
         wrong += [
             f"OUT-{number} has {_text(event)}, cut at {ahead}, that is not so"
             for event in _sorted(extra)
@@ -245,12 +273,13 @@ def _k3(read: _Read) -> Finding:
         return Finding.of("K3", [], unclear)
     held: Counter[Key] = Counter((payload, vs) for payload, vs, _ in read.output.tdb())
     passed = read.output.stable
-    wrong = []
+    reference, wrong = read.history.reference, []
     for name, lives in read.honest():
         attached = read.history.replicas[name].attached
         for life in lives:
+            excused = read.given_up(life.tdb() if reference is None else reference)
             for (payload, vs), count, text in _owed(life, attached):
-                if vs < passed and held[payload, vs] < count:
+                if vs < passed and held[payload, vs] < count and (payload, vs) not in excused:
                     wrong.append(f"OUT lacks what {name} told and froze: {text}")
     return Finding.of("K3", wrong)
 
@@ -278,15 +307,8 @@ def _owed(life: Life, attached: Sequence[Interval]) -> Iterator[tuple[Key, int, 
 
 def _k4(read: _Read) -> Finding:
     wrong = list(read.output.illegal)
-    leading = sorted(
-        (at, point)
-        for name, lives in read.lives.items()
-        if read.history.replicas[name].may_lead
-        for life in lives
-        for at, point in stables_by_time(life)
-    )
     for number, stables in enumerate(read.output.stables):
-        highest, index = START, 0
+        leading, highest, index = _leading(read, number), START, 0
         for at, vc in stables:
             while index < len(leading) and leading[index][0] <= at + read.history.skew_ms:
                 highest = max(highest, leading[index][1])
@@ -295,6 +317,23 @@ def _k4(read: _Read) -> Finding:
                 wrong.append(f"OUT-{number} said stable({vc}) when no replica was past {highest}")
     unclear = read.lost()
     return Finding.of("K4", [] if unclear else wrong, unclear)
+
+
+def _leading(read: _Read, number: int) -> list[tuple[int, int]]:
+    """(milliseconds, point): what the output's partition of this number may follow, and when."""
+    return sorted(
+        (merged, point)
+        for name, lives in read.lives.items()
+        if (replica := read.history.replicas[name]).may_lead
+        for life in lives
+        for at, point in stables_by_time(life, number if replica.co_partitioned else None)
+        if (merged := _first_merged(at, replica.merged)) is not None
+    )
+
+
+def _first_merged(at: int, merged: Sequence[Interval]) -> int | None:
+    """When something that was said at some time may have been merged first; None: never."""
+    return next((max(at, span.start) for span in merged if span.end >= at), None)
 
 
 # --- K5 -------------------------------------------------------------------------------------------

@@ -154,13 +154,15 @@ def read_replica(topic: Topic, decoder: WireDecoder, *, keyed: bool) -> list[Lif
     return [lives[number] for number in sorted(lives)]
 
 
-def stables_by_time(life: Life) -> list[tuple[int, int]]:
-    """(milliseconds, stable point) for each time that the minimum over partitions rose."""
-    points = [START] * len(life.streams)
+def stables_by_time(life: Life, partition: int | None = None) -> list[tuple[int, int]]:
+    """(milliseconds, stable point) for each time that the minimum over partitions rose; or of one
+    partition alone."""
+    streams = life.streams if partition is None else life.streams[partition : partition + 1]
+    points = [START] * len(streams)
     changes = heapq.merge(
         *(
             [(at, number, vc) for at, vc in zip(s.stable_times, s.stables, strict=True)]
-            for number, s in enumerate(life.streams)
+            for number, s in enumerate(streams)
         )
     )
     found: list[tuple[int, int]] = []

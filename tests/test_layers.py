@@ -29,7 +29,7 @@ ROOMS["cli"] = set(ROOMS)
 ONLY_IN: dict[str, set[str]] = {"aiokafka": {"kafka"}, "pyspark": set(), "typer": {"cli"}}
 # The judge of a run must not share the mistakes of what it judges: of the package it may use the
 # model and the decoding of records, and nothing of chaos/ that is not part of it.
-JUDGE = ("__main__", "dump", "history", "records", "seen", "streams", "verdicts")
+JUDGE = ("__main__", "decided", "dump", "history", "records", "seen", "streams", "verdicts")
 JUDGE_MAY_USE = {"model", "formats"}
 PURE = {"core", "model", "present"}
 IMPURE_MODULES = {"asyncio", "logging", "time", "structlog"}

@@ -8,7 +8,8 @@ Theory
 
     A guard may find the same thing a thousand times. The 1st, 2nd, 4th, 8th … of each kind and
     replica are published, each with its count: nothing is left out silently, since a later count
-    covers what was not published, and `Tally.counts` are metrics.
+    covers what was not published, and `Tally.counts` are metrics. Each gap that somebody accepts
+    is published: it is the only word on the range that was lost.
 
 Invariants
     X1  A record is bounded: of a foreign one `MAX_RECORD_BYTES` are kept, and `record_size` tells
@@ -53,6 +54,9 @@ class Happening(StrEnum):
     """Too much is live, and nobody who is read can change that."""
     REBUILD = "rebuild"
     """The operator was built anew: after a start, a takeover or a failed commit."""
+
+
+_EACH: Final = frozenset({Happening.ACCEPTED_GAP})
 
 
 class Place(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -138,7 +142,7 @@ class Tally:
         """Its count, if it is to be published."""
         self.counts[kind.value, replica] += 1
         count = self.counts[kind.value, replica]
-        return count if count.bit_count() == 1 else None
+        return count if count.bit_count() == 1 or kind in _EACH else None
 
 
 def found(

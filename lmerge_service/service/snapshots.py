@@ -1,10 +1,10 @@
 """Takes snapshots of a task's state without stopping the merge, and hands them out by the chunk.
 
 Theory
-    To write a large state down takes seconds, and it must not change meanwhile. So the process is
-    forked: the child has the state as it was at that instant, writes it into a pipe, and ends;
-    the merge goes on at once. The chunks go into the task's next transactions, a few in each. A
-    snapshot counts when a mark names it, after all of its chunks are committed.
+    To write a large state down takes seconds, and it must not change meanwhile. So a child process
+    (`child`) has the state as it was at that instant, writes it, and ends; the merge goes on at
+    once. The chunks go into the task's next transactions, a few in each. A snapshot counts when a
+    mark names it, after all of its chunks are committed.
 
         mark 7 ── fork          mark 8, chunks 0 1     mark 9, chunk 2     mark 10: snapshot of 7
                      └─ child: chunk 0, 1, 2, digest ─▶ pipe
@@ -12,27 +12,23 @@ Theory
     The pipe bounds what is in memory: the child waits until its chunks are taken.
 
 Who owns what
-    `Snapshots` owns the child and the pipe while one is taken; `close` ends both. The child has
-    no file but its end of the pipe, and no event loop. It ends by itself when its parent is gone.
+    `Snapshots` owns the child while one is taken; `close` ends it.
 
 What happens on a crash
     Chunks without a mark that names them are overwritten by a later snapshot.
 """
 
 import asyncio
-import contextlib
-import gc
 import hashlib
-import os
-import signal
 import time
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import aclosing
 from typing import Final
 
 import structlog
 
+from lmerge_service.service.child import Child
 from lmerge_service.service.marks import SnapshotPlace, chunk_key
 
 __all__ = ("Snapshots",)
@@ -148,36 +144,19 @@ class _Taking:
         self._count = self._handed_out = self._stored = self._size = 0
         self._whole = False
         self._first = self._last = 0
-        self._child, pipe = _forked(stream)
-        self._reading = asyncio.create_task(self._read(pipe), name="snapshot")
+        self._child = Child(stream)
+        self._reading = asyncio.create_task(self._read(), name="snapshot")
 
-    async def _read(self, pipe: int) -> None:
-        """Cuts the child's bytes into chunks."""
-        reader = asyncio.StreamReader(limit=_CHUNK_BYTES)
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(pipe, "rb", buffering=0)
-        )
-        try:
-            while True:
-                try:
-                    chunk = await reader.readexactly(_CHUNK_BYTES)
-                except asyncio.IncompleteReadError as error:
-                    chunk = error.partial
-                if chunk:
-                    self._digest.update(chunk)
-                    self._size += len(chunk)
-                    self._count += 1
-                    await self._arrived.put(chunk)
-                    self._news.set()
-                if len(chunk) < _CHUNK_BYTES:
-                    break
-        finally:
-            transport.close()
-        _, status = await asyncio.get_running_loop().run_in_executor(
-            None, os.waitpid, self._child, 0
-        )
-        self._child = 0
-        self._whole, self.failed = status == 0, status != 0
+    async def _read(self) -> None:
+        async with aclosing(self._child.chunks(_CHUNK_BYTES)) as chunks:
+            async for chunk in chunks:
+                self._digest.update(chunk)
+                self._size += len(chunk)
+                self._count += 1
+                await self._arrived.put(chunk)
+                self._news.set()
+        self._whole = await self._child.is_whole()
+        self.failed = not self._whole
         self._news.set()
 
     def chunks(self) -> list[tuple[bytes, bytes]]:
@@ -212,42 +191,4 @@ class _Taking:
 
     def close(self) -> None:
         self._reading.cancel()
-        if self._child:
-            # It may have ended, and the thread that waits for it have been told so, by now.
-            with contextlib.suppress(ProcessLookupError, ChildProcessError):
-                os.kill(self._child, signal.SIGKILL)
-                os.waitpid(self._child, 0)
-            self._child = 0
-
-
-def _forked(stream: Iterator[bytes]) -> tuple[int, int]:
-    """A child that writes the stream, and the end of the pipe to read from."""
-    reading, writing = os.pipe()
-    with warnings.catch_warnings():
-        # The child of a process with threads must not take their locks; it encodes and writes.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        child = os.fork()
-    if child == 0:
-        _write_and_exit(stream, writing)
-    os.close(writing)
-    return child, reading
-
-
-def _write_and_exit(stream: Iterator[bytes], pipe: int) -> None:
-    """The child's whole life; nothing of the parent's is left open, its sockets least of all."""
-    status = 1
-    try:
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to both; ours is SIGPIPE
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-        gc.disable()
-        os.nice(5)
-        os.closerange(0, pipe)
-        os.closerange(pipe + 1, os.sysconf("SC_OPEN_MAX"))
-        with os.fdopen(pipe, "wb", buffering=_CHUNK_BYTES) as out:
-            for part in stream:
-                out.write(part)
-        status = 0
-    finally:
-        os._exit(status)
+        self._child.close()

@@ -34,7 +34,7 @@ import structlog
 
 from lmerge_service.core import Breach
 from lmerge_service.elements import Element
-from lmerge_service.errors import StateError, TransportError
+from lmerge_service.errors import FencedError, StateError, TransportError
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.cluster import Cluster
@@ -44,6 +44,7 @@ from lmerge_service.service.evidence import Happening
 from lmerge_service.service.ledger import Ledger, Wanted
 from lmerge_service.service.life import Wish
 from lmerge_service.service.lookout import WATCH_SECONDS, Lookout
+from lmerge_service.service.marks import Mark
 from lmerge_service.service.outgoing import FeedbackSink, Outgoing
 from lmerge_service.service.oversight import Oversight
 from lmerge_service.service.own_topics import largest_record
@@ -144,6 +145,7 @@ class MergeTask:
         """Takes the output partition over and stands ready to go on.
 
         Raises:
+            FencedError: another instance has taken over before it was ready.
             TransportError: Kafka cannot be reached, or refuses.
             StateError: the output is not what this merge has written.
         """
@@ -251,7 +253,7 @@ class MergeTask:
                 self._is_known = True
                 return
         before = self.state.transaction
-        self.state = await self._recovery.recover(mark, fenced=fenced)
+        self.state = await self._recovered(mark, fenced=fenced)
         if before:
             gc.collect()  # the state that was let go of, which has cycles
         # What was missed, as under another policy, is for who leads to say, in whatever order.
@@ -264,6 +266,17 @@ class MergeTask:
             from_snapshot_of=self.state.restored_from,
             missed=len(self.state.missed),
         )
+
+    async def _recovered(self, mark: Mark | None, *, fenced: bool) -> TaskState:
+        try:
+            return await self._recovery.recover(mark, fenced=fenced)
+        except StateError as error:
+            if fenced and await self._recovery.last_mark(fenced=True) != mark:
+                # What did not fit is what the next owner has written meanwhile.
+                raise FencedError(
+                    f"another worker leads by now, and has written: {error}"
+                ) from error
+            raise
 
     # --- what is decided --------------------------------------------------------------------------
 

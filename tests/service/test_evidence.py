@@ -84,3 +84,8 @@ def test_the_first_of_each_kind_and_replica_is_told_and_then_ever_fewer() -> Non
     assert tally.admit(Guard.DIVERGENCE, "b") == 1
     assert tally.admit(Happening.GAP, None) == 1
     assert tally.counts == {("divergence", "a"): 9, ("divergence", "b"): 1, ("gap", None): 1}
+
+
+def test_each_gap_that_is_accepted_is_told_since_each_has_a_range_of_its_own() -> None:
+    tally = Tally()
+    assert [tally.admit(Happening.ACCEPTED_GAP, "a") for _ in range(3)] == [1, 2, 3]

@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 
-from lmerge_service.elements import INFINITY
+from lmerge_service.elements import INFINITY, Insert, Stable
+from lmerge_service.errors import FencedError
 from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.sink import Committed, Outbox
 from lmerge_service.service.connection import connection_of
 from lmerge_service.service.ledger import undisputed
+from lmerge_service.service.marks import Mark
 from lmerge_service.service.own_topics import prepare
+from lmerge_service.service.recovery import Recovery
 from lmerge_service.service.task import MergeTask
 from lmerge_service.topology import Topology, load
 from tests.service.cluster import Merge, logical, meaning, replica_streams
@@ -54,10 +57,49 @@ async def _handed_over(topology: Topology) -> None:
         await _to_the_end(after)
 
 
+def test_a_task_that_is_overtaken_while_it_recovers_is_fenced_and_blames_nobody(
+    bootstrap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had read the last mark, and then read what the next owner had written behind it; that is
+    nothing that "something else" has written, and no reason to end the worker."""
+    merge = Merge(bootstrap, tmp_path)
+    merge.publish("a", [Insert(b'"A"', 6, 12), Stable(10)])
+    asyncio.run(_overtaken(merge, load(merge.path), monkeypatch))
+
+
+async def _overtaken(merge: Merge, topology: Topology, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(connection_of(topology.kafka))
+    async with cluster.topics() as topics, AsyncExitStack() as stack:
+        await prepare(topics, topology)
+        first, before, after = (
+            MergeTask(topology, undisputed(topology), cluster) for _ in range(3)
+        )
+        await first.lead(stack)
+        await _until_stable(first, 10)
+        await asyncio.to_thread(merge.publish, "a", [Insert(b'"B"', 11, 15), Stable(20)])
+        last_mark, heirs = Recovery.last_mark, [after]
+
+        async def read_and_stand_still(self: Recovery, *, fenced: bool) -> Mark | None:
+            mark = await last_mark(self, fenced=fenced)
+            if heirs:
+                heir = heirs.pop()
+                await heir.lead(stack)
+                await _until_stable(heir, 20)
+            return mark
+
+        monkeypatch.setattr(Recovery, "last_mark", read_and_stand_still)
+        with pytest.raises(FencedError, match="another worker leads by now"):
+            await before.lead(stack)
+
+
 async def _to_the_end(task: MergeTask) -> None:
+    await _until_stable(task, INFINITY)
+
+
+async def _until_stable(task: MergeTask, point: int) -> None:
     going_on = asyncio.create_task(task.run())
     async with asyncio.timeout(20):
-        while task.progress.committed_stable != INFINITY:  # noqa: ASYNC110
+        while task.progress.committed_stable != point:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
     going_on.cancel()
     await asyncio.gather(going_on, return_exceptions=True)

@@ -240,10 +240,10 @@ def test_closing_does_not_mind_that_the_child_was_waited_for_already() -> None:
         await taking.ready()
         for _ in range(10):  # the thread that waits for the child is under way
             await asyncio.sleep(0)
-        child = taking._taking._child  # type: ignore[union-attr]
+        child = taking._taking._child.pid  # type: ignore[union-attr]
         while Path(f"/proc/{child}").exists():  # noqa: ASYNC240 - it ends while the loop is busy
             time.sleep(0.01)  # noqa: ASYNC251
-        assert taking._taking._child == child  # type: ignore[union-attr]
+        assert taking._taking._child.pid == child  # type: ignore[union-attr]
         taking.close()
 
     asyncio.run(run())
@@ -269,10 +269,24 @@ def test_closing_ends_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
         taking = Snapshots(every=0, clock=Clock(), counts=Counter())
         taking.start(1, endless(), ())
         await taking.ready()
-        child = taking._taking._child  # type: ignore[union-attr]
+        child = taking._taking._child.pid  # type: ignore[union-attr]
         taking.close()
         with pytest.raises(ChildProcessError):
             os.waitpid(child, 0)  # noqa: ASYNC222
+
+    asyncio.run(run())
+
+
+def test_closing_before_anything_was_read_leaves_no_pipe_behind() -> None:
+    def open_files() -> int:
+        return len([*Path("/proc/self/fd").iterdir()])
+
+    async def run() -> None:
+        taking = Snapshots(every=0, clock=Clock(), counts=Counter())
+        there = open_files()
+        taking.start(1, iter([b"abc"]), ())
+        taking.close()
+        assert open_files() == there
 
     asyncio.run(run())
 
@@ -283,7 +297,7 @@ def test_closing_when_the_child_has_ended_and_was_waited_for_already() -> None:
         taking = Snapshots(every=0, clock=Clock(), counts=counts)
         taking.start(1, iter([b"abc"]), ())
         await taking.ready()
-        child = taking._taking._child  # type: ignore[union-attr]
+        child = taking._taking._child.pid  # type: ignore[union-attr]
         with contextlib.suppress(ChildProcessError):  # the thread may have been faster
             os.waitpid(child, 0)  # noqa: ASYNC222
         taking.close()

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections import Counter
 
 from tests.simulation.simulate import command, simulate
 
@@ -13,14 +14,16 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="the first seed (0)")
     parser.add_argument("--runs", type=int, default=1, help="how many seeds from there on (1)")
     options = parser.parse_args()
-    bad = 0
+    bad, seen = 0, Counter[str]()
     for seed in range(options.seed, options.seed + options.runs):
         played = simulate(seed)
+        seen += played.seen
         if options.runs == 1 or not played.good:
             print(f"{played}\n{played.report}")
         if not played.good:
             bad += 1
             print(f"again: {command(seed)}", flush=True)
+    print(", ".join(f"{what}: {count}" for what, count in seen.most_common()))
     print(f"{options.runs - bad} of {options.runs} went well")
     return 1 if bad else 0
 

@@ -1,46 +1,63 @@
-"""Who takes part in a simulated run: replicas that publish, workers that are killed, a supervisor.
+"""Who takes part in a simulated run beside those who decide: replicas, workers, and decay.
 
 Theory
     A replica publishes its stream in portions. A portion that may be written or not is written
     again, so that its topic holds repetitions; some write in transactions; some stop for ever;
-    some start over, saying so by an incarnation or not. A worker is killed at some request, is
-    overtaken by another, or meets bad weather only; a supervisor starts the next one. In the end
-    the weather stays, but nobody is killed any more, and what remains must come to its end.
+    some start over, saying so by an incarnation or not. One that is merged no more may turn
+    liar: what it says from then on is false. A worker is killed at some request, is overtaken by
+    another, or meets bad weather only; a supervisor starts the next one. In the end the weather
+    stays, but nobody is killed any more, and what remains must come to its end.
+
+    Meanwhile the state topic is compacted, and snapshots in it go bad: of marks, which the broker
+    must keep, nothing is lost.
 """
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from random import Random
 
-from lmerge_service.elements import Element, Stable
+from lmerge_service.elements import INFINITY, Element, Insert, Stable
 from lmerge_service.errors import LMergeError
 from lmerge_service.formats.headers import incarnation_headers
 from lmerge_service.formats.wire import encode
 from lmerge_service.kafka.source import TopicPartition
+from lmerge_service.service.worker import Worker
 from lmerge_service.topology import Topology
-from tests.service.cluster import crc32
-from tests.simulation.adapter import work
+from tests.simulation.adapter import build, work
 from tests.simulation.memory import Broker, Message, Producer
 from tests.simulation.network import Network, Weather
 
-__all__ = ("Publisher", "Supervisor")
+__all__ = ("Decay", "Publisher", "Supervisor")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Publisher:
     """A replica."""
 
+    name: str
     topic: str
     partitions: int
+    partition_of: Callable[[bytes], int]
     stream: Sequence[Element]
-    transactional: bool
-    stops_at: int | None
+    correct_from: int | None = None
+    """From when on its stream is correct; None: from the beginning."""
+    co_partitioned: bool = False
+    transactional: bool = False
+    stops_at: int | None = None
     """After so many elements it is never heard of again."""
-    starts_over_at: int | None
+    starts_over_at: int | None = None
     """After so many elements it begins its stream again."""
-    says_so: bool
+    says_so: bool = False
     """Starting over, it takes a new incarnation."""
+    turned_at: int | None = None
+    """When it became a liar, in milliseconds."""
+
+    @property
+    def is_whole(self) -> bool:
+        """It tells the truth, and all of it in the end."""
+        return self.stops_at is None and self.turned_at is None and self.correct_from is None
 
     async def run(self, broker: Broker, chance: Random, weather: Weather) -> None:
         network = Network(broker, chance, weather)
@@ -49,24 +66,47 @@ class Publisher:
         if self.starts_over_at is not None:
             lives = [self.stream[: self.starts_over_at], self.stream[: self.stops_at]]
         for incarnation, stream in enumerate(lives):
-            headers = incarnation_headers(incarnation if self.says_so else 0)
             position = 0
-            while position < len(stream):
+            while position < len(stream) and self.turned_at is None:
                 size = chance.randint(1, 8)
-                await self._publish(network, stream[position : position + size], headers)
+                portion = stream[position : position + size]
+                await self._publish(network, portion, incarnation if self.says_so else 0)
                 position += size
-                await asyncio.sleep(chance.expovariate(2.0))
+                await asyncio.sleep(chance.expovariate(1.0))
 
-    async def _publish(
-        self, network: Network, portion: Sequence[Element], headers: list[tuple[str, bytes]]
-    ) -> None:
+    def turn(self, broker: Broker, chance: Random) -> None:
+        """Says what is not so, at once, and that this is all there is."""
+        self.turned_at = int(asyncio.get_running_loop().time() * 1_000)
+        told = [element for element in self.stream if type(element) is Insert]
+        lies: list[Element] = [
+            Insert(b'"a lie about %d"' % vs, vs, vs + chance.randint(1, 100))
+            for vs in (chance.choice(told).vs for _ in range(3))
+        ]
+        lies += [
+            Insert(each.payload, each.vs, each.ve + 1)
+            for each in chance.sample(told, min(3, len(told)))
+        ]
+        lies += [Stable(max(each.vs for each in told) + chance.randint(1, 1_000)), Stable(INFINITY)]
+        incarnation = int(self.says_so and self.starts_over_at is not None)
+        for number, messages in enumerate(self._parts(lies, incarnation)):
+            broker.produce(TopicPartition(self.topic, number), messages)
+
+    def _parts(self, portion: Sequence[Element], incarnation: int) -> list[list[Message]]:
+        headers = incarnation_headers(incarnation)
         parts: list[list[Message]] = [[] for _ in range(self.partitions)]
         for element in portion:
-            everywhere = type(element) is Stable
-            for number in (
-                range(self.partitions) if everywhere else [crc32(element.payload, self.partitions)]  # type: ignore[union-attr]
-            ):
+            if type(element) is Stable:
+                numbers: Sequence[int] = range(self.partitions)
+            else:
+                numbers = [self.partition_of(element.payload)]  # type: ignore[union-attr]
+            for number in numbers:
                 parts[number].append((None, encode(element), headers))
+        return parts
+
+    async def _publish(
+        self, network: Network, portion: Sequence[Element], incarnation: int
+    ) -> None:
+        parts = self._parts(portion, incarnation)
         while True:
             try:
                 await self._write(network, parts)
@@ -108,15 +148,18 @@ async def _until_done(network: Network, work: object) -> None:
 class Supervisor:
     """Starts workers, one after the other or one over the other."""
 
+    name: str
     topology: Topology
     broker: Broker
     chance: Random
     weather: Weather
     lives: int
     """How many workers are killed or overtaken before one is left in peace."""
+    seen: Counter[str]
+    """Where kills and such are counted."""
+    workers: dict[str, Worker] = field(default_factory=dict)
+    """Those that run, by name."""
     started: int = 0
-    kills: int = 0
-    overtaken: int = 0
 
     async def run(self) -> None:
         """Until cancelled.
@@ -126,34 +169,89 @@ class Supervisor:
         """
         async with asyncio.TaskGroup() as group:
             for _ in range(self.lives):
-                killed_at = self.chance.randint(1, 80) if self.chance.random() < 0.8 else None
-                worker = group.create_task(self._life(killed_at))
+                worker = group.create_task(self._life(*self._end()))
                 patience = self.chance.expovariate(1 / 30)
                 await asyncio.wait({worker}, timeout=patience)
-                self.overtaken += not worker.done()
+                self.seen["overtaken"] += not worker.done()
             while True:
-                await self._life(None)
+                await self._life(None, "")
                 await asyncio.sleep(1)
 
-    async def _life(self, killed_at: int | None) -> None:
+    def _end(self) -> tuple[int | None, str]:
+        """At which of its requests a worker is killed, and for what they are."""
+        chance = self.chance.random()
+        if chance < 0.2:
+            return None, ""
+        if chance < 0.6:
+            return self.chance.randint(1, 60), "committing"
+        return self.chance.randint(1, 200), ""
+
+    async def _life(self, killed_at: int | None, killed_doing: str) -> None:
         self.started += 1
         network = Network(
             self.broker,
             Random(self.chance.random()),
             self.weather,
-            name=f"worker-{self.started}",
+            name=f"{self.name}-{self.started}",
             killed_at=killed_at,
+            killed_doing=killed_doing,
         )
-        worker = asyncio.create_task(work(self.topology, network))
+        running = self.workers[network.name] = build(self.topology, network)
+        worker = asyncio.create_task(work(running))
         killed = asyncio.create_task(network.killed.wait())
         try:
             await asyncio.wait({worker, killed}, return_when=asyncio.FIRST_COMPLETED)
             if not worker.done():
-                self.kills += 1
+                self.seen["kills"] += 1
                 return
             worker.result()
         finally:
+            del self.workers[network.name]
             worker.cancel()
             killed.cancel()
             await asyncio.gather(worker, killed, return_exceptions=True)
             network.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Decay:
+    """Compacts the state topic, and spoils snapshots in it."""
+
+    topology: Topology
+    broker: Broker
+    chance: Random
+    seen: Counter[str]
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        topic = self.topology.output.state_topic
+        while True:
+            await asyncio.sleep(self.chance.expovariate(1 / 5))
+            if self.broker.describe(topic) is None:
+                continue
+            if self.chance.random() < 0.4:
+                self.broker.compact(topic)
+            else:
+                self._spoil(topic)
+
+    def _spoil(self, topic: str) -> None:
+        chunks = [
+            record
+            for record in self.broker.topic(topic).records
+            if record.key is not None and record.key.startswith(b"snapshot/") and record.value
+        ]
+        if not chunks:
+            return
+        record = self.chance.choice(chunks)
+        value = bytearray(record.value or b"")
+        place = self.chance.randrange(len(value))
+        match self.chance.choice(["missing", "truncated", "damaged"]):
+            case "missing":
+                spoilt = None
+            case "truncated":
+                spoilt = bytes(value[:place])
+            case _:
+                value[place] ^= 1 << self.chance.randrange(8)
+                spoilt = bytes(value)
+        self.broker.spoil(TopicPartition(topic, record.partition), record.offset, spoilt)
+        self.seen["spoilt"] += 1

@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
-import logging
-from collections.abc import Iterator
+import uuid
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from random import Random
 from typing import Any, cast
 from unittest.mock import patch
 
@@ -11,41 +13,85 @@ import structlog
 
 from lmerge_service.errors import FencedError, LMergeError, TransportError
 from lmerge_service.kafka.cluster import Cluster
-from lmerge_service.service import task
+from lmerge_service.kafka.log import Log
+from lmerge_service.kafka.source import TopicPartition
+from lmerge_service.service import snapshots, task
 from lmerge_service.service import worker as workers
+from lmerge_service.service.control import LoggedControl
+from lmerge_service.service.marks import MARK_KEY, Mark
 from lmerge_service.topology import Topology
-from tests.simulation.clients import MemoryCluster
+from tests.simulation.clients import MemoryCluster, MemoryLog
+from tests.simulation.loop import BEGAN
+from tests.simulation.memory import Broker
 from tests.simulation.network import Network
 
-__all__ = ("silent", "work")
+__all__ = ("build", "carried_out", "control_of", "machine", "work")
 
-_BEGAN = 1_700_000_000
-"""When virtual time begins, in seconds since the epoch."""
+_CHUNK_BYTES = 300
+"""Small, so that small states are several chunks."""
+
+
+class Child:
+    """As `service.child.Child`, without a process: it has the state as it was, writes it in its
+    own time, and sometimes comes to grief."""
+
+    def __init__(self, stream: Iterator[bytes], chance: Random):
+        self._written = b"".join(stream)
+        self._chance = chance
+        self._fails = chance.random() < 0.1
+
+    async def chunks(self, size: int) -> AsyncGenerator[bytes, None]:
+        whole = len(self._written)
+        for start in range(0, self._chance.randrange(whole) if self._fails else whole, size):
+            await asyncio.sleep(self._chance.choice([0, 0.001, 0.3]))
+            yield self._written[start : start + size]
+
+    async def is_whole(self) -> bool:
+        await asyncio.sleep(self._chance.choice([0, 0.001, 0.3]))
+        return not self._fails
+
+    def close(self) -> None: ...
 
 
 @contextlib.contextmanager
-def silent() -> Iterator[None]:
-    """While entered, the service logs nothing, and leaves the garbage collector alone: it is the
-    tests' own."""
+def machine(chance: Random) -> Iterator[Counter[str]]:
+    """While entered, what the service would have of the machine that it runs on is chance's, or
+    not there: child processes, ids, the garbage collector, which is the tests' own. Counts the
+    lines that it logs, by event."""
+    logged: Counter[str] = Counter()
+
+    def count(_: Any, __: str, line: Mapping[str, Any]) -> str:
+        logged[line["event"]] += 1
+        logged["restored"] += line.get("from_snapshot_of") is not None
+        raise structlog.DropEvent
+
     before = structlog.get_config()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    structlog.configure(processors=[count], wrapper_class=structlog.BoundLogger)
     try:
-        with patch.object(task, "gc"):
-            yield
+        with (
+            patch.object(task, "gc"),
+            patch.object(snapshots, "Child", lambda stream: Child(stream, chance)),
+            patch.object(snapshots, "_CHUNK_BYTES", _CHUNK_BYTES),
+            patch.object(uuid, "uuid4", lambda: uuid.UUID(int=chance.getrandbits(128), version=4)),
+        ):
+            yield logged
     finally:
         structlog.configure(**before)
 
 
-async def work(topology: Topology, network: Network) -> str:
-    """One worker from its start to its end, which never comes by itself: "fenced" or "away".
+def build(topology: Topology, network: Network) -> workers.Worker:
+    """A worker that has done nothing yet."""
+    cluster = cast(Cluster, MemoryCluster(network))
+    clock = asyncio.get_running_loop().time
+    return workers.Worker(topology, cluster, unix_ns=lambda: int((BEGAN + clock()) * 10**9))
+
+
+async def work(worker: workers.Worker) -> str:
+    """From its start to its end, which never comes by itself: "fenced" or "away".
 
     Raises:
         LMergeError: anything else that ends a worker.
     """
-    cluster = cast(Cluster, MemoryCluster(network))
-    clock = asyncio.get_running_loop().time
-    unix_ns = lambda: int((_BEGAN + clock()) * 10**9)  # noqa: E731
-    worker: Any = workers.Worker(topology, cluster, unix_ns=unix_ns)
     try:
         await worker.run()
     except FencedError:
@@ -53,3 +99,20 @@ async def work(topology: Topology, network: Network) -> str:
     except TransportError:
         return "away"
     raise LMergeError("a worker ended without a reason")
+
+
+def control_of(topology: Topology, network: Network) -> LoggedControl:
+    """A control of its own over what `topology` merges."""
+    log = cast(Log, MemoryLog(network, topology.output.control_topic))
+    return LoggedControl(topology, log)
+
+
+def carried_out(broker: Broker, topology: Topology) -> int:
+    """The version of the decisions that every task has carried out and said so."""
+    topic, said = topology.output.state_topic, []
+    if broker.describe(topic) is None:
+        return 0
+    for partition in range(topology.output.partitions):
+        mark = broker.last(TopicPartition(topic, partition), MARK_KEY)
+        said.append(0 if mark is None else Mark.of(mark.value).decided)
+    return min(said)

@@ -16,12 +16,14 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from functools import partial
 from typing import Any
 
 from chaos.records import Record
 from lmerge_service.elements import Stable
 from lmerge_service.errors import ConfigurationError, ElementError, StateError, TransportError
 from lmerge_service.formats.wire import WireDecoder
+from lmerge_service.kafka.assignor import Member
 from lmerge_service.kafka.find import Found
 from lmerge_service.kafka.members import Assignment
 from lmerge_service.kafka.sink import Committed, Outbox
@@ -272,8 +274,11 @@ class MemoryLog:
     async def append(self, value: bytes, *, seconds: float = 10.0) -> int:
         broker, message = self._network.broker, (None, value, ())
         work = self._network.request(lambda: broker.produce(self._tp, [message]), "deciding")
-        async with asyncio.timeout(seconds):
-            return await work - 1
+        try:
+            async with asyncio.timeout(seconds):
+                return await work - 1
+        except TimeoutError:
+            raise TransportError(f"writing to {self.topic}: no answer in time") from None
 
     async def end(self) -> int:
         broker = self._network.broker
@@ -314,8 +319,8 @@ class MemoryMembers:
         self._warm = warm
         self._standby_only = standby_only
         self._session = session_timeout_ms / 1_000
-        self._name = network.name
         self._changed = asyncio.Event()
+        self._again = asyncio.Event()
 
     async def __aenter__(self) -> "MemoryMembers":
         broker = self._network.broker
@@ -327,7 +332,7 @@ class MemoryMembers:
     async def __aexit__(self, *_: object) -> None:
         """A process that is killed leaves nothing: its session ends."""
         if not self._network.killed.is_set():
-            self._group.leave(self._name)
+            self._group.leave(self._network.name)
 
     async def changes(self) -> AsyncIterator[Assignment]:
         seen = Assignment()
@@ -339,47 +344,56 @@ class MemoryMembers:
             else:
                 await changed.wait()
 
-    def rebalance(self) -> None: ...
+    def rebalance(self) -> None:
+        self._again.set()
 
     async def run(self) -> None:
-        clock = asyncio.get_running_loop().time
-        heard = clock()
         while True:
+            again = self._again.is_set()
+            self._again.clear()
             try:
-                async with asyncio.timeout(max(0.0, heard + self._session - clock())):
-                    given = await self._network.request(self._beat, "beating")
+                given = await self._network.request(partial(self._beat, again=again), "beating")
             except TransportError as error:
                 self.unreachable = str(error)
-            except TimeoutError:
-                self._assign(Assignment())  # by now others may have our tasks
-                heard = clock()
-            else:
-                heard, self.unreachable = clock(), None
-                owners = dict(given.owners)
-                self._assign(
-                    Assignment(
-                        given.active,
-                        given.standby,
-                        owners=owners,
-                        generation=given.generation,
-                    )
-                )
-            await asyncio.sleep(1.0)
+                if again:
+                    self._again.set()
+                await asyncio.sleep(1.0)
+                continue
+            self.unreachable = None
+            self._assign(Assignment() if given is None else _assignment(given))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await self._again.wait()
 
-    def _beat(self) -> Given:
-        return self._group.beat(
-            self._name,
-            session=self._session,
-            tasks=self._tasks,
-            warm=self._warm(),
-            standby_only=self._standby_only,
+    def _beat(self, *, again: bool) -> Given | None:
+        now = self.assignment
+        said = Member(
+            self._network.name,
+            self._standby_only,
+            now.generation,
+            set(now.active),
+            set(now.standby),
+            set(now.promised),
+            dict(self._warm()),
         )
+        return self._group.beat(said, session=self._session, tasks=self._tasks, again=again)
 
     def _assign(self, assignment: Assignment) -> None:
         if assignment != self.assignment:
             self.assignment = assignment
             self._changed.set()
             self._changed = asyncio.Event()
+
+
+def _assignment(given: Given) -> Assignment:
+    mine = given.share
+    return Assignment(
+        frozenset(mine.active),
+        frozenset(mine.standby),
+        frozenset(mine.promised),
+        given.owners,
+        given.generation,
+    )
 
 
 class MemoryCluster:

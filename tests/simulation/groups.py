@@ -1,26 +1,27 @@
 """A group in memory: members with sessions, and who of them has which task.
 
 Theory
-    A member lives by its heartbeats: without one for a session it is gone, and the others share
-    its tasks. A task stays where it is as long as its owner lives; else it goes to a member that
-    has it warm, else to the one that has the fewest. One other member follows each task.
+    A member lives by its heartbeats: without one for a session it is gone. Whenever members come
+    or go, or one of them asks for it, the tasks are shared out anew, by the service's own
+    `assignor` and from what each member said of itself last. Each is told at its next heartbeat.
 
 Invariants
-    G1  A task has one owner, who is a member and not there for standing by only.
-    G2  The generation rises whenever the members change.
+    G1  A task has one owner, who is a member.
+    G2  The generation rises with each sharing, and with nothing else.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
+
+from lmerge_service.kafka.assignor import Member, Share, share
 
 __all__ = ("Given", "Group")
 
 
 @dataclass(slots=True)
-class _Member:
+class _Joined:
     deadline: float
-    standby_only: bool
-    warm: Collection[int]
+    said: Member
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +29,7 @@ class Given:
     """What a heartbeat is answered with."""
 
     generation: int
-    active: frozenset[int]
-    standby: frozenset[int]
+    share: Share
     owners: dict[int, str]
 
 
@@ -39,52 +39,36 @@ class Group:
 
     clock: Callable[[], float]
     generation: int = -1
-    members: dict[str, _Member] = field(default_factory=dict)
-    owners: dict[int, str] = field(default_factory=dict)
+    members: dict[str, _Joined] = field(default_factory=dict)
+    shares: dict[str, Share] = field(default_factory=dict)
 
     def beat(
-        self,
-        name: str,
-        *,
-        session: float,
-        tasks: int,
-        warm: Collection[int] = (),
-        standby_only: bool = False,
-    ) -> Given:
-        """A heartbeat, which is also how a member joins."""
-        self._bury()
-        joins = name not in self.members
-        self.members[name] = _Member(self.clock() + session, standby_only, tuple(warm))
-        if joins:
-            self.generation += 1
-        self._share(tasks)
-        mine = frozenset(task for task, owner in self.owners.items() if owner == name)
-        return Given(self.generation, mine, self._followed(name), dict(self.owners))
+        self, said: Member, *, session: float, tasks: int, again: bool = False
+    ) -> Given | None:
+        """A heartbeat, which is also how a member joins; `again` asks for another sharing. None
+        to one that was taken for dead."""
+        gone = self._bury()
+        joins = said.worker not in self.members
+        if joins and said.generation >= 0:
+            return None
+        self.members[said.worker] = _Joined(self.clock() + session, said)
+        if gone or joins or again or not self.shares:
+            self._share(tasks)
+        owners = {task: name for name, each in self.shares.items() for task in each.active}
+        return Given(self.generation, self.shares[said.worker], owners)
 
     def leave(self, name: str) -> None:
+        """The others share at the next heartbeat."""
         if self.members.pop(name, None) is not None:
-            self.generation += 1
+            self.shares = {}
 
-    def _bury(self) -> None:
+    def _bury(self) -> bool:
         now = self.clock()
-        for name in [name for name, each in self.members.items() if each.deadline <= now]:
+        gone = [name for name, each in self.members.items() if each.deadline <= now]
+        for name in gone:
             self.leave(name)
+        return bool(gone)
 
     def _share(self, tasks: int) -> None:
-        able = [name for name, each in self.members.items() if not each.standby_only]
-        self.owners = {task: owner for task, owner in self.owners.items() if owner in able}
-        for task in range(tasks):
-            if task not in self.owners and able:
-                loads = list(self.owners.values())
-                self.owners[task] = min(
-                    able, key=lambda name: (task not in self.members[name].warm, loads.count(name))
-                )
-
-    def _followed(self, name: str) -> frozenset[int]:
-        """Each task is followed by the member that comes behind its owner."""
-        names = list(self.members)
-        return frozenset(
-            task
-            for task, owner in self.owners.items()
-            if owner != name and names[(names.index(owner) + 1) % len(names)] == name
-        )
+        self.generation += 1
+        self.shares = share({name: each.said for name, each in self.members.items()}, tasks)

@@ -3,8 +3,9 @@
 Theory
     Callbacks run in the order in which they became ready, timers in the order of their times, and
     there are no threads and no sockets. So what happens is a function of the program and of the
-    random numbers it draws: the same seed gives the same history. `time.monotonic` tells the
-    loop's time while `run` runs, since what is run asks it for its own bookkeeping.
+    random numbers it draws: the same seed gives the same history. The clocks of `time` tell the
+    loop's time while `run` runs, since what is run asks them for its own bookkeeping; it is
+    `BEGAN` when a run begins.
 
     When all tasks wait and no timer is set, nothing can ever happen: that is an error.
 """
@@ -12,10 +13,14 @@ Theory
 import asyncio
 import selectors
 from collections.abc import Coroutine, Iterable
-from typing import Any, TypeVar
+from contextlib import ExitStack
+from typing import Any, Final, TypeVar
 from unittest.mock import patch
 
-__all__ = ("Deadlock", "VirtualLoop", "run")
+__all__ = ("BEGAN", "Deadlock", "VirtualLoop", "run")
+
+BEGAN: Final = 1_700_000_000
+"""When virtual time begins, in seconds since the epoch."""
 
 T = TypeVar("T")
 
@@ -52,7 +57,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 def run(main: Coroutine[Any, Any, T]) -> T:
     """Runs `main` to its end in virtual time, and cancels what it leaves behind."""
     loop = VirtualLoop()
-    with patch("time.monotonic", loop.time):
+    clocks = {
+        "monotonic": loop.time,
+        "time": lambda: BEGAN + loop.now,
+        "time_ns": lambda: int((BEGAN + loop.now) * 10**9),
+    }
+    with ExitStack() as stack:
+        for name, clock in clocks.items():
+            stack.enter_context(patch(f"time.{name}", clock))
         try:
             return loop.run_until_complete(main)
         finally:

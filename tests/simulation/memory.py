@@ -17,8 +17,10 @@ Invariants
     M3  A topic made anew has another id, and nothing of the old one.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Literal
 
 from chaos.records import Record, Topic
@@ -151,6 +153,10 @@ class Broker:
     def config(self, name: str) -> dict[str, str]:
         return self._topic(name).config
 
+    def names(self) -> list[str]:
+        """The topics there are."""
+        return list(self._topics)
+
     # --- reading --------------------------------------------------------------------------------
 
     def beginning(self, tp: TopicPartition) -> int:
@@ -175,14 +181,20 @@ class Broker:
         if not partition.start <= offset <= partition.end:
             raise OutOfRange(f"{tp} has offsets {partition.start} to {partition.end}")
         found: list[Record] = []
-        for entry in partition.entries:
-            if entry.offset < offset:
-                continue
+        first = bisect_left(partition.entries, offset, key=attrgetter("offset"))
+        for entry in partition.entries[first:]:
             if entry.state == "open" or len(found) == most:
                 return found, max(offset, entry.offset)
             if entry.state == "committed":
                 found.append(_record(tp, entry))
         return found, partition.end
+
+    def last(self, tp: TopicPartition, key: bytes) -> Record | None:
+        """The last committed record with a key."""
+        for entry in reversed(self._partition(tp).entries):
+            if entry.state == "committed" and entry.message[0] == key:
+                return _record(tp, entry)
+        return None
 
     def topic(self, name: str) -> Topic:
         """A topic as a history takes it, whole."""
@@ -240,6 +252,18 @@ class Broker:
         partition = self._partition(tp)
         partition.entries = [e for e in partition.entries if e.offset < end]
         partition.end = min(partition.end, end)
+
+    def spoil(self, tp: TopicPartition, offset: int, value: bytes | None) -> None:
+        """A disk's doing: the record at an offset says something else, or (None) is gone."""
+        partition = self._partition(tp)
+        at = bisect_left(partition.entries, offset, key=attrgetter("offset"))
+        entry = partition.entries[at]
+        assert entry.offset == offset, "there is such a record"
+        if value is None:
+            del partition.entries[at]
+        else:
+            key, _, headers = entry.message
+            entry.message = (key, value, headers)
 
     def compact(self, name: str) -> None:
         """Of what is settled and has a key, only the last record of each key stays."""

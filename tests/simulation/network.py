@@ -4,6 +4,7 @@ Theory
     Every request passes here, so every await of a process that matters does. Of each the chance
     (seeded) decides how long it takes, and whether it is lost before the broker has it or its
     answer is lost behind: then the outcome is unknown to who asked, and known to the broker.
+    Now and then a process is cut off for a while, and goes on as if nothing had happened.
 
     A process that is killed is killed within a request, before or behind its effect. From then
     on nothing it does reaches the broker: its awaits never end, until its task is cancelled.
@@ -34,6 +35,9 @@ class Weather:
     slow: float = 0.1
     """Take up to `slowest` seconds instead of up to 10 ms."""
     slowest: float = 3.0
+    cut_off: float = 0.0
+    """Come when the process is cut off, as all that follow for some ten seconds: longer than a
+    session, so that it may be taken for dead."""
 
 
 CALM = Weather(slow=0.0)
@@ -50,7 +54,10 @@ class Network:
         *,
         name: str = "",
         killed_at: int | None = None,
+        killed_doing: str = "",
     ):
+        """It is killed at its `killed_at`th request, of those for `killed_doing` if that is
+        said."""
         self.broker = broker
         self.chance = chance
         self.weather = weather
@@ -59,9 +66,11 @@ class Network:
         self.news = asyncio.Event()
         """Set, and replaced, when there may be something new to read."""
         self.killed = asyncio.Event()
-        """The process has come to its end, at its request number `killed_at`."""
+        """The process has come to its end."""
         self._killed_at = killed_at
+        self._killed_doing = killed_doing
         self._never: list[asyncio.Future[None]] = []
+        self._cut_off_until = 0.0
         broker.on_arrival.append(self._tell)
 
     def close(self) -> None:
@@ -81,8 +90,9 @@ class Network:
             FencedError: another producer has taken over.
             TransportError: no answer, or a refusal.
         """
-        self.requests += 1
-        dies = self.requests == self._killed_at
+        counts = self._killed_doing in ("", doing)
+        self.requests += counts
+        dies = counts and self.requests == self._killed_at
         await self._travel()
         if dies and self.chance.random() < 0.5:
             await self._die()
@@ -105,8 +115,12 @@ class Network:
     async def _travel(self) -> None:
         if self.killed.is_set():
             await self._die()
+        now = asyncio.get_running_loop().time()
+        if self.weather.cut_off and self.chance.random() < self.weather.cut_off:
+            self._cut_off_until = now + self.chance.uniform(2, 20)
         slow = self.chance.random() < self.weather.slow
-        await asyncio.sleep(self.chance.uniform(0, self.weather.slowest if slow else 0.01))
+        takes = self.chance.uniform(0, self.weather.slowest if slow else 0.01)
+        await asyncio.sleep(takes + max(0.0, self._cut_off_until - now))
         if self.killed.is_set():
             await self._die()
 

@@ -3,32 +3,42 @@
     python -m tests.simulation --seed 7
 
 Theory
-    Three replicas present one logical stream, each in its own way. Everything else is chance: how
-    they publish, how often the worker is killed and where, how bad the network is. When the
+    Three replicas present one logical stream, each in its own way, to topics of one to three
+    partitions each. The output has one to three of its own, which as many workers share. Everything
+    else is chance: how replicas publish, how often workers are killed and where, how bad the
+    network is, whether snapshots are taken and spoilt, and what people decide meanwhile. When the
     output has ended, the topics are handed to the judge (`chaos.history`), with what is so as the
-    reference. An output that does not end within an hour of virtual time is a finding too.
+    reference, and with what the decisions mean for it. An output that does not end within an hour
+    of virtual time is a finding too, and so is a worker that gives up.
 """
 
 import asyncio
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import traceback
+from collections import Counter
+from collections.abc import Coroutine, Iterable, Sequence
+from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 import msgspec
 
-from chaos.history import History, Replica, check
+from chaos.decided import Answer, Decided, decided, lost
+from chaos.history import History, Interval, Replica, check
 from chaos.records import Topic
 from chaos.verdicts import Outcome, Report
 from lmerge_service.elements import INFINITY, Element, Stable
 from lmerge_service.formats.wire import encode
+from lmerge_service.kafka.routing import Router
+from lmerge_service.present.life import Life
 from lmerge_service.topology import Topology
-from tests.service.cluster import logical, meaning, replica_streams
-from tests.simulation.actors import Publisher, Supervisor
-from tests.simulation.adapter import silent
+from tests.service.cluster import crc32, logical, meaning, replica_streams
+from tests.simulation.actors import Decay, Publisher, Supervisor
+from tests.simulation.adapter import machine
 from tests.simulation.loop import run
 from tests.simulation.memory import Broker
 from tests.simulation.network import Weather
+from tests.simulation.people import People
 
 __all__ = ("Run", "command", "simulate")
 
@@ -44,14 +54,16 @@ class Run:
     report: Report
     topics: tuple[Topic, ...]
     ended: bool
-    kills: int
-    overtaken: int
+    failed: str | None
+    """Why a worker gave up."""
     seconds: float
     """Of virtual time."""
+    seen: Counter[str]
+    """What happened, and how often."""
 
     @property
     def good(self) -> bool:
-        return self.ended and self.report.outcome is Outcome.VALID
+        return self.ended and self.failed is None and self.report.outcome is Outcome.VALID
 
     def history(self) -> bytes:
         """Every record of every topic."""
@@ -59,9 +71,10 @@ class Run:
 
     def __str__(self) -> str:
         return (
-            f"seed {self.seed}: {self.report.outcome}, {'ended' if self.ended else 'NOT ENDED'}, "
-            f"{self.kills} kills, {self.overtaken} overtaken, {self.seconds:.0f} s, history "
-            f"{hashlib.sha256(self.history()).hexdigest()[:16]}"
+            f"seed {self.seed}: {self.report.outcome}, "
+            f"{self.failed or ('ended' if self.ended else 'NOT ENDED')}, "
+            f"{self.seen['kills']} kills, {self.seen['overtaken']} overtaken, "
+            f"{self.seconds:.0f} s, history {hashlib.sha256(self.history()).hexdigest()[:16]}"
         )
 
 
@@ -72,94 +85,214 @@ def command(seed: int) -> str:
 
 def simulate(seed: int) -> Run:
     """Plays a seed to its end."""
-    with silent():
-        return run(_play(seed))
+    with machine(Random(f"machine {seed}")) as logged:
+        return run(_Play(seed, Random(seed), logged).play())
 
 
-async def _play(seed: int) -> Run:
-    chance = Random(seed)
-    loop = asyncio.get_running_loop()
-    broker = Broker(loop.time)
-    lives = logical(chance.randint(10, 60), seed=seed)
-    lags = chance.random() < 0.3
-    publishers = _publishers(chance, replica_streams(lives, seed=seed))
-    weather = Weather(lost=chance.choice([0, 0.01, 0.03]), unheard=chance.choice([0, 0.01, 0.03]))
-    supervisor = Supervisor(
-        _topology(chance, publishers, lags),
-        broker,
-        Random(chance.random()),
-        weather,
-        chance.randint(0, 6),
-    )
-    running = [
-        loop.create_task(publisher.run(broker, Random(chance.random()), weather))
-        for publisher in publishers.values()
-    ]
-    supervising = loop.create_task(supervisor.run())
-    ended = await _until_ended(broker, supervising)
-    for task in (supervising, *running):
-        task.cancel()
-    await asyncio.gather(supervising, *running, return_exceptions=True)
-    output = broker.topic("out")
-    replicas = {name: broker.topic(publisher.topic) for name, publisher in publishers.items()}
-    report = check(
-        History(
-            output=output,
-            replicas={name: Replica(topic) for name, topic in replicas.items()},
-            reference=meaning(lives),
+@dataclass(slots=True)
+class _Play:
+    seed: int
+    chance: Random
+    seen: Counter[str]
+    broker: Broker = field(init=False)
+    lives: Sequence[Life] = field(init=False)
+    topology: Topology = field(init=False)
+    weather: Weather = field(init=False)
+    publishers: dict[str, Publisher] = field(default_factory=dict)
+    """By topic."""
+    supervisors: list[Supervisor] = field(default_factory=list)
+    answers: Sequence[Answer] = ()
+    running: list[asyncio.Task[None]] = field(default_factory=list)
+
+    async def play(self) -> Run:
+        self._set_up()
+        self._set_going()
+        ended, failed = False, None
+        try:
+            ended = await self._until_ended()
+        except Exception as error:  # whatever it is, it is a finding
+            failed = _told(error)
+        for task in self.running:
+            task.cancel()
+        await asyncio.gather(*self.running, return_exceptions=True)
+        seconds = asyncio.get_running_loop().time()
+        topics = tuple(self.broker.topic(name) for name in self.broker.names())
+        report = check(self._history({topic.name: topic for topic in topics}))
+        return Run(self.seed, report, topics, ended, failed, seconds, self.seen)
+
+    # --- the beginning --------------------------------------------------------------------------
+
+    def _set_up(self) -> None:
+        chance = self.chance
+        self.broker = Broker(asyncio.get_running_loop().time)
+        self.lives = logical(chance.randint(15, 60), seed=self.seed)
+        width, lags = chance.choice([1, 1, 2, 3]), chance.random() < 0.3
+        streams = replica_streams(self.lives, seed=self.seed)
+        faithful = chance.choice(list(streams))
+        for name, stream in streams.items():
+            self._plan(name, stream, width, faithful=name == faithful)
+        self.weather = Weather(
+            lost=chance.choice([0, 0, 0.003, 0.02]),
+            unheard=chance.choice([0, 0, 0.003, 0.02]),
+            slow=chance.choice([0.005, 0.02, 0.1]),
+            cut_off=chance.choice([0, 0, 0, 0.001]),
+        )
+        self.topology = _topology(chance, self.publishers.values(), width, lags)
+
+    def _plan(self, name: str, stream: Sequence[Element], width: int, *, faithful: bool) -> None:
+        chance = self.chance
+        publisher = self._publisher(name, f"in.{name}", stream, width)
+        publisher.transactional = chance.random() < 0.4
+        if not faithful and chance.random() < 0.4:
+            publisher.stops_at = chance.randrange(len(stream))
+        if chance.random() < 0.3:
+            publisher.starts_over_at = chance.randrange(len(stream))
+        publisher.says_so = chance.random() < 0.6
+
+    def _publisher(self, name: str, topic: str, stream: Sequence[Element], width: int) -> Publisher:
+        co_partitioned = self.chance.random() < 0.2
+        partitions = width if co_partitioned else self.chance.randint(1, 3)
+        publisher = Publisher(
+            name,
+            topic,
+            partitions,
+            Router(width).partition_of
+            if co_partitioned
+            else lambda payload: crc32(payload, partitions),
+            stream,
+            co_partitioned=co_partitioned,
+        )
+        self.publishers[topic] = publisher
+        return publisher
+
+    def _set_going(self) -> None:
+        chance, workers = self.chance, self.chance.choice([1, 1, 2, 3])
+        lives = chance.randint(0, 6)
+        for publisher in self.publishers.values():
+            self._publishing(publisher)
+        for number in range(workers):
+            supervisor = Supervisor(
+                f"worker-{number}", self.topology, self.broker, Random(chance.random()),
+                self.weather, chance.randint(0, lives), self.seen,
+            )  # fmt: skip
+            self.supervisors.append(supervisor)
+            self._start(supervisor.run())
+        if chance.random() < 0.5:
+            decay = Decay(self.topology, self.broker, Random(chance.random()), self.seen)
+            self._start(decay.run())
+        if chance.random() < 0.7:
+            self._start(self._people().run())
+
+    def _people(self) -> People:
+        people = People(
+            self.topology,
+            self.broker,
+            Random(self.chance.random()),
+            self.weather,
+            self.publishers,
+            lambda: [each for one in self.supervisors for each in one.workers.values()],
+            self._publish_more,
+            self.chance.randint(1, 15),
+            self.seen,
+        )
+        self.answers = people.answers
+        return people
+
+    def _publish_more(self, name: str, topic: str, late: bool) -> Publisher:
+        """Another replica, from now on."""
+        lives, correct_from = self.lives, None
+        if late:
+            correct_from = self.chance.choice(self.lives).ve
+            lives = [life for life in self.lives if life.ve >= correct_from]
+        streams = replica_streams(lives, seed=self.chance.getrandbits(30))
+        stream = self.chance.choice(list(streams.values()))
+        publisher = self._publisher(name, topic, stream, self.topology.output.partitions)
+        publisher.correct_from = correct_from
+        self._publishing(publisher)
+        return publisher
+
+    def _publishing(self, publisher: Publisher) -> None:
+        self._start(publisher.run(self.broker, Random(self.chance.random()), self.weather))
+
+    def _start(self, actor: Coroutine[Any, Any, None]) -> None:
+        self.running.append(asyncio.get_running_loop().create_task(actor))
+
+    # --- the end --------------------------------------------------------------------------------
+
+    async def _until_ended(self) -> bool:
+        """Whether the output came to its end within the hour."""
+        while asyncio.get_running_loop().time() < _HOUR:
+            await asyncio.sleep(1)
+            for task in self.running:
+                if task.done():
+                    task.result()
+            if self._has_ended():
+                return True
+        return False
+
+    def _has_ended(self) -> bool:
+        output = self.topology.output
+        if self.broker.describe(output.topic) is None:
+            return False
+        ends = {r.partition for r in self.broker.topic(output.topic).records if r.value == _END}
+        return len(ends) == output.partitions
+
+    def _history(self, topics: dict[str, Topic]) -> History:
+        output = self.topology.output
+        right = decided(topics[output.control_topic])
+        return History(
+            output=topics[output.topic],
+            replicas={
+                name: _replica(topics[name], publisher, right)
+                for name, publisher in self.publishers.items()
+                if name in topics
+            },
+            reference=meaning(self.lives),
             skew_ms=0,
-            kills=supervisor.kills,
+            kills=self.seen["kills"],
+            lost=lost(topics[output.events_topic]),
+            decided=right,
+            answers=self.answers,
         )
+
+
+def _told(error: BaseException) -> str:
+    """An error in a line, with the place that it comes from."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({place.filename}:{place.lineno})"
+
+
+def _replica(topic: Topic, publisher: Publisher, right: Decided) -> Replica:
+    """Once it has turned liar, nobody listens to it."""
+    spans = right.spans.get((publisher.name, publisher.topic), [])
+    end = INFINITY if publisher.turned_at is None else publisher.turned_at - 1
+    return Replica(
+        topic,
+        co_partitioned=publisher.co_partitioned,
+        attached=[Interval(*span) for span in spans],
+        merged=[Interval(min(start for start, _ in spans), end)] if spans else [],
     )
-    topics = (output, broker.topic("out.dead-letters"), *replicas.values())
-    return Run(seed, report, topics, ended, supervisor.kills, supervisor.overtaken, loop.time())
 
 
-def _publishers(chance: Random, streams: Mapping[str, Sequence[Element]]) -> dict[str, Publisher]:
-    faithful = chance.choice(list(streams))
-    found = {}
-    for name, stream in streams.items():
-        stops = name != faithful and chance.random() < 0.4
-        starts_over = chance.random() < 0.3
-        partitions = chance.randint(1, 3)
-        found[name] = Publisher(
-            topic=f"in.{name}",
-            partitions=partitions,
-            stream=stream,
-            transactional=chance.random() < 0.4,
-            stops_at=chance.randrange(len(stream)) if stops else None,
-            starts_over_at=chance.randrange(len(stream)) if starts_over else None,
-            says_so=chance.random() < 0.6,
-        )
-    return found
-
-
-def _topology(chance: Random, replicas: Iterable[str], lags: bool) -> Topology:
+def _topology(chance: Random, publishers: Iterable[Publisher], width: int, lags: bool) -> Topology:
     return Topology.model_validate(
         {
             "name": "simulated",
             "kafka": {"bootstrap": "127.0.0.1:1"},
-            "output": {"topic": "out"},
-            "replicas": [{"name": name, "topic": f"in.{name}"} for name in replicas],
+            "output": {"topic": "out", "partitions": width},
+            "replicas": [
+                {"name": each.name, "topic": each.topic, "co_partitioned": each.co_partitioned}
+                for each in publishers
+            ],
             "policy": {
                 "insert": chance.choice(["first", "leader", "half_frozen"]),
                 "adjust": chance.choice(["lazy", "eager", "leader"]),
                 "stable": "lag(3000)" if lags else "max",
             },
-            # A snapshot is taken by a child process, which has no part in virtual time.
-            "snapshot_seconds": 86_400,
+            "snapshot_seconds": chance.choice([0.5, 3, 10, 86_400]),
             "limits": {"batch_records": chance.choice([3, 10, 100])},
             "guards": {"patience_seconds": 10},
         }
     )
-
-
-async def _until_ended(broker: Broker, supervising: asyncio.Task[None]) -> bool:
-    """Whether the output came to its end within the hour."""
-    while asyncio.get_running_loop().time() < _HOUR:
-        done, _ = await asyncio.wait({supervising}, timeout=1)
-        if done:
-            await supervising
-        if broker.describe("out") and any(r.value == _END for r in broker.topic("out").records):
-            return True
-    return False
