@@ -19,7 +19,7 @@ test: $(VENV)/.dev lint  ## the whole suite: lint, types, tests (real Kafka incl
 test-deep: $(VENV)/.dev  ## nightly depth: the same properties, many more examples
 	HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest -n 3 --dist loadgroup $(ARGS)
 
-test-mutants: $(VENV)/.dev  ## mistakes made on purpose in the operators: the tests must notice each
+test-mutants: $(VENV)/.dev  ## mistakes made on purpose where elements pass: the tests must notice each
 	$(BIN)/python -m tests.mutants $(ARGS)
 
 lint: $(VENV)/.dev

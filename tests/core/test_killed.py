@@ -573,6 +573,21 @@ def test_a_stable_at_an_end_that_its_input_revised_does_not_look_at_the_event(ca
 
 
 @INDEXED
+def test_a_contradicted_event_is_not_looked_at_for_an_end_that_is_final(case: str) -> None:
+    merge = merge_of("a", "b", "c", case=case)
+    assert isinstance(merge, LMR3 | LMR4)
+    merge.process("a", Insert("A", 2, 90))
+    merge.process("b", Insert("A", 2, 8))
+    merge.process("a", Stable(5))
+    assert merge.process("c", Stable(10)) == [Stable(10)]
+    assert kinds(merge) == [BreachKind.HALF_FROZEN_MISSING]
+    touched = merge._index.touched
+    for t in range(11, 20):
+        assert merge.process("c", Stable(t)) == [Stable(t)]
+    assert merge._index.touched == touched
+
+
+@INDEXED
 def test_early_ends_are_found_after_a_storm_of_revisions(case: str) -> None:
     merge = merge_of("a", "b", case=case)
     merge.process_batch("a", [Insert("A", 2, 90), Insert("B", 2, 90), Stable(10)])
