@@ -6,8 +6,15 @@ Theory
     carry the consumer's offsets, batches of 256 KiB, a garbage collector that is left in peace.
     `lmerge_service.demo.throughput` has a faster one, with the merge's own source and sink, which
     makes no `ConsumerRecord`.
+
+    As a process it copies until it is ended, committing whatever has come at once, with the client
+    tuned for that as the service's is:
+
+        python -m benchmarks.pass_through BOOTSTRAP OUTPUT TOPIC …
 """
 
+import asyncio
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
@@ -15,10 +22,14 @@ from contextlib import AsyncExitStack
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
 from aiokafka.producer.message_accumulator import BatchBuilder
 
+from lmerge_service.kafka import sink  # noqa: F401 - tunes the client
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.topics import Topics
+from lmerge_service.service.tuning import quieten_garbage_collector
 
 __all__ = ("plain_pass_through",)
+
+_FOR_EVER = 1 << 62
 
 _AT_ONCE = 20_000
 
@@ -29,6 +40,12 @@ async def plain_pass_through(connection: Connection, topics: Sequence[str], to: 
     Raises:
         KafkaError: Kafka refuses.
     """
+    return await _pass_through(connection, topics, to, lasting=False)
+
+
+async def _pass_through(
+    connection: Connection, topics: Sequence[str], to: str, *, lasting: bool
+) -> float:
     async with Topics(connection) as admin:
         await admin.ensure(to)
     consumer = AIOKafkaConsumer(
@@ -49,6 +66,8 @@ async def plain_pass_through(connection: Connection, topics: Sequence[str], to: 
         consumer.assign(partitions)
         await consumer.seek_to_beginning(*partitions)
         ends = await consumer.end_offsets(partitions)
+        if lasting:
+            ends = dict.fromkeys(partitions, _FOR_EVER)
         return await _copy(consumer, producer, to, ends)
 
 
@@ -62,6 +81,8 @@ async def _copy(
     copied, started = 0, time.perf_counter()
     while any(offsets.get(tp, 0) < end for tp, end in ends.items()):
         read = await consumer.getmany(timeout_ms=500, max_records=_AT_ONCE)
+        if not read:
+            continue
         async with producer.transaction():
             for records in read.values():
                 for batch in _batches(producer, records):
@@ -82,3 +103,9 @@ def _batches(
             batch = producer.create_batch()
             batch.append(key=record.key, value=record.value, timestamp=None)
     yield batch
+
+
+if __name__ == "__main__":
+    _bootstrap, _to, *_topics = sys.argv[1:]
+    quieten_garbage_collector()
+    asyncio.run(_pass_through(Connection(_bootstrap), _topics, _to, lasting=True))

@@ -8,6 +8,7 @@ Broker, workers and this process share the machine.
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -32,6 +33,7 @@ from lmerge_service.topology import Topology
 __all__ = ("NAMES", "run")
 
 _POLL_SECONDS: Final = 0.1
+_PASSING_STARTS_SECONDS: Final = 5.0
 _MB: Final = 1e6
 _PAYLOAD_BYTES: Final = 46
 """Of a payload's longest field: its elements have some 120 bytes, as those of the alternatives in
@@ -213,24 +215,55 @@ async def _backlog(runs: int, sizes: Sizes, report: Report) -> None:
 async def _latency(runs: int, sizes: Sizes, report: Report) -> None:
     """From when the first replica's record was made to a read_committed consumer."""
     for rate in sizes.rates:
-        found: dict[str, list[float]] = {"p50": [], "p99": [], "held": []}
-        for _ in range(runs):
-            async with staged() as stage:
-                for name, value in (await _added(stage, rate, sizes.latency_seconds)).items():
-                    found[name].append(value)
         what = f"at 3 × {rate:,} elements/s"
-        report(f"added latency {what}, p50", "ms", found["p50"])
-        report(f"added latency {what}, p99", "ms", found["p99"])
-        report(f"rate that was sent {what}", "of it", found["held"])
+        found: dict[tuple[str, str], list[float]] = defaultdict(list)
+        for _ in range(runs):
+            for name, begin in (("added", _merging), ("pass-through's", _passing)):
+                async with staged() as stage:
+                    added = await _added(stage, begin, rate, sizes.latency_seconds)
+                for quantity, value in added.items():
+                    found[name, quantity].append(value)
+        for name in ("added", "pass-through's"):
+            report(f"{name} latency {what}, p50", "ms", found[name, "p50"])
+            report(f"{name} latency {what}, p99", "ms", found[name, "p99"])
+        report(f"rate that was sent {what}", "of it", found["added", "held"])
 
 
-async def _added(stage: Stage, rate: int, seconds: float) -> Mapping[str, float]:
+_Reached: TypeAlias = Callable[[int], Awaitable[None]]
+
+
+async def _merging(merge: Merge) -> _Reached:
+    """A worker, and what waits until it has merged so many elements."""
+    worker = await merge.worker()
+    await worker.running()
+
+    async def reached(total: int) -> None:
+        await worker.wait(lambda status: status.elements_in >= total, "all to be merged")
+
+    return reached
+
+
+async def _passing(merge: Merge) -> _Reached:
+    """The pass-through instead."""
+    stage, topics = merge.stage, TOPICS.values()
+    where = (stage.bootstrap, merge.output, *topics)
+    await stage.python("benchmarks.pass_through", *where, log="passing.log")
+    await asyncio.sleep(_PASSING_STARTS_SECONDS)
+
+    async def reached(_: int) -> None:
+        await asyncio.sleep(1)
+
+    return reached
+
+
+async def _added(
+    stage: Stage, begin: Callable[[Merge], Awaitable[_Reached]], rate: int, seconds: float
+) -> Mapping[str, float]:
     """One run: the quantiles in ms, and which part of the rate was held."""
     count = int(rate * seconds)
     merge = Merge(stage, "latency")
     await merge.topics()
-    worker = await merge.worker()
-    await worker.running()
+    reached = await begin(merge)
     follower = Follower(merge.connection, merge.output)
     streams = [list(islice(stream, count)) for stream in lazily(count)]
     quieten_garbage_collector()
@@ -238,7 +271,7 @@ async def _added(stage: Stage, rate: int, seconds: float) -> Mapping[str, float]
         began = time.monotonic()
         total = await replicas.say(rate=rate)
         took = time.monotonic() - began
-        await worker.wait(lambda status: status.elements_in >= total, "all to be merged")
+        await reached(total)
         await asyncio.sleep(1)  # for the last commit, and for the consumer
     found = await waits(merge.connection, list(TOPICS.values()), follower.arrived)
     return {"p50": quantile(found, 0.5), "p99": quantile(found, 0.99), "held": seconds / took}

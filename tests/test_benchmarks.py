@@ -332,8 +332,9 @@ def _benchmarks(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 OF_THE_SERVICE = {
-    "merge": "ratio of each pair, 120 bytes",
-    "payloads": "ratio of each pair, payloads of 200 bytes",
+    "merge": "ratio of each pair to the pass-through, 120 bytes",
+    "revised": "merge, exactly once, 120 bytes, a fifth of the events revised",
+    "payloads": "ratio of each pair to the pass-through, payloads of 200 bytes",
     "workers": "2 workers, 2 partitions, ratio to 1 and 1",
     "latency": "added latency at 3 × 400 elements/s, p99",
     "recovery": "300 live: with a snapshot, to first commit",
