@@ -119,7 +119,10 @@ class MergeTask:
 
     def forget(self) -> None:
         """Lets go of the state: somebody else has the task."""
+        before = self.state.transaction
         self.state, self._is_known, self.phase = self._fresh(), False, "starting"
+        if before:
+            gc.collect()  # the state was large, and has cycles
         self.oversight = None
         self.progress.caught_up = None
 
@@ -164,6 +167,7 @@ class MergeTask:
         )
         await self._catch_up(fenced=True)
         self._is_known = False  # from now on it is ahead of its marks
+        stack.callback(self._stop_leading)
         self._snapshots = Snapshots(
             every=self.topology.snapshot_seconds, clock=_clock, counts=self.progress.snapshots
         )
@@ -200,6 +204,12 @@ class MergeTask:
         self.progress.recovery_seconds = round(_clock() - started, 3)
         self.progress.takeovers += 1
         self.phase = "running"
+
+    def _stop_leading(self) -> None:
+        """Lets go of whatever refers to the state, which is replaced by another one."""
+        self.oversight = None
+        for name in ("_snapshots", "_lookout", "_outgoing"):
+            self.__dict__.pop(name, None)
 
     def _tell_of_recovery(self) -> None:
         if self.state.transaction:

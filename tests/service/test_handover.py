@@ -1,6 +1,8 @@
 """A task that changes hands while its last commit is under way."""
 
 import asyncio
+import gc
+import weakref
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from lmerge_service.service.recovery import Recovery
 from lmerge_service.service.task import MergeTask
 from lmerge_service.topology import Topology, load
 from tests.service.cluster import Merge, logical, meaning, replica_streams
+from tests.waiting import come_true
 
 
 def test_a_task_that_is_told_to_stop_stops_though_its_last_commit_is_fenced(
@@ -103,3 +106,31 @@ async def _until_stable(task: MergeTask, point: int) -> None:
             await asyncio.sleep(0.02)
     going_on.cancel()
     await asyncio.gather(going_on, return_exceptions=True)
+
+
+def test_a_task_that_is_led_no_more_lets_go_of_its_state(bootstrap: str, tmp_path: Path) -> None:
+    """A worker whose tasks come and go would else keep a state of each beside the one in use."""
+    merge = Merge(bootstrap, tmp_path)
+    merge.publish("a", [Insert(b'"A"', 6, 12), Stable(10)])
+    asyncio.run(_led_once(load(merge.path)))
+
+
+async def _led_once(topology: Topology) -> None:
+    cluster = Cluster(connection_of(topology.kafka))
+    async with cluster.topics() as topics:
+        await prepare(topics, topology)
+    task = MergeTask(topology, undisputed(topology), cluster)
+    states = []
+    for _ in range(2):
+        async with AsyncExitStack() as stack:
+            await task.lead(stack)
+            states.append(weakref.ref(task.state.merge))
+            running = asyncio.create_task(task.run())
+            await come_true(lambda: task.progress.committed_stable == 10)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+        del running
+    gc.collect()
+    assert states[0]() is None
+    task.forget()
+    assert states[1]() is None
