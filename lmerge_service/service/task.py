@@ -23,6 +23,7 @@ What happens on a crash at each await
 
 import asyncio
 import gc
+import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
@@ -65,6 +66,9 @@ _AT_ONCE = 4_000
 """Records of a poll: more would leave the processor's caches between one step and the next, and let
 replicas drift apart, so that they are no more found among what was seen lately."""
 _FOLLOW_SECONDS = 0.25
+_TIDY_STEPS = 100
+"""After so many steps the garbage is collected that each leaves, in cycles that hold what was
+fetched: too little for the collector to begin by itself."""
 _REBUILD_SECONDS = 5.0
 """Who cannot follow yet rebuilds this often."""
 _STEP_SECONDS = 1.0
@@ -228,12 +232,14 @@ class MergeTask:
             self.phase = "starting"
         async with AsyncExitStack() as stack:
             await self._connect(stack)
-            while True:
+            for steps in itertools.count(1):
                 asked = _clock()
                 await _whole(self._catch_up(fenced=False))
                 self.progress.caught_up, self.progress.unreachable = asked, None
                 self.progress.committed_stable = self.state.merge.max_stable
                 self.phase = "following" if self._is_known else "recovering"
+                if steps % _TIDY_STEPS == 0:
+                    gc.collect(1)
                 await asyncio.sleep(_FOLLOW_SECONDS if self._is_known else _REBUILD_SECONDS)
 
     async def _connect(self, stack: AsyncExitStack) -> None:
