@@ -58,7 +58,14 @@ from lmerge_service.elements import INFINITY, START
 from lmerge_service.errors import ElementError
 from lmerge_service.formats.reasons import Reason
 
-__all__ = ("EQUALITY_VERSION", "MAX_DEPTH", "PayloadCache", "canonical")
+__all__ = (
+    "EQUALITY_VERSION",
+    "MAX_DEPTH",
+    "PayloadCache",
+    "UncommonNumberError",
+    "canonical",
+    "common_number",
+)
 
 EQUALITY_VERSION: Final = 1
 """Snapshots carry it: state made under another rule must not be continued under this one."""
@@ -78,7 +85,7 @@ def canonical(raw: bytes, *, nfc: bool = False, max_depth: int = MAX_DEPTH) -> b
     Raises:
         ElementError: `raw` is refused; `reason` is a `Reason`.
     """
-    common = max_depth >= _SHALLOW and (not nfc or (raw.isascii() and b"\\" not in raw))
+    common = max_depth >= SHALLOW and (not nfc or (raw.isascii() and b"\\" not in raw))
     return (_short_cut(raw) if common else None) or _long_way(raw, nfc, max_depth)
 
 
@@ -90,7 +97,7 @@ def _short_cut(raw: bytes) -> bytes | None:
             value = _read_common_numbers(raw)
         else:
             value = _read_without_fractions(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError, _UncommonNumber):
+    except (msgspec.MsgspecError, UnicodeDecodeError, UncommonNumberError):
         return None
     text = _write(value)
     if len(text) == len(raw):
@@ -99,11 +106,11 @@ def _short_cut(raw: bytes) -> bytes | None:
     return text if nothing_dropped else None
 
 
-class _UncommonNumber(Exception):  # noqa: N818 (a signal, not an error)
-    pass
+class UncommonNumberError(Exception):
+    """A signal: the number takes a closer look."""
 
 
-def _common_number(text: str) -> int | float:
+def common_number(text: str) -> int | float:
     """A number with a fraction or exponent, when its canonical text is no longer than `text`.
 
     Up to 15 digits the nearest double always says the same decimal number (DBL_DIG). `repr` and
@@ -111,30 +118,35 @@ def _common_number(text: str) -> int | float:
     """
     value = float(text)
     if "e" in text or "E" in text or (len(text) > 16 and repr(value) != text):
-        raise _UncommonNumber
+        raise UncommonNumberError
     if value.is_integer():
         return int(value)
     if -1e-4 < value < 1e-4:
-        raise _UncommonNumber
+        raise UncommonNumberError
     return value
 
 
 _POINT: Final = ord(".")
-_SHALLOW: Final = 6
+SHALLOW: Final = 6
+"""How deep a value may be nested that takes the short cut."""
 
 
 def _shallow(scalar: Any) -> Any:
-    """The type of JSON values of such scalars, nested at most `_SHALLOW` deep."""
+    """The type of JSON values of such scalars, nested at most `SHALLOW` deep."""
     shape: Any = scalar
-    for _ in range(_SHALLOW):
+    for _ in range(SHALLOW):
         shape = scalar | list[shape] | dict[str, shape]
     return shape
 
 
 _Int64: Any = Annotated[int, msgspec.Meta(ge=START, le=INFINITY)]
-_read_without_fractions: Final = msgspec.json.Decoder(_shallow(_Int64 | str | bool | None)).decode
-_read_shallow: Final = msgspec.json.Decoder(_shallow(_Int64 | float | str | bool | None)).decode
-_read_common_numbers: Final = msgspec.json.Decoder(float_hook=_common_number).decode
+WITHOUT_FRACTIONS: Final[Any] = _shallow(_Int64 | str | bool | None)
+WITH_FRACTIONS: Final[Any] = _shallow(_Int64 | float | str | bool | None)
+"""The types of values that take the short cut."""
+
+_read_without_fractions: Final = msgspec.json.Decoder(WITHOUT_FRACTIONS).decode
+_read_shallow: Final = msgspec.json.Decoder(WITH_FRACTIONS).decode
+_read_common_numbers: Final = msgspec.json.Decoder(float_hook=common_number).decode
 _write: Final = msgspec.json.Encoder(order="sorted").encode
 
 
