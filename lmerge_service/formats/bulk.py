@@ -96,10 +96,11 @@ class Columns:
     refused: dict[int, tuple[str, str]] = field(default_factory=dict)
     """By the place of a record that says no element: reason and message."""
 
-    def refuse(self, error: ElementError) -> None:
-        """Appends a row without an element."""
-        self.refused[len(self.op)] = error.reason, str(error)
-        self._append(None, None, None, None, None, None)
+    def blank(self, at: int, error: ElementError) -> None:
+        """Takes back what the record at a place says: it is refused."""
+        self.refused[at] = error.reason, str(error)
+        self.op[at] = self.payload[at] = None
+        self.vs[at] = self.vold[at] = self.ve[at] = self.vc[at] = None
 
     def _append(
         self,
@@ -122,7 +123,8 @@ class Columns:
         try:
             element = decoder.decode(record)
         except ElementError as error:
-            self.refuse(error)
+            self._append(None, None, None, None, None, None)
+            self.refused[len(self.op) - 1] = error.reason, str(error)
             return
         if type(element) is Insert:
             self._append("insert", element.payload, element.vs, None, element.ve, None)
@@ -137,7 +139,7 @@ class BulkDecoder:
 
     __slots__ = ("_decoder", "_rule", "_tried", "_worth_it")
 
-    def __init__(self, rule: Rule = Rule()) -> None:  # noqa: B008 (immutable)
+    def __init__(self, rule: Rule = Rule()) -> None:
         self._rule = rule
         self._decoder = rule.decoder()
         self._worth_it = True

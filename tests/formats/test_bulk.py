@@ -60,7 +60,9 @@ RECORDS = st.one_of(
     st.binary(max_size=30),
     st.none(),
 )
-RULES = st.builds(Rule, st.booleans(), st.sampled_from([64, 1 << 20]), st.sampled_from([1, 5, 6, 64]))
+RULES = st.builds(
+    Rule, st.booleans(), st.sampled_from([64, 1 << 20]), st.sampled_from([1, 5, 6, 64])
+)
 
 
 @given(st.lists(RECORDS, max_size=6), RULES)
