@@ -58,14 +58,7 @@ from lmerge_service.elements import INFINITY, START
 from lmerge_service.errors import ElementError
 from lmerge_service.formats.reasons import Reason
 
-__all__ = (
-    "EQUALITY_VERSION",
-    "MAX_DEPTH",
-    "PayloadCache",
-    "UncommonNumberError",
-    "canonical",
-    "common_number",
-)
+__all__ = ("EQUALITY_VERSION", "MAX_DEPTH", "PayloadCache", "canonical")
 
 EQUALITY_VERSION: Final = 1
 """Snapshots carry it: state made under another rule must not be continued under this one."""
@@ -97,7 +90,7 @@ def _short_cut(raw: bytes) -> bytes | None:
             value = _read_common_numbers(raw)
         else:
             value = _read_without_fractions(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError, UncommonNumberError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, _UncommonNumber):
         return None
     text = _write(value)
     if len(text) == len(raw):
@@ -106,11 +99,11 @@ def _short_cut(raw: bytes) -> bytes | None:
     return text if nothing_dropped else None
 
 
-class UncommonNumberError(Exception):
-    """A signal: the number takes a closer look."""
+class _UncommonNumber(Exception):  # noqa: N818 (a signal, not an error)
+    pass
 
 
-def common_number(text: str) -> int | float:
+def _common_number(text: str) -> int | float:
     """A number with a fraction or exponent, when its canonical text is no longer than `text`.
 
     Up to 15 digits the nearest double always says the same decimal number (DBL_DIG). `repr` and
@@ -118,11 +111,11 @@ def common_number(text: str) -> int | float:
     """
     value = float(text)
     if "e" in text or "E" in text or (len(text) > 16 and repr(value) != text):
-        raise UncommonNumberError
+        raise _UncommonNumber
     if value.is_integer():
         return int(value)
     if -1e-4 < value < 1e-4:
-        raise UncommonNumberError
+        raise _UncommonNumber
     return value
 
 
@@ -141,12 +134,10 @@ def _shallow(scalar: Any) -> Any:
 
 _Int64: Any = Annotated[int, msgspec.Meta(ge=START, le=INFINITY)]
 WITHOUT_FRACTIONS: Final[Any] = _shallow(_Int64 | str | bool | None)
-WITH_FRACTIONS: Final[Any] = _shallow(_Int64 | float | str | bool | None)
-"""The types of values that take the short cut."""
-
+"""The type of the values that take the short cut as they are read."""
 _read_without_fractions: Final = msgspec.json.Decoder(WITHOUT_FRACTIONS).decode
-_read_shallow: Final = msgspec.json.Decoder(WITH_FRACTIONS).decode
-_read_common_numbers: Final = msgspec.json.Decoder(float_hook=common_number).decode
+_read_shallow: Final = msgspec.json.Decoder(_shallow(_Int64 | float | str | bool | None)).decode
+_read_common_numbers: Final = msgspec.json.Decoder(float_hook=_common_number).decode
 _write: Final = msgspec.json.Encoder(order="sorted").encode
 
 

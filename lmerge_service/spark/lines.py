@@ -48,14 +48,13 @@ def _rows(path: str, start: int, rule: Rule) -> Iterator[pa.RecordBatch]:
         blocks = lines_of(file, start, start + RANGE_BYTES, limit=rule.max_record_bytes)
         for lines, offsets in blocks:
             count = len(lines)
-            yield rows_of(
-                lines,
-                rule,
-                source=pa.repeat(name, count),
-                partition=pa.repeat(pa.scalar(0, pa.int32()), count),
-                offset=pa.array(offsets, pa.int64()),
-                timestamp=pa.nulls(count, pa.timestamp("us", "UTC")),
-            )
+            origin = {
+                "source": pa.repeat(name, count),
+                "partition": pa.repeat(pa.scalar(0, pa.int32()), count),
+                "offset": pa.array(offsets, pa.int64()),
+                "timestamp": pa.nulls(count, pa.timestamp("us", "UTC")),
+            }
+            yield rows_of(pa.array(lines, pa.binary()), rule, origin)
 
 
 def _opened(path: str, name: str) -> IO[bytes]:
