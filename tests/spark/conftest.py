@@ -9,11 +9,19 @@ from pyspark.sql import SparkSession
 from lmerge_service.errors import EnvironmentMissingError
 from lmerge_service.spark.session import spark_session
 
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""For a JVM that ends before a better compiler would pay."""
+
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """Spark on two threads; without a Java the tests are skipped, unless $LMERGE_REQUIRE_SPARK."""
-    context = spark_session("tests", master="local[2]", driver_memory="1g")
+    context = spark_session(
+        "tests",
+        master="local[2]",
+        driver_memory="1g",
+        settings={"spark.driver.defaultJavaOptions": SHORT_LIVED},
+    )
     try:
         session = context.__enter__()
     except EnvironmentMissingError as missing:
