@@ -291,13 +291,12 @@ def test_every_partition_of_a_topic_is_a_legal_stream_with_all_stables(
         mine = [
             each
             for each in stream
-            if isinstance(each, Stable) or router.partition_of(each.payload) == number  # type: ignore[union-attr]
+            if isinstance(each, Stable) or router.partition_of(each.payload) == number
         ]
         found = [record for record in received(bootstrap, topic) if record.partition == number]
         assert [record.value for record in found] == [encode(each) for each in mine]
         assert [record.key for record in found] == [
-            None if isinstance(each, Stable) else router.key_of(each.payload)  # type: ignore[union-attr]
-            for each in mine
+            None if isinstance(each, Stable) else router.key_of(each.payload) for each in mine
         ]
         alone = read_elements(spark, Topics(bootstrap, topic)).where(F.col("partition") == number)
         assert told(alone) == mine
