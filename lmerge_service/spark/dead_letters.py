@@ -18,7 +18,7 @@ from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.spark.connection import kafka_options
 from lmerge_service.spark.elements import topic_width
 from lmerge_service.spark.errors import spark_errors
-from lmerge_service.spark.places import Topic
+from lmerge_service.spark.places import Topic, located
 from lmerge_service.spark.schema import refused_of
 
 __all__ = ("letters_of", "stream_dead_letters", "write_dead_letters")
@@ -35,7 +35,7 @@ def letters_of(records: DataFrame, replicas: Mapping[str, str] = _NOBODY) -> Dat
 
     `replicas` gives names by source.
     """
-    names = dict(replicas)
+    names = {located(source): name for source, name in replicas.items()} | dict(replicas)
 
     def written(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -93,7 +93,7 @@ def stream_dead_letters(
     topic_width(sink)
     with spark_errors(f"writing {sink.name}"):
         writer = letters_of(records, replicas).writeStream.format("kafka")
-        writer = writer.options(**_options(sink)).option("checkpointLocation", checkpoint)
+        writer = writer.options(**_options(sink)).option("checkpointLocation", located(checkpoint))
         return (writer if trigger is None else writer.trigger(**trigger)).start()
 
 

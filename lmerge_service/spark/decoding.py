@@ -24,7 +24,7 @@ Cost
     keeps one decoder per rule for all its tasks, and with it the payloads of late.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final
@@ -59,7 +59,10 @@ _Refused = dict[int, tuple[str, str]]
 
 
 def decoding(rule: Rule, *, keys: bool) -> Callable[[Iterator[pa.RecordBatch]], Any]:
-    """For `mapInArrow`: from (source, partition, offset, timestamp, key, headers, value)."""
+    """For `mapInArrow`: from (source, partition, offset, timestamp, key, headers, value).
+
+    Headers are a string, `name=hex` with commas between them, `name=-` for null; null for none.
+    """
 
     def decode(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -83,7 +86,7 @@ def rows_of(
     origin: Mapping[str, pa.Array],
     *,
     key: pa.BinaryArray | None = None,
-    headers: pa.ListArray | None = None,
+    headers: pa.StringArray | None = None,
     keys: bool = False,
 ) -> pa.RecordBatch:
     """The rows that records say; `origin` has source, partition, offset and timestamp.
@@ -239,23 +242,33 @@ def _illegal(cut: pa.RecordBatch) -> np.ndarray:
 
 
 def _started_over(
-    headers: pa.ListArray | None, count: int
+    headers: pa.StringArray | None, count: int
 ) -> tuple[dict[int, ElementError], pa.Array, pa.Array]:
     """Records whose headers are wrong, and what the others' say."""
     wrong: dict[int, ElementError] = {}
+    if headers is None or headers.null_count == count:
+        return wrong, _zeros(count), pa.repeat(pa.scalar(START, pa.int64()), count)
     incarnation, joining_at = [0] * count, [START] * count
-    if headers is not None and headers.null_count < count:
-        for at, given in enumerate(headers.to_pylist()):
+    for at, told in enumerate(headers.to_pylist()):
+        if told is not None:
             try:
-                said = tuple((each["key"], each["value"]) for each in given or ())
-                incarnation[at], joining_at[at] = _said(said)
+                incarnation[at], joining_at[at] = _said(told)
             except ElementError as error:
                 wrong[at] = error
     return wrong, pa.array(incarnation, pa.int64()), pa.array(joining_at, pa.int64())
 
 
+def _zeros(count: int) -> pa.Int64Array:
+    return pa.repeat(pa.scalar(0, pa.int64()), count)
+
+
 @lru_cache(maxsize=1024)
-def _said(headers: Sequence[tuple[str, bytes]]) -> tuple[int, int]:
+def _said(told: str) -> tuple[int, int]:
+    """Of headers as `name=hex`, or `name=-` for one that is null, with commas between them."""
+    headers: list[tuple[str, Any]] = []
+    for each in told.split(","):
+        name, _, value = each.partition("=")
+        headers.append((name, None if value == "-" else bytes.fromhex(value)))
     return incarnation_of(headers)
 
 

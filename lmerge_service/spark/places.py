@@ -5,11 +5,12 @@ Each is a value, so that a pipeline can be written down before there is a Spark 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeAlias
 
 from lmerge_service.topology import Kafka
 
-__all__ = ("JsonFiles", "ParquetFiles", "Sink", "Source", "Topic", "Topics")
+__all__ = ("JsonFiles", "ParquetFiles", "Sink", "Source", "Topic", "Topics", "located")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class JsonFiles:
 
     path: str
     options: Mapping[str, str] = field(default_factory=dict)
-    """Spark's own for files, such as maxFilesPerTrigger, pathGlobFilter; to write, compression."""
+    """Spark's own for files, such as maxFilesPerTrigger, pathGlobFilter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,11 @@ class ParquetFiles:
     path: str
     options: Mapping[str, str] = field(default_factory=dict)
     """Spark's own for files, such as maxFilesPerTrigger; to write, compression."""
+
+
+def located(path: str) -> str:
+    """A path as Spark takes it: a local one from the root on, since the JVM's folder is its own."""
+    return path if ":/" in path else str(Path(path).absolute())
 
 
 Source: TypeAlias = Topics | JsonFiles | ParquetFiles

@@ -513,3 +513,28 @@ def test_elements_are_no_more_than_their_columns(spark: SparkSession, tmp_path: 
         (23, b""),
         (24, b"poison"),
     ]
+
+
+def test_headers_of_any_kind_are_read_as_the_merge_reads_them(spark: SparkSession) -> None:
+    many: list[Any] = [
+        None,
+        [],
+        [("other", b"x")],
+        [("other", None), ("lmerge-incarnation", b"2")],
+        [("lmerge-incarnation", b"2"), ("lmerge-joining-at", b"-5"), ("other,=-", b",=")],
+        [("lmerge-incarnation", b"2"), ("lmerge-incarnation", b"3")],
+        [("lmerge-incarnation", b"x"), ("lmerge-incarnation", b"3")],
+        [("lmerge-joining-at", b"5")],
+        [("lmerge-incarnation", None)],
+        [("lmerge-incarnation", b"")],
+        [("lmerge-incarnation", b"=,\xff")],
+    ]
+    good = encode(Stable(1))
+    rows = [("t", at, at + 7, b"%d" % at, good, each) for at, each in enumerate(many)]
+    raw = spark.createDataFrame(
+        rows,
+        "source string, partition int, offset long, key binary, value binary, "
+        "headers array<struct<key:string,value:binary>>",
+    )
+    found = [row.asDict() for row in decode_records(raw).orderBy("offset").collect()]
+    assert found == [expected(at, good, Rule(), each) for at, each in enumerate(many)]
