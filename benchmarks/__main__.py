@@ -22,6 +22,7 @@ from benchmarks import (
     rolling,
     service,
     soak,
+    spark,
 )
 from benchmarks.sizes import TINY, Sizes
 from lmerge_service.service.tuning import quieten_garbage_collector
@@ -49,13 +50,14 @@ def main() -> None:
     parser.add_argument("--only", choices=("in-process", "kafka"), help="a part only")
     parser.add_argument("--json", action="store_true", help="speak JSON")
     what = parser.add_subparsers(
-        dest="what", metavar="figures | policies | service | soak | rolling"
+        dest="what", metavar="figures | policies | service | soak | rolling | spark"
     )
     _add_figures(what)
     _add_policies(what)
     _add_service(what)
     _add_soak(what)
     _add_rolling(what)
+    _add_spark(what)
     options = parser.parse_args()
     if options.what == "policies":
         _run_policies(options.events, options.json, options.out)
@@ -81,6 +83,8 @@ def main() -> None:
     elif options.what == "rolling":
         how = rolling.Rolling(minutes=options.minutes, workers=options.workers, rate=options.rate)
         good = asyncio.run(rolling.roll(how, report))
+    elif options.what == "spark":
+        spark.run(options.runs, options.records, report)
     else:
         _run(options.only, options.runs, options.elements, report)
     if options.json:
@@ -101,6 +105,13 @@ def _add_figures(what: _Subparsers) -> None:
     )
     of_figures.add_argument("--json", action="store_true", help="speak JSON")
     of_figures.add_argument("--out", type=Path, default=Path("docs/figures"), help="for the SVG")
+
+
+def _add_spark(what: _Subparsers) -> None:
+    of_spark = what.add_parser("spark", help="reading and writing elements with Spark")
+    of_spark.add_argument("--runs", type=int, default=3, help="runs of each (3)")
+    of_spark.add_argument("--records", type=int, default=2_000_000, help="records (2,000,000)")
+    of_spark.add_argument("--json", action="store_true", help="speak JSON")
 
 
 def _add_policies(what: _Subparsers) -> None:

@@ -10,7 +10,7 @@ from lmerge_service.formats import payload
 from lmerge_service.formats.payload import PayloadCache, canonical
 from lmerge_service.formats.wire import WireDecoder, encode
 
-__all__ = ("run",)
+__all__ = ("flight", "run")
 
 Report = Callable[[str, str, Sequence[float]], None]
 _RECORDS: Final = 500
@@ -19,7 +19,7 @@ _ROUNDS: Final = 40
 
 def run(runs: int, report: Report) -> None:
     """Payloads of about 120 bytes; batches that fit into the processor's caches, as polls do."""
-    flights = [_flight(number) for number in range(_RECORDS)]
+    flights = [flight(number) for number in range(_RECORDS)]
     for kind, form in _RECORD_FORMS.items():
         records = [form % (flight, 1_700_000_000_000 + i) for i, flight in enumerate(flights)]
         decode = WireDecoder().decode
@@ -43,23 +43,24 @@ _RECORD_FORMS: Final = {
 }
 
 
-def _flight(number: int, **more: Any) -> bytes:
+def flight(number: int, **more: Any) -> bytes:
+    """A canonical payload of about 120 bytes, unless there is more."""
     fields = {"arr_delay": 11, "carrier": "UA", "dep_delay": 2, "dest": "IAH", "distance": 1400}
     fields |= {"flight": f"UA{number:04}", "origin": "EWR", "tail": "N14228"} | more
     return json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def _payload_forms() -> dict[str, bytes]:
-    canonical_one = _flight(1)
+    canonical_one = flight(1)
     return {
         "canonical": canonical_one,
-        "other order": _flight(1, arr_delay=12, a=1),
+        "other order": flight(1, arr_delay=12, a=1),
         "spaced": json.dumps(json.loads(canonical_one)).encode(),
-        "two fractions": _flight(1, arr_delay=11.5, dep_delay=2.25),
-        "two fractions of 17 digits": _flight(1, arr_delay=0.1 + 0.2, dep_delay=2.2511111111111112),
-        "two whole fractions": _flight(1, arr_delay=11.0, dep_delay=2.0),
-        "an exponent": _flight(1, arr_delay=1e-7),
-        "1 KB": _flight(1, text="x" * 900),
+        "two fractions": flight(1, arr_delay=11.5, dep_delay=2.25),
+        "two fractions of 17 digits": flight(1, arr_delay=0.1 + 0.2, dep_delay=2.2511111111111112),
+        "two whole fractions": flight(1, arr_delay=11.0, dep_delay=2.0),
+        "an exponent": flight(1, arr_delay=1e-7),
+        "1 KB": flight(1, text="x" * 900),
     }
 
 

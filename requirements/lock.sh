@@ -10,7 +10,7 @@ compile() {
         --no-annotate --no-header pyproject.toml "$@" -o "requirements/$out.txt"
 }
 compile all --extra dev --extra demo --extra spark
-compile dev --extra dev --extra demo -c requirements/all.txt
+compile dev --extra dev --extra demo --extra spark -c requirements/all.txt
 compile demo --extra demo -c requirements/all.txt
 compile spark --extra spark -c requirements/all.txt
 compile base -c requirements/all.txt

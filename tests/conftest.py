@@ -32,11 +32,16 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks what uses a broker, and gives it to two workers of xdist, by module: each has a broker
-    of its own, and while one waits for what it has started, the other works."""
+    of its own, and while one waits for what it has started, the other works. What uses Spark is
+    for one worker, with one JVM."""
     for item in items:
-        if "bootstrap" in getattr(item, "fixturenames", ()):
+        fixtures = getattr(item, "fixturenames", ())
+        if "bootstrap" in fixtures:
             item.add_marker("kafka")
-        if item.get_closest_marker("kafka"):
+        if "spark" in fixtures:
+            item.add_marker("spark")
+            item.add_marker(pytest.mark.xdist_group("spark"))
+        elif item.get_closest_marker("kafka"):
             group = zlib.crc32(item.nodeid.partition("::")[0].encode()) % 2
             item.add_marker(pytest.mark.xdist_group(f"kafka{group}"))
 

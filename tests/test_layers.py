@@ -23,10 +23,16 @@ ROOMS: dict[str, set[str]] = {
     "feedback": {"model", "formats", "kafka"},
     "service": {"model", "core", "credentials", "feedback", "formats", "kafka", "topology"},
     "offline": {"model", "core", "formats", "kafka"},
+    "spark": {"model", "core", "credentials", "formats", "kafka", "service", "topology"},
     "demo": {"model", "formats", "kafka", "offline", "present", "service", "topology"},
 }
 ROOMS["cli"] = set(ROOMS)
-ONLY_IN: dict[str, set[str]] = {"aiokafka": {"kafka"}, "pyspark": set(), "typer": {"cli"}}
+ONLY_IN: dict[str, set[str]] = {
+    "aiokafka": {"kafka"},
+    "pyspark": {"spark"},
+    "pyarrow": {"spark"},
+    "typer": {"cli"},
+}
 # The judge of a run must not share the mistakes of what it judges: of the package it may use the
 # model and the decoding of records, and nothing of chaos/ that is not part of it.
 JUDGE = ("__main__", "decided", "dump", "history", "records", "seen", "streams", "verdicts")

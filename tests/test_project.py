@@ -24,7 +24,13 @@ def names(requirements: list[str]) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("file", "extras"), [("base", []), ("demo", ["demo"]), ("dev", ["demo", "dev"])]
+    ("file", "extras"),
+    [
+        ("base", []),
+        ("demo", ["demo"]),
+        ("spark", ["spark"]),
+        ("dev", ["demo", "dev", "spark"]),
+    ],
 )
 def test_every_dependency_is_locked_with_its_hash(file: str, extras: list[str]) -> None:
     wanted = names(PROJECT["dependencies"])

@@ -78,7 +78,7 @@ def canonical(raw: bytes, *, nfc: bool = False, max_depth: int = MAX_DEPTH) -> b
     Raises:
         ElementError: `raw` is refused; `reason` is a `Reason`.
     """
-    common = max_depth >= _SHALLOW and (not nfc or (raw.isascii() and b"\\" not in raw))
+    common = max_depth >= SHALLOW and (not nfc or (raw.isascii() and b"\\" not in raw))
     return (_short_cut(raw) if common else None) or _long_way(raw, nfc, max_depth)
 
 
@@ -120,19 +120,22 @@ def _common_number(text: str) -> int | float:
 
 
 _POINT: Final = ord(".")
-_SHALLOW: Final = 6
+SHALLOW: Final = 6
+"""How deep a value may be nested that takes the short cut."""
 
 
 def _shallow(scalar: Any) -> Any:
-    """The type of JSON values of such scalars, nested at most `_SHALLOW` deep."""
+    """The type of JSON values of such scalars, nested at most `SHALLOW` deep."""
     shape: Any = scalar
-    for _ in range(_SHALLOW):
+    for _ in range(SHALLOW):
         shape = scalar | list[shape] | dict[str, shape]
     return shape
 
 
 _Int64: Any = Annotated[int, msgspec.Meta(ge=START, le=INFINITY)]
-_read_without_fractions: Final = msgspec.json.Decoder(_shallow(_Int64 | str | bool | None)).decode
+WITHOUT_FRACTIONS: Final[Any] = _shallow(_Int64 | str | bool | None)
+"""The type of the values that take the short cut as they are read."""
+_read_without_fractions: Final = msgspec.json.Decoder(WITHOUT_FRACTIONS).decode
 _read_shallow: Final = msgspec.json.Decoder(_shallow(_Int64 | float | str | bool | None)).decode
 _read_common_numbers: Final = msgspec.json.Decoder(float_hook=_common_number).decode
 _write: Final = msgspec.json.Encoder(order="sorted").encode

@@ -48,31 +48,31 @@ __all__ = ("MAX_RECORD_BYTES", "WireDecoder", "encode")
 
 MAX_RECORD_BYTES: Final = 1 << 20
 
-_Finite = Annotated[int, msgspec.Meta(ge=START, le=INFINITY)]
-_Time = _Finite | None
+Finite = Annotated[int, msgspec.Meta(ge=START, le=INFINITY)]
+Time = Finite | None
 
 
 class _Insert(
     msgspec.Struct, frozen=True, gc=False, tag_field="op", tag="insert", forbid_unknown_fields=True
 ):
     payload: msgspec.Raw
-    vs: _Finite
-    ve: _Time
+    vs: Finite
+    ve: Time
 
 
 class _Adjust(
     msgspec.Struct, frozen=True, gc=False, tag_field="op", tag="adjust", forbid_unknown_fields=True
 ):
     payload: msgspec.Raw
-    vs: _Finite
-    vold: _Time
-    ve: _Time
+    vs: Finite
+    vold: Time
+    ve: Time
 
 
 class _Stable(
     msgspec.Struct, frozen=True, gc=False, tag_field="op", tag="stable", forbid_unknown_fields=True
 ):
-    vc: _Time
+    vc: Time
 
 
 _read: Final = msgspec.json.Decoder(_Insert | _Adjust | _Stable).decode

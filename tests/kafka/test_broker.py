@@ -294,7 +294,7 @@ def test_without_the_extra_one_line_says_so(
 def test_jars_that_are_not_the_expected_ones_are_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def resolve(repository: Path, say: Callable[[str], None]) -> Iterator[Path]:
+    def resolve(_: object, repository: Path, say: Callable[[str], None]) -> Iterator[Path]:
         repository.mkdir()
         (repository / "kafka.jar").write_bytes(b"evil")
         yield repository / "kafka.jar"
@@ -309,7 +309,7 @@ def test_jars_that_are_not_the_expected_ones_are_not_kept(
 def test_a_download_that_fails_is_told_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def resolve(repository: Path, say: Callable[[str], None]) -> Iterator[Path]:
+    def resolve(_: object, repository: Path, say: Callable[[str], None]) -> Iterator[Path]:
         raise ConnectionError("no route to host\nmore\nof it")
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

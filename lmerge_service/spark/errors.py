@@ -1,0 +1,43 @@
+"""Spark's errors, translated into ours: one line instead of a Java stack."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from pyspark.errors import AnalysisException, PySparkException
+
+from lmerge_service.errors import ConfigurationError, LMergeError, StateError, TransportError
+
+__all__ = ("spark_errors",)
+
+_OF_KAFKA: Final = re.compile(r"org\.apache\.kafka\.[\w.]*\.(\w+Exception): ?(.*)")
+_RAISED: Final = re.compile(r"\[USER_RAISED_EXCEPTION\] (.*?)(?: SQLSTATE|$)", re.MULTILINE)
+_PYTHON: Final = re.compile(r"^lmerge_service\.errors\.\w+: (.*)$", re.MULTILINE)
+
+
+@contextmanager
+def spark_errors(doing: str) -> Iterator[None]:
+    """Translates what Spark raises; `doing` begins the message, the cause is kept.
+
+    Raises:
+        ConfigurationError: Spark refuses the query: no such path, column or option.
+        TransportError: Kafka cannot be reached, or refuses.
+        StateError: a file is damaged, or not what it should be.
+    """
+    try:
+        yield
+    except PySparkException as error:
+        raise _translated(doing, error) from error
+
+
+def _translated(doing: str, error: PySparkException) -> LMergeError:
+    text = str(error)
+    if found := _OF_KAFKA.search(text):
+        return TransportError(f"{doing}: {found[2].strip() or found[1]}")
+    if found := _RAISED.search(text) or _PYTHON.search(text):
+        return StateError(f"{doing}: {found[1].strip()}")
+    gist = next(filter(None, map(str.strip, text.splitlines())), type(error).__name__)
+    if isinstance(error, AnalysisException):
+        return ConfigurationError(f"{doing}: {gist}")
+    return StateError(f"{doing}: {gist}")

