@@ -85,6 +85,7 @@ def _measure(
 
     reads("Kafka: records as they are", lambda: kafka_records(spark, topics))
     reads("Kafka: elements", lambda: read_elements(spark, topics))
+    reads("Kafka: elements, no keys", lambda: read_elements(spark, topics, keys="none"))
     reads(
         "Kafka: from_json, payloads not canonical",
         lambda: kafka_records(spark, topics).select(natively.alias("e")).select("e.*"),
@@ -103,7 +104,11 @@ def _measure(
     reads("Parquet: elements", lambda: read_elements(spark, parquet))
     ends = read_elements(spark, parquet).groupBy("payload", "vs").agg(F.max_by("ve", "offset"))
     reads("Parquet: elements, last end of each event", lambda: ends)
-    ends = read_elements(spark, topics).groupBy("payload", "vs").agg(F.max_by("ve", "offset"))
+    ends = (
+        read_elements(spark, topics, keys="none")
+        .groupBy("payload", "vs")
+        .agg(F.max_by("ve", "offset"))
+    )
     reads("Kafka: elements, last end of each event", lambda: ends)
     sinks = iter(range(runs + 1))
 

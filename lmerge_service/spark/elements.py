@@ -35,7 +35,7 @@ from lmerge_service.formats.bulk import Rule
 from lmerge_service.kafka.topics import Topics as AskedTopics
 from lmerge_service.service.connection import connection_of
 from lmerge_service.spark.connection import kafka_options, kafka_section
-from lmerge_service.spark.decoding import HEADERS, decoding
+from lmerge_service.spark.decoding import HEADERS, Keys, decoding
 from lmerge_service.spark.encoding import record_value, to_records
 from lmerge_service.spark.errors import spark_errors
 from lmerge_service.spark.lines import RANGE_BYTES, line_reading
@@ -81,11 +81,12 @@ def read_elements(
     *,
     streaming: bool = False,
     rule: Rule = _ANYTHING,
-    keys: bool = False,
+    keys: Keys = "refused",
 ) -> DataFrame:
     """Rows of `schema.RECORDS`: what the records of a source say, and those that are refused.
 
-    `keys` keeps the record keys of elements too, which most have in their payload already.
+    `keys` tells whose record keys are kept: dead letters need those of refused records, and most
+    elements have theirs in the payload; where none are needed, handing them over is saved (1 µs).
 
     Raises:
         ConfigurationError: there is no such file, or Parquet is not what is written here.
@@ -116,7 +117,9 @@ def kafka_records(spark: SparkSession, source: Topics, streaming: bool = False) 
         return loaded.withColumnRenamed("topic", "source")
 
 
-def decode_records(records: DataFrame, *, rule: Rule = _ANYTHING, keys: bool = False) -> DataFrame:
+def decode_records(
+    records: DataFrame, *, rule: Rule = _ANYTHING, keys: Keys = "refused"
+) -> DataFrame:
     """Rows of `schema.RECORDS` of raw records, wherever they were kept.
 
     `value` must be there; source, partition, offset, timestamp, key and headers may be.
@@ -127,7 +130,8 @@ def decode_records(records: DataFrame, *, rule: Rule = _ANYTHING, keys: bool = F
         return given.cast(kind).alias(name)
 
     raw = records.select(
-        *(column(each.name, each.dataType.simpleString()) for each in ORIGIN.fields[:5]),
+        *(column(each.name, each.dataType.simpleString()) for each in ORIGIN.fields[:4]),
+        (F.lit(None).cast("binary") if keys == "none" else column("key", "binary")).alias("key"),
         _told(column("headers", "array<struct<key:string,value:binary>>")).alias("headers"),
         column("value", "binary"),
     )

@@ -9,7 +9,7 @@ Theory
     | partition | int | of the topic; 0 for files |
     | offset | long | in the partition; for a line, of its first byte in the file |
     | timestamp | timestamp | the record's own time; null for files |
-    | key | binary | of the record; kept if asked for, and for refused records |
+    | key | binary | of the record; kept for refused records, or as asked for (`keys`) |
     | incarnation | long | of the replica, by its header; 0 without |
     | joining_at | long | the time from which the incarnation is correct; -2**63 without |
     | op | string | insert, adjust or stable; null: refused |

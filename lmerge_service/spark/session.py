@@ -139,8 +139,6 @@ def _settings(master: str, memory: str, jars: list[Path], folder: Path) -> dict[
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
-        # A batch that a Python worker gets has as many rows as by default, but bounded bytes.
-        "spark.sql.execution.arrow.maxBytesPerBatch": str(32 << 20),
         "spark.redaction.regex": _REDACTED,
         "spark.sql.redaction.options.regex": _REDACTED,
     }

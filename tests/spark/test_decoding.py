@@ -59,7 +59,7 @@ def rows(
     rule: Rule = Rule(),  # noqa: B008
     headers: list[Headers] | None = None,
 ) -> list[dict[str, Any]]:
-    [batch] = decoding(rule, keys=False)(iter([batch_of(said, headers)]))
+    [batch] = decoding(rule, keys="refused")(iter([batch_of(said, headers)]))
     batch.validate(full=True)
     told: list[dict[str, Any]] = batch.to_pylist()
     return told
@@ -161,8 +161,10 @@ def test_headers_are_read_before_the_record(headers: Headers, record: bytes | No
 
 
 def test_keys_of_elements_are_kept_if_asked_for() -> None:
-    [batch] = decoding(Rule(), keys=True)(iter([batch_of([b'{"op":"stable","vc":7}', b"x"])]))
-    assert batch.column("key").to_pylist() == [b"0", b"1"]
+    for keys, kept in (("all", [b"0", b"1"]), ("refused", [None, b"1"])):
+        batches = iter([batch_of([b'{"op":"stable","vc":7}', b"x"])])
+        [batch] = decoding(Rule(), keys=keys)(batches)  # type: ignore[arg-type]
+        assert batch.column("key").to_pylist() == kept
 
 
 def test_simple_records_are_never_decoded_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:

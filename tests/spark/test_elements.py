@@ -235,7 +235,14 @@ def test_what_is_written_is_read_back(
     assert refused_of(read).count() == 0
 
 
-@pytest.mark.parametrize("kind", ["kafka", "json", "parquet"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "kafka",
+        pytest.param("json", marks=pytest.mark.deep),
+        pytest.param("parquet", marks=pytest.mark.deep),
+    ],
+)
 def test_a_stream_is_written_and_read_as_it_grows(
     spark: SparkSession, place: Callable[[str], tuple[Sink, Source]], kind: str, tmp_path: Path
 ) -> None:
@@ -408,7 +415,15 @@ def test_only_what_is_committed_is_read(
     look()
 
 
-@pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
+@pytest.mark.parametrize(
+    "codec",
+    [
+        pytest.param("gzip", marks=pytest.mark.deep),
+        pytest.param("snappy", marks=pytest.mark.deep),
+        pytest.param("lz4", marks=pytest.mark.deep),
+        "zstd",
+    ],
+)
 def test_compressed_topics_are_read(
     spark: SparkSession, bootstrap: str, topic_name: Callable[..., str], codec: str
 ) -> None:
@@ -436,7 +451,9 @@ def test_an_incarnation_is_written_in_the_headers_that_the_service_reads(
         incarnation_headers(1, 0),
         incarnation_headers(2, 5),
     ]
-    back = read_elements(spark, Topics(bootstrap, topic), keys=True).orderBy("offset").collect()
+    back = read_elements(spark, Topics(bootstrap, topic), keys="all").orderBy("offset").collect()
+    bare = read_elements(spark, Topics(bootstrap, topic), keys="none")
+    assert bare.where("key IS NOT NULL").count() == 0
     assert [row.reason for row in back] == ["header", None, None], "joining needs an incarnation"
     assert [(row.incarnation, row.joining_at) for row in back[1:]] == [(1, 0), (2, 5)]
     assert [row.key for row in back] == [each.payload for each in STREAM[:3]]  # type: ignore[union-attr]
