@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from lmerge_service.kafka.broker import SETTINGS, LocalBroker
 from lmerge_service.kafka.jars import KAFKA_VERSION
 
-for name, examples in {"default": 100, "ci": 100, "deep": 2000}.items():
+for name, examples in {"default": 50, "deep": 2000}.items():
     settings.register_profile(
         name,
         max_examples=examples,
