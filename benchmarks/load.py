@@ -5,6 +5,7 @@ Who owns what
 """
 
 import time
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -56,17 +57,17 @@ class Load:
             if replica.returncode:
                 raise LMergeError(f"a replica ended: {self._stage.said(log)}")
 
-    async def audit(self) -> bool:
-        """Whether the output is legal, complete, and what the logical stream is; prints it."""
+    async def audit(self, tell: Callable[[str], None] = print) -> bool:
+        """Whether the output is legal, complete, and what the logical stream is; tells of it."""
         say("reading the output back")
         found = await audit_topic(self._merge.connection, self._merge.output, WireDecoder())
         reference = final_tdb(list(lives(self._part(0))))
         verdict = compare(Audited("the logical stream", reference), found)
         for difference in verdict.differences[:5]:
-            print(f"  {difference}")
+            tell(f"  {difference}")
         good = verdict.equivalent and found.complete
         said = "equivalent to the logical stream" if good else "NOT equivalent"
-        print(f"audit: {len(found.tdb):,} events, {said}")
+        tell(f"audit: {len(found.tdb):,} events, {said}")
         return good
 
     def _part(self, number: int) -> Part:

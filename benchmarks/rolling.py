@@ -49,7 +49,7 @@ async def roll(rolling: Rolling, report: Report) -> bool:
         run = _Run(stage, rolling)
         await run.play()
         run.tell(report)
-        return await run.load.audit()
+        return await run.load.audit(say)
 
 
 class _Run:
