@@ -55,7 +55,12 @@ def test_the_demo_proves_the_merged_stream_equivalent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -9)]
+    ("number", "code"),
+    [
+        (signal.SIGINT, 130),
+        pytest.param(signal.SIGTERM, 130, marks=pytest.mark.deep),
+        (signal.SIGKILL, -9),
+    ],
 )
 def test_whatever_ends_the_demo_nothing_is_left(
     tmp_path: Path, number: signal.Signals, code: int
