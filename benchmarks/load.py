@@ -17,10 +17,21 @@ from lmerge_service.errors import LMergeError
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.offline.audit import Audited, audit_topic, compare
 from lmerge_service.present.life import final_tdb
+from lmerge_service.service.status import Status
 
-__all__ = ("Load",)
+__all__ = ("Load", "has_a_task", "has_ended")
 
 _TOPICS: Final = tuple(TOPICS.values())
+
+
+def has_a_task(status: Status) -> bool:
+    """It leads or follows what it is to."""
+    return status.state in ("running", "standby")
+
+
+def has_ended(status: Status) -> bool:
+    """The output of every task has."""
+    return all(task.output.ended for task in status.tasks)
 
 
 class Load:

@@ -15,10 +15,9 @@ from statistics import median
 from typing import Final
 
 from benchmarks.fleet import Merge, Report, Worker, say, staged
-from benchmarks.load import Load
+from benchmarks.load import Load, has_a_task, has_ended
 from benchmarks.traffic import Arrivals, following
 from lmerge_service.demo.stage import Stage
-from lmerge_service.service.status import Status
 
 __all__ = ("Rolling", "roll")
 
@@ -71,7 +70,7 @@ class _Run:
         for _ in range(self._rolling.workers):
             self._workers.append(await self._merge.worker())
         for worker in self._workers:
-            await worker.wait(_is_ready, "a task")
+            await worker.wait(has_a_task, "a task")
         partitions = range(self._rolling.workers)
         self._arrivals = [
             Arrivals(self._merge.connection, self._merge.output, p) for p in partitions
@@ -84,7 +83,7 @@ class _Run:
             while time.time() + _SETTLE_SECONDS < self.load.began + self._seconds:
                 await self._restart()
             for worker in self._workers:
-                await worker.wait(_has_ended, "the output to end", every=0.5)
+                await worker.wait(has_ended, "the output to end", every=0.5)
         for worker in self._workers:
             await worker.end()
 
@@ -97,7 +96,7 @@ class _Run:
         await worker.end()
         self._stops.append(time.time() - stopped)
         started = await self._merge.worker()
-        await started.wait(_is_ready, "a task or a standby's place")
+        await started.wait(has_a_task, "a task or a standby's place")
         self._workers.append(started)
         self.load.check()
         await asyncio.sleep(_SETTLE_SECONDS)
@@ -120,11 +119,3 @@ class _Run:
         ):
             report(what, "ms", [s * _MS for s in seconds])
         say(f"median silence {median(self._silences):.2f} s")
-
-
-def _is_ready(status: Status) -> bool:
-    return status.state in ("running", "standby")
-
-
-def _has_ended(status: Status) -> bool:
-    return all(task.output.ended for task in status.tasks)

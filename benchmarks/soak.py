@@ -22,7 +22,7 @@ from statistics import linear_regression
 from typing import Final, TypeAlias
 
 from benchmarks.fleet import Merge, Worker, staged
-from benchmarks.load import Load
+from benchmarks.load import Load, has_a_task, has_ended
 from lmerge_service.demo.stage import Stage
 from lmerge_service.service.status import Status, TaskStatus
 
@@ -167,14 +167,14 @@ class _Soak:
         await self._merge.topics()
         for _ in range(2):
             self._workers.append(await self._merge.worker())
-            await self._workers[-1].wait(_has_a_task, "a task")
+            await self._workers[-1].wait(has_a_task, "a task")
         self._reported = time.time()
         await self.load.speak()
         for due, step in self._steps():
             await self._look_until(due)
             await step()
         for worker in self._workers:
-            await worker.wait(_has_ended, "the output to end", every=0.5)
+            await worker.wait(has_ended, "the output to end", every=0.5)
             await worker.end()
 
     def _steps(self) -> Iterator[tuple[float, _Step]]:
@@ -245,11 +245,3 @@ class _Soak:
             flush=True,
         )
         self._told, self._reported, self._news = Counter(sums), time.time(), []
-
-
-def _has_a_task(status: Status) -> bool:
-    return status.state in ("running", "standby")
-
-
-def _has_ended(status: Status) -> bool:
-    return all(task.output.ended for task in status.tasks)
