@@ -380,3 +380,24 @@ def test_a_soak_ends_with_the_audit_and_tells_by_its_exit_code_that_a_bound_is_e
     assert verdict == "NOT WELL"
     for word in ("killed, another started", "stopped, another started", "starts over"):
         assert word in said.stdout
+
+
+@pytest.mark.kafka
+@pytest.mark.deep
+def test_a_rolling_restart_ends_with_the_audit() -> None:
+    said = _benchmarks("rolling", "--minutes", "0.4", "--workers", "2", "--rate", "100", "--json")
+    assert said.returncode == 0, said.stderr[-2_000:]
+    found = {row["name"]: row["values"] for row in json.loads(said.stdout)["rows"]}
+    assert found["restarts"][0] >= 1
+    assert all(value > 0 for values in found.values() for value in values)
+    assert "audit: 2,400 events, equivalent to the logical stream" in said.stderr
+
+
+@pytest.mark.kafka
+@pytest.mark.deep
+def test_reading_with_spark_is_measured_from_the_command_line() -> None:
+    said = _benchmarks("spark", "--records", "2000", "--runs", "1", "--json")
+    assert said.returncode == 0, said.stderr[-2_000:]
+    rows = json.loads(said.stdout)["rows"]
+    assert len(rows) > 10
+    assert all(value > 0 for row in rows for value in row["values"])
