@@ -128,7 +128,7 @@ def _add_service(what: _Subparsers) -> None:
         "--only", nargs="+", choices=service.NAMES, default=service.NAMES, metavar="NAME",
         help=", ".join(service.NAMES),
     )  # fmt: skip
-    of_service.add_argument("--events", type=int, help="events a replica, for rates (250,000)")
+    of_service.add_argument("--events", type=int, help="events a replica, for rates (300,000)")
     of_service.add_argument(
         "--backlog", type=int, help="events a replica, for `backlog` (1,000,000)"
     )

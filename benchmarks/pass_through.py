@@ -1,9 +1,9 @@
 """The pass-through that a user would write: aiokafka's own batches, in transactions.
 
 Theory
-    Ratios are to this, since it is what the table of alternatives in docs/performance.md is
-    relative to: `getmany`, one batch built per poll, transactions of up to 20,000 records that
-    carry the consumer's offsets, batches of 256 KiB, a garbage collector that is left in peace.
+    Ratios are to what somebody who knows the client would write: `getmany`, batches of up to
+    256 KiB that are built directly, transactions of up to 20,000 records that carry the consumer's
+    offsets, a garbage collector that is left in peace.
     `lmerge_service.demo.throughput` has a faster one, with the merge's own source and sink, which
     makes no `ConsumerRecord`.
 
@@ -29,9 +29,8 @@ from lmerge_service.service.tuning import quieten_garbage_collector
 
 __all__ = ("plain_pass_through",)
 
-_FOR_EVER = 1 << 62
-
 _AT_ONCE = 20_000
+_FOR_EVER = 1 << 62
 
 
 async def plain_pass_through(connection: Connection, topics: Sequence[str], to: str) -> float:

@@ -36,8 +36,7 @@ _POLL_SECONDS: Final = 0.1
 _PASSING_STARTS_SECONDS: Final = 5.0
 _MB: Final = 1e6
 _PAYLOAD_BYTES: Final = 46
-"""Of a payload's longest field: its elements have some 120 bytes, as those of the alternatives in
-docs/performance.md."""
+"""Of a payload's longest field: its elements have some 120 bytes."""
 
 Measurement: TypeAlias = Callable[[int, Sizes, Report], Awaitable[None]]
 PassThrough: TypeAlias = Callable[[Connection, Sequence[str], str], Awaitable[float]]

@@ -48,9 +48,10 @@ Cost
 import json
 import re
 import unicodedata
+from collections.abc import Callable
 from itertools import accumulate
 from math import isfinite
-from typing import Annotated, Any, Final, NamedTuple, NoReturn
+from typing import Annotated, Any, Final, Generic, NamedTuple, NoReturn, TypeVar
 
 import msgspec
 
@@ -58,7 +59,9 @@ from lmerge_service.elements import INFINITY, START
 from lmerge_service.errors import ElementError
 from lmerge_service.formats.reasons import Reason
 
-__all__ = ("EQUALITY_VERSION", "MAX_DEPTH", "PayloadCache", "canonical")
+__all__ = ("EQUALITY_VERSION", "MAX_DEPTH", "Generation", "PayloadCache", "canonical")
+
+V = TypeVar("V")
 
 EQUALITY_VERSION: Final = 1
 """Snapshots carry it: state made under another rule must not be continued under this one."""
@@ -295,7 +298,7 @@ class PayloadCache:
         self._bytes = max_bytes // 2
         self._held = 0  # bytes charged to the young generation
         self._old: dict[bytes, bytes] = {}
-        self.young = _Generation(self)
+        self.young = Generation(self.admit)
         """`young[raw]` is the canonical text of `raw`, found or made."""
 
     def __len__(self) -> int:
@@ -335,7 +338,7 @@ class PayloadCache:
             if most > self._bytes or self._entries < 2:
                 return
             self._old = self.young
-            self.young = _Generation(self)
+            self.young = Generation(self.admit)
             self._held = 0
         self._put(text, text)
         if raw is not text:
@@ -347,14 +350,15 @@ class PayloadCache:
             self._held += len(key) + _ENTRY_BYTES
 
 
-class _Generation(dict[bytes, bytes]):
-    """A dict that asks its cache for what it does not hold, so that a hit costs no call."""
+class Generation(dict[bytes, V], Generic[V]):
+    """Of a cache in two generations: a dict that asks for what it does not hold, so that a hit
+    costs no call."""
 
-    __slots__ = ("_cache",)
+    __slots__ = ("_ask",)
 
-    def __init__(self, cache: PayloadCache) -> None:
+    def __init__(self, ask: Callable[[bytes], V]) -> None:
         super().__init__()
-        self._cache = cache
+        self._ask = ask
 
-    def __missing__(self, raw: bytes) -> bytes:
-        return self._cache.admit(raw)
+    def __missing__(self, key: bytes) -> V:
+        return self._ask(key)

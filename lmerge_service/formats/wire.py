@@ -41,7 +41,7 @@ import msgspec
 
 from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable, defect
 from lmerge_service.errors import ElementError
-from lmerge_service.formats.payload import MAX_DEPTH, PayloadCache, canonical
+from lmerge_service.formats.payload import MAX_DEPTH, Generation, PayloadCache, canonical
 from lmerge_service.formats.reasons import Reason
 
 __all__ = ("MAX_RECORD_BYTES", "WireDecoder", "encode")
@@ -163,7 +163,7 @@ class WireDecoder:
         self._entries, self._kept_bytes = kept_records // 2, kept_bytes // 2
         self._held = 0  # bytes charged to the young generation
         self._old: dict[bytes, Element] = {}
-        self.seen = _Seen(self)
+        self.seen = Generation(self._meet)
         """`seen[record]` is `decode(record)`, found or made."""
         self.keeps = True
         """Looking records up pays, as far as is known."""
@@ -239,7 +239,7 @@ class WireDecoder:
             self.keeps = not self._paused
         elif self._missed > _PAYS * self._weighed:
             self._paused, self.keeps = _PAUSE, False
-            self._old, self.seen, self._held = {}, _Seen(self), 0
+            self._old, self.seen, self._held = {}, Generation(self._meet), 0
         self._weighed = self._missed = 0
 
     def _meet(self, record: bytes) -> Element:
@@ -254,7 +254,7 @@ class WireDecoder:
         if self._held + size > self._kept_bytes or len(self.seen) >= self._entries:
             if size > self._kept_bytes or not self._entries:
                 return element
-            self._old, self.seen, self._held = self.seen, _Seen(self), 0
+            self._old, self.seen, self._held = self.seen, Generation(self._meet), 0
         self.seen[record] = element
         self._held += size
         return element
@@ -278,19 +278,6 @@ class WireDecoder:
             limit = f"in canonical form larger than the limit of {self._max_bytes} bytes"
             raise ElementError(Reason.TOO_LARGE, limit)
         return payload
-
-
-class _Seen(dict[bytes, Element]):
-    """A generation, which asks its decoder for what it does not hold: a hit costs no call."""
-
-    __slots__ = ("_decoder",)
-
-    def __init__(self, decoder: WireDecoder) -> None:
-        super().__init__()
-        self._decoder = decoder
-
-    def __missing__(self, record: bytes) -> Element:
-        return self._decoder._meet(record)
 
 
 def _check_quotes(record: bytes, raw: bytes, quotes: int) -> None:

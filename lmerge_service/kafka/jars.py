@@ -96,13 +96,18 @@ class JarSet:
     transitive: bool = True
     """Whether what they depend on belongs to them."""
 
+    @property
+    def directory(self) -> Path:
+        """Where they lie."""
+        return user_folder("XDG_CACHE_HOME", ".cache") / self.folder
+
     def paths(self) -> list[Path]:
         """The JARs; downloaded once into the user's cache, and checked.
 
         Raises:
             EnvironmentMissingError: the extra is not installed, or the download fails.
         """
-        folder = user_folder("XDG_CACHE_HOME", ".cache") / self.folder
+        folder = self.directory
         if not self._is_complete(folder):
             with locked(folder.with_name(f"{folder.name}.lock")):
                 if not self._is_complete(folder):
@@ -179,7 +184,7 @@ def class_flags(java: Java, directory: Path) -> tuple[str, ...]:
     Where there is none yet, the JVM is told to leave one when it ends (4 s, once per Java).
     """
     name = f"java-{java.version}.jsa"
-    archive = _jar_folder() / name
+    archive = _KAFKA.directory / name
     if archive.is_file():
         return (f"-XX:SharedArchiveFile={archive}",)
     return (f"-XX:ArchiveClassesAtExit={directory / name}",)
@@ -193,12 +198,12 @@ def left_classes(directory: Path) -> Iterator[Path]:
 def keep_classes(directory: Path) -> None:
     """Moves what a JVM left next to the JARs, whole or not at all: half a file crashes a JVM."""
     for left in left_classes(directory):
-        fresh = _jar_folder() / f"{left.name}.{os.getpid()}"
+        fresh = _KAFKA.directory / f"{left.name}.{os.getpid()}"
         with suppress(OSError):
             shutil.copyfile(left, fresh)
             with fresh.open("rb+") as file:
                 os.fsync(file)
-            fresh.replace(_jar_folder() / left.name)
+            fresh.replace(_KAFKA.directory / left.name)
         for path in (fresh, left):
             path.unlink(missing_ok=True)
 
@@ -279,7 +284,3 @@ def _java_version(path: Path) -> str | None:
         return None
     found = re.search(r'version "(\d[\w.+-]*)"', done.stderr)
     return found[1] if found else None
-
-
-def _jar_folder() -> Path:
-    return user_folder("XDG_CACHE_HOME", ".cache") / _KAFKA.folder

@@ -123,12 +123,16 @@ class MergeTask:
 
     def forget(self) -> None:
         """Lets go of the state: somebody else has the task."""
-        before = self.state.transaction
-        self.state, self._is_known, self.phase = self._fresh(), False, "starting"
-        if before:
-            gc.collect()  # the state was large, and has cycles
+        self._replace(self._fresh())
+        self._is_known, self.phase = False, "starting"
         self.oversight = None
         self.progress.caught_up = None
+
+    def _replace(self, state: TaskState) -> None:
+        """The state before, if it was in use, is large and in cycles of references."""
+        before, self.state = self.state.transaction, state
+        if before:
+            gc.collect()
 
     @property
     def is_warm(self) -> bool:
@@ -268,10 +272,7 @@ class MergeTask:
             else:
                 self._is_known = True
                 return
-        before = self.state.transaction
-        self.state = await self._recovered(mark, fenced=fenced)
-        if before:
-            gc.collect()  # the state that was let go of, which has cycles
+        self._replace(await self._recovered(mark, fenced=fenced))
         # What was missed, as under another policy, is for who leads to say, in whatever order.
         self._is_known = fenced or not self.state.missed
         log.info(

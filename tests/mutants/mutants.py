@@ -2065,20 +2065,20 @@ _FORMATS = (
         ),
         (
             "generation-lost",
-            "self._old, self.seen, self._held = self.seen, _Seen(self), 0",
-            "self._old, self.seen, self._held = {}, _Seen(self), 0",
+            "self._old, self.seen, self._held = self.seen, Generation(self._meet), 0",
+            "self._old, self.seen, self._held = {}, Generation(self._meet), 0",
             "what was said lately is kept when a generation is full",
         ),
         (
             "generation-kept",
-            "self._old, self.seen, self._held = self.seen, _Seen(self), 0",
-            "self._old |= self.seen\n            self.seen, self._held = _Seen(self), 0",
+            "self._old, self.seen, self._held = self.seen, Generation(self._meet), 0",
+            "self._old |= self.seen\n            self.seen, self._held = Generation(self._meet), 0",
             "W4: what nobody says any more is forgotten",
         ),
         (
             "new-generation-charged",
-            "self._old, self.seen, self._held = self.seen, _Seen(self), 0",
-            "self._old, self.seen = self.seen, _Seen(self)",
+            "self._old, self.seen, self._held = self.seen, Generation(self._meet), 0",
+            "self._old, self.seen = self.seen, Generation(self._meet)",
             "a new generation holds no bytes yet",
         ),
         (
@@ -2110,8 +2110,8 @@ _FORMATS = (
         ),
         (
             "kept-for-all",
-            "        self.seen = _Seen(self)\n",
-            '        self.seen = globals().setdefault("kept", _Seen(self))\n',
+            "        self.seen = Generation(self._meet)\n",
+            '        self.seen = globals().setdefault("kept", Generation(self._meet))\n',
             "W4: no decoder says what another one has read, by its own rule and limits",
         ),
         package="formats",
