@@ -219,7 +219,7 @@ async def _latency(runs: int, sizes: Sizes, report: Report) -> None:
         for _ in range(runs):
             for name, begin in (("added", _merging), ("pass-through's", _passing)):
                 async with staged() as stage:
-                    added = await _added(stage, begin, rate, sizes.latency_seconds)
+                    added = await _added(stage, begin, rate, sizes)
                 for quantity, value in added.items():
                     found[name, quantity].append(value)
         for name in ("added", "pass-through's"):
@@ -256,9 +256,10 @@ async def _passing(merge: Merge) -> _Reached:
 
 
 async def _added(
-    stage: Stage, begin: Callable[[Merge], Awaitable[_Reached]], rate: int, seconds: float
+    stage: Stage, begin: Callable[[Merge], Awaitable[_Reached]], rate: int, sizes: Sizes
 ) -> Mapping[str, float]:
-    """One run: the quantiles in ms, and which part of the rate was held."""
+    """One run: the quantiles in ms once it is warm, and which part of the rate was held."""
+    seconds = sizes.warm_seconds + sizes.latency_seconds
     count = int(rate * seconds)
     merge = Merge(stage, "latency")
     await merge.topics()
@@ -267,12 +268,13 @@ async def _added(
     streams = [list(islice(stream, count)) for stream in lazily(count)]
     quieten_garbage_collector()
     async with following(follower), Replicas(merge.connection, by_topic(streams)) as replicas:
-        began = time.monotonic()
+        began = time.time()
         total = await replicas.say(rate=rate)
-        took = time.monotonic() - began
+        took = time.time() - began
         await reached(total)
         await asyncio.sleep(1)  # for the last commit, and for the consumer
-    found = await waits(merge.connection, list(TOPICS.values()), follower.arrived)
+    warm = began + sizes.warm_seconds
+    found = await waits(merge.connection, list(TOPICS.values()), follower.arrived, since=warm)
     return {"p50": quantile(found, 0.5), "p99": quantile(found, 0.99), "held": seconds / took}
 
 

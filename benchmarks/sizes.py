@@ -16,7 +16,9 @@ class Sizes:
     """Events live at a time, when snapshots are what is measured."""
     backlog: int = 1_000_000
     latency_seconds: float = 15
-    rates: tuple[int, ...] = (1_000, 33_334)
+    warm_seconds: float = 10
+    """Before that, not judged: a broker that has just started compiles its code."""
+    rates: tuple[int, ...] = (333, 1_000, 33_334)
     """Elements a second of each replica, for added latency."""
     live: tuple[int, ...] = (10_000, 100_000)
     """Events live at a time, for recovery."""
@@ -34,6 +36,7 @@ TINY = Sizes(
     snapshot_active=500,
     backlog=2_000,
     latency_seconds=2,
+    warm_seconds=1,
     rates=(200, 400),
     live=(300,),
     history_live=200,

@@ -193,11 +193,17 @@ class Arrivals:
 
 
 async def waits(
-    connection: Connection, topics: Sequence[str], arrived: Mapping[tuple[bytes, int], float]
+    connection: Connection,
+    topics: Sequence[str],
+    arrived: Mapping[tuple[bytes, int], float],
+    since: float = 0.0,
 ) -> list[float]:
-    """Milliseconds from when an event was first produced to when it arrived, ascending."""
+    """Milliseconds from when an event was first produced to when it arrived, ascending; of events
+    that were first produced at `since` (seconds of the wall clock) or later."""
     _, produced = await read_inputs(connection, topics)
-    return sorted((arrived[key] - at) * 1000 for key, at in produced.items() if key in arrived)
+    return sorted(
+        (arrived[key] - at) * 1000 for key, at in produced.items() if at >= since and key in arrived
+    )
 
 
 def quantile(ascending: Sequence[float], q: float) -> float:
