@@ -34,6 +34,8 @@ from lmerge_service.formats.wire import WireDecoder, encode
 __all__ = ("ElementWriter", "read_elements")
 
 _BUFFER_BYTES: Final = 1 << 20
+_WEIGHED: Final = 1 << 10
+"""Lines after which a shared decoder is asked again whether looking records up pays."""
 
 
 def read_elements(
@@ -56,11 +58,14 @@ def read_elements(
             number += 1
             try:
                 record = line.removesuffix(b"\n")
-                element = decoder.seen[record] if shared else decoder.decode(record)
+                keeps = shared and decoder.keeps
+                element = decoder.seen[record] if keeps else decoder.decode(record)
             except ElementError as error:
                 what = str(error) if line.strip() else "a blank line"
                 raise ElementError(error.reason, f"{name}:{number}: {what}") from None
             yield number, element
+            if shared and not number % _WEIGHED:
+                decoder.weigh(_WEIGHED)
 
 
 @contextmanager

@@ -35,7 +35,7 @@ import structlog
 
 from lmerge_service.core import Breach
 from lmerge_service.elements import Element
-from lmerge_service.errors import FencedError, StateError, TransportError
+from lmerge_service.errors import FencedError, LMergeError, StateError, TransportError
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.cluster import Cluster
@@ -310,17 +310,28 @@ class MergeTask:
 
         Raises:
             StateError: it is not in the control log any more.
+            TransportError: reading that log takes long.
         """
         try:
             async with asyncio.timeout(_DECISIONS_SECONDS):
                 while self._ledger.version < self.state.decided:  # noqa: ASYNC110 - a log is read
                     await asyncio.sleep(0.02)
         except TimeoutError:
-            raise StateError(
-                f"{self.topology.output.control_topic} has {self._ledger.version} decisions, and "
-                f"{self.state.decided} were carried out: it was deleted; to go on by the topology "
-                f"file alone, delete {self._state_topic.topic} as well"
-            ) from None
+            raise await self._unknown_decisions() from None
+
+    async def _unknown_decisions(self) -> LMergeError:
+        """A log that was deleted ends the worker; one that is slow does not."""
+        known, wanted = self._ledger.version, self.state.decided
+        control = TopicPartition(self.topology.output.control_topic, 0)
+        if self._ledger.offset < (await self._source.ends([control]))[control]:
+            return TransportError(
+                f"{control.topic} is not read to its end yet: of {wanted} decisions {known} known"
+            )
+        return StateError(
+            f"{control.topic} has {known} decisions, and {wanted} were carried out: it was "
+            "deleted; to go on by the topology file alone, delete "
+            f"{self._state_topic.topic} as well"
+        )
 
     def _carry_out(self) -> None:
         """Makes what is decided about the replicas so, as far as it is not.

@@ -74,6 +74,21 @@ def test_of_files_that_share_a_decoder_one_says_what_another_has_said() -> None:
     assert [next(one), next(two), next(alone)] == [(2, ELEMENT)] * 3
 
 
+def test_of_files_that_say_nothing_alike_none_is_kept_after_a_while() -> None:
+    decoder = WireDecoder()
+    lines = [b'{"op":"insert","payload":%d,"vs":1,"ve":9}\n' % number for number in range(40_000)]
+    one, two = (
+        read_elements(BytesIO(b"".join(lines[half::2])), decoder, shared=True) for half in (0, 1)
+    )
+    for number, ((_, first), (_, second)) in enumerate(zip(one, two, strict=True)):
+        assert isinstance(first, Insert)
+        assert isinstance(second, Insert)
+        assert (int(first.payload), int(second.payload)) == (2 * number, 2 * number + 1)
+    assert not decoder.keeps
+    assert not decoder.seen
+    decoder.check()
+
+
 def test_a_bad_line_that_two_files_say_is_named_in_each(tmp_path: Path) -> None:
     decoder = WireDecoder()
     bad = b'{"op":"insert","payload":1,"vs":9,"ve":9}\n'
