@@ -21,7 +21,8 @@ from lmerge_service.service.api import routes
 from lmerge_service.service.feedback import FeedbackOut
 from lmerge_service.service.listener import CONNECTIONS, Patience
 from lmerge_service.service.metrics import metrics_of
-from lmerge_service.service.status import Status, readiness_of, status_of
+from lmerge_service.service.status import Status
+from lmerge_service.service.view import readiness_of, status_of
 from lmerge_service.service.worker import Worker
 from lmerge_service.topology import Http
 

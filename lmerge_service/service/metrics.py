@@ -33,11 +33,10 @@ from lmerge_service.service.status import (
     Status,
     TaskStatus,
     WorkerState,
-    readiness_of,
-    status_of,
 )
 from lmerge_service.service.task import Phase
 from lmerge_service.service.verdicts import Guard
+from lmerge_service.service.view import readiness_of, status_of
 from lmerge_service.service.worker import Worker
 
 __all__ = ("metrics_of",)

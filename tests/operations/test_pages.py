@@ -130,7 +130,7 @@ def _texts(nodes: Any) -> Iterator[str]:
 
 
 REASONS = [
-    *texts_of(SERVICE / "status.py", "_reasons", "_unreachable", "_wrong_with"),
+    *texts_of(SERVICE / "health.py", "reasons", "unreachable", "_wrong_with"),
     *texts_of(SERVICE / "replicas.py", "begin", "_unfit"),
     *texts_of(SERVICE / "recovery.py", "_stand", "_recall"),
     *texts_of(SERVICE / "lookout.py", "_compare", "_miss"),

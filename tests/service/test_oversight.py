@@ -21,7 +21,8 @@ from lmerge_service.service.control import LoggedControl
 from lmerge_service.service.decisions import Action, Decision, Detach, Quarantine, Release, decide
 from lmerge_service.service.evidence import Evidence
 from lmerge_service.service.ledger import Entry
-from lmerge_service.service.status import ReplicaStatus, Status, status_of
+from lmerge_service.service.status import ReplicaStatus, Status
+from lmerge_service.service.view import status_of
 from tests.service.cluster import Merge, logical, meaning, replica_streams, running
 from tests.service.test_metrics import registry_of
 

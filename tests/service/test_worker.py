@@ -21,7 +21,7 @@ from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.sink import Committed, Outbox, Sink
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.service.marks import MARK_KEY
-from lmerge_service.service.status import status_of
+from lmerge_service.service.view import status_of
 from lmerge_service.tdb import TDB
 from tests.service.cluster import (
     Merge,

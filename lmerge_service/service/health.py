@@ -1,0 +1,99 @@
+"""Why a worker's health is degraded: each reason in words for people, and of a kind for alerts."""
+
+from collections.abc import Iterator, Sequence
+
+from lmerge_service.service.life import State
+from lmerge_service.service.status import (
+    Reason,
+    ReasonKind,
+    ReplicaStatus,
+    TaskStatus,
+    WorkerState,
+)
+from lmerge_service.service.worker import Worker
+
+__all__ = ("reasons", "unreachable")
+
+_IDLE_AFTER_SECONDS = 60.0
+_HELD_SECONDS = 5.0
+"""An honest early end is held for less than this where the others end as well."""
+
+
+def reasons(
+    worker: Worker,
+    state: WorkerState,
+    tasks: Sequence[TaskStatus],
+    replicas: Sequence[ReplicaStatus],
+) -> Iterator[Reason]:
+    """Why somebody should look, as these tasks and replicas of a worker are now."""
+    if state not in ("running", "standby"):
+        yield Reason(ReasonKind.NOT_RUNNING, f"the worker is {state}")
+    yield from unreachable(worker)
+    for stuck in dict.fromkeys(each.stuck for each in tasks if each.stuck is not None):
+        yield Reason(ReasonKind.STUCK, stuck)
+    for each in replicas:
+        yield from _reasons_of(each)
+    if state != "running":
+        return
+    moving = [each for each in replicas if each.ended or _is_moving(each)]
+    if len(replicas) > 1 and len(moving) < 2:
+        text = f"redundancy is lost: {len(moving)} of {len(replicas)} replicas are moving"
+        yield Reason(ReasonKind.REDUNDANCY_LOST, text)
+    voters = worker.held[tasks[0].partition].task.state.policy.voters
+    joined = sum(each.state is State.JOINED for each in replicas)
+    if any(each.output.gap is not None for each in tasks):
+        yield Reason(ReasonKind.GAP, "a gap: of the replicas that are joined too few are left")
+    elif joined < voters:
+        text = f"nothing moves: {joined} replicas are joined, and {voters} must be"
+        yield Reason(ReasonKind.NOTHING_MOVES, text)
+
+
+def unreachable(worker: Worker) -> Iterator[Reason]:
+    """What of Kafka does not answer."""
+    whys = [held.task.progress.unreachable for held in worker.held.values()]
+    if worker.control is not None:
+        whys.append(worker.control.unreachable)
+    if worker.members is not None:
+        whys.append(worker.members.unreachable)
+    for why in dict.fromkeys(why for why in whys if why is not None):
+        yield Reason(ReasonKind.KAFKA_UNREACHABLE, f"Kafka does not answer: {why}")
+
+
+def _reasons_of(replica: ReplicaStatus) -> Iterator[Reason]:
+    """What is wrong with one replica now, or was within the last minutes."""
+    for kind, text in _wrong_with(replica):
+        yield Reason(kind, f"replica {replica.name}: {text}")
+
+
+def _wrong_with(replica: ReplicaStatus) -> Iterator[tuple[ReasonKind, str]]:
+    if replica.state is State.QUARANTINED:
+        yield ReasonKind.QUARANTINED, f"in quarantine: {replica.why or 'no reason was given'}"
+    elif replica.why:
+        yield ReasonKind.HELD_OUT, replica.why
+    for held in replica.held:
+        if held.seconds > _HELD_SECONDS:
+            where = f"partition {held.partition}, offset {held.offset}"
+            text = f"{held.guard} holds it at {where}: {held.reason}; {held.remedy}"
+            yield ReasonKind.HELD_STABLE, text
+    spoken = replica.partitions is not None and len(replica.silent_partitions) < replica.partitions
+    if spoken and replica.silent_partitions:
+        text = f"partitions {replica.silent_partitions} never sent a stable, and hold it back"
+        yield ReasonKind.SILENT_PARTITIONS, text
+    if replica.in_trouble and replica.dead_letters:
+        yield ReasonKind.DEAD_LETTERS, f"{replica.dead_letters} records are not elements"
+    if replica.in_trouble and replica.breaches:
+        kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(replica.breaches.items()))
+        yield ReasonKind.BREACHES, f"breaches: {kinds}"
+    heard = replica.inserts + replica.adjusts + replica.stables
+    if replica.stale and not heard:
+        text = f"all it sends ({replica.stale} records) is of an older incarnation"
+        yield ReasonKind.STALE, text
+
+
+def _is_moving(replica: ReplicaStatus) -> bool:
+    idle = replica.idle_seconds
+    return (
+        replica.state not in (State.HELD_OUT, State.QUARANTINED)
+        and idle is not None
+        and idle < _IDLE_AFTER_SECONDS
+    )

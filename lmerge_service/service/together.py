@@ -1,0 +1,122 @@
+"""Several tasks as one: of counts the sums, of stable points the lowest.
+
+Each task of a worker has its own view of the output and of the replicas.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+
+from lmerge_service.service.life import State
+from lmerge_service.service.status import OutputStatus, ReplicaStatus, TaskStatus
+from lmerge_service.topology import Topology
+
+__all__ = ("output_of_all", "quantile_ms", "replicas_of_all")
+
+_WORST = (State.QUARANTINED, State.HELD_OUT, State.PAUSED, State.JOINING, State.JOINED)
+_SUMS = (
+    "inserts", "adjusts", "stables", "delivered_first", "late", "stale", "dead_letters",
+)  # fmt: skip
+
+
+def output_of_all(
+    topology: Topology, tasks: Sequence[TaskStatus], waits: Sequence[float]
+) -> OutputStatus:
+    """The output of several tasks; `waits` are the latencies of their commits, ascending."""
+    if not tasks:
+        return _nothing(topology)
+    outputs = [each.output for each in tasks]
+    sums = (
+        "live_events",
+        "inserts",
+        "adjusts",
+        "removals",
+        "stables",
+        "leader_switches",
+        "transactions",
+    )
+    points = [each.stable_point for each in outputs if not each.ended]
+    leaders = {each.leader for each in outputs}
+    return outputs[0].model_copy(
+        update={
+            **{name: sum(getattr(each, name) for each in outputs) for name in sums},
+            "ended": not points,
+            "stable_point": _lowest(points) if points else None,
+            "leader": leaders.pop() if len(leaders) == 1 else None,
+            "commit_ms_p50": quantile_ms(waits, 0.50),
+            "commit_ms_p99": quantile_ms(waits, 0.99),
+            "gap": next((each.gap for each in outputs if each.gap is not None), None),
+        }
+    )
+
+
+def _nothing(topology: Topology) -> OutputStatus:
+    """Of a worker without tasks."""
+    return OutputStatus(
+        topic=topology.output.topic,
+        case=topology.resolved_case,
+        policy=asdict(topology.policy.policy()),
+        stable_point=None,
+        ended=False,
+        live_events=0,
+        inserts=0,
+        adjusts=0,
+        removals=0,
+        stables=0,
+        leader=None,
+        leader_switches=0,
+        transactions=0,
+        commit_ms_p50=None,
+        commit_ms_p99=None,
+        gap=None,
+    )
+
+
+def replicas_of_all(tasks: Sequence[TaskStatus]) -> list[ReplicaStatus]:
+    """Each replica as several tasks see it, in the order in which they name them."""
+    return [_together(views) for views in _by_replica(tasks)]
+
+
+def _by_replica(tasks: Sequence[TaskStatus]) -> Iterator[list[ReplicaStatus]]:
+    """The views of each replica."""
+    for name in dict.fromkeys(each.name for task in tasks for each in task.replicas):
+        yield [each for task in tasks for each in task.replicas if each.name == name]
+
+
+def _together(views: Sequence[ReplicaStatus]) -> ReplicaStatus:
+    """One replica as several tasks see it. All of them read the same records, so that its lag is
+    the largest, and not the sum."""
+    if len(views) == 1:
+        return views[0]
+    worst = min(views, key=lambda each: _WORST.index(each.state))
+    first = [each.share_first for each in views if each.share_first is not None]
+    breaches = sum((Counter(each.breaches) for each in views), Counter())
+    lags = [each.lag_records for each in views]
+    idle = [each.idle_seconds for each in views if each.idle_seconds is not None]
+    return worst.model_copy(
+        update={
+            **{name: sum(getattr(each, name) for each in views) for name in _SUMS},
+            "silent_partitions": sorted({p for each in views for p in each.silent_partitions}),
+            "stable_point": _lowest(each.stable_point for each in views if not each.ended),
+            "ended": all(each.ended for each in views),
+            "lag_records": None if None in lags else max(lag for lag in lags if lag is not None),
+            "idle_seconds": min(idle, default=None),
+            "share_first": sum(first) / len(first) if first else None,
+            "held": [held for each in views for held in each.held],
+            "breaches": dict(breaches),
+            "in_trouble": any(each.in_trouble for each in views),
+        }
+    )
+
+
+def _lowest(values: Iterable[int | None]) -> int | None:
+    """The lowest, or unknown when one is."""
+    known = list(values)
+    return None if None in known or not known else min(v for v in known if v is not None)
+
+
+def quantile_ms(ordered: Sequence[float], q: float) -> float | None:
+    """Of seconds, ascending."""
+    if not ordered:
+        return None
+    return round(ordered[min(len(ordered) - 1, int(q * len(ordered)))] * 1000, 2)

@@ -1,0 +1,225 @@
+"""Looks at a worker: its tasks, its replicas, its output, as a status document.
+
+What is looked at changes only between awaits, and nothing here awaits: a view is consistent.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from lmerge_service.elements import INFINITY, START
+from lmerge_service.service.health import reasons, unreachable
+from lmerge_service.service.life import State, Wish, seen
+from lmerge_service.service.replicas import ReplicaState
+from lmerge_service.service.status import (
+    HeldStatus,
+    OutputStatus,
+    ReplicaStatus,
+    SnapshotStatus,
+    Status,
+    TaskStatus,
+    WorkerState,
+)
+from lmerge_service.service.task import MergeTask
+from lmerge_service.service.together import output_of_all, quantile_ms, replicas_of_all
+from lmerge_service.service.worker import Role, Worker
+
+__all__ = ("readiness_of", "state_of", "status_of")
+
+_TROUBLE_SECONDS = 600.0
+
+
+def status_of(worker: Worker) -> Status:
+    """A consistent view, taken between two batches."""
+    held = sorted(worker.held.items())
+    tasks = [_task(each.task, each.role) for _, each in held]
+    shown = [each for each in tasks if each.role == "leads"] or tasks
+    state = state_of(worker)
+    replicas = replicas_of_all(shown)
+    whys = list(reasons(worker, state, shown, replicas))
+    recoveries = [each.recovery_seconds for each in tasks if each.recovery_seconds is not None]
+    return Status(
+        name=worker.topology.name,
+        state=state,
+        health="degraded" if whys else "ok",
+        reasons=[each.text for each in whys],
+        reason_kinds=[each.kind for each in whys],
+        version=0 if worker.control is None else worker.control.ledger.version,
+        elements_in=sum(each.task.progress.elements_in for _, each in held),
+        rebuilds=sum(each.rebuilds for each in tasks),
+        recovery_seconds=max(recoveries, default=None),
+        tasks=tasks,
+        output=output_of_all(worker.topology, shown, _waits(worker, shown)),
+        replicas=replicas,
+    )
+
+
+def _waits(worker: Worker, tasks: Sequence[TaskStatus]) -> list[float]:
+    """The latencies of these tasks' commits, ascending."""
+    shown = [worker.held[each.partition].task.progress.latencies for each in tasks]
+    return sorted(wait for latencies in shown for wait in latencies)
+
+
+def state_of(worker: Worker) -> WorkerState:
+    """What the worker is at, in one word."""
+    leads = [held.task.phase for held in worker.held.values() if held.role == "leads"]
+    follows = [held.task.phase for held in worker.held.values() if held.role == "follows"]
+    if worker.stopping:
+        return "stopping"
+    if worker.members is None or (not leads and worker.members.assignment.generation < 0):
+        return "starting"
+    if not leads:
+        return "starting" if "starting" in follows else "standby"
+    if all(phase == "running" for phase in leads):
+        return "running"
+    return "starting" if "starting" in leads else "recovering"
+
+
+def readiness_of(worker: Worker) -> str:
+    """The state, or "unreachable" if Kafka is."""
+    state = state_of(worker)
+    away = state in ("running", "standby") and any(True for _ in unreachable(worker))
+    return "unreachable" if away else state
+
+
+def _task(task: MergeTask, role: Role) -> TaskStatus:
+    progress = task.progress
+    follows = role == "follows" and progress.caught_up is not None
+    return TaskStatus(
+        partition=task.partition,
+        role=role,
+        phase=task.phase,
+        takeovers=progress.takeovers,
+        rebuilds=progress.rebuilds,
+        recovery_seconds=progress.recovery_seconds,
+        behind_seconds=_since(progress.caught_up) if follows else None,
+        restored_from=task.state.restored_from,
+        snapshot=_snapshot(task),
+        stuck=None if task.oversight is None else task.oversight.pacing.stuck,
+        findings=_findings(task),
+        snapshots_taken=progress.snapshots["taken"],
+        snapshots_failed=progress.snapshots["failed"],
+        output=_output(task),
+        replicas=[_replica(task, each) for each in task.replicas],
+    )
+
+
+def _findings(task: MergeTask) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = {}
+    for (kind, replica), count in task.reporting.tally.counts.items():
+        found.setdefault(kind, {})[replica or ""] = count
+    return found
+
+
+def _snapshot(task: MergeTask) -> SnapshotStatus | None:
+    if not task.state.snapshots:
+        return None
+    latest = task.state.snapshots[0]
+    return SnapshotStatus(
+        transaction=latest.transaction,
+        size=latest.size,
+        taken_at=latest.taken / 1000,
+        age_seconds=round(max(0.0, time.time() - latest.taken / 1000), 3),
+        seconds=task.progress.snapshot_seconds,
+    )
+
+
+def _output(task: MergeTask) -> OutputStatus:
+    progress, merge = task.progress, task.state.merge
+    stable, gap = progress.committed_stable, merge.gap
+    ordered = sorted(progress.latencies)
+    return OutputStatus(
+        topic=task.topology.output.topic,
+        case=merge.case,
+        policy=asdict(merge.policy),
+        stable_point=_point(stable),
+        ended=stable == INFINITY,
+        live_events=len(merge),
+        inserts=progress.published["inserts"],
+        adjusts=progress.published["adjusts"],
+        removals=progress.published["removals"],
+        stables=progress.published["stables"],
+        leader=merge.stats().leader,
+        leader_switches=progress.switches,
+        transactions=progress.transactions,
+        commit_ms_p50=quantile_ms(ordered, 0.50),
+        commit_ms_p99=quantile_ms(ordered, 0.99),
+        gap=None if gap is None else f"[{gap.start}, {gap.end}) until {gap.input} joins",
+    )
+
+
+def _replica(task: MergeTask, state: ReplicaState) -> ReplicaStatus:
+    merge = task.state.merge
+    source = merge.inputs.get(state.name)
+    ingest, tally, counts = state.ingest, state.tally, state.tally.counts
+    first = sum(each.tally.counts["first"] for each in task.replicas)
+    now = asyncio.get_running_loop().time()
+    return ReplicaStatus(
+        name=state.name,
+        topic=state.replica.topic,
+        state=_state(task, state, joined=source is not None and source.joined),
+        why=state.quarantined or state.held_out,
+        held=_held(task, state.name, now),
+        partitions=None if ingest is None else ingest.partitions,
+        silent_partitions=[]
+        if source is None
+        else [number for number, stable in enumerate(source.stables) if stable == START],
+        incarnation=None if ingest is None else ingest.incarnation,
+        stable_point=None if source is None else _point(source.stable),
+        ended=source is not None and source.stable == INFINITY,
+        behind_output=None if source is None else _behind(source.stable, merge.max_stable),
+        lag_records=state.lag,
+        idle_seconds=_since(tally.last_record),
+        inserts=counts["inserts"],
+        adjusts=counts["adjusts"],
+        stables=counts["stables"],
+        delivered_first=counts["first"],
+        share_first=counts["first"] / first if first else None,
+        late=counts["late"],
+        stale=counts["stale"],
+        dead_letters=counts["dead"],
+        breaches=dict(tally.breaches),
+        in_trouble=tally.troubled is not None and now - tally.troubled < _TROUBLE_SECONDS,
+    )
+
+
+def _state(task: MergeTask, state: ReplicaState, *, joined: bool) -> State:
+    return seen(
+        Wish.ATTACHED if state.quarantined is None else Wish.QUARANTINED,
+        held_out=state.ingest is None,
+        paused=task.oversight is not None and state.name in task.oversight.pacing.paused,
+        joined=joined,
+        left=False,
+    )
+
+
+def _held(task: MergeTask, name: str, now: float) -> list[HeldStatus]:
+    findings = [] if task.oversight is None else task.oversight.held(name)
+    return [
+        HeldStatus(
+            guard=each.verdict.guard,
+            partition=each.place.partition,
+            offset=each.place.offset,
+            stable_point=None if each.verdict.vc == INFINITY else each.verdict.vc,
+            seconds=round(now - each.at, 3),
+            reason=each.verdict.reason,
+            remedy=each.verdict.remedy,
+        )
+        for each in findings
+    ]
+
+
+def _since(clock: float | None) -> float | None:
+    """How long ago that was, in seconds."""
+    return None if clock is None else round(asyncio.get_running_loop().time() - clock, 3)
+
+
+def _point(stable: int) -> int | None:
+    return None if stable in {START, INFINITY} else stable
+
+
+def _behind(stable: int, output: int) -> int | None:
+    if START in {stable, output} or INFINITY in {stable, output}:
+        return 0 if stable == output == INFINITY else None
+    return output - stable
