@@ -287,7 +287,7 @@ class PayloadCache:
         *,
         nfc: bool = False,
         max_depth: int = MAX_DEPTH,
-        max_entries: int = 1 << 16,
+        max_entries: int = 1 << 15,
         max_bytes: int = 32 << 20,
     ) -> None:
         if not 0 <= max_depth <= DEEPEST:

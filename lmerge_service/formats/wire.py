@@ -153,7 +153,7 @@ class WireDecoder:
         max_record_bytes: int = MAX_RECORD_BYTES,
         max_depth: int = MAX_DEPTH,
         cache: PayloadCache | None = None,
-        kept_records: int = 1 << 15,
+        kept_records: int = 1 << 14,
         kept_bytes: int = 32 << 20,
     ) -> None:
         self._cache = PayloadCache(nfc=nfc, max_depth=max_depth) if cache is None else cache

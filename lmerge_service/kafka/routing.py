@@ -139,7 +139,7 @@ class Router:
         partitions: int,
         key_fields: Sequence[str] = (),
         *,
-        max_entries: int = 1 << 16,
+        max_entries: int = 1 << 15,
         max_bytes: int = 32 << 20,
     ):
         if partitions < 1:
