@@ -66,11 +66,14 @@ class _Merged:
     snapshots: int
 
 
-async def _merged(merge: Merge, total: int, *, workers: int = 1, partitions: int = 1) -> _Merged:
-    """Starts workers on a backlog of `total` elements, and ends them when it is merged."""
+async def _merged(
+    merge: Merge, total: int, *, workers: int = 1, reads: Sequence[int] = ()
+) -> _Merged:
+    """Starts workers on a backlog of `total` elements, and ends them when it is merged; `reads`
+    are how many of them each task reads, if there are several."""
+    reads = reads or [total]
     started = await asyncio.gather(*(merge.worker() for _ in range(workers)))
-    tasks = partitions // workers
-    merging = [_until_merged(worker, tasks, total) for worker in started]
+    merging = [_until_merged(worker, len(reads) // workers, reads) for worker in started]
     rebuilds, end = sum(await asyncio.gather(*merging)), time.time()
     if rebuilds:
         say(f"{merge.name}: rebuilt {rebuilds} times, so this run is slower than it would be")
@@ -83,14 +86,15 @@ async def _merged(merge: Merge, total: int, *, workers: int = 1, partitions: int
     return _Merged(rate, max(worker.peak for worker in started), snapshots)
 
 
-async def _until_merged(worker: Worker, tasks: int, total: int) -> int:
-    """How often it had to rebuild meanwhile. Each task reads all of the backlog."""
+async def _until_merged(worker: Worker, tasks: int, reads: Sequence[int]) -> int:
+    """How often it had to rebuild meanwhile."""
     leading = len(_outputs(await worker.running()))
     if leading != tasks:
         raise LMergeError(f"worker {worker.name} leads {leading} tasks at once, not {tasks}")
 
     def merged(status: Status) -> bool:
-        return status.elements_in >= tasks * total and all(_outputs(status))
+        led = [task.partition for task in status.tasks if task.role == "leads"]
+        return status.elements_in >= sum(reads[p] for p in led) and all(_outputs(status))
 
     return (await worker.wait(merged, "all to be merged", every=_POLL_SECONDS)).rebuilds
 
@@ -153,26 +157,65 @@ async def _throughput(
     report(f"peak resident memory of the worker, {what}", "MB", [m.peak / _MB for m in merged])
 
 
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """How a merge of two output partitions is worked at."""
+
+    co_partitioned: bool
+    workers: int
+    standbys: int
+
+    def __str__(self) -> str:
+        replicas = "co-partitioned" if self.co_partitioned else "each of one partition"
+        who = "1 worker" if self.workers == 1 else f"{self.workers} workers"
+        follows = ", each following the other's task" if self.standbys else ""
+        return f"replicas {replicas}, {who}{follows}"
+
+
 async def _workers(runs: int, sizes: Sizes, report: Report) -> None:
-    """Workers and partitions, in turn. The broker waits for all workers before it shares."""
-    shapes = {"1 worker, 1 partition": (1, 1), "1 worker, 2 partitions": (1, 2),
-              "2 workers, 2 partitions": (2, 2)}  # fmt: skip
-    rates: dict[str, list[float]] = {shape: [] for shape in shapes}
-    passed = []
-    async with staged(group_initial_rebalance_delay_ms="6000") as stage:
-        total = await _filled(stage, sizes.events, _PAYLOAD_BYTES)
-        for n in range(runs):
-            passed.append(await _passed(stage, f"{n}"))
-            for number, (shape, (workers, partitions)) in enumerate(shapes.items()):
-                merge = Merge(stage, f"w{n}.{number}", partitions=partitions)
-                found = await _merged(merge, total, workers=workers, partitions=partitions)
-                rates[shape].append(found.rate)
-    report("pass-through in transactions", "k elements/s", [p / 1000 for p in passed])
-    first = next(iter(rates.values()))
+    """Workers on two output partitions, in turn. The broker waits for all before it shares.
+
+    Of replicas that are partitioned as the output is, each task reads its part; of others, all.
+    """
+    shapes = [
+        _Shape(co_partitioned, workers, standbys)
+        for co_partitioned in (True, False)
+        for workers, standbys in ((1, 0), (2, 0), (2, 1))
+    ]
+    rates: dict[_Shape, list[float]] = {shape: [] for shape in shapes}
+    for co_partitioned in (True, False):
+        async with staged(group_initial_rebalance_delay_ms="6000") as stage:
+            reads = await _spread(stage, sizes.events, partitions=2 if co_partitioned else 1)
+            total = sum(reads)
+            reads = reads if co_partitioned else 2 * reads
+            for n in range(runs):
+                for number, shape in enumerate(shapes):
+                    if shape.co_partitioned == co_partitioned:
+                        merge = _shaped(stage, f"w{n}.{number}", shape)
+                        found = await _merged(merge, total, workers=shape.workers, reads=reads)
+                        rates[shape].append(found.rate)
     for shape, found_rates in rates.items():
-        report(shape, "k elements/s", [rate / 1000 for rate in found_rates])
-        report(f"{shape}, ratio to 1 and 1", "",
-               [r / one for r, one in zip(found_rates, first, strict=True)])  # fmt: skip
+        report(f"{shape}", "k elements/s", [rate / 1000 for rate in found_rates])
+        alone = rates[_Shape(shape.co_partitioned, 1, 0)]
+        report(f"{shape}: ratio to 1 worker", "",
+               [r / one for r, one in zip(found_rates, alone, strict=True)])  # fmt: skip
+
+
+async def _spread(stage: Stage, events: int, *, partitions: int) -> list[int]:
+    """Sends the backlogs; how many records each partition of the three topics has together."""
+    streams = by_topic(lazily(events, payload_bytes=_PAYLOAD_BYTES, active=10_000))
+    connection = Connection(stage.bootstrap)
+    async with Replicas(connection, streams, partitions=partitions) as replicas:
+        await replicas.say()
+        return replicas.records
+
+
+def _shaped(stage: Stage, name: str, shape: _Shape) -> Merge:
+    replicas = [
+        {"name": name, "topic": topic, "co_partitioned": shape.co_partitioned}
+        for name, topic in TOPICS.items()
+    ]
+    return Merge(stage, name, partitions=2, standbys=shape.standbys, replicas=replicas)
 
 
 async def _snapshots(runs: int, sizes: Sizes, report: Report) -> None:

@@ -21,10 +21,11 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.producer.message_accumulator import BatchBuilder
 
 from lmerge_service.demo.verdict import read_inputs
-from lmerge_service.elements import START, Element
+from lmerge_service.elements import START, Element, Stable
 from lmerge_service.formats.headers import incarnation_headers
 from lmerge_service.kafka.client import Connection, close_bounded, kafka_errors
 from lmerge_service.kafka.publish import on_the_wire
+from lmerge_service.kafka.routing import Router
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.starting import started
 from lmerge_service.kafka.topics import Topics
@@ -37,19 +38,29 @@ _UNACKNOWLEDGED: Final = 64
 
 
 class Sender:
-    """The sending end of a replica, to partition 0 of its topic; use as `async with`."""
+    """The sending end of a replica; use as `async with`. A payload has its partition, and each
+    stable goes to all of them."""
 
     def __init__(
-        self, connection: Connection, topic: str, *, incarnation: int = 0, joining_at: int = START
+        self,
+        connection: Connection,
+        topic: str,
+        *,
+        partitions: int = 1,
+        incarnation: int = 0,
+        joining_at: int = START,
     ):
         self.topic = topic
+        self.records = [0] * partitions
+        """Sent to each partition."""
+        self._router = Router(partitions)
         self._connection = connection
         self._headers = incarnation_headers(incarnation, joining_at)
         self._pending: list[Awaitable[object]] = []
 
     async def __aenter__(self) -> Self:
         async with Topics(self._connection) as topics:
-            await topics.ensure(self.topic)
+            await topics.ensure(self.topic, partitions=self._router.partitions)
         self._producer = AIOKafkaProducer(
             **self._connection.arguments, enable_idempotence=True, max_batch_size=1 << 18
         )
@@ -77,9 +88,11 @@ class Sender:
     async def put(self, elements: Sequence[Element]) -> None:
         """Hands them over to the producer; waits when much is not acknowledged."""
         with kafka_errors(f"sending to {self.topic}", "Write"):
-            for batch in self._batches(elements):
-                future = await self._producer.send_batch(batch, self.topic, partition=0)
-                self._pending.append(future)
+            for partition, part in self._parts(elements):
+                self.records[partition] += len(part)
+                for batch in self._batches(part):
+                    future = await self._producer.send_batch(batch, self.topic, partition=partition)
+                    self._pending.append(future)
         if len(self._pending) >= _UNACKNOWLEDGED:
             await self.flush()
 
@@ -88,6 +101,18 @@ class Sender:
         pending, self._pending = self._pending, []
         with kafka_errors(f"sending to {self.topic}", "Write"):
             await asyncio.gather(*pending)
+
+    def _parts(self, elements: Sequence[Element]) -> Iterator[tuple[int, Sequence[Element]]]:
+        """What goes to each partition."""
+        if self._router.partitions == 1:
+            yield 0, elements
+            return
+        of = [
+            None if isinstance(each, Stable) else self._router.partition_of(each.payload)
+            for each in elements
+        ]
+        for number in range(self._router.partitions):
+            yield number, [e for e, at in zip(elements, of, strict=True) if at in (None, number)]
 
     def _batches(self, elements: Sequence[Element]) -> Iterator[BatchBuilder]:
         batch, headers = self._producer.create_batch(), self._headers
@@ -114,9 +139,16 @@ class Replicas:
     """Replicas that go on, each in its topic, for as long as they are asked to; use as
     `async with`."""
 
-    def __init__(self, connection: Connection, streams: Mapping[str, Iterable[Element]]):
-        """`streams` are by topic; they may be lazy, and longer than what will be said."""
-        self._senders = [Sender(connection, topic) for topic in streams]
+    def __init__(
+        self,
+        connection: Connection,
+        streams: Mapping[str, Iterable[Element]],
+        *,
+        partitions: int = 1,
+    ):
+        """`streams` are by topic, each of so many partitions; they may be lazy, and longer than
+        what will be said."""
+        self._senders = [Sender(connection, topic, partitions=partitions) for topic in streams]
         self._streams = [iter(stream) for stream in streams.values()]
 
     async def __aenter__(self) -> Self:
@@ -128,6 +160,11 @@ class Replicas:
 
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
+
+    @property
+    def records(self) -> list[int]:
+        """Sent to each partition of all the topics together."""
+        return [sum(each) for each in zip(*(s.records for s in self._senders), strict=True)]
 
     async def say(self, count: int | None = None, rate: float | None = None) -> int:
         """So many elements each (None: all there are), `rate` a second each; how many in all.

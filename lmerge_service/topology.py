@@ -330,6 +330,8 @@ class Topology(_Model):
     session_seconds: float = Field(default=6, ge=0.1, le=300)
     """How long a worker may be silent before its tasks are given to others; the brokers' limits
     (group.min.session.timeout.ms, by default 6 s) hold too."""
+    standbys: int = Field(default=1, ge=0, le=10)
+    """How many other workers follow each task; 0: only those that lead nothing do."""
     snapshot_seconds: float = Field(default=60, gt=0, le=86_400)
     """The least time between two snapshots of a task; recovery reads what came after one."""
     guards: GuardSettings = GuardSettings()

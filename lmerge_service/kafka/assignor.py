@@ -31,7 +31,8 @@ Theory
 
 Invariants
     S1  Every task has one holder. Its standbys are other members: as many as are asked for (or
-        there are), and beside them the one that it is promised to.
+        there are), and beside them the one that it is promised to. If none is asked for, members
+        that hold nothing and are promised nothing have nothing better to do: one of them is.
     S2  Homes differ by at most one in number among those that may be homes. While owners do,
         nothing moves from an owner that is there and may be a home.
     S3  A standby_only member holds a task only while no other member is warm for it.
@@ -200,10 +201,12 @@ class _Sharing:
     ) -> dict[int, set[str]]:
         following: dict[int, set[str]] = {task: set() for task in self.tasks}
         load = dict.fromkeys(self.members, 0)
+        busy = set() if count else {*holders.values(), *promised.values()}
+        able, count = [id_ for id_ in self.members if id_ not in busy], max(count, 1)
 
         def others(task: int) -> list[str]:
             taken = {holders[task], promised.get(task), *following[task]}
-            return [id_ for id_ in self.members if id_ not in taken]
+            return [id_ for id_ in able if id_ not in taken]
 
         for keeping in (True, False):  # first all that follow already, then the rest
             for task in self.tasks:

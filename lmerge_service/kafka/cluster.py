@@ -68,6 +68,7 @@ class Cluster:
         worker: str,
         warm: Callable[[], Mapping[int, int]],
         standby_only: bool,
+        standbys: int,
         session_timeout_ms: int,
     ) -> Members:
         return Members(
@@ -77,5 +78,6 @@ class Cluster:
             worker=worker,
             warm=warm,
             standby_only=standby_only,
+            standbys=standbys,
             session_timeout_ms=session_timeout_ms,
         )

@@ -110,6 +110,7 @@ class Worker:
                     worker=self.name,
                     warm=self._warm,
                     standby_only=self._standby_only,
+                    standbys=topology.standbys,
                     session_timeout_ms=int(topology.session_seconds * 1000),
                 )
             )

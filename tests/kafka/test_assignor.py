@@ -81,10 +81,13 @@ def test_each_task_has_one_holder_and_other_members_as_standbys(
         assert sorted(mine.active + mine.standby) == sorted({*mine.active, *mine.standby})
     following = Counter(task for mine in shares.values() for task in mine.standby)
     promised = Counter(task for mine in shares.values() for task in mine.promised)
+    idle = [id_ for id_, mine in shares.items() if not mine.active and not mine.promised]
     for task in range(TASKS):
-        wanted = min(standbys, len(members) - 1)
+        wanted = min(standbys, len(members) - 1) if standbys else min(1, len(idle))
         assert promised[task] <= 1
         assert wanted <= following[task] <= min(wanted + promised[task], len(members) - 1)
+    if not standbys:
+        assert all(id_ in idle or mine.standby == mine.promised for id_, mine in shares.items())
 
 
 @given(groups())
@@ -245,6 +248,28 @@ def test_standbys_are_spread() -> None:
     shares = share(members, 12)
     assert [len(mine.active) for mine in shares.values()] == [3, 3, 3, 3]
     assert [len(mine.standby) for mine in shares.values()] == [3, 3, 3, 3]
+
+
+def test_where_no_standbys_are_asked_for_who_leads_follows_nothing_and_who_does_not_does() -> None:
+    busy = {id_: Member(id_) for id_ in "ab"}
+    assert share(busy, 2, 0) == {
+        "a": Share(active=[0], standby=[], promised=[]),
+        "b": Share(active=[1], standby=[], promised=[]),
+    }
+    shares = share(busy | {"dr": Member("dr", standby_only=True)}, 2, 0)
+    assert shares["dr"] == Share(active=[], standby=[0, 1], promised=[])
+    assert [shares[id_].standby for id_ in "ab"] == [[], []]
+
+
+def test_where_no_standbys_are_asked_for_a_task_still_moves_only_to_a_member_that_is_warm() -> None:
+    a, b = Member("a", generation=1, active={0, 1}), Member("b")
+    first = share({"a": a, "b": b}, 2, 0)
+    assert first["a"] == Share(active=[0, 1], standby=[], promised=[])
+    assert first["b"] == Share(active=[], standby=[0], promised=[0])
+    warm = Member("b", standby={0}, promised={0}, warm={0: 0})
+    second = share({"a": a, "b": warm}, 2, 0)
+    assert second["a"] == Share(active=[1], standby=[], promised=[])
+    assert second["b"] == Share(active=[0], standby=[], promised=[])
 
 
 def test_nobody_is_given_nothing() -> None:

@@ -309,6 +309,7 @@ class MemoryMembers:
         *,
         warm: Callable[[], Mapping[int, int]],
         standby_only: bool,
+        standbys: int,
         session_timeout_ms: int,
     ):
         self.assignment = Assignment()
@@ -318,6 +319,7 @@ class MemoryMembers:
         self._topic = topic
         self._warm = warm
         self._standby_only = standby_only
+        self._standbys = standbys
         self._session = session_timeout_ms / 1_000
         self._changed = asyncio.Event()
         self._again = asyncio.Event()
@@ -376,7 +378,9 @@ class MemoryMembers:
             set(now.promised),
             dict(self._warm()),
         )
-        return self._group.beat(said, session=self._session, tasks=self._tasks, again=again)
+        return self._group.beat(
+            said, session=self._session, tasks=self._tasks, standbys=self._standbys, again=again
+        )
 
     def _assign(self, assignment: Assignment) -> None:
         if assignment != self.assignment:

@@ -43,7 +43,7 @@ class Group:
     shares: dict[str, Share] = field(default_factory=dict)
 
     def beat(
-        self, said: Member, *, session: float, tasks: int, again: bool = False
+        self, said: Member, *, session: float, tasks: int, standbys: int = 1, again: bool = False
     ) -> Given | None:
         """A heartbeat, which is also how a member joins; `again` asks for another sharing. None
         to one that was taken for dead."""
@@ -53,7 +53,7 @@ class Group:
             return None
         self.members[said.worker] = _Joined(self.clock() + session, said)
         if gone or joins or again or not self.shares:
-            self._share(tasks)
+            self._share(tasks, standbys)
         owners = {task: name for name, each in self.shares.items() for task in each.active}
         return Given(self.generation, self.shares[said.worker], owners)
 
@@ -69,6 +69,7 @@ class Group:
             self.leave(name)
         return bool(gone)
 
-    def _share(self, tasks: int) -> None:
+    def _share(self, tasks: int, standbys: int) -> None:
         self.generation += 1
-        self.shares = share({name: each.said for name, each in self.members.items()}, tasks)
+        members = {name: each.said for name, each in self.members.items()}
+        self.shares = share(members, tasks, standbys)

@@ -291,6 +291,7 @@ def _topology(chance: Random, publishers: Iterable[Publisher], width: int, lags:
                 "adjust": chance.choice(["lazy", "eager", "leader"]),
                 "stable": "lag(3000)" if lags else "max",
             },
+            "standbys": chance.choice([0, 1, 2]),
             "snapshot_seconds": chance.choice([0.5, 3, 10, 86_400]),
             "limits": {"batch_records": chance.choice([3, 10, 100])},
             "guards": {"patience_seconds": 10},
