@@ -288,7 +288,7 @@ class PayloadCache:
         nfc: bool = False,
         max_depth: int = MAX_DEPTH,
         max_entries: int = 1 << 15,
-        max_bytes: int = 32 << 20,
+        max_bytes: int = 16 << 20,
     ) -> None:
         if not 0 <= max_depth <= DEEPEST:
             raise ValueError(f"max_depth must be between 0 and {DEEPEST}, got {max_depth}")

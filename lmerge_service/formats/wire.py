@@ -154,7 +154,7 @@ class WireDecoder:
         max_depth: int = MAX_DEPTH,
         cache: PayloadCache | None = None,
         kept_records: int = 1 << 14,
-        kept_bytes: int = 32 << 20,
+        kept_bytes: int = 16 << 20,
     ) -> None:
         self._cache = PayloadCache(nfc=nfc, max_depth=max_depth) if cache is None else cache
         if (self._cache.nfc, self._cache.max_depth) != (nfc, max_depth):

@@ -140,7 +140,7 @@ class Router:
         key_fields: Sequence[str] = (),
         *,
         max_entries: int = 1 << 15,
-        max_bytes: int = 32 << 20,
+        max_bytes: int = 16 << 20,
     ):
         if partitions < 1:
             raise ValueError(f"partitions must be at least 1, got {partitions}")
