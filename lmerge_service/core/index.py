@@ -5,8 +5,9 @@ Theory
     key, and to find those with vs < t. Dicts do the first, and a heap of the vs that no stable has
     passed yet does the second. Payloads need no order for it.
 
-    Nodes that wait are in a dict by vs, in it one by payload, since a stable takes all of one vs.
-    Half-frozen ones go one by one, so they are in one dict by both, which is smaller.
+    Nodes that wait are in a dict by vs, since a stable takes all of one vs: a node that is alone at
+    its vs stands there itself, several stand in a dict by payload, which alone would take more
+    memory than the node. Half-frozen ones go one by one, so they are in one dict by both.
 
 Invariants
     A vs of nodes that are not half frozen waits in the heap, once; a vs of half-frozen ones does
@@ -50,8 +51,8 @@ class Index(Generic[N]):
         """Nodes looked at for stables, so that tests can count work."""
         self._made = 0
         self._waiting = 0  # how many nodes wait
-        self.nodes: dict[int, dict[Hashable, N]] = {}
-        """Those that wait, by vs and payload, within one vs in order of arrival: to be read, not
+        self.nodes: dict[int, N | dict[Hashable, N]] = {}
+        """Those that wait, by vs: one, or several by payload in order of arrival. To be read, not
         changed."""
         self.frozen: dict[tuple[int, Hashable], N] = {}
         """The half-frozen ones by vs and payload, likewise."""
@@ -61,12 +62,16 @@ class Index(Generic[N]):
         """All nodes by vs, within one vs in order of arrival; nodes may be deleted meanwhile."""
         yield from sorted(self.frozen.values(), key=attrgetter("vs", "number"))
         for vs in sorted(self.nodes):
-            yield from list(self.nodes[vs].values())
+            yield from _several(self.nodes[vs])
 
     def find(self, vs: int, payload: Hashable) -> N | None:
         """The paper's SameVsPayload. Complexity: O(1)."""
-        group = self.nodes.get(vs)
-        return self.frozen.get((vs, payload)) if group is None else group.get(payload)
+        found = self.nodes.get(vs)
+        if found is None:
+            return self.frozen.get((vs, payload))
+        if isinstance(found, dict):
+            return found.get(payload)
+        return found if found.payload == payload else None
 
     def add(self, vs: int, payload: Hashable) -> N:
         """Makes the node for a key that has none and that no stable has passed.
@@ -75,12 +80,14 @@ class Index(Generic[N]):
         self._made += 1
         self._waiting += 1
         node = self._make(vs, payload, self._made)
-        group = self.nodes.get(vs)
-        if group is None:
-            self.nodes[vs] = {payload: node}
+        found = self.nodes.get(vs)
+        if found is None:
+            self.nodes[vs] = node
             heappush(self._coming, vs)
+        elif isinstance(found, dict):
+            found[payload] = node
         else:
-            group[payload] = node
+            self.nodes[vs] = {found.payload: found, payload: node}
         return node
 
     def make(self, vs: int, payload: Hashable) -> N:
@@ -97,27 +104,38 @@ class Index(Generic[N]):
         found: list[N] = []
         coming = self._coming
         while coming and coming[0] < t:
-            found += self.nodes.pop(heappop(coming)).values()
+            found += _several(self.nodes.pop(heappop(coming)))
         self._waiting -= len(found)
         self.touched += len(found)
         return found
 
     def drop(self, node: N) -> None:
         """Forgets a node that waits; its vs waits on. Complexity: O(1)."""
-        del self.nodes[node.vs][node.payload]
+        found = self.nodes[node.vs]
+        if isinstance(found, dict):
+            del found[node.payload]
+        else:
+            self.nodes[node.vs] = {}
         self._waiting -= 1
 
     def check(self) -> None:
-        for vs, group in self.nodes.items():
-            for payload, node in group.items():
-                assert (node.vs, node.payload) == (vs, payload), f"{node} stands at {vs}"
+        for vs, found in self.nodes.items():
+            assert not isinstance(found, dict) or all(n.payload == p for p, n in found.items())
+            for node in _several(found):
+                assert node.vs == vs, f"{node} stands at {vs}"
                 assert not node.half_frozen, f"{node} waits"
         for (vs, payload), node in self.frozen.items():
             assert (node.vs, node.payload) == (vs, payload), f"{node} stands at {vs}"
             assert node.half_frozen, f"{node} does not wait"
             assert not self.nodes or vs < min(self.nodes), f"{node} waits as well"
-        assert self._waiting == sum(map(len, self.nodes.values())), "nodes are miscounted"
+        waiting = sum(len(_several(found)) for found in self.nodes.values())
+        assert self._waiting == waiting, "nodes are miscounted"
         assert sorted(self._coming) == sorted(self.nodes), "what waits is not what is to come"
+
+
+def _several(found: N | dict[Hashable, N]) -> list[N]:
+    """The nodes that wait at one vs."""
+    return list(found.values()) if isinstance(found, dict) else [found]
 
 
 class Ends(Generic[N]):

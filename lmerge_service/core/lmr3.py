@@ -104,8 +104,11 @@ class LMR3(Operator):
                         told += 1
                         continue
                 else:
-                    group = nodes.get(vs)
-                    node = None if group is None else group.get(payload)
+                    found = nodes.get(vs)
+                    if isinstance(found, dict):
+                        node = found.get(payload)
+                    else:
+                        node = None if found is None or found.payload != payload else found
                     if node is None:
                         node = add(vs, payload)
                         node.out = node.ends[source] = element.ve

@@ -298,6 +298,12 @@ _LMR3 = _of(
         "an insert of what is half frozen counts, and is not late",
     ),
     (
+        "batch-alone-whatever-its-payload",
+        "node = None if found is None or found.payload != payload else found",
+        "node = found",
+        "2.1: an event is known by its payload as well",
+    ),
+    (
         "batch-old-index",
         "            nodes, frozen = index.nodes, index.frozen\n        source.inserts",
         "            nodes = index.nodes\n        source.inserts",
@@ -1046,13 +1052,21 @@ _INDEX = _of(
     ),
     (
         "waits-twice",
-        "        del self.nodes[node.vs][node.payload]\n",
-        (
-            "        del self.nodes[node.vs][node.payload]\n"
-            "        if not self.nodes[node.vs]:\n"
-            "            del self.nodes[node.vs]\n"
-        ),
+        "            self.nodes[node.vs] = {}\n",
+        "            del self.nodes[node.vs]\n",
         "X4, Y4: what comes and goes at a vs must not make it wait twice",
+    ),
+    (
+        "alone-whatever-its-payload",
+        "return found if found.payload == payload else None",
+        "return found",
+        "2.1: an event is known by its payload as well",
+    ),
+    (
+        "alone-and-replaced",
+        "self.nodes[vs] = {found.payload: found, payload: node}",
+        "self.nodes[vs] = {payload: node}",
+        "promises 1, 2: a second event at a vs does not take the first one's place",
     ),
     (
         "added-uncounted",
@@ -1098,8 +1112,8 @@ _INDEX = _of(
     ),
     (
         "deleted-while-walking",
-        "yield from list(self.nodes[vs].values())",
-        "yield from self.nodes[vs].values()",
+        "return list(found.values()) if isinstance(found, dict) else [found]",
+        "return found.values() if isinstance(found, dict) else [found]",
         "an input that leaves takes its events along while they are walked",
     ),
     (
@@ -1129,6 +1143,12 @@ _LMR4 = _of(
         "node = frozen.get((vs, payload))",
         "node = None",
         "an insert of what is half frozen counts, and is not late",
+    ),
+    (
+        "batch-alone-whatever-its-payload",
+        "node = None if found is None or found.payload != payload else found",
+        "node = found",
+        "2.1: an event is known by its payload as well",
     ),
     (
         "batch-old-index",
