@@ -28,6 +28,7 @@ from lmerge_service.cli import (
     present,
     publish,
     read,
+    replica,
     run,
     state,
     watch,
@@ -74,6 +75,7 @@ app.command("demo", rich_help_panel=_KAFKA)(demo.demo)
 app.command("run", rich_help_panel=_KAFKA)(run.run)
 app.command("read", rich_help_panel=_KAFKA)(read.read)
 app.command("publish", rich_help_panel=_KAFKA)(publish.publish)
+app.add_typer(replica.app, name="replica", rich_help_panel=_KAFKA)
 app.add_typer(broker.app, name="broker", rich_help_panel=_KAFKA)
 app.add_typer(state.app, name="state", rich_help_panel=_KAFKA)
 app.command("status", rich_help_panel=_WORKERS)(control.status)

@@ -20,7 +20,7 @@ from lmerge_service.present.presentation import Variation
 from lmerge_service.present.presentation import present as present_lives
 from lmerge_service.tdb import Event
 
-__all__ = ("present",)
+__all__ = ("months_of", "present")
 
 _USUAL: Final = Variation(provisional=0.2, disorder=0.2, stable_every=100)
 """Without a preset; `spread` and `displacement` are then as long as the events are."""
@@ -259,7 +259,7 @@ def _check_folder(source: str | None, output: str, names: Iterable[str]) -> None
 
 def _lives(source: str | None, months: str | None) -> Sequence[Life]:
     if months is not None and source is None:
-        return list(flights(_months(months)))
+        return list(flights(months_of(months)))
     if source is None or months is not None:
         raise ConfigurationError("give either FILE or --flights MONTHS")
     with reading([source]) as (stream,):
@@ -278,7 +278,12 @@ def _events(source: str, elements: Iterable[tuple[int, Element]]) -> Iterator[Ev
             )
 
 
-def _months(text: str) -> tuple[int, ...]:
+def months_of(text: str) -> tuple[int, ...]:
+    """What `--flights` takes.
+
+    Raises:
+        ConfigurationError: it is something else.
+    """
     if text == "year":
         return MONTHS
     parts = text.split(",")

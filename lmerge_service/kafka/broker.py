@@ -375,10 +375,11 @@ class LocalBroker:
         return f"{jvm.gist(said)} (log: {self.log})"
 
 
-def default_directory() -> Path:
-    """Where `lmerge broker` keeps its broker: below $LMERGE_HOME, else in the state folder."""
+def default_directory(name: str = "broker") -> Path:
+    """Where `lmerge broker` keeps its broker, and other commands what outlives them: below
+    $LMERGE_HOME, else in the state folder."""
     home = os.environ.get("LMERGE_HOME")
-    return (Path(home) if home else user_folder("XDG_STATE_HOME", ".local/state")) / "broker"
+    return (Path(home) if home else user_folder("XDG_STATE_HOME", ".local/state")) / name
 
 
 def _is_free(port: int) -> bool:

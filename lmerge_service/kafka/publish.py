@@ -8,6 +8,7 @@ the same goes for the records of one key, and for those that move the stable.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TypeVar
 
 from aiokafka import AIOKafkaProducer
 
@@ -20,6 +21,8 @@ from lmerge_service.kafka.starting import started
 from lmerge_service.kafka.topics import Topics
 
 __all__ = ("on_the_wire", "publish")
+
+T = TypeVar("T")
 
 _ACKNOWLEDGE_EVERY = 10_000
 _EVENT_TIMES = {"retention.ms": "-1", "message.timestamp.after.max.ms": str(2**63 - 1)}
@@ -36,18 +39,19 @@ def on_the_wire(element: Element) -> Sequence[Written]:
 async def publish(
     connection: Connection,
     topic: str,
-    elements: Iterable[Element],
+    elements: Iterable[T],
     *,
     rate: float | None = None,
     partitions: int = 1,
     incarnation: int = 0,
     joining_at: int = START,
-    written: Callable[[Element], Sequence[Written]] = on_the_wire,
+    written: Callable[[T], Sequence[Written]] = on_the_wire,  # type: ignore[assignment]
     progress: Callable[[int], None] = lambda _: None,
 ) -> int:
     """Sends the elements in order, `rate` a second (None: as fast as it goes); returns how many.
 
-    The topic is made when it is missing, with `partitions`. `written` gives an element's records.
+    The topic is made when it is missing, with `partitions`. `written` gives an element's records;
+    with it, what is sent may be anything else that comes in an order.
 
     Raises:
         IllegalStreamError: a dialect cannot say the elements.
@@ -70,8 +74,8 @@ async def publish(
 async def _send_all(
     producer: AIOKafkaProducer,
     topic: str,
-    elements: Iterable[Element],
-    written: Callable[[Element], Sequence[Written]],
+    elements: Iterable[T],
+    written: Callable[[T], Sequence[Written]],
     rate: float | None,
     width: int,
     headers: list[tuple[str, bytes]],

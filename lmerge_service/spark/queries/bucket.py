@@ -1,0 +1,156 @@
+"""One output partition of a query: rows, pieces and points in, elements out, and what is kept.
+
+Theory
+    A batch is taken as a whole: first which rows count, then these, then the mark. Elements that
+    are told together stand in a fixed order, the stable is the last. So the same batch on the same
+    state says the same, byte for byte: that is what a job does which was killed before it had
+    committed.
+
+    *Feedback* comes as records of the merge's own topic, with offsets like all else, and so is part
+    of what is repeated. The highest point ever heard holds for good: what was left out once cannot
+    be told any more. The time from which an incarnation is correct is a first point, for what ends
+    before it is not to be told.
+
+Invariants
+    B1  What is said after `restore(save())` is what would have been said without.
+    B2  Over all batches, the elements are a legal stream; up to its stable its TDB is the query's,
+        less whole events that end before a point.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, Final, Literal, NamedTuple
+
+import msgspec
+
+from lmerge_service.elements import START, Element
+from lmerge_service.errors import ElementError
+from lmerge_service.feedback import FeedbackBoard
+from lmerge_service.formats.feedback import FeedbackRecord
+from lmerge_service.spark.queries.lateness import Lateness, Piece
+from lmerge_service.spark.queries.plans import Plan, Shape
+
+__all__ = ("Bucket", "Given", "Said", "Settings")
+
+_VERSION: Final = 1
+
+
+class Given(NamedTuple):
+    """What a bucket is given: a row of the query, the piece it is from, or a feedback record."""
+
+    kind: Literal["row", "piece", "point"]
+    partition: int
+    offset: int
+    time: int
+    data: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What must not change while the state is kept."""
+
+    shape: Shape
+    plan: Plan
+    lateness: int
+    partitions: int
+    """Of the facts."""
+    joining_at: int = START
+    output: str = ""
+    """The merge's output, whose feedback is heeded as that to `replica`."""
+    replica: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a batch comes to."""
+
+    elements: list[Element]
+    rows: int
+    """That were for this partition and counted."""
+    late: int
+    skipped: int
+    """Left out for feedback's sake: contributions and results."""
+    mark: int
+    point: int
+    kept: int
+    """How much state is left."""
+
+
+class Bucket:
+    """Goes from batch to batch."""
+
+    def __init__(self, settings: Settings, saved: bytes | None = None) -> None:
+        self._settings = settings
+        self._operator = settings.shape.begin(settings.plan)
+        self._points: list[dict[str, Any]] = []
+        self._point = settings.joining_at
+        seen: list[int] = []
+        if saved is not None:
+            version, seen, self._point, self._points, operator = msgspec.msgpack.decode(saved)
+            assert version == _VERSION, f"state of version {version}"
+            self._operator.load(operator)
+        self._lateness = Lateness(settings.lateness, settings.partitions, seen)
+
+    def save(self) -> bytes:
+        return msgspec.msgpack.encode(
+            [_VERSION, self._lateness.seen, self._point, self._points, self._operator.save()]
+        )
+
+    def batch(self, given: Iterable[Given]) -> Said:
+        """All of a micro-batch, in any order."""
+        rows, pieces, points = _sorted(given)
+        self._hear(points)
+        self._lateness.begin(pieces)
+        before, late = self._operator.skipped, 0
+        for row in rows:
+            if self._lateness.counts(row.partition, row.offset, row.time):
+                self._operator.take(row.time, msgspec.json.decode(row.data), self._point)
+            else:
+                late += 1
+        mark = self._lateness.mark
+        return Said(
+            elements=self._operator.advance(mark, self._point),
+            rows=len(rows) - late,
+            late=late,
+            skipped=self._operator.skipped - before,
+            mark=mark,
+            point=self._point,
+            kept=len(self._operator),
+        )
+
+    def _hear(self, points: list[Given]) -> None:
+        """A point counts once each task has told one, about the output as it is by now."""
+        replica, output = self._settings.replica, self._settings.output
+        for each in points:
+            try:
+                record = FeedbackRecord.of(each.data.encode())
+            except ElementError:  # of somebody who writes there what nobody reads
+                continue
+            if record.replica != replica:
+                continue
+            told = msgspec.to_builtins(record)
+            others = [
+                old for old in self._points
+                if old["task"] != record.task and old["output_id"] == record.output_id
+            ]  # fmt: skip
+            self._points = [*others, told]
+        board = FeedbackBoard([output])
+        for old in self._points:
+            board.note(output, msgspec.convert(old, FeedbackRecord))
+        self._point = max(self._point, board.point(replica))
+
+
+def _sorted(given: Iterable[Given]) -> tuple[list[Given], dict[int, list[Piece]], list[Given]]:
+    rows, points = [], []
+    pieces: dict[int, list[Piece]] = {}
+    for each in given:
+        if each.kind == "row":
+            rows.append(each)
+        elif each.kind == "piece":
+            piece = msgspec.json.decode(each.data, type=Piece)
+            pieces.setdefault(each.partition, []).append(piece)
+        else:
+            points.append(each)
+    order = attrgetter("partition", "offset")
+    return sorted(rows, key=order), pieces, sorted(points, key=order)

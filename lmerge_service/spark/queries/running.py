@@ -1,0 +1,339 @@
+"""A replica as a process: what it is, where it begins, and how it goes on after it was killed.
+
+Theory
+    The checkpoint folder holds what Spark keeps and `replica.json`, which says what the replica is.
+    With it, a process that was killed goes on: Spark does the last batch again if it had not
+    committed it, on the same state and the same offsets, so it says the same again, in the same
+    order (`bucket`). These repeats are the only ones: case R3 takes them, and it is the same
+    incarnation still.
+
+    Without it the replica has lost its memory. It begins anew, by the next incarnation if its topic
+    holds an earlier one: either from the beginning of the facts, or from a time S on, as far as
+    Kafka finds offsets by the records' times; then it is correct from S + memory on (`Shape`), and
+    says so. Which facts are late it finds as if it had read all: the first record that is not
+    before S is, with all behind it, after the highest time before it.
+
+Who owns what
+    The checkpoint belongs to one process at a time. The output topic is made when it is missing.
+
+What happens on a crash
+    Before `replica.json` is there, nothing has been written. Afterwards, as above.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgspec
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.streaming.query import StreamingQuery
+
+from lmerge_service.elements import INFINITY, START, Stable
+from lmerge_service.errors import ConfigurationError, StateError
+from lmerge_service.formats.feedback import feedback_topic
+from lmerge_service.formats.headers import incarnation_headers
+from lmerge_service.kafka.tails import Tail, tails
+from lmerge_service.kafka.topics import Topics as AskedTopics
+from lmerge_service.service.connection import connection_of
+from lmerge_service.spark.connection import kafka_section
+from lmerge_service.spark.elements import kafka_sink, topic_width
+from lmerge_service.spark.errors import spark_errors
+from lmerge_service.spark.places import Topic, Topics, located
+from lmerge_service.spark.queries.bucket import Settings
+from lmerge_service.spark.queries.pipeline import Job, records
+from lmerge_service.spark.queries.plans import Query
+from lmerge_service.topology import Kafka
+
+__all__ = ("Batch", "Identity", "Replica", "follow", "start")
+
+T = TypeVar("T")
+
+_STATE_STORE: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+_HEADERS: Final = "array<struct<key:string,value:binary>>"
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """What a checkpoint is of."""
+
+    query: str
+    plan: str
+    facts: str
+    facts_partitions: int
+    to: str
+    partitions: int
+    lateness: int
+    since: int | None
+    incarnation: int
+    joining_at: int
+    feedback: str | None
+    replica: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replica:
+    """A query by one of its plans, from a topic to a topic."""
+
+    query: Query
+    plan: str
+    kafka: Kafka | str
+    facts: str
+    to: str
+    checkpoint: Path
+    lateness: int
+    """How much below the highest time before it, in its partition, a fact still counts."""
+    partitions: int = 1
+    """Of the output, if it is made here."""
+    since: int | None = None
+    """Begin with the facts of this time; None: with the first."""
+    feedback: str | None = None
+    """The merge's output topic, whose feedback is heeded."""
+    name: str | None = None
+    """The replica's name there; by default its topic's."""
+    batch: int | None = None
+    """Facts per micro-batch, instead of the plan's word."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a micro-batch came to, all partitions together."""
+
+    number: int
+    facts: int
+    refused: int
+    """Records that are no facts, or have no time."""
+    late: int
+    skipped: int
+    """Contributions and results that were left out for feedback's sake."""
+    records: int
+    """Written."""
+    mark: int
+    """Of the partition that is the least far; INFINITY: the facts have ended."""
+    point: int
+    kept: int
+    seconds: float
+
+    @property
+    def ended(self) -> bool:
+        return self.mark == INFINITY
+
+
+def start(spark: SparkSession, replica: Replica) -> tuple[Identity, StreamingQuery | None]:
+    """Starts the replica, or lets it go on; no query: it has ended already.
+
+    Raises:
+        ConfigurationError: there are no such facts, or the checkpoint is another replica's.
+        TransportError: Kafka cannot be reached, or refuses.
+        StateError: the checkpoint cannot be read.
+    """
+    if replica.plan not in replica.query.plans:
+        plans = ", ".join(replica.query.plans)
+        raise ConfigurationError(f"{replica.query.name} has no plan {replica.plan!r}: {plans}")
+    identity, tail = _identity(replica)
+    ended = [each for each in tail if each.element == Stable(INFINITY)]
+    if len(ended) == identity.partitions:
+        return identity, None
+    session = spark.newSession()
+    session.conf.set("spark.sql.streaming.stateStore.providerClass", _STATE_STORE)
+    session.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
+    tasks = replica.query.plans[replica.plan].tasks
+    session.conf.set("spark.sql.shuffle.partitions", str(min(tasks, identity.partitions)))
+    said = records(session, _job(replica, identity))
+    sink = kafka_sink(Topic(replica.kafka, replica.to))
+    with spark_errors(f"writing {replica.to}"):
+        writer = _counted(said, identity).writeStream.format("kafka").options(**sink)
+        folder = located(str(replica.checkpoint / "spark"))
+        return identity, writer.option("checkpointLocation", folder).start()
+
+
+def _job(replica: Replica, identity: Identity) -> Job:
+    plan = replica.query.plans[replica.plan]
+    options = {
+        "includeHeaders": "false",
+        "maxOffsetsPerTrigger": str(replica.batch or plan.batch),
+        "kafka.fetch.max.wait.ms": "50",
+    }
+    if identity.since is not None:
+        options["startingTimestamp"] = str(identity.since)
+        options["startingOffsetsByTimestampStrategy"] = "latest"
+    feedback = None
+    if identity.feedback is not None:
+        kept = {"includeHeaders": "false", "failOnDataLoss": "false"}  # it is compacted
+        feedback = Topics(replica.kafka, feedback_topic(identity.feedback), options=kept)
+    settings = Settings(
+        shape=replica.query.shape,
+        plan=plan,
+        lateness=identity.lateness,
+        partitions=identity.facts_partitions,
+        joining_at=identity.joining_at,
+        output=identity.feedback or "",
+        replica=identity.replica,
+    )
+    return Job(
+        query=replica.query,
+        facts=Topics(replica.kafka, identity.facts, options=options),
+        settings=settings,
+        partitions=identity.partitions,
+        feedback=feedback,
+    )
+
+
+def _counted(said: DataFrame, identity: Identity) -> DataFrame:
+    """The records, once what each batch came to is noted."""
+    counts = [F.sum(name).alias(name) for name in ("late", "skipped", "kept")]
+    of_batches = [
+        F.min(F.when(F.col("value").isNull(), F.col(name))).alias(name)
+        for name in ("mark", "point")
+    ]
+    noted = said.observe("said", F.count("value").alias("records"), *counts, *of_batches)
+    headers = F.lit(None).cast(_HEADERS)
+    if told := incarnation_headers(identity.incarnation, identity.joining_at):
+        headers = F.array(
+            *(
+                F.struct(
+                    F.lit(name).alias("key"), F.lit(value.decode()).cast("binary").alias("value")
+                )
+                for name, value in told
+            )
+        )
+    written = noted.where(F.col("value").isNotNull())
+    return written.select("key", "value", "partition", headers.alias("headers"))
+
+
+# What the replica is
+
+
+def _identity(replica: Replica) -> tuple[Identity, list[Tail]]:
+    """What it has been, or what it is from now on; and the ends of its topic's partitions."""
+    place = replica.checkpoint / "replica.json"
+    connection = connection_of(kafka_section(replica.kafka))
+
+    async def ask() -> tuple[int | None, set[str]]:
+        wanted = [replica.facts]
+        if replica.feedback is not None:
+            wanted.append(feedback_topic(replica.feedback))
+        async with AskedTopics(connection) as topics:
+            found = await topics.partitions(wanted)
+        return found.get(replica.facts), set(wanted) - set(found)
+
+    width, missing = _run(ask())
+    if width is None:
+        raise ConfigurationError(
+            f"there is no topic {replica.facts}: `lmerge replica feed {replica.facts}` makes one"
+        )
+    if missing:
+        raise ConfigurationError(
+            f"there is no topic {missing.pop()}: a merge makes it, start that first"
+        )
+    partitions = topic_width(Topic(replica.kafka, replica.to, partitions=replica.partitions))
+    tail = _run(tails(connection, replica.to, partitions))
+    if place.exists():
+        return _known(place, replica, width, partitions), tail
+    if (replica.checkpoint / "spark").exists():
+        raise StateError(f"{replica.checkpoint} has no replica.json: use another folder")
+    identity = _new(replica, width, partitions, tail)
+    replica.checkpoint.mkdir(parents=True, exist_ok=True)
+    partial = place.with_suffix(".partial")
+    partial.write_bytes(msgspec.json.format(msgspec.json.encode(identity)))
+    partial.rename(place)
+    return identity, []
+
+
+def _new(replica: Replica, width: int, partitions: int, tail: list[Tail]) -> Identity:
+    incarnation = max((each.incarnation + 1 for each in tail), default=0)
+    joining_at = START
+    if replica.since is not None:
+        incarnation = max(incarnation, 1)  # only that can say from when on it is correct
+        joining_at = replica.since + replica.query.shape.memory
+    return Identity(
+        query=replica.query.name,
+        plan=replica.plan,
+        facts=replica.facts,
+        facts_partitions=width,
+        to=replica.to,
+        partitions=partitions,
+        lateness=replica.lateness,
+        since=replica.since,
+        incarnation=incarnation,
+        joining_at=joining_at,
+        feedback=replica.feedback,
+        replica=replica.name or replica.to,
+    )
+
+
+def _known(place: Path, replica: Replica, width: int, partitions: int) -> Identity:
+    try:
+        known = msgspec.json.decode(place.read_bytes(), type=Identity)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise StateError(f"{place} cannot be read: {error}") from None
+    asked = msgspec.structs.replace(
+        _new(replica, width, partitions, []),
+        incarnation=known.incarnation,
+        joining_at=known.joining_at,
+        since=known.since if replica.since is None else replica.since,
+    )
+    for name in Identity.__struct_fields__:
+        was, now = getattr(known, name), getattr(asked, name)
+        if was != now:
+            raise ConfigurationError(
+                f"{place.parent} is of a replica with {name} {was}, not {now}: "
+                "use another folder to begin anew"
+            )
+    return known
+
+
+def _run(work: Coroutine[Any, Any, T]) -> T:
+    with ThreadPoolExecutor(1) as apart:  # the caller may be in an event loop, as in a notebook
+        return apart.submit(asyncio.run, work).result()
+
+
+# While it runs
+
+
+def follow(
+    query: StreamingQuery,
+    each: Callable[[Batch], None] = lambda _: None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> bool:
+    """Waits until the facts have ended, or `stopped` says so, and stops the query; tells of every
+    batch. True: it has ended, all has been said.
+
+    Raises:
+        TransportError: Kafka cannot be reached, or refuses.
+        StateError: Spark cannot go on.
+    """
+    done, ended = -1, False
+    with spark_errors("the query"):
+        while not ended and not stopped():
+            if query.awaitTermination(0.1):
+                break
+            last = query.lastProgress
+            if last is None or last.batchId <= done:
+                continue
+            for progress in query.recentProgress:
+                if progress.batchId > done and (batch := _batch(progress)) is not None:
+                    done, ended = batch.number, batch.ended
+                    each(batch)
+        query.stop()
+    return ended
+
+
+def _batch(progress: Any) -> Batch | None:
+    said, facts = progress.observedMetrics.get("said"), progress.observedMetrics.get("facts")
+    if said is None or said["mark"] is None:
+        return None  # nothing had come
+    return Batch(
+        number=progress.batchId,
+        facts=(facts and facts["rows"]) or 0,
+        refused=(facts and facts["refused"]) or 0,
+        late=said["late"],
+        skipped=said["skipped"],
+        records=said["records"],
+        mark=said["mark"],
+        point=said["point"],
+        kept=said["kept"],
+        seconds=progress.batchDuration / 1000,
+    )
