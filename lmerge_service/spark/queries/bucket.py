@@ -25,7 +25,7 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 from lmerge_service.elements import START, Element
-from lmerge_service.errors import ElementError
+from lmerge_service.errors import ElementError, StateError
 from lmerge_service.feedback import FeedbackBoard
 from lmerge_service.formats.feedback import FeedbackRecord
 from lmerge_service.spark.queries.lateness import Lateness, Piece
@@ -88,7 +88,8 @@ class Bucket:
         seen: list[int] = []
         if saved is not None:
             version, seen, self._point, self._points, operator = msgspec.msgpack.decode(saved)
-            assert version == _VERSION, f"state of version {version}"
+            if version != _VERSION:
+                raise StateError(f"state of version {version}, not {_VERSION}: begin anew")
             self._operator.load(operator)
         self._lateness = Lateness(settings.lateness, settings.partitions, seen)
 

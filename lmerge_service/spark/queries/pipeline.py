@@ -44,7 +44,7 @@ from lmerge_service.spark.queries.bucket import Bucket, Given, Said, Settings
 from lmerge_service.spark.queries.lateness import FURTHEST, Reading
 from lmerge_service.spark.queries.plans import Query, Source
 
-__all__ = ("BucketProcessor", "Job", "records")
+__all__ = ("BucketProcessor", "Job", "given", "records")
 
 _SAVED: Final = StructType([StructField("saved", BinaryType())])
 _PIECES: Final = "partition int, offset long, data string, rows long, refused long"
@@ -73,22 +73,26 @@ def records(spark: SparkSession, job: Job) -> DataFrame:
     Raises:
         ConfigurationError: the query's SQL is not what it must be.
     """
-    query = job.query
-    with spark_errors(f"query {query.name}"):
-        read = _timed(kafka_records(spark, job.facts, streaming=True), query.source)
-        pieces = _to_all(_pieces(read, job.settings.lateness), "piece", job.partitions)
-        given = _rows(spark, read, query, job.partitions).unionByName(pieces)
-        if job.feedback is not None:
-            points = kafka_records(spark, job.feedback, streaming=True)
-            points = points.select(
-                "partition", "offset", F.col("value").cast("string").alias("data")
-            )
-            whole = points.where(F.col("data").isNotNull())
-            given = given.unionByName(_to_all(whole, "point", job.partitions))
-        processor = BucketProcessor(job.settings, job.partitions, query.key)
-        return given.groupBy("bucket").transformWithStateInPandas(
-            processor, _SAID, "Append", "None"
-        )
+    with spark_errors(f"query {job.query.name}"):
+        facts = kafka_records(spark, job.facts, streaming=True)
+        points = job.feedback and kafka_records(spark, job.feedback, streaming=True)
+        processor = BucketProcessor(job.settings, job.partitions, job.query.key)
+        grouped = given(spark, job, facts, points).groupBy("bucket")
+        return grouped.transformWithStateInPandas(processor, _SAID, "Append", "None")
+
+
+def given(
+    spark: SparkSession, job: Job, facts: DataFrame, feedback: DataFrame | None = None
+) -> DataFrame:
+    """(bucket, kind, partition, offset, time, data) of raw records: what the buckets are given."""
+    read = _timed(facts, job.query.source)
+    pieces = _to_all(_pieces(read, job.settings.lateness), "piece", job.partitions)
+    rows = _rows(spark, read, job.query, job.partitions).unionByName(pieces)
+    if feedback is None:
+        return rows
+    said = feedback.select("partition", "offset", F.col("value").cast("string").alias("data"))
+    points = said.where(F.col("data").isNotNull())
+    return rows.unionByName(_to_all(points, "point", job.partitions))
 
 
 def _timed(raw: DataFrame, source: Source) -> DataFrame:

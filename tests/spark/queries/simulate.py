@@ -16,7 +16,7 @@ from lmerge_service.spark.queries.lateness import Reading
 from lmerge_service.spark.queries.plans import Plan, Query
 from tests.spark.queries.reference import HOUR, MINUTE
 
-__all__ = ("CHOSEN", "Fact", "Run", "random_facts", "run")
+__all__ = ("CHOSEN", "Fact", "Run", "batches_of", "given_of", "random_facts", "run")
 
 Fact = Mapping[str, Any]
 
@@ -129,8 +129,8 @@ def run(
     done = Run(query, plan, buckets, lateness, [[] for _ in range(buckets)])
     done.clean = [[] for _ in range(buckets)]
     saved: list[bytes | None] = [None] * buckets
-    for number, batch in enumerate(_batches(topic, rng, largest)):
-        given = _given(query, batch, rng, buckets, lateness)
+    for number, batch in enumerate(batches_of(topic, rng, largest)):
+        given = given_of(query, batch, rng, buckets, lateness)
         for bucket in range(buckets):
             for offset, point in enumerate((points or {}).get(number, ())):
                 given[bucket].append(Given("point", 0, number * 100 + offset, 0, point))
@@ -151,7 +151,7 @@ def run(
 Rows = list[tuple[int, Fact]]
 
 
-def _batches(
+def batches_of(
     topic: Sequence[Sequence[Fact]], rng: Random, largest: int
 ) -> Iterator[dict[int, Rows]]:
     at = [0] * len(topic)
@@ -166,7 +166,7 @@ def _batches(
         yield batch
 
 
-def _given(
+def given_of(
     query: Query, batch: Mapping[int, Rows], rng: Random, buckets: int, lateness: int
 ) -> list[list[Given]]:
     kinds, columns = CHOSEN[query.name]
