@@ -30,16 +30,19 @@ def make_topic(bootstrap: str, topic: str, partitions: int = 1) -> None:
 
 
 def send(bootstrap: str, topic: str, records: Iterable[Sent], **options: Any) -> None:
-    """Sends them one after the other."""
+    """Sends them in order."""
 
     async def run() -> None:
         producer = AIOKafkaProducer(bootstrap_servers=bootstrap, **options)
         await producer.start()
         try:
-            for each in records:
-                await producer.send_and_wait(
+            sent = [
+                await producer.send(
                     topic, each.value, each.key, each.partition, headers=list(each.headers)
                 )
+                for each in records
+            ]
+            await asyncio.gather(*sent)
         finally:
             await producer.stop()
 

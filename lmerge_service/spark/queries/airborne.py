@@ -87,7 +87,8 @@ class _Flights:
         elif row["fact"] == "arrived" and (departs := row.get("departs")) is not None:
             if departs < time <= departs + self.shape.limit:
                 journey = self._journey(flight, departs)
-                journey.arrived = min(time, journey.arrived or time)
+                known = journey.arrived
+                journey.arrived = time if known is None else min(time, known)
         elif row["fact"] == "cancelled":
             self._forecast(flight, None)
         elif row["fact"] == "scheduled":

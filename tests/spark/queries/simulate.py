@@ -62,10 +62,11 @@ def random_facts(
         timed.append(_fact("departed", left, it, departs=left, arrives=expected, delay=delay))
         came = rng.choice([expected, expected + 15 * MINUTE, left + 1, left + 25 * HOUR, None])
         if came is not None:
-            timed.append(_fact("arrived", came, it, departs=left, arrives=came))
+            told = [came + by for by in (0, 0, 15 * MINUTE)[: rng.choice([1, 1, 3])]]
+            timed += [_fact("arrived", each, it, departs=left, arrives=each) for each in told]
     for hour in range(8):
         for origin in ("EWR", "JFK"):
-            if rng.random() < 0.7:
+            for _ in range(rng.choice([0, 1, 1, 2])):
                 measured = {"temp": rng.choice([39.02, 40.0, None]), "visib": 10.0, "precip": 0.0}
                 timed.append(_fact("weather", hour * HOUR, {"origin": origin}, **measured))
     timed += rng.sample(timed, len(timed) // 10)
