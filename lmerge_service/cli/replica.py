@@ -19,9 +19,12 @@ from lmerge_service.cli.present import months_of
 from lmerge_service.cli.streams import watched
 from lmerge_service.cli.words import finite, point, say_json
 from lmerge_service.elements import START
+from lmerge_service.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from lmerge_service.spark.queries.running import Batch, Identity, Replica
+    from lmerge_service.spark.queries.plain import Plain
+    from lmerge_service.spark.queries.plans import Batch
+    from lmerge_service.spark.queries.running import Identity, Replica
 
 __all__ = ("app",)
 
@@ -159,6 +162,12 @@ def run(
         int | None,
         typer.Option(min=1, metavar="N", help="Facts per micro-batch. [default: the plan's]"),
     ] = None,
+    plain: Annotated[
+        bool,
+        typer.Option(
+            "--plain", help="Without Spark and without a checkpoint: each start begins anew."
+        ),
+    ] = False,
     master: Annotated[
         str | None,
         typer.Option(metavar="URL", help="Of Spark. [default: this machine, all cores]"),
@@ -183,13 +192,40 @@ def run(
     from lmerge_service.topology import Kafka, load_kafka
 
     chosen = query_of(query)
-    plan_of(chosen, plan)
+    by = plan_of(chosen, plan)
     for topic in (facts, to, *([feedback] if feedback else [])):
         check_topic(topic)
     kafka: Kafka | str = bootstrap or BOOTSTRAP
     if kafka_config is not None:
         kafka = load_kafka(kafka_config, bootstrap=bootstrap)
     silence_kafka_client()
+    if plain:
+        if given := [
+            name
+            for name, value in {
+                "--checkpoint": checkpoint,
+                "--since": since,
+                "--feedback": feedback,
+            }.items()
+            if value is not None
+        ]:
+            raise ConfigurationError(f"{given[0]} needs Spark, and --plain is without")
+        from lmerge_service.spark.queries.plain import Plain
+
+        _run_plain(
+            Plain(
+                query=chosen,
+                plan=by,
+                connection=connection(bootstrap, kafka_config),
+                facts=facts,
+                to=to,
+                lateness=lateness * 1000,
+                partitions=partitions,
+                batch=batch,
+            ),
+            as_json=as_json,
+        )
+        return
 
     from lmerge_service.spark.queries.running import Replica
 
@@ -223,10 +259,34 @@ def _run(replica: "Replica", session: dict[str, Any], *, as_json: bool) -> None:
         ended = True
         if query is not None:
             ended = follow(query, lambda batch: _tell(batch, as_json=as_json), stopped)
+        _conclude(replica.to, ended, as_json=as_json)
+
+
+def _run_plain(plain: "Plain", *, as_json: bool) -> None:
+    import asyncio
+    from dataclasses import replace
+
+    from lmerge_service.spark.queries.plain import run_plain
+
+    def begun(incarnation: int) -> None:
         if as_json:
-            say_json({"ended": ended})
-        else:
-            typer.echo(f"{replica.to}: {'ended' if ended else 'stopped'}", err=True)
+            say_json({"replica": {"to": plain.to, "incarnation": incarnation}})
+            return
+        said = f"{plain.query.name} from {plain.facts} to {plain.to}, incarnation {incarnation}"
+        typer.echo(said, err=True)
+
+    with _told_to_stop() as stopped:
+        running = run_plain(
+            replace(plain, stopped=stopped), begun, lambda batch: _tell(batch, as_json=as_json)
+        )
+        _conclude(plain.to, asyncio.run(running), as_json=as_json)
+
+
+def _conclude(to: str, ended: bool, *, as_json: bool) -> None:
+    if as_json:
+        say_json({"ended": ended})
+    else:
+        typer.echo(f"{to}: {'ended' if ended else 'stopped'}", err=True)
 
 
 @contextmanager

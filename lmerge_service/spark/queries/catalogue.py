@@ -18,6 +18,7 @@ from typing import Final
 
 from lmerge_service.errors import ConfigurationError
 from lmerge_service.spark.queries.airborne import Airborne
+from lmerge_service.spark.queries.chosen import Chosen
 from lmerge_service.spark.queries.folds import Aggregates, Enriched, Top
 from lmerge_service.spark.queries.plans import Plan, Query, Source
 from lmerge_service.spark.queries.windows import Windows
@@ -50,7 +51,7 @@ _ALL: Final = (
     Query(
         name="delays",
         says="per origin and hopping hour: departures, their delay in all, the longest",
-        rows="SELECT at, origin, delay FROM facts WHERE fact = 'departed'",
+        rows=Chosen(("departed",), ("origin", "delay")),
         key=("origin",),
         shape=Windows(
             size=_HOUR,
@@ -70,8 +71,10 @@ _ALL: Final = (
     Query(
         name="in-air",
         says="each flight from its departure to its arrival",
-        rows="SELECT at, fact, departs, arrives, carrier, date, dest, flight, origin, tail "
-        "FROM facts WHERE fact IN ('scheduled', 'cancelled', 'departed', 'arrived')",
+        rows=Chosen(
+            ("scheduled", "cancelled", "departed", "arrived"),
+            ("fact", "departs", "arrives", *_FLIGHT),
+        ),
         key=("origin", "dest"),
         shape=Airborne(fields=_FLIGHT, limit=24 * _HOUR),
         plans=_plans(
@@ -84,7 +87,7 @@ _ALL: Final = (
     Query(
         name="top-carriers",
         says="per origin and three hours: the three carriers with most delay, ranked",
-        rows="SELECT at, origin, carrier, delay FROM facts WHERE fact = 'departed'",
+        rows=Chosen(("departed",), ("origin", "carrier", "delay")),
         key=("origin",),
         shape=Windows(
             size=3 * _HOUR,
@@ -102,8 +105,10 @@ _ALL: Final = (
     Query(
         name="weather",
         says="each departure, with the weather of its hour at its airport",
-        rows="SELECT at, carrier, date, flight, origin, dest, delay, precip, temp, visib, "
-        "wind_speed FROM facts WHERE fact IN ('departed', 'weather')",
+        rows=Chosen(
+            ("departed", "weather"),
+            ("carrier", "date", "flight", "origin", "dest", "delay", *_WEATHER),
+        ),
         key=("origin",),
         shape=Windows(
             size=_HOUR,

@@ -41,6 +41,7 @@ from lmerge_service.spark.encoding import canonical_payload, placement
 from lmerge_service.spark.errors import spark_errors
 from lmerge_service.spark.places import Topics
 from lmerge_service.spark.queries.bucket import Bucket, Given, Said, Settings
+from lmerge_service.spark.queries.chosen import Chosen
 from lmerge_service.spark.queries.lateness import FURTHEST, Reading
 from lmerge_service.spark.queries.plans import Query, Source
 
@@ -116,7 +117,7 @@ def _rows(spark: SparkSession, read: DataFrame, query: Query, partitions: int) -
         chosen = query.rows(facts)
     else:
         facts.createOrReplaceTempView("facts")
-        chosen = spark.sql(query.rows)
+        chosen = spark.sql(query.rows.sql if isinstance(query.rows, Chosen) else query.rows)
     for name in ("at", *query.key):
         if name not in chosen.columns:
             raise ConfigurationError(f"query {query.name}: its rows lack the column {name}")

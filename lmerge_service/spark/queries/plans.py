@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from lmerge_service.elements import Element
+from lmerge_service.elements import INFINITY, Element
+from lmerge_service.spark.queries.chosen import Chosen
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ("Fold", "Operator", "Plan", "Query", "Row", "Shape", "Source")
+__all__ = ("Batch", "Fold", "Operator", "Plan", "Query", "Row", "Shape", "Source")
 
 Row: TypeAlias = Mapping[str, Any]
 """The columns of a row as JSON has them; those that are null are not there."""
@@ -104,11 +105,35 @@ class Query:
 
     name: str
     says: str
-    rows: "str | Callable[[DataFrame], DataFrame]"
+    rows: "Chosen | str | Callable[[DataFrame], DataFrame]"
     """SQL over the view `facts`, or the same as a function: rows that keep the column `at`. No
-    aggregates: those are the shape's."""
+    aggregates: those are the shape's. What is `Chosen` needs no Spark."""
     key: tuple[str, ...]
     """Columns of the rows and fields of the payloads: what belongs together is in one partition."""
     shape: Shape
     plans: Mapping[str, Plan]
     source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a micro-batch came to, all partitions together."""
+
+    number: int
+    facts: int
+    refused: int
+    """Records that are no facts, or have no time."""
+    late: int
+    skipped: int
+    """Contributions and results that were left out for feedback's sake."""
+    records: int
+    """Written."""
+    mark: int
+    """Of the partition that is the least far; INFINITY: the facts have ended."""
+    point: int
+    kept: int
+    seconds: float
+
+    @property
+    def ended(self) -> bool:
+        return self.mark == INFINITY

@@ -45,10 +45,10 @@ from lmerge_service.spark.errors import spark_errors
 from lmerge_service.spark.places import Topic, Topics, located
 from lmerge_service.spark.queries.bucket import Settings
 from lmerge_service.spark.queries.pipeline import Job, records
-from lmerge_service.spark.queries.plans import Query
+from lmerge_service.spark.queries.plans import Batch, Query
 from lmerge_service.topology import Kafka
 
-__all__ = ("Batch", "Identity", "Replica", "follow", "start")
+__all__ = ("Identity", "Replica", "follow", "start")
 
 T = TypeVar("T")
 
@@ -95,30 +95,6 @@ class Replica:
     """The replica's name there; by default its topic's."""
     batch: int | None = None
     """Facts per micro-batch, instead of the plan's word."""
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """What a micro-batch came to, all partitions together."""
-
-    number: int
-    facts: int
-    refused: int
-    """Records that are no facts, or have no time."""
-    late: int
-    skipped: int
-    """Contributions and results that were left out for feedback's sake."""
-    records: int
-    """Written."""
-    mark: int
-    """Of the partition that is the least far; INFINITY: the facts have ended."""
-    point: int
-    kept: int
-    seconds: float
-
-    @property
-    def ended(self) -> bool:
-        return self.mark == INFINITY
 
 
 def start(spark: SparkSession, replica: Replica) -> tuple[Identity, StreamingQuery | None]:

@@ -19,7 +19,8 @@ from lmerge_service.formats.feedback import FeedbackRecord, feedback_topic
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.routing import Router
 from lmerge_service.spark.queries.catalogue import QUERIES
-from lmerge_service.spark.queries.running import Batch, Replica, follow, start
+from lmerge_service.spark.queries.plans import Batch
+from lmerge_service.spark.queries.running import Replica, follow, start
 from lmerge_service.tdb import TDB, differences, reconstitute
 from tests.spark.queries.reference import MINUTE, meaning
 from tests.spark.queries.simulate import random_facts

@@ -1,0 +1,203 @@
+"""The same queries without Spark: one process, no state that outlives it.
+
+Theory
+    What Spark does around a bucket is little for one process: read a batch, tell the pieces, choose
+    rows, route them, write what is said and wait until it is written. There is no checkpoint, so
+    every start is a new incarnation, which begins with the first fact. It starts in a second, which
+    makes it a good third replica, and the one to have when nothing but Python is there.
+
+Who owns what
+    `run_plain` owns its clients. The output topic is made when it is missing.
+
+What happens on a crash at each await
+    What is written stays; the next start is the next incarnation.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from lmerge_service.elements import INFINITY, START, Element, Stable
+from lmerge_service.errors import ConfigurationError, StateError
+from lmerge_service.formats.headers import incarnation_headers
+from lmerge_service.formats.wire import encode
+from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.records import Record
+from lmerge_service.kafka.routing import Router
+from lmerge_service.kafka.source import Batches, Source, TopicPartition
+from lmerge_service.kafka.tails import tails
+from lmerge_service.kafka.topics import Topics
+from lmerge_service.kafka.writing import Writer
+from lmerge_service.spark.queries.bucket import Bucket, Given, Said, Settings
+from lmerge_service.spark.queries.chosen import Chosen
+from lmerge_service.spark.queries.lateness import FURTHEST, Reading
+from lmerge_service.spark.queries.plans import Batch, Plan, Query
+
+__all__ = ("Plain", "run_plain")
+
+_POLL_SECONDS: Final = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plain:
+    """A query by a plan, from a topic to a topic."""
+
+    query: Query
+    plan: Plan
+    connection: Connection
+    facts: str
+    to: str
+    lateness: int
+    partitions: int = 1
+    batch: int | None = None
+    stopped: Callable[[], bool] = field(default=lambda: False)
+
+    @property
+    def chosen(self) -> Chosen:
+        if not isinstance(self.query.rows, Chosen):
+            raise ConfigurationError(f"query {self.query.name} is SQL, which needs Spark")
+        return self.query.rows
+
+
+async def run_plain(
+    plain: Plain,
+    begun: Callable[[int], None] = lambda _: None,
+    each: Callable[[Batch], None] = lambda _: None,
+) -> bool:
+    """Runs it until the facts end, or `stopped` says so; tells its incarnation, and every batch.
+    True: it has ended, all has been said.
+
+    Raises:
+        ConfigurationError: there are no such facts, or the query needs Spark.
+        TransportError: Kafka cannot be reached, or refuses.
+        StateError: a partition cannot be read.
+    """
+    choose = plain.chosen
+    async with AsyncExitStack() as stack:
+        async with Topics(plain.connection) as topics:
+            width = await topics.width(plain.facts)
+            if width is None:
+                raise ConfigurationError(f"there is no topic {plain.facts}")
+            partitions = await topics.ensure(plain.to, partitions=plain.partitions)
+        tail = await tails(plain.connection, plain.to, partitions)
+        incarnation = max((one.incarnation + 1 for one in tail), default=0)
+        begun(incarnation)
+        source = await stack.enter_async_context(Source(plain.connection, fetch_wait_ms=50))
+        writer = await stack.enter_async_context(
+            Writer(plain.connection, plain.to, incarnation_headers(incarnation))
+        )
+        places = [TopicPartition(plain.facts, number) for number in range(width)]
+        source.assign(await source.beginnings(places))
+        runner = _Runner(plain, choose, width, partitions)
+        while not runner.ended and not plain.stopped():
+            started = time.monotonic()
+            read = await source.poll(_POLL_SECONDS, plain.batch or plain.plan.batch)
+            for place, why in source.lost.items():
+                raise StateError(f"{place.topic}-{place.partition} {why}")
+            if read:
+                await writer.write(runner.take(read))
+                each(runner.batch(time.monotonic() - started))
+        return runner.ended
+
+
+class _Runner:
+    """From records to records; never awaits."""
+
+    def __init__(self, plain: Plain, choose: Chosen, width: int, partitions: int) -> None:
+        settings = Settings(
+            shape=plain.query.shape, plan=plain.plan, lateness=plain.lateness, partitions=width
+        )
+        self._choose = choose
+        self._key = plain.query.key
+        self._lateness = plain.lateness
+        self._router = Router(partitions, plain.query.key)
+        self._buckets = [Bucket(settings) for _ in range(partitions)]
+        self._said: list[Said] = []
+        self._number = -1
+        self._facts = self._refused = self._records = 0
+
+    @property
+    def ended(self) -> bool:
+        return bool(self._said) and all(said.mark == INFINITY for said in self._said)
+
+    def take(self, read: Batches) -> Sequence[tuple[int, bytes | None, bytes]]:
+        """What is to be written: partition, key and value."""
+        given: list[list[Given]] = [[] for _ in self._buckets]
+        self._facts = self._refused = 0
+        for place, records in read.items():
+            facts = [_fact(record) for record in records]
+            reading = Reading(self._lateness)
+            offsets = [record.offset for record in records]
+            reading.take(
+                np.array(offsets, np.int64), np.array([_time(fact) for fact in facts], np.int64)
+            )
+            if (piece := reading.piece()) is None:
+                continue
+            self._facts, self._refused = self._facts + piece.rows, self._refused + piece.refused
+            told = msgspec.json.encode(piece).decode()
+            for bucket in given:
+                bucket.append(Given("piece", place.partition, piece.first, 0, told))
+            for offset, fact in zip(offsets, facts, strict=True):
+                self._choose_row(given, place.partition, offset, fact)
+        self._said = [bucket.batch(its) for bucket, its in zip(self._buckets, given, strict=True)]
+        written = [
+            (number, self._key_of(element), encode(element))
+            for number, said in enumerate(self._said)
+            for element in said.elements
+        ]
+        self._records, self._number = len(written), self._number + 1
+        return written
+
+    def _choose_row(
+        self, given: list[list[Given]], partition: int, offset: int, fact: Mapping[str, Any]
+    ) -> None:
+        time = _time(fact)
+        if time in (START, INFINITY) or (row := self._choose.of(fact)) is None:
+            return
+        key = msgspec.json.encode({name: row.get(name) for name in self._key})
+        data = msgspec.json.encode(row).decode()
+        bucket = given[self._router.partition_of(key)]
+        bucket.append(Given("row", partition, offset, time, data))
+
+    def _key_of(self, element: Element) -> bytes | None:
+        if isinstance(element, Stable):
+            return None
+        assert isinstance(element.payload, bytes)
+        return self._router.key_of(element.payload)
+
+    def batch(self, seconds: float) -> Batch:
+        said = self._said
+        return Batch(
+            number=self._number,
+            facts=self._facts,
+            refused=self._refused,
+            late=sum(one.late for one in said),
+            skipped=sum(one.skipped for one in said),
+            records=self._records,
+            mark=min(one.mark for one in said),
+            point=min(one.point for one in said),
+            kept=sum(one.kept for one in said),
+            seconds=seconds,
+        )
+
+
+def _fact(record: Record) -> Mapping[str, Any]:
+    """What a record says; nothing, if it is no object."""
+    try:
+        said = msgspec.json.decode(record.value or b"")
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def _time(fact: Mapping[str, Any]) -> int:
+    """As Spark reads it with `catalogue.FACTS`."""
+    if fact.get("fact") == "end":
+        return INFINITY
+    time = fact.get("time")
+    return time if type(time) is int and -FURTHEST < time < FURTHEST else START
