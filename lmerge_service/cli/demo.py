@@ -3,7 +3,7 @@
 import shutil
 import signal
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,13 +11,13 @@ import msgspec
 import typer
 
 from lmerge_service.cli.options import Json, address
-from lmerge_service.errors import single_error
+from lmerge_service.errors import ConfigurationError, single_error
 from lmerge_service.present.flights import MONTHS
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from lmerge_service.demo.show import Result
+    from lmerge_service.demo.acting import Result
 
 __all__ = ("demo",)
 
@@ -48,6 +48,14 @@ def demo(
             help="Use this Kafka instead of starting one.",
         ),
     ] = None,
+    spark: Annotated[
+        bool,
+        typer.Option(
+            "--spark",
+            help="Another play: a query over the month by two plans in Spark and one in "
+            "Python; needs the extra `spark`.",
+        ),
+    ] = False,
     keep: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Leave files and logs there.")
     ] = None,
@@ -68,18 +76,15 @@ def demo(
     console = Console(stderr=json)
     folder = keep or Path(tempfile.mkdtemp(prefix="lmerge-demo-"))
     folder.mkdir(parents=True, exist_ok=True)
-    months: Sequence[int] = MONTHS if year else (month,)
+    options: dict[str, Any] = {"seed": seed, "bootstrap": bootstrap, "console": console}
+    if spark and year:
+        raise ConfigurationError("--spark plays with one month: --month N instead of --year")
+    if spark:
+        options |= {"month": month, "pace": pace or 45}
+    else:
+        options |= {"months": MONTHS if year else (month,), "pace": pace or (80 if year else 12)}
     try:
-        result = asyncio.run(
-            _interruptible(
-                folder,
-                months=months,
-                seed=seed,
-                pace=pace or (80 if year else 12),
-                bootstrap=bootstrap,
-                console=console,
-            )
-        )
+        result = asyncio.run(_interruptible(_play(spark), folder, **options))
     finally:
         if keep is None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -90,11 +95,22 @@ def demo(
     raise typer.Exit(0 if result.finding.good else 1)
 
 
-async def _interruptible(folder: Path, **options: Any) -> "Result":
+def _play(spark: bool) -> "Callable[..., Awaitable[Result]]":
+    if spark:
+        import lmerge_service.spark  # noqa: F401 (says if the extra is missing)
+        from lmerge_service.demo.queries import play_queries
+
+        return play_queries
+    from lmerge_service.demo.show import play
+
+    return play
+
+
+async def _interruptible(
+    play: "Callable[..., Awaitable[Result]]", folder: Path, **options: Any
+) -> "Result":
     """SIGTERM ends the play as Ctrl-C does, so that nothing it started outlives it."""
     import asyncio
-
-    from lmerge_service.demo.show import play
 
     task = asyncio.current_task()
     assert task is not None
@@ -109,7 +125,7 @@ async def _interruptible(folder: Path, **options: Any) -> "Result":
 def _show(console: "Console", result: "Result") -> None:
     from rich.table import Table
 
-    finding, throughput = result.finding, result.throughput
+    finding = result.finding
     out, into = finding.verdict.right, finding.counts
     table = Table("", "in", "out", "bound", title="the merged stream", title_justify="left")
     for column in table.columns[1:]:
@@ -126,12 +142,13 @@ def _show(console: "Console", result: "Result") -> None:
             f"p50 {p50:.1f} ms, p99 {p99:.1f} ms",
             highlight=False,
         )
-    console.print(
-        f"throughput, Kafka to Kafka in transactions: {throughput.merge:,.0f} elements/s; "
-        f"pass-through of the same bytes {throughput.pass_through:,.0f}/s "
-        f"(ratio {throughput.ratio:.2f})",
-        highlight=False,
-    )
+    if (throughput := result.throughput) is not None:
+        console.print(
+            f"throughput, Kafka to Kafka in transactions: {throughput.merge:,.0f} elements/s; "
+            f"pass-through of the same bytes {throughput.pass_through:,.0f}/s "
+            f"(ratio {throughput.ratio:.2f})",
+            highlight=False,
+        )
     _show_verdict(console, result)
 
 
@@ -145,7 +162,7 @@ def _show_verdict(console: "Console", result: "Result") -> None:
         console.print(f"first differences: {each}", style="bold red", highlight=False)
     events = len(finding.verdict.right.tdb)
     verdict = (
-        f"EQUIVALENT: {events:,} events of {result.flights:,} flights, in {result.seconds:.0f} s"
+        f"EQUIVALENT: {events:,} events of {result.count:,} {result.of}, in {result.seconds:.0f} s"
         if finding.good
         else f"NOT EQUIVALENT: {len(finding.verdict.differences):,} differences"
     )
@@ -158,13 +175,14 @@ def _document(result: "Result") -> dict[str, Any]:
     return {
         "equivalent": finding.verdict.equivalent,
         "good": finding.good,
-        "flights": result.flights,
+        result.of: result.count,
         "events": len(out.tdb),
         "in": {"inserts": into.inserts, "adjusts": into.adjusts, "stables": into.stables},
         "out": {"inserts": out.inserts, "adjusts": out.adjusts, "stables": out.stables},
         "bounds_broken": finding.broken_bounds,
         "latency_ms": {"p50": finding.latency(0.5), "p99": finding.latency(0.99)},
-        "throughput": {
+        "throughput": throughput
+        and {
             "merge": round(throughput.merge),
             "pass_through": round(throughput.pass_through),
             "ratio": round(throughput.ratio, 3),

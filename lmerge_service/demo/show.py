@@ -10,19 +10,28 @@ is killed for good.
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
-from rich.live import Live
 
 from lmerge_service import topology as topologies
+from lmerge_service.demo.acting import (
+    Play,
+    Result,
+    log_of,
+    look,
+    until_caught_up,
+    until_running,
+    view,
+    wait,
+)
 from lmerge_service.demo.stage import Process, Stage, shipped_topology
-from lmerge_service.demo.throughput import Throughput, measure
-from lmerge_service.demo.verdict import Finding, find
-from lmerge_service.demo.watch import Follower, StatusClient, plain_line, screen
-from lmerge_service.errors import LMergeError, TransportError
+from lmerge_service.demo.throughput import measure
+from lmerge_service.demo.verdict import find
+from lmerge_service.demo.watch import Follower, StatusClient
+from lmerge_service.errors import LMergeError
 from lmerge_service.formats.ndjson import ElementWriter
 from lmerge_service.kafka.broker import free_port
 from lmerge_service.kafka.client import Connection
@@ -30,45 +39,20 @@ from lmerge_service.kafka.topics import Topics
 from lmerge_service.present.flights import VARIATIONS, flights
 from lmerge_service.present.life import Life, final_tdb
 from lmerge_service.present.presentation import present
-from lmerge_service.service.status import Status
 from lmerge_service.tdb import TDB
 
-__all__ = ("Result", "play")
+__all__ = ("play",)
 
-_STALL_SECONDS = 60.0
 _SPANS = {"a": 1.0, "b": 1.25, "c": 1.5}
 """How long each replica takes to publish all it has, relative to the seconds asked for."""
 
 
-@dataclass(slots=True)
-class Result:
-    """What the demo found."""
-
-    finding: Finding
-    throughput: Throughput
-    flights: int
-    seconds: float
-    news: list[str] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _Play:
-    stage: Stage
-    console: Console
+@dataclass(slots=True, kw_only=True)
+class _Play(Play):
     pace: float
-    address: str
     merging: topologies.Topology
     sizes: dict[str, int]
-    follower: Follower
-    started: float = field(default_factory=time.monotonic)
     publishers: dict[str, Process] = field(default_factory=dict)
-    status: Status | None = None
-    news: list[str] = field(default_factory=list)
-
-    def tell(self, line: str) -> None:
-        self.news.append(f"{time.monotonic() - self.started:4.1f} s  {line}")
-        if not self.console.is_terminal:
-            self.console.print(f"  * {self.news[-1]}", soft_wrap=True, highlight=False)
 
 
 async def play(
@@ -92,13 +76,13 @@ async def play(
         merging = topologies.load(shipped_topology("flights.yaml"), bootstrap=stage.bootstrap)
         port = free_port()
         acting = _Play(
-            stage,
-            console,
-            pace,
-            f"http://127.0.0.1:{port}",
-            merging,
-            sizes,
-            Follower(Connection(stage.bootstrap), merging.output.topic),
+            stage=stage,
+            console=console,
+            address=f"http://127.0.0.1:{port}",
+            follower=Follower(Connection(stage.bootstrap), merging.output.topic),
+            pace=pace,
+            merging=merging,
+            sizes=sizes,
         )
         await _act(acting, port)
         console.print("reading everything back …")
@@ -112,7 +96,14 @@ async def play(
         console.print("measuring throughput beside a pass-through of the same bytes …")
         await measure(merging, ".warm")
         throughput = await measure(merging)
-    return Result(finding, throughput, len(lives), time.monotonic() - started, acting.news)
+    return Result(
+        finding=finding,
+        of="flights",
+        count=len(lives),
+        seconds=time.monotonic() - started,
+        news=acting.news,
+        throughput=throughput,
+    )
 
 
 def _present(
@@ -143,19 +134,19 @@ async def _act(acting: _Play, port: int) -> None:
         log="worker.log",
     )  # fmt: skip
     async with StatusClient(acting.address) as client, asyncio.TaskGroup() as group:
-        await _until_running(acting, client, worker)
+        await until_running(acting, client, worker)
         following = group.create_task(acting.follower.run(), name="follower")
-        looking = group.create_task(_look(acting, client, worker), name="status")
-        viewing = group.create_task(_view(acting), name="view")
+        looking = group.create_task(look(acting, client, worker), name="status")
+        viewing = group.create_task(view(acting), name="view")
         await _script(acting)
         await _until_done(acting)
-        await _wait(acting, "the consumer to see the end", following.done)
+        await wait(acting, "the consumer to see the end", following.done)
         for task in (looking, viewing):
             task.cancel()
     acting.tell("the worker is told to stop (SIGTERM)")
     await acting.stage.end(worker)
     if worker.returncode:
-        raise LMergeError(f"the worker ended with {worker.returncode}: {_log(acting)}")
+        raise LMergeError(f"the worker ended with {worker.returncode}: {log_of(acting)}")
 
 
 async def _script(acting: _Play) -> None:
@@ -176,7 +167,7 @@ async def _script(acting: _Play) -> None:
 async def _until_merged(acting: _Play, fraction: float) -> None:
     """Waits for so many elements of output, as a fraction of what the smallest replica says."""
     goal = min(acting.sizes.values()) * fraction
-    await _wait(acting, f"{fraction:.0%} of the flights", lambda: acting.follower.elements > goal)
+    await wait(acting, f"{fraction:.0%} of the flights", lambda: acting.follower.elements > goal)
 
 
 async def _publish(acting: _Play, name: str, incarnation: int = 0) -> None:
@@ -190,42 +181,9 @@ async def _publish(acting: _Play, name: str, incarnation: int = 0) -> None:
     )  # fmt: skip
 
 
-async def _look(acting: _Play, client: StatusClient, worker: Process) -> None:
-    while True:
-        acting.status = await client.get()
-        if worker.returncode is not None:
-            raise LMergeError(f"the worker ended with {worker.returncode}: {_log(acting)}")
-        await asyncio.sleep(0.25)
-
-
-async def _view(acting: _Play) -> None:
-    if not acting.console.is_terminal:
-        while True:
-            elapsed = time.monotonic() - acting.started
-            line = plain_line(acting.status, acting.follower, elapsed)
-            acting.console.print(line, soft_wrap=True, highlight=False)
-            await asyncio.sleep(2)
-    with Live(console=acting.console, refresh_per_second=8) as live:
-        while True:
-            live.update(screen(acting.status, acting.follower, acting.news))
-            await asyncio.sleep(0.2)
-
-
-async def _until_running(acting: _Play, client: StatusClient, worker: Process) -> None:
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        acting.status = await client.get()
-        if acting.status is not None and acting.status.state == "running":
-            return
-        if worker.returncode is not None:
-            raise LMergeError(f"the worker ended with {worker.returncode}: {_log(acting)}")
-        await asyncio.sleep(0.05)
-    raise TransportError(f"the worker is not ready after 30 s: {_log(acting)}")
-
-
 async def _until_done(acting: _Play) -> None:
     """The surviving replicas have said everything, and the worker has read it."""
-    await _wait(
+    await wait(
         acting,
         "the replicas to finish",
         lambda: all(each.returncode is not None for each in acting.publishers.values()),
@@ -233,26 +191,4 @@ async def _until_done(acting: _Play) -> None:
     for name, process in acting.publishers.items():
         if process.returncode not in (0, -9):
             raise LMergeError(f"publisher {name} failed: {acting.stage.said(f'{name}.log')}")
-    await _wait(
-        acting,
-        "the worker to catch up",
-        lambda: (
-            acting.status is not None
-            and all(each.lag_records == 0 for each in acting.status.replicas)
-        ),
-    )
-
-
-async def _wait(acting: _Play, what: str, condition: Callable[[], bool]) -> None:
-    """Waits for a state; fails when the output has not moved for a minute meanwhile."""
-    seen, since = acting.follower.elements, time.monotonic()
-    while not condition():
-        if acting.follower.elements != seen:
-            seen, since = acting.follower.elements, time.monotonic()
-        elif time.monotonic() - since > _STALL_SECONDS:
-            raise TransportError(f"waited for {what}, but nothing moves: {_log(acting)}")
-        await asyncio.sleep(0.02)
-
-
-def _log(acting: _Play) -> str:
-    return acting.stage.said("worker.log")
+    await until_caught_up(acting)

@@ -1,0 +1,122 @@
+"""What every play has in common: a worker that is watched, a consumer that follows, and waiting
+for what must come to pass.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from rich.console import Console
+from rich.live import Live
+
+from lmerge_service.demo.stage import Process, Stage
+from lmerge_service.demo.throughput import Throughput
+from lmerge_service.demo.verdict import Finding
+from lmerge_service.demo.watch import Follower, StatusClient, plain_line, screen
+from lmerge_service.errors import LMergeError, TransportError
+from lmerge_service.service.status import Status
+
+__all__ = ("Play", "Result", "log_of", "look", "until_caught_up", "until_running", "view", "wait")
+
+_STALL_SECONDS = 60.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Result:
+    """What a play found."""
+
+    finding: Finding
+    of: str
+    """What was told: flights, facts."""
+    count: int
+    seconds: float
+    news: list[str]
+    throughput: Throughput | None = None
+
+
+@dataclass(slots=True)
+class Play:
+    """Who is on the stage."""
+
+    stage: Stage
+    console: Console
+    address: str
+    """Of the worker."""
+    follower: Follower
+    started: float = field(default_factory=time.monotonic)
+    status: Status | None = None
+    news: list[str] = field(default_factory=list)
+
+    def tell(self, line: str) -> None:
+        self.news.append(f"{time.monotonic() - self.started:4.1f} s  {line}")
+        if not self.console.is_terminal:
+            self.console.print(f"  * {self.news[-1]}", soft_wrap=True, highlight=False)
+
+
+async def look(acting: Play, client: StatusClient, worker: Process) -> None:
+    """Keeps the status fresh, until cancelled.
+
+    Raises:
+        LMergeError: the worker has ended.
+    """
+    while True:
+        acting.status = await client.get()
+        if worker.returncode is not None:
+            raise LMergeError(f"the worker ended with {worker.returncode}: {log_of(acting)}")
+        await asyncio.sleep(0.25)
+
+
+async def view(acting: Play) -> None:
+    """Shows how things are, until cancelled."""
+    if not acting.console.is_terminal:
+        while True:
+            elapsed = time.monotonic() - acting.started
+            line = plain_line(acting.status, acting.follower, elapsed)
+            acting.console.print(line, soft_wrap=True, highlight=False)
+            await asyncio.sleep(2)
+    with Live(console=acting.console, refresh_per_second=8) as live:
+        while True:
+            live.update(screen(acting.status, acting.follower, acting.news))
+            await asyncio.sleep(0.2)
+
+
+async def until_running(acting: Play, client: StatusClient, worker: Process) -> None:
+    """Raises TransportError when it takes longer than half a minute."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        acting.status = await client.get()
+        if acting.status is not None and acting.status.state == "running":
+            return
+        if worker.returncode is not None:
+            raise LMergeError(f"the worker ended with {worker.returncode}: {log_of(acting)}")
+        await asyncio.sleep(0.05)
+    raise TransportError(f"the worker is not ready after 30 s: {log_of(acting)}")
+
+
+async def until_caught_up(acting: Play) -> None:
+    """The worker has read all that there is."""
+    await wait(
+        acting,
+        "the worker to catch up",
+        lambda: (
+            acting.status is not None
+            and all(each.lag_records == 0 for each in acting.status.replicas)
+        ),
+    )
+
+
+async def wait(acting: Play, what: str, condition: Callable[[], bool]) -> None:
+    """Waits for a state; fails when the output has not moved for a minute meanwhile."""
+    seen, since = acting.follower.elements, time.monotonic()
+    while not condition():
+        if acting.follower.elements != seen:
+            seen, since = acting.follower.elements, time.monotonic()
+        elif time.monotonic() - since > _STALL_SECONDS:
+            raise TransportError(f"waited for {what}, but nothing moves: {log_of(acting)}")
+        await asyncio.sleep(0.02)
+
+
+def log_of(acting: Play) -> str:
+    """The end of the worker's log."""
+    return acting.stage.said("worker.log")

@@ -1,0 +1,243 @@
+"""The other play: one real query over a month of flights, by two plans in Spark and one without it.
+
+    flights ─▶ flights.facts ─┬─▶ Spark, conservative ─▶ delays.firm ──┐
+                              ├─▶ Spark, speculative ──▶ delays.early ─┼─▶ lmerge run ─▶ verdict
+                              └─▶ Python, speculative ─▶ delays.plain ─┘
+
+Some facts come too late. The speculative Spark job is killed once it has spoken and goes on from
+its checkpoint; half-way the Python one, which mostly leads, is killed for good.
+
+Who owns what
+    As in `show`: the stage ends every process, and those of Spark end with theirs.
+"""
+
+import asyncio
+import json
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+
+from lmerge_service import topology as topologies
+from lmerge_service.demo.acting import (
+    Play,
+    Result,
+    log_of,
+    look,
+    until_caught_up,
+    until_running,
+    view,
+    wait,
+)
+from lmerge_service.demo.stage import Process, Stage, shipped_topology
+from lmerge_service.demo.verdict import find
+from lmerge_service.demo.watch import Follower, StatusClient
+from lmerge_service.errors import LMergeError
+from lmerge_service.formats.payload import canonical
+from lmerge_service.kafka.broker import free_port
+from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.source import Source, TopicPartition
+from lmerge_service.kafka.topics import Topics
+from lmerge_service.tdb import TDB
+
+__all__ = ("delays", "play_queries")
+
+_FACTS: Final = "flights.facts"
+_WIDTH: Final = 2
+_LATENESS: Final = 900_000
+_HOUR: Final = 3_600_000
+_SLIDE: Final = _HOUR // 3
+_PLANS: Final = {
+    "firm": ("--plan", "conservative", "--batch", "6000"),
+    "early": ("--plan", "speculative", "--batch", "6000"),
+    "plain": ("--plan", "speculative", "--batch", "500", "--plain"),
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class _Play(Play):
+    month: int
+    replicas: dict[str, Process] = field(default_factory=dict)
+    feeding: Process | None = None
+
+    @property
+    def past(self) -> float:
+        """How much of the month is final on the output."""
+        start, end = (_first_of(self.month + number) for number in (0, 1))
+        stable = self.status and self.status.output.stable_point
+        return 0.0 if stable is None else (stable - start) / (end - start)
+
+
+def _first_of(month: int) -> int:
+    years, month = divmod(month - 1, 12)
+    return int(datetime(2013 + years, month + 1, 1, tzinfo=UTC).timestamp()) * 1000
+
+
+async def play_queries(
+    folder: Path, *, month: int, seed: int, pace: float, bootstrap: str | None, console: Console
+) -> Result:
+    """Runs the whole play; whatever it started has ended when this returns or raises.
+
+    Raises:
+        LMergeError: something could not be started, or stopped moving.
+    """
+    started = time.monotonic()
+    console.print("starting Apache Kafka …" if bootstrap is None else f"using Kafka at {bootstrap}")
+    async with Stage(folder, bootstrap) as stage:
+        merging = topologies.load(shipped_topology("delays.yaml"), bootstrap=stage.bootstrap)
+        connection, port = Connection(stage.bootstrap), free_port()
+        acting = _Play(
+            stage=stage,
+            console=console,
+            address=f"http://127.0.0.1:{port}",
+            follower=Follower(connection, merging.output.topic),
+            month=month,
+        )
+        topics = [replica.topic for replica in merging.replicas]
+        await _act(acting, port, topics, seed, pace)
+        console.print("reading everything back …")
+        facts = await _facts(connection)
+        finding = await find(
+            connection, delays(facts), merging.output.topic, topics, acting.follower.arrived
+        )
+    return Result(
+        finding=finding,
+        of="facts",
+        count=sum(map(len, facts.values())),
+        seconds=time.monotonic() - started,
+        news=acting.news,
+    )
+
+
+async def _act(acting: _Play, port: int, names: list[str], seed: int, pace: float) -> None:
+    async with Topics(Connection(acting.stage.bootstrap)) as topics:
+        await topics.ensure(_FACTS, partitions=_WIDTH)
+        for name in names:
+            await topics.ensure(name)
+    bootstrap = ("--bootstrap", acting.stage.bootstrap)
+    worker = await acting.stage.lmerge(
+        "run", str(shipped_topology("delays.yaml")), *bootstrap, "--http-port", str(port),
+        log="worker.log",
+    )  # fmt: skip
+    async with StatusClient(acting.address) as client, asyncio.TaskGroup() as group:
+        await until_running(acting, client, worker)
+        following = group.create_task(acting.follower.run(), name="follower")
+        looking = group.create_task(look(acting, client, worker), name="status")
+        viewing = group.create_task(view(acting), name="view")
+        acting.feeding = await acting.stage.lmerge(
+            "replica", "feed", _FACTS, "--flights", str(acting.month), *bootstrap,
+            "--rate", str(83_000 / pace), "--seed", str(seed),
+            "--late", "0.05", "--late-by", "7200",
+            log="feed.log",
+        )  # fmt: skip
+        await _script(acting)
+        await _until_done(acting)
+        await wait(acting, "the consumer to see the end", following.done)
+        for task in (looking, viewing):
+            task.cancel()
+    acting.tell("the worker is told to stop (SIGTERM)")
+    await acting.stage.end(worker)
+    if worker.returncode:
+        raise LMergeError(f"the worker ended with {worker.returncode}: {log_of(acting)}")
+
+
+async def _script(acting: _Play) -> None:
+    """Who lives and who dies, and when."""
+    for name in _PLANS:
+        await _run(acting, name)
+    await _until_said(acting, "early")
+    await acting.stage.kill(acting.replicas["early"])
+    acting.tell("kill -9 of replica early, a Spark job")
+    await _run(acting, "early")
+    acting.tell("replica early is started again, and goes on from its checkpoint")
+    await wait(acting, "half of the month", lambda: acting.past > 0.5)
+    await acting.stage.kill(acting.replicas["plain"])
+    acting.tell("kill -9 of replica plain; it never comes back")
+
+
+async def _run(acting: _Play, name: str) -> None:
+    acting.replicas[name] = await acting.stage.lmerge(
+        "replica", "run", "delays", *_PLANS[name], "--facts", _FACTS, "--to", f"delays.{name}",
+        "--lateness", str(_LATENESS // 1000), "--bootstrap", acting.stage.bootstrap,
+        *(() if name == "plain" else ("--checkpoint", str(acting.stage.folder / name))),
+        log=f"{name}.log",
+    )  # fmt: skip
+
+
+async def _until_said(acting: _Play, name: str) -> None:
+    """A replica has written, and is in the middle of it."""
+
+    def said() -> bool:
+        if acting.replicas[name].returncode is not None:
+            raise LMergeError(f"replica {name} ended: {acting.stage.said(f'{name}.log')}")
+        replicas = acting.status.replicas if acting.status else ()
+        return any(each.name == name and each.inserts for each in replicas)
+
+    await wait(acting, f"replica {name} to speak", said)
+
+
+async def _until_done(acting: _Play) -> None:
+    processes = {**acting.replicas, "feed": acting.feeding}
+    await wait(
+        acting,
+        "the replicas to finish",
+        lambda: all(each is None or each.returncode is not None for each in processes.values()),
+    )
+    for name, process in processes.items():
+        if process is not None and process.returncode not in (0, -9):
+            raise LMergeError(f"{name} failed: {acting.stage.said(f'{name}.log')}")
+    await until_caught_up(acting)
+
+
+# The reference: all facts at once, by nothing that the replicas share
+
+
+async def _facts(connection: Connection) -> dict[int, list[Mapping[str, Any]]]:
+    places = [TopicPartition(_FACTS, number) for number in range(_WIDTH)]
+    found: dict[int, list[Mapping[str, Any]]] = {number: [] for number in range(_WIDTH)}
+    async with Source(connection) as source:
+        starts, ends = await source.beginnings(places), await source.ends(places)
+        async for place, records in source.backlog(starts, ends):
+            found[place.partition] += (json.loads(record.value or b"{}") for record in records)
+    return found
+
+
+def delays(facts: Mapping[int, Iterable[Mapping[str, Any]]]) -> TDB:
+    """What the query means, of the facts that are in time.
+
+    >>> one = {"fact": "departed", "time": 0, "origin": "JFK", "delay": 5}
+    >>> sorted(vs for _, vs, _ in delays({0: [one, one | {"time": -900_001}]}))
+    [-2400000, -1200000, 0]
+    """
+    windows: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
+    for its in facts.values():
+        highest = None
+        for fact in its:
+            if fact["fact"] == "end":
+                break
+            time = fact["time"]
+            if highest is not None and time < highest - _LATENESS:
+                continue
+            highest = time if highest is None else max(highest, time)
+            if fact["fact"] == "departed":
+                last = time // _SLIDE * _SLIDE
+                for start in (last, last - _SLIDE, last - 2 * _SLIDE):
+                    windows[fact["origin"], start].append(fact["delay"])
+    return TDB(
+        (_payload(origin, each), start, start + _HOUR) for (origin, start), each in windows.items()
+    )
+
+
+def _payload(origin: str, delayed: list[int]) -> bytes:
+    said = {
+        "origin": origin,
+        "flights": len(delayed),
+        "delay": sum(delayed),
+        "longest": max(delayed),
+    }
+    return canonical(json.dumps(said).encode())

