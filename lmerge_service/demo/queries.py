@@ -69,7 +69,7 @@ class _Play(Play):
     def past(self) -> float:
         """How much of the month is final on the output."""
         start, end = (_first_of(self.month + number) for number in (0, 1))
-        stable = self.status and self.status.output.stable_point
+        stable = None if self.status is None else self.status.output.stable_point
         return 0.0 if stable is None else (stable - start) / (end - start)
 
 

@@ -35,7 +35,7 @@ from collections.abc import Collection, Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -110,7 +110,7 @@ def _of_weather(months: Collection[int], folder: Path) -> Iterator[Fact]:
         for row in csv.DictReader(text):
             if row["month"] in wanted:
                 time = int(datetime.fromisoformat(row["time_hour"]).timestamp()) * 1000
-                measured = {
+                measured: dict[str, Any] = {
                     name: None if row[name] == "NA" else float(row[name]) for name in _MEASURED
                 }
                 yield Fact("weather", time, origin=row["origin"], **measured)

@@ -25,7 +25,7 @@ from typing import Any, Final
 
 import msgspec
 import numpy as np
-import pandas as pd
+import pandas as pd  # type: ignore[import-untyped]
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
@@ -76,7 +76,9 @@ def records(spark: SparkSession, job: Job) -> DataFrame:
     """
     with spark_errors(f"query {job.query.name}"):
         facts = kafka_records(spark, job.facts, streaming=True)
-        points = job.feedback and kafka_records(spark, job.feedback, streaming=True)
+        points = None
+        if job.feedback is not None:
+            points = kafka_records(spark, job.feedback, streaming=True)
         processor = BucketProcessor(job.settings, job.partitions, job.query.key)
         grouped = given(spark, job, facts, points).groupBy("bucket")
         return grouped.transformWithStateInPandas(processor, _SAID, "Append", "None")

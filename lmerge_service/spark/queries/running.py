@@ -284,7 +284,7 @@ def follow(
     done, ended = -1, False
     with spark_errors("the query"):
         while not ended and not stopped():
-            if query.awaitTermination(0.1):
+            if query.awaitTermination(0.1):  # type: ignore[arg-type]
                 break
             last = query.lastProgress
             if last is None or last.batchId <= done:

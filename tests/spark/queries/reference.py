@@ -100,7 +100,7 @@ def top_carriers(facts: Facts) -> Events:
 def weather(facts: Facts) -> Events:
     names = ("precip", "temp", "visib", "wind_speed")
     measured: defaultdict[tuple[str, int], list[list[Any]]] = defaultdict(list)
-    departed = {}
+    departed: dict[tuple[str, int], tuple[Any, ...]] = {}
     for fact in facts:
         hour = fact["time"] // HOUR * HOUR
         if fact["fact"] == "weather":

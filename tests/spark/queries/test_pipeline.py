@@ -8,12 +8,12 @@ from random import Random
 from typing import Any
 
 import msgspec
-import pandas as pd
+import pandas as pd  # type: ignore[import-untyped]
 import pytest
 from hypothesis import given as any_of
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming import TwsTester
+from pyspark.sql.streaming.tws_tester import TwsTester
 
 from lmerge_service.elements import INFINITY, Element, Stable
 from lmerge_service.errors import ConfigurationError
@@ -105,7 +105,7 @@ def test_the_processor_keeps_its_bucket_and_writes_what_it_says(seed: int) -> No
             if not those:
                 continue
             said = buckets[number].batch(those)
-            frame = tester.testInPandas(number, pd.DataFrame(those))
+            frame: Any = tester.testInPandas(number, pd.DataFrame(those))
             assert set(frame["partition"]) == {number}
             elements: list[Element] = [decoder.decode(value) for value in frame["value"][:-1]]
             assert elements == said.elements

@@ -42,8 +42,10 @@ def test_it_says_what_the_reference_says_and_begins_anew_at_each_start(
     incarnations: list[int] = []
     batches: list[Batch] = []
     once = replace(plain, stopped=lambda: bool(batches))
-    assert not asyncio.run(run_plain(once, incarnations.append, batches.append)), "stopped"
-    assert not batches[-1].ended
+    ended = asyncio.run(run_plain(once, incarnations.append, batches.append))
+    assert not ended
+    last = batches.pop()
+    assert not last.ended
     batches.clear()
     assert asyncio.run(run_plain(plain, incarnations.append, batches.append)), "ended"
     assert incarnations == [0, 1]

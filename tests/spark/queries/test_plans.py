@@ -56,7 +56,7 @@ def partitions_of(done: Run, expected: TDB) -> list[TDB]:
     for payload, vs, ve in expected:
         assert isinstance(payload, bytes)
         parts[router.partition_of(payload)].append((payload, vs, ve))
-    return [TDB(part) for part in parts]  # type: ignore[arg-type]
+    return [TDB(part) for part in parts]
 
 
 @BY_NAME

@@ -49,7 +49,7 @@ def both_plans(
     spark: SparkSession, name: str, facts: str, places: dict[str, str], folder: Path, **more: Any
 ) -> dict[str, list[Batch]]:
     """Runs them at once until the facts end; what each batch came to, by plan."""
-    running, seen = {}, {}
+    running, seen = {}, dict[str, list[Batch]]()
     for plan, to in places.items():
         replica = Replica(
             query=QUERIES[name], plan=plan, facts=facts, to=to, checkpoint=folder / plan,
