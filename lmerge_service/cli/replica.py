@@ -22,6 +22,7 @@ from lmerge_service.elements import START
 from lmerge_service.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from lmerge_service.present.facts import Fact
     from lmerge_service.spark.queries.plain import Plain
     from lmerge_service.spark.queries.plans import Batch
     from lmerge_service.spark.queries.running import Identity, Replica
@@ -102,15 +103,18 @@ def feed(
     from lmerge_service.present.facts import disordered, facts
 
     check_topic(topic)
-    told = facts(months_of(flights))
-    if late:
-        told = disordered(told, late, late_by * 1000, seed)
+    months = months_of(flights)
+
+    def told() -> "Iterator[Fact]":  # once the topic is found to be new
+        found = facts(months)
+        yield from disordered(found, late, late_by * 1000, seed) if late else found
+
     silence_kafka_client()
     sent = asyncio.run(
         send(
             connection(bootstrap, kafka_config),
             topic,
-            watched(topic, told),
+            watched(topic, told()),
             rate=rate,
             partitions=partitions,
             ended=not open_,

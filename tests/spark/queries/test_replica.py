@@ -1,5 +1,6 @@
 """Replicas as they run: Spark, Kafka, processes that are killed, checkpoints that are lost."""
 
+import asyncio
 import json
 import os
 import subprocess
@@ -17,17 +18,21 @@ from lmerge_service.elements import INFINITY, START, Element
 from lmerge_service.errors import ConfigurationError
 from lmerge_service.formats.feedback import FeedbackRecord, feedback_topic
 from lmerge_service.formats.wire import WireDecoder
+from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.feed import feed
 from lmerge_service.kafka.routing import Router
+from lmerge_service.present.facts import Fact
 from lmerge_service.spark.queries.catalogue import QUERIES
 from lmerge_service.spark.queries.plans import Batch
 from lmerge_service.spark.queries.running import Replica, follow, start
 from lmerge_service.tdb import TDB, differences, reconstitute
-from tests.spark.queries.reference import MINUTE, meaning
+from tests.spark.queries.reference import HOUR, MINUTE, meaning
 from tests.spark.queries.simulate import random_facts
 from tests.spark.queries.topics import facts_in, merge_of, publish_facts
 from tests.spark.records import Sent, make_topic, received, send
 
 LATENESS = 30 * MINUTE
+LATER = 240 * HOUR
 WIDTH = 2
 Names = Callable[..., str]
 
@@ -161,6 +166,8 @@ class Process:
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
 
     def rest(self) -> list[dict[str, Any]]:
         """To its good end."""
@@ -179,11 +186,22 @@ def running(*arguments: str) -> Iterator[Process]:
         process.kill()
 
 
-def lmerge(*arguments: str) -> None:
-    subprocess.run([sys.executable, "-m", "lmerge_service.cli", *arguments], check=True)
+def fed(bootstrap: str, topic: str, rng: Random) -> list[list[dict[str, Any]]]:
+    """Facts at times that Kafka has, published as `lmerge replica feed` does; by partition."""
+    [told] = random_facts(rng, 300, 1, ended=False)
+    moved = [
+        Fact(
+            **{k: v + LATER if k in ("time", "departs", "arrives") else v for k, v in each.items()}
+        )
+        for each in told
+        if each["time"] is not None
+    ]
+    asyncio.run(feed(Connection(bootstrap), topic, moved, partitions=2))
+    return facts_in(bootstrap, topic, 2)
 
 
 @pytest.mark.deep
+@pytest.mark.timeout(900)
 @pytest.mark.usefixtures("spark")  # one of them at a time
 @pytest.mark.parametrize("name", QUERIES)
 def test_replicas_that_are_killed_go_on_and_mean_the_same(
@@ -192,19 +210,9 @@ def test_replicas_that_are_killed_go_on_and_mean_the_same(
     """One plan is killed twice and goes on; the other loses its checkpoint and begins anew, first
     from the middle, then from the beginning. The merge of both is the reference."""
     facts, firm, early = topic_name("facts"), topic_name("firm"), topic_name("early")
-    feeding = ("--flights", "1", "--partitions", "2", "--late", "0.05", "--late-by", "7200")
-    lmerge("replica", "feed", facts, *feeding, "--bootstrap", bootstrap)
-    expected = meaning(name, facts_in(bootstrap, facts, 2), 900_000)
-    usual = (
-        "--facts",
-        facts,
-        "--partitions",
-        "2",
-        "--bootstrap",
-        bootstrap,
-        "--master",
-        "local[2]",
-    )
+    expected = meaning(name, fed(bootstrap, facts, Random(name)), LATENESS)
+    usual = ("--facts", facts, "--partitions", "2", "--bootstrap", bootstrap, "--batch", "200")
+    usual += ("--master", "local[2]", "--lateness", str(LATENESS // 1000))
 
     def plan(which: str, to: str, folder: str, *more: str) -> tuple[str, ...]:
         place = ("--to", to, "--checkpoint", str(tmp_path / folder))
@@ -212,23 +220,23 @@ def test_replicas_that_are_killed_go_on_and_mean_the_same(
 
     committed = []
     for kills in range(2):
-        with running(*plan("speculative", early, "early", "--batch", "9000")) as process:
+        with running(*plan("speculative", early, "early")) as process:
             assert process.say()["replica"]["incarnation"] == 0
             committed.append(process.say()["batch"]["number"])
             if kills:
                 process.say()
             process.kill()
     assert committed[1] > committed[0], "it goes on, and does not begin again"
-    with running(*plan("speculative", early, "early", "--batch", "9000")) as process:
+    with running(*plan("speculative", early, "early")) as process:
         said = process.rest()
     assert said[-1] == {"ended": True}
     assert not differences(reconstitute(merge_of(bootstrap, [early])), expected)
 
-    with running(*plan("conservative", firm, "firm", "--batch", "9000")) as process:
+    with running(*plan("conservative", firm, "firm")) as process:
         process.say()
         process.say()
         process.kill()
-    since = 1_358_000_000_000
+    since = LATER + 100 * MINUTE
     with running(*plan("conservative", firm, "anew", "--since", str(since))) as process:
         said = process.rest()
     identity = said[0]["replica"]
