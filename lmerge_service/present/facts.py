@@ -122,7 +122,7 @@ def disordered(
     """The same facts, of which a fraction is sent up to `delay` after its time.
 
     >>> early, late = Fact("a", 5), Fact("b", 6)
-    >>> [each.fact for each in disordered([early, late], 1.0, 100, seed=3)]
+    >>> [each.fact for each in disordered([early, late], 1.0, 100, seed=4)]
     ['b', 'a']
     """
     rng = Random(f"{seed} disorder")

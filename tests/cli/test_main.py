@@ -28,7 +28,7 @@ CONTROL = (
     "decisions",
 )  # fmt: skip
 COMMANDS = (
-    "demo", "run", "read", "publish", "broker", "state", *CONTROL, "present", "merge", "audit",
+    "demo", "run", "read", "publish", "replica", "broker", "state", *CONTROL, "present", "merge", "audit",
     "infer",
 )  # fmt: skip
 PAGES = [
@@ -37,6 +37,9 @@ PAGES = [
     ("broker", "start"),
     ("broker", "status"),
     ("state", "verify"),
+    ("replica", "feed"),
+    ("replica", "list"),
+    ("replica", "run"),
 ]
 
 

@@ -211,8 +211,10 @@ def test_replicas_that_are_killed_go_on_and_mean_the_same(
     from the middle, then from the beginning. The merge of both is the reference."""
     facts, firm, early = topic_name("facts"), topic_name("firm"), topic_name("early")
     expected = meaning(name, fed(bootstrap, facts, Random(name)), LATENESS)
-    usual = ("--facts", facts, "--partitions", "2", "--bootstrap", bootstrap, "--batch", "200")
-    usual += ("--master", "local[2]", "--lateness", str(LATENESS // 1000))
+    usual = (
+        *("--facts", facts, "--partitions", "2", "--bootstrap", bootstrap, "--batch", "200"),
+        *("--master", "local[2]", "--lateness", str(LATENESS // 1000)),
+    )
 
     def plan(which: str, to: str, folder: str, *more: str) -> tuple[str, ...]:
         place = ("--to", to, "--checkpoint", str(tmp_path / folder))
