@@ -23,9 +23,9 @@ from lmerge_service.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from lmerge_service.present.facts import Fact
+    from lmerge_service.spark.queries.identity import Identity, Replica
     from lmerge_service.spark.queries.plain import Plain
     from lmerge_service.spark.queries.plans import Batch
-    from lmerge_service.spark.queries.running import Identity, Replica
 
 __all__ = ("app",)
 
@@ -231,7 +231,7 @@ def run(
         )
         return
 
-    from lmerge_service.spark.queries.running import Replica
+    from lmerge_service.spark.queries.identity import Replica
 
     _run(
         Replica(

@@ -28,8 +28,8 @@ CONTROL = (
     "decisions",
 )  # fmt: skip
 COMMANDS = (
-    "demo", "run", "read", "publish", "replica", "broker", "state", *CONTROL, "present", "merge", "audit",
-    "infer",
+    "demo", "run", "read", "publish", "replica", "broker", "state", *CONTROL, "present", "merge",
+    "audit", "infer",
 )  # fmt: skip
 PAGES = [
     (),

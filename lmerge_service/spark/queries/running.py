@@ -20,81 +20,29 @@ What happens on a crash
     Before `replica.json` is there, nothing has been written. Afterwards, as above.
 """
 
-import asyncio
-from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final, TypeVar
+from collections.abc import Callable
+from typing import Any, Final
 
-import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.query import StreamingQuery
 
-from lmerge_service.elements import INFINITY, START, Stable
-from lmerge_service.errors import ConfigurationError, StateError
+from lmerge_service.elements import INFINITY, Stable
+from lmerge_service.errors import ConfigurationError
 from lmerge_service.formats.feedback import feedback_topic
 from lmerge_service.formats.headers import incarnation_headers
-from lmerge_service.kafka.tails import Tail, tails
-from lmerge_service.kafka.topics import Topics as AskedTopics
-from lmerge_service.service.connection import connection_of
-from lmerge_service.spark.connection import kafka_section
-from lmerge_service.spark.elements import kafka_sink, topic_width
+from lmerge_service.spark.elements import kafka_sink
 from lmerge_service.spark.errors import spark_errors
 from lmerge_service.spark.places import Topic, Topics, located
 from lmerge_service.spark.queries.bucket import Settings
+from lmerge_service.spark.queries.identity import Identity, Replica, identify
 from lmerge_service.spark.queries.pipeline import Job, records
-from lmerge_service.spark.queries.plans import Batch, Query
-from lmerge_service.topology import Kafka
+from lmerge_service.spark.queries.plans import Batch
 
-__all__ = ("Identity", "Replica", "follow", "start")
-
-T = TypeVar("T")
+__all__ = ("follow", "start")
 
 _STATE_STORE: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _HEADERS: Final = "array<struct<key:string,value:binary>>"
-
-
-class Identity(msgspec.Struct, frozen=True):
-    """What a checkpoint is of."""
-
-    query: str
-    plan: str
-    facts: str
-    facts_partitions: int
-    to: str
-    partitions: int
-    lateness: int
-    since: int | None
-    incarnation: int
-    joining_at: int
-    feedback: str | None
-    replica: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replica:
-    """A query by one of its plans, from a topic to a topic."""
-
-    query: Query
-    plan: str
-    kafka: Kafka | str
-    facts: str
-    to: str
-    checkpoint: Path
-    lateness: int
-    """How much below the highest time before it, in its partition, a fact still counts."""
-    partitions: int = 1
-    """Of the output, if it is made here."""
-    since: int | None = None
-    """Begin with the facts of this time; None: with the first."""
-    feedback: str | None = None
-    """The merge's output topic, whose feedback is heeded."""
-    name: str | None = None
-    """The replica's name there; by default its topic's."""
-    batch: int | None = None
-    """Facts per micro-batch, instead of the plan's word."""
 
 
 def start(spark: SparkSession, replica: Replica) -> tuple[Identity, StreamingQuery | None]:
@@ -108,8 +56,9 @@ def start(spark: SparkSession, replica: Replica) -> tuple[Identity, StreamingQue
     if replica.plan not in replica.query.plans:
         plans = ", ".join(replica.query.plans)
         raise ConfigurationError(f"{replica.query.name} has no plan {replica.plan!r}: {plans}")
-    identity, tail = _identity(replica)
-    ended = [each for each in tail if each.element == Stable(INFINITY)]
+    identity, tail = identify(replica)
+    ends = Stable(INFINITY), identity.incarnation
+    ended = [each for each in tail if (each.element, each.incarnation) == ends]
     if len(ended) == identity.partitions:
         return identity, None
     session = spark.newSession()
@@ -177,93 +126,6 @@ def _counted(said: DataFrame, identity: Identity) -> DataFrame:
         )
     written = noted.where(F.col("value").isNotNull())
     return written.select("key", "value", "partition", headers.alias("headers"))
-
-
-# What the replica is
-
-
-def _identity(replica: Replica) -> tuple[Identity, list[Tail]]:
-    """What it has been, or what it is from now on; and the ends of its topic's partitions."""
-    place = replica.checkpoint / "replica.json"
-    connection = connection_of(kafka_section(replica.kafka))
-
-    async def ask() -> tuple[int | None, set[str]]:
-        wanted = [replica.facts]
-        if replica.feedback is not None:
-            wanted.append(feedback_topic(replica.feedback))
-        async with AskedTopics(connection) as topics:
-            found = await topics.partitions(wanted)
-        return found.get(replica.facts), set(wanted) - set(found)
-
-    width, missing = _run(ask())
-    if width is None:
-        raise ConfigurationError(
-            f"there is no topic {replica.facts}: `lmerge replica feed {replica.facts}` makes one"
-        )
-    if missing:
-        raise ConfigurationError(
-            f"there is no topic {missing.pop()}: a merge makes it, start that first"
-        )
-    partitions = topic_width(Topic(replica.kafka, replica.to, partitions=replica.partitions))
-    tail = _run(tails(connection, replica.to, partitions))
-    if place.exists():
-        return _known(place, replica, width, partitions), tail
-    if (replica.checkpoint / "spark").exists():
-        raise StateError(f"{replica.checkpoint} has no replica.json: use another folder")
-    identity = _new(replica, width, partitions, tail)
-    replica.checkpoint.mkdir(parents=True, exist_ok=True)
-    partial = place.with_suffix(".partial")
-    partial.write_bytes(msgspec.json.format(msgspec.json.encode(identity)))
-    partial.rename(place)
-    return identity, []
-
-
-def _new(replica: Replica, width: int, partitions: int, tail: list[Tail]) -> Identity:
-    incarnation = max((each.incarnation + 1 for each in tail), default=0)
-    joining_at = START
-    if replica.since is not None:
-        incarnation = max(incarnation, 1)  # only that can say from when on it is correct
-        joining_at = replica.since + replica.query.shape.memory
-    return Identity(
-        query=replica.query.name,
-        plan=replica.plan,
-        facts=replica.facts,
-        facts_partitions=width,
-        to=replica.to,
-        partitions=partitions,
-        lateness=replica.lateness,
-        since=replica.since,
-        incarnation=incarnation,
-        joining_at=joining_at,
-        feedback=replica.feedback,
-        replica=replica.name or replica.to,
-    )
-
-
-def _known(place: Path, replica: Replica, width: int, partitions: int) -> Identity:
-    try:
-        known = msgspec.json.decode(place.read_bytes(), type=Identity)
-    except (OSError, msgspec.MsgspecError) as error:
-        raise StateError(f"{place} cannot be read: {error}") from None
-    asked = msgspec.structs.replace(
-        _new(replica, width, partitions, []),
-        incarnation=known.incarnation,
-        joining_at=known.joining_at,
-        since=known.since if replica.since is None else replica.since,
-    )
-    for name in Identity.__struct_fields__:
-        was, now = getattr(known, name), getattr(asked, name)
-        if was != now:
-            raise ConfigurationError(
-                f"{place.parent} is of a replica with {name} {was}, not {now}: "
-                "use another folder to begin anew"
-            )
-    return known
-
-
-def _run(work: Coroutine[Any, Any, T]) -> T:
-    with ThreadPoolExecutor(1) as apart:  # the caller may be in an event loop, as in a notebook
-        return apart.submit(asyncio.run, work).result()
 
 
 # While it runs
