@@ -36,7 +36,7 @@ def demo(
             min=1,
             metavar="SECONDS",
             help="In which the fastest replica publishes everything. "
-            "[default: 12, or 80 with --year]",
+            "[default: 12, 80 with --year, 90 with --spark]",
         ),
     ] = None,
     bootstrap: Annotated[
@@ -80,7 +80,7 @@ def demo(
     if spark and year:
         raise ConfigurationError("--spark plays with one month: --month N instead of --year")
     if spark:
-        options |= {"month": month, "pace": pace or 45}
+        options |= {"month": month, "pace": pace or 90}
     else:
         options |= {"months": MONTHS if year else (month,), "pace": pace or (80 if year else 12)}
     try:

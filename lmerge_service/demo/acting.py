@@ -19,8 +19,6 @@ from lmerge_service.service.status import Status
 
 __all__ = ("Play", "Result", "log_of", "look", "until_caught_up", "until_running", "view", "wait")
 
-_STALL_SECONDS = 60.0
-
 
 @dataclass(slots=True, kw_only=True)
 class Result:
@@ -45,6 +43,8 @@ class Play:
     """Of the worker."""
     follower: Follower
     started: float = field(default_factory=time.monotonic)
+    patience: float = 60.0
+    """For how many seconds the output may stand still while something is waited for."""
     status: Status | None = None
     news: list[str] = field(default_factory=list)
 
@@ -107,12 +107,12 @@ async def until_caught_up(acting: Play) -> None:
 
 
 async def wait(acting: Play, what: str, condition: Callable[[], bool]) -> None:
-    """Waits for a state; fails when the output has not moved for a minute meanwhile."""
+    """Waits for a state; fails when the output has not moved for too long meanwhile."""
     seen, since = acting.follower.elements, time.monotonic()
     while not condition():
         if acting.follower.elements != seen:
             seen, since = acting.follower.elements, time.monotonic()
-        elif time.monotonic() - since > _STALL_SECONDS:
+        elif time.monotonic() - since > acting.patience:
             raise TransportError(f"waited for {what}, but nothing moves: {log_of(acting)}")
         await asyncio.sleep(0.02)
 
