@@ -112,7 +112,7 @@ async def play_queries(
     return Result(
         finding=finding,
         of="facts",
-        count=sum(map(len, facts.values())),
+        count=sum(fact["fact"] != "end" for its in facts.values() for fact in its),
         seconds=time.monotonic() - started,
         news=acting.news,
     )
