@@ -29,7 +29,10 @@ from tests.spark.queries.reference import MINUTE
 from tests.spark.queries.simulate import Fact, batches_of, given_of, random_facts
 
 LATENESS = 30 * MINUTE
-BY_NAME = pytest.mark.parametrize("name", QUERIES)
+NIGHTLY = ("delays", "in-air", "top-carriers")
+BY_NAME = pytest.mark.parametrize(
+    "name", ["weather", *(pytest.param(name, marks=pytest.mark.deep) for name in NIGHTLY)]
+)
 
 
 def job(query: Query, plan: str = "speculative", width: int = 2, partitions: int = 3) -> Job:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmerge_service import lmerge
@@ -19,6 +19,8 @@ from tests.spark.queries.reference import MINUTE, meaning
 from tests.spark.queries.simulate import Run, random_facts, run
 
 SEEDS = st.integers(0, 2**32)
+SOME = max(5, settings().max_examples // 2)
+"""Each is a run of several plans, in each query."""
 BY_NAME = pytest.mark.parametrize("name", QUERIES)
 BOTH = ("conservative", "speculative")
 
@@ -60,6 +62,7 @@ def partitions_of(done: Run, expected: TDB) -> list[TDB]:
 
 
 @BY_NAME
+@settings(max_examples=SOME)
 @given(seed=SEEDS)
 def test_every_plan_says_what_the_reference_says(name: str, seed: int) -> None:
     rng = Random(seed)
@@ -77,6 +80,7 @@ def test_every_plan_says_what_the_reference_says(name: str, seed: int) -> None:
 
 
 @BY_NAME
+@settings(max_examples=SOME)
 @given(seed=SEEDS)
 def test_what_a_plan_has_frozen_is_what_comes_to_hold(name: str, seed: int) -> None:
     rng = Random(seed)
@@ -93,6 +97,7 @@ def test_what_a_plan_has_frozen_is_what_comes_to_hold(name: str, seed: int) -> N
 
 
 @BY_NAME
+@settings(max_examples=SOME)
 @given(seed=SEEDS)
 def test_killed_plans_merge_into_what_the_reference_says(name: str, seed: int) -> None:
     rng = Random(seed)
@@ -133,6 +138,7 @@ def test_the_plans_behave_differently(name: str) -> None:
 
 
 @BY_NAME
+@settings(max_examples=SOME)
 @given(seed=SEEDS)
 def test_a_join_in_mid_stream_is_correct_from_its_time(name: str, seed: int) -> None:
     """From a time S on all facts are read: what ends at S + memory or later is right."""
@@ -159,6 +165,7 @@ def test_a_join_in_mid_stream_is_correct_from_its_time(name: str, seed: int) -> 
 
 
 @BY_NAME
+@settings(max_examples=SOME)
 @given(seed=SEEDS)
 def test_what_feedback_lets_it_leave_out_is_all_that_is_missing(name: str, seed: int) -> None:
     rng = Random(seed)
