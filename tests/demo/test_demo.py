@@ -54,6 +54,25 @@ def test_the_demo_proves_the_merged_stream_equivalent(tmp_path: Path) -> None:
     assert left_behind(tmp_path) == []
 
 
+@pytest.mark.deep
+@pytest.mark.timeout(900)
+def test_three_plans_of_one_query_are_proved_equivalent(tmp_path: Path) -> None:
+    pytest.importorskip("pyspark")
+    program = [sys.executable, "-m", "lmerge_service.cli", "demo", "--spark", "--json"]
+    done = subprocess.run(
+        [*program, "--keep", str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["good"]
+    assert found["facts"] == 82_717
+    assert found["events"] > 5_000
+    news = " ".join(found["news"])
+    assert "kill -9 of replica early" in news
+    assert "goes on from its checkpoint" in news
+    assert left_behind(tmp_path) == []
+
+
 @pytest.mark.parametrize(
     ("number", "code"),
     [
