@@ -177,7 +177,12 @@ def test_a_join_gives_nulls_until_the_other_side_is_there() -> None:
     fold = Enriched(identity=("id",), left=("delay",), right=("temp",))
     assert folded(fold, {"id": 1, "delay": 5}) == [{"id": 1, "delay": 5, "temp": None}]
     assert folded(fold, {"temp": 3.5}) == []
-    rows = [{"temp": 3.5}, {"id": 2, "delay": 0}, {"id": 1, "delay": 5}, {"id": 1, "delay": 5}]
+    rows: list[dict[str, Any]] = [
+        {"temp": 3.5},
+        {"id": 2, "delay": 0},
+        {"id": 1, "delay": 5},
+        {"id": 1, "delay": 5},
+    ]
     assert folded(fold, *rows) == [
         {"id": 1, "delay": 5, "temp": 3.5},
         {"id": 2, "delay": 0, "temp": 3.5},
