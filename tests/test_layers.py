@@ -23,7 +23,9 @@ ROOMS: dict[str, set[str]] = {
     "feedback": {"model", "formats", "kafka"},
     "service": {"model", "core", "credentials", "feedback", "formats", "kafka", "topology"},
     "offline": {"model", "core", "formats", "kafka"},
-    "spark": {"model", "core", "credentials", "formats", "kafka", "service", "topology"},
+    "spark": {
+        *("model", "core", "credentials", "formats", "kafka", "present", "service", "topology"),
+    },
     "demo": {"model", "formats", "kafka", "offline", "present", "service", "topology"},
 }
 ROOMS["cli"] = set(ROOMS)

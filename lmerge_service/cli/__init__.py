@@ -23,6 +23,7 @@ from lmerge_service.cli import (
     broker,
     control,
     demo,
+    generate,
     infer,
     merge,
     present,
@@ -69,6 +70,7 @@ def root(
 _KAFKA = "Streams in Kafka"
 _WORKERS = "Running workers"
 _FILES = "Streams in files"
+_SPARK = "At scale, with Spark"
 
 app.command("demo", rich_help_panel=_KAFKA)(demo.demo)
 app.command("run", rich_help_panel=_KAFKA)(run.run)
@@ -89,6 +91,7 @@ app.command("present", rich_help_panel=_FILES)(present.present)
 app.command("merge", rich_help_panel=_FILES)(merge.merge)
 app.command("audit", rich_help_panel=_FILES)(audit.audit)
 app.command("infer", rich_help_panel=_FILES)(infer.infer)
+app.command("generate", rich_help_panel=_SPARK)(generate.generate)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

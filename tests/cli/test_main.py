@@ -29,7 +29,7 @@ CONTROL = (
 )  # fmt: skip
 COMMANDS = (
     "demo", "run", "read", "publish", "broker", "state", *CONTROL, "present", "merge", "audit",
-    "infer",
+    "infer", "generate",
 )  # fmt: skip
 PAGES = [
     (),

@@ -1,0 +1,81 @@
+"""Spark for a command: a session for as long as it takes, and how far its jobs are.
+
+Progress goes to standard error, and only where that is a terminal.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import typer
+
+from lmerge_service.cli.options import BOOTSTRAP
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from lmerge_service.topology import Kafka
+
+__all__ = ("Memory", "kafka_place", "session")
+
+_POLL_SECONDS = 0.3
+
+Memory: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        "--driver-memory",
+        metavar="SIZE",
+        help="Spark's heap, as 2g or 512m; each core's Python worker takes 0.2 GB beside it.",
+    ),
+]
+
+
+@contextmanager
+def session(doing: str, memory: str, *, kafka: bool) -> Iterator["SparkSession"]:
+    """A session on all cores of this machine; on a terminal it shows how far its jobs are."""
+    from lmerge_service.spark.session import spark_session
+
+    with spark_session("lmerge", driver_memory=memory, kafka=kafka) as spark:
+        if not sys.stderr.isatty():
+            yield spark
+            return
+        ended = Event()
+        watching = Thread(target=_watch, args=(spark, doing, ended))
+        watching.start()
+        try:
+            yield spark
+        finally:
+            ended.set()
+            watching.join()
+
+
+def kafka_place(bootstrap: str | None, kafka_config: Path | None) -> "Kafka | str":
+    """Where Kafka is, as Spark's sources and sinks take it.
+
+    Raises:
+        ConfigurationError: the file is wrong.
+    """
+    if kafka_config is None:
+        return bootstrap or BOOTSTRAP
+    from lmerge_service.topology import load_kafka
+
+    return load_kafka(kafka_config, bootstrap=bootstrap)
+
+
+def _watch(spark: "SparkSession", doing: str, ended: Event) -> None:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    tracker = spark.sparkContext.statusTracker()
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task(doing, total=None)
+        while not ended.wait(_POLL_SECONDS):
+            stages = [tracker.getStageInfo(each) for each in tracker.getActiveStageIds()]
+            known = [stage for stage in stages if stage is not None]
+            total = sum(stage.numTasks for stage in known)
+            done = sum(stage.numCompletedTasks for stage in known)
+            progress.update(bar, total=total or None, completed=done)
