@@ -87,8 +87,8 @@ class Presentation:
         for name in _ABSENT:
             if getattr(self.variation, name) != getattr(_PLAIN, name):
                 raise ValueError(f"{name} is not to be had of a generated stream")
-        under_way = self._reach // max(1, self.workload.max_gap // 2)
-        if min(under_way, self.workload.events) > MOST_UNDER_WAY:
+        under_way = min(self.workload.events, 2 * self._reach // self.workload.max_gap)
+        if under_way > MOST_UNDER_WAY:
             raise ValueError(
                 f"about {under_way:,} events would be under way at once, more than "
                 f"{MOST_UNDER_WAY:,}: shorten the events, their displacement or spread"
