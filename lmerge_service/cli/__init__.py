@@ -31,6 +31,7 @@ from lmerge_service.cli import (
     read,
     run,
     state,
+    table,
     watch,
 )
 from lmerge_service.errors import LMergeError
@@ -92,6 +93,7 @@ app.command("merge", rich_help_panel=_FILES)(merge.merge)
 app.command("audit", rich_help_panel=_FILES)(audit.audit)
 app.command("infer", rich_help_panel=_FILES)(infer.infer)
 app.command("generate", rich_help_panel=_SPARK)(generate.generate)
+app.add_typer(table.app, name="table", rich_help_panel=_SPARK)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

@@ -29,7 +29,7 @@ CONTROL = (
 )  # fmt: skip
 COMMANDS = (
     "demo", "run", "read", "publish", "broker", "state", *CONTROL, "present", "merge", "audit",
-    "infer", "generate",
+    "infer", "generate", "table",
 )  # fmt: skip
 PAGES = [
     (),
@@ -37,6 +37,8 @@ PAGES = [
     ("broker", "start"),
     ("broker", "status"),
     ("state", "verify"),
+    ("table", "update"),
+    ("table", "at"),
 ]
 
 
