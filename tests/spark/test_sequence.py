@@ -1,5 +1,7 @@
 """A stream's records in order become intervals that open and close, however they are cut."""
 
+from itertools import pairwise
+
 import msgspec
 import pyarrow as pa
 from hypothesis import given
@@ -44,7 +46,7 @@ def sequenced(
     places = sorted({0, len(records), *(cut % (len(records) + 1) for cut in cuts)})
     batches = (
         pa.RecordBatch.from_pylist(rows(records[first:end]), SCHEMA)
-        for first, end in zip(places, places[1:], strict=False)
+        for first, end in pairwise(places)
     )
     told = [row for batch in sequencing("t", reached)(batches) for row in batch.to_pylist()]
     marks = [msgspec.json.decode(row["payload"], type=Mark) for row in told if row["side"] == MARK]

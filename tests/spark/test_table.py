@@ -305,8 +305,8 @@ def killed_before_commit() -> killed_once:
         (
             [Stable(7), Insert('"a"', 6, 9)],
             (
-                r"t-0 at offset 1: not a legal stream: insert with vs=6, ve=9 below the stream's own "
-                r"stable\(7\)"
+                r"t-0 at offset 1: not a legal stream: insert with vs=6, ve=9 below the stream's "
+                r"own stable\(7\)"
             ),
         ),
         (
