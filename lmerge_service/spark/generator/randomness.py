@@ -60,7 +60,7 @@ class Draws:
 
     def shares(self, purpose: str, numbers: Longs) -> NDArray[np.float64]:
         """A fraction of [0, 1) for each number."""
-        return (self.words(purpose, numbers) >> np.uint64(11)) * 2.0**-53
+        return (self.words(purpose, numbers) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
     def chance(self, purpose: str, numbers: Longs, probability: float) -> Bools:
         """True with this probability."""

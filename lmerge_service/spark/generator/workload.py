@@ -20,7 +20,7 @@ Invariants
     W3  The same workload has the same events, into whatever blocks it is cut.
 
 Cost
-    10 ns for a gap, 2 µs for a payload of a kilobyte.
+    10 ns for a gap, 1.5 µs for a payload of a kilobyte.
 """
 
 from collections.abc import Iterable, Sequence
@@ -39,9 +39,9 @@ DEFAULT_ACTIVE: Final = 10_000
 LEAST_PAYLOAD: Final = 16
 _KEYS: Final = 401
 _LATEST: Final = 2**61
-_DIGITS: Final = np.frombuffer(
-    b"".join(b"%02x" % byte for byte in range(256)), dtype=np.dtype("S2")
-).view(np.uint16)
+_OF_A_BYTE: Final = np.array([f"{byte:02x}" for byte in range(256)], "S2").view(np.uint16)
+_DIGITS: Final = _OF_A_BYTE[np.arange(1 << 16, dtype=np.uint16).view(np.uint8)].view(np.uint32)
+"""Of two bytes, by the number that they are in memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +103,7 @@ class Workload:
         if width > 1:
             places = numbers[:, None] * (width - 1) + np.arange(width - 1)
             words[:, 1:] = self._draws.words("more data", places)
-        digits = _DIGITS[words.astype(">u8").view(np.uint8)].view(np.uint8)
+        digits = np.take(_DIGITS, words.astype(">u8").view(np.uint16)).view(np.uint8)
         data = np.ascontiguousarray(digits[:, :size])
         ends = np.arange(0, (count + 1) * size, size, dtype=np.int32)
         return pa.StringArray.from_buffers(count, pa.py_buffer(ends), pa.py_buffer(data))

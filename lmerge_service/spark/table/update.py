@@ -163,7 +163,7 @@ def _step(
             intervals = intervals.unionByName(opened_again(read_versions(spark, table, base.live)))
         size = sum(ends.values()) - sum(starts.values())
         size = size // feed.per_record + sum(each.rows for each in base.live)
-        made = versions(intervals, feed.name, -(-size // _TASK_ROWS))
+        made = versions(intervals, feed.name, size // _TASK_ROWS + 1)
         rows = made.select(*COLUMNS, state_of(base.reached).alias("state"))
         rows = rows.sortWithinPartitions("state", "vs")
         rows.write.partitionBy("state").parquet(str(folder))
