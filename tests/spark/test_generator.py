@@ -1,7 +1,6 @@
 """Generated streams by Spark: the same ones, whatever it is made of; and the command."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -87,18 +86,7 @@ def test_every_partition_of_a_topic_is_a_legal_stream(
 # The command
 
 
-@pytest.fixture
-def shared(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands use the session of the tests."""
-
-    @contextmanager
-    def given(*_: Any, **__: Any) -> Iterator[SparkSession]:
-        yield spark
-
-    monkeypatch.setattr("lmerge_service.spark.session.spark_session", given)
-
-
-@pytest.mark.usefixtures("shared")
+@pytest.mark.usefixtures("shared_session")
 def test_two_presentations_of_the_command_are_equivalent_by_the_audit(
     lmerge: Lmerge, tmp_path: Path
 ) -> None:
@@ -117,7 +105,7 @@ def test_two_presentations_of_the_command_are_equivalent_by_the_audit(
     assert Path(tmp_path, "0.ndjson").read_bytes() != Path(tmp_path, "1.ndjson").read_bytes()
 
 
-@pytest.mark.usefixtures("shared")
+@pytest.mark.usefixtures("shared_session")
 def test_the_command_writes_topics(
     lmerge: Lmerge, spark: SparkSession, bootstrap: str, topic_name: Callable[..., str]
 ) -> None:
