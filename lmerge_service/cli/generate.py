@@ -1,22 +1,27 @@
 """`lmerge generate`: the paper's workload at scale, by Spark."""
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 import typer
 
-from lmerge_service.cli.jobs import Memory, kafka_place, session
+from lmerge_service.cli.jobs import TOPIC, Memory, kafka_place, session, stored_stream
 from lmerge_service.cli.options import Bootstrap, KafkaConfig, check_topic
 from lmerge_service.cli.streams import label
 from lmerge_service.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from lmerge_service.present.presentation import Variation
     from lmerge_service.spark.generator.slices import Presentation
     from lmerge_service.spark.places import Sink
 
+    Make: TypeAlias = Callable[[SparkSession], DataFrame]
+
 __all__ = ("generate",)
 
-_TOPIC: Final = "kafka:"
 _EVENTS: Final = "Which events there are (times are in milliseconds)"
 _TOLD: Final = "How they are told (fractions are of all events or elements)"
 _WHERE: Final = "Where to"
@@ -84,6 +89,15 @@ def generate(
     payload_bytes: Annotated[
         int, _amount("Length of the random string in the payload, 16 or more.", _EVENTS)
     ] = 1000,
+    of: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SOURCE",
+            help="Instead, the inserts of a stream that is stored: kafka:TOPIC, a folder of "
+            "Parquet, a file of lines. Of the options of this group none counts then.",
+            rich_help_panel=_EVENTS,
+        ),
+    ] = None,
     presentation: Annotated[
         int,
         typer.Option(
@@ -176,33 +190,61 @@ def generate(
     """
     given = dict(locals())
     from lmerge_service.spark.elements import write_elements
+
+    make, in_kafka = _stored(given) if of is not None else (_generated(given), False)
+    topic = output.removeprefix(TOPIC) if output.startswith(TOPIC) else None
+    sink = _sink(output, format_, topic, key or (), partitions, bootstrap, kafka_config)
+    kafka = in_kafka or topic is not None
+    with session(f"generating {label(output)}", memory, kafka=kafka) as spark:
+        write_elements(make(spark), sink, order=None if topic is None else ["offset"])
+    typer.echo(f"{label(output)}: written", err=True)
+
+
+def _generated(given: Mapping[str, Any]) -> "Make":
     from lmerge_service.spark.generator.job import generated
 
     made = _presentation(given)
-    topic = output.removeprefix(_TOPIC) if output.startswith(_TOPIC) else None
-    sink = _sink(output, format_, topic, key or (), partitions, bootstrap, kafka_config)
-    with session(f"generating {label(output)}", memory, kafka=topic is not None) as spark:
-        stream = generated(spark, made, tasks=tasks)
-        write_elements(stream, sink, order=None if topic is None else ["offset"])
-    typer.echo(f"{label(output)}: {events:,} events are told", err=True)
+    return lambda spark: generated(spark, made, tasks=given["tasks"])
 
 
-def _presentation(given: dict[str, Any]) -> "Presentation":
+def _stored(given: Mapping[str, Any]) -> "tuple[Make, bool]":
+    """The presentation of a stored stream, and whether that is in Kafka."""
+    from lmerge_service.spark.elements import read_elements
+    from lmerge_service.spark.generator.stored import inserts_of, mean_length, presented
+
+    source, in_kafka = stored_stream(given["of"], given["bootstrap"], given["kafka_config"])
+    _variation(given, 1)  # mistakes are told before Spark starts
+
+    def make(spark: "SparkSession") -> "DataFrame":
+        events = inserts_of(read_elements(spark, source, keys="none"))
+        variation = _variation(given, mean_length(events))
+        return presented(events, variation, f"{given['presentation']}", tasks=given["tasks"])
+
+    return make, in_kafka
+
+
+def _presentation(given: Mapping[str, Any]) -> "Presentation":
     """What the options ask for."""
-    from lmerge_service.present.presentation import Variation
     from lmerge_service.spark.generator.slices import Presentation
     from lmerge_service.spark.generator.workload import Workload
 
     try:
         workload = Workload(**{name: given[name] for name in _OF_WORKLOAD})
-        asked = {name: given[name] for name in _OF_VARIATION if given[name] is not None}
-        usual = {"spread": workload.duration, "displacement": workload.duration}
-        variation = Variation(**usual | asked, stable_probability=_after_each(given["stable_freq"]))
-        if given["logical"]:
-            variation = Variation()
+        variation = _variation(given, workload.duration)
         return Presentation(workload, variation, seed=f"{given['presentation']}")
     except ValueError as error:
         raise ConfigurationError(_as_options(str(error))) from None
+
+
+def _variation(given: Mapping[str, Any], length: int) -> "Variation":
+    """How it is told; `length` is an event's usual one."""
+    from lmerge_service.present.presentation import Variation
+
+    if given["logical"]:
+        return Variation()
+    asked = {name: given[name] for name in _OF_VARIATION if given[name] is not None}
+    usual = {"spread": length, "displacement": length}
+    return Variation(**usual | asked, stable_probability=_after_each(given["stable_freq"]))
 
 
 def _after_each(frequency: float) -> float:

@@ -8,18 +8,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
 import typer
 
-from lmerge_service.cli.options import BOOTSTRAP
+from lmerge_service.cli.options import BOOTSTRAP, check_topic
+from lmerge_service.cli.streams import label
+from lmerge_service.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from lmerge_service.spark.places import Source
     from lmerge_service.topology import Kafka
 
-__all__ = ("Memory", "kafka_place", "session")
+__all__ = ("TOPIC", "Memory", "kafka_place", "session", "stored_stream")
+
+TOPIC: Final = "kafka:"
 
 _POLL_SECONDS = 0.3
 
@@ -63,6 +68,27 @@ def kafka_place(bootstrap: str | None, kafka_config: Path | None) -> "Kafka | st
     from lmerge_service.topology import load_kafka
 
     return load_kafka(kafka_config, bootstrap=bootstrap)
+
+
+def stored_stream(
+    place: str, bootstrap: str | None, kafka_config: Path | None
+) -> "tuple[Source, bool]":
+    """Where a stream is, as Spark's sources take it, and whether that is Kafka.
+
+    Raises:
+        ConfigurationError: there is no such file, or no name of a topic.
+    """
+    from lmerge_service.spark.places import JsonFiles, ParquetFiles, Topics
+
+    if place.startswith(TOPIC):
+        topic = place.removeprefix(TOPIC)
+        check_topic(topic)
+        return Topics(kafka_place(bootstrap, kafka_config), topic), True
+    if not place or not Path(place).exists():
+        raise ConfigurationError(f"there is no file or folder {label(place)!r} (kafka:TOPIC?)")
+    if Path(place).is_dir() or place.endswith(".parquet"):
+        return ParquetFiles(place), False
+    return JsonFiles(place), False
 
 
 def _watch(spark: "SparkSession", doing: str, ended: Event) -> None:

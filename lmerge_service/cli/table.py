@@ -5,21 +5,19 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from heapq import nsmallest
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import typer
 
-from lmerge_service.cli.jobs import Memory, kafka_place, session
-from lmerge_service.cli.options import Bootstrap, Json, KafkaConfig, Nfc, check_topic
+from lmerge_service.cli.jobs import Memory, session, stored_stream
+from lmerge_service.cli.options import Bootstrap, Json, KafkaConfig, Nfc
 from lmerge_service.cli.streams import label
 from lmerge_service.cli.words import finite, point, say_json, shortened
 from lmerge_service.elements import INFINITY, START
 from lmerge_service.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from lmerge_service.spark.places import Source
     from lmerge_service.spark.table.manifests import Manifest
     from lmerge_service.spark.table.read import Known
 
@@ -29,7 +27,6 @@ app = typer.Typer(
     no_args_is_help=True, help="A stream's events as a table: what was true when, what was known."
 )
 
-_TOPIC: Final = "kafka:"
 _STEP: Final = 2_000_000
 _RETAIN_SECONDS: Final = 3600.0
 
@@ -64,7 +61,7 @@ def update(
     from lmerge_service.formats.bulk import Rule
     from lmerge_service.spark.table.update import update_table
 
-    found, kafka = _source(source, bootstrap, kafka_config)
+    found, kafka = stored_stream(source, bootstrap, kafka_config)
 
     def told(manifest: "Manifest") -> None:
         if not json:
@@ -202,21 +199,6 @@ def show(place: _Place, json: Json = False) -> None:
         size = sum(each.bytes for each in files)
         rows = sum(each.rows for each in files)
         typer.echo(f"  {name}: {rows:,} versions in {len(files):,} files, {size:,} bytes")
-
-
-def _source(source: str, bootstrap: str | None, kafka_config: Path | None) -> "tuple[Source, bool]":
-    """Where the stream is, and whether it is in Kafka."""
-    from lmerge_service.spark.places import JsonFiles, ParquetFiles, Topics
-
-    if source.startswith(_TOPIC):
-        topic = source.removeprefix(_TOPIC)
-        check_topic(topic)
-        return Topics(kafka_place(bootstrap, kafka_config), topic), True
-    if not source or not Path(source).exists():
-        raise ConfigurationError(f"there is no file or folder {label(source)!r} (kafka:TOPIC?)")
-    if Path(source).is_dir() or source.endswith(".parquet"):
-        return ParquetFiles(source), False
-    return JsonFiles(source), False
 
 
 def _moment(text: str) -> int:

@@ -2,17 +2,20 @@
 
 from collections.abc import Iterator
 from hashlib import blake2b
+from itertools import accumulate, pairwise
 
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from lmerge_service.elements import Adjust, Element, Insert, Stable
+from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
+from lmerge_service.present.life import deadline
 from lmerge_service.present.presentation import Variation
+from lmerge_service.spark.generator.pieces import ending, places
 from lmerge_service.spark.generator.slices import Presentation
 from lmerge_service.spark.generator.workload import Workload
 from lmerge_service.tdb import TDB
 
-__all__ = ("batches", "elements", "logical", "variations", "workloads")
+__all__ = ("batches", "check_stables", "elements", "logical", "variations", "workloads")
 
 _MASK = 2**64 - 1
 
@@ -21,11 +24,11 @@ def batches(made: Presentation) -> Iterator[pa.RecordBatch]:
     """What Spark's tasks would make, one after the other."""
     workload = made.workload
     starts = workload.starts(workload.added(map(made.bounds, range(made.blocks))))
-    places = made.places(made.summary(number, starts) for number in range(made.blocks))
+    found = places(made.summary(number, starts) for number in range(made.blocks))
     for number in range(made.blocks):
-        yield from made.rows(number, starts, places[number])
+        yield from made.rows(number, starts, found[number])
     if made.variation.closed:
-        yield made.last_row(places[-1])
+        yield ending(found[-1])
 
 
 def elements(made: Presentation) -> list[Element]:
@@ -40,7 +43,7 @@ def element(row: dict[str, object]) -> Element:
     said = {name: value for name, value in row.items() if value is not None}
     del said["offset"]
     kind = {"insert": Insert, "adjust": Adjust, "stable": Stable}[str(said.pop("op"))]
-    made: Element = kind(**said)  # type: ignore[arg-type]
+    made: Element = kind(**said)
     return made
 
 
@@ -99,3 +102,20 @@ def variations() -> st.SearchStrategy[Variation]:
         stable_lag=st.integers(0, 10),
         closed=st.booleans(),
     )
+
+
+def check_stables(stream: list[Element], variation: Variation) -> None:
+    """Each says what is certain of all that comes later, less the lag; something stands between
+    two of them."""
+    floors = list(accumulate(map(_due, reversed(stream)), min))[::-1]
+    last = START
+    for (place, each), (_, following) in pairwise([*enumerate(stream), (0, Stable(0))]):
+        if isinstance(each, Stable) and each.vc < INFINITY:
+            assert each.vc == floors[place] - variation.stable_lag
+            assert each.vc > last
+            assert not isinstance(following, Stable) or place + 2 >= len(stream)
+            last = each.vc
+
+
+def _due(element: Element) -> int:
+    return INFINITY if isinstance(element, Stable) else deadline(element)

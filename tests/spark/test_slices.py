@@ -2,14 +2,14 @@
 
 from collections import Counter
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
+from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
 from lmerge_service.formats.payload import canonical
 from lmerge_service.present.life import deadline, lives_of
 from lmerge_service.present.presentation import Variation, present
@@ -18,7 +18,7 @@ from lmerge_service.spark.generator.slices import Presentation
 from lmerge_service.spark.generator.telling import Events, reach, tell
 from lmerge_service.spark.generator.workload import Workload
 from lmerge_service.tdb import reconstitute
-from tests.spark.generated import batches, elements, logical, variations, workloads
+from tests.spark.generated import batches, check_stables, elements, logical, variations, workloads
 
 SMALL = Workload(events=3000, max_gap=10, event_duration=300, payload_bytes=16)
 MUCH = Variation(
@@ -94,20 +94,8 @@ def test_other_seeds_have_other_events_and_other_variations_the_same() -> None:
 def test_a_stable_says_all_that_is_certain_and_something_stands_between_two(
     workload: Workload, variation: Variation, block: int
 ) -> None:
-    """S3, against the deadlines of all that comes later."""
-    stream = elements(Presentation(workload, variation, block=block))
-    floors = list(accumulate(map(due, reversed(stream)), min))[::-1]
-    last = START
-    for (place, each), (_, following) in pairwise([*enumerate(stream), (0, Stable(0))]):
-        if isinstance(each, Stable) and each.vc < INFINITY:
-            assert each.vc == floors[place] - variation.stable_lag
-            assert each.vc > last
-            assert not isinstance(following, Stable) or place + 2 >= len(stream)
-            last = each.vc
-
-
-def due(element: Element) -> int:
-    return INFINITY if isinstance(element, Stable) else deadline(element)
+    """P2, against the deadlines of all that comes later."""
+    check_stables(elements(Presentation(workload, variation, block=block)), variation)
 
 
 @given(workloads(), variations(), st.integers(1, 41))
@@ -139,7 +127,8 @@ def test_about_as_many_elements_are_stables_as_asked_for() -> None:
 def test_nothing_is_sent_out_of_reach(workload: Workload, variation: Variation, seed: int) -> None:
     """T2: slices look back no further."""
     vs = workload.times(0, workload.events, 0)
-    events = Events(np.arange(workload.events), vs, vs + workload.duration)
+    numbers = np.arange(workload.events)
+    events = Events(numbers, vs, vs + workload.duration, numbers)
     told = tell(events, variation, Draws(f"{seed}"))
     first = vs[told.event] - variation.lead
     assert (told.send >= first).all()
@@ -239,6 +228,8 @@ def test_a_workload_that_cannot_be_is_refused(wrong: dict[str, int], said: str) 
 def test_what_is_not_to_be_had_of_a_generated_stream_is_said() -> None:
     with pytest.raises(ValueError, match=r"^stable_every is not to be had of a generated stream$"):
         Presentation(SMALL, Variation(stable_every=9))
+    with pytest.raises(ValueError, match=r"^revisions are 100 at the most, got 101$"):
+        Presentation(SMALL, Variation(revisions=101))
 
 
 def test_more_events_under_way_than_memory_holds_are_refused() -> None:

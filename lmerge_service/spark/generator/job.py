@@ -24,8 +24,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from lmerge_service.spark.errors import spark_errors
+from lmerge_service.spark.generator.pieces import Summary, ending, places
 from lmerge_service.spark.generator.randomness import Longs
-from lmerge_service.spark.generator.slices import Presentation, Summary
+from lmerge_service.spark.generator.slices import Presentation
 from lmerge_service.spark.schema import ELEMENT
 
 __all__ = ("generated",)
@@ -50,13 +51,13 @@ def generated(
         tasks = max(2 * spark.sparkContext.defaultParallelism, -(-blocks // each))
     with spark_errors("generating"):
         starts = workload.starts(_sums(spark, presentation, tasks))
-        places = presentation.places(_summaries(spark, presentation, starts, tasks))
+        found = places(_summaries(spark, presentation, starts, tasks))
 
     def rows(number: int) -> Iterator[pa.RecordBatch]:
         if number < blocks:
-            yield from presentation.rows(number, starts, places[number])
+            yield from presentation.rows(number, starts, found[number])
         else:
-            yield presentation.last_row(places[number])
+            yield ending(found[number])
 
     count = blocks + presentation.variation.closed
     made = _numbers(spark, count, tasks).mapInArrow(_each(rows), _ROWS)

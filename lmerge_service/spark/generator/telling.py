@@ -7,7 +7,7 @@ Theory
     is left out), one backwards finds the least deadline of each element and those after it, one
     forwards the send times. Of the lives here one end is known, so what else is told is made up.
 
-    >>> events = Events(np.array([8]), np.array([100]), np.array([130]))
+    >>> events = Events(np.array([8]), np.array([100]), np.array([130]), np.array([0]))
     >>> told = tell(events, Variation(provisional=1.0, spread=5, pace="late"), Draws("1"))
     >>> [(int(ve), int(limit)) for ve, limit in zip(told.ve, told.limit)]
     [(128, 100), (130, 128)]
@@ -39,11 +39,15 @@ class Events:
     """Some of the logical stream's, by columns."""
 
     number: Longs
+    """By which is drawn what is told of them."""
     vs: Longs
     ve: Longs
+    event: Longs
+    """By which they are found again (`Told.event`)."""
 
     def where(self, kept: Bools) -> "Events":
-        return Events(self.number[kept], self.vs[kept], self.ve[kept])
+        columns = (self.number, self.vs, self.ve, self.event)
+        return Events(*(each[kept] for each in columns))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,7 @@ class Told:
         return Told(*(getattr(self, name)[places] for name in _COLUMNS))
 
 
+_LONGEST_WAIT: Final = 1 << 53  # for an event without end that is told with an end first
 _COLUMNS: Final = ("send", "serial", "event", "vs", "vold", "ve", "limit")
 _Column = tuple[Longs, Bools]
 """The ends at one place of what is told, and which events have one there."""
@@ -121,7 +126,8 @@ def _tellings(
         yield some, _columns([_first_end(own)[twice], some.vs])
     if variation.phantoms:
         vs = events.vs + draws.picked("phantom", number, variation.spread)
-        phantoms = Events(number, vs, _later(vs, _first_end(own) - events.vs))
+        ve = _later(vs, _first_end(own) - events.vs)
+        phantoms = Events(number, vs, ve, events.event)
         some = phantoms.where(draws.chance("phantoms", number, variation.phantoms))
         yield some, _revised(some, _columns([some.ve, some.vs]), "phantom", variation, draws)
 
@@ -199,7 +205,7 @@ def _steps(
             delayed = there & draws.chance("disorder", own, variation.disorder)
             send = send + np.where(delayed, draws.picked("delay", own, variation.displacement), 0)
         begun |= there
-        rows = (send, own, events.number, events.vs, was, ends, limit)
+        rows = (send, own, events.event, events.vs, was, ends, limit)
         parts.append(rows if there.all() else tuple(each[there] for each in rows))
     return parts
 
@@ -214,4 +220,4 @@ def _wait(window: Longs, serial: Longs, variation: Variation, draws: Draws) -> L
             share = 1 - share * 0.1
         case "anytime":
             pass
-    return (share * np.maximum(window, 0)).astype(np.int64)
+    return (share * np.clip(window, 0, _LONGEST_WAIT)).astype(np.int64)
