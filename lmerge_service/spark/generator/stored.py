@@ -170,7 +170,7 @@ def _answers(
     def row(number: int, table: pa.Table) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_pydict({"number": [number], "said": [ask(number, table)]})
 
-    asked = told.select(*columns).mapInArrow(_of_piece(row), "number int, said array<long>")
+    asked = told.select(*columns).mapInArrow(_of_piece(row), "number long, said array<long>")
     return {each["number"]: tuple(each["said"]) for each in asked.collect()}
 
 
