@@ -44,6 +44,7 @@ def session(doing: str, memory: str, *, kafka: bool) -> Iterator["SparkSession"]
     from lmerge_service.spark.session import spark_session
 
     with spark_session("lmerge", driver_memory=memory, kafka=kafka) as spark:
+        spark.sparkContext.setLogLevel("OFF")  # what fails is raised, and told in one line
         if not sys.stderr.isatty():
             yield spark
             return

@@ -12,7 +12,8 @@ Theory
 
 Invariants
     A1  Without t, what is known at s is the TDB of the prefix up to and including s.
-    A2  What was true before the manifest's stable point stays true: its answer is final.
+    A2  Which events were true at a time before the manifest's stable point is final; their ends
+        may move, to the stable point or behind it.
     A3  A frame reads the files of one manifest, however long it lives and whatever is written
         meanwhile.
 
