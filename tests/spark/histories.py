@@ -3,19 +3,36 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from random import Random
 from typing import Any
 
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
-from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
+from lmerge_service.elements import INFINITY, START, Element
+from lmerge_service.formats.bulk import Rule
 from lmerge_service.present.life import lives_of
 from lmerge_service.present.presentation import Variation, present
 from lmerge_service.tdb import TDB, reconstitute
 
-__all__ = ("Record", "frame", "history", "known_by_offset", "known_by_time", "true_of")
+__all__ = ("Record", "frame", "history", "known_by_offset", "known_by_time", "store", "true_of")
 
 EPOCH = 1_700_000_000_000
+_TEXT, _LONG = pa.string(), pa.int64()
+_PARQUET = pa.schema(
+    [
+        ("source", _TEXT),
+        ("partition", pa.int32()),
+        ("offset", _LONG),
+        ("timestamp", pa.timestamp("us", "UTC")),
+        ("key", pa.binary()),
+        *(("incarnation", _LONG), ("joining_at", _LONG), ("op", _TEXT), ("payload", _TEXT)),
+        *(("vs", _LONG), ("vold", _LONG), ("ve", _LONG), ("vc", _LONG), ("rule", _TEXT)),
+    ]
+)
 
 
 @dataclass(frozen=True)
@@ -85,25 +102,36 @@ def _restarted(
     return old[:at] + (new[:1] + late + new[1:] if new else [])
 
 
+def rows_of(records: Iterable[Record]) -> list[dict[str, Any]]:
+    """As `write_elements` takes them, and as it writes them."""
+    return [
+        {
+            **dict.fromkeys(_PARQUET.names),
+            "source": "t",
+            "partition": each.partition,
+            "offset": each.offset,
+            "timestamp": datetime.fromtimestamp(each.time / 1000, UTC),
+            "incarnation": each.incarnation,
+            "joining_at": START,
+            "op": type(each.element).__name__.lower(),
+            **msgspec.structs.asdict(each.element),
+            "rule": Rule().version,
+        }
+        for each in records
+    ]
+
+
 def frame(spark: SparkSession, records: Iterable[Record]) -> DataFrame:
-    """As `write_elements` takes it."""
-    rows = []
-    for each in records:
-        moment = datetime.fromtimestamp(each.time / 1000, UTC)
-        where = ("t", each.partition, each.offset, moment, each.incarnation)
-        match each.element:
-            case Insert(payload, vs, ve):
-                said: tuple[Any, ...] = ("insert", payload, vs, None, ve, None)
-            case Adjust(payload, vs, vold, ve):
-                said = ("adjust", payload, vs, vold, ve, None)
-            case Stable(vc):
-                said = ("stable", None, None, None, None, vc)
-        rows.append(where + said)
-    return spark.createDataFrame(
-        rows,
-        "source string, partition int, offset long, timestamp timestamp, incarnation long, "
-        "op string, payload string, vs long, vold long, ve long, vc long",
-    )
+    """For `write_elements`."""
+    table = pa.Table.from_pylist(rows_of(records), _PARQUET)
+    return spark.createDataFrame(table.drop_columns(["key", "rule"]))  # type: ignore[type-var]
+
+
+def store(records: Iterable[Record], folder: Path) -> None:
+    """As `write_elements` would append them to a folder of Parquet, without Spark."""
+    folder.mkdir(exist_ok=True)
+    name = f"part-{len([*folder.iterdir()]):05}.parquet"
+    pq.write_table(pa.Table.from_pylist(rows_of(records), _PARQUET), folder / name)
 
 
 def known_by_offset(records: Iterable[Record], known: Mapping[int, int]) -> TDB:

@@ -27,6 +27,7 @@ from tests.spark.histories import (
     history,
     known_by_offset,
     known_by_time,
+    store,
     true_of,
 )
 from tests.spark.records import make_topic
@@ -63,8 +64,7 @@ class Stored:
 
     def add(self, records: list[Record]) -> None:
         self.records += records
-        rows = frame(self.spark, records)
-        write_elements(rows, self.source, order=None, mode="append")
+        store(records, Path(self.source.path))
 
     def grow(self, steps: int) -> None:
         """In each an event, which the next one finds final."""

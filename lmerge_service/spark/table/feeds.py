@@ -65,6 +65,8 @@ def feed_of(spark: SparkSession, source: Source, rule: Rule) -> Feed:
         ConfigurationError: it is more than one stream.
     """
     if isinstance(source, Topics):
+        if "," in source.subscribed:
+            raise ConfigurationError(f"{source.subscribed}: a table is made of one topic")
         return _TopicFeed(spark, source, rule)
     return _FileFeed(spark, source, rule)
 
@@ -78,9 +80,7 @@ class _TopicFeed:
 
     @property
     def name(self) -> str:
-        if not isinstance(self.source.names, str) or "," in self.source.names:
-            raise ConfigurationError(f"{self.source.subscribed}: a table is made of one topic")
-        return self.source.names
+        return self.source.subscribed
 
     def extent(self) -> Extent:
         with ThreadPoolExecutor(1) as apart:  # the caller may be in an event loop
