@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any, Final
@@ -34,9 +35,13 @@ def run(events: int, report: Report) -> None:
         _highest(report),
     ):
         workload = Workload(events=events, payload_bytes=100)
-        usual = {"displacement": workload.duration, "spread": workload.duration}
-        plain = Variation(disorder=0.2, stable_probability=0.01, **usual)
-        revised = Variation(disorder=0.2, stable_probability=0.01, provisional=0.3, **usual)
+        plain = Variation(
+            disorder=0.2,
+            displacement=workload.duration,
+            spread=workload.duration,
+            stable_probability=0.01,
+        )
+        revised = replace(plain, provisional=0.3)
         fewer = Workload(events=events // 5, payload_bytes=100)
         large = Workload(events=events // 5, payload_bytes=1000)
         _generate(spark, fewer, plain, "warming up", Path(folder), report)

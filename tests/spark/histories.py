@@ -124,7 +124,7 @@ def rows_of(records: Iterable[Record]) -> list[dict[str, Any]]:
 def frame(spark: SparkSession, records: Iterable[Record]) -> DataFrame:
     """For `write_elements`."""
     table = pa.Table.from_pylist(rows_of(records), _PARQUET)
-    return spark.createDataFrame(table.drop_columns(["key", "rule"]))  # type: ignore[type-var]
+    return spark.createDataFrame(table.drop_columns(["key", "rule"]))
 
 
 def store(records: Iterable[Record], folder: Path) -> None:

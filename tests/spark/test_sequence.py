@@ -1,6 +1,7 @@
 """A stream's records in order become intervals that open and close, however they are cut."""
 
 from itertools import pairwise
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -25,7 +26,7 @@ SCHEMA = pa.schema(
 assert tuple(SCHEMA.names) == TAKEN
 
 
-def rows(records: list[Record]) -> list[dict[str, object]]:
+def rows(records: list[Record]) -> list[dict[str, Any]]:
     return [
         {
             "partition": each.partition,
@@ -41,7 +42,7 @@ def rows(records: list[Record]) -> list[dict[str, object]]:
 
 def sequenced(
     records: list[Record], cuts: list[int], reached: dict[int, Reached]
-) -> tuple[list[dict[str, object]], list[Mark]]:
+) -> tuple[list[dict[str, Any]], list[Mark]]:
     """Intervals and marks; the records come in batches that end at `cuts`."""
     places = sorted({0, len(records), *(cut % (len(records) + 1) for cut in cuts)})
     batches = (

@@ -161,7 +161,7 @@ class killed_once:  # noqa: N801 (as a function)
             if self._when == "after":
                 raise Killed
 
-        Table.commit = commit  # type: ignore[method-assign]
+        Table.commit = commit  # type: ignore[assignment, method-assign]
 
     def __exit__(self, kind: Any, *_: object) -> bool:
         Table.commit = self._commit  # type: ignore[method-assign]
@@ -240,6 +240,7 @@ def test_an_update_goes_on_over_a_compaction_and_not_over_another_update(
     assert len(by_arrow(stored.path, None)) == 5
 
 
+@pytest.mark.deep
 def test_a_compaction_goes_on_over_an_update_and_not_over_another(
     stored: Stored, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -370,7 +371,7 @@ def test_a_table_is_of_one_stream_by_one_rule(
     with pytest.raises(ConfigurationError, match=r"^\S+table is a table of \S+stream, not of"):
         update_table(spark, other, stored.path)
     both = frame(spark, one(Stable(1)))
-    write_elements(both.replace("t", "u", "source"), other, order=None, mode="append")
+    write_elements(both.replace("t", "u", ["source"]), other, order=None, mode="append")
     with pytest.raises(ConfigurationError, match=r"a table is made of one stream, not of several$"):
         update_table(spark, other, str(tmp_path / "new"))
     with pytest.raises(ConfigurationError, match=r"^a,b: a table is made of one topic$"):

@@ -70,6 +70,7 @@ def test_a_table_is_made_asked_compacted_and_shown(lmerge: Lmerge, stream: Path)
     )
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("shared_session")
 def test_a_topic_is_asked_by_the_time_of_its_records(
     lmerge: Lmerge, spark: SparkSession, bootstrap: str, topic_name: Callable[..., str]
@@ -88,10 +89,11 @@ def test_a_topic_is_asked_by_the_time_of_its_records(
 def test_a_stream_that_is_not_legal_ends_with_4_and_its_place(
     lmerge: Lmerge, tmp_path: Path
 ) -> None:
-    write(tmp_path / "bad", map(on_the_wire, [Stable(7), Insert("A", 6, 20)]))
+    told: list[Element] = [Stable(7), Insert("A", 6, 20)]
+    write(tmp_path / "bad", map(on_the_wire, told))
     done = lmerge("table", "update", "bad", "t")
     assert done.code == 4
-    assert "bad-0 at offset 22: not a legal stream: insert with vs=6, ve=20" in done.error
+    assert "bad-0 at offset 23: not a legal stream: insert with vs=6, ve=20" in done.error
 
 
 @pytest.mark.parametrize(
