@@ -12,15 +12,14 @@ from lmerge_service.cli.streams import label
 from lmerge_service.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
     from lmerge_service.present.presentation import Variation
     from lmerge_service.spark.generator.slices import Presentation
     from lmerge_service.spark.places import Sink
 
-    Make: TypeAlias = Callable[[SparkSession], DataFrame]
-
 __all__ = ("generate",)
+
+Make: TypeAlias = Callable[[Any], Any]
+"""A frame of elements, of a session."""
 
 _EVENTS: Final = "Which events there are (times are in milliseconds)"
 _TOLD: Final = "How they are told (fractions are of all events or elements)"
@@ -200,7 +199,7 @@ def generate(
     typer.echo(f"{label(output)}: written", err=True)
 
 
-def _generated(given: Mapping[str, Any]) -> "Make":
+def _generated(given: Mapping[str, Any]) -> Make:
     from lmerge_service.spark.generator.job import generated
 
     made = _presentation(given)
@@ -215,7 +214,7 @@ def _stored(given: Mapping[str, Any]) -> "tuple[Make, bool]":
     source, in_kafka = stored_stream(given["of"], given["bootstrap"], given["kafka_config"])
     _variation(given, 1)  # mistakes are told before Spark starts
 
-    def make(spark: "SparkSession") -> "DataFrame":
+    def make(spark: Any) -> Any:
         events = inserts_of(read_elements(spark, source, keys="none"))
         variation = _variation(given, mean_length(events))
         return presented(events, variation, f"{given['presentation']}", tasks=given["tasks"])

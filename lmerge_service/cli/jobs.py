@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import typer
 
@@ -17,8 +17,6 @@ from lmerge_service.cli.streams import label
 from lmerge_service.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from lmerge_service.spark.places import Source
     from lmerge_service.topology import Kafka
 
@@ -39,7 +37,7 @@ Memory: TypeAlias = Annotated[
 
 
 @contextmanager
-def session(doing: str, memory: str, *, kafka: bool) -> Iterator["SparkSession"]:
+def session(doing: str, memory: str, *, kafka: bool) -> Iterator[Any]:
     """A session on all cores of this machine; on a terminal it shows how far its jobs are."""
     from lmerge_service.spark.session import spark_session
 
@@ -92,7 +90,7 @@ def stored_stream(
     return JsonFiles(place), False
 
 
-def _watch(spark: "SparkSession", doing: str, ended: Event) -> None:
+def _watch(spark: Any, doing: str, ended: Event) -> None:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
