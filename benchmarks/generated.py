@@ -3,7 +3,8 @@
 Streams are the paper's (disorder 0.2, StableFreq 0.01), without revisions and with one in three
 events revised, on `local[2]`. The table is made of the revised stream, in steps of a million
 records; then it is compacted, and asked before and after for what is true at a time in its middle.
-Beside the rates stands the memory of all processes at its highest, the JVM's heap being 1 GB.
+Beside the rates stands what they took of the processors (`benchmarks.spark`), and the memory of all
+processes at its highest, the JVM's heap being 1 GB.
 """
 
 import tempfile
@@ -16,6 +17,8 @@ from threading import Event, Thread
 from typing import Any, Final
 
 import psutil
+
+from benchmarks.spark import spent
 
 __all__ = ("run",)
 
@@ -60,32 +63,40 @@ def _generate(
     from lmerge_service.spark.places import ParquetFiles
 
     place = ParquetFiles(str(folder / name))
-    started = time.perf_counter()
-    stream = generated(spark, Presentation(workload, variation))
-    write_elements(stream, place, order=None)
-    spent = time.perf_counter() - started
-    report(f"to Parquet, {name}", "k/s", [spark.read.parquet(place.path).count() / spent / 1e3])
+
+    def write() -> None:
+        stream = generated(spark, Presentation(workload, variation))
+        write_elements(stream, place, order=None)
+
+    clock, busy = spent(write)
+    count = spark.read.parquet(place.path).count()
+    report(f"to Parquet, {name}", "k/s", [count / clock / 1e3])
+    report(f"to Parquet, {name}: processors", "µs", [busy / count * 1e6])
     return place
 
 
 def _table(spark: Any, stream: Any, workload: Any, folder: Path, report: Report) -> None:
     from lmerge_service.spark.table import compact, true_at, update_table
+    from lmerge_service.spark.table.manifests import Table
 
     path = str(folder / "table")
-    spent, done = _timed(lambda: update_table(spark, stream, path, step=_STEP))
-    report("table: update", "k/s", [done.records / spent / 1e3])
-    report("table: update", "steps", [done.steps])
+    clock, busy = spent(lambda: update_table(spark, stream, path, step=_STEP))
+    manifest = Table(path).existing()
+    records = sum(each.next for each in manifest.reached.values())
+    report("table: update", "k/s", [records / clock / 1e3])
+    report("table: update: processors", "µs", [busy / records * 1e6])
     middle = workload.events * workload.max_gap // 4
     for when in ("before", "after"):
-        spent, found = _timed(lambda: _answers(path, middle))
-        report(f"table: an answer, {when} compaction", "ms", [spent * 1e3])
-        spent, count = _timed(lambda: true_at(spark, path, middle).count())
-        report(f"table: an answer by Spark, {when} compaction", "ms", [spent * 1e3])
+        clock, found = _timed(lambda: _answers(path, middle))
+        report(f"table: an answer, {when} compaction", "ms", [clock * 1e3])
+        clock, count = _timed(lambda: true_at(spark, path, middle).count())
+        report(f"table: an answer by Spark, {when} compaction", "ms", [clock * 1e3])
         assert count == found > 0
         if when == "before":
-            versions = sum(each.rows for each in done.manifest.history)
-            spent, _ = _timed(lambda: compact(spark, path, retain=0))
-            report("table: compaction", "k versions/s", [versions / spent / 1e3])
+            versions = sum(each.rows for each in manifest.history)
+            clock, busy = spent(lambda: compact(spark, path, retain=0))
+            report("table: compaction", "k versions/s", [versions / clock / 1e3])
+            report("table: compaction: processors", "µs", [busy / versions * 1e6])
 
 
 def _answers(path: str, valid: int) -> int:

@@ -18,7 +18,16 @@ from lmerge_service.present.life import lives_of
 from lmerge_service.present.presentation import Variation, present
 from lmerge_service.tdb import TDB, reconstitute
 
-__all__ = ("Record", "frame", "history", "known_by_offset", "known_by_time", "store", "true_of")
+__all__ = (
+    "EPOCH",
+    "Record",
+    "frame",
+    "history",
+    "known_by_offset",
+    "known_by_time",
+    "store",
+    "true_of",
+)
 
 EPOCH = 1_700_000_000_000
 _TEXT, _LONG = pa.string(), pa.int64()
