@@ -16,6 +16,7 @@ from typing import TypeAlias
 from benchmarks import (
     figures,
     formats,
+    generated,
     in_process,
     kafka_to_kafka,
     policies,
@@ -50,7 +51,7 @@ def main() -> None:
     parser.add_argument("--only", choices=("in-process", "kafka"), help="a part only")
     parser.add_argument("--json", action="store_true", help="speak JSON")
     what = parser.add_subparsers(
-        dest="what", metavar="figures | policies | service | soak | rolling | spark"
+        dest="what", metavar="figures | policies | service | soak | rolling | spark | generated"
     )
     _add_figures(what)
     _add_policies(what)
@@ -58,6 +59,7 @@ def main() -> None:
     _add_soak(what)
     _add_rolling(what)
     _add_spark(what)
+    _add_generated(what)
     options = parser.parse_args()
     if options.what == "policies":
         _run_policies(options.events, options.json, options.out)
@@ -85,6 +87,8 @@ def main() -> None:
         good = asyncio.run(rolling.roll(how, report))
     elif options.what == "spark":
         spark.run(options.runs, options.records, report)
+    elif options.what == "generated":
+        generated.run(options.events, report)
     else:
         _run(options.only, options.runs, options.elements, report)
     if options.json:
@@ -112,6 +116,12 @@ def _add_spark(what: _Subparsers) -> None:
     of_spark.add_argument("--runs", type=int, default=3, help="runs of each (3)")
     of_spark.add_argument("--records", type=int, default=2_000_000, help="records (2,000,000)")
     of_spark.add_argument("--json", action="store_true", help="speak JSON")
+
+
+def _add_generated(what: _Subparsers) -> None:
+    of_generated = what.add_parser("generated", help="generating streams, and tables of them")
+    of_generated.add_argument("--events", type=int, default=5_000_000, help="events (5,000,000)")
+    of_generated.add_argument("--json", action="store_true", help="speak JSON")
 
 
 def _add_policies(what: _Subparsers) -> None:

@@ -25,7 +25,7 @@ from lmerge_service.kafka.broker import LocalBroker
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.topics import Topics as AskedTopics
 
-__all__ = ("run",)
+__all__ = ("run", "spent")
 
 Report = Callable[[str, str, Sequence[float]], None]
 _PARTITIONS = 4
@@ -76,9 +76,9 @@ def _measure(
     natively = F.from_json(F.col("value").cast("string"), _WIRE)
 
     def timed(name: str, work: Callable[[], object]) -> None:
-        spent = [_spent(work) for _ in range(runs + 1)][1:]
-        report(name, "k/s", [count / clock / 1e3 for clock, _ in spent])
-        report(f"{name}: processors", "µs", [busy / count * 1e6 for _, busy in spent])
+        took = [spent(work) for _ in range(runs + 1)][1:]
+        report(name, "k/s", [count / clock / 1e3 for clock, _ in took])
+        report(f"{name}: processors", "µs", [busy / count * 1e6 for _, busy in took])
 
     def reads(name: str, make: Callable[[], Any]) -> None:
         timed(name, lambda: make().write.format("noop").mode("overwrite").save())
@@ -139,7 +139,7 @@ def _records(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_arrays(arrays, ["offset", "key", "value"])
 
 
-def _spent(work: Callable[[], object]) -> tuple[float, float]:
+def spent(work: Callable[[], object]) -> tuple[float, float]:
     """Seconds by the clock, and of processors."""
     before, started = _busy(), time.perf_counter()
     work()

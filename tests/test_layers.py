@@ -24,7 +24,8 @@ ROOMS: dict[str, set[str]] = {
     "service": {"model", "core", "credentials", "feedback", "formats", "kafka", "topology"},
     "offline": {"model", "core", "formats", "kafka"},
     "spark": {
-        *("model", "core", "credentials", "feedback", "formats", "kafka", "service", "topology")
+        *("model", "core", "credentials", "feedback", "formats", "kafka", "present", "service"),
+        "topology",
     },
     "demo": {"model", "formats", "kafka", "offline", "present", "service", "topology"},
 }

@@ -23,6 +23,7 @@ from lmerge_service.cli import (
     broker,
     control,
     demo,
+    generate,
     infer,
     merge,
     present,
@@ -31,6 +32,7 @@ from lmerge_service.cli import (
     replica,
     run,
     state,
+    table,
     watch,
 )
 from lmerge_service.errors import LMergeError
@@ -70,6 +72,7 @@ def root(
 _KAFKA = "Streams in Kafka"
 _WORKERS = "Running workers"
 _FILES = "Streams in files"
+_SPARK = "At scale, with Spark"
 
 app.command("demo", rich_help_panel=_KAFKA)(demo.demo)
 app.command("run", rich_help_panel=_KAFKA)(run.run)
@@ -91,6 +94,8 @@ app.command("present", rich_help_panel=_FILES)(present.present)
 app.command("merge", rich_help_panel=_FILES)(merge.merge)
 app.command("audit", rich_help_panel=_FILES)(audit.audit)
 app.command("infer", rich_help_panel=_FILES)(infer.infer)
+app.command("generate", rich_help_panel=_SPARK)(generate.generate)
+app.add_typer(table.app, name="table", rich_help_panel=_SPARK)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

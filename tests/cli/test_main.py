@@ -29,7 +29,7 @@ CONTROL = (
 )  # fmt: skip
 COMMANDS = (
     "demo", "run", "read", "publish", "replica", "broker", "state", *CONTROL, "present", "merge",
-    "audit", "infer",
+    "audit", "infer", "generate", "table",
 )  # fmt: skip
 PAGES = [
     (),
@@ -40,6 +40,8 @@ PAGES = [
     ("replica", "feed"),
     ("replica", "list"),
     ("replica", "run"),
+    ("table", "update"),
+    ("table", "at"),
 ]
 
 

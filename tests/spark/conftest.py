@@ -2,6 +2,8 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -32,3 +34,14 @@ def spark() -> Iterator[SparkSession]:
         yield session
     finally:
         context.__exit__(None, None, None)
+
+
+@pytest.fixture
+def shared_session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands, and examples of pages, use the session of the tests."""
+
+    @contextmanager
+    def shared(*_: Any, **__: Any) -> Iterator[SparkSession]:
+        yield spark
+
+    monkeypatch.setattr("lmerge_service.spark.session.spark_session", shared)

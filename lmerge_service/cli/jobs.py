@@ -1,0 +1,106 @@
+"""Spark for a command: a session for as long as it takes, and how far its jobs are.
+
+Progress goes to standard error, and only where that is a terminal.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
+
+import typer
+
+from lmerge_service.cli.options import BOOTSTRAP, check_topic
+from lmerge_service.cli.streams import label
+from lmerge_service.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from lmerge_service.spark.places import Source
+    from lmerge_service.topology import Kafka
+
+__all__ = ("TOPIC", "Memory", "kafka_place", "session", "stored_stream")
+
+TOPIC: Final = "kafka:"
+
+_POLL_SECONDS = 0.3
+
+Memory: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        "--driver-memory",
+        metavar="SIZE",
+        help="Spark's heap, as 2g or 512m; each core's Python worker takes 0.2 GB beside it.",
+    ),
+]
+
+
+@contextmanager
+def session(doing: str, memory: str, *, kafka: bool) -> Iterator[Any]:
+    """A session on all cores of this machine; on a terminal it shows how far its jobs are."""
+    from lmerge_service.spark.session import spark_session
+
+    with spark_session("lmerge", driver_memory=memory, kafka=kafka) as spark:
+        spark.sparkContext.setLogLevel("OFF")  # what fails is raised, and told in one line
+        if not sys.stderr.isatty():
+            yield spark
+            return
+        ended = Event()
+        watching = Thread(target=_watch, args=(spark, doing, ended))
+        watching.start()
+        try:
+            yield spark
+        finally:
+            ended.set()
+            watching.join()
+
+
+def kafka_place(bootstrap: str | None, kafka_config: Path | None) -> "Kafka | str":
+    """Where Kafka is, as Spark's sources and sinks take it.
+
+    Raises:
+        ConfigurationError: the file is wrong.
+    """
+    if kafka_config is None:
+        return bootstrap or BOOTSTRAP
+    from lmerge_service.topology import load_kafka
+
+    return load_kafka(kafka_config, bootstrap=bootstrap)
+
+
+def stored_stream(
+    place: str, bootstrap: str | None, kafka_config: Path | None
+) -> "tuple[Source, bool]":
+    """Where a stream is, as Spark's sources take it, and whether that is Kafka.
+
+    Raises:
+        ConfigurationError: there is no such file, or no name of a topic.
+    """
+    from lmerge_service.spark.places import JsonFiles, ParquetFiles, Topics
+
+    if place.startswith(TOPIC):
+        topic = place.removeprefix(TOPIC)
+        check_topic(topic)
+        return Topics(kafka_place(bootstrap, kafka_config), topic), True
+    if not place or not Path(place).exists():
+        raise ConfigurationError(f"there is no file or folder {label(place)!r} (kafka:TOPIC?)")
+    if Path(place).is_dir() or place.endswith(".parquet"):
+        return ParquetFiles(place), False
+    return JsonFiles(place), False
+
+
+def _watch(spark: Any, doing: str, ended: Event) -> None:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    tracker = spark.sparkContext.statusTracker()
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task(doing, total=None)
+        while not ended.wait(_POLL_SECONDS):
+            stages = [tracker.getStageInfo(each) for each in tracker.getActiveStageIds()]
+            known = [stage for stage in stages if stage is not None]
+            total = sum(stage.numTasks for stage in known)
+            done = sum(stage.numCompletedTasks for stage in known)
+            progress.update(bar, total=total or None, completed=done)

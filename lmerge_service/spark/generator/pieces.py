@@ -1,0 +1,159 @@
+"""Pieces of a stream, each given its stables and its place by itself.
+
+Theory
+    The *floor* behind an element is the least deadline of all that comes later; it never falls.
+    A stable is due behind an element with some probability and says the floor, less
+    `stable_lag`, if that is more than the last one said. Of what comes after a piece it must be
+    known what its least deadline is. Where the rows of a piece stand in the whole stream is known
+    once the pieces before it are counted: with the number of elements, and the floors of its
+    stables that are due first and last (`Summary`), since floors never fall.
+
+Invariants
+    P1  However a stream is cut, its pieces have the same rows together.
+    P2  With stable_lag=0 every stable but the last is the floor of its place, and there is at
+        least one other element between two.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields
+from typing import Final, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from lmerge_service.elements import INFINITY, START
+from lmerge_service.present.presentation import Variation
+from lmerge_service.spark.generator.randomness import Bools, Draws, Longs
+from lmerge_service.spark.generator.telling import Told
+
+__all__ = ("Payloads", "Piece", "Place", "Summary", "ending", "floors_behind", "places")
+
+Payloads: TypeAlias = Callable[[Longs], pa.StringArray]
+"""The payloads of events, by `Told.event`."""
+
+_OPS: Final = pa.array(["insert", "adjust", "stable"])
+_INSERT, _ADJUST, _STABLE = range(3)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a piece is to those behind it."""
+
+    elements: int
+    stables: int
+    """Different ones that are due."""
+    first: int
+    last: int
+    """Of them; START without any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a piece must know of those before it."""
+
+    offset: int
+    said: int
+    """The last stable."""
+
+
+def places(summaries: Iterable[Summary]) -> list[Place]:
+    """Of each piece, and of what follows the last."""
+    found = [Place(0, START)]
+    for each in summaries:
+        before = found[-1]
+        stables = each.stables - (each.stables > 0 and each.first <= before.said)
+        offset = before.offset + each.elements + stables
+        found.append(Place(offset, max(before.said, each.last)))
+    return found
+
+
+def floors_behind(limits: Longs, coming: int) -> Longs:
+    """The floor behind each element, when the least deadline of what follows them all is
+    `coming`."""
+    later = np.concatenate((limits[1:], [coming]))[: len(limits)]
+    return np.minimum.accumulate(later[::-1])[::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Elements in the order in which they are sent."""
+
+    told: Told
+    coming: int
+    """The least deadline of what follows the piece; INFINITY: nothing does."""
+    variation: Variation
+    draws: Draws
+
+    def summary(self) -> Summary:
+        stables = np.unique(self._stables()[1])
+        first, last = (int(stables[0]), int(stables[-1])) if len(stables) else (START, START)
+        return Summary(len(self.told.send), len(stables), first, last)
+
+    def rows(self, place: Place, payloads: Payloads, step: int) -> Iterator[pa.RecordBatch]:
+        """The rows in order, so many a batch: offset, op, payload, vs, vold, ve, vc."""
+        due, stables = self._stables()
+        said = np.full(len(due), START)
+        said[due] = stables
+        said = np.maximum.accumulate(np.concatenate(([place.said], said)))
+        rises = np.flatnonzero(said[1:] > said[:-1])
+        yield from _Rows(self.told, rises, said[1:][rises]).batches(place.offset, payloads, step)
+
+    def _stables(self) -> tuple[Bools, Longs]:
+        """Behind which elements one is due that says something, and what."""
+        floors = floors_behind(self.told.limit, self.coming)
+        probability = self.variation.stable_probability
+        due = self.draws.chance("stable", self.told.serial, probability) & (floors < INFINITY)
+        return due, floors[due] - self.variation.stable_lag
+
+
+def ending(place: Place) -> pa.RecordBatch:
+    """stable(INFINITY), behind the last piece."""
+    nobody = Told(*[np.zeros(0, np.int64)] * len(fields(Told)))
+    rows = _Rows(nobody, np.array([-1]), np.array([INFINITY]))
+    return next(rows.batches(place.offset, lambda events: pa.array([], pa.string()), 1))
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Elements in order, and stables, each behind the element of that place."""
+
+    told: Told
+    behind: Longs
+    stables: Longs
+
+    def batches(self, offset: int, payloads: Payloads, step: int) -> Iterator[pa.RecordBatch]:
+        elements, stables = len(self.told.send), len(self.stables)
+        order = np.full(elements + stables, -1)  # the element in each row, or no element
+        stable_rows = self.behind + 1 + np.arange(stables)
+        spoken = np.ones(len(order), bool)
+        spoken[stable_rows] = False
+        order[spoken] = np.arange(elements)
+        said = np.zeros(len(order), np.int64)
+        said[stable_rows] = self.stables
+        for at in range(0, len(order), step):
+            part = slice(at, at + step)
+            yield self._batch(order[part], said[part], offset + at, payloads)
+
+    def _batch(self, order: Longs, said: Longs, offset: int, payloads: Payloads) -> pa.RecordBatch:
+        silent = order < 0  # a stable, which is no element of `told`
+        spoken = order[~silent]
+        vs, vold, ve = (column[spoken] for column in (self.told.vs, self.told.vold, self.told.ve))
+        events, which = np.unique(self.told.event[spoken], return_inverse=True)
+        ops = np.full(len(order), _STABLE, np.int8)
+        ops[~silent] = np.where(vold == vs, _INSERT, _ADJUST)
+        place = np.maximum(np.cumsum(~silent) - 1, 0)  # among `spoken`; of no matter if silent
+
+        def column(values: Longs, absent: Bools) -> pa.Int64Array:
+            return pa.array(values[place] if len(values) else place, mask=absent)
+
+        return pa.RecordBatch.from_pydict(
+            {
+                "offset": pa.array(np.arange(offset, offset + len(order))),
+                "op": pa.DictionaryArray.from_arrays(ops, _OPS).cast(pa.string()),
+                "payload": payloads(events).take(column(which, silent)),
+                "vs": column(vs, silent),
+                "vold": column(vold, ops != _ADJUST),
+                "ve": column(ve, silent),
+                "vc": pa.array(said, mask=~silent),
+            }
+        )

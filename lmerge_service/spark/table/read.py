@@ -1,0 +1,158 @@
+"""What was true at a time, and what was known of it at another.
+
+Theory
+    *Valid time* t is the stream's own: an event is true from vs until before ve. *System time* s
+    is the stream's progress: a version is known from the element that opened it until before the
+    one that closed it. s is an offset, or one for each partition, or a time of records in
+    milliseconds since the epoch: the same question asked of a prefix. Only the last incarnation
+    that has begun by then counts.
+
+    One condition says it for Spark and for Arrow, which both have columns that compare. A file is
+    left unread if its bounds in the manifest rule it out.
+
+Invariants
+    A1  Without t, what is known at s is the TDB of the prefix up to and including s.
+    A2  Which events were true at a time before the manifest's stable point is final; their ends
+        may move, to the stable point or behind it.
+    A3  A frame reads the files of one manifest, however long it lives and whatever is written
+        meanwhile.
+
+Cost
+    Only files that may hold an answer are read, and in them only row groups whose statistics
+    allow it. Without Spark a small answer takes a few milliseconds.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import reduce
+from operator import or_
+from typing import Any, Final, TypeAlias
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from lmerge_service.elements import INFINITY, START
+from lmerge_service.errors import ConfigurationError
+from lmerge_service.spark.table.manifests import File, Manifest, Table
+from lmerge_service.spark.table.versions import COLUMNS, SCHEMA
+
+__all__ = ("Known", "answer", "known_at", "matching", "read_versions", "true_at")
+
+Known: TypeAlias = int | Mapping[int, int] | None
+"""At a record time, in milliseconds; at an offset of each partition, that one included; now."""
+
+_Condition: TypeAlias = Any  # a column of Spark's, or an expression of Arrow's
+
+_ARROW: Final = pa.schema(
+    [
+        (name, {"int": pa.int32(), "long": pa.int64(), "string": pa.string()}[kind])
+        for name, kind in (each.split() for each in SCHEMA.split(", "))
+    ]
+)
+
+
+def true_at(spark: SparkSession, path: str, valid: int, known: Known = None) -> DataFrame:
+    """The events that are true at `valid`, as they were known at `known`.
+
+    Rows are versions, with the columns of `versions.SCHEMA`.
+
+    Raises:
+        ConfigurationError: there is no table, or it has no record times and is asked for one.
+    """
+    return _frame(spark, path, valid, known)
+
+
+def known_at(spark: SparkSession, path: str, known: Known = None) -> DataFrame:
+    """All events that were known at `known`: the TDB of that prefix; otherwise as `true_at`."""
+    return _frame(spark, path, None, known)
+
+
+def answer(
+    path: str, valid: int | None, known: Known = None
+) -> tuple[Manifest, Iterator[pa.RecordBatch]]:
+    """The same without Spark, in batches; and the manifest that they are of."""
+    table = Table(path)
+    manifest = table.existing()
+    condition = matching(ds.field, manifest, valid, known)
+    paths = [str(table.path / each.path) for each in _files(manifest, valid, known)]
+    if condition is None or not paths:
+        return manifest, iter(())
+    found = ds.dataset(paths, schema=_ARROW, format="parquet")
+    return manifest, found.to_batches(filter=condition)
+
+
+def read_versions(spark: SparkSession, table: Table, files: Iterable[File]) -> DataFrame:
+    """The versions in these files, at least one."""
+    paths = [str(table.path / each.path) for each in files]
+    return spark.read.schema(SCHEMA).parquet(*paths).select(*COLUMNS)
+
+
+def matching(column: Any, manifest: Manifest, valid: int | None, known: Known) -> _Condition | None:
+    """The condition that an answer meets, of columns that `column` gives by name; None: none
+    does."""
+    _check(manifest, known)
+    incarnation = _incarnation(manifest, known)
+    if incarnation is None:
+        return None
+    condition = column("incarnation") == incarnation
+    match known:
+        case None:
+            condition &= column("known_to") == INFINITY
+        case int():
+            condition &= (column("from_time") <= known) & (column("to_time") > known)
+        case _:
+            held = (
+                (column("partition") == at)
+                & (column("known_from") <= offset)
+                & (column("known_to") > offset)
+                for at, offset in known.items()
+            )
+            condition &= reduce(or_, held)
+    if valid is not None:
+        condition &= (column("vs") <= valid) & (column("ve") > valid)
+    return condition
+
+
+def _frame(spark: SparkSession, path: str, valid: int | None, known: Known) -> DataFrame:
+    table = Table(path)
+    manifest = table.existing()
+    condition = matching(F.col, manifest, valid, known)
+    files = _files(manifest, valid, known)
+    if condition is None or not files:
+        return spark.createDataFrame([], SCHEMA)
+    return read_versions(spark, table, files).where(condition)
+
+
+def _check(manifest: Manifest, known: Known) -> None:
+    timed = any(each.time > START for each in manifest.reached.values())
+    if isinstance(known, int) and manifest.begun and not timed:
+        raise ConfigurationError(
+            f"the records of {manifest.source} have no times: ask by offset what was known"
+        )
+
+
+def _incarnation(manifest: Manifest, known: Known) -> int | None:
+    """The last that had begun; None: none had."""
+    begun = [
+        each.incarnation
+        for each in manifest.begun
+        if known is None
+        or (
+            each.time <= known
+            if isinstance(known, int)
+            else each.offset <= known.get(each.partition, -1)
+        )
+    ]
+    return max(begun, default=None)
+
+
+def _files(manifest: Manifest, valid: int | None, known: Known) -> list[File]:
+    """Those that may hold an answer."""
+    return [
+        each
+        for each in manifest.files
+        if (valid is None or (each.min_vs <= valid < each.max_ve))
+        and (known is not None or each.max_time == INFINITY)
+        and (not isinstance(known, int) or each.min_time <= known < each.max_time)
+    ]
