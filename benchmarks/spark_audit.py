@@ -24,6 +24,7 @@ _BEGIN = 1_700_000_000_000
 
 def run(runs: int, count: int, report: Report, *, memory: str = "2g") -> None:
     """Audits two replicas of `count` elements each from Parquet, and of half as many from Kafka."""
+    from lmerge_service.spark.audit.report import SORTED
     from lmerge_service.spark.elements import write_elements
     from lmerge_service.spark.places import ParquetFiles, Topic, Topics
     from lmerge_service.spark.session import spark_session
@@ -31,7 +32,9 @@ def run(runs: int, count: int, report: Report, *, memory: str = "2g") -> None:
     with (
         tempfile.TemporaryDirectory() as folder,
         LocalBroker(Path(folder) / "kafka") as broker,
-        spark_session("benchmark", master="local[2]", driver_memory=memory) as spark,
+        spark_session(
+            "benchmark", master="local[2]", driver_memory=memory, settings=SORTED
+        ) as spark,
     ):
         files: list[tuple[str, Any]] = []
         topics: list[tuple[str, Any]] = []
@@ -42,19 +45,16 @@ def run(runs: int, count: int, report: Report, *, memory: str = "2g") -> None:
             sink = Topic(broker.bootstrap, name, partitions=_PARTITIONS)
             write_elements(_replica(spark, count // 2, second=second), sink, order=["offset"])
         _audits(spark, "audit of Parquet", files, runs, report)
-        _audits(spark, "audit of Parquet, as R3", files, runs, report, keyed=True)
         _audits(spark, "audit of topics", topics, runs, report)
 
 
-def _audits(
-    spark: Any, name: str, sources: Sequence[Any], runs: int, report: Report, *, keyed: bool = False
-) -> None:
+def _audits(spark: Any, name: str, sources: Sequence[Any], runs: int, report: Report) -> None:
     from lmerge_service.spark.audit.report import audit
 
     rates, spent = [], []
     for _ in range(runs + 1):  # the first of which warms up
         before = busy_seconds()
-        found = audit(spark, sources, keyed=keyed)
+        found = audit(spark, sources)
         assert found.findings.equivalent, found.findings
         elements = sum(each.elements for each in found.findings.streams)
         rates.append(elements / found.seconds / 1e3)

@@ -49,7 +49,7 @@ def audit_with_spark(asked: Asked, *, as_json: bool) -> int:
         IllegalStreamError: a line for each partition that is not legal, after the report.
     """
     from lmerge_service.formats.bulk import Rule
-    from lmerge_service.spark.audit.report import audit
+    from lmerge_service.spark.audit.report import SORTED, audit
     from lmerge_service.spark.session import spark_session
 
     if asked.html is not None:
@@ -60,7 +60,12 @@ def audit_with_spark(asked: Asked, *, as_json: bool) -> int:
     sources = [(_called(each), _source(each, kafka)) for each in asked.sources]
     with (
         _telling() as tell,
-        spark_session("lmerge audit", driver_memory=asked.memory, kafka=kafka is not None) as spark,
+        spark_session(
+            "lmerge audit",
+            driver_memory=asked.memory,
+            kafka=kafka is not None,
+            settings=SORTED,
+        ) as spark,
     ):
         report = audit(
             spark,

@@ -24,20 +24,26 @@ from pyspark.sql import functions as F  # noqa: N812
 from lmerge_service.elements import START
 from lmerge_service.spark.audit.findings import Progress
 
-__all__ = ("current", "heads_of", "progress_of", "slices_of")
+__all__ = ("current", "deadline", "heads_of", "progress_of", "slices_of")
 
 _COUNTS: Final = ("inserts", "adjusts", "removals", "stables")
 _PICTURED: Final = 200
 """So many points on a line are enough for a picture."""
 
 
+def deadline() -> Column:
+    """The greatest c after whose stable(c) the row's element is legal; of a stable its own vc."""
+    adjust = F.when(F.col("vold").isNotNull(), F.least("vold", "ve"))
+    return F.coalesce(F.col("vc"), adjust, F.col("vs"))
+
+
 def slices_of(rows: DataFrame, by: Sequence[str]) -> DataFrame:
-    """A row for each slice of each incarnation: counts, highest stable, times in milliseconds.
+    """A row for each slice of each incarnation: counts, highest stable, earliest deadline, and
+    the latest time of a record in milliseconds.
 
     `by` names columns that tell audits apart which are made together.
     """
     vs, vold, ve, vc = (F.col(name) for name in ("vs", "vold", "ve", "vc"))
-    at = F.unix_millis("timestamp")
     return rows.groupBy(*by, "stream", "partition", "incarnation", "slice").agg(
         F.count_if(vs.isNotNull() & vold.isNull()).alias("inserts"),
         F.count_if(vold.isNotNull()).alias("adjusts"),
@@ -46,8 +52,8 @@ def slices_of(rows: DataFrame, by: Sequence[str]) -> DataFrame:
         F.count_if(vs.isNull() & vc.isNull()).alias("refused"),
         F.count_if(F.col("place").isNull()).alias("unplaced"),
         F.max("vc").alias("stable"),
-        F.min(at).alias("from"),
-        F.max(at).alias("to"),
+        F.min(deadline()).alias("deadline"),
+        F.max(F.unix_millis("timestamp")).alias("to"),
     )
 
 

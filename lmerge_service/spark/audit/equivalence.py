@@ -71,11 +71,13 @@ def screened(
     kept = [*by, *_SAID, *_EVENT, "vold", "ve", *["point"] * clipped]
     said = rows.where(F.col("op") != "stable").select(*kept, F.xxhash64(*_EVENT).alias("hash"))
     linked = _linked(said.repartition(pieces, *by, "hash"), key)
+    linked = linked.withColumn("odd", F.coalesce(_unlinked() | _doubles(), F.lit(False)))
+    linked = linked.where(F.col("last") | F.col("odd") | F.col("twice"))  # the others say no more
     left = F.col("last") & F.col("end").isNotNull()
     counts = [F.count_if(_is(n) & left).alias(f"count{n}") for n in range(streams)]
     ends = [F.max(F.when(_is(n) & left, F.col("end"))).alias(f"end{n}") for n in range(streams)]
     keys = linked.groupBy(*key).agg(
-        F.count_if(_unlinked() | _doubles()).alias("odd"),
+        F.count_if("odd").alias("odd"),
         F.count_if("twice").alias("twice"),
         *counts,
         *ends,

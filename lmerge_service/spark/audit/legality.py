@@ -9,17 +9,17 @@ Theory
         deadline >= what is stable when the slice ends     legal, whatever the order within
         else                                               *near*, to be looked at in order
 
-    only those near, and the stables of their slices, are sorted and compared one by one. In most
-    streams slices are short beside what separates an element from its deadline, and few are near;
-    in any stream the answer is the same.
+    only those near, and the stables of their slices, are sorted and compared one by one; slices
+    whose earliest deadline is late enough are not looked at. Slices are short beside what separates
+    most elements from their deadlines, so that few are near; in any stream the answer is the same.
 
 Invariants
     G1  What is found first in a partition is the first illegal element of it, if its elements
         before are legal in all other ways too.
 
 Cost
-    One pass without payloads, and a sort of what is near. Slices are joined in memory: 32 bytes
-    for each, of which there are at most `MOST_SLICES`; more are taken together.
+    One pass without payloads, and a sort of what is near. Slices are joined in memory: some 50
+    bytes for each, of which there are at most `MOST_SLICES`; more are taken together.
 """
 
 from collections.abc import Sequence
@@ -29,18 +29,13 @@ from pyspark.sql import Column, DataFrame, Window, WindowSpec
 from pyspark.sql import functions as F  # noqa: N812
 
 from lmerge_service.elements import START
+from lmerge_service.spark.audit.counting import deadline
 
 __all__ = ("MOST_SLICES", "beyond_stables", "first_of_partition")
 
 MOST_SLICES: Final = 400_000
 
 _TOLD: Final = ("place", "payload", "vs", "vold", "ve", "vc")
-
-
-def deadline() -> Column:
-    """The greatest c after whose stable(c) the row's element is legal."""
-    adjust = F.when(F.col("vold").isNotNull(), F.least("vold", "ve"))
-    return F.coalesce(F.col("vc"), adjust, F.col("vs"))
 
 
 def beyond_stables(
@@ -55,12 +50,15 @@ def beyond_stables(
     bounds = (
         slices.withColumn("wide", F.shiftright("slice", wider))
         .groupBy(*place)
-        .agg(F.max("stable").alias("highest"))
+        .agg(F.max("stable").alias("highest"), F.min("deadline").alias("deadline"))
         .select(
             *place,
+            "deadline",
             _highest(of_partition, Window.currentRow - 1).alias("begin"),
             _highest(of_partition, Window.currentRow).alias("end"),
         )
+        .where(F.col("deadline") < F.col("end"))
+        .drop("deadline")
     )
     near = (
         rows.drop("payload")  # of which hardly any is needed

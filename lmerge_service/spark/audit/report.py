@@ -12,6 +12,7 @@ Cost
 import time
 from collections.abc import Callable, Hashable, Sequence
 from functools import reduce
+from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
@@ -25,9 +26,11 @@ from lmerge_service.spark.audit.streams import Given, side_by_side
 from lmerge_service.spark.errors import spark_errors
 from lmerge_service.spark.places import Source
 
-__all__ = ("audit",)
+__all__ = ("SORTED", "audit")
 
-_ANYTHING = Rule()
+SORTED: Final = {"spark.sql.execution.replaceHashWithSortAgg": "true"}
+"""For sessions of audits: what is sorted is summed up as it stands, without a hash table."""
+_ANYTHING: Final = Rule()
 
 
 def audit(

@@ -40,9 +40,9 @@ COLUMNS: Final = (
 )
 _FILE_BITS: Final = 44
 _MOST_FILES: Final = 1 << (63 - _FILE_BITS)
-_OFFSET_BITS: Final = 10
-"""Of a slice of a topic: a thousand records."""
-_BYTE_BITS: Final = 17
+_OFFSET_BITS: Final = 6
+"""Of a slice of a topic: 64 records."""
+_BYTE_BITS: Final = 13
 """Of a slice of a file: about as many."""
 
 
