@@ -116,6 +116,7 @@ def test_differences_are_named_with_ends_and_with_who_said_so_where(
     ]
 
 
+@pytest.mark.deep
 def test_clipped_what_is_final_in_all_is_compared(audit: Lmerge, tmp_path: Path) -> None:
     write(tmp_path / "prefix", map(on_the_wire, ENDED[:4]))
     done = audit("one", "prefix", "--clip")
@@ -159,6 +160,7 @@ def test_json_is_the_same_for_programs(audit: Lmerge, tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.deep
 def test_by_key_an_event_that_is_inserted_again_is_the_same_event(
     audit: Lmerge, tmp_path: Path
 ) -> None:
@@ -244,6 +246,7 @@ def test_rows_without_an_order_are_refused(
     assert done.error.startswith("6 rows have no offset, so that nothing tells their order")
 
 
+@pytest.mark.deep
 def test_rows_that_are_there_twice_are_refused(
     audit: Lmerge, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -255,6 +258,7 @@ def test_rows_that_are_there_twice_are_refused(
     assert "they are there twice" in done.error
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("wrong", ["'2' AS rule", "case when op = 'stable' then 7L end AS vs"])
 def test_a_row_of_parquet_that_says_no_element_is_told(
     wrong: str, audit: Lmerge, spark: SparkSession, tmp_path: Path
@@ -303,6 +307,7 @@ def test_topics_of_any_width_are_compared_with_files(
     assert done.error.startswith(f"kafka:{narrow}: {narrow}-0 at offset 5: insert with vs=1 below")
 
 
+@pytest.mark.deep
 def test_a_partition_that_never_spoke_holds_its_topic_back(
     audit: Lmerge, bootstrap: str, topic_name: Callable[..., str]
 ) -> None:
@@ -314,6 +319,7 @@ def test_a_partition_that_never_spoke_holds_its_topic_back(
     assert done.code == 0
 
 
+@pytest.mark.deep
 def test_parquet_of_several_topics_is_no_stream(
     audit: Lmerge,
     bootstrap: str,
