@@ -24,6 +24,7 @@ from benchmarks import (
     service,
     soak,
     spark,
+    spark_audit,
 )
 from benchmarks.sizes import TINY, Sizes
 from lmerge_service.service.tuning import quieten_garbage_collector
@@ -86,7 +87,8 @@ def main() -> None:
         how = rolling.Rolling(minutes=options.minutes, workers=options.workers, rate=options.rate)
         good = asyncio.run(rolling.roll(how, report))
     elif options.what == "spark":
-        spark.run(options.runs, options.records, report)
+        measured = spark_audit.run if options.audit else spark.run
+        measured(options.runs, options.records, report)
     elif options.what == "generated":
         generated.run(options.events, report)
     else:
@@ -115,6 +117,9 @@ def _add_spark(what: _Subparsers) -> None:
     of_spark = what.add_parser("spark", help="reading and writing elements with Spark")
     of_spark.add_argument("--runs", type=int, default=3, help="runs of each (3)")
     of_spark.add_argument("--records", type=int, default=2_000_000, help="records (2,000,000)")
+    of_spark.add_argument(
+        "--audit", action="store_true", help="the audit at scale instead, of so many records twice"
+    )
     of_spark.add_argument("--json", action="store_true", help="speak JSON")
 
 

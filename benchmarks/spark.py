@@ -25,7 +25,7 @@ from lmerge_service.kafka.broker import LocalBroker
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.topics import Topics as AskedTopics
 
-__all__ = ("run", "spent")
+__all__ = ("busy_seconds", "run", "spent")
 
 Report = Callable[[str, str, Sequence[float]], None]
 _PARTITIONS = 4
@@ -141,13 +141,13 @@ def _records(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def spent(work: Callable[[], object]) -> tuple[float, float]:
     """Seconds by the clock, and of processors."""
-    before, started = _busy(), time.perf_counter()
+    before, started = busy_seconds(), time.perf_counter()
     work()
-    return time.perf_counter() - started, _busy() - before
+    return time.perf_counter() - started, busy_seconds() - before
 
 
-def _busy() -> float:
-    """Of Spark's processes, which are our children but for the broker."""
+def busy_seconds() -> float:
+    """Of the processors: Spark's processes, which are our children but for the broker."""
     total = 0.0
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):

@@ -25,6 +25,8 @@ Cost
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
+from functools import reduce
+from operator import and_
 from typing import NamedTuple
 
 from lmerge_service.elements import (
@@ -112,6 +114,14 @@ class TDB:
             case Stable(vc):
                 self.stable = vc
 
+    def before(self, point: int) -> "TDB":
+        """What began before `point`, with ends cut there: what stable(point) makes final of it.
+
+        >>> TDB([("A", 2, 9), ("B", 3, 5), ("C", 7, 8)]).before(6)
+        TDB([Event(payload='A', vs=2, ve=6), Event(payload='B', vs=3, ve=5)], stable=6)
+        """
+        return TDB(((p, vs, min(ve, point)) for p, vs, ve in self if vs < point), point)
+
     def _remove(self, event: Event) -> None:
         if self._events[event] == 1:
             del self._events[event]
@@ -136,23 +146,23 @@ def reconstitute(elements: Iterable[Element]) -> TDB:
 
 
 class Difference(NamedTuple):
-    """What two TDBs hold for one (payload, vs): the ends on either side, sorted."""
+    """What TDBs hold for one (payload, vs): of each the ends, sorted, less those that all hold."""
 
     payload: Hashable
     vs: int
-    left: tuple[int, ...]
-    right: tuple[int, ...]
+    ends: tuple[tuple[int, ...], ...]
 
 
-def differences(left: TDB, right: TDB) -> list[Difference]:
-    """Every (payload, vs) for which two TDBs disagree, by vs and then by the payload's text."""
-    ends: dict[tuple[Hashable, int], tuple[list[int], list[int]]] = {}
-    for side, tdb, other in ((0, left, right), (1, right, left)):
-        for event in (tdb._events - other._events).elements():
-            ends.setdefault((event.payload, event.vs), ([], []))[side].append(event.ve)
+def differences(*tdbs: TDB) -> list[Difference]:
+    """Every (payload, vs) for which not all TDBs agree, by vs and then by the payload's text."""
+    shared = reduce(and_, (tdb._events for tdb in tdbs))
+    ends: dict[tuple[Hashable, int], list[list[int]]] = {}
+    for side, tdb in enumerate(tdbs):
+        for event in (tdb._events - shared).elements():
+            ends.setdefault((event.payload, event.vs), [[] for _ in tdbs])[side].append(event.ve)
     found = [
-        Difference(payload, vs, tuple(sorted(one)), tuple(sorted(two)))
-        for (payload, vs), (one, two) in ends.items()
+        Difference(payload, vs, tuple(tuple(sorted(each)) for each in sides))
+        for (payload, vs), sides in ends.items()
     ]
     return sorted(found, key=lambda d: (d.vs, repr(d.payload)))
 

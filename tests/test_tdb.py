@@ -171,8 +171,26 @@ def test_differences_name_what_either_side_holds() -> None:
     left = TDB([("A", 1, 5), ("A", 1, 7), ("B", 0, 2)])
     right = TDB([("A", 1, 5), ("A", 1, 9), ("C", 3, 4)])
     assert differences(left, right) == [
-        Difference("B", 0, (2,), ()),
-        Difference("A", 1, (7,), (9,)),
-        Difference("C", 3, (), (4,)),
+        Difference("B", 0, ((2,), ())),
+        Difference("A", 1, ((7,), (9,))),
+        Difference("C", 3, ((), (4,))),
     ]
     assert differences(left, left) == []
+
+
+def test_differences_of_several_leave_out_what_all_hold() -> None:
+    one = TDB([("A", 1, 5), ("A", 1, 5), ("B", 2, 9)])
+    two = TDB([("A", 1, 5), ("B", 2, 9)])
+    three = TDB([("A", 1, 5), ("A", 1, 7), ("B", 2, 9), ("C", 0, 1)])
+    assert differences(one, two, three) == [
+        Difference("C", 0, ((), (), (1,))),
+        Difference("A", 1, ((5,), (), (7,))),
+    ]
+    assert differences(one) == []
+
+
+def test_before_a_point_ends_beyond_it_are_cut_there() -> None:
+    tdb = TDB([("A", 1, 5), ("A", 1, 7), ("B", 2, INFINITY), ("C", 6, 9), ("D", 5, 6)])
+    assert tdb.before(6) == TDB([("A", 1, 5), ("A", 1, 6), ("B", 2, 6), ("D", 5, 6)])
+    assert tdb.before(START) == TDB()
+    assert tdb.before(INFINITY) == tdb

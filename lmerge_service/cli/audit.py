@@ -1,11 +1,14 @@
-"""`lmerge audit`: do two streams, in files or topics, mean the same?"""
+"""`lmerge audit`: do streams, in files or topics, mean the same?"""
 
 from collections.abc import Callable
+from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lmerge_service.cli.audit_shown import document, show
 from lmerge_service.cli.options import (
     Bootstrap,
     Json,
@@ -15,11 +18,11 @@ from lmerge_service.cli.options import (
     connection,
     silence_kafka_client,
 )
-from lmerge_service.cli.streams import check_files, label, reading
-from lmerge_service.cli.words import finite, payload_json, payload_text, point, say_json, shortened
+from lmerge_service.cli.streams import check_files, is_parquet, label, reading
+from lmerge_service.cli.words import say_json
+from lmerge_service.errors import ConfigurationError
 from lmerge_service.formats.wire import WireDecoder
-from lmerge_service.offline.audit import Audited, Verdict, audit_elements, audit_topic, compare
-from lmerge_service.tdb import Difference
+from lmerge_service.offline.audit import Audited, audit_elements, audit_topic, compare
 
 if TYPE_CHECKING:
     from lmerge_service.kafka.client import Connection
@@ -27,109 +30,106 @@ if TYPE_CHECKING:
 __all__ = ("audit",)
 
 _TOPIC = "kafka:"
-_WHAT = "An element file, - for stdin, or kafka:TOPIC."
+_WHAT = "An element file, - for stdin, or kafka:TOPIC; for Spark also a folder or Parquet."
+
+
+class _Engine(StrEnum):
+    PYTHON = "python"
+    SPARK = "spark"
+
+
+class _Rule(StrEnum):
+    R3 = "R3"
+    R4 = "R4"
 
 
 def audit(
     left: Annotated[str, typer.Argument(metavar="X", help=_WHAT)],
-    right: Annotated[str, typer.Argument(metavar="Y", help=_WHAT)],
+    others: Annotated[list[str], typer.Argument(metavar="Y", help="What X is compared with.")],
     most: Annotated[
         int, typer.Option(min=1, metavar="N", help="Name so many differences at the most.")
     ] = 10,
+    clip: Annotated[
+        bool,
+        typer.Option(
+            "--clip",
+            help="Compare what is final in all streams: events that began before the lowest of "
+            "their stable points, ends cut there.",
+        ),
+    ] = False,
+    engine: Annotated[
+        _Engine,
+        typer.Option(help="What reads: one process, or Spark, for streams of any size."),
+    ] = _Engine.PYTHON,
+    case: Annotated[
+        _Rule,
+        typer.Option(
+            help="R4: streams are multisets of events. R3 (Spark): payload and vs are a key, and "
+            "an event that is inserted again takes the later end."
+        ),
+    ] = _Rule.R4,
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the report as a page too, with pictures (Spark)."),
+    ] = None,
+    memory: Annotated[
+        str, typer.Option(metavar="SIZE", help="The heap of Spark's JVM, such as 900m or 4g.")
+    ] = "2g",
     bootstrap: Bootstrap = None,
     kafka_config: KafkaConfig = None,
     nfc: Nfc = False,
     json: Json = False,
 ) -> None:
-    """Tell whether two streams mean the same: exit 0 if they do, 1 if not.
+    """Tell whether streams mean the same: exit 0 if they do, 1 if not.
 
     They do when the same events are left once all their elements are applied. Streams that have
-    not ended are compared as they stand, and named.
+    not ended are compared as they stand, and named; with --clip, as far as all are final.
 
     First each is held to its own word: an element that touches what an earlier stable of the same
     stream made final, or an event that is not there, ends the audit with exit 2 and its place.
 
-    Example: `lmerge audit merged.ndjson jan/logical.ndjson`
+    Example: `lmerge audit merged.ndjson jan/logical.ndjson`, or with all replicas of an output at
+    once: `lmerge audit kafka:merged kafka:a kafka:b kafka:c --engine spark --html audit.html`
     """
-    check_files([each for each in (left, right) if not each.startswith(_TOPIC)])
+    sources = [left, *others]
+    for source in sources:
+        if source.startswith(_TOPIC):
+            check_topic(source.removeprefix(_TOPIC))
+    if engine is _Engine.SPARK:
+        from lmerge_service.cli.audit_spark import Asked, audit_with_spark
+
+        asked = Asked(
+            sources, case is _Rule.R3, clip, most, memory, html, bootstrap, kafka_config, nfc
+        )
+        raise typer.Exit(audit_with_spark(asked, as_json=json))
+    _only_for_spark({"--case R3": case is _Rule.R3, "--html": html is not None})
+    files = [each for each in sources if not each.startswith(_TOPIC)]
+    for path in files:
+        if is_parquet(path):
+            raise ConfigurationError(f"{label(path)} is Parquet, which --engine spark reads")
+    check_files(files)
     kafka = partial(connection, bootstrap, kafka_config)
-    verdict = compare(_audited(left, kafka, nfc), _audited(right, kafka, nfc))
+    verdict = compare(*(_audited(each, kafka, nfc) for each in sources), clipped=clip)
+    names = [each.name for each in verdict.streams]
     if json:
-        say_json(_document(verdict, most))
+        say_json(document(names, verdict, most))
     else:
-        _show(verdict, most)
+        show(names, verdict, most)
     raise typer.Exit(0 if verdict.equivalent else 1)
+
+
+def _only_for_spark(options: dict[str, bool]) -> None:
+    for name, given in options.items():
+        if given:
+            raise ConfigurationError(f"{name} needs --engine spark")
 
 
 def _audited(source: str, kafka: "Callable[[], Connection]", nfc: bool) -> Audited:
     if source.startswith(_TOPIC):
-        topic = source.removeprefix(_TOPIC)
-        check_topic(topic)
         import asyncio
 
         silence_kafka_client()
+        topic = source.removeprefix(_TOPIC)
         return asyncio.run(audit_topic(kafka(), topic, WireDecoder(nfc=nfc)))
     with reading([source], nfc=nfc) as (stream,):
         return audit_elements(label(source), stream)
-
-
-def _show(verdict: Verdict, most: int) -> None:
-    for each in (verdict.left, verdict.right):
-        typer.echo(
-            f"{each.name}: legal, {len(each.tdb):,} events by {each.inserts:,} inserts, "
-            f"{each.adjusts:,} adjusts, {each.stables:,} stables; {_state(each)}"
-        )
-    if verdict.equivalent:
-        typer.echo("equivalent")
-    else:
-        typer.echo(f"NOT equivalent: they differ in {len(verdict.differences):,} events")
-    for found in verdict.differences[:most]:
-        typer.echo(
-            f"  payload {shortened(payload_text(found.payload))} vs {found.vs}: "
-            f"{_ends(found.left)} in {verdict.left.name}, "
-            f"{_ends(found.right)} in {verdict.right.name}"
-        )
-    if (more := len(verdict.differences) - most) > 0:
-        typer.echo(f"  and {more:,} more (--most shows more)")
-    match [each.name for each in verdict.unfinished]:
-        case [name]:
-            typer.echo(f"compared as they stand: {name} has not ended")
-        case [_, _]:
-            typer.echo("compared as they stand: neither has ended")
-
-
-def _state(audited: Audited) -> str:
-    return "complete" if audited.complete else f"not ended, stable at {point(audited.tdb.stable)}"
-
-
-def _ends(ends: tuple[int, ...]) -> str:
-    return "ve " + ", ".join(map(point, ends)) if ends else "no event"
-
-
-def _document(verdict: Verdict, most: int) -> dict[str, Any]:
-    return {
-        "equivalent": verdict.equivalent,
-        "streams": [
-            {
-                "name": each.name,
-                "events": len(each.tdb),
-                "inserts": each.inserts,
-                "adjusts": each.adjusts,
-                "stables": each.stables,
-                "stable": finite(each.tdb.stable),
-                "complete": each.complete,
-            }
-            for each in (verdict.left, verdict.right)
-        ],
-        "differences_total": len(verdict.differences),
-        "differences": [_difference(each) for each in verdict.differences[:most]],
-    }
-
-
-def _difference(found: Difference) -> dict[str, Any]:
-    return {
-        "payload": payload_json(found.payload),
-        "vs": found.vs,
-        "left": [finite(ve) for ve in found.left],
-        "right": [finite(ve) for ve in found.right],
-    }

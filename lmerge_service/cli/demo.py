@@ -126,7 +126,7 @@ def _show(console: "Console", result: "Result") -> None:
     from rich.table import Table
 
     finding = result.finding
-    out, into = finding.verdict.right, finding.counts
+    out, into = finding.output, finding.counts
     table = Table("", "in", "out", "bound", title="the merged stream", title_justify="left")
     for column in table.columns[1:]:
         column.justify = "right"
@@ -156,11 +156,11 @@ def _show_verdict(console: "Console", result: "Result") -> None:
     finding = result.finding
     for broken in finding.broken_bounds:
         console.print(f"chattiness bound broken: {broken}", style="bold red")
-    if not finding.verdict.right.complete:
+    if not finding.output.complete:
         console.print("the output has not ended", style="bold red")
     for each in finding.verdict.differences[:3]:
         console.print(f"first differences: {each}", style="bold red", highlight=False)
-    events = len(finding.verdict.right.tdb)
+    events = len(finding.output.tdb)
     verdict = (
         f"EQUIVALENT: {events:,} events of {result.count:,} {result.of}, in {result.seconds:.0f} s"
         if finding.good
@@ -171,7 +171,7 @@ def _show_verdict(console: "Console", result: "Result") -> None:
 
 def _document(result: "Result") -> dict[str, Any]:
     finding, throughput = result.finding, result.throughput
-    out, into = finding.verdict.right, finding.counts
+    out, into = finding.output, finding.counts
     return {
         "equivalent": finding.verdict.equivalent,
         "good": finding.good,

@@ -19,7 +19,7 @@ from lmerge_service.formats.wire import WireDecoder
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-__all__ = ("check_files", "label", "reading", "watched")
+__all__ = ("check_files", "is_parquet", "label", "reading", "watched")
 
 Stream: TypeAlias = Iterator[tuple[int, Element]]
 T = TypeVar("T")
@@ -83,6 +83,19 @@ def watched(path: str, elements: Iterable[T]) -> Iterator[T]:
 def label(path: str) -> str:
     """What a file is called in messages, whatever the bytes of its name."""
     return "<stdin>" if path == "-" else os.fsencode(path).decode(errors="backslashreplace")
+
+
+def is_parquet(path: str) -> bool:
+    """Whether a file, or what is in a folder, is Parquet; elsewhere its name tells."""
+    if "://" in path:
+        return path.rstrip("/").endswith(".parquet")
+    place = Path(path)
+    if place.is_dir():
+        return any(place.rglob("*.parquet"))
+    if not place.is_file():
+        return False
+    with _open(path) as file:
+        return file.read(4) == b"PAR1"
 
 
 # Checks

@@ -35,9 +35,13 @@ class Finding:
     latencies: Sequence[float]
 
     @property
+    def output(self) -> Audited:
+        return self.verdict.streams[1]
+
+    @property
     def broken_bounds(self) -> list[str]:
         """Bounds on chattiness (docs/semantics.md, promise 3) that the output breaks."""
-        out, into = self.verdict.right, self.counts
+        out, into = self.output, self.counts
         bounds = (
             ("inserts", out.inserts, into.inserts),
             ("adjusts", out.adjusts, into.inserts + into.adjusts),
@@ -47,7 +51,7 @@ class Finding:
 
     @property
     def good(self) -> bool:
-        complete = self.verdict.right.complete
+        complete = self.output.complete
         return self.verdict.equivalent and complete and not self.broken_bounds
 
     def latency(self, q: float) -> float | None:

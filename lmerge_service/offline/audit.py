@@ -1,11 +1,13 @@
-"""The audit: are two streams, in files or topics, legal, and do they mean the same?
+"""The audit: are streams, in files or topics, legal, and do they mean the same?
 
 Theory
     Each stream is first held to its own stables: every element must be legal where it stands
     (docs/semantics.md). Of a topic, each partition is a stream of its own, and of a replica that
-    started over only the last incarnation counts. Then the TDBs are compared: equivalent when
-    they are equal, whatever the elements were. Streams that have not ended are compared as they
-    stand; the verdict names them.
+    started over only the last incarnation counts, so that whether a topic is legal does not depend
+    on how its partitions interleave. Then the TDBs are compared: equivalent when they are equal,
+    whatever the elements were. Streams that have not ended are compared as they stand, and the
+    verdict names them; or *clipped*: as far as the lowest of their stable points, before which all
+    of them are final.
 
 Cost
     O(1) per element; memory in the number of events, since a TDB forgets nothing.
@@ -39,6 +41,14 @@ class Audited:
     stables: int = 0
 
     @property
+    def events(self) -> int:
+        return len(self.tdb)
+
+    @property
+    def stable(self) -> int:
+        return self.tdb.stable
+
+    @property
     def complete(self) -> bool:
         """The stream has ended with stable(INFINITY)."""
         return self.tdb.stable == INFINITY
@@ -64,24 +74,29 @@ class Audited:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether two streams mean the same; every (payload, vs) for which they don't."""
+    """Whether streams mean the same; every (payload, vs) for which they don't."""
 
-    left: Audited
-    right: Audited
+    streams: tuple[Audited, ...]
     differences: list[Difference]
+    before: int | None = None
+    """They were compared as far as this point; None: as they stand."""
 
     @property
     def equivalent(self) -> bool:
         return not self.differences
 
     @property
-    def unfinished(self) -> list[Audited]:
-        """The streams that have not ended: prefixes, of which the verdict may yet change."""
-        return [each for each in (self.left, self.right) if not each.complete]
+    def differences_total(self) -> int:
+        return len(self.differences)
 
 
-def compare(left: Audited, right: Audited) -> Verdict:
-    return Verdict(left, right, differences(left.tdb, right.tdb))
+def compare(*streams: Audited, clipped: bool = False) -> Verdict:
+    """Compares streams as they stand; `clipped`: what is final in all of them only."""
+    tdbs, point = [each.tdb for each in streams], None
+    if clipped:
+        point = min(each.stable for each in tdbs)
+        tdbs = [each.before(point) for each in tdbs]
+    return Verdict(streams, differences(*tdbs), point)
 
 
 def audit_elements(name: str, stream: Iterable[tuple[int, Element]]) -> Audited:
@@ -128,8 +143,12 @@ class TopicAudit:
         self._decoder = decoder
         self._incarnation = 0
         self._streams = {tp: Audited(topic, TDB()) for tp in partitions}
+        self._illegal: dict[TopicPartition, IllegalStreamError] = {}
 
     def take(self, tp: "TopicPartition", records: Iterable[RecordLike]) -> None:
+        """Raises:
+        ElementError: a record is no element.
+        """
         for record in records:
             where = f"{tp.topic}-{tp.partition} at offset {record.offset}"
             try:
@@ -140,10 +159,24 @@ class TopicAudit:
             if incarnation > self._incarnation:
                 self._incarnation = incarnation
                 self._streams = {each: Audited(self._topic, TDB()) for each in self._streams}
-            if incarnation == self._incarnation:
-                self._streams[tp].take(element, where)
+                self._illegal.clear()
+            if incarnation == self._incarnation and tp not in self._illegal:
+                try:
+                    self._streams[tp].take(element, where)
+                except IllegalStreamError as error:  # of no matter if the replica starts over
+                    self._illegal[tp] = error
+
+    def illegal(self) -> "dict[TopicPartition, IllegalStreamError]":
+        """By partition, the first element of the last incarnation that is not legal."""
+        return dict(self._illegal)
 
     def result(self) -> Audited:
+        """Raises:
+        IllegalStreamError: of the first partition that is not legal.
+        """
+        for tp in self._streams:
+            if tp in self._illegal:
+                raise self._illegal[tp]
         streams = list(self._streams.values())
         events = (event for each in streams for event in each.tdb)
         stable = min(each.tdb.stable for each in streams)

@@ -20,9 +20,9 @@ What happens on a crash
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
@@ -56,10 +56,12 @@ from lmerge_service.spark.schema import (
     is_element,
     whole_columns,
 )
+from lmerge_service.topology import Kafka
 
 __all__ = (
     "Mode",
     "decode_records",
+    "existing_width",
     "kafka_records",
     "kafka_sink",
     "read_elements",
@@ -68,6 +70,7 @@ __all__ = (
     "write_elements",
 )
 
+T = TypeVar("T")
 Mode: TypeAlias = Literal["error", "append", "overwrite"]
 """What becomes of files that are there."""
 
@@ -319,10 +322,22 @@ def topic_width(sink: Topic) -> int:
     Raises:
         TransportError: Kafka cannot be reached, or refuses.
     """
+    return _asked(sink.kafka, lambda topics: topics.ensure(sink.name, partitions=sink.partitions))
 
-    async def ask() -> int:
-        async with AskedTopics(connection_of(kafka_section(sink.kafka))) as topics:
-            return await topics.ensure(sink.name, partitions=sink.partitions)
+
+def existing_width(kafka: Kafka | str, name: str) -> int | None:
+    """How many partitions a topic has; None if there is no such topic.
+
+    Raises:
+        TransportError: Kafka cannot be reached, or refuses.
+    """
+    return _asked(kafka, lambda topics: topics.width(name))
+
+
+def _asked(kafka: Kafka | str, question: Callable[[AskedTopics], Coroutine[Any, Any, T]]) -> T:
+    async def ask() -> T:
+        async with AskedTopics(connection_of(kafka_section(kafka))) as topics:
+            return await question(topics)
 
     with ThreadPoolExecutor(1) as apart:  # the caller may be in an event loop, as in a notebook
         return apart.submit(asyncio.run, ask()).result()

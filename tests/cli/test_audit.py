@@ -80,6 +80,36 @@ def test_prefixes_are_compared_as_they_stand_and_it_is_said(
     assert done.out.splitlines()[2:] == ["equivalent", f"compared as they stand: {said}"]
 
 
+def test_more_than_two_are_compared_at_once(lmerge: Lmerge) -> None:
+    done = lmerge("audit", "one", "same", "prefix")
+    assert (done.code, done.out.splitlines()[3:]) == (
+        0,
+        ["equivalent", "compared as they stand: prefix has not ended"],
+    )
+    done = lmerge("audit", "prefix", "prefix", "prefix")
+    said = "compared as they stand: prefix, prefix, prefix have not ended"
+    assert done.out.splitlines()[3:] == ["equivalent", said]
+    done = lmerge("audit", "one", "same", "other")
+    assert (done.code, done.out.splitlines()[5]) == (
+        1,
+        '  payload "A" vs 6: ve 25 in one, ve 25 in same, ve infinity in other',
+    )
+    document = json.loads(lmerge("audit", "one", "same", "other", "--json").out)
+    assert document["differences"][1] == {"payload": "A", "vs": 6, "ends": [[25], [25], [None]]}
+
+
+def test_clipped_what_is_final_in_all_is_compared(tmp_path: Path, lmerge: Lmerge) -> None:
+    short: list[Element] = [Insert("A", 6, 21), Stable(9)]
+    write(tmp_path / "short", map(on_the_wire, short))
+    assert lmerge("audit", "one", "short").code == 1
+    done = lmerge("audit", "one", "short", "--clip")
+    assert (done.code, done.out.splitlines()[2:]) == (
+        0,
+        ["equivalent", "compared as far as all are final, before 9"],
+    )
+    assert json.loads(lmerge("audit", "one", "short", "--clip", "--json").out)["before"] == 9
+
+
 def test_json_is_the_same_for_programs(lmerge: Lmerge) -> None:
     done = lmerge("audit", "one", "other", "--json", "--most", "2")
     assert (done.code, done.err, done.out.count("\n")) == (1, "", 1)

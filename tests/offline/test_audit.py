@@ -69,7 +69,6 @@ def test_presentations_of_one_stream_are_equivalent(data: st.DataObject) -> None
     verdict = compare(audited(one), audited(two))
     assert verdict.equivalent
     assert verdict.differences == []
-    assert verdict.unfinished == []
 
 
 @given(st.data())
@@ -85,9 +84,9 @@ def test_differences_name_payload_vs_and_the_ends_on_either_side() -> None:
     left = audited([Insert("A", 6, 20), Insert("B", 8, 9), Insert("C", 3, 4)])
     right = audited([Insert("A", 6, 25), Insert("C", 3, 4), Insert("D", 1, INFINITY)])
     assert compare(left, right).differences == [
-        Difference("D", 1, (), (INFINITY,)),
-        Difference("A", 6, (20,), (25,)),
-        Difference("B", 8, (9,), ()),
+        Difference("D", 1, ((), (INFINITY,))),
+        Difference("A", 6, ((20,), (25,))),
+        Difference("B", 8, ((9,), ())),
     ]
 
 
@@ -95,10 +94,25 @@ def test_a_stream_that_has_not_ended_is_compared_as_it_stands_and_named() -> Non
     ended = audited([Insert("A", 6, 20), Stable(INFINITY)], "ended")
     prefix = audited([Insert("A", 6, 20), Stable(7)], "prefix")
     assert compare(ended, prefix).equivalent
-    assert [each.name for each in compare(ended, prefix).unfinished] == ["prefix"]
-    assert [each.name for each in compare(prefix, prefix).unfinished] == ["prefix", "prefix"]
     assert ended.complete
     assert not prefix.complete
+
+
+@given(st.data())
+def test_prefixes_of_one_stream_are_equivalent_as_far_as_both_are_final(
+    data: st.DataObject,
+) -> None:
+    told = data.draw(presentations(data.draw(logical_streams()), 3))
+    prefixes = [audited(each[: data.draw(st.integers(0, len(each)))]) for each in told]
+    verdict = compare(*prefixes, clipped=True)
+    assert verdict.before == min(each.stable for each in prefixes)
+    assert verdict.equivalent
+
+
+def test_clipped_what_is_final_must_agree() -> None:
+    ended = audited([Insert("A", 6, 20), Insert("B", 8, 9), Stable(INFINITY)])
+    prefix = audited([Insert("A", 6, 21), Insert("B", 8, 12), Stable(10)])
+    assert compare(ended, prefix, clipped=True).differences == [Difference("B", 8, ((9,), (10,)))]
 
 
 # Topics
@@ -167,9 +181,30 @@ def test_of_a_topic_only_the_last_incarnation_counts() -> None:
     assert audit.result().inserts == 2
 
 
-def test_the_first_illegal_record_is_named_with_partition_and_offset() -> None:
-    with pytest.raises(IllegalStreamError, match=r"^t-1 at offset 1: not a legal stream: insert"):
-        take(topic_audit(), ONE, [Stable(7), Insert("A", 6, 20)])
+def test_the_first_illegal_record_of_each_partition_is_named_with_partition_and_offset() -> None:
+    audit = topic_audit()
+    take(audit, ONE, [Stable(7), Insert("A", 6, 20), Stable(3)])
+    take(audit, ZERO, [Adjust("A", 6, 20, 25)])
+    told = [str(error).partition(": not a legal stream: ") for error in audit.illegal().values()]
+    assert sorted((where, why) for where, _, why in told) == [
+        ("t-0 at offset 0", "adjust of an event [6, 20) that the stream does not hold"),
+        ("t-1 at offset 1", "insert with vs=6 below the stream's own stable(7)"),
+    ]
+    with pytest.raises(IllegalStreamError, match=r"^t-0 at offset 0: not a legal stream: adjust"):
+        audit.result()
+
+
+@pytest.mark.parametrize("partitions", [(ZERO, ONE), (ONE, ZERO)])
+def test_what_was_not_legal_is_of_no_matter_once_the_replica_starts_over(
+    partitions: tuple[_Partition, _Partition],
+) -> None:
+    audit = topic_audit()
+    for partition in partitions:
+        if partition is ONE:
+            take(audit, ONE, [Stable(7), Insert("A", 6, 20)])
+        else:
+            take(audit, ZERO, [Insert("B", 6, 20)], incarnation=1)
+    assert audit.result().tdb == TDB([(b'"B"', 6, 20)])
 
 
 @pytest.mark.parametrize(

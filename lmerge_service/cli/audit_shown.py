@@ -1,0 +1,115 @@
+"""What an audit found, whichever engine made it, in lines for people and as a document."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import typer
+
+from lmerge_service.cli.words import finite, payload_json, payload_text, point, shortened
+from lmerge_service.tdb import Difference
+
+__all__ = ("Compared", "Counted", "document", "ends", "show", "stream_line", "verdict_lines")
+
+
+class Counted(Protocol):
+    """What is known of a stream."""
+
+    @property
+    def events(self) -> int: ...
+    @property
+    def inserts(self) -> int: ...
+    @property
+    def adjusts(self) -> int: ...
+    @property
+    def stables(self) -> int: ...
+    @property
+    def stable(self) -> int: ...
+    @property
+    def complete(self) -> bool: ...
+
+
+class Compared(Protocol):
+    """What is known of streams together."""
+
+    @property
+    def streams(self) -> Sequence[Counted]: ...
+    @property
+    def differences(self) -> Sequence[Difference]: ...
+    @property
+    def differences_total(self) -> int: ...
+    @property
+    def before(self) -> int | None: ...
+
+
+def show(names: Sequence[str], found: Compared, most: int) -> None:
+    """The streams, the verdict, and the first differences."""
+    for name, each in zip(names, found.streams, strict=True):
+        typer.echo(stream_line(name, each, "legal"))
+    for line in verdict_lines(names, found, most):
+        typer.echo(line)
+
+
+def stream_line(name: str, each: Counted, word: str) -> str:
+    """What a stream holds and what it took to say it."""
+    state = "complete" if each.complete else f"not ended, stable at {point(each.stable)}"
+    return (
+        f"{name}: {word}, {each.events:,} events by {each.inserts:,} inserts, "
+        f"{each.adjusts:,} adjusts, {each.stables:,} stables; {state}"
+    )
+
+
+def verdict_lines(names: Sequence[str], found: Compared, most: int) -> Iterator[str]:
+    """Whether they mean the same, what they do not agree on, and how far that was looked at."""
+    total = found.differences_total
+    yield f"NOT equivalent: they differ in {total:,} events" if total else "equivalent"
+    for each in found.differences[:most]:
+        held = [f"{ends(of)} in {name}" for of, name in zip(each.ends, names, strict=True)]
+        payload = shortened(payload_text(each.payload))
+        yield f"  payload {payload} vs {each.vs}: {', '.join(held)}"
+    if (more := total - min(most, len(found.differences))) > 0:
+        yield f"  and {more:,} more (--most shows more)"
+    if found.before is not None:
+        yield f"compared as far as all are final, before {point(found.before)}"
+        return
+    match [name for name, each in zip(names, found.streams, strict=True) if not each.complete]:
+        case []:
+            return
+        case [name]:
+            yield f"compared as they stand: {name} has not ended"
+        case [_, _] if len(names) == 2:
+            yield "compared as they stand: neither has ended"
+        case several:
+            yield f"compared as they stand: {', '.join(several)} have not ended"
+
+
+def ends(of: Sequence[int]) -> str:
+    """The ends of an event, of which there may be several, or none."""
+    return "ve " + ", ".join(map(point, of)) if of else "no event"
+
+
+def document(names: Sequence[str], found: Compared, most: int) -> dict[str, Any]:
+    """The same for programs; an infinite time is null."""
+    return {
+        "equivalent": not found.differences_total,
+        "streams": [
+            {
+                "name": name,
+                "events": each.events,
+                "inserts": each.inserts,
+                "adjusts": each.adjusts,
+                "stables": each.stables,
+                "stable": finite(each.stable),
+                "complete": each.complete,
+            }
+            for name, each in zip(names, found.streams, strict=True)
+        ],
+        "differences_total": found.differences_total,
+        "differences": [_difference(each) for each in found.differences[:most]],
+        **({} if found.before is None else {"before": finite(found.before)}),
+    }
+
+
+def _difference(found: Difference) -> dict[str, Any]:
+    sides = [[finite(ve) for ve in of] for of in found.ends]
+    both = dict(zip(("left", "right"), sides, strict=True)) if len(sides) == 2 else {"ends": sides}
+    return {"payload": payload_json(found.payload), "vs": found.vs, **both}

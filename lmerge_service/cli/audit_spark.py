@@ -1,0 +1,216 @@
+"""`lmerge audit --engine spark`: the same question to Spark, with more told of the answer."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from lmerge_service.cli.audit_shown import document, stream_line, verdict_lines
+from lmerge_service.cli.options import BOOTSTRAP
+from lmerge_service.cli.streams import check_files, is_parquet, label
+from lmerge_service.cli.words import payload_json, payload_text, say_json, shortened
+from lmerge_service.errors import ConfigurationError, IllegalStreamError
+
+if TYPE_CHECKING:
+    from lmerge_service.spark.audit.findings import Report
+    from lmerge_service.spark.places import Source
+    from lmerge_service.topology import Kafka
+
+__all__ = ("Asked", "audit_with_spark")
+
+_TOPIC = "kafka:"
+_QUANTILES = (0.5, 0.9, 0.99, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the command line says."""
+
+    sources: Sequence[str]
+    keyed: bool
+    clipped: bool
+    most: int
+    memory: str
+    html: Path | None
+    bootstrap: str | None
+    kafka_config: Path | None
+    nfc: bool
+
+
+def audit_with_spark(asked: Asked, *, as_json: bool) -> int:
+    """The exit code, after the report.
+
+    Raises:
+        IllegalStreamError: a line for each partition that is not legal, after the report.
+    """
+    from lmerge_service.formats.bulk import Rule
+    from lmerge_service.spark.audit.report import SORTED, audit
+    from lmerge_service.spark.session import spark_session
+
+    if asked.html is not None:
+        from lmerge_service.spark.audit.page import check_page
+
+        check_page(asked.html)
+    kafka = _kafka(asked)
+    sources = [(_called(each), _source(each, kafka)) for each in asked.sources]
+    with (
+        _telling() as tell,
+        spark_session(
+            "lmerge audit",
+            driver_memory=asked.memory,
+            kafka=kafka is not None,
+            settings=SORTED,
+        ) as spark,
+    ):
+        report = audit(
+            spark,
+            sources,
+            keyed=asked.keyed,
+            clipped=asked.clipped,
+            most=asked.most,
+            rule=Rule(nfc=asked.nfc),
+            tell=tell,
+        )
+    if asked.html is not None:
+        from lmerge_service.spark.audit.page import write_page
+
+        write_page(report, asked.html)
+    if as_json:
+        say_json(_document(report, asked.most))
+    else:
+        for line in _lines(report, asked.most):
+            typer.echo(line)
+    if not report.findings.legal:
+        raise IllegalStreamError("\n".join(_fault_lines(report)))
+    return 0 if report.findings.equivalent else 1
+
+
+def _called(source: str) -> str:
+    return source if source.startswith(_TOPIC) else label(source)
+
+
+def _kafka(asked: Asked) -> "Kafka | None":
+    if not any(each.startswith(_TOPIC) for each in asked.sources):
+        return None
+    from lmerge_service.topology import Kafka, load_kafka
+
+    if asked.kafka_config is None:
+        return Kafka(bootstrap=asked.bootstrap or BOOTSTRAP)
+    return load_kafka(asked.kafka_config, bootstrap=asked.bootstrap)
+
+
+def _source(source: str, kafka: "Kafka | None") -> "Source":
+    from lmerge_service.spark.places import JsonFiles, ParquetFiles, Topics
+
+    if kafka is not None and source.startswith(_TOPIC):
+        return Topics(kafka, source.removeprefix(_TOPIC))
+    if source == "-":
+        raise ConfigurationError("standard input is for --engine python: Spark reads files")
+    if is_parquet(source):
+        return ParquetFiles(source)
+    if not (":/" in source or Path(source).is_dir()):
+        check_files([source])
+    return JsonFiles(source)
+
+
+@contextmanager
+def _telling() -> Iterator[Callable[[str], None]]:
+    """What is going on, on standard error if that is a terminal."""
+    if sys.stderr is None or not sys.stderr.isatty() or os.environ.get("TERM", "dumb") == "dumb":
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("starting Spark", total=None)
+        yield lambda what: progress.update(task, description=what)
+
+
+# For people
+
+
+def _lines(report: "Report", most: int) -> Iterator[str]:
+    found = report.findings
+    illegal = {fault.stream for fault in found.faults}
+    for n, (name, each) in enumerate(zip(report.names, found.streams, strict=True)):
+        yield stream_line(name, each, "NOT legal" if n in illegal else "legal")
+        if each.doubled:
+            yield f"  {each.doubled:,} of its inserts are of events that it held already"
+        if each.left_out:
+            yield f"  {each.left_out:,} records of older incarnations are left out"
+    yield from _chattiness(report)
+    yield from _freshness(report)
+    if not found.legal:
+        yield "not compared: what is not legal means nothing"
+        return
+    yield from verdict_lines(report.names, found, most)
+    for unlike in found.differences[:most]:
+        payload = shortened(payload_text(unlike.payload))
+        for name, places in zip(report.names, report.sayings[unlike[:2]], strict=True):
+            if places:
+                where = ", ".join(places)
+                yield f"  {payload} vs {unlike.vs} was last told of by {name} in {where}"
+    elements = sum(each.elements for each in found.streams)
+    yield f"{elements:,} elements in {report.seconds:,.1f} s"
+
+
+def _chattiness(report: "Report") -> Iterator[str]:
+    """What went into a merge and what came out, if the first stream is its output."""
+    output, *replicas = report.findings.streams
+    parts = []
+    for what in ("inserts", "adjusts", "removals", "stables"):
+        into = sum(getattr(each, what) for each in replicas)
+        parts.append(f"{getattr(output, what):,} {what} of {into:,}")
+    yield f"{report.names[0]} beside the others together: {', '.join(parts)}"
+
+
+def _freshness(report: "Report") -> Iterator[str]:
+    if (fresh := report.freshness) is None:
+        return
+    told = [f"{'at most' if q == 1 else f'{q:.0%}'} {fresh.quantile(q):,} ms" for q in _QUANTILES]
+    yield f"{report.names[0]} told of {fresh.events:,} events after the first: {', '.join(told)}"
+
+
+def _fault_lines(report: "Report") -> Iterator[str]:
+    for fault, place in zip(report.findings.faults, report.fault_places, strict=True):
+        yield f"{report.names[fault.stream]}: {place}: {fault.why}"
+
+
+# For programs
+
+
+def _document(report: "Report", most: int) -> dict[str, Any]:
+    found = report.findings
+    said = document(report.names, found, most)
+    said["legal"] = found.legal
+    said["equivalent"] = found.equivalent if found.legal else None
+    for stream, each in zip(said["streams"], found.streams, strict=True):
+        stream |= {
+            "removals": each.removals,
+            "doubled": each.doubled,
+            "refused": each.refused,
+            "left_out": each.left_out,
+        }
+    said["faults"] = [
+        {
+            "stream": fault.stream,
+            "where": place,
+            "why": fault.why,
+            "payload": None if fault.payload is None else payload_json(fault.payload.encode()),
+        }
+        for fault, place in zip(found.faults, report.fault_places, strict=True)
+    ]
+    for told, unlike in zip(said["differences"], found.differences, strict=False):
+        told["where"] = report.sayings[unlike[:2]]
+    if (fresh := report.freshness) is not None:
+        quantiles = {f"p{q * 100:.0f}": fresh.quantile(q) for q in _QUANTILES}
+        said["freshness_ms"] = {"events": fresh.events, "alone": fresh.alone, **quantiles}
+    said["seconds"] = round(report.seconds, 3)
+    return said

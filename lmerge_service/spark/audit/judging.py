@@ -1,0 +1,279 @@
+"""From rows to findings: counting, legality and equivalence, for one audit or for many at once.
+
+Theory
+    `by` names columns that tell audits apart; a user's audit has none, a test has thousands in one
+    job. What is brought to the driver is small: a row a stream, a row a partition that is not
+    legal, the first few differences.
+
+Who owns what
+    Slices, odd keys and disagreements are kept by Spark while they are asked, and let go here.
+
+Cost
+    Three passes over the rows, one of them with payloads; two more, over the odd keys, if there
+    are any.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypeAlias
+
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+
+from lmerge_service.elements import START
+from lmerge_service.errors import ConfigurationError
+from lmerge_service.spark.audit.counting import current, heads_of, slices_of
+from lmerge_service.spark.audit.equivalence import (
+    Odd,
+    broken_chains,
+    disagreements,
+    doubled,
+    screened,
+)
+from lmerge_service.spark.audit.findings import Audited, Fault, Findings
+from lmerge_service.spark.audit.legality import MOST_SLICES, beyond_stables
+from lmerge_service.tdb import Difference
+
+__all__ = ("Case", "Judged", "Terms", "judged")
+
+Case: TypeAlias = tuple[Any, ...]
+"""The values of `by`."""
+
+_COLLECTED: Final = 20_000
+_OF_A_PIECE: Final = 500_000
+"""Elements that a task sorts at once."""
+
+
+_Doubled: TypeAlias = Mapping[tuple[Case, int], int]
+_Totals: TypeAlias = Mapping[Case, int]
+_Differences: TypeAlias = Mapping[Case, list[Difference]]
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How streams are audited."""
+
+    keyed: bool = False
+    """(payload, vs) is a key (R3); else streams are multisets (R4)."""
+    clipped: bool = False
+    """What is final in all streams is compared; else all, as it stands."""
+    most: int | None = 10
+    """So many differences are told of."""
+    widths: Mapping[int, int] = field(default_factory=dict)
+    """Numbers of partitions by stream, where they are known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """An audit's findings, and what they rest on, for as long as it is kept."""
+
+    findings: Mapping[Case, Findings]
+    rows: DataFrame
+    """Of the last incarnations."""
+    slices: DataFrame
+    timed: bool
+    """Records of the first stream and of another one have times."""
+    wider: int
+    """By so many bits slices are made wider to be few."""
+
+
+@contextmanager
+def judged(
+    rows: DataFrame,
+    streams: int,
+    terms: Terms,
+    by: Sequence[str] = (),
+    *,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Iterator[Judged]:
+    """Judges rows of `streams.COLUMNS`, and of `by`; `tell` hears what is going on.
+
+    Raises:
+        ConfigurationError: rows have no places, or one is taken twice.
+    """
+    audit = _Audit(streams, terms, by, tell)
+    try:
+        yield audit.of(rows)
+    finally:
+        for frame in audit.kept:
+            frame.unpersist()
+
+
+class _Audit:
+    """One way through all the questions."""
+
+    def __init__(
+        self, streams: int, terms: Terms, by: Sequence[str], tell: Callable[[str], None]
+    ) -> None:
+        self._streams = streams
+        self._terms = terms
+        self._by = by
+        self._tell = tell
+        self._faults = _Faults(by)
+        self.kept: list[DataFrame] = []
+
+    def _keep(self, frame: DataFrame) -> DataFrame:
+        self.kept.append(frame.persist(StorageLevel.MEMORY_AND_DISK))
+        return self.kept[-1]
+
+    def of(self, rows: DataFrame) -> Judged:
+        by, terms = self._by, self._terms
+        self._tell("counting")
+        slices = self._keep(slices_of(rows, by))
+        heads = self._keep(heads_of(slices, by, terms.widths))
+        said = heads.collect()
+        if unplaced := sum(row.unplaced for row in said):
+            raise ConfigurationError(
+                f"{unplaced:,} rows have no offset, so that nothing tells their order: "
+                "write them with their offsets"
+            )
+        if any(row.refused for row in said):
+            self._faults.add(_refused(rows, by), 0)
+        if any(row.left_out for row in said):
+            rows, slices = current(rows, heads, by), current(slices, heads, by)
+        self._tell("holding each stream to its own stables")
+        several = sum(row.slices for row in said)
+        wider = (several // MOST_SLICES).bit_length()
+        self._faults.add(beyond_stables(rows, slices, by, wider=wider), 1)
+        self._tell("bringing events together")
+        asked = _pointed(rows, heads, self._streams, by) if terms.clipped else rows
+        count = sum(row.inserts + row.adjusts for row in said)
+        twice, totals, differences = self._events(asked, count)
+        found: dict[Case, dict[int, Audited]] = defaultdict(dict)
+        for row in said:
+            found[_case(row, by)][row.stream] = _audited(row, terms)
+        findings = {}
+        for case in found if by else [()]:
+            known = [found[case].get(n, Audited(keyed=terms.keyed)) for n in range(self._streams)]
+            again = [twice.get((case, n), 0) for n in range(self._streams)]
+            faults = self._faults.of(case)
+            findings[case] = Findings(
+                streams=[replace(a, doubled=t) for a, t in zip(known, again, strict=True)],
+                faults=faults,
+                differences=[] if faults else differences.get(case, []),
+                differences_total=0 if faults else totals.get(case, 0),
+                before=min(each.stable for each in known) if terms.clipped else None,
+            )
+        timed = {row.stream == 0 for row in said if row.to is not None}
+        few = (several // _COLLECTED).bit_length()
+        return Judged(findings, rows, slices, timed == {False, True}, few)
+
+    def _events(self, rows: DataFrame, count: int) -> tuple[_Doubled, _Totals, _Differences]:
+        """Doubled inserts, and differences of streams that are legal."""
+        by, terms, streams = self._by, self._terms, self._streams
+        pieces = max(rows.sparkSession.sparkContext.defaultParallelism, -(-count // _OF_A_PIECE))
+        odd = screened(rows, by, streams, pieces=pieces, clipped=terms.clipped)
+        odd = Odd(self._keep(odd.keys), odd.said)
+        if not _any_odd(odd.keys):
+            return {}, {}, {}
+        self._tell("looking at events that are not plain")
+        self._faults.add(broken_chains(odd, by, keyed=terms.keyed), 2)
+        again = doubled(odd, by, keyed=terms.keyed).collect()
+        twice = {(_case(row, by), row.stream): row.doubled for row in again}
+        if self._faults.found and not by:
+            return twice, {}, {}
+        unlike = self._keep(
+            disagreements(odd, by, streams, keyed=terms.keyed, clipped=terms.clipped)
+        )
+        totals = _totals(unlike, by)
+        if not totals:
+            return twice, {}, {}
+        return twice, totals, _differences(unlike, streams, by, None if by else terms.most)
+
+
+def _case(row: Any, by: Sequence[str]) -> Case:
+    return tuple(row[name] for name in by)
+
+
+def _audited(row: Any, terms: Terms) -> Audited:
+    return Audited(
+        inserts=row.inserts,
+        adjusts=row.adjusts,
+        stables=row.stables,
+        removals=row.removals,
+        refused=row.refused,
+        left_out=row.left_out,
+        stable=row.stable,
+        keyed=terms.keyed,
+    )
+
+
+class _Faults:
+    """The first fault of each partition; at one place that of the lowest rank."""
+
+    def __init__(self, by: Sequence[str]) -> None:
+        self._by = by
+        self.found: dict[tuple[Case, int, int], tuple[int, int, Fault]] = {}
+
+    def add(self, frame: DataFrame, rank: int) -> None:
+        for row in frame.collect():
+            told = row.asDict()
+            if rank:
+                fault = Fault.of_element(told, row.stable)
+            else:
+                fault = Fault(row.stream, row.partition, row.place, row.why)
+            partition = _case(row, self._by), row.stream, row.partition
+            this = row.place, rank, fault
+            self.found[partition] = min(
+                this, self.found.get(partition, this), key=lambda known: known[:2]
+            )
+
+    def of(self, case: Case) -> list[Fault]:
+        of_case = sorted(key for key in self.found if key[0] == case)
+        return [self.found[key][2] for key in of_case]
+
+
+def _refused(rows: DataFrame, by: Sequence[str]) -> DataFrame:
+    """Of each partition the first record that is no element."""
+    refused = rows.where(F.col("reason").isNotNull())
+    first = F.min_by(F.col("message"), F.col("place"))
+    return refused.groupBy(*by, "stream", "partition").agg(
+        F.min("place").alias("place"), first.alias("why")
+    )
+
+
+def _pointed(rows: DataFrame, heads: DataFrame, streams: int, by: Sequence[str]) -> DataFrame:
+    """With `point`, the lowest stable point of the streams of its audit."""
+    lowest = F.when(F.count("*") == streams, F.min("stable")).otherwise(F.lit(START))
+    points = F.broadcast(heads.groupBy(*by).agg(lowest.alias("point")))
+    return rows.join(points, list(by)) if by else rows.crossJoin(points)
+
+
+def _any_odd(keys: DataFrame) -> bool:
+    counted = keys.agg(F.count("*").alias("keys"), F.sum("twice").alias("twice")).collect()
+    [(count, twice)] = counted
+    if twice:
+        raise ConfigurationError(
+            f"{twice:,} rows have the source, partition and offset of another: they are there twice"
+        )
+    return bool(count)
+
+
+def _totals(unlike: DataFrame, by: Sequence[str]) -> dict[Case, int]:
+    keys = unlike.select(*by, "payload", "vs").distinct()
+    counted = keys.groupBy(*by).agg(F.count("*").alias("keys")).collect()
+    return {_case(row, by): row["keys"] for row in counted if row["keys"]}
+
+
+def _differences(
+    unlike: DataFrame, streams: int, by: Sequence[str], most: int | None
+) -> dict[Case, list[Difference]]:
+    if most is not None:
+        keys = unlike.select(*by, "vs", "payload").distinct().orderBy("vs", "payload").limit(most)
+        unlike = unlike.join(F.broadcast(keys), [*by, "vs", "payload"], "left_semi")
+    ends: dict[tuple[Case, int, str], list[list[int]]] = {}
+    for row in unlike.collect():
+        key = _case(row, by), row.vs, row.payload
+        sides = ends.setdefault(key, [[] for _ in range(streams)])
+        counts = [row[f"count{n}"] for n in range(streams)]
+        for side, times in zip(sides, counts, strict=True):
+            side.extend([row.end] * (times - min(counts)))
+    found: dict[Case, list[Difference]] = defaultdict(list)
+    for case, vs, payload in sorted(ends, key=lambda key: (key[1], key[2].encode())):
+        sides = ends[case, vs, payload]
+        told = tuple(tuple(sorted(each)) for each in sides)
+        found[case].append(Difference(payload.encode(), vs, told))
+    return found

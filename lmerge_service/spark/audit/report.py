@@ -1,0 +1,102 @@
+"""An audit from end to end: sources in, a report out.
+
+Theory
+    Of the few differences that are told of, one more look finds where each stream said its last:
+    the records to begin with when asking why.
+
+Cost
+    What `judging` takes, a pass over inserts for freshness where records have times, and a pass
+    with payloads for the places of differences, if there are any.
+"""
+
+import time
+from collections.abc import Callable, Hashable, Sequence
+from functools import reduce
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from lmerge_service.formats.bulk import Rule
+from lmerge_service.spark.audit.counting import progress_of
+from lmerge_service.spark.audit.findings import Findings, Report
+from lmerge_service.spark.audit.freshness import freshness_of
+from lmerge_service.spark.audit.judging import Terms, judged
+from lmerge_service.spark.audit.streams import Given, side_by_side
+from lmerge_service.spark.errors import spark_errors
+from lmerge_service.spark.places import Source
+
+__all__ = ("SORTED", "audit")
+
+SORTED: Final = {"spark.sql.execution.replaceHashWithSortAgg": "true"}
+"""For sessions of audits: what is sorted is summed up as it stands, without a hash table."""
+_ANYTHING: Final = Rule()
+
+
+def audit(
+    spark: SparkSession,
+    sources: Sequence[tuple[str, Source]],
+    *,
+    keyed: bool = False,
+    clipped: bool = False,
+    most: int = 10,
+    rule: Rule = _ANYTHING,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Report:
+    """Audits streams, each with what it is called; freshness is the first one's.
+
+    `keyed`: (payload, vs) is a key (R3), else streams are multisets (R4). `clipped`: what is final
+    in all of them is compared, else what they hold now. `most`: how many differences are told of.
+    `tell` hears what is going on.
+
+    Raises:
+        ConfigurationError: there is no such topic or file, or what it holds is not one stream.
+        TransportError: Kafka cannot be reached, or refuses.
+        StateError: a file is damaged, or a row of Parquet says no element.
+    """
+    started = time.perf_counter()
+    tell("opening the streams")
+    with side_by_side(spark, sources, rule) as streams, spark_errors("auditing"):
+        rows = _together(streams)
+        widths = {n: each.width for n, each in enumerate(streams) if each.width is not None}
+        terms = Terms(keyed, clipped, most, widths)
+        with judged(rows, len(streams), terms, tell=tell) as result:
+            findings = result.findings[()]
+            tell("looking where the differences come from")
+            sayings = _sayings(result.rows, streams, findings)
+            tell("measuring freshness")
+            freshness = freshness_of(result.rows) if result.timed else None
+            progress = progress_of(result.slices, len(streams), wider=result.wider)
+    return Report(
+        names=[each.name for each in streams],
+        findings=findings,
+        fault_places=[streams[f.stream].where(f.partition, f.place) for f in findings.faults],
+        sayings=sayings,
+        freshness=freshness,
+        progress=progress,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _together(streams: Sequence[Given]) -> DataFrame:
+    numbered = [each.rows.withColumn("stream", F.lit(n)) for n, each in enumerate(streams)]
+    return reduce(DataFrame.unionByName, numbered)
+
+
+def _sayings(
+    rows: DataFrame, streams: Sequence[Given], findings: Findings
+) -> dict[tuple[Hashable, int], list[list[str]]]:
+    """For each difference and stream, the place of the last element in each partition."""
+    said: dict[tuple[Hashable, int], list[list[str]]] = {
+        each[:2]: [[] for _ in streams] for each in findings.differences
+    }
+    if not said:
+        return said
+    keys = [(bytes(payload).decode(), vs) for payload, vs in said]  # type: ignore[call-overload]
+    wanted = rows.sparkSession.createDataFrame(keys, "payload string, vs long")
+    about = rows.where(F.col("op") != "stable").join(F.broadcast(wanted), ["payload", "vs"])
+    last = about.groupBy("payload", "vs", "stream", "partition").agg(F.max("place").alias("place"))
+    for row in last.orderBy("stream", "partition").collect():
+        where = streams[row.stream].where(row.partition, row.place)
+        said[row.payload.encode(), row.vs][row.stream].append(where)
+    return said

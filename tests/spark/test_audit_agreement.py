@@ -1,0 +1,128 @@
+"""The audit at scale says what the audit in one process says, of thousands of cases in one job."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from lmerge_service.spark.audit.equivalence import screened
+from lmerge_service.spark.audit.findings import Findings
+from lmerge_service.spark.audit.judging import Terms, judged
+from tests.spark.audit_cases import (
+    STREAMS,
+    WIDTH,
+    Case,
+    case_of,
+    expected,
+    expected_by_key,
+    rows_of,
+)
+
+DAILY = range(2_000)
+NIGHTLY = range(2_000, 59_000)
+OFTEN = 10
+"""So many cases of each kind are among the daily ones, at least."""
+
+
+def findings_of(
+    spark: SparkSession, cases: Sequence[Case], *, keyed: bool = False, clipped: bool = False
+) -> dict[int, Findings]:
+    """By seed, of all in one job."""
+    rows = spark.createDataFrame(rows_of(cases))
+    terms = Terms(keyed, clipped, None, dict.fromkeys(range(STREAMS), WIDTH))
+    with judged(rows, STREAMS, terms, ["case"]) as result:
+        return {case[0]: findings for case, findings in result.findings.items()}
+
+
+def faults_of(found: Findings) -> set[tuple[int, int, int, str]]:
+    return {(each.stream, each.partition, each.place, each.why) for each in found.faults}
+
+
+def kind_of(why: str) -> str:
+    return "unknown event" if "does not hold" in why else why.partition(" ")[0].partition("(")[0]
+
+
+def compare_all(spark: SparkSession, seeds: Sequence[int]) -> Counter[str]:
+    """Asserts that both say the same of each case; tells what kinds of cases there were."""
+    cases = [case for case in map(case_of, seeds) if any(case.streams)]
+    plain, clipped = findings_of(spark, cases), findings_of(spark, cases, clipped=True)
+    kinds: Counter[str] = Counter()
+    for case in cases:
+        wanted, found, cut = expected(case), plain[case.seed], clipped[case.seed]
+        seed = f"seed {case.seed}"
+        if wanted.refused:
+            assert not found.legal, seed
+            kinds["refused"] += 1
+            continue
+        assert faults_of(found) == faults_of(cut) == wanted.faults, seed
+        if wanted.faults:
+            kinds.update(kind_of(why) for *_, why in wanted.faults)
+            continue
+        for of_spark, of_python in zip(found.streams, wanted.streams, strict=True):
+            for name in ("events", "inserts", "adjusts", "stables", "stable", "complete"):
+                assert getattr(of_spark, name) == getattr(of_python, name), (seed, name)
+        assert sorted(found.differences) == sorted(wanted.differences), seed
+        assert found.differences_total == len(wanted.differences), seed
+        assert sorted(cut.differences) == sorted(wanted.clipped), seed
+        assert cut.before == wanted.before, seed
+        kinds["equivalent" if found.equivalent else "not equivalent"] += 1
+        kinds["equivalent as far as final"] += cut.equivalent and not found.equivalent
+        kinds["not even as far as final"] += not cut.equivalent
+        kinds["several of a key"] += any(each.doubled for each in found.streams)
+        kinds["started over"] += any(each.left_out for each in found.streams)
+    return kinds
+
+
+def test_both_agree_on_thousands_of_cases_whole_and_broken(spark: SparkSession) -> None:
+    kinds = compare_all(spark, DAILY)
+    wanted = {"insert", "adjust", "stable", "unknown event", "equivalent", "not equivalent"}
+    wanted |= {"equivalent as far as final", "not even as far as final"}
+    wanted |= {"several of a key", "started over"}
+    assert {kind for kind, count in kinds.items() if count >= OFTEN} >= wanted, kinds
+    assert kinds["refused"], kinds
+
+
+def test_by_key_it_says_what_the_letter_of_r3_says(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And that, with slices that are too many and are taken together."""
+    monkeypatch.setattr("lmerge_service.spark.audit.judging.MOST_SLICES", 2_000)
+    cases = [case for case in map(case_of, DAILY[:1_000]) if any(case.streams)]
+    found = findings_of(spark, cases, keyed=True)
+    kinds: Counter[str] = Counter()
+    for case in cases:
+        wanted, said = expected_by_key(case), found[case.seed]
+        if wanted.refused:
+            assert not said.legal, case.seed
+            continue
+        assert faults_of(said) == wanted.faults, case.seed
+        assert sorted(said.differences) == sorted(wanted.differences), case.seed
+        kinds["legal"] += said.legal
+        kinds["equivalent"] += said.equivalent
+        kinds["inserted again"] += said.legal and any(each.doubled for each in said.streams)
+    assert min(kinds[kind] for kind in ("legal", "equivalent", "inserted again")) >= OFTEN, kinds
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("start", range(NIGHTLY.start, NIGHTLY.stop, 9_500))
+def test_both_agree_on_many_more(spark: SparkSession, start: int) -> None:
+    compare_all(spark, range(start, start + 9_500))
+
+
+def test_what_is_plain_is_not_looked_at_twice(spark: SparkSession) -> None:
+    """Else the second look would cost as much as the first."""
+    cases = [case_of(seed) for seed in range(300)]
+    terms = Terms(widths=dict.fromkeys(range(STREAMS), WIDTH))
+    with judged(spark.createDataFrame(rows_of(cases)), STREAMS, terms, ["case"]) as result:
+        plain = [
+            case
+            for (case,), found in result.findings.items()
+            if found.equivalent and not any(each.doubled for each in found.streams)
+        ]
+        assert len(plain) >= OFTEN
+        rows = result.rows.where(F.col("case").isin(plain))
+        odd = screened(rows, ["case"], STREAMS, pieces=2, clipped=False)
+        assert odd.said.count() > 500
+        assert odd.keys.collect() == []

@@ -1,0 +1,42 @@
+"""The example of docs/audit.md: its files, what the command says of them, and the program."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.cli.conftest import Lmerge, lmerge
+
+__all__ = ("lmerge",)
+
+PAGE = Path("docs/audit.md").read_text()
+FILES, PROGRAM = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+[CONSOLE] = re.findall(r"^```console\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+
+
+def test_the_examples_say_what_the_page_says(
+    spark: SparkSession,
+    lmerge: Lmerge,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    @contextmanager
+    def shared(**_: Any) -> Iterator[SparkSession]:
+        yield spark
+
+    monkeypatch.setattr("lmerge_service.spark.session.spark_session", shared)
+    namespace: dict[str, Any] = {}
+    exec(compile(FILES, "docs/audit.md", "exec"), namespace)  # noqa: S102
+    command, *lines = CONSOLE.splitlines()
+    done = lmerge(*command.split()[2:])
+    assert (done.code, done.out.splitlines()) == (1, lines)
+    capsys.readouterr()
+    exec(compile(PROGRAM, "docs/audit.md", "exec"), namespace)  # noqa: S102
+    difference, sayings = capsys.readouterr().out.splitlines()
+    assert difference == """b'{"flight":"UA1545"}' ((830,), (831,))"""
+    assert "merged.ndjson at byte 129" in sayings
+    assert Path("audit.html").read_text().startswith("<!doctype html>")
