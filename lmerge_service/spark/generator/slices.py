@@ -18,8 +18,9 @@ Invariants
     S2  It depends on workload, variation and seed, not on where it is cut.
 
 Cost
-    About 1 µs an element besides its payload, a quarter of it for the summary. In memory 300
-    bytes for each event of a block and of those before it that reach into the slice.
+    0.5 µs an element with a payload of 100 bytes, 1.6 with one of 1,000; 0.1 of it for the
+    summary. In memory some hundred bytes for each event of a block and of those before it that
+    reach into the slice.
 """
 
 from collections.abc import Iterator

@@ -17,8 +17,8 @@ Invariants
     T2  Every send time lies in [vs - lead, vs - lead + reach].
 
 Cost
-    About 0.2 µs an event and column, of which there are revisions + 1, and 2 if `reinserted`;
-    the same again for doubles and for phantoms.
+    Linear in the events and in the columns, of which there are revisions + 1, and 2 more if
+    `reinserted`; the same again for doubles and for phantoms.
 """
 
 from collections.abc import Iterator

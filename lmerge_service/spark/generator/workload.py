@@ -20,7 +20,7 @@ Invariants
     W3  The same workload has the same events, into whatever blocks it is cut.
 
 Cost
-    10 ns for a gap, 1.5 µs for a payload of a kilobyte.
+    10 ns for a gap, 1.5 to 3 µs for a payload of a kilobyte.
 """
 
 from collections.abc import Iterable, Sequence

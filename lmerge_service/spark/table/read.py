@@ -19,7 +19,7 @@ Invariants
 
 Cost
     Only files that may hold an answer are read, and in them only row groups whose statistics
-    allow it. Without Spark a small answer takes a few milliseconds.
+    allow it. Without Spark no JVM has to start for an answer.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
