@@ -88,8 +88,9 @@ def audit(
     First each is held to its own word: an element that touches what an earlier stable of the same
     stream made final, or an event that is not there, ends the audit with exit 2 and its place.
 
-    Example: `lmerge audit merged.ndjson jan/logical.ndjson`, or with all replicas of an output at
-    once: `lmerge audit kafka:merged kafka:a kafka:b kafka:c --engine spark --html audit.html`
+    All replicas of an output are audited at once: `lmerge audit kafka:merged kafka:a kafka:b`.
+
+    Example: `lmerge audit merged.ndjson jan/logical.ndjson`
     """
     sources = [left, *others]
     for source in sources:
