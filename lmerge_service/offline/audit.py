@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from lmerge_service.elements import INFINITY, Adjust, Element, Insert
 from lmerge_service.errors import ConfigurationError, ElementError, IllegalStreamError
-from lmerge_service.formats.headers import RecordLike, incarnation_of
+from lmerge_service.formats.headers import RecordLike, Repeats, incarnation_of
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.tdb import TDB, Difference, differences
 
@@ -126,7 +126,7 @@ class TopicAudit:
     def __init__(self, topic: str, partitions: "Sequence[TopicPartition]", decoder: WireDecoder):
         self._topic = topic
         self._decoder = decoder
-        self._incarnation = 0
+        self._incarnation, self._repeats = 0, Repeats()
         self._streams = {tp: Audited(topic, TDB()) for tp in partitions}
 
     def take(self, tp: "TopicPartition", records: Iterable[RecordLike]) -> None:
@@ -138,9 +138,11 @@ class TopicAudit:
             except ElementError as error:
                 raise ElementError(error.reason, f"{where}: {error}") from None
             if incarnation > self._incarnation:
-                self._incarnation = incarnation
+                self._incarnation, self._repeats = incarnation, Repeats()
                 self._streams = {each: Audited(self._topic, TDB()) for each in self._streams}
-            if incarnation == self._incarnation:
+            if incarnation == self._incarnation and not self._repeats.is_repeat(
+                tp.partition, record.headers
+            ):
                 self._streams[tp].take(element, where)
 
     def result(self) -> Audited:

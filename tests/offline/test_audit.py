@@ -167,6 +167,19 @@ def test_of_a_topic_only_the_last_incarnation_counts() -> None:
     assert audit.result().inserts == 2
 
 
+def test_what_its_writer_has_written_before_does_not_count() -> None:
+    audit = topic_audit()
+    said: list[Element] = [Insert("A", 6, 20), Stable(7), Insert("A", 6, 20), Stable(7)]
+    numbered = [
+        _Record(encode(on_the_wire(element)), offset, [("lmerge-seq", b"%d" % seq)])
+        for offset, (seq, element) in enumerate(zip((1, 2, 1, 2), said, strict=True))
+    ]
+    audit.take(ZERO, numbered)
+    found = audit.result()
+    assert (found.inserts, found.stables) == (1, 1)
+    assert found.tdb == TDB([(b'"A"', 6, 20)])
+
+
 def test_the_first_illegal_record_is_named_with_partition_and_offset() -> None:
     with pytest.raises(IllegalStreamError, match=r"^t-1 at offset 1: not a legal stream: insert"):
         take(topic_audit(), ONE, [Stable(7), Insert("A", 6, 20)])
