@@ -29,6 +29,7 @@ from lmerge_service.cli import (
     publish,
     read,
     run,
+    spark_merge,
     state,
     watch,
 )
@@ -72,6 +73,7 @@ _FILES = "Streams in files"
 
 app.command("demo", rich_help_panel=_KAFKA)(demo.demo)
 app.command("run", rich_help_panel=_KAFKA)(run.run)
+app.command("spark-merge", rich_help_panel=_KAFKA)(spark_merge.spark_merge)
 app.command("read", rich_help_panel=_KAFKA)(read.read)
 app.command("publish", rich_help_panel=_KAFKA)(publish.publish)
 app.add_typer(broker.app, name="broker", rich_help_panel=_KAFKA)

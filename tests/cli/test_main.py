@@ -28,8 +28,8 @@ CONTROL = (
     "decisions",
 )  # fmt: skip
 COMMANDS = (
-    "demo", "run", "read", "publish", "broker", "state", *CONTROL, "present", "merge", "audit",
-    "infer",
+    "demo", "run", "spark-merge", "read", "publish", "broker", "state", *CONTROL, "present",
+    "merge", "audit", "infer",
 )  # fmt: skip
 PAGES = [
     (),
@@ -37,6 +37,7 @@ PAGES = [
     ("broker", "start"),
     ("broker", "status"),
     ("state", "verify"),
+    ("state", "export"),
 ]
 
 
