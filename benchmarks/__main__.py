@@ -23,6 +23,7 @@ from benchmarks import (
     service,
     soak,
     spark,
+    spark_merge,
 )
 from benchmarks.sizes import TINY, Sizes
 from lmerge_service.service.tuning import quieten_garbage_collector
@@ -50,7 +51,7 @@ def main() -> None:
     parser.add_argument("--only", choices=("in-process", "kafka"), help="a part only")
     parser.add_argument("--json", action="store_true", help="speak JSON")
     what = parser.add_subparsers(
-        dest="what", metavar="figures | policies | service | soak | rolling | spark"
+        dest="what", metavar="figures | policies | service | soak | rolling | spark | spark-merge"
     )
     _add_figures(what)
     _add_policies(what)
@@ -58,6 +59,7 @@ def main() -> None:
     _add_soak(what)
     _add_rolling(what)
     _add_spark(what)
+    _add_spark_merge(what)
     options = parser.parse_args()
     if options.what == "policies":
         _run_policies(options.events, options.json, options.out)
@@ -85,6 +87,8 @@ def main() -> None:
         good = asyncio.run(rolling.roll(how, report))
     elif options.what == "spark":
         spark.run(options.runs, options.records, report)
+    elif options.what == "spark-merge":
+        spark_merge.run(options.events, options.live, report)
     else:
         _run(options.only, options.runs, options.elements, report)
     if options.json:
@@ -112,6 +116,15 @@ def _add_spark(what: _Subparsers) -> None:
     of_spark.add_argument("--runs", type=int, default=3, help="runs of each (3)")
     of_spark.add_argument("--records", type=int, default=2_000_000, help="records (2,000,000)")
     of_spark.add_argument("--json", action="store_true", help="speak JSON")
+
+
+def _add_spark_merge(what: _Subparsers) -> None:
+    merge = what.add_parser("spark-merge", help="the merge in Spark, beside its own deduplication")
+    merge.add_argument("--events", type=int, default=400_000, help="events a replica (400,000)")
+    merge.add_argument(
+        "--live", type=int, nargs="*", default=[1_000, 100_000, 1_000_000], help="live events"
+    )
+    merge.add_argument("--json", action="store_true", help="speak JSON")
 
 
 def _add_policies(what: _Subparsers) -> None:
