@@ -4,7 +4,6 @@ that come and go, and from the service and back."""
 import asyncio
 import json
 import random
-import signal
 import subprocess
 import sys
 import threading
@@ -311,13 +310,12 @@ def test_kill_9_in_the_middle_of_batches(
                 time.sleep(chance.uniform(0, 2))
             finally:
                 process.kill()
-    last = Process(merge, tmp_path / "last.log")
+    last = Process(merge, tmp_path / "last.log", "--available-now")
     try:
-        come_true(lambda: merge.says(meaning(lives)), "the output has ended")
-        last.process.send_signal(signal.SIGTERM)
-        assert last.process.wait(60) == 0, last.log.read_text()
+        assert last.process.wait(SECONDS) == 0, last.log.read_text()
     finally:
         last.kill()
+    assert merge.says(meaning(lives))
     assert reconstitute(read_back(merge, case)) == meaning(lives)
     for seqs in numbers(merge).values():
         assert sorted(set(seqs)) == list(range(1, max(seqs) + 1))
