@@ -231,8 +231,9 @@ def test_a_replica_that_is_released_and_a_topic_that_is_made_anew(
     streams = replica_streams(lives, seed=13)
     for name, said in streams.items():
         merge.publish(name, said[: len(said) // 2])
+    job_of(spark, merge).run()
+    assert merge.audit().tdb.stable > 0
     with running(job_of(spark, merge, available_now=False)):
-        come_true(lambda: merge.audit().tdb.stable > 0, "something is merged")
         decided(merge, Quarantine("b", "looks odd"), Release("b"))
 
         async def make_anew() -> None:
