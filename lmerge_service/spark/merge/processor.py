@@ -54,7 +54,9 @@ class MergeProcessor(StatefulProcessor):
     ) -> Iterator[pd.DataFrame]:
         work, number = self._work, self._numbers[int(key[0])]
         chunks = [chunk for frame in rows for chunk in frame["chunk"]]
-        bucket, said = run(self._variables, lambda: fresh(work, number), self.batch(), chunks)
+        bucket, said = run(
+            self._variables, work.plan, number, lambda: fresh(work, number), self.batch(), chunks
+        )
         yield from _frames(bucket, said)
 
     def batch(self) -> int:

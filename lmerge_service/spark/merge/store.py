@@ -35,6 +35,8 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from typing import Final, Protocol, TypeAlias
 
 import msgspec
@@ -42,6 +44,7 @@ import msgspec
 from lmerge_service.errors import StateError
 from lmerge_service.spark.merge.bucket import Bucket, Said
 from lmerge_service.spark.merge.chunks import unpacked
+from lmerge_service.spark.merge.plan import Plan
 
 __all__ = ("LEAST_LOG", "Cache", "Kept", "Readable", "Store", "Stored", "Variables", "run")
 
@@ -119,6 +122,8 @@ Fresh: TypeAlias = Callable[[], Bucket]
 
 def run(
     variables: Variables,
+    plan: Plan,
+    number: int,
     fresh: Fresh,
     batch: int,
     chunks: Sequence[bytes],
@@ -126,15 +131,13 @@ def run(
     cache: Cache = _cache,
     least_log: int = LEAST_LOG,
 ) -> tuple[Bucket, Said]:
-    """Merges a batch into a bucket, and writes down what is needed to have it again; `fresh` makes
-    the bucket as it is before the first batch.
+    """Merges a batch into the bucket of a number, and writes down what is needed to have it again;
+    `fresh` makes the bucket as it is before the first batch.
 
     Raises:
         StateError: what is stored is damaged, or cannot be gone on with.
     """
     stored = Store(variables, least_log)
-    empty = fresh()
-    plan, number = empty.plan, empty.number
     kept = stored.opened(cache.pop((plan.id, number), None), fresh)
     bucket = kept.bucket
     bucket.plan = plan
@@ -173,39 +176,38 @@ class Stored:
             return Kept(fresh(), b"")
         if kept is not None and kept.token == head.token:
             return kept
-        if kept is not None and self._is_in_log(kept, head):
-            return self._caught_up(kept, head)
+        if kept is not None and (start := self._lacking(kept, head)) is not None:
+            return self._caught_up(kept, head, start)
         bucket = fresh()
         if head.pages:
             bucket.adopt(self._pages(head), head.steps)
-        return self._caught_up(Kept(bucket, b""), head)
+        return self._caught_up(Kept(bucket, b""), head, head.first)
 
-    def _is_in_log(self, kept: Kept, head: _Head) -> bool:
-        """The log goes on from what a worker has."""
-        return any(entry.before == kept.token for entry in self._entries(head))
+    def _lacking(self, kept: Kept, head: _Head) -> int | None:
+        """Where the log goes on from what a worker has; None if it does not. Only what is lacking
+        is looked at."""
+        number, before = head.next, head.token
+        while number > head.first:
+            entry = self._entry(number - 1)
+            if entry.transaction <= kept.bucket.state.transaction:
+                break
+            number, before = number - 1, entry.before
+        return number if before == kept.token else None
 
-    def _entries(self, head: _Head) -> Iterator[_Entry]:
-        for number in range(head.first, head.next):
-            if (data := self._readable.entry(number)) is None:
-                raise StateError(f"the checkpoint's state is damaged: entry {number} is missing")
-            yield _read_entry(data)
+    def _entry(self, number: int) -> _Entry:
+        if (data := self._readable.entry(number)) is None:
+            raise StateError(f"the checkpoint's state is damaged: entry {number} is missing")
+        return _read_entry(data)
 
-    def _caught_up(self, kept: Kept, head: _Head) -> Kept:
-        """Merges the batches of the log that are not merged."""
+    def _caught_up(self, kept: Kept, head: _Head, start: int) -> Kept:
+        """Merges the batches of the log from an entry on."""
         bucket = kept.bucket
-        chunks: list[bytes] = []
-        last: _Entry | None = None
-        for entry in self._entries(head):
-            if entry.transaction <= bucket.state.transaction:
-                continue
-            if last is not None and entry.transaction != last.transaction:
-                bucket.apply(last.batch, map(unpacked, chunks))
-                chunks = []
-            if entry.chunk is not None:
-                chunks.append(entry.chunk)
-            last = entry
-        if last is not None:
-            bucket.apply(last.batch, map(unpacked, chunks))
+        entries = (self._entry(number) for number in range(start, head.next))
+        for _, batch in groupby(entries, key=attrgetter("transaction")):
+            some = list(batch)
+            bucket.apply(
+                some[0].batch, [unpacked(each.chunk) for each in some if each.chunk is not None]
+            )
         if bucket.state.transaction != head.transaction:
             raise StateError(
                 f"the checkpoint's state is damaged: it ends with transaction "

@@ -159,6 +159,7 @@ class Memory:
         self.log: dict[int, bytes] = {}
         self.pages: dict[int, bytes] = {}
         self.written = 0
+        self.read: list[tuple[str, int]] = []
 
     def copy(self) -> "Memory":
         other = Memory()
@@ -173,6 +174,7 @@ class Memory:
         self.written += len(data)
 
     def entry(self, number: int) -> bytes | None:
+        self.read.append(("log", number))
         return self.log.get(number)
 
     def append(self, number: int, data: bytes) -> None:
@@ -180,6 +182,7 @@ class Memory:
         self.written += len(data)
 
     def page(self, number: int) -> bytes | None:
+        self.read.append(("page", number))
         return self.pages.get(number)
 
     def set_page(self, number: int, data: bytes) -> None:

@@ -16,6 +16,7 @@ from lmerge_service.errors import StateError
 from lmerge_service.formats.headers import SEQ_HEADER, incarnation_headers
 from lmerge_service.formats.wire import WireDecoder, encode
 from lmerge_service.service.decisions import AcceptGap, Attach, Detach, Quarantine, Release
+from lmerge_service.spark.merge.bucket import Bucket, Said
 from lmerge_service.spark.merge.chunks import Record, packed, slices, unpacked
 from lmerge_service.spark.merge.plan import Plan, Work
 from lmerge_service.spark.merge.processor import MergeProcessor
@@ -108,6 +109,8 @@ def test_a_bucket_says_what_the_plain_operator_says(
                 chunks = data.draw(st.permutations(chunks), "order")
                 _, said = run(
                     used,
+                    plan,
+                    number,
                     lambda number=number: bucket_of(work, number),  # type: ignore[misc]
                     at,
                     chunks,
@@ -131,7 +134,15 @@ def test_honest_replicas_are_merged_into_what_they_mean(
         memory, cache, out = Memory(), fresh_cache(), list[Element]()
         for at, batch in enumerate(batches):
             chunks = chunks_for(work, batch, number, at, 3)
-            bucket, said = run(memory, lambda: bucket_of(work, number), at, chunks, cache=cache)  # noqa: B023
+            bucket, said = run(
+                memory,
+                plan,
+                number,
+                lambda number=number: bucket_of(work, number),  # type: ignore[misc]
+                at,
+                chunks,
+                cache=cache,
+            )
             bucket.state.merge.check()
             out += said.elements
         reconstitute(out)  # raises where it is not legal
@@ -183,6 +194,12 @@ def records_of(*elements: Element, start: int = 0, headers: Any = ()) -> list[Re
     return [Record(start + at, b"k", value, headers, 1) for at, value in enumerate(said)]
 
 
+def fed(work: Work, number: int, chunks: list[bytes]) -> tuple[Bucket, Said]:
+    """A new bucket after its first batch."""
+    fresh = bucket_of(work, number)
+    return run(Memory(), work.plan, number, lambda: fresh, 0, chunks, cache=fresh_cache())
+
+
 class Running:
     """One bucket, batch by batch."""
 
@@ -199,7 +216,13 @@ class Running:
     def batch(self, batch: Batch) -> list[Element]:
         chunks = chunks_for(self.work, batch, 0, self.next, 10)
         self.bucket, said = run(
-            self.memory, lambda: bucket_of(self.work, 0), self.next, chunks, cache=self.cache
+            self.memory,
+            self.work.plan,
+            0,
+            lambda: bucket_of(self.work, 0),
+            self.next,
+            chunks,
+            cache=self.cache,
         )
         self.next += 1
         self.dead += said.dead
@@ -294,7 +317,7 @@ def test_what_is_no_element_is_a_dead_letter_once_in_one_bucket() -> None:
     found = []
     for number in range(2):
         chunks = chunks_for(work, batch, number, 0, 10)
-        _, said = run(Memory(), lambda: bucket_of(work, number), 0, chunks, cache=fresh_cache())  # noqa: B023
+        _, said = fed(work, number, chunks)
         found += [(each.partition, each.offset, each.reason, each.key) for each in said.dead]
     assert sorted(found, key=str) == sorted(
         [
@@ -354,7 +377,7 @@ def test_a_dialect_and_a_normalised_replica() -> None:
     events: list[Event] = []
     for number in range(2):
         chunks = chunks_for(work, batch, number, 0, 2)
-        _, said = run(Memory(), lambda: bucket_of(work, number), 0, chunks, cache=fresh_cache())  # noqa: B023
+        _, said = fed(work, number, chunks)
         assert said.dead == []
         events += reconstitute(said.elements)
     assert events == [Event(b'"b"', 1, 15)]
@@ -377,6 +400,22 @@ def test_what_is_stored_costs_what_changes() -> None:
 
     few, many = written(2_000), written(8_000)
     assert many < 1.2 * few < 20 * 1_000
+
+
+def test_a_worker_that_is_behind_reads_what_it_lacks() -> None:
+    """And nothing else: neither the snapshot nor the batches that it has merged."""
+    topology, widths = topology_of("a"), {"a": 1}
+    plan, _ = planned(topology, widths)
+    running = Running(topology, plan)
+    workers = [fresh_cache(), fresh_cache()]
+    for n in range(30):
+        running.cache = workers[n in (0, 9, 20)]
+        running.memory.read.clear()
+        running.batch({("t.a", 0): records_of(Insert(f"{n}", n, 99), start=n)})
+        if n == 20:
+            # Batch n stands in entry n - 1; that of batch 9 tells that it is merged.
+            assert set(running.memory.read) == {("log", number) for number in range(8, 19)}
+    assert running.said == [in_bytes(Insert(f"{n}", n, 99)) for n in range(30)]
 
 
 def test_damaged_state_is_refused() -> None:
@@ -427,7 +466,7 @@ def test_tdb_of_several_buckets() -> None:
     found: list[Event] = []
     for number in range(3):
         chunks = chunks_for(work, batch, number, 0, 7)
-        _, said = run(Memory(), lambda: bucket_of(work, number), 0, chunks, cache=fresh_cache())  # noqa: B023
+        _, said = fed(work, number, chunks)
         assert said.elements[-1] == Stable(INFINITY)
         some = list(reconstitute(said.elements))
         assert some
