@@ -25,7 +25,7 @@ from lmerge_service.kafka.broker import LocalBroker
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.topics import Topics as AskedTopics
 
-__all__ = ("run",)
+__all__ = ("busy", "run")
 
 Report = Callable[[str, str, Sequence[float]], None]
 _PARTITIONS = 4
@@ -141,12 +141,12 @@ def _records(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def _spent(work: Callable[[], object]) -> tuple[float, float]:
     """Seconds by the clock, and of processors."""
-    before, started = _busy(), time.perf_counter()
+    before, started = busy(), time.perf_counter()
     work()
-    return time.perf_counter() - started, _busy() - before
+    return time.perf_counter() - started, busy() - before
 
 
-def _busy() -> float:
+def busy() -> float:
     """Of Spark's processes, which are our children but for the broker."""
     total = 0.0
     for child in psutil.Process().children(recursive=True):

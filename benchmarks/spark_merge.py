@@ -3,7 +3,8 @@ small batch takes with few and with many live events.
 
 Topics have three presentations of one stream (`inputs`), two partitions each; the broker is on the
 same machine, Spark on `local[2]`. Rates are of all micro-batches but the first two of a query,
-which warm up, and go by the query's own clock; so both ways write all that they say to Kafka. The
+which warm up, and go by the query's own clock; so both ways write all that they say to Kafka.
+Beside them stands what a record took of the processors meanwhile, as in `spark`. The
 baseline is what a user of Spark would write: `from_json`, a watermark, and
 `dropDuplicatesWithinWatermark` by payload and vs, which knows neither revisions nor stables.
 """
@@ -21,6 +22,7 @@ from typing import Any
 from aiokafka import AIOKafkaProducer
 
 from benchmarks.inputs import lazily
+from benchmarks.spark import busy
 from lmerge_service.elements import INFINITY, Element, Insert, Stable
 from lmerge_service.formats.wire import encode
 from lmerge_service.kafka.broker import LocalBroker
@@ -34,6 +36,7 @@ Report = Callable[[str, str, Sequence[float]], None]
 
 _WIDTH = 2
 _BATCH = 200_000
+_BATCHES = 8
 _WARM_UP = 2
 _SMALL = 100
 _WIRE = "op string, payload string, vs long, ve long"
@@ -55,6 +58,15 @@ def run(events: int, live: Sequence[int], report: Report) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class _Step:
+    """A micro-batch, and what Spark's processes had taken of the processors when it was through."""
+
+    records: int
+    seconds: float
+    busy: float
+
+
+@dataclass(frozen=True, slots=True)
 class _Bench:
     spark: Any
     bootstrap: str
@@ -66,25 +78,37 @@ class _Bench:
     def rates(self, events: int) -> None:
         for name, stream in zip("abc", lazily(events), strict=True):
             asyncio.run(_publish(self.bootstrap, f"rate.{name}", stream))
-        ours = self._merged()
-        theirs = self._deduplicated()
-        self.report(f"merge of three replicas, {_WIDTH} buckets", "k/s", ours)
-        self.report("dropDuplicatesWithinWatermark", "k/s", theirs)
-        ratio = statistics.median(ours) / statistics.median(theirs)
-        self.report("merge / deduplication", "x", [ratio])
+        batch = 3 * events // _BATCHES
+        found = {
+            f"merge of three replicas, {_WIDTH} buckets": self._merged(batch),
+            "dropDuplicatesWithinWatermark": self._deduplicated(batch),
+        }
+        medians = []
+        for name, steps in found.items():
+            full = [each for each in steps[_WARM_UP:] if each.records > batch // 2]
+            rates = [each.records / each.seconds / 1e3 for each in full]
+            records = sum(each.records for each in full)
+            spent = full[-1].busy - steps[_WARM_UP - 1].busy
+            self.report(name, "k/s", rates)
+            self.report(f"{name}: processors", "µs", [spent / records * 1e6])
+            medians.append((statistics.median(rates), spent / records))
+        (ours, our_work), (theirs, their_work) = medians
+        self.report("merge / deduplication: rate", "x", [ours / theirs])
+        self.report("merge / deduplication: processors", "x", [our_work / their_work])
 
-    def _merged(self) -> list[float]:
+    def _merged(self, batch: int) -> list["_Step"]:
         from lmerge_service.spark.merge.job import Job, Progress, Settings
 
-        found: list[Progress] = []
-        settings = Settings(str(self.folder / "rate"), available_now=True, batch_records=_BATCH)
-        topology = _topology(self.bootstrap, "rate", "abc")
-        Job(self.spark, topology, settings, tell=found.append).run()
-        self.report("first batch of the merge", "s", [found[0].seconds])
-        full = [each for each in found[_WARM_UP:] if each.records > _BATCH // 2]
-        return [each.records / each.seconds / 1e3 for each in full]
+        found: list[_Step] = []
 
-    def _deduplicated(self) -> list[float]:
+        def tell(progress: Progress) -> None:
+            found.append(_Step(progress.records, progress.seconds, busy()))
+
+        settings = Settings(str(self.folder / "rate"), available_now=True, batch_records=batch)
+        Job(self.spark, _topology(self.bootstrap, "rate", "abc"), settings, tell=tell).run()
+        return found
+
+    def _deduplicated(self, batch: int) -> list["_Step"]:
         from pyspark.sql import functions as F  # noqa: N812
 
         from lmerge_service.spark.elements import kafka_records
@@ -93,7 +117,7 @@ class _Bench:
         source = Read(
             self.bootstrap,
             [f"rate.{name}" for name in "abc"],
-            options={"maxOffsetsPerTrigger": str(_BATCH), "kafka.fetch.max.wait.ms": "20"},
+            options={"maxOffsetsPerTrigger": str(batch), "kafka.fetch.max.wait.ms": "20"},
         )
         said = F.from_json(F.col("value").cast("string"), _WIRE)
         records = kafka_records(self.spark, source, streaming=True)
@@ -120,11 +144,14 @@ class _Bench:
             .trigger(availableNow=True)
             .start()
         )
-        query.awaitTermination()
-        full = [
-            each for each in query.recentProgress[_WARM_UP:] if each["numInputRows"] > _BATCH // 2
-        ]
-        return [each["numInputRows"] / each["durationMs"]["triggerExecution"] for each in full]
+        found: list[_Step] = []
+        ended: bool | None = False
+        while not ended:
+            ended = query.awaitTermination(1)
+            for each in query.recentProgress[len(found) :]:
+                seconds = each["durationMs"]["triggerExecution"] / 1e3
+                found.append(_Step(each["numInputRows"], seconds, busy()))
+        return found
 
     # --- small batches --------------------------------------------------------------------------
 
