@@ -25,6 +25,7 @@ from benchmarks import (
     soak,
     spark,
     spark_audit,
+    spark_merge,
 )
 from benchmarks.sizes import TINY, Sizes
 from lmerge_service.service.tuning import quieten_garbage_collector
@@ -52,7 +53,8 @@ def main() -> None:
     parser.add_argument("--only", choices=("in-process", "kafka"), help="a part only")
     parser.add_argument("--json", action="store_true", help="speak JSON")
     what = parser.add_subparsers(
-        dest="what", metavar="figures | policies | service | soak | rolling | spark | generated"
+        dest="what",
+        metavar="figures | policies | service | soak | rolling | spark | spark-merge | generated",
     )
     _add_figures(what)
     _add_policies(what)
@@ -61,6 +63,7 @@ def main() -> None:
     _add_rolling(what)
     _add_spark(what)
     _add_generated(what)
+    _add_spark_merge(what)
     options = parser.parse_args()
     if options.what == "policies":
         _run_policies(options.events, options.json, options.out)
@@ -91,6 +94,8 @@ def main() -> None:
         measured(options.runs, options.records, report)
     elif options.what == "generated":
         generated.run(options.events, report)
+    elif options.what == "spark-merge":
+        spark_merge.run(options.events, options.live, report)
     else:
         _run(options.only, options.runs, options.elements, report)
     if options.json:
@@ -127,6 +132,15 @@ def _add_generated(what: _Subparsers) -> None:
     of_generated = what.add_parser("generated", help="generating streams, and tables of them")
     of_generated.add_argument("--events", type=int, default=5_000_000, help="events (5,000,000)")
     of_generated.add_argument("--json", action="store_true", help="speak JSON")
+
+
+def _add_spark_merge(what: _Subparsers) -> None:
+    merge = what.add_parser("spark-merge", help="the merge in Spark, beside its own deduplication")
+    merge.add_argument("--events", type=int, default=400_000, help="events a replica (400,000)")
+    merge.add_argument(
+        "--live", type=int, nargs="*", default=[1_000, 100_000, 1_000_000], help="live events"
+    )
+    merge.add_argument("--json", action="store_true", help="speak JSON")
 
 
 def _add_policies(what: _Subparsers) -> None:

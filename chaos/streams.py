@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from chaos.records import Record, Topic
 from lmerge_service.elements import START, Adjust, Element, Insert, Stable
 from lmerge_service.errors import ElementError
-from lmerge_service.formats.headers import incarnation_of
+from lmerge_service.formats.headers import Repeats, incarnation_of
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.tdb import TDB
 
@@ -134,14 +134,17 @@ def read_replica(topic: Topic, decoder: WireDecoder, *, keyed: bool) -> list[Lif
     """The lives of a replica, the latest last; at least one."""
     lives: dict[int, Life] = {}
     for partition in range(topic.partitions):
-        latest, clock = 0, START
+        latest, clock, repeats = 0, START, Repeats()
         for record in topic.of(partition):
             clock = max(clock, record.timestamp)
             try:
                 incarnation, joining_at = incarnation_of(record.headers)
                 if incarnation < latest:
                     continue
-                latest = incarnation
+                if incarnation > latest:
+                    latest, repeats = incarnation, Repeats()
+                if repeats.is_repeat(partition, record.headers):
+                    continue
                 if incarnation not in lives:
                     lives[incarnation] = Life(
                         incarnation, joining_at, topic.partitions, keyed=keyed
@@ -214,10 +217,12 @@ def read_output(topic: Topic, decoder: WireDecoder, *, keyed: bool) -> Output:
 def _heard(
     topic: Topic, partition: int, decoder: WireDecoder, illegal: list[str]
 ) -> Iterator[_Heard]:
-    clock = START
+    clock, repeats = START, Repeats()
     for record in topic.of(partition):
         clock = max(clock, record.timestamp)
         try:
+            if repeats.is_repeat(partition, record.headers):
+                continue
             yield clock, record, decoder.decode(record.value)
         except ElementError as error:
             illegal.append(f"{record.place}: no element: {error}")

@@ -31,6 +31,7 @@ from lmerge_service.cli import (
     read,
     replica,
     run,
+    spark_merge,
     state,
     table,
     watch,
@@ -76,6 +77,7 @@ _SPARK = "At scale, with Spark"
 
 app.command("demo", rich_help_panel=_KAFKA)(demo.demo)
 app.command("run", rich_help_panel=_KAFKA)(run.run)
+app.command("spark-merge", rich_help_panel=_KAFKA)(spark_merge.spark_merge)
 app.command("read", rich_help_panel=_KAFKA)(read.read)
 app.command("publish", rich_help_panel=_KAFKA)(publish.publish)
 app.add_typer(replica.app, name="replica", rich_help_panel=_KAFKA)

@@ -1,4 +1,4 @@
-"""`lmerge state inspect` and `verify`: what Kafka has of the state of a merge."""
+"""`lmerge state inspect`, `verify` and `export`: what Kafka has of the state of a merge."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -45,6 +45,44 @@ def verify(path: Path_, bootstrap: TopologyBootstrap = None, as_json: Json = Fal
     damaged = [each for task in found for each in task.snapshots if each.damage is not None]
     if damaged:
         raise StateError(f"{len(damaged)} snapshots are damaged")
+
+
+@app.command("export")
+def export(
+    path: Path_,
+    to: Annotated[
+        Path, typer.Option(metavar="FILE", help="Where to write it.", show_default=False)
+    ],
+    bootstrap: TopologyBootstrap = None,
+    as_json: Json = False,
+) -> None:
+    """Write the state of all tasks to one file, for `lmerge spark-merge --from FILE`.
+
+    It is the state of the last commit. To move the merge, stop all its workers first.
+
+    Example: `lmerge state export topologies/flights.yaml --to flights.state`
+    """
+    import asyncio
+
+    from lmerge_service import topology
+    from lmerge_service.kafka.cluster import Cluster
+    from lmerge_service.service.connection import connection_of
+    from lmerge_service.service.saved import export_to
+
+    loaded = topology.load(path, bootstrap=bootstrap)
+    silence_kafka_client()
+    found = asyncio.run(export_to(to, loaded, Cluster(connection_of(loaded.kafka))))
+    if as_json:
+        say_json(
+            [
+                {"partition": each.partition, "said": each.mark.said, "bytes": each.size}
+                for each in found
+            ]
+        )
+        return
+    for each in found:
+        said = f"{each.mark.said:,} records said, stable {point(each.mark.stable)}"
+        typer.echo(f"partition {each.partition}: {said}, {each.size:,} bytes", err=True)
 
 
 def _inspected(path: Path, bootstrap: str | None, *, verify: bool) -> "list[Inspected]":

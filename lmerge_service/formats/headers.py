@@ -1,11 +1,18 @@
-"""Record headers by which a replica says that it has started over.
+"""Record headers by which a replica says that it has started over, or that it repeats itself.
 
 `lmerge-incarnation` is a decimal integer (absent means 0) on every record of that incarnation;
 `lmerge-joining-at`, beside it, is the time from which the incarnation is correct (absent means
 from the beginning of time).
+
+`lmerge-seq` is for a writer that delivers at least once, and writes the same again after a crash:
+a decimal integer from 1 on that rises, from record to record of one partition and one
+incarnation. A record whose number is not above all before it was read already, and counts no
+more. That is exact where the writer makes the same records again, in the same order, even when
+two of its attempts write at the same time: of any mixture of `1 2 3 …` with `1 2 3 …` the first
+time that each number is met is in order. All that read replicas' topics ask `Repeats`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
 from lmerge_service.elements import INFINITY, START
@@ -14,16 +21,21 @@ from lmerge_service.errors import ElementError
 __all__ = (
     "INCARNATION_HEADER",
     "JOINING_AT_HEADER",
+    "SEQ_HEADER",
     "RecordLike",
+    "Repeats",
     "TimedRecord",
     "incarnation_headers",
     "incarnation_of",
+    "seq_of",
 )
 
 INCARNATION_HEADER: Final = "lmerge-incarnation"
 JOINING_AT_HEADER: Final = "lmerge-joining-at"
+SEQ_HEADER: Final = "lmerge-seq"
 
 _MAX_INCARNATION = 2**63 - 1
+_NOTHING: Final[Mapping[int, int]] = {}
 
 
 class RecordLike(Protocol):
@@ -76,6 +88,55 @@ def incarnation_of(headers: Sequence[tuple[str, bytes]]) -> tuple[int, int]:
         # Taken for correct from the beginning, it would make the output lose what it lacks.
         raise ElementError("header", f"{JOINING_AT_HEADER} needs {INCARNATION_HEADER} beside it")
     return incarnation, joining_at
+
+
+def seq_of(headers: Sequence[tuple[str, bytes]]) -> int | None:
+    """The number of a record whose writer numbers them.
+
+    Raises:
+        ElementError: the header is there but is not a decimal integer from 1 on.
+    """
+    for name, value in headers:
+        if name == SEQ_HEADER:
+            return _decimal(name, value, 1, _MAX_INCARNATION)
+    return None
+
+
+class Repeats:
+    """Tells which records of one incarnation of a replica were read before, by their numbers.
+
+    >>> repeats = Repeats()
+    >>> headers = [[("lmerge-seq", b"%d" % number)] for number in (1, 2, 1, 2, 3)]
+    >>> [repeats.is_repeat(0, each) for each in headers]
+    [False, False, True, True, False]
+    >>> repeats.is_repeat(1, headers[0]), repeats.is_repeat(0, [])
+    (False, False)
+    """
+
+    __slots__ = ("last",)
+
+    def __init__(self, last: Mapping[int, int] = _NOTHING) -> None:
+        self.last = dict(last)
+        """By partition, the highest number that was read."""
+
+    def is_repeat(self, partition: int, headers: Sequence[tuple[str, bytes]]) -> bool:
+        """Whether the record counts no more; if it does, it is taken for read.
+
+        Raises:
+            ElementError: as `seq_of`.
+        """
+        seq = seq_of(headers)
+        if seq is None:
+            return False
+        if seq <= self.last.get(partition, 0):
+            return True
+        self.last[partition] = seq
+        return False
+
+    def take_back(self, partition: int, headers: Sequence[tuple[str, bytes]]) -> None:
+        """The record just looked at has not been taken: it will be read again."""
+        if (seq := seq_of(headers)) is not None:
+            self.last[partition] = seq - 1
 
 
 def _decimal(name: str, value: bytes | None, low: int, high: int) -> int:

@@ -8,7 +8,8 @@ Theory
 
     Nothing here depends on how the partitions interleave: of each partition only the records of
     the highest incarnation count in the end. So the operator can be rebuilt from the partitions'
-    prefixes (promise 7 of docs/semantics.md), once it is known which incarnation that is.
+    prefixes (promise 7 of docs/semantics.md), once it is known which incarnation that is. A record
+    that its writer had written before (`lmerge-seq`) is ignored and counted as well.
 
     A replica that is normalised has a normaliser per partition and incarnation, between decoding
     and the operator. What that says is a function of the partition's prefix, too, so that a
@@ -40,7 +41,12 @@ from lmerge_service.elements import START, Element, Stable
 from lmerge_service.errors import ElementError, StateError
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.dialects import Decoder
-from lmerge_service.formats.headers import JOINING_AT_HEADER, TimedRecord, incarnation_of
+from lmerge_service.formats.headers import (
+    JOINING_AT_HEADER,
+    Repeats,
+    TimedRecord,
+    incarnation_of,
+)
 from lmerge_service.formats.payload import DEEPEST
 from lmerge_service.formats.wire import WireDecoder, encode
 
@@ -49,6 +55,7 @@ __all__ = ("Ingest", "Judge", "Ruling", "front_of")
 _NORMALISER: Final = "normaliser"
 _DECODER: Final = "decoder"
 _WAITING: Final = "waiting"
+_SEQ: Final = "seq"
 _MUST_BE_WHOLE = "a replica that is normalised must be correct from the beginning"
 
 
@@ -127,6 +134,10 @@ class Ingest:
         """The highest vs or vc that a chunk of it ended with."""
         self.stale = 0
         """Records of an incarnation that a later one had replaced."""
+        self.repeats = Repeats()
+        """Which numbered records were read."""
+        self.repeated = 0
+        """Records that their writer had written before."""
         self._merge = merge
         self._decoder = decoder
         self._normalise = normalise
@@ -189,6 +200,9 @@ class Ingest:
                         self.start_over(incarnation, joining_at)
                         if judge is not None:
                             judge.started_over(self.name)
+                    if self.repeats.is_repeat(partition, record.headers):
+                        self.repeated += 1
+                        continue
                 if in_wire:
                     value = record.value
                     element = decoder.seen[value] if keeps else decode(value)  # type: ignore[index]
@@ -211,8 +225,10 @@ class Ingest:
             elements += said
         if ruling is Ruling.MERGE_AND_STOP:
             elements += said
-        elif ruling is Ruling.WAIT and not in_wire:
-            self._waiting[partition] = record.offset, said
+        elif ruling is Ruling.WAIT:
+            self.repeats.take_back(partition, record.headers)
+            if not in_wire:
+                self._waiting[partition] = record.offset, said
         out += self._process(elements, partition, process)
         decoder.weigh(len(records))
         if ruling is _MERGE:
@@ -252,6 +268,7 @@ class Ingest:
         self.incarnation, self.joining_at = incarnation, joining_at
         self.gap_accepted = False
         self._normalisers, self._decoders, self._waiting = {}, {}, {}
+        self.repeats = Repeats()
         self.front = START
         self._merge.attach(self.name, joining_at, self.partitions)
 
@@ -268,6 +285,8 @@ class Ingest:
             yield _DECODER, partition, decoder.snapshot()
         for partition, (offset, said) in self._waiting.items():
             yield _WAITING, partition, msgspec.msgpack.encode((offset, [*map(encode, said)]))
+        for partition, seq in self.repeats.last.items():
+            yield _SEQ, partition, msgspec.msgpack.encode(seq)
 
     def restore(self, kind: str, partition: int, saved: bytes) -> None:
         """Takes one of `parts`.
@@ -284,6 +303,8 @@ class Ingest:
             offset, said = msgspec.msgpack.decode(saved, type=tuple[int, list[bytes]])
             ours = WireDecoder(max_record_bytes=1 << 30, max_depth=DEEPEST)
             self._waiting[partition] = offset, [*map(ours.decode, said)]
+        elif kind == _SEQ:
+            self.repeats.last[partition] = msgspec.msgpack.decode(saved, type=int)
         else:
             raise StateError(f"the snapshot has a part {kind!r} of {self.name}, which needs none")
 

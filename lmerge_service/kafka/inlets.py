@@ -27,7 +27,7 @@ import msgspec
 from lmerge_service.core import Operator
 from lmerge_service.elements import INFINITY, START, Element
 from lmerge_service.formats.dead_letters import DeadLetter
-from lmerge_service.formats.headers import TimedRecord
+from lmerge_service.formats.headers import Repeats, TimedRecord
 from lmerge_service.formats.ingest import Ingest
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.source import TopicPartition
@@ -49,6 +49,8 @@ class Place(msgspec.Struct, frozen=True):
     """By partition."""
     incarnation: int
     joining_at: int
+    seqs: dict[int, int] = {}
+    """By partition, the highest number of a numbered record that was read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,8 @@ class TopicStatus:
     """Records that are no elements."""
     stale: int
     """Records of an incarnation that a later one had replaced."""
+    repeated: int
+    """Records that their writer had written before."""
 
 
 @dataclass(slots=True)
@@ -135,7 +139,13 @@ class Inlets:
         ingest = inlet.ingest
         if ingest is None:
             return inlet.place
-        return Place(inlet.id, list(inlet.positions), ingest.incarnation, ingest.joining_at)
+        return Place(
+            inlet.id,
+            list(inlet.positions),
+            ingest.incarnation,
+            ingest.joining_at,
+            dict(ingest.repeats.last),
+        )
 
     # --- records ------------------------------------------------------------------------------
 
@@ -248,6 +258,8 @@ class Inlets:
     def _resume(self, inlet: _Inlet, place: Place, starts: Mapping[int, int]) -> None:
         inlet.positions = list(place.positions)
         self._read(inlet, place.joining_at, place.incarnation, attached=True)
+        assert inlet.ingest is not None
+        inlet.ingest.repeats = Repeats(place.seqs)
         fresh = {n: start for n, start in starts.items() if n >= len(place.positions)}
         if fresh:
             self._begin(inlet, fresh)
@@ -316,6 +328,7 @@ class Inlets:
             breaches={} if source is None else {k.value: n for k, n in source.breaches.items()},
             dead=inlet.dead,
             stale=0 if inlet.ingest is None else inlet.ingest.stale,
+            repeated=0 if inlet.ingest is None else inlet.ingest.repeated,
         )
 
 

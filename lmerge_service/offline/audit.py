@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from lmerge_service.elements import INFINITY, Adjust, Element, Insert
 from lmerge_service.errors import ConfigurationError, ElementError, IllegalStreamError
-from lmerge_service.formats.headers import RecordLike, incarnation_of
+from lmerge_service.formats.headers import RecordLike, Repeats, incarnation_of
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.tdb import TDB, Difference, differences
 
@@ -141,7 +141,7 @@ class TopicAudit:
     def __init__(self, topic: str, partitions: "Sequence[TopicPartition]", decoder: WireDecoder):
         self._topic = topic
         self._decoder = decoder
-        self._incarnation = 0
+        self._incarnation, self._repeats = 0, Repeats()
         self._streams = {tp: Audited(topic, TDB()) for tp in partitions}
         self._illegal: dict[TopicPartition, IllegalStreamError] = {}
 
@@ -157,14 +157,21 @@ class TopicAudit:
             except ElementError as error:
                 raise ElementError(error.reason, f"{where}: {error}") from None
             if incarnation > self._incarnation:
-                self._incarnation = incarnation
+                self._incarnation, self._repeats = incarnation, Repeats()
                 self._streams = {each: Audited(self._topic, TDB()) for each in self._streams}
                 self._illegal.clear()
             if incarnation == self._incarnation and tp not in self._illegal:
-                try:
-                    self._streams[tp].take(element, where)
-                except IllegalStreamError as error:  # of no matter if the replica starts over
-                    self._illegal[tp] = error
+                self._take(tp, record, element, where)
+
+    def _take(self, tp: "TopicPartition", record: RecordLike, element: Element, where: str) -> None:
+        try:
+            if self._repeats.is_repeat(tp.partition, record.headers):
+                return
+            self._streams[tp].take(element, where)
+        except ElementError as error:
+            raise ElementError(error.reason, f"{where}: {error}") from None
+        except IllegalStreamError as error:  # of no matter if the replica starts over
+            self._illegal[tp] = error
 
     def illegal(self) -> "dict[TopicPartition, IllegalStreamError]":
         """By partition, the first element of the last incarnation that is not legal."""

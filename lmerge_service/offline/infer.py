@@ -42,7 +42,7 @@ from lmerge_service.core.case import Case
 from lmerge_service.core.properties import StreamProperties
 from lmerge_service.elements import START, Element, Insert
 from lmerge_service.errors import ConfigurationError, ElementError
-from lmerge_service.formats.headers import RecordLike, incarnation_of
+from lmerge_service.formats.headers import RecordLike, Repeats, incarnation_of
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.offline.inference import IN_ORDER, Break, Inference, Restriction, Said
 
@@ -260,10 +260,10 @@ class TopicDecoder:
         self.inference = Inference(f"kafka:{topic}", partitions)
         self._topic = topic
         self._decoder = decoder
-        self._incarnation = 0
+        self._incarnation, self._repeats = 0, Repeats()
 
     def decode(self, partition: int, record: RecordLike) -> Said | None:
-        """Nothing of an older incarnation.
+        """Nothing of an older incarnation, and nothing twice of a writer that numbers its records.
 
         Raises:
             ElementError: with topic[partition]@offset.
@@ -275,9 +275,11 @@ class TopicDecoder:
         except ElementError as error:
             raise ElementError(error.reason, f"{where}: {error}") from None
         if incarnation > self._incarnation:
-            self._incarnation = incarnation
+            self._incarnation, self._repeats = incarnation, Repeats()
             self.inference.restart()
-        return Said(where, element, partition) if incarnation == self._incarnation else None
+        if incarnation < self._incarnation or self._repeats.is_repeat(partition, record.headers):
+            return None
+        return Said(where, element, partition)
 
 
 @contextmanager

@@ -3,7 +3,8 @@ whole. Nothing is changed, and whoever leads goes on meanwhile.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from dataclasses import dataclass
 
 from lmerge_service.errors import StateError
@@ -15,7 +16,7 @@ from lmerge_service.service.recovery import Recovery
 from lmerge_service.service.state import TaskState
 from lmerge_service.topology import Topology
 
-__all__ = ("Checked", "Inspected", "inspect")
+__all__ = ("Checked", "Inspected", "inspect", "recoveries")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,27 @@ async def inspect(
         StateError: there is no state, or it is of another version.
         TransportError: Kafka cannot be reached, or refuses.
     """
+    async with aclosing(recoveries(topology, cluster, everybody=True)) as found:
+        async for partition, recovery in found:
+            mark = await recovery.last_mark(fenced=False)
+            places = () if mark is None else mark.snapshots
+            checked = [
+                await _checked(recovery, place) if verify else Checked(place) for place in places
+            ]
+            yield Inspected(partition, mark, tuple(checked))
+
+
+async def recoveries(
+    topology: Topology, cluster: Cluster, *, everybody: bool = False
+) -> AsyncGenerator[tuple[int, Recovery], None]:
+    """What recovers the state of each task, in turn, with its number; by what was decided so far.
+
+    The replicas of a state are those that are attached, or everybody who ever was.
+
+    Raises:
+        StateError: there is no state.
+        TransportError: Kafka cannot be reached, or refuses.
+    """
     output = topology.output
     async with (
         cluster.topics() as topics,
@@ -60,7 +82,8 @@ async def inspect(
         ledger = Ledger(topology)
         if output.control_topic in found:
             await _fold(cluster, ledger)
-        replicas = {name: each.replica for name, each in ledger.replicas.items()}
+        known = ledger.replicas.values() if everybody else ledger.attached()
+        replicas = {each.replica.name: each.replica for each in known}
         for partition in range(found[output.state_topic].partitions):
             recovery = Recovery(
                 source,
@@ -70,12 +93,7 @@ async def inspect(
                 fresh=lambda number=partition: _fresh(ledger.topology, number),  # type: ignore[misc]
                 replicas=lambda: replicas,
             )
-            mark = await recovery.last_mark(fenced=False)
-            places = () if mark is None else mark.snapshots
-            checked = [
-                await _checked(recovery, place) if verify else Checked(place) for place in places
-            ]
-            yield Inspected(partition, mark, tuple(checked))
+            yield partition, recovery
 
 
 async def _fold(cluster: Cluster, ledger: Ledger) -> None:

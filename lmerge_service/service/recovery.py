@@ -27,8 +27,10 @@ from contextlib import aclosing
 import structlog
 
 from lmerge_service.errors import ElementError, StateError
+from lmerge_service.formats.headers import seq_of
 from lmerge_service.formats.payload import DEEPEST
 from lmerge_service.formats.wire import WireDecoder
+from lmerge_service.kafka.records import Record
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.state import chunks, last_with_key
 from lmerge_service.kafka.topics import TopicInfo, Topics
@@ -167,22 +169,33 @@ class Recovery:
         async with aclosing(self._source.backlog({tp: state.output}, ends)) as backlog:
             async for _, records in backlog:
                 for record in records:
-                    if state.counted == upto:
+                    if state.counted == upto and not self._is_repeat(state, record):
                         if fenced:
                             raise self._foreign(record.offset, "it is behind the last mark's end")
                         return True
-                    self._load(state, record.offset, record.value)
+                    self._load(state, record)
         return upto is None or state.counted >= upto
 
-    def _load(self, state: TaskState, offset: int, value: bytes | None) -> None:
+    def _load(self, state: TaskState, record: Record) -> None:
+        if self._is_repeat(state, record):
+            state.output = record.offset + 1
+            return
         if state.counted == state.said:
             try:
-                state.merge.load_output([self._decoder.decode(value)])
+                state.merge.load_output([self._decoder.decode(record.value)])
             except (ElementError, StateError) as error:
-                raise self._foreign(offset, str(error)) from error
+                raise self._foreign(record.offset, str(error)) from error
             state.said += 1
         state.counted += 1
-        state.output = offset + 1
+        state.output = record.offset + 1
+
+    def _is_repeat(self, state: TaskState, record: Record) -> bool:
+        """A merge in Spark wrote it before: its numbers count the records of the output."""
+        try:
+            seq = seq_of(record.headers)
+        except ElementError as error:
+            raise self._foreign(record.offset, str(error)) from error
+        return seq is not None and seq <= state.counted
 
     def _foreign(self, offset: int, why: str) -> StateError:
         tp = self._output

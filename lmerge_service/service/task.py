@@ -34,15 +34,17 @@ from typing import Any, Literal, TypeAlias
 import structlog
 
 from lmerge_service.core import Breach
+from lmerge_service.core.operator import Gap
 from lmerge_service.elements import Element
 from lmerge_service.errors import FencedError, LMergeError, StateError, TransportError
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.source import Batches, TopicPartition
+from lmerge_service.service.carrying import carry_out, is_of_kind
 from lmerge_service.service.control import Control
 from lmerge_service.service.evidence import Happening
-from lmerge_service.service.ledger import Ledger, Wanted
+from lmerge_service.service.ledger import AcceptedGap, Ledger, Wanted
 from lmerge_service.service.life import Wish
 from lmerge_service.service.lookout import WATCH_SECONDS, Lookout
 from lmerge_service.service.marks import Mark
@@ -264,7 +266,7 @@ class MergeTask:
         """To the last mark, from where we are if that is possible."""
         mark = await self._recovery.last_mark(fenced=fenced)
         known, self._is_known = self._is_known, False
-        if known and self._is_of_its_kind():
+        if known and is_of_kind(self.state, self._ledger):
             try:
                 await self._recovery.follow(self.state, mark, fenced=fenced)
             except StateError as error:
@@ -296,11 +298,6 @@ class MergeTask:
             raise
 
     # --- what is decided --------------------------------------------------------------------------
-
-    def _is_of_its_kind(self) -> bool:
-        """The state's case and policy are those that were decided."""
-        decided, merge = self._ledger.topology, self.state.merge
-        return (decided.resolved_case, decided.policy.policy()) == (merge.case, merge.policy)
 
     def _attached(self) -> dict[str, Replica]:
         return {each.replica.name: each.replica for each in self._ledger.attached()}
@@ -339,27 +336,9 @@ class MergeTask:
         Raises:
             TransportError: case or policy are other ones; the operator is rebuilt.
         """
-        state, replicas = self.state, self.state.replicas
-        if not self._is_of_its_kind():
+        if not is_of_kind(self.state, self._ledger):
             raise TransportError("another case or policy was decided: the merge is rebuilt")
-        for name, wanted in self._ledger.replicas.items():
-            have = replicas.states.get(name)
-            if wanted.wish is Wish.DETACHED or wanted.epoch > state.decided:
-                state.quarantined.pop(name, None)  # what was found was of another attachment
-            if wanted.since > state.decided:
-                self._tell_of_decision(wanted)
-            if wanted.wish is Wish.DETACHED:
-                if have is not None:
-                    replicas.leave(name)
-                continue
-            if have is None or have.epoch != wanted.epoch:
-                replicas.expect(wanted.replica, epoch=wanted.epoch, released=wanted.released)
-            if wanted.wish is Wish.QUARANTINED:
-                replicas.quarantine(name, wanted.reason or "")
-            elif name in state.quarantined:
-                replicas.quarantine(name, state.quarantined[name])
-        self._accept_gaps()
-        state.decided = self._ledger.version
+        carry_out(self.state, self._ledger, tell=self._tell_of_decision, accepted=self._tell_of_gap)
 
     def _tell_of_decision(self, wanted: Wanted) -> None:
         name, told = wanted.replica.name, self.reporting.happened
@@ -368,20 +347,11 @@ class MergeTask:
         elif wanted.wish is Wish.ATTACHED and wanted.released:
             told(Happening.RELEASED, name, f"by {wanted.who}")
 
-    def _accept_gaps(self) -> None:
-        for accepted in self._ledger.accepted_gaps:
-            gap = self.state.merge.gap
-            if accepted.version <= self.state.decided or gap is None:
-                continue
-            if (gap.input, gap.end) == (accepted.replica, accepted.until):
-                ingest = self.state.replicas.states[gap.input].ingest
-                assert ingest is not None
-                ingest.gap_accepted = True
-                _, out = self.state.merge.accept_gap()
-                self._outgoing.say(out)
-                why = f"by {accepted.who}: [{gap.start}, {gap.end}) is lost"
-                self.reporting.happened(Happening.ACCEPTED_GAP, gap.input, why)
-                log.warning("gap accepted", replica=gap.input, start=gap.start, end=gap.end)
+    def _tell_of_gap(self, accepted: AcceptedGap, gap: Gap, out: list[Element]) -> None:
+        self._outgoing.say(out)
+        why = f"by {accepted.who}: [{gap.start}, {gap.end}) is lost"
+        self.reporting.happened(Happening.ACCEPTED_GAP, gap.input, why)
+        log.warning("gap accepted", replica=gap.input, start=gap.start, end=gap.end)
 
     # --- running ------------------------------------------------------------------------------
 

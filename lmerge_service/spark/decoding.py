@@ -39,7 +39,7 @@ from lmerge_service.formats.bulk import Recogniser, Rule
 from lmerge_service.formats.headers import INCARNATION_HEADER, JOINING_AT_HEADER, incarnation_of
 from lmerge_service.formats.wire import WireDecoder
 
-__all__ = ("HEADERS", "Keys", "decoding", "rows_of")
+__all__ = ("HEADERS", "Keys", "decoding", "headers_of", "rows_of")
 
 HEADERS: Final = (INCARNATION_HEADER, JOINING_AT_HEADER)
 """Those that are looked at."""
@@ -265,11 +265,16 @@ def _zeros(count: int) -> pa.Int64Array:
 @lru_cache(maxsize=1024)
 def _said(told: str) -> tuple[int, int]:
     """Of headers as `name=hex`, or `name=-` for one that is null, with commas between them."""
+    return incarnation_of(headers_of(told))
+
+
+def headers_of(told: str) -> list[tuple[str, bytes]]:
+    """Headers out of the string by which they are handed over."""
     headers: list[tuple[str, Any]] = []
     for each in told.split(","):
         name, _, value = each.partition("=")
         headers.append((name, None if value == "-" else bytes.fromhex(value)))
-    return incarnation_of(headers)
+    return headers
 
 
 def _kept(values: pa.BinaryArray | None, refused: _Refused, count: int) -> pa.BinaryArray:

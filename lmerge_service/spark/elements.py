@@ -66,6 +66,7 @@ __all__ = (
     "kafka_sink",
     "read_elements",
     "stream_elements",
+    "told",
     "topic_width",
     "write_elements",
 )
@@ -136,18 +137,18 @@ def decode_records(
     raw = records.select(
         *(column(each.name, each.dataType.simpleString()) for each in ORIGIN.fields[:4]),
         (F.lit(None).cast("binary") if keys == "none" else column("key", "binary")).alias("key"),
-        _told(column("headers", "array<struct<key:string,value:binary>>")).alias("headers"),
+        told(column("headers", "array<struct<key:string,value:binary>>")).alias("headers"),
         column("value", "binary"),
     )
     return raw.mapInArrow(decoding(rule, keys=keys), RECORDS)
 
 
-def _told(headers: Column) -> Column:
-    """Those headers that are looked at, as a string; null for none, which is most often so.
+def told(headers: Column, names: Sequence[str] = HEADERS) -> Column:
+    """The headers of these names, as a string; null for none, which is most often so.
 
     An array would take Spark 14 µs a record to hand over, be it null.
     """
-    looked_at = F.filter(headers, lambda each: each["key"].isin(*HEADERS))
+    looked_at = F.filter(headers, lambda each: each["key"].isin(*names))
     texts = F.transform(
         looked_at,
         lambda each: F.concat(

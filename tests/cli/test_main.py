@@ -28,8 +28,8 @@ CONTROL = (
     "decisions",
 )  # fmt: skip
 COMMANDS = (
-    "demo", "run", "read", "publish", "replica", "broker", "state", *CONTROL, "present", "merge",
-    "audit", "infer", "generate", "table",
+    "demo", "run", "spark-merge", "read", "publish", "replica", "broker", "state", *CONTROL,
+    "present", "merge", "audit", "infer", "generate", "table",
 )  # fmt: skip
 PAGES = [
     (),
@@ -42,6 +42,7 @@ PAGES = [
     ("replica", "run"),
     ("table", "update"),
     ("table", "at"),
+    ("state", "export"),
 ]
 
 

@@ -7,7 +7,7 @@ import pytest
 from lmerge_service.core import Operator, lmerge
 from lmerge_service.elements import START, Element, Insert, Stable
 from lmerge_service.formats.dead_letters import DeadLetter
-from lmerge_service.formats.headers import incarnation_headers
+from lmerge_service.formats.headers import SEQ_HEADER, incarnation_headers
 from lmerge_service.formats.ingest import Ingest, Ruling
 from lmerge_service.formats.wire import WireDecoder, encode
 
@@ -196,3 +196,64 @@ def test_stables_that_are_muted_or_recalled_are_not_judged() -> None:
     ingest.take(0, batch, out, [], judge=judge)
     assert out == [a, Stable(60)]
     assert [vc for _, _, vc, _ in judge.asked] == [60]
+
+
+def numbered(*numbers: int, partition: int = 0, incarnation: int = 0) -> list[Record]:
+    """An event for each number, as a writer tells it that may repeat itself."""
+    headers = incarnation_headers(incarnation)
+    said: list[Record] = records(*(insert(f"e{n}", n, 99) for n in numbers), partition=partition)
+    for number, record in zip(numbers, said, strict=True):
+        record.headers = [(SEQ_HEADER, b"%d" % number), *headers]
+    return said
+
+
+def events(*numbers: int) -> list[Element]:
+    return [insert(f"e{n}", n, 99) for n in numbers]
+
+
+def test_what_its_writer_has_written_before_is_left_out_and_counted() -> None:
+    """Also in R4, in which a second insert is a second event."""
+    merge = lmerge("R4")
+    ingest = Ingest(merge, "r", WireDecoder(), topic="in", partitions=2)
+    out: list[Element] = []
+    ingest.take(0, numbered(1, 2, 1), out, [])
+    ingest.take(0, numbered(2, 3, 3, 5), out, [])
+    ingest.take(1, numbered(4), out, [])
+    ingest.take(0, records(insert("e5", 5, 99)), out, [])  # without a number: always
+    assert out == events(1, 2, 3, 5, 4, 5)
+    assert ingest.repeated == 3
+    assert merge.breaches() == []
+
+
+def test_numbers_begin_anew_with_an_incarnation_and_outlive_a_snapshot() -> None:
+    fed = Fed()
+    assert fed.take(numbered(1, 2, 3)) == events(1, 2, 3)
+    restored = Fed()
+    for kind, partition, data in fed.ingest.parts():
+        restored.ingest.restore(kind, partition, data)
+    assert restored.take(numbered(2, 3, 4)) == events(4)
+    assert fed.take(numbered(1, 2, incarnation=1)) == []  # the same events, by their new life
+    assert fed.ingest.repeated == 0
+    assert fed.take(numbered(1, 2, 4, incarnation=1)) == events(4)
+    assert fed.ingest.repeated == 2
+
+
+def test_a_numbered_stable_that_had_to_wait_counts_when_it_is_read_again() -> None:
+    fed, judge = Fed(), Judged(at_50=Ruling.WAIT)
+    batch = numbered(1, 2)
+    batch[1].value = encode(Stable(50))
+    assert judged(fed, judge, batch) == (10, events(1))
+    judge.rulings.clear()
+    out: list[Element] = []
+    fed.ingest.take(0, batch[1:], out, [], judge=judge)
+    assert out == [Stable(50)]
+    assert fed.ingest.repeated == 0
+
+
+@pytest.mark.parametrize("value", [b"0", b"-1", b"x", b"", b"1.5"])
+def test_a_number_that_is_none_makes_a_dead_letter(value: bytes) -> None:
+    fed = Fed()
+    batch = records(insert("a", 1, 9))
+    batch[0].headers = [(SEQ_HEADER, value)]
+    assert fed.take(batch) == []
+    assert [letter.reason for letter in fed.dead] == ["header"]

@@ -9,7 +9,7 @@ from lmerge_service.kafka.inlets import Inlets, Place, TopicStatus
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.token import Token
 from lmerge_service.kafka.topics import TopicInfo
-from tests.formats.test_ingest import records
+from tests.formats.test_ingest import events, numbered, records
 
 
 class Reading:
@@ -149,6 +149,19 @@ def test_a_token_brings_back_position_incarnation_and_joining_time() -> None:
     }
     resumed.take("a", Stable(7), incarnation=2)
     assert resumed.status("a").stale == 1
+
+
+def test_a_token_brings_back_which_numbers_were_read() -> None:
+    reading = Reading()
+    reading.look(a=("1", 1))
+    said = numbered(1, 2)
+    reading.inlets.take(TopicPartition("a", 0), said, [], [])
+    resumed = Reading(token=reading.token())
+    resumed.look(a=("1", 1))
+    out: list[Element] = []
+    resumed.inlets.take(TopicPartition("a", 0), numbered(2, 3), out, [])
+    assert out == events(3)
+    assert resumed.status("a").repeated == 1
 
 
 def test_a_topic_of_a_token_that_is_not_seen_yet_keeps_its_place() -> None:

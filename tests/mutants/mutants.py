@@ -1094,8 +1094,8 @@ _INDEX = _of(
     ),
     (
         "frozen-not-found",
-        "return self.frozen.get((vs, payload)) if group is None else group.get(payload)",
-        "return None if group is None else group.get(payload)",
+        "            return self.frozen.get((vs, payload))\n",
+        "            return None\n",
         "a half-frozen event is found by its key",
     ),
     (

@@ -207,6 +207,19 @@ def test_what_was_not_legal_is_of_no_matter_once_the_replica_starts_over(
     assert audit.result().tdb == TDB([(b'"B"', 6, 20)])
 
 
+def test_what_its_writer_has_written_before_does_not_count() -> None:
+    audit = topic_audit()
+    said: list[Element] = [Insert("A", 6, 20), Stable(7), Insert("A", 6, 20), Stable(7)]
+    numbered = [
+        _Record(encode(on_the_wire(element)), offset, [("lmerge-seq", b"%d" % seq)])
+        for offset, (seq, element) in enumerate(zip((1, 2, 1, 2), said, strict=True))
+    ]
+    audit.take(ZERO, numbered)
+    found = audit.result()
+    assert (found.inserts, found.stables) == (1, 1)
+    assert found.tdb == TDB([(b'"A"', 6, 20)])
+
+
 @pytest.mark.parametrize(
     ("record", "reason"),
     [

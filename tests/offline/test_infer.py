@@ -428,6 +428,17 @@ def test_of_a_replica_that_started_over_only_the_last_incarnation_counts() -> No
     assert found.case is Case.R0
 
 
+def test_what_its_writer_has_written_before_is_no_second_event() -> None:
+    decoder = TopicDecoder("t", 1, WireDecoder())
+    records = [
+        _Record(encode(on_the_wire(element)), offset, 0, [("lmerge-seq", b"%d" % seq)])
+        for offset, (seq, element) in enumerate([(1, A), (2, B), (1, A), (2, B)])
+    ]
+    said = filter(None, (decoder.decode(each.partition, each) for each in records))
+    found = infer([Recorded(decoder.inference, said)])
+    assert found.streams[0].inserts == 2
+
+
 def test_the_order_of_a_stream_that_started_over_is_not_compared() -> None:
     decoder = TopicDecoder("t", 1, WireDecoder())
     elements = [(A, 0), (B, 0), (A, 1), (B, 1)]

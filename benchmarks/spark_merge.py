@@ -1,0 +1,229 @@
+"""The merge in Spark: its rate beside Spark's own deduplication of the same topics, and what a
+small batch takes with few and with many live events.
+
+Topics have three presentations of one stream (`inputs`), two partitions each; the broker is on the
+same machine, Spark on `local[2]`. Rates are of all micro-batches but the first two of a query,
+which warm up, and go by the query's own clock; so both ways write all that they say to Kafka.
+Beside them stands what a record took of the processors meanwhile, as in `spark`. The
+baseline is what a user of Spark would write: `from_json`, a watermark, and
+`dropDuplicatesWithinWatermark` by payload and vs, which knows neither revisions nor stables.
+"""
+
+import asyncio
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aiokafka import AIOKafkaProducer
+
+from benchmarks.inputs import lazily
+from benchmarks.spark import busy_seconds
+from lmerge_service.elements import INFINITY, Element, Insert, Stable
+from lmerge_service.formats.wire import encode
+from lmerge_service.kafka.broker import LocalBroker
+from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.topics import Topics
+from lmerge_service.topology import Topology
+
+__all__ = ("run",)
+
+Report = Callable[[str, str, Sequence[float]], None]
+
+_WIDTH = 2
+_BATCH = 200_000
+_BATCHES = 8
+_WARM_UP = 2
+_SMALL = 100
+_WIRE = "op string, payload string, vs long, ve long"
+
+
+def run(events: int, live: Sequence[int], report: Report) -> None:
+    """Merges three replicas of so many events; then small batches beside so many live events."""
+    from lmerge_service.spark.session import spark_session
+
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        LocalBroker(Path(folder) / "kafka") as broker,
+        spark_session("benchmark", master="local[2]") as spark,
+    ):
+        bench = _Bench(spark, broker.bootstrap, Path(folder), report)
+        bench.rates(events)
+        for count in live:
+            bench.small_batches(count)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A micro-batch, and what Spark's processes had taken of the processors when it was through."""
+
+    records: int
+    seconds: float
+    busy: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Bench:
+    spark: Any
+    bootstrap: str
+    folder: Path
+    report: Report
+
+    # --- rates ----------------------------------------------------------------------------------
+
+    def rates(self, events: int) -> None:
+        for name, stream in zip("abc", lazily(events), strict=True):
+            asyncio.run(_publish(self.bootstrap, f"rate.{name}", stream))
+        batch = 3 * events // _BATCHES
+        found = {
+            f"merge of three replicas, {_WIDTH} buckets": self._merged(batch),
+            "dropDuplicatesWithinWatermark": self._deduplicated(batch),
+        }
+        medians = []
+        for name, steps in found.items():
+            full = [each for each in steps[_WARM_UP:] if each.records > batch // 2]
+            rates = [each.records / each.seconds / 1e3 for each in full]
+            records = sum(each.records for each in full)
+            spent = full[-1].busy - steps[_WARM_UP - 1].busy
+            self.report(name, "k/s", rates)
+            self.report(f"{name}: processors", "µs", [spent / records * 1e6])
+            medians.append((statistics.median(rates), spent / records))
+        (ours, our_work), (theirs, their_work) = medians
+        self.report("merge / deduplication: rate", "x", [ours / theirs])
+        self.report("merge / deduplication: processors", "x", [our_work / their_work])
+
+    def _merged(self, batch: int) -> list["_Step"]:
+        from lmerge_service.spark.merge.job import Job, Progress, Settings
+
+        found: list[_Step] = []
+
+        def tell(progress: Progress) -> None:
+            found.append(_Step(progress.records, progress.seconds, busy_seconds()))
+
+        settings = Settings(str(self.folder / "rate"), available_now=True, batch_records=batch)
+        Job(self.spark, _topology(self.bootstrap, "rate", "abc"), settings, tell=tell).run()
+        return found
+
+    def _deduplicated(self, batch: int) -> list["_Step"]:
+        from pyspark.sql import functions as F  # noqa: N812
+
+        from lmerge_service.spark.elements import kafka_records
+        from lmerge_service.spark.places import Topics as Read
+
+        source = Read(
+            self.bootstrap,
+            [f"rate.{name}" for name in "abc"],
+            options={"maxOffsetsPerTrigger": str(batch), "kafka.fetch.max.wait.ms": "20"},
+        )
+        said = F.from_json(F.col("value").cast("string"), _WIRE)
+        records = kafka_records(self.spark, source, streaming=True)
+        events = records.select("value", said.alias("e")).where("e.op = 'insert'")
+        once = (
+            events.select(
+                "value",
+                F.col("e.payload").alias("payload"),
+                F.col("e.vs").alias("vs"),
+                F.timestamp_millis("e.vs").alias("at"),
+            )
+            .withWatermark("at", "10 minutes")
+            .dropDuplicatesWithinWatermark(["payload", "vs"])
+        )
+        asyncio.run(_make(self.bootstrap, "rate.once"))
+        store = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+        self.spark.conf.set("spark.sql.streaming.stateStore.providerClass", store)
+        query = (
+            once.select("value")
+            .writeStream.format("kafka")
+            .option("kafka.bootstrap.servers", self.bootstrap)
+            .option("topic", "rate.once")
+            .option("checkpointLocation", str(self.folder / "once"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        found: list[_Step] = []
+        ended: bool | None = False
+        while not ended:
+            ended = query.awaitTermination(1)
+            for each in query.recentProgress[len(found) :]:
+                seconds = each["durationMs"]["triggerExecution"] / 1e3
+                found.append(_Step(each["numInputRows"], seconds, busy_seconds()))
+        return found
+
+    # --- small batches --------------------------------------------------------------------------
+
+    def small_batches(self, live: int) -> None:
+        """So many events are live in one bucket; then some are said, one batch after the other."""
+        from lmerge_service.spark.merge.job import Job, Progress, Settings
+
+        name = f"small{live}"
+        many = (Insert(b'{"event":%d}' % n, n, INFINITY) for n in range(live))
+        asyncio.run(_publish(self.bootstrap, f"{name}.a", many, width=1))
+        found: list[Progress] = []
+        settings = Settings(str(self.folder / name), batch_records=_BATCH)
+        topology = _topology(self.bootstrap, name, "a", buckets=1)
+        job = Job(self.spark, topology, settings, tell=found.append)
+        thread = threading.Thread(target=job.run)
+        thread.start()
+        try:
+            said = live
+            _wait(lambda: sum(each.records for each in found) >= live)
+            before = len(found)
+            for _ in range(20):
+                some = [
+                    Insert(b'{"event":%d}' % (said + n), said + n, INFINITY) for n in range(_SMALL)
+                ]
+                asyncio.run(_publish(self.bootstrap, f"{name}.a", [*some, Stable(0)], width=1))
+                said += _SMALL
+                seen = len(found)
+                _wait(lambda: len(found) > seen)  # noqa: B023
+            spent = [each.seconds for each in found[before:]]
+        finally:
+            job.stop.set()
+            thread.join()
+        self.report(f"a batch of {_SMALL}, {live:,} live events", "s", spent)
+
+
+def _wait(holds: Callable[[], bool], seconds: float = 300) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > deadline:
+            raise TimeoutError
+        time.sleep(0.05)
+
+
+def _topology(bootstrap: str, name: str, replicas: str, buckets: int = _WIDTH) -> Topology:
+    return Topology.model_validate(
+        {
+            "name": name,
+            "kafka": {"bootstrap": bootstrap},
+            "output": {"topic": f"{name}.out", "partitions": buckets},
+            "replicas": [{"name": each, "topic": f"{name}.{each}"} for each in replicas],
+        }
+    )
+
+
+async def _make(bootstrap: str, topic: str, width: int = _WIDTH) -> None:
+    async with Topics(Connection(bootstrap)) as topics:
+        await topics.ensure(topic, partitions=width)
+
+
+async def _publish(
+    bootstrap: str, topic: str, elements: Iterable[Element], width: int = _WIDTH
+) -> None:
+    """An event is in the partition of its payload; stables are in each."""
+    await _make(bootstrap, topic, width)
+    async with AIOKafkaProducer(
+        bootstrap_servers=bootstrap, linger_ms=20, max_batch_size=1 << 18
+    ) as producer:
+        for element in elements:
+            value = encode(element)
+            if isinstance(element, Stable):
+                for partition in range(width):
+                    await producer.send(topic, value, partition=partition)
+            else:
+                await producer.send(topic, value, partition=sum(element.payload) % width)
+        await producer.flush()

@@ -1,0 +1,125 @@
+"""`lmerge spark-merge`: the merge of a topology as a Spark job."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lmerge_service.cli.options import Json, TopologyBootstrap, silence_kafka_client
+from lmerge_service.cli.words import say_json
+from lmerge_service.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from lmerge_service.spark.merge.job import Progress, Settings
+    from lmerge_service.topology import Topology
+
+__all__ = ("spark_merge",)
+
+
+def spark_merge(
+    path: Annotated[Path, typer.Argument(metavar="TOPOLOGY.yaml", help="What to merge.")],
+    checkpoint: Annotated[
+        str,
+        typer.Option(
+            metavar="DIR",
+            help="Where Spark keeps its place and the state; shared by all executors.",
+        ),
+    ],
+    available_now: Annotated[
+        bool, typer.Option("--available-now", help="Merge what is there now, and end.")
+    ] = False,
+    origin: Annotated[
+        Path | None,
+        typer.Option(
+            "--from", metavar="FILE", help="Begin from a state that `lmerge state export` wrote."
+        ),
+    ] = None,
+    hand_over: Annotated[
+        bool,
+        typer.Option(
+            "--hand-over", help="Merge nothing: hand the state to the service, for `lmerge run`."
+        ),
+    ] = False,
+    batch_records: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Records read with one batch at the most.")
+    ] = 500_000,
+    master: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Spark's address; by default this machine's cores."),
+    ] = None,
+    driver_memory: Annotated[
+        str, typer.Option(metavar="SIZE", help="The heap of Spark's JVM here, as 2g.")
+    ] = "2g",
+    bootstrap: TopologyBootstrap = None,
+    json: Json = False,
+) -> None:
+    """Merge a topology's replica topics in Spark, by the same rules as `lmerge run`.
+
+    For more than one machine can do; latency is seconds. Restart it whenever you like with the
+    same --checkpoint. Each output record has a number, by which lmerge's readers leave out what
+    Spark writes twice.
+
+    Example: `lmerge spark-merge topologies/flights.yaml --checkpoint flights.checkpoint`
+    """
+    from lmerge_service import topology
+
+    loaded = topology.load(path, bootstrap=bootstrap)
+    if hand_over and (origin is not None or available_now):
+        raise ConfigurationError("--hand-over goes with neither --from nor --available-now")
+    silence_kafka_client()
+    _quiet()
+    from lmerge_service.spark.merge.job import Settings
+    from lmerge_service.spark.session import spark_session
+
+    settings = Settings(checkpoint, available_now, batch_records, origin)
+    with spark_session(
+        f"lmerge {loaded.name}", master=master, driver_memory=driver_memory
+    ) as spark:
+        if hand_over:
+            _hand_over(spark, loaded, checkpoint)
+        else:
+            _merge(spark, loaded, settings, as_json=json)
+
+
+def _merge(spark: Any, topology: "Topology", settings: "Settings", *, as_json: bool) -> None:
+    import signal
+
+    from lmerge_service.spark.merge.job import Job
+
+    def tell(progress: "Progress") -> None:
+        if as_json:
+            batch, records = progress.batch, progress.records
+            say_json({"batch": batch, "records": records, "seconds": progress.seconds})
+        else:
+            told = f"{progress.records:,} records in {progress.seconds:.2f} s"
+            typer.echo(f"batch {progress.batch}: {told}", err=True)
+
+    job = Job(spark, topology, settings, tell=tell)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: job.stop.set())
+    job.run()
+
+
+def _hand_over(spark: Any, topology: "Topology", checkpoint: str) -> None:
+    import asyncio
+
+    from lmerge_service.kafka.cluster import Cluster
+    from lmerge_service.service.connection import connection_of
+    from lmerge_service.spark.merge.handover import hand_over, states_of
+
+    states = states_of(spark, topology, checkpoint)
+    asyncio.run(hand_over(topology, Cluster(connection_of(topology.kafka)), states))
+    typer.echo("handed over: `lmerge run` goes on from here", err=True)
+
+
+def _quiet() -> None:
+    """Logs go to standard error, warnings only."""
+    import logging
+    import sys
+
+    import structlog
+
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )

@@ -1,0 +1,188 @@
+"""One output partition's merge as a function of batches; knows neither Spark nor Kafka.
+
+Theory
+    A bucket is what a merge task is in the service: the same state (`TaskState`: operator,
+    replicas with their ingest, ledger), fed by the same code. What differs is who hands it
+    records, and when something is decided: a batch begins with the steps of the plan that count
+    from it on, and then takes its records in an order that depends on them alone (`chunks`).
+
+        apply(7, chunks)  →  elements to say, dead letters       the same whenever it is run
+
+    The records that it says are numbered: `said`, which the service counts as well, is the number
+    of the last one. So whoever reads skips what is written twice.
+
+Guards
+    The service holds a suspicious stable back and reads it again later. Spark reads on, so there
+    are no guards here: where a replica may lie, `stable: quorum(k)` is the protection.
+
+Invariants
+    U1  What `apply` says is a function of the plan, and of the batches so far.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+
+from lmerge_service.elements import Element
+from lmerge_service.errors import StateError
+from lmerge_service.formats.dead_letters import DeadLetter
+from lmerge_service.kafka.source import TopicPartition
+from lmerge_service.kafka.topics import TopicInfo
+from lmerge_service.service.carrying import carry_out, is_of_kind
+from lmerge_service.service.ledger import Ledger
+from lmerge_service.service.replicas import ReplicaState
+from lmerge_service.service.state import RestoringState, TaskState
+from lmerge_service.spark.merge.chunks import Chunk, Record, slices
+from lmerge_service.spark.merge.plan import Begin, Plan, Step
+from lmerge_service.topology import Topology
+
+__all__ = ("Bucket", "Said")
+
+
+@dataclass(slots=True)
+class Said:
+    """What a batch has to say."""
+
+    first: int
+    """The number of the first element."""
+    elements: list[Element] = field(default_factory=list)
+    dead: list[DeadLetter] = field(default_factory=list)
+
+
+class Bucket:
+    """The merge of one output partition; see the module's text."""
+
+    def __init__(self, topology: Topology, plan: Plan, number: int) -> None:
+        self.plan = plan
+        """May be replaced by one with more steps."""
+        self.number = number
+        self.steps = 1
+        """How many of the plan's are carried out."""
+        self.ledger = Ledger(topology)
+        self._offset = 0
+        self._fold(plan.steps[0])
+        self.state = self._fresh()
+        self._begin(plan.steps[0], [])
+
+    def _fresh(self) -> TaskState:
+        return TaskState(self.ledger.topology, self.number, tallies={}, clock=_no_clock)
+
+    # --- batches --------------------------------------------------------------------------------
+
+    def apply(self, batch: int, chunks: Iterable[Chunk]) -> Said:
+        """Merges a batch.
+
+        Raises:
+            StateError: what was decided cannot be carried out here.
+        """
+        said = Said(self.state.said + 1)
+        while self.steps < len(self.plan.steps) and self.plan.steps[self.steps].since <= batch:
+            step = self.plan.steps[self.steps]
+            self.steps += 1
+            self._fold(step)
+            self._begin(step, said.elements)
+        names = {each.replica.topic: each for each in self.state.replicas.states.values()}
+        for topic, partition, records in slices(chunks):
+            if (replica := names.get(topic)) is not None and replica.ingest is not None:
+                self._feed(replica, partition, records, said)
+        self.state.merge.breaches()
+        self.state.transaction += 1
+        self.state.said += len(said.elements)
+        return said
+
+    def _feed(
+        self, replica: ReplicaState, partition: int, records: Sequence[Record], said: Said
+    ) -> None:
+        if partition >= replica.width and not replica.replica.co_partitioned:
+            self._widen(replica, partition + 1, records[0].offset)
+        if (start := replica.next.get(partition)) is None:
+            return  # of a co-partitioned replica another bucket's
+        if records[0].offset < start:  # merged before this job began
+            records = records[bisect_left(records, start, key=attrgetter("offset")) :]
+        if not records or replica.ingest is None:
+            return
+        had = len(said.dead)
+        replica.ingest.take(partition, records, said.elements, said.dead)
+        if partition % self.ledger.topology.output.partitions != self.number:
+            del said.dead[had:]  # another bucket tells of them
+        replica.next[partition] = records[-1].offset + 1
+
+    def _widen(self, replica: ReplicaState, width: int, offset: int) -> None:
+        """Records come from a partition that was not there when the replica was begun."""
+        beginnings = {
+            TopicPartition(replica.replica.topic, number): 0 if number < width - 1 else offset
+            for number in range(replica.width, width)
+        }
+        info = TopicInfo(replica.topic_id, width)
+        self.state.replicas.widen(replica.name, info, beginnings)
+
+    # --- steps ----------------------------------------------------------------------------------
+
+    def _fold(self, step: Step) -> None:
+        for value in step.decisions:
+            self.ledger.fold(self._offset, value)
+            self._offset += 1
+
+    def _begin(self, step: Step, out: list[Element]) -> None:
+        state, replicas = self.state, self.state.replicas
+        if not is_of_kind(state, self.ledger):
+            raise StateError(
+                "another case or policy was decided, which this job cannot go on with: the service "
+                "can (docs/spark-merge.md)"
+            )
+        carry_out(state, self.ledger, accepted=lambda _, __, said: out.extend(said))
+        for name, why in step.gone.items():
+            if name in replicas.states:
+                replicas.hold_out(name, why)
+        for name, begin in step.begins.items():
+            have = replicas.states.get(name)
+            if have is not None and have.ingest is None and have.quarantined is None:
+                replicas.begin(name, *_found(have, begin), since=state.transaction + 1)
+        for name, begin in step.widens.items():
+            have = replicas.states.get(name)
+            if have is not None and have.ingest is not None and have.width < len(begin.beginnings):
+                info, beginnings, _ = _found(have, begin)
+                replicas.widen(name, info, beginnings)
+
+    # --- state ----------------------------------------------------------------------------------
+
+    def adopt(self, chunks: Iterable[bytes], steps: int, *, foreign: bool = False) -> None:
+        """Takes the state that a snapshot's chunks are, at which so many steps were carried out;
+        a `foreign` one was the service's, which knows nothing of steps.
+
+        Raises:
+            StateError: it is damaged, or of another merge.
+        """
+        for step in self.plan.steps[self.steps : steps]:
+            self._fold(step)
+        self.steps = steps
+        restoring = RestoringState(self._fresh())
+        for chunk in chunks:
+            restoring.take(chunk)
+        attached = {each.replica.name: each.replica for each in self.ledger.attached()}
+        self.state = restoring.finished(attached)
+        if foreign:
+            self._begin(self.plan.steps[0], [])
+        else:  # who is wanted and is not merged is expected again
+            carry_out(self.state, self.ledger, accepted=_nothing)
+
+
+def _nothing(*_: object) -> None:
+    """What was accepted before is not news."""
+
+
+def _found(
+    state: ReplicaState, begin: Begin
+) -> tuple[TopicInfo, Mapping[TopicPartition, int], Mapping[TopicPartition, int]]:
+    topic = state.replica.topic
+    places = [TopicPartition(topic, number) for number in range(len(begin.beginnings))]
+    return (
+        TopicInfo(begin.topic_id, len(places)),
+        dict(zip(places, begin.beginnings, strict=True)),
+        dict(zip(places, begin.ends, strict=True)),
+    )
+
+
+def _no_clock() -> float:
+    return 0.0

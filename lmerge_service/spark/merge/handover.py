@@ -1,0 +1,178 @@
+"""From a checkpoint back to the service: its state as a snapshot that the service goes on from.
+
+Theory
+    A bucket's state is the service's, so what is stored of it makes a `TaskState` here as it does
+    in a worker. What a bucket does not know is how far the job has read what is not for it: that
+    is in the checkpoint. The state goes to the merge's state topic as a snapshot with a mark
+    behind it, in transactions of the task: a worker that is started then recovers from there.
+
+        checkpoint: head, pages, log ─▶ TaskState ─▶ OUTPUT.state: chunks, mark ─▶ `lmerge run`
+
+Who owns what
+    The job must have ended: its last batch complete, and nobody else at its checkpoint.
+
+What happens on a crash
+    A task whose mark is written is handed over, the others are not: to be run again.
+"""
+
+import hashlib
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from lmerge_service.errors import StateError
+from lmerge_service.kafka.cluster import Cluster
+from lmerge_service.kafka.sink import Outbox, Sink
+from lmerge_service.kafka.source import TopicPartition
+from lmerge_service.service.inspection import recoveries
+from lmerge_service.service.marks import MARK_KEY, SnapshotPlace, chunk_key
+from lmerge_service.service.own_topics import largest_record
+from lmerge_service.service.saved import rechunked
+from lmerge_service.service.state import TaskState
+from lmerge_service.spark.errors import spark_errors
+from lmerge_service.spark.merge.checkpoint import committed, planned
+from lmerge_service.spark.merge.keys import bucket_keys
+from lmerge_service.spark.merge.plan import Plan, Work, work_of
+from lmerge_service.spark.merge.processor import fresh
+from lmerge_service.spark.merge.store import Stored
+from lmerge_service.spark.places import located
+from lmerge_service.topology import Topology
+
+__all__ = ("hand_over", "states_of")
+
+_AT_ONCE: Final = 32
+"""Chunks in a transaction."""
+
+
+def states_of(spark: SparkSession, topology: Topology, checkpoint: str) -> Iterator[TaskState]:
+    """The state of each bucket, as of the last batch.
+
+    Raises:
+        ConfigurationError: the checkpoint is another merge's.
+        StateError: there is none, its last batch is not complete, or it is damaged.
+    """
+    plan = Plan.load(checkpoint, topology)
+    done = committed(checkpoint)
+    if plan is None or not done.next:
+        raise StateError(f"{checkpoint} has no state of this merge")
+    if planned(checkpoint).next != done.next:
+        raise StateError(
+            f"{checkpoint} has a batch that is not complete: run the job with --available-now first"
+        )
+    work = work_of(topology, plan, bucket_keys(topology.output.partitions))
+    for number, key in enumerate(work.keys):
+        yield _state(work, number, _Read(spark, checkpoint, key), done.topics)
+
+
+def _state(
+    work: Work, number: int, variables: "_Read", read: Mapping[str, Mapping[int, int]]
+) -> TaskState:
+    bucket = Stored(variables).opened(None, lambda: fresh(work, number)).bucket
+    state = bucket.state
+    for replica in state.replicas.merged.values():
+        upto = read.get(replica.replica.topic, {})
+        replica.next = {n: max(at, upto.get(n, at)) for n, at in replica.next.items()}
+    state.counted = state.said
+    return state
+
+
+class _Read:
+    """A bucket's variables, out of the checkpoint."""
+
+    def __init__(self, spark: SparkSession, checkpoint: str, key: int) -> None:
+        self._spark, self._path, self._key = spark, located(checkpoint), key
+        self._known: dict[str, dict[int, bytes]] = {}
+
+    def _frame(self, variable: str) -> Any:
+        reader = self._spark.read.format("statestore").option("stateVarName", variable)
+        return reader.load(self._path).where(F.col("key.bucket") == self._key)
+
+    def head(self) -> bytes | None:
+        with spark_errors(f"reading {self._path}"):
+            rows = self._frame("head").select("value.data").collect()
+        return bytes(rows[0]["data"]) if rows else None
+
+    def _map(self, variable: str) -> Mapping[int, bytes]:
+        if variable not in self._known:
+            with spark_errors(f"reading {self._path}"):
+                rows = self._frame(variable).select(
+                    F.col("user_map_key.number").alias("number"),
+                    F.col("user_map_value.data").alias("data"),
+                )
+                found = {row["number"]: bytes(row["data"]) for row in rows.collect()}
+            self._known[variable] = found
+        return self._known[variable]
+
+    def entry(self, number: int) -> bytes | None:
+        return self._map("log").get(number)
+
+    def page(self, number: int) -> bytes | None:
+        return self._map("pages").get(number)
+
+
+async def hand_over(topology: Topology, cluster: Cluster, states: Iterator[TaskState]) -> None:
+    """Writes states to the state topic; a worker goes on from there.
+
+    Raises:
+        FencedError: a worker leads a task.
+        TransportError: Kafka cannot be reached, or refuses.
+    """
+    by_number = {state.partition: state for state in states}
+    async for partition, recovery in recoveries(topology, cluster):
+        state, output = by_number[partition], TopicPartition(topology.output.topic, partition)
+        async with cluster.sink(
+            transactional_id=f"lmerge.{output.topic}.{partition}",
+            output=output,
+            dead_letters=topology.output.dead_letter_topic,
+            state=TopicPartition(topology.output.state_topic, partition),
+            events=topology.output.events_topic,
+            max_record_bytes=largest_record(topology),
+        ) as sink:
+            last = await recovery.last_mark(fenced=True)
+            limits = topology.limits
+            async with cluster.source(max_record_bytes=limits.max_record_bytes) as source:
+                state.output = (await source.high_watermarks([output]))[output]
+            if last is not None:
+                state.transaction = max(state.transaction, last.transaction) + 1
+            used = () if last is None else last.snapshots
+            slot = min(set(range(len(used) + 1)) - {each.slot for each in used})
+            state.snapshots = ()
+            state.snapshots = (await _snapshot(sink, state, slot),)
+            await sink.commit(Outbox(state=[(MARK_KEY, state.mark().encoded())]))
+
+
+async def _snapshot(sink: Sink, state: TaskState, slot: int) -> SnapshotPlace:
+    digest, size, count = hashlib.sha256(), 0, 0
+    first = last = -1
+    waiting: list[tuple[bytes | None, bytes]] = []
+
+    async def commit() -> None:
+        nonlocal first, last, waiting
+        behind = (await sink.commit(Outbox(state=waiting))).state
+        if behind is None:
+            raise StateError("the broker did not say where the snapshot is")
+        first = behind - len(waiting) if first < 0 else first
+        last, waiting = behind - 1, []
+
+    for chunk in rechunked(state.stream(state.mark())):
+        digest.update(chunk)
+        size += len(chunk)
+        waiting.append((chunk_key(slot, count), chunk))
+        count += 1
+        if len(waiting) >= _AT_ONCE:
+            await commit()
+    if waiting:
+        await commit()
+    return SnapshotPlace(
+        slot=slot,
+        transaction=state.transaction,
+        first=first,
+        last=last,
+        chunks=count,
+        size=size,
+        digest=digest.hexdigest(),
+        taken=int(time.time() * 1000),
+    )

@@ -1,0 +1,333 @@
+"""The driver of a merge in Spark: starts the query, and starts it anew when something changes.
+
+Theory
+    Spark's query reads the topics that it was started with. So whenever the plan has a next step
+    (`planning`), the query is stopped, the step written to the checkpoint, and the query started
+    again, which goes on where it was; that takes a second or two. A batch that was under way is
+    run again, by the steps that counted when it was planned.
+
+Who owns what
+    A `Job` owns the streaming query while `run` runs. The session is the caller's. Kafka's clients
+    are opened for each look and closed again.
+
+What happens on a crash
+    At any point: started with the same checkpoint, the job goes on. What the batch under way had
+    written is written again, with the same numbers.
+    Two jobs on one checkpoint: Spark ends the older one. Two merges of one output, be they jobs
+    or the service, must not be: a new checkpoint is refused when the output has records.
+
+What happens when Kafka is away
+    Spark's reader and writer wait for two minutes, and then the job ends with an error. Looking
+    fails and is tried again.
+"""
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgspec
+import structlog
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from lmerge_service.errors import (
+    ConfigurationError,
+    LMergeError,
+    StateError,
+    TransportError,
+)
+from lmerge_service.kafka.cluster import Cluster
+from lmerge_service.kafka.source import TopicPartition
+from lmerge_service.service.connection import connection_of
+from lmerge_service.service.control import LoggedControl
+from lmerge_service.service.inspection import recoveries
+from lmerge_service.service.ledger import Ledger
+from lmerge_service.service.own_topics import prepare
+from lmerge_service.service.saved import Section, merge_of, sections
+from lmerge_service.spark.errors import spark_errors
+from lmerge_service.spark.merge.checkpoint import planned
+from lmerge_service.spark.merge.keys import bucket_keys
+from lmerge_service.spark.merge.plan import Adopted, Plan, Step
+from lmerge_service.spark.merge.planning import Planned, Seen, next_step
+from lmerge_service.spark.merge.query import start
+from lmerge_service.topology import Topology
+
+__all__ = ("Job", "Progress", "Settings")
+
+log = structlog.get_logger()
+
+_LOOK_SECONDS: Final = 2
+_BELIEVED: Final = 2
+_EARLIEST: Final = -2
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a job runs."""
+
+    checkpoint: str
+    """A folder that driver and executors share, as Spark takes it."""
+    available_now: bool = False
+    """Merge what is there, and end."""
+    batch_records: int = 500_000
+    """Read with one batch at the most."""
+    origin: Path | None = None
+    """A file of `lmerge state export` that a new checkpoint begins from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A batch that is through."""
+
+    batch: int
+    records: int
+    """That were read."""
+    seconds: float
+
+
+class Job:
+    """One merge; see the module's text."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        topology: Topology,
+        settings: Settings,
+        *,
+        tell: Callable[[Progress], object] = lambda _: None,
+    ) -> None:
+        self.stop = threading.Event()
+        """Set, the job ends: after two seconds at the latest, and what Spark takes to stop."""
+        self._spark = spark
+        self._topology = topology
+        self._settings = settings
+        self._tell = tell
+        self._cluster = Cluster(connection_of(topology.kafka))
+        self._ledger = Ledger(topology)
+        self._undone: list[bytes | None] = []
+        """Decisions that the ledger has and no step."""
+        self._missing: Counter[str] = Counter()
+        self._widths: dict[str, int] = {}
+        self._told = -1
+
+    def run(self) -> None:
+        """Merges until stopped, or to the topics' present end.
+
+        Raises:
+            ConfigurationError: the checkpoint, the output or the file is another merge's.
+            StateError: what is stored is damaged, or what was decided cannot be carried out here.
+            TransportError: Kafka cannot be reached, or refuses.
+        """
+        plan = self._opened()
+        keys = bucket_keys(self._topology.output.partitions)
+        while not self.stop.is_set():
+            plan = self._stepped(plan)
+            query = self._start(plan, keys)
+            try:
+                ended = self._watch(query, plan)
+            finally:
+                query.stop()
+            if ended and not self._is_due(plan):
+                return
+
+    # --- the plan ---------------------------------------------------------------------------------
+
+    def _opened(self) -> Plan:
+        _run(self._prepare())
+        checkpoint = self._settings.checkpoint
+        plan = Plan.load(checkpoint, self._topology)
+        if plan is None:
+            if planned(checkpoint).next:
+                raise ConfigurationError(f"{checkpoint} is the checkpoint of something else")
+            plan = Plan.new(self._topology, self._adopted())
+        elif self._settings.origin is not None:
+            raise ConfigurationError(
+                f"the checkpoint {checkpoint} has a state already: leave --from out"
+            )
+        for step in plan.steps:
+            for value in step.decisions:
+                self._ledger.fold(self._ledger.offset, value)
+        return plan
+
+    async def _prepare(self) -> None:
+        """Makes the merge's own topics, and makes known what the topology file says."""
+        async with self._cluster.topics() as topics:
+            await prepare(topics, self._topology)
+        control = self._cluster.log(self._topology.output.control_topic)
+        async with LoggedControl(self._topology, control):
+            pass
+
+    def _adopted(self) -> Adopted | None:
+        path = self._settings.origin
+        if path is None:
+            _run(self._require_empty_output())
+            return None
+        found = sections(path, merge_of(self._topology))
+        _run(self._require_latest(path, found))
+        starts: dict[str, list[int]] = {}
+        for section in found:
+            for standing in section.mark.replicas.values():
+                at = starts.setdefault(standing.topic, [])
+                at += [_EARLIEST] * (max(standing.partitions, default=-1) + 1 - len(at))
+                for number, mark in standing.partitions.items():
+                    known = at[number]
+                    at[number] = mark.next if known == _EARLIEST else min(known, mark.next)
+        return Adopted(str(path.absolute()), [each.digest for each in found], starts)
+
+    async def _require_empty_output(self) -> None:
+        output = self._topology.output
+        places = [TopicPartition(output.topic, number) for number in range(output.partitions)]
+        limits = self._topology.limits
+        async with self._cluster.source(max_record_bytes=limits.max_record_bytes) as source:
+            ends = await source.high_watermarks(places)
+        if any(ends.values()):
+            raise ConfigurationError(
+                f"topic {output.topic} has records, and a new checkpoint knows none of them: go on "
+                "with the checkpoint of who wrote them, or with --from FILE (`lmerge state "
+                "export`), or use a new output topic"
+            )
+
+    async def _require_latest(self, path: Path, found: list[Section]) -> None:
+        """The merge has not gone on since its state was exported."""
+        async for partition, recovery in recoveries(self._topology, self._cluster):
+            mark, saved = await recovery.last_mark(fenced=False), found[partition].mark
+            if mark is None or (mark.transaction, mark.said) != (saved.transaction, saved.said):
+                raise StateError(
+                    f"{path} is not the latest state of partition {partition}: stop all workers, "
+                    "and export it again"
+                )
+
+    def _stepped(self, plan: Plan) -> Plan:
+        """The plan with the step that is due, if one is; written down."""
+        if (step := self._next(plan)) is None:
+            return plan
+        plan = plan.with_step(step)
+        plan.save(self._settings.checkpoint)
+        self._undone = []
+        for name, why in step.gone.items():
+            log.warning("replica held out", replica=name, why=why)
+        return plan
+
+    def _next(self, plan: Plan) -> Step | None:
+        seen = _run(self._look())
+        if plan.steps:
+            self._require_same_rules(plan)
+        return next_step(plan, self._ledger, seen, planned(self._settings.checkpoint))
+
+    def _require_same_rules(self, plan: Plan) -> None:
+        first = Ledger(self._topology)
+        for value in plan.steps[0].decisions:
+            first.fold(first.offset, value)
+        was, now = first.topology, self._ledger.topology
+        if (was.resolved_case, was.policy) != (now.resolved_case, now.policy):
+            raise StateError(
+                "another case or policy was decided, which a job in Spark cannot go on with: hand "
+                "over to the service (--hand-over), which can"
+            )
+
+    def _is_due(self, plan: Plan) -> bool:
+        try:
+            return self._next(plan) is not None
+        except TransportError as error:
+            if not error.retriable:
+                raise
+            log.warning("cannot see the topics", error=str(error))
+            return False
+
+    async def _look(self) -> Seen:
+        """Folds what was decided, and asks which topics there are."""
+        ledger, cluster, limits = self._ledger, self._cluster, self._topology.limits
+        async with cluster.log(self._topology.output.control_topic) as decisions:
+            async for record in decisions.read(ledger.offset):
+                ledger.fold(record.offset, record.value)
+                self._undone.append(record.value)
+        wanted = {each.replica.topic for each in ledger.attached()}
+        async with (
+            cluster.topics() as topics,
+            cluster.source(max_record_bytes=limits.max_record_bytes) as source,
+        ):
+            found = await topics.describe(wanted)
+            places = [
+                TopicPartition(topic, number)
+                for topic, info in found.items()
+                for number in range(info.partitions)
+            ]
+            beginnings, ends = await source.beginnings(places), await source.ends(places)
+        for topic in wanted:
+            self._missing[topic] = 0 if topic in found else self._missing[topic] + 1
+        self._widths = {topic: info.partitions for topic, info in found.items()}
+        believed = frozenset(t for t, times in self._missing.items() if times >= _BELIEVED)
+        return Seen(found, beginnings, ends, self._undone, believed)
+
+    # --- the query --------------------------------------------------------------------------------
+
+    def _start(self, plan: Plan, keys: tuple[int, ...]) -> StreamingQuery:
+        settings = self._settings
+        trigger: Mapping[str, Any] = {"processingTime": "0 seconds"}
+        if settings.available_now:
+            trigger = {"availableNow": True}
+        with spark_errors(self._doing):
+            return start(
+                self._spark,
+                self._topology,
+                plan,
+                settings.checkpoint,
+                keys=keys,
+                starts=self._starts(plan, planned(settings.checkpoint)),
+                batch_records=settings.batch_records,
+                trigger=trigger,
+            )
+
+    @property
+    def _doing(self) -> str:
+        return f"merging into {self._topology.output.topic}"
+
+    def _starts(self, plan: Plan, known: Planned) -> str:
+        if plan.adopted is None or known.next:
+            return "earliest"
+        starts = {self._topology.output.control_topic: {"0": _EARLIEST}}
+        for topic in plan.steps[-1].topics:
+            at = plan.adopted.starts.get(topic, [])
+            width = self._widths[topic]
+            at = [*at, *[_EARLIEST] * (width - len(at))]
+            starts[topic] = {str(number): at[number] for number in range(width)}
+        return msgspec.json.encode(starts).decode()
+
+    def _watch(self, query: StreamingQuery, plan: Plan) -> bool:
+        """Waits until something is to be done; whether the query has ended."""
+        while not self.stop.is_set():
+            try:
+                with spark_errors(self._doing):
+                    ended = query.awaitTermination(_LOOK_SECONDS)
+            except LMergeError:
+                # Spark does not bear that a topic is deleted; looking twice is to believe it.
+                if any(self._is_due(plan) for _ in range(_BELIEVED)):
+                    return False
+                raise
+            self._report(query)
+            if ended:
+                return True
+            if self._is_due(plan):
+                return False
+        return False
+
+    def _report(self, query: StreamingQuery) -> None:
+        for each in query.recentProgress:
+            number = each["batchId"]
+            if number > self._told and each["durationMs"].get("addBatch") is not None:
+                self._told = number
+                seconds = each["durationMs"]["triggerExecution"] / 1000
+                self._tell(Progress(number, each["numInputRows"], seconds))
+
+
+def _run(asking: Coroutine[Any, Any, R]) -> R:
+    """The caller may be in an event loop, as in a notebook."""
+    with ThreadPoolExecutor(1) as apart:
+        return apart.submit(asyncio.run, asking).result()

@@ -1,0 +1,174 @@
+"""What is merged from which batch on: the part of a job that is neither data nor state.
+
+Theory
+    A batch that is run again must say what it said the first time, also after the job was started
+    anew and more has been decided since. So decisions don't reach the buckets when they are made
+    but with a *step*: what the control log holds by then, which topics are begun or gone, and from
+    which batch on it counts, one that has never been begun. The steps are written to the
+    checkpoint before the job that goes by them is started, and are only ever added to:
+
+        step 0  from batch 0 on   decisions 1-3   begins a, b
+        step 1  from batch 7 on   decision 4      begins c
+        step 2  from batch 9 on   decision 5      (detaches a: its topic is not read any more)
+
+    A step begins with what was decided; who folds it is the service's own ledger. `Begin` is what
+    the service finds out for itself when it begins to merge a replica.
+
+    A topic that is to be read from its beginning once more (a release, an attachment anew, a topic
+    made anew) is dropped in one step and begun in a later one, when a batch has been planned
+    without it: only then does Spark know it no more.
+
+Invariants
+    P1  since rises from step to step; what a batch goes by never changes once it was planned.
+"""
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+import pyarrow.fs as pafs
+
+from lmerge_service.errors import ConfigurationError, StateError
+from lmerge_service.service.saved import merge_of
+from lmerge_service.spark.places import located
+from lmerge_service.topology import Http, Kafka, Topology
+
+__all__ = ("Adopted", "Begin", "Kind", "Plan", "Step", "Work", "work_of")
+
+_VERSION: Final = 1
+_FOLDER, _FILE = "lmerge", "plan.json"
+
+
+class Begin(msgspec.Struct, frozen=True):
+    """A replica's topic as it was found when it was begun, or got wider."""
+
+    topic_id: str | None
+    beginnings: list[int]
+    """By partition."""
+    ends: list[int]
+
+
+class Kind(msgspec.Struct, frozen=True):
+    """How the records of a topic reach the buckets."""
+
+    replica: str
+    epoch: int
+    topic_id: str | None
+    width: int
+    wire: bool = True
+    """They are elements as they stand; those of a dialect mean something in their order only, so
+    that every bucket needs all of them."""
+    co_partitioned: bool = False
+
+
+class Step(msgspec.Struct, frozen=True):
+    """What changes with a batch."""
+
+    since: int
+    decisions: list[bytes | None]
+    """The records of the control log since the step before."""
+    begins: dict[str, Begin]
+    """By replica."""
+    widens: dict[str, Begin]
+    gone: dict[str, str]
+    """By replica, why its topic is not merged any more."""
+    topics: dict[str, Kind]
+    """All that are read from this batch on."""
+
+
+class Adopted(msgspec.Struct, frozen=True):
+    """The state that the job began from."""
+
+    path: str
+    digests: list[str]
+    """By partition."""
+    starts: dict[str, list[int]]
+    """By topic and partition, from where it is read on."""
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """The steps of a checkpoint, and whose it is."""
+
+    version: int
+    id: str
+    of: str
+    """`merge_of` the topology."""
+    adopted: Adopted | None
+    steps: tuple[Step, ...]
+
+    @classmethod
+    def new(cls, topology: Topology, adopted: Adopted | None = None) -> "Plan":
+        return cls(_VERSION, uuid.uuid4().hex, merge_of(topology), adopted, ())
+
+    def with_step(self, step: Step) -> "Plan":
+        assert not self.steps or step.since >= self.steps[-1].since, "P1"
+        return msgspec.structs.replace(self, steps=(*self.steps, step))
+
+    def topics_at(self, batch: int) -> Mapping[str, Kind]:
+        """What is read with a batch."""
+        found: Mapping[str, Kind] = {}
+        for step in self.steps:
+            if step.since <= batch:
+                found = step.topics
+        return found
+
+    # --- in the checkpoint ----------------------------------------------------------------------
+
+    @classmethod
+    def load(cls, checkpoint: str, topology: Topology) -> "Plan | None":
+        """The plan of a checkpoint; None if it has none.
+
+        Raises:
+            ConfigurationError: the checkpoint is another merge's.
+            StateError: the plan is damaged, or of another version.
+        """
+        files, root = pafs.FileSystem.from_uri(located(checkpoint))
+        path = f"{root}/{_FOLDER}/{_FILE}"
+        if files.get_file_info(path).type == pafs.FileType.NotFound:
+            return None
+        with files.open_input_stream(path) as stream:
+            text = stream.read()
+        try:
+            version = msgspec.json.decode(text, type=_Version).version
+            if version != _VERSION:
+                raise StateError(f"{path} is of version {version}, this is version {_VERSION}")
+            plan = msgspec.json.decode(text, type=cls)
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise StateError(f"{path} is damaged: {error}") from error
+        if plan.of != (mine := merge_of(topology)):
+            raise ConfigurationError(
+                f"the checkpoint {checkpoint} is of the merge {plan.of}, and not of {mine}: give "
+                "another --checkpoint"
+            )
+        return plan
+
+    def save(self, checkpoint: str) -> None:
+        """The file is always whole: the old one or the new one."""
+        files, root = pafs.FileSystem.from_uri(located(checkpoint))
+        folder = f"{root}/{_FOLDER}"
+        files.create_dir(folder, recursive=True)
+        with files.open_output_stream(f"{folder}/{_FILE}.partial") as stream:
+            stream.write(msgspec.json.encode(self))
+        files.move(f"{folder}/{_FILE}.partial", f"{folder}/{_FILE}")
+
+
+class _Version(msgspec.Struct):
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What the stages are given: nothing secret is in it."""
+
+    topology: Topology
+    plan: Plan
+    keys: tuple[int, ...]
+    """By bucket, the group key that Spark puts into the shuffle partition of its number."""
+
+
+def work_of(topology: Topology, plan: Plan, keys: tuple[int, ...]) -> Work:
+    """Leaves out how Kafka and HTTP are reached: stages see neither."""
+    bare = topology.model_copy(update={"kafka": Kafka(bootstrap="none:1"), "http": Http()})
+    return Work(bare, plan, keys)

@@ -1,0 +1,154 @@
+"""The stage that merges: Spark's stateful processor around a bucket.
+
+Theory
+    The key of a group is a bucket; its rows are chunks (`packing`). What comes out are records for
+    Spark's Kafka sink, of the output and of the dead-letter topic. A dead letter's headers are a
+    string, as in `decoding`: an array would cost each record that has none.
+
+What happens on a crash
+    Spark runs the batch again, from the state before it. It says the same, with the same numbers.
+"""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pandas as pd  # type: ignore[import-untyped]
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.types import BinaryType, LongType, StructField, StructType
+
+from lmerge_service.elements import Stable
+from lmerge_service.formats.wire import encode
+from lmerge_service.service.saved import chunks_of
+from lmerge_service.spark.merge.bucket import Bucket, Said
+from lmerge_service.spark.merge.packing import batch_number
+from lmerge_service.spark.merge.plan import Work
+from lmerge_service.spark.merge.store import run
+
+__all__ = ("RECORDS", "MergeProcessor", "fresh")
+
+RECORDS: Final = "partition int, seq bigint, key binary, value binary, letter string"
+_COLUMNS: Final = ("partition", "seq", "key", "value", "letter")
+_ROWS: Final = 20_000
+_DATA: Final = StructType([StructField("data", BinaryType())])
+_NUMBER: Final = StructType([StructField("number", LongType())])
+
+
+class MergeProcessor(StatefulProcessor):
+    """Merges the buckets of a task."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._numbers = {key: number for number, key in enumerate(work.keys)}
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._variables = _Variables(handle)
+
+    def handleInputRows(  # noqa: N802 (Spark's name)
+        self,
+        key: Any,
+        rows: Iterator[Any],
+        timerValues: Any,  # noqa: N803
+    ) -> Iterator[pd.DataFrame]:
+        work, number = self._work, self._numbers[int(key[0])]
+        chunks = [chunk for frame in rows for chunk in frame["chunk"]]
+        bucket, said = run(
+            self._variables, work.plan, number, lambda: fresh(work, number), self.batch(), chunks
+        )
+        yield from _frames(bucket, said)
+
+    def batch(self) -> int:
+        """The number of the present batch."""
+        return batch_number()
+
+    def close(self) -> None:
+        """Spark closes what is the store's."""
+
+
+def _hush() -> None:
+    """Of each query Spark asks for its variables in a process of its own, which tells of every
+    step on its standard output."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    if spec is not None and spec.name.endswith(".transform_with_state_driver_worker"):
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 (for as long as it lives)
+
+
+_hush()
+
+
+def fresh(work: Work, number: int) -> Bucket:
+    """The bucket as it is before the first batch."""
+    bucket = Bucket(work.topology, work.plan, number)
+    if (origin := work.plan.adopted) is not None:
+        chunks = chunks_of(Path(origin.path), number, origin.digests[number])
+        bucket.adopt(chunks, 1, foreign=True)
+    return bucket
+
+
+class _Variables:
+    """Of `store`, in Spark's."""
+
+    def __init__(self, handle: StatefulProcessorHandle) -> None:
+        self._head = handle.getValueState("head", _DATA)
+        self._log = handle.getMapState("log", _NUMBER, _DATA)
+        self._pages = handle.getMapState("pages", _NUMBER, _DATA)
+
+    def head(self) -> bytes | None:
+        return _bytes(self._head.get())
+
+    def set_head(self, data: bytes) -> None:
+        self._head.update((data,))
+
+    def entry(self, number: int) -> bytes | None:
+        return _bytes(self._log.getValue((number,)))
+
+    def append(self, number: int, data: bytes) -> None:
+        self._log.updateValue((number,), (data,))
+
+    def page(self, number: int) -> bytes | None:
+        return _bytes(self._pages.getValue((number,)))
+
+    def set_page(self, number: int, data: bytes) -> None:
+        self._pages.updateValue((number,), (data,))
+
+    def clear(self) -> None:
+        self._log.clear()
+        self._pages.clear()
+
+
+def _bytes(row: Any) -> bytes | None:
+    return None if row is None else bytes(row[0])
+
+
+def _frames(bucket: Bucket, said: Said) -> Iterator[pd.DataFrame]:
+    key_of = bucket.state.router.key_of
+    for start in range(0, len(said.elements), _ROWS):
+        some = said.elements[start : start + _ROWS]
+        first = said.first + start
+        yield pd.DataFrame(
+            {
+                "partition": bucket.number,
+                "seq": range(first, first + len(some)),
+                "key": [None if type(e) is Stable else key_of(e.payload) for e in some],  # type: ignore[union-attr]
+                "value": [encode(element) for element in some],
+                "letter": None,
+            },
+            columns=_COLUMNS,
+        )
+    if said.dead:
+        letters = [letter.to_record() for letter in said.dead]
+        yield pd.DataFrame(
+            {
+                "partition": 0,
+                "seq": 0,
+                "key": [key for key, _, _ in letters],
+                "value": [value for _, value, _ in letters],
+                "letter": [
+                    ",".join(f"{name}={text.hex()}" for name, text in headers)
+                    for _, _, headers in letters
+                ],
+            },
+            columns=_COLUMNS,
+        )

@@ -1,0 +1,139 @@
+"""The streaming query: topics in, one bucket for each output partition, records out.
+
+Theory
+        Kafka ─▶ packing ─▶ (shuffle by bucket) ─▶ MergeProcessor ─▶ Kafka
+                 chunks                             records with partition and lmerge-seq
+
+    How many buckets there are is fixed by the checkpoint, and by the output topic; each is alone in
+    the shuffle partition of its number (`keys`).
+
+    Spark's sink writes at least once. What a batch writes again bears the same numbers, so that
+    readers know it (`formats.headers`).
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.streaming.query import StreamingQuery
+
+from lmerge_service.formats.headers import SEQ_HEADER
+from lmerge_service.service.own_topics import largest_record
+from lmerge_service.spark.connection import kafka_options
+from lmerge_service.spark.decoding import HEADERS
+from lmerge_service.spark.elements import kafka_records, told
+from lmerge_service.spark.merge.packing import CHUNKS, packing
+from lmerge_service.spark.merge.plan import Plan, work_of
+from lmerge_service.spark.merge.processor import RECORDS, MergeProcessor
+from lmerge_service.spark.places import Topics, located
+from lmerge_service.topology import Topology
+
+__all__ = ("start",)
+
+_STATE: Final = "spark.sql.streaming.stateStore"
+_ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+_LOOKED_AT: Final = (*HEADERS, SEQ_HEADER)
+
+
+def start(
+    spark: SparkSession,
+    topology: Topology,
+    plan: Plan,
+    checkpoint: str,
+    *,
+    keys: tuple[int, ...],
+    starts: str = "earliest",
+    batch_records: int,
+    trigger: Mapping[str, Any],
+) -> StreamingQuery:
+    """Starts it, on a plan that is written down; `starts` counts for a new checkpoint only."""
+    output = topology.output
+    work = work_of(topology, plan, keys)
+    source = Topics(
+        topology.kafka,
+        [*plan.steps[-1].topics, output.control_topic],
+        start=starts,
+        options={
+            # A topic that is gone is dropped by a step; what a replica lacks is the merge's to say.
+            "failOnDataLoss": "false",
+            "maxOffsetsPerTrigger": str(batch_records),
+            "kafka.fetch.max.wait.ms": "20",
+        },
+    )
+    records = _raw(kafka_records(spark, source, streaming=True))
+    chunks = records.mapInArrow(packing(work), CHUNKS)
+    merged = chunks.groupBy("bucket").transformWithStateInPandas(
+        MergeProcessor(work), RECORDS, "append", "none"
+    )
+    request = str(2 * max(largest_record(topology), 1 << 20))
+    options = {
+        "kafka.acks": "all",
+        "kafka.enable.idempotence": "true",
+        "kafka.max.request.size": request,
+        "checkpointLocation": located(checkpoint),
+        **kafka_options(topology.kafka),
+    }
+    writer = _written(merged, topology).writeStream.format("kafka").options(**options)
+    with _settings(spark, output.partitions):
+        return writer.outputMode("append").trigger(**trigger).queryName(topology.name).start()
+
+
+def _raw(records: DataFrame) -> DataFrame:
+    """The columns that `packing` takes."""
+    return records.select(
+        "source",
+        "partition",
+        "offset",
+        F.unix_millis("timestamp").alias("timestamp"),
+        "key",
+        told(F.col("headers"), _LOOKED_AT).alias("headers"),
+        "value",
+    )
+
+
+def _written(merged: DataFrame, topology: Topology) -> DataFrame:
+    """Records for Spark's Kafka sink."""
+    output, is_letter = topology.output, F.col("letter").isNotNull()
+    seq = F.col("seq").cast("string").cast("binary")
+    numbered = F.array(_header(F.lit(SEQ_HEADER), seq))
+    letter = F.transform(
+        F.split("letter", ","),
+        lambda each: _header(
+            F.substring_index(each, "=", 1), F.unhex(F.substring_index(each, "=", -1))
+        ),
+    )
+    return merged.select(
+        F.when(is_letter, output.dead_letter_topic).otherwise(output.topic).alias("topic"),
+        "key",
+        "value",
+        "partition",
+        F.when(is_letter, letter).otherwise(numbered).alias("headers"),
+    )
+
+
+def _header(name: Column, value: Column) -> Column:
+    return F.struct(name.alias("key"), value.alias("value"))
+
+
+@contextmanager
+def _settings(spark: SparkSession, buckets: int) -> Iterator[None]:
+    """What the query needs, which takes a copy of the session's settings when it starts."""
+    wanted = {
+        "spark.sql.shuffle.partitions": str(buckets),
+        f"{_STATE}.providerClass": _ROCKSDB,
+        f"{_STATE}.rocksdb.changelogCheckpointing.enabled": "true",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
+    }
+    before = {name: spark.conf.get(name, None) for name in wanted}
+    for name, value in wanted.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, was in before.items():
+            if was is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, was)

@@ -1,0 +1,479 @@
+"""Buckets and their store, without Spark: whatever the batches, the workers and the failures, a
+bucket says what the plain operator says, and what is stored costs what changes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd  # type: ignore[import-untyped]
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.streaming.tws_tester import TwsTester
+
+from lmerge_service.core import Policy
+from lmerge_service.elements import INFINITY, Element, Insert, Stable
+from lmerge_service.errors import StateError
+from lmerge_service.formats.headers import SEQ_HEADER, incarnation_headers
+from lmerge_service.formats.wire import WireDecoder, encode
+from lmerge_service.service.decisions import AcceptGap, Attach, Detach, Quarantine, Release
+from lmerge_service.spark.merge.bucket import Bucket, Said
+from lmerge_service.spark.merge.chunks import Record, packed, slices, unpacked
+from lmerge_service.spark.merge.plan import Plan, Work
+from lmerge_service.spark.merge.processor import MergeProcessor
+from lmerge_service.spark.merge.store import run
+from lmerge_service.tdb import TDB, Event, reconstitute
+from lmerge_service.topology import Topology
+from tests.spark.merge.batches import (
+    Batch,
+    Memory,
+    bucket_of,
+    chunks_for,
+    decided,
+    fresh_cache,
+    in_bytes,
+    partitioned,
+    planned,
+    the_plain_operator,
+    topology_of,
+    work_for,
+)
+from tests.strategies import logical_streams, lying_presentations, presentations
+
+CASES = ("R0", "R1", "R2", "R3", "R4")
+POLICIES = (
+    Policy(),
+    Policy(insert="leader", adjust="eager"),
+    Policy(insert="half_frozen", stable="lag(3)"),
+    Policy(insert="quorum(0.5)", adjust="leader", stable="quorum(2)"),
+)
+NAMES = "abc"
+
+
+@st.composite
+def merges(draw: st.DrawFn) -> tuple[Topology, dict[str, int], list[Batch]]:
+    """A topology, its replicas' widths, and what they say in batches."""
+    case, policy = draw(st.sampled_from(CASES)), draw(st.sampled_from(POLICIES))
+    logical = draw(logical_streams(unique_keys=case != "R4", unique_vs=case == "R0"))
+    say = lying_presentations if draw(st.booleans()) else presentations
+    told = draw(say(logical, len(NAMES), case))
+    wide = case in ("R3", "R4")
+    widths = {name: draw(st.integers(1, 3 if wide else 1)) for name in NAMES}
+    topology = topology_of(
+        NAMES,
+        case=case,
+        buckets=draw(st.integers(1, 3)),
+        policy={"insert": policy.insert, "adjust": policy.adjust, "stable": policy.stable},
+    )
+    records: dict[tuple[str, int], list[Record]] = {}
+    for name, elements in zip(NAMES, told, strict=True):
+        for number, said in enumerate(partitioned(elements, widths[name])):
+            records[f"t.{name}", number] = said
+    return topology, widths, list(draw(cut(records)))
+
+
+@st.composite
+def cut(draw: st.DrawFn, records: dict[tuple[str, int], list[Record]]) -> list[Batch]:
+    """The records in one to five batches."""
+    count = draw(st.integers(1, 5))
+    batches: list[dict[tuple[str, int], Sequence[Record]]] = [{} for _ in range(count)]
+    for place, said in records.items():
+        ends = sorted(
+            draw(st.lists(st.integers(0, len(said)), min_size=count - 1, max_size=count - 1))
+        )
+        for batch, start, end in zip(batches, [0, *ends], [*ends, len(said)], strict=True):
+            if start < end:
+                batch[place] = said[start:end]
+    return list(batches)
+
+
+@given(merges(), st.data())
+def test_a_bucket_says_what_the_plain_operator_says(
+    drawn: tuple[Topology, dict[str, int], list[Batch]], data: st.DataObject
+) -> None:
+    """Of two workers either may be given the next batch; any batch may fail once it was merged,
+    before it is committed, and is run again; snapshots come now and then."""
+    topology, widths, batches = drawn
+    plan, _ = planned(topology, widths)
+    work, workers = work_for(topology, plan), (fresh_cache(), fresh_cache())
+    least_log = data.draw(st.sampled_from((0, 300, 1 << 20)), "least log")
+    for number in range(topology.output.partitions):
+        memory, said_before = Memory(), 0
+        expected = the_plain_operator(topology, widths, batches, number)
+        for at, (batch, elements) in enumerate(zip(batches, expected, strict=True)):
+            for real in (False, True) if data.draw(st.booleans(), "fails") else (True,):
+                chunks = chunks_for(work, batch, number, at, data.draw(st.integers(1, 7), "piece"))
+                used = memory if real else memory.copy()
+                worker = data.draw(st.sampled_from(workers), "worker")
+                if data.draw(st.integers(0, 9), "died") == 0:
+                    worker.clear()
+                chunks = data.draw(st.permutations(chunks), "order")
+                _, said = run(
+                    used,
+                    plan,
+                    number,
+                    lambda number=number: bucket_of(work, number),  # type: ignore[misc]
+                    at,
+                    chunks,
+                    cache=worker,
+                    least_log=least_log,
+                )
+                assert said.elements == elements
+                assert said.first == said_before + 1
+            said_before += len(elements)
+
+
+@given(merges())
+def test_honest_replicas_are_merged_into_what_they_mean(
+    drawn: tuple[Topology, dict[str, int], list[Batch]],
+) -> None:
+    """The union over the buckets is a legal stream in each, whatever the replicas say."""
+    topology, widths, batches = drawn
+    plan, _ = planned(topology, widths)
+    work = work_for(topology, plan)
+    for number in range(topology.output.partitions):
+        memory, cache, out = Memory(), fresh_cache(), list[Element]()
+        for at, batch in enumerate(batches):
+            chunks = chunks_for(work, batch, number, at, 3)
+            bucket, said = run(
+                memory,
+                plan,
+                number,
+                lambda number=number: bucket_of(work, number),  # type: ignore[misc]
+                at,
+                chunks,
+                cache=cache,
+            )
+            bucket.state.merge.check()
+            out += said.elements
+        reconstitute(out)  # raises where it is not legal
+
+
+@given(merges())
+def test_sparks_processor_says_the_same(
+    drawn: tuple[Topology, dict[str, int], list[Batch]],
+) -> None:
+    topology, widths, batches = drawn
+    plan, _ = planned(topology, widths)
+    work = work_for(topology, plan)
+    processor = Numbered(work)
+    tester = TwsTester(processor)
+    decoder = WireDecoder()
+    for number in range(topology.output.partitions):
+        expected = the_plain_operator(topology, widths, batches, number)
+        last = 0
+        for at, (batch, elements) in enumerate(zip(batches, expected, strict=True)):
+            processor.number = at
+            chunks = chunks_for(work, batch, number, at, 5)
+            rows = pd.DataFrame({"bucket": number, "chunk": chunks})
+            found = tester.testInPandas(number, rows) if chunks else pd.DataFrame()
+            if not chunks:
+                assert elements == []
+                continue
+            values = [] if found.empty else list(found["value"])
+            assert [decoder.decode(each) for each in values] == elements
+            if values:
+                assert list(found["seq"]) == list(range(last + 1, last + len(values) + 1))
+                assert set(found["partition"]) == {number}
+            last += len(values)
+
+
+class Numbered(MergeProcessor):
+    """Outside of Spark nobody else says which batch it is."""
+
+    number = 0
+
+    def batch(self) -> int:
+        return self.number
+
+
+# --- literal ------------------------------------------------------------------------------------
+
+
+def records_of(*elements: Element, start: int = 0, headers: Any = ()) -> list[Record]:
+    said = [encode(in_bytes(element)) for element in elements]
+    return [Record(start + at, b"k", value, headers, 1) for at, value in enumerate(said)]
+
+
+def fed(work: Work, number: int, chunks: list[bytes]) -> tuple[Bucket, Said]:
+    """A new bucket after its first batch."""
+    fresh = bucket_of(work, number)
+    return run(Memory(), work.plan, number, lambda: fresh, 0, chunks, cache=fresh_cache())
+
+
+class Running:
+    """One bucket, batch by batch."""
+
+    def __init__(self, topology: Topology, plan: Plan) -> None:
+        self.topology, self.memory, self.cache = topology, Memory(), fresh_cache()
+        self.next = 0
+        self.said: list[Element] = []
+        self.work: Work = work_for(topology, plan)
+        self.dead: list[Any] = []
+
+    def go_on(self, plan: Plan) -> None:
+        self.work = work_for(self.topology, plan)
+
+    def batch(self, batch: Batch) -> list[Element]:
+        chunks = chunks_for(self.work, batch, 0, self.next, 10)
+        self.bucket, said = run(
+            self.memory,
+            self.work.plan,
+            0,
+            lambda: bucket_of(self.work, 0),
+            self.next,
+            chunks,
+            cache=self.cache,
+        )
+        self.next += 1
+        self.dead += said.dead
+        self.said += said.elements
+        return said.elements
+
+
+A, B, C = Insert("A", 2, 9), Insert("B", 5, 20), Insert("C", 30, 40)
+
+
+def test_a_replica_is_attached_and_another_detached_from_a_batch_on() -> None:
+    topology, widths = topology_of("ab"), {"a": 1, "b": 1, "c": 1}
+    plan, ledger = planned(topology, widths)
+    running = Running(topology, plan)
+    running.batch({("t.a", 0): records_of(A, Stable(10)), ("t.b", 0): records_of(A)})
+    with_c = decided(
+        plan, ledger, widths, Attach({"name": "c", "topic": "t.c"}), Detach("a"), batch=2
+    )
+    assert set(with_c.steps[-1].topics) == {"t.b", "t.c"}
+    running.go_on(with_c)
+    running.batch({("t.c", 0): records_of(A, B)})
+    assert set(running.bucket.state.merge.inputs) == {"a", "b"}  # batch 1 was planned before
+    said = running.batch({("t.c", 0): records_of(C, Stable(10), Stable(25))})
+    assert said == [in_bytes(C), Stable(25)]
+    assert set(running.bucket.state.merge.inputs) == {"b", "c"}
+
+
+def test_a_topic_is_dropped_before_it_is_begun_once_more() -> None:
+    topology, widths = topology_of("ab"), {"a": 1, "b": 1}
+    plan, ledger = planned(topology, widths)
+    everything = ["t.a", "t.b"]
+    out = decided(plan, ledger, widths, Quarantine("b", "looks odd"), batch=3, known=everything)
+    assert set(out.steps[-1].topics) == {"t.a"}
+    back = decided(out, ledger, widths, Release("b"), batch=4, known=everything)
+    assert set(back.steps[-1].topics) == {"t.a"}  # Spark would go on where it was
+    assert decided(back, ledger, widths, batch=4, known=everything) is back
+    begun = decided(back, ledger, widths, batch=5, known=["t.a"])
+    assert set(begun.steps[-1].topics) == {"t.a", "t.b"}
+    assert set(begun.steps[-1].begins) == {"b"}
+    running = Running(topology, plan)
+    running.batch({("t.a", 0): records_of(A), ("t.b", 0): records_of(A, Insert("lie", 3, 8))})
+    running.go_on(begun)
+    running.next = 3
+    running.batch({("t.a", 0): records_of(Insert("D", 4, 7), start=1)})
+    assert set(running.bucket.state.merge.inputs) == {"a"}
+    running.next = 5
+    running.batch({("t.b", 0): records_of(A, B)})
+    assert set(running.bucket.state.merge.inputs) == {"a", "b"}
+
+
+def test_a_topic_that_was_made_anew_is_merged_from_its_beginning() -> None:
+    topology, widths = topology_of("ab"), {"a": 1, "b": 1}
+    plan, ledger = planned(topology, widths)
+    running = Running(topology, plan)
+    running.batch({("t.a", 0): records_of(A, B), ("t.b", 0): records_of(A)})
+    from lmerge_service.kafka.topics import TopicInfo
+    from lmerge_service.spark.merge.planning import Planned, next_step
+    from tests.spark.merge.batches import seen_of
+
+    seen = seen_of(widths)
+    seen.topics = {**seen.topics, "t.a": TopicInfo("another", 1)}
+    step = next_step(plan, ledger, seen, Planned(1, {"t.a": {0: 2}, "t.b": {0: 1}}))
+    assert step is not None
+    assert (set(step.gone), set(step.topics)) == ({"a"}, {"t.b"})
+    plan = plan.with_step(step)
+    step = next_step(plan, ledger, seen, Planned(2, {"t.b": {0: 1}}))
+    assert step is not None
+    assert (step.gone, set(step.begins)) == ({}, {"a"})
+    running.go_on(plan.with_step(step))
+    running.batch({("t.b", 0): records_of(Insert("D", 4, 7), start=1)})
+    assert set(running.bucket.state.merge.inputs) == {"b"}
+    said = running.batch({("t.a", 0): records_of(A, B, Stable(25))})
+    assert said[-1] == Stable(25)
+    assert running.bucket.state.replicas.states["a"].topic_id == "another"
+
+
+def test_an_accepted_gap_is_said_with_the_batch() -> None:
+    topology = topology_of("a", replicas=[{"name": "a", "topic": "t.a", "joining_at": 50}])
+    plan, ledger = planned(topology, {"a": 1})
+    running = Running(topology, plan)
+    assert running.batch({("t.a", 0): records_of(Stable(60))}) == []
+    running.go_on(decided(plan, ledger, {"a": 1}, AcceptGap("a", 50), batch=1))
+    assert running.batch({("t.a", 0): records_of(Stable(70), start=1)}) == [Stable(60), Stable(70)]
+
+
+def test_what_is_no_element_is_a_dead_letter_once_in_one_bucket() -> None:
+    topology, widths = topology_of("a", buckets=2), {"a": 3}
+    plan, _ = planned(topology, widths)
+    work = work_for(topology, plan)
+    poison = [Record(0, b"key", b"nonsense", (), 7), Record(1, None, None, (), 8)]
+    batch = {("t.a", partition): poison for partition in range(3)}
+    found = []
+    for number in range(2):
+        chunks = chunks_for(work, batch, number, 0, 10)
+        _, said = fed(work, number, chunks)
+        found += [(each.partition, each.offset, each.reason, each.key) for each in said.dead]
+    assert sorted(found, key=str) == sorted(
+        [
+            (partition, offset, reason, key)
+            for partition in range(3)
+            for offset, reason, key in ((0, "not_json", b"key"), (1, "tombstone", None))
+        ],
+        key=str,
+    )
+
+
+def test_a_replica_that_starts_over_and_one_that_repeats_itself() -> None:
+    topology, widths = topology_of("ab"), {"a": 1, "b": 1}
+    plan, _ = planned(topology, widths)
+    running = Running(topology, plan)
+    told: list[tuple[int, Element]] = [(1, A), (2, B), (1, A), (2, B), (3, Stable(4))]
+    numbered = [
+        Record(at, b"k", encode(in_bytes(each)), [(SEQ_HEADER, b"%d" % seq)], 1)
+        for at, (seq, each) in enumerate(told)
+    ]
+    said = running.batch({("t.b", 0): numbered})
+    assert said == [in_bytes(A), in_bytes(B), Stable(4)]
+    assert running.bucket.state.replicas.states["b"].ingest.repeated == 2  # type: ignore[union-attr]
+    running.batch({("t.a", 0): records_of(A, Insert("old", 8, 9))})
+    again = records_of(A, B, start=2, headers=incarnation_headers(1))
+    running.batch({("t.a", 0): again})
+    assert running.bucket.state.replicas.states["a"].ingest.incarnation == 1  # type: ignore[union-attr]
+
+
+def test_a_dialect_and_a_normalised_replica() -> None:
+    pieces: list[Element] = [Insert("b", 1, 7), Insert("b", 7, 15), Stable(INFINITY)]
+    opened = [
+        b'{"op":"open","payload":"b","vs":1}',
+        b'{"op":"close","payload":"b","vs":1,"ve":15}',
+        b'{"op":"stable","vc":null}',
+    ]
+    replicas = [
+        {"name": "a", "topic": "t.a", "normalise": True},
+        {
+            "name": "b",
+            "topic": "t.b",
+            "format": {"dialect": "openclose"},
+        },
+    ]
+    try:
+        topology = topology_of("ab", replicas=replicas, buckets=2)
+    except ValueError as error:
+        pytest.fail(str(error))
+    plan, _ = planned(topology, {"a": 1, "b": 1})
+    kinds = plan.steps[0].topics
+    assert (kinds["t.a"].wire, kinds["t.b"].wire) == (True, False)
+    work = work_for(topology, plan)
+    batch = {
+        ("t.a", 0): records_of(*pieces),
+        ("t.b", 0): [Record(at, None, value, (), 1) for at, value in enumerate(opened)],
+    }
+    events: list[Event] = []
+    for number in range(2):
+        chunks = chunks_for(work, batch, number, 0, 2)
+        _, said = fed(work, number, chunks)
+        assert said.dead == []
+        events += reconstitute(said.elements)
+    assert events == [Event(b'"b"', 1, 15)]
+
+
+def test_what_is_stored_costs_what_changes() -> None:
+    """With 2,000 and with 8,000 live events, small batches write about the same."""
+    topology, widths = topology_of("a"), {"a": 1}
+
+    def written(live: int) -> int:
+        plan, _ = planned(topology, widths)
+        running = Running(topology, plan)
+        many: list[Element] = [Insert(f"event {n}", n, INFINITY) for n in range(live)]
+        running.batch({("t.a", 0): records_of(*many)})
+        before = running.memory.written
+        for n in range(20):
+            said = records_of(Insert(f"new {n}", live + n, INFINITY), start=live + n)
+            running.batch({("t.a", 0): said})
+        return running.memory.written - before
+
+    few, many = written(2_000), written(8_000)
+    assert many < 1.2 * few < 20 * 1_000
+
+
+def test_a_worker_that_is_behind_reads_what_it_lacks() -> None:
+    """And nothing else: neither the snapshot nor the batches that it has merged."""
+    topology, widths = topology_of("a"), {"a": 1}
+    plan, _ = planned(topology, widths)
+    running = Running(topology, plan)
+    workers = [fresh_cache(), fresh_cache()]
+    for n in range(30):
+        running.cache = workers[n in (0, 9, 20)]
+        running.memory.read.clear()
+        running.batch({("t.a", 0): records_of(Insert(f"{n}", n, 99), start=n)})
+        if n == 20:
+            # Batch n stands in entry n - 1; that of batch 9 tells that it is merged.
+            assert set(running.memory.read) == {("log", number) for number in range(8, 19)}
+    assert running.said == [in_bytes(Insert(f"{n}", n, 99)) for n in range(30)]
+
+
+def test_damaged_state_is_refused() -> None:
+    topology, widths = topology_of("a"), {"a": 1}
+    plan, _ = planned(topology, widths)
+    running = Running(topology, plan)
+    running.batch({("t.a", 0): records_of(A)})
+    running.batch({("t.a", 0): records_of(B, start=1)})
+    running.cache.clear()
+    whole = running.memory.copy()
+    running.memory.log.clear()
+    with pytest.raises(StateError, match="entry 0 is missing"):
+        running.batch({("t.a", 0): records_of(C, start=2)})
+    running.memory = whole
+    running.memory.pages[0] = running.memory.pages[0][:-9]
+    with pytest.raises(StateError, match="damaged"):
+        running.batch({("t.a", 0): records_of(C, start=2)})
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=6), st.integers(1, 9), st.randoms())
+def test_slices_do_not_depend_on_how_records_were_packed(
+    sizes: list[int], piece: int, random: Any
+) -> None:
+    topology = topology_of("a")
+    plan, _ = planned(topology, {"a": len(sizes)})
+    work = work_for(topology, plan)
+    batch = {
+        ("t.a", n): records_of(*[Insert(f"{n} {m}", m, 99) for m in range(size)])
+        for n, size in enumerate(sizes)
+    }
+    whole = [packed(unpacked(each)) for each in chunks_for(work, batch, 0, 0, 1_000)]
+    parts = chunks_for(work, batch, 0, 0, piece)
+    random.shuffle(parts)
+    assert list(slices(map(unpacked, whole))) == list(slices(map(unpacked, parts)))
+
+
+def test_tdb_of_several_buckets() -> None:
+    """Each bucket has its own events, and all have the stables."""
+    topology, widths = topology_of("ab", buckets=3), {"a": 2, "b": 1}
+    plan, _ = planned(topology, widths)
+    work = work_for(topology, plan)
+    events = [Insert(f"event {n}", n, n + 10) for n in range(60)]
+    told: list[Element] = [*events, Stable(INFINITY)]
+    batch = {
+        **{("t.a", n): said for n, said in enumerate(partitioned(told, 2))},
+        ("t.b", 0): partitioned(told, 1)[0],
+    }
+    found: list[Event] = []
+    for number in range(3):
+        chunks = chunks_for(work, batch, number, 0, 7)
+        _, said = fed(work, number, chunks)
+        assert said.elements[-1] == Stable(INFINITY)
+        some = list(reconstitute(said.elements))
+        assert some
+        found += some
+    assert TDB(found) == TDB(Event(*_fields(in_bytes(each))) for each in events)
+
+
+def _fields(element: Element) -> tuple[Any, int, int]:
+    assert isinstance(element, Insert)
+    return element.payload, element.vs, element.ve

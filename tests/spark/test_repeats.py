@@ -1,0 +1,30 @@
+"""Records that were written twice are one, for a query as for a reader."""
+
+from collections.abc import Callable
+
+from pyspark.sql import SparkSession
+
+from lmerge_service.formats.headers import Repeats
+from lmerge_service.spark.elements import kafka_records, read_elements
+from lmerge_service.spark.places import Topics
+from lmerge_service.spark.repeats import once
+from tests.spark.records import Sent, make_topic, send
+
+
+def test_a_query_keeps_what_a_reader_keeps(
+    spark: SparkSession, bootstrap: str, topic_name: Callable[..., str]
+) -> None:
+    topic, repeats = topic_name(), Repeats()
+    make_topic(bootstrap, topic, 2)
+    numbers = [(0, 1), (0, 2), (1, 1), (0, 1), (0, 2), (0, 3), (1, 2), (1, 2), (0, 4), (0, 3)]
+    sent = [
+        Sent(b'{"op":"stable","vc":%d}' % at, None, partition, [("lmerge-seq", b"%d" % seq)])
+        for at, (partition, seq) in enumerate(numbers)
+    ]
+    sent += [Sent(b'{"op":"stable","vc":%d}' % (100 + at), None) for at in range(3)]
+    send(bootstrap, topic, sent)
+    kept = [each.value for each in sent if not repeats.is_repeat(each.partition, each.headers)]
+    source = Topics(bootstrap, topic)
+    found = once(kafka_records(spark, source)).select("value").collect()
+    assert sorted(bytes(row["value"]) for row in found) == sorted(filter(None, kept))
+    assert read_elements(spark, source).count() == len(sent)
