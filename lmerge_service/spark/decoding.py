@@ -15,7 +15,8 @@ Theory
     came from are passed on as they are.
 
 Invariants
-    D1  One row for each record, in order: nothing is lost, and no record fails the job.
+    D1  One row for each record, in order, but for those that their writer had written before
+        (`lmerge-seq`), if that is asked for: nothing is lost, and no record fails the job.
     D2  What a row says of its record is what `WireDecoder` says of it, reason and message too, or
         first what `headers` says: as in `ingest`.
 
@@ -36,12 +37,19 @@ import pyarrow.compute as pc
 from lmerge_service.elements import INFINITY, START, Adjust, Insert
 from lmerge_service.errors import ElementError
 from lmerge_service.formats.bulk import Recogniser, Rule
-from lmerge_service.formats.headers import INCARNATION_HEADER, JOINING_AT_HEADER, incarnation_of
+from lmerge_service.formats.headers import (
+    INCARNATION_HEADER,
+    JOINING_AT_HEADER,
+    SEQ_HEADER,
+    Repeats,
+    incarnation_of,
+    seq_of,
+)
 from lmerge_service.formats.wire import WireDecoder
 
 __all__ = ("HEADERS", "Keys", "decoding", "headers_of", "rows_of")
 
-HEADERS: Final = (INCARNATION_HEADER, JOINING_AT_HEADER)
+HEADERS: Final = (INCARNATION_HEADER, JOINING_AT_HEADER, SEQ_HEADER)
 """Those that are looked at."""
 
 _ELEMENT: Final = pa.schema(
@@ -61,14 +69,20 @@ _Refused = dict[int, tuple[str, str]]
 """By the place of a record that is no element: reason and message."""
 
 
-def decoding(rule: Rule, *, keys: Keys) -> Callable[[Iterator[pa.RecordBatch]], Any]:
+def decoding(
+    rule: Rule, *, keys: Keys, once: bool = False
+) -> Callable[[Iterator[pa.RecordBatch]], Any]:
     """For `mapInArrow`: from (source, partition, offset, timestamp, key, headers, value).
 
     Headers are a string, `name=hex` with commas between them, `name=-` for null; null for none.
+    `once` leaves out what a writer had written before, where a task has all of a partition's
+    records in order.
     """
 
     def decode(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
+        first_time = _FirstTime()
+        for each in batches:
+            batch = first_time.of(each) if once else each
             origin = {name: batch.column(name) for name in ("source", "partition", "offset")}
             origin["timestamp"] = batch.column("timestamp")
             yield rows_of(
@@ -81,6 +95,36 @@ def decoding(rule: Rule, *, keys: Keys) -> Callable[[Iterator[pa.RecordBatch]], 
             )
 
     return decode
+
+
+class _FirstTime:
+    """Tells which records of a task are there for the first time."""
+
+    def __init__(self) -> None:
+        self._repeats: dict[tuple[str, int], Repeats] = {}  # by source and incarnation
+
+    def of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        headers = batch.column("headers")
+        if headers.null_count == len(batch):
+            return batch
+        where = zip(
+            batch.column("source").to_pylist(),
+            batch.column("partition").to_pylist(),
+            headers.to_pylist(),
+            strict=True,
+        )
+        return batch.filter(pa.array([self._is_new(*each) for each in where], pa.bool_()))
+
+    def _is_new(self, source: str, partition: int, told: str | None) -> bool:
+        if told is None or SEQ_HEADER not in told:
+            return True
+        headers = headers_of(told)
+        try:
+            incarnation, _ = incarnation_of(headers)
+            repeats = self._repeats.setdefault((source, incarnation), Repeats())
+            return not repeats.is_repeat(partition, headers)
+        except ElementError:  # it is refused when it is decoded
+            return True
 
 
 def rows_of(
@@ -265,7 +309,10 @@ def _zeros(count: int) -> pa.Int64Array:
 @lru_cache(maxsize=1024)
 def _said(told: str) -> tuple[int, int]:
     """Of headers as `name=hex`, or `name=-` for one that is null, with commas between them."""
-    return incarnation_of(headers_of(told))
+    headers = headers_of(told)
+    said = incarnation_of(headers)
+    seq_of(headers)  # as in `ingest`, a record whose number is none is no element
+    return said
 
 
 def headers_of(told: str) -> list[tuple[str, bytes]]:

@@ -78,6 +78,8 @@ Mode: TypeAlias = Literal["error", "append", "overwrite"]
 _PARQUET: Final = StructType([*ORIGIN.fields, *ELEMENT.fields, StructField("rule", StringType())])
 _LISTED: Final = "path string, modificationTime timestamp, length long, content binary"
 _ANYTHING: Final = Rule()
+_SPLIT: Final = {"minPartitions", "maxRecordsPerPartition"}
+"""Options by which several tasks share a partition's records."""
 
 
 def read_elements(
@@ -92,13 +94,18 @@ def read_elements(
 
     `keys` tells whose record keys are kept: dead letters need those of refused records, and most
     elements have theirs in the payload; where none are needed, handing them over is saved (1 µs).
+    What the writer of a topic had written before (`lmerge-seq`) is left out, in batches whose
+    options split no partition; else `repeats.once` does it.
 
     Raises:
         ConfigurationError: there is no such file, or Parquet is not what is written here.
     """
     match source:
         case Topics():
-            return decode_records(kafka_records(spark, source, streaming), rule=rule, keys=keys)
+            records = kafka_records(spark, source, streaming)
+            # In batches a task has all of a partition, in order, unless it is told to split them.
+            once = not streaming and not _SPLIT & source.options.keys()
+            return decode_records(records, rule=rule, keys=keys, once=once)
         case JsonFiles():
             return _json_lines(spark, source, streaming, rule)
         case ParquetFiles():
@@ -123,11 +130,17 @@ def kafka_records(spark: SparkSession, source: Topics, streaming: bool = False) 
 
 
 def decode_records(
-    records: DataFrame, *, rule: Rule = _ANYTHING, keys: Keys = "refused"
+    records: DataFrame,
+    *,
+    rule: Rule = _ANYTHING,
+    keys: Keys = "refused",
+    once: bool = False,
 ) -> DataFrame:
     """Rows of `schema.RECORDS` of raw records, wherever they were kept.
 
-    `value` must be there; source, partition, offset, timestamp, key and headers may be.
+    `value` must be there; source, partition, offset, timestamp, key and headers may be. `once`
+    leaves out what a writer had written before (`lmerge-seq`); it is for frames whose tasks have
+    all of a partition's records each, in order.
     """
 
     def column(name: str, kind: str) -> Column:
@@ -140,7 +153,7 @@ def decode_records(
         told(column("headers", "array<struct<key:string,value:binary>>")).alias("headers"),
         column("value", "binary"),
     )
-    return raw.mapInArrow(decoding(rule, keys=keys), RECORDS)
+    return raw.mapInArrow(decoding(rule, keys=keys, once=once), RECORDS)
 
 
 def told(headers: Column, names: Sequence[str] = HEADERS) -> Column:

@@ -27,4 +27,8 @@ def test_a_query_keeps_what_a_reader_keeps(
     source = Topics(bootstrap, topic)
     found = once(kafka_records(spark, source)).select("value").collect()
     assert sorted(bytes(row["value"]) for row in found) == sorted(filter(None, kept))
-    assert read_elements(spark, source).count() == len(sent)
+    assert sorted(row["vc"] for row in read_elements(spark, source).select("vc").collect()) == [
+        *(0, 1, 2, 5, 6, 8, 100, 101, 102)
+    ]
+    split = Topics(bootstrap, topic, options={"minPartitions": "8"})
+    assert read_elements(spark, split).count() == len(sent)

@@ -34,7 +34,6 @@ __all__ = ("start",)
 
 _STATE: Final = "spark.sql.streaming.stateStore"
 _ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-_LOOKED_AT: Final = (*HEADERS, SEQ_HEADER)
 
 
 def start(
@@ -88,7 +87,7 @@ def _raw(records: DataFrame) -> DataFrame:
         "offset",
         F.unix_millis("timestamp").alias("timestamp"),
         "key",
-        told(F.col("headers"), _LOOKED_AT).alias("headers"),
+        told(F.col("headers"), HEADERS).alias("headers"),
         "value",
     )
 
