@@ -124,6 +124,7 @@ def test_clipped_what_is_final_in_all_is_compared(audit: Lmerge, tmp_path: Path)
     assert told(done.out)[3:] == ["equivalent", "compared as far as all are final, before 8"]
 
 
+@pytest.mark.deep
 def test_json_is_the_same_for_programs(audit: Lmerge, tmp_path: Path) -> None:
     done = audit("one", "other", "--json", "--clip")
     assert (done.code, done.err, done.out.count("\n")) == (1, "", 1)
@@ -207,6 +208,7 @@ def test_a_record_that_is_no_element_is_named_and_exit_2(audit: Lmerge, tmp_path
 # Other places
 
 
+@pytest.mark.deep
 def test_the_files_of_a_folder_are_one_stream_in_the_order_of_their_names(
     audit: Lmerge, tmp_path: Path
 ) -> None:

@@ -72,6 +72,7 @@ def test_files_are_in_order_as_they_are_written(spark: SparkSession, tmp_path: P
     assert told(read_elements(spark, parquet)) == wanted
 
 
+@pytest.mark.deep
 def test_every_partition_of_a_topic_is_a_legal_stream(
     spark: SparkSession, bootstrap: str, topic_name: Callable[..., str]
 ) -> None:
@@ -156,6 +157,7 @@ def test_two_presentations_of_the_command_are_equivalent_by_the_audit(
     assert Path(tmp_path, "0.ndjson").read_bytes() != Path(tmp_path, "1.ndjson").read_bytes()
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("shared_session")
 def test_the_command_presents_what_is_stored(lmerge: Lmerge, tmp_path: Path) -> None:
     events: list[Element] = [Insert(b'"a"', 6, INFINITY), Insert(b'"b"', 2, 9), Stable(INFINITY)]

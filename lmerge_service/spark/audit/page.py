@@ -46,7 +46,9 @@ def check_page(path: Path) -> None:
         EnvironmentMissingError: matplotlib is missing.
     """
     if find_spec("matplotlib") is None:
-        raise EnvironmentMissingError("--html needs matplotlib: pip install 'lmerge-service[spark]'")
+        raise EnvironmentMissingError(
+            "--html needs matplotlib: pip install 'lmerge-service[spark]'"
+        )
     if path.is_dir() or not path.parent.is_dir():
         what = "it is a folder" if path.is_dir() else f"there is no folder {path.parent}"
         raise ConfigurationError(f"cannot write {path}: {what}")

@@ -114,9 +114,9 @@ class _Run:
             yield from self._intervals(part, times[first:end])
 
     def marks(self) -> Iterator[Mark]:
+        """Of what was taken; also where nothing of it was heard, since time has passed."""
         yield from self._ended
-        if self._records:
-            yield self._mark()
+        yield self._mark()
 
     def _check(self, batch: pa.RecordBatch) -> None:
         offsets = _longs(batch.column("offset"))
