@@ -142,5 +142,5 @@ def test_it_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.M
         with pytest.raises(ConfigurationError, match="cannot write"):
             check_page(wrong)
     monkeypatch.setattr("lmerge_service.spark.audit.page.find_spec", lambda _: None)
-    with pytest.raises(EnvironmentMissingError, match=r"pip install .lmerge-service"):
+    with pytest.raises(EnvironmentMissingError, match="pip install matplotlib"):
         check_page(path)

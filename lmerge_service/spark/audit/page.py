@@ -47,7 +47,7 @@ def check_page(path: Path) -> None:
     """
     if find_spec("matplotlib") is None:
         raise EnvironmentMissingError(
-            "--html needs matplotlib: pip install 'lmerge-service[spark]'"
+            "--html needs matplotlib: pip install matplotlib"
         )
     if path.is_dir() or not path.parent.is_dir():
         what = "it is a folder" if path.is_dir() else f"there is no folder {path.parent}"
