@@ -64,7 +64,7 @@ class Sender:
         self._producer = AIOKafkaProducer(
             **self._connection.arguments, enable_idempotence=True, max_batch_size=1 << 18
         )
-        await started(self._producer.start(), self._connection)
+        await started(self._producer.start(), self._producer.stop, self._connection)
         return self
 
     async def __aexit__(self, *_: object) -> None:

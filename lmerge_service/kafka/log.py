@@ -121,17 +121,13 @@ class Log:
                     acks="all",
                     retry_backoff_ms=50,
                 )
-                try:
-                    await self._start(producer)
-                except BaseException:
-                    await close_bounded(producer.stop())
-                    raise
+                await self._start(producer)
                 self._producer = producer
             return self._producer
 
     async def _start(self, producer: AIOKafkaProducer) -> None:
         try:
-            await started(producer.start(), self._connection)
+            await started(producer.start(), producer.stop, self._connection)
         except RefusedError as error:
             if isinstance(error.__cause__, ClusterAuthorizationFailedError):
                 # Who may write any topic may be idempotent: this user may write none.

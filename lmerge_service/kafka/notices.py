@@ -26,11 +26,7 @@ class Notices:
         )
 
     async def __aenter__(self) -> "Notices":
-        try:
-            await started(self._producer.start(), self._connection)
-        except BaseException:
-            await close_bounded(self._producer.stop())
-            raise
+        await started(self._producer.start(), self._producer.stop, self._connection)
         return self
 
     async def __aexit__(self, *_: object) -> None:

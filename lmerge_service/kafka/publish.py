@@ -64,7 +64,7 @@ async def publish(
     producer = AIOKafkaProducer(
         **connection.arguments, enable_idempotence=True, linger_ms=2, max_batch_size=1 << 18
     )
-    await started(producer.start(), connection)
+    await started(producer.start(), producer.stop, connection)
     try:
         return await _send_all(producer, topic, elements, written, rate, width, headers, progress)
     finally:

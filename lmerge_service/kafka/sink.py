@@ -91,16 +91,16 @@ class Sink:
         )
 
     async def __aenter__(self) -> "Sink":
+        # Starting waits until the coordinator has fenced and finished the owner before us.
+        tp, producer, bootstrap = self._output, self._producer, self._connection.bootstrap
+        at = f"taking over {tp.topic}-{tp.partition} at"
+        await started(producer.start(), producer.stop, self._connection, at, _TAKE_OVER_SECONDS)
         try:
-            # Starting waits until the coordinator has fenced and finished the owner before us.
-            tp, bootstrap = self._output, self._connection.bootstrap
-            at = f"taking over {tp.topic}-{tp.partition} at"
-            await started(self._producer.start(), self._connection, at, _TAKE_OVER_SECONDS)
             doing = f"{at} {bootstrap}"
-            await bounded(self._producer.begin_transaction(), doing, _TAKE_OVER_SECONDS)
-            await bounded(self._producer.abort_transaction(), doing)
+            await bounded(producer.begin_transaction(), doing, _TAKE_OVER_SECONDS)
+            await bounded(producer.abort_transaction(), doing)
         except BaseException:
-            await close_bounded(self._producer.stop())
+            await close_bounded(producer.stop())
             raise
         return self
 

@@ -76,11 +76,7 @@ class Source:
         self._next: dict[TopicPartition, int] = {}  # what was handed out ends before these
 
     async def __aenter__(self) -> "Source":
-        try:
-            await started(self._consumer.start(), self._connection)
-        except BaseException:
-            await close_bounded(self._consumer.stop())
-            raise
+        await started(self._consumer.start(), self._consumer.stop, self._connection)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -107,8 +103,8 @@ class Source:
     ) -> dict[TopicPartition, int]:
         """The offset behind the last record of all, those of open transactions included."""
         uncommitted = AIOKafkaConsumer(**self._connection.arguments)
+        await started(uncommitted.start(), uncommitted.stop, self._connection)
         try:
-            await started(uncommitted.start(), self._connection)
             doing = "asking where topics end"
             await bounded(_locate(uncommitted, partitions), doing)
             found = await bounded(uncommitted.end_offsets(partitions), doing)

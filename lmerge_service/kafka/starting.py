@@ -1,4 +1,4 @@
-"""Starting a client; and when a broker does not let us in, why not, in words.
+"""Starting a client, or closing it again; and when a broker does not let us in, why not, in words.
 
 Theory
     A client that cannot start says only that no broker would have it: the reason goes to its log.
@@ -11,7 +11,8 @@ What happens on a crash
 
 import socket
 import ssl
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 from aiokafka.conn import collect_hosts, create_conn
 from aiokafka.errors import (
@@ -24,7 +25,7 @@ from aiokafka.errors import (
 from aiokafka.protocol.metadata import MetadataRequest
 
 from lmerge_service.errors import RefusedError, TransportError
-from lmerge_service.kafka.client import CONNECT_SECONDS, Connection, bounded
+from lmerge_service.kafka.client import CONNECT_SECONDS, Connection, bounded, close_bounded
 
 __all__ = ("started",)
 
@@ -34,11 +35,13 @@ _UNKNOWN_AUTHORITY = {18, 19, 20, 21}
 
 async def started(
     starting: Awaitable[object],
+    stop: Callable[[], Coroutine[Any, Any, object]],
     connection: Connection,
     doing: str = "connecting to",
     seconds: float = CONNECT_SECONDS,
 ) -> None:
     """Waits until a client has started, within `seconds`; an error says `doing` and the address.
+    One that does not start, for whatever reason, is stopped.
 
     Raises:
         RefusedError: a broker does not let us in; the message tells why.
@@ -47,7 +50,10 @@ async def started(
     at = f"{doing} {connection.bootstrap}"
     try:
         await bounded(starting, at, seconds)
-    except TransportError as error:
+    except BaseException as error:
+        await close_bounded(stop())
+        if not isinstance(error, TransportError):
+            raise
         if not isinstance(error.__cause__, KafkaConnectionError):
             raise
         if (why := await _refusal(connection)) is None:

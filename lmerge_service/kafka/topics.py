@@ -53,11 +53,7 @@ class Topics:
         self._admin = AIOKafkaAdminClient(**connection.arguments)
 
     async def __aenter__(self) -> "Topics":
-        try:
-            await started(self._admin.start(), self._connection)
-        except BaseException:
-            await close_bounded(self._admin.close())
-            raise
+        await started(self._admin.start(), self._admin.close, self._connection)
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -32,11 +32,7 @@ class Writer:
         )
 
     async def __aenter__(self) -> "Writer":
-        try:
-            await started(self._producer.start(), self._connection)
-        except BaseException:
-            await close_bounded(self._producer.stop())
-            raise
+        await started(self._producer.start(), self._producer.stop, self._connection)
         return self
 
     async def __aexit__(self, *_: object) -> None:
