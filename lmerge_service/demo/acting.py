@@ -4,20 +4,20 @@ for what must come to pass.
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from rich.console import Console
 from rich.live import Live
 
-from lmerge_service.demo.stage import Process, Stage
+from lmerge_service.demo.stage import Process, Stage, shipped_topology
 from lmerge_service.demo.throughput import Throughput
 from lmerge_service.demo.verdict import Finding
 from lmerge_service.demo.watch import Follower, StatusClient, plain_line, screen
 from lmerge_service.errors import LMergeError, TransportError
 from lmerge_service.service.status import Status
 
-__all__ = ("Play", "Result", "log_of", "look", "until_caught_up", "until_running", "view", "wait")
+__all__ = ("Play", "Result", "act", "until_caught_up", "wait")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,7 +54,35 @@ class Play:
             self.console.print(f"  * {self.news[-1]}", soft_wrap=True, highlight=False)
 
 
-async def look(acting: Play, client: StatusClient, worker: Process) -> None:
+async def act(
+    acting: Play, topology: str, port: int, script: Callable[[], Awaitable[None]]
+) -> None:
+    """A worker merges a shipped topology while a script is played; until the consumer has seen the
+    end.
+
+    Raises:
+        LMergeError: the worker has ended by itself, or something stopped moving.
+    """
+    worker = await acting.stage.lmerge(
+        "run", str(shipped_topology(topology)), "--bootstrap", acting.stage.bootstrap,
+        "--http-port", str(port), log="worker.log",
+    )  # fmt: skip
+    async with StatusClient(acting.address) as client, asyncio.TaskGroup() as group:
+        await _until_running(acting, client, worker)
+        following = group.create_task(acting.follower.run(), name="follower")
+        looking = group.create_task(_look(acting, client, worker), name="status")
+        viewing = group.create_task(_view(acting), name="view")
+        await script()
+        await wait(acting, "the consumer to see the end", following.done)
+        for task in (looking, viewing):
+            task.cancel()
+    acting.tell("the worker is told to stop (SIGTERM)")
+    await acting.stage.end(worker)
+    if worker.returncode:
+        raise LMergeError(f"the worker ended with {worker.returncode}: {_log_of(acting)}")
+
+
+async def _look(acting: Play, client: StatusClient, worker: Process) -> None:
     """Keeps the status fresh, until cancelled.
 
     Raises:
@@ -63,11 +91,11 @@ async def look(acting: Play, client: StatusClient, worker: Process) -> None:
     while True:
         acting.status = await client.get()
         if worker.returncode is not None:
-            raise LMergeError(f"the worker ended with {worker.returncode}: {log_of(acting)}")
+            raise LMergeError(f"the worker ended with {worker.returncode}: {_log_of(acting)}")
         await asyncio.sleep(0.25)
 
 
-async def view(acting: Play) -> None:
+async def _view(acting: Play) -> None:
     """Shows how things are, until cancelled."""
     if not acting.console.is_terminal:
         while True:
@@ -81,7 +109,7 @@ async def view(acting: Play) -> None:
             await asyncio.sleep(0.2)
 
 
-async def until_running(acting: Play, client: StatusClient, worker: Process) -> None:
+async def _until_running(acting: Play, client: StatusClient, worker: Process) -> None:
     """Raises TransportError when it takes longer than half a minute."""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
@@ -89,9 +117,9 @@ async def until_running(acting: Play, client: StatusClient, worker: Process) -> 
         if acting.status is not None and acting.status.state == "running":
             return
         if worker.returncode is not None:
-            raise LMergeError(f"the worker ended with {worker.returncode}: {log_of(acting)}")
+            raise LMergeError(f"the worker ended with {worker.returncode}: {_log_of(acting)}")
         await asyncio.sleep(0.05)
-    raise TransportError(f"the worker is not ready after 30 s: {log_of(acting)}")
+    raise TransportError(f"the worker is not ready after 30 s: {_log_of(acting)}")
 
 
 async def until_caught_up(acting: Play) -> None:
@@ -113,10 +141,10 @@ async def wait(acting: Play, what: str, condition: Callable[[], bool]) -> None:
         if acting.follower.elements != seen:
             seen, since = acting.follower.elements, time.monotonic()
         elif time.monotonic() - since > acting.patience:
-            raise TransportError(f"waited for {what}, but nothing moves: {log_of(acting)}")
+            raise TransportError(f"waited for {what}, but nothing moves: {_log_of(acting)}")
         await asyncio.sleep(0.02)
 
 
-def log_of(acting: Play) -> str:
+def _log_of(acting: Play) -> str:
     """The end of the worker's log."""
     return acting.stage.said("worker.log")

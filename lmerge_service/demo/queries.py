@@ -12,7 +12,6 @@ Who owns what
     As in `show`: the stage ends every process, and those of Spark end with theirs.
 """
 
-import asyncio
 import json
 import time
 from collections import defaultdict
@@ -25,19 +24,10 @@ from typing import Any, Final
 from rich.console import Console
 
 from lmerge_service import topology as topologies
-from lmerge_service.demo.acting import (
-    Play,
-    Result,
-    log_of,
-    look,
-    until_caught_up,
-    until_running,
-    view,
-    wait,
-)
+from lmerge_service.demo.acting import Play, Result, act, until_caught_up, wait
 from lmerge_service.demo.stage import Process, Stage, shipped_topology
 from lmerge_service.demo.verdict import find
-from lmerge_service.demo.watch import Follower, StatusClient
+from lmerge_service.demo.watch import Follower
 from lmerge_service.errors import LMergeError
 from lmerge_service.formats.payload import canonical
 from lmerge_service.kafka.broker import free_port
@@ -123,35 +113,18 @@ async def _act(acting: _Play, port: int, names: list[str], seed: int, pace: floa
         await topics.ensure(_FACTS, partitions=_WIDTH)
         for name in names:
             await topics.ensure(name)
-    bootstrap = ("--bootstrap", acting.stage.bootstrap)
-    worker = await acting.stage.lmerge(
-        "run", str(shipped_topology("delays.yaml")), *bootstrap, "--http-port", str(port),
-        log="worker.log",
-    )  # fmt: skip
-    async with StatusClient(acting.address) as client, asyncio.TaskGroup() as group:
-        await until_running(acting, client, worker)
-        following = group.create_task(acting.follower.run(), name="follower")
-        looking = group.create_task(look(acting, client, worker), name="status")
-        viewing = group.create_task(view(acting), name="view")
-        acting.feeding = await acting.stage.lmerge(
-            "replica", "feed", _FACTS, "--flights", str(acting.month), *bootstrap,
-            "--rate", str(83_000 / pace), "--seed", str(seed),
-            "--late", "0.05", "--late-by", "7200",
-            log="feed.log",
-        )  # fmt: skip
-        await _script(acting)
-        await _until_done(acting)
-        await wait(acting, "the consumer to see the end", following.done)
-        for task in (looking, viewing):
-            task.cancel()
-    acting.tell("the worker is told to stop (SIGTERM)")
-    await acting.stage.end(worker)
-    if worker.returncode:
-        raise LMergeError(f"the worker ended with {worker.returncode}: {log_of(acting)}")
+    await act(acting, "delays.yaml", port, lambda: _script(acting, seed, pace))
 
 
-async def _script(acting: _Play) -> None:
+async def _script(acting: _Play, seed: int, pace: float) -> None:
     """Who lives and who dies, and when."""
+    acting.feeding = await acting.stage.lmerge(
+        "replica", "feed", _FACTS, "--flights", str(acting.month),
+        "--bootstrap", acting.stage.bootstrap,
+        "--rate", str(83_000 / pace), "--seed", str(seed),
+        "--late", "0.05", "--late-by", "7200",
+        log="feed.log",
+    )  # fmt: skip
     for name in ("firm", "early"):
         await _run(acting, name)
         acting.tell(f"replica {name} is started, which takes Spark a while")
@@ -166,6 +139,7 @@ async def _script(acting: _Play) -> None:
     acting.tell("replica early is started again, and goes on from its checkpoint")
     await wait(acting, "half of the month", lambda: acting.past > 0.5)
     await _kill(acting, "plain")
+    await _until_done(acting)
 
 
 async def _kill(acting: _Play, name: str) -> None:

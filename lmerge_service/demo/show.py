@@ -8,7 +8,6 @@ C dies in the first third and starts over as a new incarnation; half-way, whiche
 is killed for good.
 """
 
-import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,20 +16,11 @@ from pathlib import Path
 from rich.console import Console
 
 from lmerge_service import topology as topologies
-from lmerge_service.demo.acting import (
-    Play,
-    Result,
-    log_of,
-    look,
-    until_caught_up,
-    until_running,
-    view,
-    wait,
-)
+from lmerge_service.demo.acting import Play, Result, act, until_caught_up, wait
 from lmerge_service.demo.stage import Process, Stage, shipped_topology
 from lmerge_service.demo.throughput import measure
 from lmerge_service.demo.verdict import find
-from lmerge_service.demo.watch import Follower, StatusClient
+from lmerge_service.demo.watch import Follower
 from lmerge_service.errors import LMergeError
 from lmerge_service.formats.ndjson import ElementWriter
 from lmerge_service.kafka.broker import free_port
@@ -128,25 +118,7 @@ async def _act(acting: _Play, port: int) -> None:
     async with Topics(Connection(acting.stage.bootstrap)) as topics:
         for replica in acting.merging.replicas:
             await topics.ensure(replica.topic)
-    topology = str(shipped_topology("flights.yaml"))
-    worker = await acting.stage.lmerge(
-        "run", topology, "--bootstrap", acting.stage.bootstrap, "--http-port", str(port),
-        log="worker.log",
-    )  # fmt: skip
-    async with StatusClient(acting.address) as client, asyncio.TaskGroup() as group:
-        await until_running(acting, client, worker)
-        following = group.create_task(acting.follower.run(), name="follower")
-        looking = group.create_task(look(acting, client, worker), name="status")
-        viewing = group.create_task(view(acting), name="view")
-        await _script(acting)
-        await _until_done(acting)
-        await wait(acting, "the consumer to see the end", following.done)
-        for task in (looking, viewing):
-            task.cancel()
-    acting.tell("the worker is told to stop (SIGTERM)")
-    await acting.stage.end(worker)
-    if worker.returncode:
-        raise LMergeError(f"the worker ended with {worker.returncode}: {log_of(acting)}")
+    await act(acting, "flights.yaml", port, lambda: _script(acting))
 
 
 async def _script(acting: _Play) -> None:
@@ -162,6 +134,7 @@ async def _script(acting: _Play) -> None:
     acting.tell(f"kill -9 of replica {leader}, which leads; it never comes back")
     await _publish(acting, "c", incarnation=1)
     acting.tell("replica c is back; it has lost its memory and starts over (incarnation 1)")
+    await _until_done(acting)
 
 
 async def _until_merged(acting: _Play, fraction: float) -> None:
