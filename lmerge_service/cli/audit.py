@@ -10,6 +10,7 @@ import typer
 
 from lmerge_service.cli.audit_shown import document, show
 from lmerge_service.cli.options import (
+    TOPIC,
     Bootstrap,
     Json,
     KafkaConfig,
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ("audit",)
 
-_TOPIC = "kafka:"
 _WHAT = "An element file, - for stdin, or kafka:TOPIC; for Spark also a folder or Parquet."
 
 
@@ -94,8 +94,8 @@ def audit(
     """
     sources = [left, *others]
     for source in sources:
-        if source.startswith(_TOPIC):
-            check_topic(source.removeprefix(_TOPIC))
+        if source.startswith(TOPIC):
+            check_topic(source.removeprefix(TOPIC))
     if engine is _Engine.SPARK:
         from lmerge_service.cli.audit_spark import Asked, audit_with_spark
 
@@ -104,7 +104,7 @@ def audit(
         )
         raise typer.Exit(audit_with_spark(asked, as_json=json))
     _only_for_spark({"--case R3": case is _Rule.R3, "--html": html is not None})
-    files = [each for each in sources if not each.startswith(_TOPIC)]
+    files = [each for each in sources if not each.startswith(TOPIC)]
     for path in files:
         if is_parquet(path):
             raise ConfigurationError(f"{label(path)} is Parquet, which --engine spark reads")
@@ -126,11 +126,11 @@ def _only_for_spark(options: dict[str, bool]) -> None:
 
 
 def _audited(source: str, kafka: "Callable[[], Connection]", nfc: bool) -> Audited:
-    if source.startswith(_TOPIC):
+    if source.startswith(TOPIC):
         import asyncio
 
         silence_kafka_client()
-        topic = source.removeprefix(_TOPIC)
+        topic = source.removeprefix(TOPIC)
         return asyncio.run(audit_topic(kafka(), topic, WireDecoder(nfc=nfc)))
     with reading([source], nfc=nfc) as (stream,):
         return audit_elements(label(source), stream)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from lmerge_service.cli.audit_shown import document, stream_line, verdict_lines
-from lmerge_service.cli.options import BOOTSTRAP
+from lmerge_service.cli.jobs import kafka_place
+from lmerge_service.cli.options import TOPIC
 from lmerge_service.cli.streams import check_files, is_parquet, label
 from lmerge_service.cli.words import payload_json, payload_text, say_json, shortened
 from lmerge_service.errors import ConfigurationError, IllegalStreamError
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ("Asked", "audit_with_spark")
 
-_TOPIC = "kafka:"
 _QUANTILES = (0.5, 0.9, 0.99, 1.0)
 
 
@@ -56,14 +56,15 @@ def audit_with_spark(asked: Asked, *, as_json: bool) -> int:
         from lmerge_service.spark.audit.page import check_page
 
         check_page(asked.html)
-    kafka = _kafka(asked)
+    in_kafka = any(each.startswith(TOPIC) for each in asked.sources)
+    kafka = kafka_place(asked.bootstrap, asked.kafka_config) if in_kafka else None
     sources = [(_called(each), _source(each, kafka)) for each in asked.sources]
     with (
         _telling() as tell,
         spark_session(
             "lmerge audit",
             driver_memory=asked.memory,
-            kafka=kafka is not None,
+            kafka=in_kafka,
             settings=SORTED,
         ) as spark,
     ):
@@ -91,24 +92,14 @@ def audit_with_spark(asked: Asked, *, as_json: bool) -> int:
 
 
 def _called(source: str) -> str:
-    return source if source.startswith(_TOPIC) else label(source)
+    return source if source.startswith(TOPIC) else label(source)
 
 
-def _kafka(asked: Asked) -> "Kafka | None":
-    if not any(each.startswith(_TOPIC) for each in asked.sources):
-        return None
-    from lmerge_service.topology import Kafka, load_kafka
-
-    if asked.kafka_config is None:
-        return Kafka(bootstrap=asked.bootstrap or BOOTSTRAP)
-    return load_kafka(asked.kafka_config, bootstrap=asked.bootstrap)
-
-
-def _source(source: str, kafka: "Kafka | None") -> "Source":
+def _source(source: str, kafka: "Kafka | str | None") -> "Source":
     from lmerge_service.spark.places import JsonFiles, ParquetFiles, Topics
 
-    if kafka is not None and source.startswith(_TOPIC):
-        return Topics(kafka, source.removeprefix(_TOPIC))
+    if kafka is not None and source.startswith(TOPIC):
+        return Topics(kafka, source.removeprefix(TOPIC))
     if source == "-":
         raise ConfigurationError("standard input is for --engine python: Spark reads files")
     if is_parquet(source):

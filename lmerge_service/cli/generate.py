@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 import typer
 
-from lmerge_service.cli.jobs import TOPIC, Memory, kafka_place, session, stored_stream
-from lmerge_service.cli.options import Bootstrap, KafkaConfig, check_topic
+from lmerge_service.cli.jobs import Memory, kafka_place, session, stored_stream
+from lmerge_service.cli.options import TOPIC, Bootstrap, KafkaConfig, check_topic
 from lmerge_service.cli.streams import label
 from lmerge_service.errors import ConfigurationError
 

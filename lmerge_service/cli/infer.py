@@ -9,6 +9,7 @@ import msgspec
 import typer
 
 from lmerge_service.cli.options import (
+    TOPIC,
     Bootstrap,
     Json,
     KafkaConfig,
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from lmerge_service.kafka.client import Connection
 
 __all__ = ("infer",)
-
-_TOPIC = "kafka:"
 
 
 def infer(
@@ -56,11 +55,11 @@ def infer(
 
     Example: `lmerge infer jan/a.ndjson jan/b.ndjson`
     """
-    files = [each for each in inputs if not each.startswith(_TOPIC)]
+    files = [each for each in inputs if not each.startswith(TOPIC)]
     check_files(files)
     for each in inputs:
-        if each.startswith(_TOPIC):
-            check_topic(each.removeprefix(_TOPIC))
+        if each.startswith(TOPIC):
+            check_topic(each.removeprefix(TOPIC))
     kafka = partial(connection, bootstrap, kafka_config)
     with _recordings(inputs, files, kafka, nfc) as recordings:
         found = infer_from(recordings)
@@ -78,9 +77,9 @@ def _recordings(
         streams = iter(opened.enter_context(reading(files, nfc=nfc)) if files else ())
         recordings = []
         for each in inputs:
-            if each.startswith(_TOPIC):
+            if each.startswith(TOPIC):
                 silence_kafka_client()
-                decoder, topic = WireDecoder(nfc=nfc), each.removeprefix(_TOPIC)
+                decoder, topic = WireDecoder(nfc=nfc), each.removeprefix(TOPIC)
                 found = recorded_topic(kafka(), topic, decoder)
                 recordings.append(opened.enter_context(found))
             else:

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from lmerge_service.cli.options import BOOTSTRAP, check_topic
+from lmerge_service.cli.options import BOOTSTRAP, TOPIC, check_topic
 from lmerge_service.cli.streams import label
 from lmerge_service.errors import ConfigurationError
 
@@ -20,9 +20,7 @@ if TYPE_CHECKING:
     from lmerge_service.spark.places import Source
     from lmerge_service.topology import Kafka
 
-__all__ = ("TOPIC", "Memory", "kafka_place", "session", "stored_stream")
-
-TOPIC: Final = "kafka:"
+__all__ = ("Memory", "kafka_place", "session", "stored_stream")
 
 _POLL_SECONDS = 0.3
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = (
     "BOOTSTRAP",
+    "TOPIC",
     "Bootstrap",
     "Json",
     "KafkaConfig",
@@ -25,9 +26,11 @@ __all__ = (
 )
 
 BOOTSTRAP = "127.0.0.1:9092"
+TOPIC = "kafka:"
+"""Before a topic's name where files may stand as well."""
 
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[^\s,:\[\]]+)(:\d{1,5})?")
-_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+_TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 
 def address(text: str | None) -> str | None:
@@ -78,7 +81,7 @@ def check_topic(name: str) -> None:
     Raises:
         ConfigurationError: `name` is no name of a topic.
     """
-    if not _TOPIC.fullmatch(name) or name in {".", ".."}:
+    if not _TOPIC_NAME.fullmatch(name) or name in {".", ".."}:
         raise ConfigurationError(
             f"{name!r} is no name of a topic: 1 to 249 of the characters a-z A-Z 0-9 . _ -"
         )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lmerge_service.cli.options import (
+    TOPIC,
     Bootstrap,
     Json,
     KafkaConfig,
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from lmerge_service.kafka.read_merged import MergedReader, ReaderStatus
 
 __all__ = ("read",)
-
-_TOPIC = "kafka:"
 
 
 def read(
@@ -68,7 +67,7 @@ def read(
 
     from lmerge_service.kafka.read_merged import read_merged
 
-    names = [topic.removeprefix(_TOPIC) for topic in topics]
+    names = [topic.removeprefix(TOPIC) for topic in topics]
     for name in names:
         check_topic(name)
     saved = token.read_bytes() if token is not None and token.exists() else None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lmerge_service.cli.jobs import kafka_place
 from lmerge_service.cli.options import (
     Bootstrap,
     Json,
@@ -190,18 +191,14 @@ def run(
 
     Example: `lmerge replica run delays --plan speculative --facts flights.facts --to delays.a`
     """
-    from lmerge_service.cli.options import BOOTSTRAP
     from lmerge_service.kafka.broker import default_directory
     from lmerge_service.spark.queries.catalogue import plan_of, query_of
-    from lmerge_service.topology import Kafka, load_kafka
 
     chosen = query_of(query)
     by = plan_of(chosen, plan)
     for topic in (facts, to, *([feedback] if feedback else [])):
         check_topic(topic)
-    kafka: Kafka | str = bootstrap or BOOTSTRAP
-    if kafka_config is not None:
-        kafka = load_kafka(kafka_config, bootstrap=bootstrap)
+    kafka = kafka_place(bootstrap, kafka_config)
     silence_kafka_client()
     if plain:
         if given := [

@@ -46,9 +46,7 @@ def check_page(path: Path) -> None:
         EnvironmentMissingError: matplotlib is missing.
     """
     if find_spec("matplotlib") is None:
-        raise EnvironmentMissingError(
-            "--html needs matplotlib: pip install matplotlib"
-        )
+        raise EnvironmentMissingError("--html needs matplotlib: pip install matplotlib")
     if path.is_dir() or not path.parent.is_dir():
         what = "it is a folder" if path.is_dir() else f"there is no folder {path.parent}"
         raise ConfigurationError(f"cannot write {path}: {what}")

@@ -22,7 +22,6 @@ from pyspark.sql.streaming.query import StreamingQuery
 from lmerge_service.formats.headers import SEQ_HEADER
 from lmerge_service.service.own_topics import largest_record
 from lmerge_service.spark.connection import kafka_options
-from lmerge_service.spark.decoding import HEADERS
 from lmerge_service.spark.elements import kafka_records, told
 from lmerge_service.spark.merge.packing import CHUNKS, packing
 from lmerge_service.spark.merge.plan import Plan, work_of
@@ -87,7 +86,7 @@ def _raw(records: DataFrame) -> DataFrame:
         "offset",
         F.unix_millis("timestamp").alias("timestamp"),
         "key",
-        told(F.col("headers"), HEADERS).alias("headers"),
+        told(F.col("headers")).alias("headers"),
         "value",
     )
 
