@@ -1,13 +1,10 @@
 """The example of docs/audit.md: its files, what the command says of them, and the program."""
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 
 from tests.cli.conftest import Lmerge, lmerge
 
@@ -18,17 +15,11 @@ FILES, PROGRAM = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTI
 [CONSOLE] = re.findall(r"^```console\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
 
 
+@pytest.mark.usefixtures("shared_session")
 def test_the_examples_say_what_the_page_says(
-    spark: SparkSession,
     lmerge: Lmerge,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    @contextmanager
-    def shared(**_: Any) -> Iterator[SparkSession]:
-        yield spark
-
-    monkeypatch.setattr("lmerge_service.spark.session.spark_session", shared)
     namespace: dict[str, Any] = {}
     exec(compile(FILES, "docs/audit.md", "exec"), namespace)  # noqa: S102
     command, *lines = CONSOLE.splitlines()

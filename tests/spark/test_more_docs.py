@@ -1,29 +1,20 @@
-"""The examples of docs/table.md and docs/generator.md, run one after the other as they stand, but
-that the session is that of the tests."""
+"""The examples of docs/table.md and docs/generator.md do what the pages say."""
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.spark.pages import run_page
+
 pytestmark = pytest.mark.usefixtures("shared_session")
-
-
-def run(page: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    text = Path(page).read_text()
-    blocks = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    assert blocks
-    monkeypatch.chdir(folder)
-    namespace: dict[str, Any] = {"__name__": "__main__"}
-    for block in blocks:
-        exec(compile(block, page, "exec"), namespace)  # noqa: S102
 
 
 def test_the_page_of_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run("docs/table.md", monkeypatch, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    run_page("docs/table.md")
     shown = capsys.readouterr().out
     assert shown.startswith("4 840\n2 900\n")
     assert re.findall(r"^\|(.*)\|$", shown, re.MULTILINE)[1:] == ['"UA1714"|533|870']
@@ -32,5 +23,6 @@ def test_the_page_of_tables(
 def test_the_page_of_generated_streams(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run("docs/generator.md", monkeypatch, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    run_page("docs/generator.md")
     assert re.search(r"\|insert\|10000\|", capsys.readouterr().out)

@@ -5,14 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 
 from tests.spark.pages import run_page
 from tests.spark.records import received
 
 
+@pytest.mark.usefixtures("shared_session")
 def test_the_examples_do_what_the_page_says(
-    spark: SparkSession,
     bootstrap: str,
     topic_name: Callable[..., str],
     tmp_path: Path,
@@ -25,7 +24,7 @@ def test_the_examples_do_what_the_page_says(
         return re.sub(r'"flights\.(a|copy|dead-letters)"', rf'"{prefix}.\1"', code)
 
     monkeypatch.chdir(tmp_path)
-    run_page("docs/spark.md", rename, spark, bootstrap, monkeypatch)
+    run_page("docs/spark.md", rename, bootstrap)
     shown = capsys.readouterr().out
     assert '{"flight":"UA1545","to":"IAH"}' in shown
     assert "|not_an_element|Expected `int | null`, got `str` - at `$.vc`|" in shown

@@ -217,24 +217,13 @@ def test_an_update_goes_on_over_a_compaction_and_not_over_another_update(
 ) -> None:
     stored.grow(3)
     stored.add(one(Insert('"x"', 30, 40), since=6))
-    commit = Table.commit
-
-    def compacted_first(table: Table, manifest: Manifest) -> None:
-        monkeypatch.setattr(Table, "commit", commit)
-        assert compact(spark, stored.path).rewritten == 2
-        commit(table, manifest)
-
-    monkeypatch.setattr(Table, "commit", compacted_first)
+    rewritten: list[int] = []
+    before_a_commit(monkeypatch, lambda: rewritten.append(compact(spark, stored.path).rewritten))
     stored.update()
+    assert rewritten == [2]
     assert len(by_arrow(stored.path, None)) == 4
-
-    def updated_first(table: Table, manifest: Manifest) -> None:
-        monkeypatch.setattr(Table, "commit", commit)
-        stored.update()
-        commit(table, manifest)
-
     stored.add(one(Insert('"y"', 30, 40), since=7))
-    monkeypatch.setattr(Table, "commit", updated_first)
+    before_a_commit(monkeypatch, stored.update)
     with pytest.raises(OvertakenError, match=r"^\S+table: another writer has changed the table$"):
         stored.update()
     assert len(by_arrow(stored.path, None)) == 5
@@ -246,14 +235,7 @@ def test_a_compaction_goes_on_over_an_update_and_not_over_another(
 ) -> None:
     stored.grow(3)
     stored.add(one(Insert('"x"', 30, 40), since=6))
-    commit = Table.commit
-
-    def updated_first(table: Table, manifest: Manifest) -> None:
-        monkeypatch.setattr(Table, "commit", commit)
-        stored.update()
-        commit(table, manifest)
-
-    monkeypatch.setattr(Table, "commit", updated_first)
+    before_a_commit(monkeypatch, stored.update)
     assert compact(spark, stored.path).rewritten == 2
     assert len(by_arrow(stored.path, None)) == 4
 
@@ -294,6 +276,18 @@ def test_what_a_dead_writer_left_is_removed_and_nothing_else(
     compact(spark, stored.path, retain=0)
     assert not orphans & set(Path(stored.path).rglob("*.parquet"))
     assert len(by_arrow(stored.path, None)) == 1
+
+
+def before_a_commit(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Something happens to the table just before it is committed to next."""
+    commit = Table.commit
+
+    def after(table: Table, manifest: Manifest) -> None:
+        monkeypatch.setattr(Table, "commit", commit)
+        act()
+        commit(table, manifest)
+
+    monkeypatch.setattr(Table, "commit", after)
 
 
 def killed_before_commit() -> killed_once:

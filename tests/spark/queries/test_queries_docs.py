@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 
 from lmerge_service.elements import INFINITY, Stable
 from lmerge_service.spark.queries.catalogue import QUERIES
@@ -17,8 +16,8 @@ from tests.spark.queries.topics import merge_of
 PAGE = "docs/queries.md"
 
 
+@pytest.mark.usefixtures("shared_session")
 def test_a_query_of_ones_own_becomes_two_replicas(
-    spark: SparkSession,
     bootstrap: str,
     topic_name: Callable[..., str],
     tmp_path: Path,
@@ -31,7 +30,7 @@ def test_a_query_of_ones_own_becomes_two_replicas(
         return re.sub(r'"gates\.(facts|a|b)"', rf'"{prefix}.\1"', code)
 
     monkeypatch.chdir(tmp_path)
-    run_page(PAGE, rename, spark, bootstrap, monkeypatch)
+    run_page(PAGE, rename, bootstrap)
     for topic in ("a", "b"):
         merged = merge_of(bootstrap, [f"{prefix}.{topic}"])
         assert merged[-1] == Stable(INFINITY)
