@@ -104,7 +104,11 @@ class Index(Generic[N]):
         found: list[N] = []
         coming = self._coming
         while coming and coming[0] < t:
-            found += _several(self.nodes.pop(heappop(coming)))
+            waiting = self.nodes.pop(heappop(coming))
+            if isinstance(waiting, dict):
+                found += waiting.values()
+            else:
+                found.append(waiting)
         self._waiting -= len(found)
         self.touched += len(found)
         return found
