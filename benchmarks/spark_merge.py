@@ -2,10 +2,10 @@
 small batch takes with few and with many live events.
 
 Topics have three presentations of one stream (`inputs`), two partitions each; the broker is on the
-same machine, Spark on `local[2]`. Rates are of all micro-batches but the first two of a query,
-which warm up, and go by the query's own clock; so both ways write all that they say to Kafka.
-Beside them stands what a record took of the processors meanwhile, as in `spark`. The
-baseline is what a user of Spark would write: `from_json`, a watermark, and
+same machine, Spark on `local[2]`, and before it on `local[1]`. Rates are of all micro-batches but
+the first two of a query, which warm up, and go by the query's own clock; so both ways write all
+that they say to Kafka. Beside them stands what a record took of the processors meanwhile, as in
+`spark`. The baseline is what a user of Spark would write: `from_json`, a watermark, and
 `dropDuplicatesWithinWatermark` by payload and vs, which knows neither revisions nor stables.
 """
 
@@ -49,12 +49,19 @@ def run(events: int, live: Sequence[int], report: Report) -> None:
     with (
         tempfile.TemporaryDirectory() as folder,
         LocalBroker(Path(folder) / "kafka") as broker,
-        spark_session("benchmark", master="local[2]") as spark,
     ):
-        bench = _Bench(spark, broker.bootstrap, Path(folder), report)
-        bench.rates(events)
-        for count in live:
-            bench.small_batches(count)
+        for name, stream in zip("abc", lazily(events), strict=True):
+            asyncio.run(_publish(broker.bootstrap, f"rate.{name}", stream))
+        batch = 3 * events // _BATCHES
+        with spark_session("benchmark", master="local[1]") as spark:
+            alone = _Bench(spark, broker.bootstrap, Path(folder), report).merged(1, batch)
+        with spark_session("benchmark", master="local[2]") as spark:
+            bench = _Bench(spark, broker.bootstrap, Path(folder), report)
+            both = bench.merged(2, batch)
+            report("merge: two cores / one", "x", [both.rate / alone.rate])
+            bench.deduplicated(batch, both)
+            for count in live:
+                bench.small_batches(count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +74,16 @@ class _Step:
 
 
 @dataclass(frozen=True, slots=True)
+class _Way:
+    """How a query went once it was warm."""
+
+    rate: float
+    """The median of its batches, in records a second."""
+    work: float
+    """Seconds of the processors a record."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Bench:
     spark: Any
     bootstrap: str
@@ -75,28 +92,8 @@ class _Bench:
 
     # --- rates ----------------------------------------------------------------------------------
 
-    def rates(self, events: int) -> None:
-        for name, stream in zip("abc", lazily(events), strict=True):
-            asyncio.run(_publish(self.bootstrap, f"rate.{name}", stream))
-        batch = 3 * events // _BATCHES
-        found = {
-            f"merge of three replicas, {_WIDTH} buckets": self._merged(batch),
-            "dropDuplicatesWithinWatermark": self._deduplicated(batch),
-        }
-        medians = []
-        for name, steps in found.items():
-            full = [each for each in steps[_WARM_UP:] if each.records > batch // 2]
-            rates = [each.records / each.seconds / 1e3 for each in full]
-            records = sum(each.records for each in full)
-            spent = full[-1].busy - steps[_WARM_UP - 1].busy
-            self.report(name, "k/s", rates)
-            self.report(f"{name}: processors", "µs", [spent / records * 1e6])
-            medians.append((statistics.median(rates), spent / records))
-        (ours, our_work), (theirs, their_work) = medians
-        self.report("merge / deduplication: rate", "x", [ours / theirs])
-        self.report("merge / deduplication: processors", "x", [our_work / their_work])
-
-    def _merged(self, batch: int) -> list["_Step"]:
+    def merged(self, cores: int, batch: int) -> _Way:
+        """The merge of three replicas by so many cores."""
         from lmerge_service.spark.merge.job import Job, Progress, Settings
 
         found: list[_Step] = []
@@ -104,9 +101,25 @@ class _Bench:
         def tell(progress: Progress) -> None:
             found.append(_Step(progress.records, progress.seconds, busy_seconds()))
 
-        settings = Settings(str(self.folder / "rate"), available_now=True, batch_records=batch)
-        Job(self.spark, _topology(self.bootstrap, "rate", "abc"), settings, tell=tell).run()
-        return found
+        topology = _topology(self.bootstrap, "rate", "abc", output=f"rate.out{cores}")
+        checkpoint = str(self.folder / f"rate{cores}")
+        settings = Settings(checkpoint, available_now=True, batch_records=batch)
+        Job(self.spark, topology, settings, tell=tell).run()
+        return self._told(f"merge, {_WIDTH} buckets, local[{cores}]", found, batch)
+
+    def deduplicated(self, batch: int, merged: _Way) -> None:
+        """The baseline, and how the merge compares."""
+        baseline = self._told("dropDuplicatesWithinWatermark", self._deduplicated(batch), batch)
+        self.report("merge / deduplication: rate", "x", [merged.rate / baseline.rate])
+        self.report("merge / deduplication: processors", "x", [merged.work / baseline.work])
+
+    def _told(self, name: str, steps: Sequence[_Step], batch: int) -> _Way:
+        full = [each for each in steps[_WARM_UP:] if each.records > batch // 2]
+        rates = [each.records / each.seconds for each in full]
+        work = (full[-1].busy - steps[_WARM_UP - 1].busy) / sum(each.records for each in full)
+        self.report(name, "k/s", [each / 1e3 for each in rates])
+        self.report(f"{name}: processors", "µs", [work * 1e6])
+        return _Way(statistics.median(rates), work)
 
     def _deduplicated(self, batch: int) -> list["_Step"]:
         from pyspark.sql import functions as F  # noqa: N812
@@ -195,12 +208,14 @@ def _wait(holds: Callable[[], bool], seconds: float = 300) -> None:
         time.sleep(0.05)
 
 
-def _topology(bootstrap: str, name: str, replicas: str, buckets: int = _WIDTH) -> Topology:
+def _topology(
+    bootstrap: str, name: str, replicas: str, buckets: int = _WIDTH, *, output: str | None = None
+) -> Topology:
     return Topology.model_validate(
         {
             "name": name,
             "kafka": {"bootstrap": bootstrap},
-            "output": {"topic": f"{name}.out", "partitions": buckets},
+            "output": {"topic": output or f"{name}.out", "partitions": buckets},
             "replicas": [{"name": each, "topic": f"{name}.{each}"} for each in replicas],
         }
     )

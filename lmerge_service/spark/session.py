@@ -10,7 +10,7 @@ Who owns what
     `spark_session` owns a JVM, and a folder for its scratch files, settings and Java home: both
     are gone when it ends. A process has one Spark at the most. Nothing stays in the environment:
     the JVM inherits what it needs when it starts. The connector's JARs lie in the user's cache
-    (`kafka.jars`).
+    (`kafka.jars`). Under `spark-submit` the JVM, the master, memory and JARs are the submission's.
 
 What happens on a crash
     The JVM ends when its standard input does, which the kernel closes with this process. The
@@ -34,7 +34,7 @@ from pyspark.sql import SparkSession
 from lmerge_service.errors import ConfigurationError, EnvironmentMissingError
 from lmerge_service.kafka.jars import JarSet, Java, find_java
 
-__all__ = ("SPARK_VERSION", "connector_jars", "spark_session")
+__all__ = ("SPARK_VERSION", "connector_jars", "java_home", "spark_session")
 
 SPARK_VERSION: Final = "4.2.0"
 
@@ -84,6 +84,16 @@ _GONE_SINCE_24: Final = "|--add-opens=java.base/sun.security.action=ALL-UNNAMED"
 _REDACTED: Final = r"(?i)secret|password|token|access[.]?key|jaas|ssl\.keystore\.key|PRIVATE KEY"
 """What a setting is called, or says, that Spark must show to nobody."""
 
+_MEANING: Final = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.redaction.regex": _REDACTED,
+    "spark.sql.redaction.options.regex": _REDACTED,
+}
+"""Wherever Spark runs."""
+_SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
+"""Where `spark-submit` has its JVM, in the environment of the programs that it starts."""
+
 
 def connector_jars() -> list[Path]:
     """The JARs by which Spark reaches Kafka, for `spark.jars`; see `JarSet.paths`."""
@@ -103,7 +113,8 @@ def spark_session(
 
     `master` is by default this machine with all cores, `local[N]`; `driver_memory` is the JVM's
     heap there, beside which each core's Python worker takes 0.2 GB. `settings` go over what is
-    set here. Without `kafka` its connector is neither fetched nor loaded.
+    set here. Without `kafka` its connector is neither fetched nor loaded. Under `spark-submit` all
+    of these but `settings` are what was submitted.
 
     Raises:
         ConfigurationError: this process has a session, or Spark refuses the settings.
@@ -113,6 +124,10 @@ def spark_session(
         raise ConfigurationError(f"driver_memory is a number with m or g, not {driver_memory!r}")
     if SparkContext._active_spark_context is not None:
         raise ConfigurationError("this process has a Spark session already: use that one")
+    if _SUBMITTED in os.environ:
+        with _submitted(name, settings or {}) as spark:
+            yield spark
+        return
     before = set(os.environ)
     java = find_java("spark")
     jars = connector_jars() if kafka else []
@@ -129,6 +144,16 @@ def spark_session(
                 del os.environ[name]  # PySpark leaves some
 
 
+@contextmanager
+def _submitted(name: str, settings: Mapping[str, str]) -> Iterator[SparkSession]:
+    conf = SparkConf().setAll([*(_MEANING | dict(settings)).items()])
+    spark = SparkSession.builder.appName(name).config(conf=conf).getOrCreate()
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
 def _settings(master: str, memory: str, jars: list[Path], folder: Path) -> dict[str, str]:
     settings = {
         "spark.driver.memory": memory,
@@ -137,10 +162,7 @@ def _settings(master: str, memory: str, jars: list[Path], folder: Path) -> dict[
         "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={folder} -Duser.timezone=UTC",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.execution.arrow.pyspark.enabled": "true",
-        "spark.redaction.regex": _REDACTED,
-        "spark.sql.redaction.options.regex": _REDACTED,
+        **_MEANING,
     }
     if jars:
         settings["spark.jars"] = ",".join(map(str, jars))
@@ -157,7 +179,7 @@ def _started(
 ) -> SparkSession:
     logging.getLogger("SQLQueryContextLogger").disabled = True  # it repeats what is raised
     environment = {
-        "JAVA_HOME": str(_java_home(java, folder)),
+        "JAVA_HOME": str(java_home(java, folder)),
         "SPARK_CONF_DIR": str(_written(folder / "conf" / "log4j2.properties", _LOG4J).parent),
         "PYSPARK_PYTHON": sys.executable,
     }
@@ -178,7 +200,8 @@ def _started(
         raise ConfigurationError(f"Spark does not start: {reason}") from error
 
 
-def _java_home(java: Java, folder: Path) -> Path:
+def java_home(java: Java, folder: Path) -> Path:
+    """A home in a folder from which Spark's scripts start on any Java; see above."""
     quoted = str(java.path).replace("'", "'\\''")
     gone = _GONE_SINCE_24 if int(java.version.partition(".")[0]) >= 24 else ""
     text = _JAVA.replace("{java}", quoted).replace("{gone}", gone)

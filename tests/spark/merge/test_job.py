@@ -287,6 +287,10 @@ class Process:
         lines = self.log.read_text().splitlines()
         return [json.loads(line) for line in lines if line.startswith('{"batch"')]
 
+    def has_merged(self, batches: int) -> bool:
+        assert self.process.poll() is None, self.log.read_text()
+        return len(self.batches()) >= batches
+
     def kill(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
@@ -305,9 +309,9 @@ def test_kill_9_in_the_middle_of_batches(
     chance = random.Random(11)
     with merge.speaking(streams, elements=30):
         for number in range(3):
-            process = Process(merge, tmp_path / f"{number}.log", "--batch-records", "2000")
+            process = Process(merge, tmp_path / f"{number}.log", "--batch-records", "500")
             try:
-                come_true(lambda: len(process.batches()) > 2, "batches are through")  # noqa: B023
+                come_true(lambda: process.has_merged(3), "batches are through")  # noqa: B023
                 time.sleep(chance.uniform(0, 2))
             finally:
                 process.kill()

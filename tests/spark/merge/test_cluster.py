@@ -1,0 +1,106 @@
+"""The merge on a cluster: submitted as a zip, and going on when executors, workers and the driver
+are killed."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from lmerge_service.spark.session import connector_jars
+from lmerge_service.tdb import reconstitute
+from tests.service.cluster import logical, meaning, replica_streams
+from tests.spark.merge.standalone import Standalone, end, standalone
+from tests.spark.merge.test_job import merge_of, numbers, read_back
+
+SECONDS = 180
+MAIN = "from lmerge_service.cli import main\n\nmain()\n"
+WHERE = """
+import sys
+from lmerge_service.spark.session import spark_session
+
+def where(_):
+    import lmerge_service.cli
+    return [lmerge_service.cli.__file__]
+
+with spark_session() as spark:
+    print(*set(spark.sparkContext.parallelize(range(4), 4).mapPartitions(where).collect()))
+"""
+
+
+def submitted(cluster: Standalone, log: Path, program: Path, *arguments: str) -> psutil.Popen:
+    return cluster.submit(
+        log,
+        "--py-files", str(cluster.folder / "lmerge_service.zip"),
+        "--jars", ",".join(map(str, connector_jars())),
+        "--driver-memory", "600m",
+        "--conf", "spark.executor.memory=512m",
+        "--conf", f"spark.pyspark.python={sys.executable}",
+        str(program), *arguments,
+    )  # fmt: skip
+
+
+def come_true(holds: Callable[[], bool], process: psutil.Popen, log: Path) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not holds():
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.5)
+
+
+def batches(log: Path) -> int:
+    return sum(line.startswith('{"batch"') for line in log.read_text().splitlines())
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(600)
+def test_submitted_to_a_cluster_it_lives_through_the_loss_of_each_part(
+    bootstrap: str, tmp_path: Path
+) -> None:
+    merge = merge_of(bootstrap, tmp_path)
+    lives = logical(1_500, seed=17)
+    streams = replica_streams(lives, seed=17)
+    folder = tmp_path / "cluster"
+    folder.mkdir()
+    packed = folder / "lmerge_service.zip"
+    subprocess.run(
+        [sys.executable, "-m", "zipfile", "-c", str(packed), "lmerge_service/"], check=True
+    )
+    program, where = folder / "lmerge_main.py", folder / "where.py"
+    program.write_text(MAIN)
+    where.write_text(WHERE)
+    checkpoint = ("--checkpoint", str(tmp_path / "checkpoint"), "--json")
+    with standalone(folder, workers=2, executor_megabytes=512) as cluster:
+        log = tmp_path / "where.log"
+        assert submitted(cluster, log, where).wait(SECONDS) == 0, log.read_text()
+        assert "lmerge_service.zip/lmerge_service/cli" in log.read_text()
+
+        log = tmp_path / "first.log"
+        driver = submitted(
+            cluster, log, program, "spark-merge", str(merge.path), *checkpoint,
+            "--batch-records", "300",
+        )  # fmt: skip
+        try:
+            with merge.speaking(streams):
+                come_true(lambda: batches(log) >= 3, driver, log)
+                assert len(cluster.executors()) == 2
+                cluster.executors()[0].kill()
+                seen = batches(log)
+                come_true(lambda: batches(log) >= seen + 3, driver, log)
+                end(cluster.workers[0])
+                seen = batches(log)
+                come_true(lambda: batches(log) >= seen + 3, driver, log)
+        finally:
+            end(driver)
+        log = tmp_path / "last.log"
+        last = submitted(
+            cluster, log, program, "spark-merge", str(merge.path), *checkpoint, "--available-now"
+        )
+        assert last.wait(SECONDS) == 0, log.read_text()
+    assert merge.says(meaning(lives))
+    assert reconstitute(read_back(merge)) == meaning(lives)
+    for seqs in numbers(merge).values():
+        assert sorted(set(seqs)) == list(range(1, max(seqs) + 1))
