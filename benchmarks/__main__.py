@@ -90,8 +90,11 @@ def main() -> None:
         how = rolling.Rolling(minutes=options.minutes, workers=options.workers, rate=options.rate)
         good = asyncio.run(rolling.roll(how, report))
     elif options.what == "spark":
-        measured = spark_audit.run if options.audit else spark.run
-        measured(options.runs, options.records, report)
+        if options.audit:
+            runs, records, kafka = options.runs, options.records, not options.no_kafka
+            spark_audit.run(runs, records, report, memory=options.memory, kafka=kafka)
+        else:
+            spark.run(options.runs, options.records, report)
     elif options.what == "generated":
         generated.run(options.events, report)
     elif options.what == "spark-merge":
@@ -124,6 +127,10 @@ def _add_spark(what: _Subparsers) -> None:
     of_spark.add_argument("--records", type=int, default=2_000_000, help="records (2,000,000)")
     of_spark.add_argument(
         "--audit", action="store_true", help="the audit at scale instead, of so many records twice"
+    )
+    of_spark.add_argument("--memory", default="2g", help="of the audit: Spark's heap (2g)")
+    of_spark.add_argument(
+        "--no-kafka", action="store_true", help="of the audit: streams in Parquet only"
     )
     of_spark.add_argument("--json", action="store_true", help="speak JSON")
 

@@ -22,8 +22,9 @@ _PARTITIONS = 4
 _BEGIN = 1_700_000_000_000
 
 
-def run(runs: int, count: int, report: Report, *, memory: str = "2g") -> None:
-    """Audits two replicas of `count` elements each from Parquet, and of half as many from Kafka."""
+def run(runs: int, count: int, report: Report, *, memory: str = "2g", kafka: bool = True) -> None:
+    """Audits two replicas of `count` elements each from Parquet, and of half as many from Kafka;
+    each once more before, to warm up, but with no `runs`, when that is what is told."""
     from lmerge_service.spark.audit.report import SORTED
     from lmerge_service.spark.elements import write_elements
     from lmerge_service.spark.places import ParquetFiles, Topic, Topics
@@ -41,26 +42,29 @@ def run(runs: int, count: int, report: Report, *, memory: str = "2g") -> None:
         for name, second in (("a", False), ("b", True)):
             files.append((name, ParquetFiles(str(Path(folder) / name))))
             write_elements(_replica(spark, count, second=second), files[-1][1], order=None)
+            if not kafka:
+                continue
             topics.append((f"kafka:{name}", Topics(broker.bootstrap, name)))
             sink = Topic(broker.bootstrap, name, partitions=_PARTITIONS)
             write_elements(_replica(spark, count // 2, second=second), sink, order=["offset"])
         _audits(spark, "audit of Parquet", files, runs, report)
-        _audits(spark, "audit of topics", topics, runs, report)
+        if kafka:
+            _audits(spark, "audit of topics", topics, runs, report)
 
 
 def _audits(spark: Any, name: str, sources: Sequence[Any], runs: int, report: Report) -> None:
     from lmerge_service.spark.audit.report import audit
 
     rates, spent = [], []
-    for _ in range(runs + 1):  # the first of which warms up
+    for _ in range(runs + 1):
         before = busy_seconds()
         found = audit(spark, sources)
         assert found.findings.equivalent, found.findings
         elements = sum(each.elements for each in found.findings.streams)
         rates.append(elements / found.seconds / 1e3)
         spent.append((busy_seconds() - before) / elements * 1e6)
-    report(name, "k/s", rates[1:])
-    report(f"{name}: processors", "µs", spent[1:])
+    report(name, "k/s", rates[1:] or rates)
+    report(f"{name}: processors", "µs", spent[1:] or spent)
 
 
 def _replica(spark: Any, count: int, *, second: bool) -> Any:
