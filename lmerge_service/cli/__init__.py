@@ -47,8 +47,8 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Start with `lmerge demo`. Exit codes: 0 done, 1 a negative verdict, 2 bad input, "
-    "configuration or usage, 3 something outside is missing (Kafka, a worker, a package), 6 a "
-    "decision was refused, 130 interrupted.",
+    "configuration or usage, 3 something outside is missing (Kafka, a worker, a package), 4 what "
+    "is stored cannot be used, 5 another one took over, 6 a decision was refused, 130 interrupted.",
 )
 
 

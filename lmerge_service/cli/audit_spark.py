@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from lmerge_service.cli.audit_shown import document, stream_line, verdict_lines
-from lmerge_service.cli.jobs import kafka_place
+from lmerge_service.cli.jobs import kafka_place, spark_for
 from lmerge_service.cli.options import TOPIC
 from lmerge_service.cli.streams import check_files, is_parquet, label
 from lmerge_service.cli.words import payload_json, payload_text, say_json, shortened
@@ -50,7 +50,6 @@ def audit_with_spark(asked: Asked, *, as_json: bool) -> int:
     """
     from lmerge_service.formats.bulk import Rule
     from lmerge_service.spark.audit.report import SORTED, audit
-    from lmerge_service.spark.session import spark_session
 
     if asked.html is not None:
         from lmerge_service.spark.audit.page import check_page
@@ -61,7 +60,7 @@ def audit_with_spark(asked: Asked, *, as_json: bool) -> int:
     sources = [(_called(each), _source(each, kafka)) for each in asked.sources]
     with (
         _telling() as tell,
-        spark_session(
+        spark_for(
             "lmerge audit",
             driver_memory=asked.memory,
             kafka=in_kafka,

@@ -3,6 +3,7 @@
 Progress goes to standard error, and only where that is a terminal.
 """
 
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from lmerge_service.spark.places import Source
     from lmerge_service.topology import Kafka
 
-__all__ = ("Memory", "kafka_place", "session", "stored_stream")
+__all__ = ("Memory", "kafka_place", "session", "spark_for", "stored_stream")
 
 _POLL_SECONDS = 0.3
 
@@ -35,11 +36,24 @@ Memory: TypeAlias = Annotated[
 
 
 @contextmanager
-def session(doing: str, memory: str, *, kafka: bool) -> Iterator[Any]:
-    """A session on all cores of this machine; on a terminal it shows how far its jobs are."""
+def spark_for(name: str, **settings: Any) -> Iterator[Any]:
+    """A `spark_session` for a command: it is told of, since it takes seconds to start, and SIGTERM
+    ends it in order, too."""
     from lmerge_service.spark.session import spark_session
 
-    with spark_session("lmerge", driver_memory=memory, kafka=kafka) as spark:
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    typer.echo("starting Spark …", err=True)
+    try:
+        with spark_session(name, **settings) as spark:
+            yield spark
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def session(doing: str, memory: str, *, kafka: bool) -> Iterator[Any]:
+    """A session on all cores of this machine; on a terminal it shows how far its jobs are."""
+    with spark_for("lmerge", driver_memory=memory, kafka=kafka) as spark:
         spark.sparkContext.setLogLevel("OFF")  # what fails is raised, and told in one line
         if not sys.stderr.isatty():
             yield spark

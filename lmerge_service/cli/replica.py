@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lmerge_service.cli.jobs import kafka_place
+from lmerge_service.cli.jobs import kafka_place, spark_for
 from lmerge_service.cli.options import (
     Bootstrap,
     Json,
@@ -252,9 +252,8 @@ def run(
 
 def _run(replica: "Replica", session: dict[str, Any], *, as_json: bool) -> None:
     from lmerge_service.spark.queries.running import follow, start
-    from lmerge_service.spark.session import spark_session
 
-    with spark_session(f"replica {replica.to}", **session) as spark, _told_to_stop() as stopped:
+    with spark_for(f"replica {replica.to}", **session) as spark, _told_to_stop() as stopped:
         identity, query = start(spark, replica)
         _introduce(identity, as_json=as_json)
         ended = True

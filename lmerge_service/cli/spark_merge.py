@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lmerge_service.cli.jobs import spark_for
 from lmerge_service.cli.options import Json, TopologyBootstrap, silence_kafka_client
 from lmerge_service.cli.words import say_json
 from lmerge_service.errors import ConfigurationError
@@ -68,20 +69,20 @@ def spark_merge(
         raise ConfigurationError("--hand-over goes with neither --from nor --available-now")
     silence_kafka_client()
     _quiet()
+    session = {"master": master, "driver_memory": driver_memory}
+    if hand_over:
+        with spark_for(f"lmerge {loaded.name}", **session) as spark:
+            _hand_over(spark, loaded, checkpoint)
+        return
     from lmerge_service.spark.merge.job import Settings
-    from lmerge_service.spark.session import spark_session
 
     settings = Settings(checkpoint, available_now, batch_records, origin)
-    with spark_session(
-        f"lmerge {loaded.name}", master=master, driver_memory=driver_memory
-    ) as spark:
-        if hand_over:
-            _hand_over(spark, loaded, checkpoint)
-        else:
-            _merge(spark, loaded, settings, as_json=json)
+    _merge(loaded, settings, session, as_json=json)
 
 
-def _merge(spark: Any, topology: "Topology", settings: "Settings", *, as_json: bool) -> None:
+def _merge(
+    topology: "Topology", settings: "Settings", session: dict[str, Any], *, as_json: bool
+) -> None:
     import signal
 
     from lmerge_service.spark.merge.job import Job
@@ -94,10 +95,17 @@ def _merge(spark: Any, topology: "Topology", settings: "Settings", *, as_json: b
             told = f"{progress.records:,} records in {progress.seconds:.2f} s"
             typer.echo(f"batch {progress.batch}: {told}", err=True)
 
-    job = Job(spark, topology, settings, tell=tell)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: job.stop.set())
-    job.run()
+    job = Job(topology, settings, tell=tell)
+    job.open()
+    with spark_for(f"lmerge {topology.name}", **session) as spark:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: job.stop.set())
+        until = "all that is there now" if settings.available_now else "until stopped"
+        typer.echo(f"merging into {topology.output.topic}, {until}", err=True)
+        job.run(spark)
+    typer.echo(
+        f"{topology.output.topic}: merged to here; go on with the same --checkpoint", err=True
+    )
 
 
 def _hand_over(spark: Any, topology: "Topology", checkpoint: str) -> None:

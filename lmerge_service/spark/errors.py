@@ -13,6 +13,7 @@ __all__ = ("spark_errors",)
 
 _OF_KAFKA: Final = re.compile(r"org\.apache\.kafka\.[\w.]*\.(\w+Exception): ?(.*)")
 _RAISED: Final = re.compile(r"\[USER_RAISED_EXCEPTION\] (.*?)(?: SQLSTATE|$)", re.MULTILINE)
+_WORKER: Final = re.compile(r"Python worker (failed to connect back|exited unexpectedly)")
 _PYTHON: Final = re.compile(r"^lmerge_service\.errors\.\w+: (.*)$", re.MULTILINE)
 
 
@@ -24,6 +25,7 @@ def spark_errors(doing: str) -> Iterator[None]:
         ConfigurationError: Spark refuses the query: no such path, column or option.
         TransportError: Kafka cannot be reached, or refuses.
         StateError: a file is damaged, or not what it should be.
+        LMergeError: Spark lost a Python worker; the same again may well succeed.
     """
     try:
         yield
@@ -37,6 +39,11 @@ def _translated(doing: str, error: PySparkException) -> LMergeError:
         return TransportError(f"{doing}: {found[2].strip() or found[1]}")
     if found := _RAISED.search(text) or _PYTHON.search(text):
         return StateError(f"{doing}: {found[1].strip()}")
+    if found := _WORKER.search(text):
+        return LMergeError(
+            f"{doing}: a Python worker of Spark {found[1]}: is this machine out of memory, or too "
+            "busy to start one in ten seconds? What was done is kept: start it again"
+        )
     gist = next(filter(None, map(str.strip, text.splitlines())), type(error).__name__)
     if isinstance(error, AnalysisException):
         return ConfigurationError(f"{doing}: {gist}")

@@ -20,8 +20,10 @@ What happens on a crash
 import logging
 import os
 import re
+import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -187,7 +189,7 @@ def _started(
         environment["SPARK_LOCAL_IP"] = "127.0.0.1"
     conf = SparkConf(loadDefaults=False).setAll([*settings.items()])
     try:
-        with _set(environment):
+        with _set(environment), _uninterrupted():
             return SparkSession.builder.master(master).appName(name).config(conf=conf).getOrCreate()
     except (PySparkException, OSError) as error:
         _end(None)
@@ -198,6 +200,22 @@ def _started(
             raise
         reason = str(getattr(error, "java_exception", error)).splitlines()[0]
         raise ConfigurationError(f"Spark does not start: {reason}") from error
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C counts when this is left: PySpark loses sight of a JVM that it is starting."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 def java_home(java: Java, folder: Path) -> Path:

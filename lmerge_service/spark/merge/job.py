@@ -97,7 +97,6 @@ class Job:
 
     def __init__(
         self,
-        spark: SparkSession,
         topology: Topology,
         settings: Settings,
         *,
@@ -105,7 +104,6 @@ class Job:
     ) -> None:
         self.stop = threading.Event()
         """Set, the job ends: after two seconds at the latest, and what Spark takes to stop."""
-        self._spark = spark
         self._topology = topology
         self._settings = settings
         self._tell = tell
@@ -116,20 +114,30 @@ class Job:
         self._missing: Counter[str] = Counter()
         self._widths: dict[str, int] = {}
         self._told = -1
+        self._plan: Plan | None = None
 
-    def run(self) -> None:
-        """Merges until stopped, or to the topics' present end.
+    def open(self) -> None:
+        """Finds the plan, and whether this merge may go on from it; needs no Spark.
 
         Raises:
             ConfigurationError: the checkpoint, the output or the file is another merge's.
-            StateError: what is stored is damaged, or what was decided cannot be carried out here.
+            StateError: what is stored is damaged.
             TransportError: Kafka cannot be reached, or refuses.
         """
-        plan = self._opened()
+        self._plan = self._opened()
+
+    def run(self, spark: SparkSession) -> None:
+        """Merges until stopped, or to the topics' present end.
+
+        Raises:
+            ConfigurationError, StateError, TransportError: as `open`, which it does if that is
+                left to it; or what was decided cannot be carried out here.
+        """
+        plan = self._plan or self._opened()
         keys = bucket_keys(self._topology.output.partitions)
         while not self.stop.is_set():
             plan = self._stepped(plan)
-            query = self._start(plan, keys)
+            query = self._start(spark, plan, keys)
             try:
                 ended = self._watch(query, plan)
             finally:
@@ -268,14 +276,14 @@ class Job:
 
     # --- the query --------------------------------------------------------------------------------
 
-    def _start(self, plan: Plan, keys: tuple[int, ...]) -> StreamingQuery:
+    def _start(self, spark: SparkSession, plan: Plan, keys: tuple[int, ...]) -> StreamingQuery:
         settings = self._settings
         trigger: Mapping[str, Any] = {"processingTime": "0 seconds"}
         if settings.available_now:
             trigger = {"availableNow": True}
         with spark_errors(self._doing):
             return start(
-                self._spark,
+                spark,
                 self._topology,
                 plan,
                 settings.checkpoint,

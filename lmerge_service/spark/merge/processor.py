@@ -9,8 +9,6 @@ What happens on a crash
     Spark runs the batch again, from the state before it. It says the same, with the same numbers.
 """
 
-import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +20,7 @@ from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 from lmerge_service.elements import Stable
 from lmerge_service.formats.wire import encode
 from lmerge_service.service.saved import chunks_of
+from lmerge_service.spark.hushing import hush
 from lmerge_service.spark.merge.bucket import Bucket, Said
 from lmerge_service.spark.merge.packing import batch_number
 from lmerge_service.spark.merge.plan import Work
@@ -67,15 +66,7 @@ class MergeProcessor(StatefulProcessor):
         """Spark closes what is the store's."""
 
 
-def _hush() -> None:
-    """Of each query Spark asks for its variables in a process of its own, which tells of every
-    step on its standard output."""
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
-    if spec is not None and spec.name.endswith(".transform_with_state_driver_worker"):
-        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 (for as long as it lives)
-
-
-_hush()
+hush()
 
 
 def fresh(work: Work, number: int) -> Bucket:

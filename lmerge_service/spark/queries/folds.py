@@ -6,14 +6,16 @@ whole numbers for that reason: fractions depend on the order in which they are a
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
-from lmerge_service.errors import ElementError
+from lmerge_service.errors import ConfigurationError, ElementError
 from lmerge_service.spark.queries.plans import Row
 
 __all__ = ("Aggregates", "Enriched", "Top")
+
+_Kind = Literal["count", "sum", "min", "max"]
 
 
 def _whole(row: Row, name: str) -> int | None:
@@ -28,9 +30,21 @@ def _whole(row: Row, name: str) -> int | None:
 @dataclass(frozen=True, slots=True)
 class Aggregates:
     """`count`, `sum`, `min` or `max` of columns, by the names of the payload's fields; of nulls as
-    in SQL, where `count` without a column counts rows."""
+    in SQL, where `count` without a column counts rows.
 
-    of: Mapping[str, tuple[Literal["count", "sum", "min", "max"], str | None]]
+    Raises:
+        ConfigurationError: it is another aggregate, or one that lacks its column.
+    """
+
+    of: Mapping[str, tuple[_Kind, str | None]]
+
+    def __post_init__(self) -> None:
+        for field, (kind, name) in self.of.items():
+            if kind not in get_args(_Kind):
+                known = ", ".join(get_args(_Kind))
+                raise ConfigurationError(f"{field}: there is no aggregate {kind!r}, but {known}")
+            if name is None and kind != "count":
+                raise ConfigurationError(f"{field}: {kind} needs a column")
 
     def empty(self) -> list[Any]:
         return [0 if kind == "count" else None for kind, _ in self.of.values()]
@@ -41,7 +55,7 @@ class Aggregates:
             if kind == "count":
                 one.append(int(name is None or row.get(name) is not None))
             else:
-                assert name is not None, f"{kind} needs a column"
+                assert name is not None
                 one.append(_whole(row, name) if kind == "sum" else row.get(name))
         return self.join(held, one)
 

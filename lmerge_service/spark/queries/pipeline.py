@@ -39,6 +39,7 @@ from lmerge_service.kafka.routing import Router
 from lmerge_service.spark.elements import kafka_records
 from lmerge_service.spark.encoding import canonical_payload, placement
 from lmerge_service.spark.errors import spark_errors
+from lmerge_service.spark.hushing import hush
 from lmerge_service.spark.places import Topics
 from lmerge_service.spark.queries.bucket import Bucket, Given, Said, Settings
 from lmerge_service.spark.queries.chosen import Chosen
@@ -46,6 +47,8 @@ from lmerge_service.spark.queries.lateness import FURTHEST, Reading
 from lmerge_service.spark.queries.plans import Query, Source
 
 __all__ = ("BucketProcessor", "Job", "given", "records")
+
+hush()
 
 _SAVED: Final = StructType([StructField("saved", BinaryType())])
 _PIECES: Final = "partition int, offset long, data string, rows long, refused long"

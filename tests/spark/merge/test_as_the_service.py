@@ -25,7 +25,7 @@ def test_the_service_and_spark_say_the_same_of_the_same_flights(
         said = list(present(lives, VARIATIONS[name.upper()], name))
         service.publish(name, said, partitions=width)
     spark_merge = merge_with_the_topics_of(service)
-    job_of(spark, spark_merge).run()
+    job_of(spark_merge).run(spark)
     with service.worker() as worker:
         worker.wait_until_ended()
 

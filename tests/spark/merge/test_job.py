@@ -47,20 +47,20 @@ def merge_of(bootstrap: str, folder: Path, *, partitions: int = 2, **extra: Any)
     return merge
 
 
-def job_of(spark: SparkSession, merge: Merge, **settings: Any) -> Job:
+def job_of(merge: Merge, **settings: Any) -> Job:
     checkpoint = str(merge.folder / f"{merge.name}.checkpoint")
     options = {"available_now": True, **settings}
-    return Job(spark, load(merge.path), Settings(checkpoint, **options))
+    return Job(load(merge.path), Settings(checkpoint, **options))
 
 
 @contextmanager
-def running(job: Job) -> Iterator[list[BaseException]]:
+def running(spark: SparkSession, job: Job) -> Iterator[list[BaseException]]:
     """A job that goes on by itself; what it ended with."""
     failures: list[BaseException] = []
 
     def run() -> None:
         try:
-            job.run()
+            job.run(spark)
         except BaseException as error:
             failures.append(error)
 
@@ -113,7 +113,7 @@ def test_to_the_end_and_on_with_a_replica_that_comes_and_one_that_goes(
     merge.publish("a", streams["a"][: cuts["a"]], partitions=2, partitioner=scattered)
     merge.publish("b", streams["b"][: cuts["b"]])
     merge.send_raw(merge.topics["b"], [b"nonsense"])
-    job_of(spark, merge).run()
+    job_of(merge).run(spark)
     early = merge.audit()
     assert early.tdb.stable > 0
     assert not early.complete
@@ -125,7 +125,7 @@ def test_to_the_end_and_on_with_a_replica_that_comes_and_one_that_goes(
     merge.topics["d"] = late["topic"]
     merge.publish("d", streams["c"], partitions=3, partitioner=scattered)
     decided(merge, Detach("a"), Attach(late))
-    job_of(spark, merge).run()
+    job_of(merge).run(spark)
     assert merge.says(meaning(lives))
     assert reconstitute(read_back(merge)) == meaning(lives)
     for said in numbers(merge).values():
@@ -143,10 +143,10 @@ def test_whoever_reads_sees_nothing_twice_however_often_it_is_stopped(
         merge.publish(name, said)
     chance = random.Random(5)
     for _ in range(2):
-        job = job_of(spark, merge, batch_records=300)
-        with running(job):
+        job = job_of(merge, batch_records=300)
+        with running(spark, job):
             time.sleep(chance.uniform(1.5, 4))
-    job_of(spark, merge).run()
+    job_of(merge).run(spark)
     assert merge.says(meaning(lives))
     assert reconstitute(read_back(merge, case)) == meaning(lives)
     for seqs in numbers(merge).values():
@@ -178,17 +178,17 @@ def test_from_the_service_to_spark_and_back(
     found = asyncio.run(export_to(file, topology, cluster))
     said_before = {each.partition: each.mark.said for each in found}
     with pytest.raises(ConfigurationError, match="has records"):
-        job_of(spark, merge).run()
+        job_of(merge).run(spark)
 
     say(1)
-    job_of(spark, merge, origin=file).run()
+    job_of(merge, origin=file).run(spark)
     seqs = received(bootstrap, merge.output)
     for partition, before in said_before.items():
         said = [seq_of(each.headers) for each in seqs if each.partition == partition]
         assert said[:before] == [None] * before
         assert said[before:] == list(range(before + 1, len(said) + 1))
     with pytest.raises(ConfigurationError, match="has a state already"):
-        job_of(spark, merge, origin=file).run()
+        job_of(merge, origin=file).run(spark)
 
     checkpoint = str(tmp_path / f"{merge.name}.checkpoint")
     asyncio.run(hand_over(topology, cluster, states_of(spark, topology, checkpoint)))
@@ -214,11 +214,11 @@ def test_a_state_that_the_service_has_gone_beyond_is_refused(
         merge.publish("a", streams["a"][50:])
         merge.wait_until_committed("a", len(streams["a"]))
     with pytest.raises(StateError, match="is not the latest state"):
-        job_of(spark, merge, origin=file).run()
+        job_of(merge, origin=file).run(spark)
     cut = file.read_bytes()[:-20]
     file.write_bytes(cut)
     with pytest.raises(StateError, match="is damaged: it is cut short"):
-        job_of(spark, merge, origin=file).run()
+        job_of(merge, origin=file).run(spark)
 
 
 @pytest.mark.deep
@@ -231,9 +231,9 @@ def test_a_replica_that_is_released_and_a_topic_that_is_made_anew(
     streams = replica_streams(lives, seed=13)
     for name, said in streams.items():
         merge.publish(name, said[: len(said) // 2])
-    job_of(spark, merge).run()
+    job_of(merge).run(spark)
     assert merge.audit().tdb.stable > 0
-    with running(job_of(spark, merge, available_now=False)):
+    with running(spark, job_of(merge, available_now=False)):
         decided(merge, Quarantine("b", "looks odd"), Release("b"))
 
         async def make_anew() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from lmerge_service.elements import INFINITY, START, Adjust, Insert, Stable
-from lmerge_service.errors import ElementError
+from lmerge_service.errors import ConfigurationError, ElementError
 from lmerge_service.spark.queries.airborne import Airborne
 from lmerge_service.spark.queries.folds import Aggregates, Enriched, Top
 from lmerge_service.spark.queries.plans import Operator, Plan
@@ -187,3 +187,16 @@ def test_a_join_gives_nulls_until_the_other_side_is_there() -> None:
         {"id": 1, "delay": 5, "temp": 3.5},
         {"id": 2, "delay": 0, "temp": 3.5},
     ]
+
+
+@pytest.mark.parametrize(
+    ("of", "why"),
+    [
+        (("avg", "seconds"), "x: there is no aggregate 'avg', but count, sum, min, max"),
+        (("min", None), "x: min needs a column"),
+    ],
+)
+def test_an_aggregate_that_is_none_is_a_mistake_where_it_is_made(of: Any, why: str) -> None:
+    """Any other word would be taken for max."""
+    with pytest.raises(ConfigurationError, match=why):
+        Aggregates({"x": of})
