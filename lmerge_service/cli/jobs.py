@@ -37,12 +37,13 @@ Memory: TypeAlias = Annotated[
 
 @contextmanager
 def spark_for(name: str, **settings: Any) -> Iterator[Any]:
-    """A `spark_session` for a command: it is told of, since it takes seconds to start, and SIGTERM
-    ends it in order, too."""
+    """A `spark_session` for a command: a terminal is told, since it takes seconds to start, and
+    SIGTERM ends it in order, too."""
     from lmerge_service.spark.session import spark_session
 
     before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    typer.echo("starting Spark …", err=True)
+    if sys.stderr.isatty():
+        typer.echo("starting Spark …", err=True)
     try:
         with spark_session(name, **settings) as spark:
             yield spark
