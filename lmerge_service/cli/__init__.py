@@ -22,6 +22,7 @@ from lmerge_service.cli import (
     audit,
     broker,
     control,
+    cutover,
     demo,
     generate,
     infer,
@@ -87,6 +88,7 @@ app.command("status", rich_help_panel=_WORKERS)(control.status)
 app.command("watch", rich_help_panel=_WORKERS)(watch.watch)
 app.command("attach", rich_help_panel=_WORKERS)(control.attach)
 app.command("detach", rich_help_panel=_WORKERS)(control.detach)
+app.command("cutover", rich_help_panel=_WORKERS)(cutover.cutover)
 app.command("quarantine", rich_help_panel=_WORKERS)(control.quarantine)
 app.command("release", rich_help_panel=_WORKERS)(control.release)
 app.command("accept-gap", rich_help_panel=_WORKERS)(control.accept_gap)
