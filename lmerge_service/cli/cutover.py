@@ -7,13 +7,14 @@ the command, or of the worker that it asks, the cutover goes on until it is done
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from lmerge_service.cli.asking import asking, tell
 from lmerge_service.cli.control import JoiningAt, named, other_fields
-from lmerge_service.cli.options import Json, check_topic
+from lmerge_service.cli.options import Json, TopologyBootstrap, check_topic
 from lmerge_service.cli.words import printable, say_json
 from lmerge_service.errors import DecisionRefusedError, TransportError
 
@@ -62,6 +63,14 @@ def cutover(
     max_divergences: Annotated[
         int, typer.Option(min=0, metavar="N", help="More contradictions than these abort it.")
     ] = 0,
+    dry_run: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="TOPOLOGY.yaml",
+            help="Decide nothing: compare every event of the coming one with the output.",
+        ),
+    ] = None,
+    bootstrap: TopologyBootstrap = None,
     abort: Annotated[
         bool, typer.Option("--abort", help="End the cutover that runs; both stay attached.")
     ] = False,
@@ -82,8 +91,21 @@ def cutover(
 
     Without --from and --to: watch the one that runs.
 
+    With --dry-run no worker is asked: what the output and the coming one hold is compared, and
+    --watch says how much of what comes. It ends with 1 where they differ.
+
     Example: `lmerge cutover --from a --to d --topic flights.d`
     """
+    if dry_run is not None:
+        if coming is None or abort:
+            raise typer.BadParameter("--dry-run compares the one of --to, and aborts nothing")
+        from lmerge_service.cli import shadow
+
+        stream = _stream(topic, joining_at, more)
+        shadow.dry_run(dry_run, coming, stream, watch, bootstrap, as_json=as_json)
+        return
+    if bootstrap is not None:
+        raise typer.BadParameter("--bootstrap is for --dry-run: a worker knows where Kafka is")
     if abort:
         if leaving or coming:
             raise typer.BadParameter("--abort ends the one that runs: without --from and --to")
