@@ -26,6 +26,7 @@ from lmerge_service.cli import (
     demo,
     generate,
     infer,
+    jumpstart,
     merge,
     present,
     publish,
@@ -88,6 +89,7 @@ app.command("status", rich_help_panel=_WORKERS)(control.status)
 app.command("watch", rich_help_panel=_WORKERS)(watch.watch)
 app.command("attach", rich_help_panel=_WORKERS)(control.attach)
 app.command("detach", rich_help_panel=_WORKERS)(control.detach)
+app.command("jumpstart", rich_help_panel=_WORKERS)(jumpstart.jumpstart)
 app.command("cutover", rich_help_panel=_WORKERS)(cutover.cutover)
 app.command("quarantine", rich_help_panel=_WORKERS)(control.quarantine)
 app.command("release", rich_help_panel=_WORKERS)(control.release)
