@@ -18,6 +18,7 @@ from benchmarks import (
     formats,
     generated,
     in_process,
+    jumpstart,
     kafka_to_kafka,
     policies,
     rolling,
@@ -54,13 +55,15 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="speak JSON")
     what = parser.add_subparsers(
         dest="what",
-        metavar="figures | policies | service | soak | rolling | spark | spark-merge | generated",
+        metavar="figures | policies | service | soak | rolling | jumpstart | spark | spark-merge | "
+        "generated",
     )
     _add_figures(what)
     _add_policies(what)
     _add_service(what)
     _add_soak(what)
     _add_rolling(what)
+    _add_jumpstart(what)
     _add_spark(what)
     _add_generated(what)
     _add_spark_merge(what)
@@ -89,6 +92,8 @@ def main() -> None:
     elif options.what == "rolling":
         how = rolling.Rolling(minutes=options.minutes, workers=options.workers, rate=options.rate)
         good = asyncio.run(rolling.roll(how, report))
+    elif options.what == "jumpstart":
+        asyncio.run(jumpstart.run(options.runs, options.window, report))
     elif options.what == "spark":
         if options.audit:
             runs, records, kafka = options.runs, options.records, not options.no_kafka
@@ -205,6 +210,13 @@ def _add_rolling(what: _Subparsers) -> None:
         "--rate", type=float, default=default.rate, help="events a second of each replica (500)"
     )
     of_rolling.add_argument("--json", action="store_true", help="speak JSON")
+
+
+def _add_jumpstart(what: _Subparsers) -> None:
+    of_jumpstart = what.add_parser("jumpstart", help="until a copy of a query is joined")
+    of_jumpstart.add_argument("--runs", type=int, default=3, help="of each (3)")
+    of_jumpstart.add_argument("--window", type=float, default=10.0, help="seconds (10)")
+    of_jumpstart.add_argument("--json", action="store_true", help="speak JSON")
 
 
 def _run_soak(options: argparse.Namespace) -> bool:

@@ -134,8 +134,8 @@ class Worker:
 
     async def start(self) -> None:
         port = free_port()
-        address = f"http://127.0.0.1:{port}"
-        self._client = await self._stack.enter_async_context(StatusClient(address))
+        self.address = f"http://127.0.0.1:{port}"
+        self._client = await self._stack.enter_async_context(StatusClient(self.address))
         self._process = await self._stage.lmerge(
             "run", str(self._path), "--json", "--http-port", str(port), log=self._log
         )

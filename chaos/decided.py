@@ -61,6 +61,24 @@ class _Wanted:
     topic: str
     wish: str
     """attached, quarantined or detached."""
+    epoch: int
+    """The version that attached it."""
+
+
+@dataclass(slots=True)
+class _Cutover:
+    leaving: str
+    coming: str
+    began: int
+    epochs: tuple[int, int]
+    since: int
+    state: str = "joining"
+    ready: set[int] = field(default_factory=set)
+    """Tasks that are, in this state."""
+
+    @property
+    def runs(self) -> bool:
+        return self.state in {"joining", "watching"}
 
 
 @dataclass(slots=True)
@@ -76,7 +94,9 @@ class Decided:
     declared: Mapping[str, Any] | None = None
     """The last topology that was declared."""
     speaking: tuple[str, ...] = ()
-    """Which events go out, and how far the output's stable goes."""
+    """Which events go out, which revisions, and how far the output's stable goes."""
+    cutover: _Cutover | None = None
+    """The last one."""
 
     def fold(self, at: int, value: bytes | None) -> None:
         try:
@@ -89,7 +109,9 @@ class Decided:
         refused = "version" if expects not in (None, self.version) else self._refusal(action)
         if refused is None:
             self.version += 1
+            before = self.speaking
             self._apply(action, at)
+            self._review(before)
         self.verdicts[id_] = Verdict(id_, at, self.version, refused)
 
     def _refusal(self, action: Mapping[str, Any]) -> str | None:
@@ -100,10 +122,11 @@ class Decided:
         if not self.version:
             return "state"
         if kind == "policy":
-            speaking = action["insert"], action["stable"]
-            return self._unattainable(speaking, self._present())
+            return self._unattainable(_speaking(action), self._present())
         if kind == "attach":
             return self._no_attach(action["replica"])
+        if kind.startswith("cutover"):
+            return self._no_cutover(kind, action)
         known = self.replicas.get(action["replica"])
         if known is None:
             return "unknown"
@@ -119,6 +142,37 @@ class Decided:
             return None
         left = self._present() - 1
         return self._unattainable(self.speaking, left) if left else "invalid"
+
+    def _no_cutover(self, kind: str, action: Mapping[str, Any]) -> str | None:
+        now = self.cutover
+        if kind == "cutover":
+            return "state" if now is not None and now.runs else self._no_change(action)
+        if now is None or not now.runs:
+            return "state"
+        if kind == "cutover_abort":
+            return None
+        if (action["cutover"], action["since"]) != (now.began, now.since):
+            return "state"
+        if action["task"] >= self._tasks():
+            return "invalid"
+        known = action["task"] in now.ready
+        return "state" if action["says"] == ("ready" if known else "unready") else None
+
+    def _no_change(self, action: Mapping[str, Any]) -> str | None:
+        """Why one replica cannot take another's place."""
+        leaving, coming, attach = action["leaving"], action["coming"], action.get("attach")
+        if leaving == coming:
+            return "invalid"
+        for name in (leaving, coming) if attach is None else (leaving,):
+            known = self.replicas.get(name)
+            if known is None or known.wish != "attached":
+                return "unknown" if known is None else "state"
+        if attach is not None and (refused := self._no_attach(attach)) is not None:
+            return refused
+        return self._unattainable(self.speaking, self._present() - (attach is None))
+
+    def _tasks(self) -> int:
+        return int((self.declared or {}).get("output", {}).get("partitions", 1))
 
     def _no_attach(self, replica: Mapping[str, Any]) -> str | None:
         known = self.replicas.get(replica["name"])
@@ -142,7 +196,7 @@ class Decided:
                         # What was said before anybody merged is read like all the rest.
                         self._attach(replica["name"], replica["topic"], START)
                 if self.declared is None:
-                    self.speaking = tuple(action["policy"].values())
+                    self.speaking = _speaking(action["policy"])
                 self.declared = action
             case "attach":
                 self._attach(action["replica"]["name"], action["replica"]["topic"], at)
@@ -151,10 +205,50 @@ class Decided:
             case "detach" | "quarantine" as kind:
                 self._withdraw(action["replica"], f"{kind.removesuffix('e')}ed", at)
             case "policy":
-                self.speaking = action["insert"], action["stable"]
+                self.speaking = _speaking(action)
+            case "cutover":
+                if (attach := action.get("attach")) is not None:
+                    self._attach(attach["name"], attach["topic"], at)
+                both = action["leaving"], action["coming"]
+                epochs = self.replicas[both[0]].epoch, self.replicas[both[1]].epoch
+                self.cutover = _Cutover(*both, self.version, epochs, self.version)
+            case "cutover_abort":
+                self._move("aborted")
+            case "cutover_report":
+                self._report(action["task"], action["says"], at)
+
+    def _move(self, state: str) -> None:
+        assert self.cutover is not None
+        self.cutover.state, self.cutover.since, self.cutover.ready = state, self.version, set()
+
+    def _report(self, task: int, says: str, at: int) -> None:
+        now = self.cutover
+        assert now is not None
+        if says == "diverged":
+            self._move("aborted")
+            return
+        now.ready ^= {task}
+        if len(now.ready) < self._tasks():
+            return
+        if now.state == "watching":
+            self._withdraw(now.leaving, "detached", at)
+        self._move("done" if now.state == "watching" else "watching")
+
+    def _review(self, speaking: tuple[str, ...]) -> None:
+        """What the last decision means for a cutover; how the output spoke before it is given."""
+        now = self.cutover
+        if now is None or not now.runs:
+            return
+        both = [self.replicas[now.leaving], self.replicas[now.coming]]
+        stay = all(each.wish == "attached" for each in both)
+        same = tuple(each.epoch for each in both) == now.epochs
+        if not stay or not same or self._unattainable(self.speaking, self._present() - 1):
+            self._move("aborted")
+        elif speaking != self.speaking:
+            self._move("joining")
 
     def _attach(self, name: str, topic: str, at: int) -> None:
-        self.replicas[name] = _Wanted(topic, "attached")
+        self.replicas[name] = _Wanted(topic, "attached", self.version)
         self.spans.setdefault((name, topic), []).append((at, INFINITY))
 
     def _withdraw(self, name: str, wish: str, at: int) -> None:
@@ -163,6 +257,12 @@ class Decided:
             spans = self.spans[name, known.topic]
             spans[-1] = (spans[-1][0], at)
         known.wish = wish
+
+
+def _speaking(policy: Mapping[str, Any]) -> tuple[str, ...]:
+    """Of an action or a topology, where what is not said is the default."""
+    defaults = {"insert": "first", "adjust": "lazy", "stable": "max"}
+    return tuple(str(policy.get(part, default)) for part, default in defaults.items())
 
 
 def decided(control: Topic) -> Decided:

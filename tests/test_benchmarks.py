@@ -401,3 +401,15 @@ def test_reading_with_spark_is_measured_from_the_command_line() -> None:
     rows = json.loads(said.stdout)["rows"]
     assert len(rows) > 10
     assert all(value > 0 for row in rows for value in row["values"])
+
+
+@pytest.mark.kafka
+@pytest.mark.deep
+def test_a_jumpstart_is_measured_from_the_command_line() -> None:
+    command = "-m benchmarks jumpstart --runs 1 --window 1 --json"
+    done = subprocess.run(
+        [sys.executable, *command.split()], capture_output=True, text=True, check=True
+    )
+    assert {"joined, begun cold", "joined, begun with a checkpoint"} == {
+        row["name"].partition(", window")[0] for row in json.loads(done.stdout)["rows"]
+    }

@@ -22,9 +22,11 @@ from lmerge_service.cli import (
     audit,
     broker,
     control,
+    cutover,
     demo,
     generate,
     infer,
+    jumpstart,
     merge,
     present,
     publish,
@@ -87,6 +89,8 @@ app.command("status", rich_help_panel=_WORKERS)(control.status)
 app.command("watch", rich_help_panel=_WORKERS)(watch.watch)
 app.command("attach", rich_help_panel=_WORKERS)(control.attach)
 app.command("detach", rich_help_panel=_WORKERS)(control.detach)
+app.command("jumpstart", rich_help_panel=_WORKERS)(jumpstart.jumpstart)
+app.command("cutover", rich_help_panel=_WORKERS)(cutover.cutover)
 app.command("quarantine", rich_help_panel=_WORKERS)(control.quarantine)
 app.command("release", rich_help_panel=_WORKERS)(control.release)
 app.command("accept-gap", rich_help_panel=_WORKERS)(control.accept_gap)

@@ -21,10 +21,13 @@ if TYPE_CHECKING:
     from lmerge_service.cli.workers import Worker
 
 __all__ = (
+    "JoiningAt",
     "accept_gap",
     "attach",
     "decisions",
     "detach",
+    "named",
+    "other_fields",
     "policy",
     "quarantine",
     "release",
@@ -35,14 +38,15 @@ _NAME: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,99}")
 _ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,100}")
 
 
-def _name(text: str) -> str:
-    if not _NAME.fullmatch(text):
+def named(text: str | None) -> str | None:
+    """Checks the name of a replica."""
+    if text is not None and not _NAME.fullmatch(text):
         raise typer.BadParameter(f"{text!r} is no name of a replica")
     return text
 
 
 Name: TypeAlias = Annotated[
-    str, typer.Argument(metavar="REPLICA", callback=_name, help="The replica's name.")
+    str, typer.Argument(metavar="REPLICA", callback=named, help="The replica's name.")
 ]
 JoiningAt: TypeAlias = Annotated[
     int | None, typer.Option(metavar="TIME", help="From when on the replica is correct.")
@@ -59,10 +63,17 @@ def status(worker: "Worker", as_json: Json = False) -> None:
     if as_json:
         say_json({"status": seen, "decided": decided})
         return
-    from lmerge_service.cli.shown import headline, reasons, replicas_table
+    from lmerge_service.cli.shown import cutover_of, headline, reasons, replicas_table
 
     version = "unknown" if decided is None else str(decided.get("version"))
-    _show(headline(seen), *reasons(seen), "", replicas_table(seen, decided), f"version {version}")
+    _show(
+        headline(seen),
+        *reasons(seen),
+        *cutover_of(seen),
+        "",
+        replicas_table(seen, decided),
+        f"version {version}",
+    )
 
 
 @asking
@@ -108,7 +119,7 @@ def attach(
     """
     check_topic(topic)
     fields = {"topic": topic, "joining_at": joining_at, "normalise": normalise or None}
-    decide(_path(name, "attach"), **_fields(more), **fields)
+    decide(_path(name, "attach"), **other_fields(more), **fields)
 
 
 @deciding
@@ -147,7 +158,7 @@ def accept_gap(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="REPLICA", callback=_name, help="The replica that the output waits for."
+            metavar="REPLICA", callback=named, help="The replica that the output waits for."
         ),
     ],
     until: Annotated[int, typer.Option(metavar="TIME", help="From when on that one is correct.")],
@@ -214,7 +225,8 @@ def _path(name: str, what: str) -> str:
     return f"/v1/replicas/{name}/{what}"
 
 
-def _fields(more: str | None) -> dict[str, Any]:
+def other_fields(more: str | None) -> dict[str, Any]:
+    """What --more says of a replica."""
     if more is None:
         return {}
     try:

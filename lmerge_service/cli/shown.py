@@ -13,7 +13,7 @@ from rich.text import Text
 
 from lmerge_service.cli.words import printable, shortened
 
-__all__ = ("Document", "decisions_table", "headline", "reasons", "replicas_table")
+__all__ = ("Document", "cutover_of", "decisions_table", "headline", "reasons", "replicas_table")
 
 Document: TypeAlias = Mapping[str, Any]
 Rates: TypeAlias = Mapping[str, float | None]
@@ -62,6 +62,26 @@ def headline(status: Document) -> Text:
 def reasons(status: Document) -> list[Text]:
     """Why the health is not ok."""
     return [Text(f"• {_word(each)}", style="red") for each in status.get("reasons", ())]
+
+
+def cutover_of(status: Document) -> list[Text]:
+    """How the latest cutover stands, and what tasks of this worker still wait for."""
+    found = _part(status, "cutover")
+    if not found:
+        return []
+    state, tasks = _word(found.get("state")), found.get("tasks", ())
+    line = f"cutover {_word(found.get('leaving'))} → {_word(found.get('coming'))}: {state}"
+    runs = state in {"joining", "watching"}
+    if runs:
+        ready = sum(bool(each.get("ready")) for each in tasks)
+        line += f", {ready} of {len(tasks)} tasks are ready"
+    why = f": {shortened(_word(found['why']))}" if found.get("why") else ""
+    lines = [f"{line} (version {_word(found.get('since'))}){why}"]
+    waiting = [each for each in status.get("tasks", ()) if runs and each.get("cutover")]
+    lines += [
+        f"  task {_word(each.get('partition'))}: {_word(each['cutover'])}" for each in waiting
+    ]
+    return [Text(each, style="red" if state == "aborted" else "cyan") for each in lines]
 
 
 def replicas_table(

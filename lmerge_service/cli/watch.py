@@ -205,7 +205,7 @@ def _screen(workers: Sequence[Seen]) -> "RenderableType":
     from rich.console import Group
     from rich.text import Text
 
-    from lmerge_service.cli.shown import headline, reasons, replicas_table
+    from lmerge_service.cli.shown import cutover_of, headline, reasons, replicas_table
 
     parts: list[RenderableType] = []
     for seen in workers:
@@ -214,6 +214,7 @@ def _screen(workers: Sequence[Seen]) -> "RenderableType":
             parts.append(Text(f"away: {printable(str(seen.away))}", style="bold red"))
         else:
             parts += [headline(seen.status), _speed(seen.rates), *reasons(seen.status)]
+            parts += cutover_of(seen.status)
             names = [str(each.get("name")) for each in seen.status.get("replicas", ())]
             rates = {name: seen.rates.of(name) for name in names}
             parts.append(replicas_table(seen.status, rates=rates))
@@ -306,8 +307,12 @@ def _line(seen: Seen) -> str:
         for each in status.get("replicas", ())
     )
     why = "; ".join(map(str, status.get("reasons", ())))
+    cutover = status.get("cutover") or {}
     said = (
         f"{status.get('state')}, {status.get('health')}; led by {output.get('leader') or 'nobody'}"
         f"; {replicas or 'no replicas'}"
     )
+    if cutover:
+        both = f"{cutover.get('leaving')} → {cutover.get('coming')}"
+        said += f"; cutover {both} {cutover.get('state')}"
     return printable(f"{said}: {why}" if why else said)

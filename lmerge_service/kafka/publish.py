@@ -13,14 +13,16 @@ from typing import TypeVar
 from aiokafka import AIOKafkaProducer
 
 from lmerge_service.elements import START, Element, Stable
+from lmerge_service.errors import ConfigurationError
 from lmerge_service.formats.dialects import Written
 from lmerge_service.formats.headers import incarnation_headers
 from lmerge_service.formats.wire import encode
 from lmerge_service.kafka.client import Connection, close_bounded, kafka_errors
+from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.starting import started
 from lmerge_service.kafka.topics import Topics
 
-__all__ = ("on_the_wire", "publish")
+__all__ = ("on_the_wire", "publish", "seed")
 
 T = TypeVar("T")
 
@@ -69,6 +71,51 @@ async def publish(
         return await _send_all(producer, topic, elements, written, rate, width, headers, progress)
     finally:
         await close_bounded(producer.stop())
+
+
+async def seed(
+    connection: Connection, topic: str, elements: Iterable[Element], *, partitions: int = 1
+) -> int:
+    """Makes elements the beginning of a topic that has no records, in one transaction: they are
+    there whole, or not at all; returns how many.
+
+    Somebody else who does the same at the same time is fenced. A transaction that was left open is
+    ended by the next call, or by the broker after ten minutes.
+
+    Raises:
+        ConfigurationError: the topic has records.
+        TransportError: Kafka cannot be reached, or refuses.
+    """
+    async with Topics(connection) as topics:
+        width = await topics.ensure(topic, partitions=partitions)
+    producer = AIOKafkaProducer(
+        **connection.arguments,
+        transactional_id=f"lmerge.jumpstart.{topic}",
+        linger_ms=2,
+        max_batch_size=1 << 18,
+        transaction_timeout_ms=600_000,
+    )
+    await started(producer.start(), producer.stop, connection)
+    try:
+        await _require_empty(connection, topic, width)
+        with kafka_errors(f"publishing to {topic}", "Write"):
+            async with producer.transaction():
+                return await _send_all(
+                    producer, topic, elements, on_the_wire, None, width, [], lambda _: None
+                )
+    finally:
+        await close_bounded(producer.stop())
+
+
+async def _require_empty(connection: Connection, topic: str, width: int) -> None:
+    parts = [TopicPartition(topic, number) for number in range(width)]
+    async with Source(connection) as source:
+        begins, ends = await source.beginnings(parts), await source.ends(parts)
+        async for tp, records in source.backlog(begins, ends):
+            raise ConfigurationError(
+                f"{topic} has records, the first at offset {records[0].offset} of partition "
+                f"{tp.partition}: a replica that is to begin with a checkpoint needs an empty topic"
+            )
 
 
 async def _send_all(

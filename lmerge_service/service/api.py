@@ -32,16 +32,27 @@ from lmerge_service.errors import TransportError
 from lmerge_service.service import documents
 from lmerge_service.service.control import Control
 from lmerge_service.service.decisions import (
+    AbortCutover,
     AcceptGap,
     Action,
     Attach,
+    BeginCutover,
     Detach,
     Quarantine,
     Release,
     SetPolicy,
     decide,
 )
-from lmerge_service.service.documents import Decided, Decisions, DecisionView, Denied, Made, Problem
+from lmerge_service.service.documents import (
+    CutoverView,
+    Decided,
+    Decisions,
+    DecisionView,
+    Denied,
+    Made,
+    Problem,
+)
+from lmerge_service.service.ledger import Ledger
 from lmerge_service.topology import Name
 
 __all__ = ("routes",)
@@ -108,6 +119,15 @@ def _reading(control: ControlSource) -> APIRouter:
             raise _ProblemError(404, "unknown", message, version=ledger.version)
         return DecisionView.of(entry)
 
+    @router.get("/cutover", responses=_problems(404, 503))
+    async def cutover() -> CutoverView:
+        """The latest cutover, whether it runs or has ended; 404: there was none."""
+        ledger = _there(control).ledger
+        if ledger.cutover is None:
+            message = "there was no cutover yet"
+            raise _ProblemError(404, "unknown", message, version=ledger.version)
+        return CutoverView.of(ledger.cutover)
+
     return router
 
 
@@ -145,9 +165,40 @@ def _deciding(control: ControlSource) -> APIRouter:
         action = SetPolicy(asked.insert, asked.adjust, asked.stable)
         return await _decide(control, action, asked, request)
 
+    @router.post("/cutover/begin")
+    async def cutover(asked: documents.CutoverRequest, request: Request) -> Made:
+        """Put one replica into another's place; the workers carry that on (`GET`)."""
+        action = BeginCutover(
+            leaving=asked.leaving,
+            coming=asked.coming,
+            watch=_span(_there(control).ledger, asked.watch),
+            max_behind=asked.max_behind,
+            max_divergences=asked.max_divergences,
+            attach=None if asked.attach is None else asked.attach.replica(asked.coming),
+        )
+        return await _decide(control, action, asked, request)
+
+    @router.post("/cutover/abort")
+    async def abort_cutover(request: Request, asked: _Abort = _UNWANTED) -> Made:
+        """End a cutover that runs; both replicas stay attached."""
+        return await _decide(control, AbortCutover(asked.reason), asked, request)
+
     return router
 
 
+def _span(ledger: Ledger, asked: int | None) -> int:
+    """How much of the streams' time is watched: as asked, or a minute."""
+    unit = ledger.topology.unit_nanoseconds
+    if asked is None and unit is None:
+        message = "time_unit is none: say how much time is to be watched (watch)"
+        raise _ProblemError(409, "invalid", message, version=ledger.version)
+    return _MINUTE // (unit or 1) if asked is None else asked
+
+
+_MINUTE: Final = 60_000_000_000
+"""In nanoseconds."""
+_Abort = Annotated[documents.AbortRequest, Body()]
+_UNWANTED: Final = documents.AbortRequest()
 _Plain = Annotated[documents.Request, Body()]
 _Quarantine = Annotated[documents.QuarantineRequest, Body()]
 _Release = Annotated[documents.ReleaseRequest, Body()]

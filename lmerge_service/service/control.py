@@ -121,7 +121,7 @@ class LoggedControl:
                 await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _fold(self, offset: int, value: bytes | None) -> None:
-        unreadable = self.ledger.unreadable
+        unreadable, before = self.ledger.unreadable, self.ledger.cutover
         entry = self.ledger.fold(offset, value)
         if self.ledger.unreadable > unreadable:
             log.warning(
@@ -139,6 +139,17 @@ class LoggedControl:
                 version=entry.version,
                 offset=entry.offset,
                 why=None if entry.refusal is None else entry.refusal.reason,
+            )
+        cutover = self.ledger.cutover
+        if cutover is not None and (before is None or before.since != cutover.since):
+            log.info(
+                "cutover",
+                leaving=cutover.leaving,
+                coming=cutover.coming,
+                state=cutover.state.value,
+                version=cutover.since,
+                who=cutover.who,
+                why=cutover.why,
             )
         async with self._folded:
             self._folded.notify_all()

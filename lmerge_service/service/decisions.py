@@ -21,7 +21,7 @@ Invariants
 
 import time
 import uuid
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -31,14 +31,17 @@ from lmerge_service.errors import ElementError
 __all__ = (
     "LONGEST_REASON",
     "LONGEST_WORD",
+    "AbortCutover",
     "AcceptGap",
     "Action",
     "Attach",
+    "BeginCutover",
     "Decision",
     "Declare",
     "Detach",
     "Quarantine",
     "Release",
+    "ReportCutover",
     "SetPolicy",
     "decide",
     "decode",
@@ -112,7 +115,56 @@ class SetPolicy(Struct, frozen=True, forbid_unknown_fields=True, tag_field="do",
     stable: Word
 
 
-Action = Declare | Attach | Detach | Quarantine | Release | AcceptGap | SetPolicy
+class BeginCutover(Struct, frozen=True, forbid_unknown_fields=True, tag_field="do", tag="cutover"):
+    """Put one replica into another's place, when all tasks agree that it may be (`cutover`)."""
+
+    leaving: Word
+    coming: Word
+    watch: Annotated[int, Meta(ge=0, le=2**63 - 1)]
+    """How much of the streams' time divergence is watched for."""
+    max_behind: Count
+    """Seconds."""
+    max_divergences: Count
+    attach: dict[str, Any] | None = None
+    """The coming one as for `Attach`; null: it is attached already."""
+
+
+class ReportCutover(
+    Struct, frozen=True, forbid_unknown_fields=True, tag_field="do", tag="cutover_report"
+):
+    """What a task has to say about a cutover that runs, as of what it has committed."""
+
+    cutover: Count
+    """The version that began it."""
+    since: Count
+    """The version that brought it into the state that this is about."""
+    task: Count
+    says: Literal["ready", "unready", "diverged"]
+    at: Time
+    """Where its output is."""
+    why: Reason = ""
+
+
+class AbortCutover(
+    Struct, frozen=True, forbid_unknown_fields=True, tag_field="do", tag="cutover_abort"
+):
+    """End a cutover that runs; both replicas stay attached."""
+
+    reason: Reason = ""
+
+
+Action = (
+    Declare
+    | Attach
+    | Detach
+    | Quarantine
+    | Release
+    | AcceptGap
+    | SetPolicy
+    | BeginCutover
+    | ReportCutover
+    | AbortCutover
+)
 
 
 class Decision(Struct, frozen=True, forbid_unknown_fields=True):
@@ -155,6 +207,12 @@ def words(action: Action) -> str:
             return f"accept the gap until {replica} is correct, at {until}"
         case SetPolicy(insert, adjust, stable):
             return f"policy {insert}, {adjust}, {stable}"
+        case BeginCutover(leaving, coming):
+            return f"cutover {leaving} → {coming}"
+        case ReportCutover(task=task, says=says):
+            return f"cutover: task {task} is {says}"
+        case AbortCutover():
+            return "abort the cutover"
         case _:
             return f"{type(action).__name__.lower()} {action.replica}"
 

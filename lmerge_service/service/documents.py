@@ -4,18 +4,23 @@ The requests take exactly what their JSON schema says: no text for a number, not
 they cannot know (versions, states, what goes together) is the ledger's to judge.
 """
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from lmerge_service.service.cutover import Cutover, CutoverState
 from lmerge_service.service.decisions import LONGEST_REASON, LONGEST_WORD, words
 from lmerge_service.service.ledger import AcceptedGap, Entry, Ledger, RefusalKind, Wanted
 from lmerge_service.service.life import Wish
 from lmerge_service.topology import Name, Properties, Speaking, Stream
 
 __all__ = (
+    "AbortRequest",
     "AttachRequest",
+    "CutoverRequest",
+    "CutoverTaskView",
+    "CutoverView",
     "Decided",
     "DecisionView",
     "Decisions",
@@ -23,6 +28,7 @@ __all__ = (
     "GapRequest",
     "GapView",
     "Made",
+    "NewStream",
     "PolicyRequest",
     "Problem",
     "QuarantineRequest",
@@ -68,19 +74,16 @@ class _Promises(Properties):
     model_config = _STRICT
 
 
-class AttachRequest(Stream, Request):
-    """A replica to be merged; the fields are those of the topology file."""
+_NOT_BOTH: Final[dict[str, Any]] = {
+    "properties": {"normalise": {"const": True}, "joining_at": {"type": "integer"}},
+    "required": ["normalise", "joining_at"],
+}
 
-    model_config = ConfigDict(
-        **_STRICT,
-        json_schema_extra={
-            "examples": [{"topic": "flights.c", "joining_at": 1357020000000, "expects": 3}],
-            "not": {
-                "properties": {"normalise": {"const": True}, "joining_at": {"type": "integer"}},
-                "required": ["normalise", "joining_at"],
-            },
-        },
-    )
+
+class NewStream(Stream):
+    """A replica's stream; the fields are those of the topology file."""
+
+    model_config = ConfigDict(**_STRICT, json_schema_extra={"not": _NOT_BOTH})
 
     topic: Annotated[str, Field(pattern=r"^[a-zA-Z0-9._-]{1,249}$")]
     joining_at: Moment | None = None
@@ -95,6 +98,18 @@ class AttachRequest(Stream, Request):
         own = set(Request.model_fields)
         document = self.model_dump(mode="json", exclude_defaults=True, exclude=own)
         return {"name": name, **document}
+
+
+class AttachRequest(NewStream, Request):
+    """A replica to be merged; the fields are those of the topology file."""
+
+    model_config = ConfigDict(
+        **_STRICT,
+        json_schema_extra={
+            "examples": [{"topic": "flights.c", "joining_at": 1357020000000, "expects": 3}],
+            "not": _NOT_BOTH,
+        },
+    )
 
 
 class QuarantineRequest(Request):
@@ -127,6 +142,39 @@ class GapRequest(Request):
 
     input: Name
     until: Moment
+
+
+class CutoverRequest(Request):
+    """One replica is to take another's place."""
+
+    model_config = ConfigDict(
+        **_STRICT,
+        json_schema_extra={
+            "examples": [{"leaving": "a", "coming": "d", "attach": {"topic": "flights.d"}}]
+        },
+    )
+
+    leaving: Name
+    coming: Name
+    attach: NewStream | None = None
+    """The stream of the coming one; by default it is attached already."""
+    watch: Annotated[int, Field(ge=0, le=_FAR), BeforeValidator(_whole)] | None = None
+    """How much of the streams' time both are watched, in the topology's unit; by default a
+    minute. Must be said where the unit is none."""
+    max_behind: Annotated[int, Field(ge=0, le=86_400), BeforeValidator(_whole)] = 5
+    """Seconds: where the output was so long ago, the coming one must be."""
+    max_divergences: Annotated[int, Field(ge=0, le=_HIGHEST_VERSION), BeforeValidator(_whole)] = 0
+    """More contradictions to the output, by either, end the cutover."""
+
+
+class AbortRequest(Request):
+    """A cutover is not wanted any more, and why."""
+
+    model_config = ConfigDict(
+        **_STRICT, json_schema_extra={"examples": [{"reason": "the new plan is slower"}]}
+    )
+
+    reason: Annotated[str, Field(max_length=LONGEST_REASON)] = ""
 
 
 _SHARE = r"0\.[0-9]{0,6}[1-9]|1\.0"
@@ -221,6 +269,53 @@ class GapView(BaseModel):
         return cls(input=gap.replica, until=gap.until, version=gap.version, who=gap.who)
 
 
+class CutoverTaskView(BaseModel):
+    """A task in a cutover."""
+
+    partition: int
+    ready: bool
+    """It has said so in this state of the cutover."""
+    at: int | None
+    """Where its output was when it said so."""
+    watched_until: int | None
+    """Up to where it watches; null while it is not watching."""
+
+
+class CutoverView(BaseModel):
+    """A cutover, as the control log has it."""
+
+    leaving: str
+    coming: str
+    state: CutoverState
+    since: int
+    """The version that brought it into this state."""
+    began: int
+    """The version that began it."""
+    who: str
+    why: str | None
+    """Why it was aborted, or is joining once more."""
+    watch: int
+    max_behind: int
+    max_divergences: int
+    tasks: list[CutoverTaskView]
+
+    @classmethod
+    def of(cls, cutover: Cutover) -> Self:
+        ready = cutover.ready or {}
+        tasks = [
+            CutoverTaskView(
+                partition=task,
+                ready=task in ready,
+                at=ready.get(task),
+                watched_until=cutover.watched_until(task),
+            )
+            for task in range(cutover.tasks)
+        ]
+        same = ("leaving", "coming", "state", "since", "began", "who", "why", "watch")
+        limits = ("max_behind", "max_divergences")
+        return cls(**{name: getattr(cutover, name) for name in (*same, *limits)}, tasks=tasks)
+
+
 class Decided(BaseModel):
     """All that was decided, as this worker knows it."""
 
@@ -231,6 +326,8 @@ class Decided(BaseModel):
     policy: Speaking
     replicas: list[ReplicaView]
     accepted_gaps: list[GapView]
+    cutover: CutoverView | None
+    """The latest one, whether it runs or has ended."""
 
     @classmethod
     def of(cls, ledger: Ledger) -> Self:
@@ -241,6 +338,7 @@ class Decided(BaseModel):
             policy=ledger.policy,
             replicas=[ReplicaView.of(each) for each in ledger.replicas.values()],
             accepted_gaps=[GapView.of(each) for each in ledger.accepted_gaps],
+            cutover=None if ledger.cutover is None else CutoverView.of(ledger.cutover),
         )
 
 

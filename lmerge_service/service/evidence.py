@@ -9,7 +9,7 @@ Theory
     A guard may find the same thing a thousand times. The 1st, 2nd, 4th, 8th … of each kind and
     replica are published, each with its count: nothing is left out silently, since a later count
     covers what was not published, and `Tally.counts` are metrics. Each gap that somebody accepts
-    is published: it is the only word on the range that was lost.
+    is published: it is the only word on the range that was lost. So is each step of a cutover.
 
 Invariants
     X1  A record is bounded: of a foreign one `MAX_RECORD_BYTES` are kept, and `record_size` tells
@@ -54,9 +54,11 @@ class Happening(StrEnum):
     """Too much is live, and nobody who is read can change that."""
     REBUILD = "rebuild"
     """The operator was built anew: after a start, a takeover or a failed commit."""
+    CUTOVER = "cutover"
+    """A cutover to this replica has begun, goes on, is done, or was aborted."""
 
 
-_EACH: Final = frozenset({Happening.ACCEPTED_GAP})
+_EACH: Final = frozenset({Happening.ACCEPTED_GAP, Happening.CUTOVER})
 
 
 class Place(msgspec.Struct, frozen=True, omit_defaults=True):

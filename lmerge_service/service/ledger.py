@@ -25,6 +25,7 @@ Invariants
     G3  An attachment's epoch is the version that began it: another epoch is another attachment.
     G4  What is kept is bounded: the last 1,000 decisions and gaps, and beside the replicas that
         are wanted or declared 1,000 that are not.
+    G5  A cutover that runs obeys C3 (`cutover`): a decision that would break it ends it.
 
 Cost
     A decision costs a validation of the topology, some 0.1 ms.
@@ -39,14 +40,18 @@ from pydantic import ValidationError
 
 from lmerge_service.core.properties import weakest
 from lmerge_service.errors import ElementError
+from lmerge_service.service.cutover import Cutover, CutoverEvent, CutoverState, move
 from lmerge_service.service.decisions import (
+    AbortCutover,
     AcceptGap,
     Attach,
+    BeginCutover,
     Decision,
     Declare,
     Detach,
     Quarantine,
     Release,
+    ReportCutover,
     SetPolicy,
     decode,
     encode,
@@ -158,6 +163,8 @@ class Ledger:
         """As decided: the replicas that are attached or quarantined, the case, the policy."""
         self.replicas: Mapping[str, Wanted] = {}
         self.accepted_gaps: deque[AcceptedGap] = deque(maxlen=_REMEMBERED)
+        self.cutover: Cutover | None = None
+        """The latest one, whether it runs or has ended."""
         self._policy_decided = False
         self._entries: OrderedDict[str, Entry] = OrderedDict()
 
@@ -210,6 +217,7 @@ class Ledger:
             self._check_version(decision.expects)
             self._apply(decision)
             self.version += 1
+            self._review_cutover(decision)
         except _RefusedError as error:
             refusal = error.refusal
             self.refused[refusal.kind] += 1
@@ -245,8 +253,8 @@ class Ledger:
         match decision.action:
             case Declare() as action:
                 self._declare(action, decision.who)
-            case Attach() as action:
-                self._attach(action, decision.who)
+            case Attach(replica):
+                self._settle(self._attaching(replica, decision.who))
             case Detach(replica):
                 self._settle(self._moved(replica, Event.DETACH, decision.who))
             case Quarantine(replica, reason):
@@ -260,6 +268,13 @@ class Ledger:
                 policy = {name: getattr(action, name) for name in ("insert", "adjust", "stable")}
                 self.topology = self._valid({"policy": policy}, self.replicas.values())
                 self._policy_decided = True
+            case BeginCutover() as action:
+                self._begin_cutover(action, decision.who)
+            case ReportCutover() as action:
+                self._report_cutover(action)
+            case AbortCutover(reason):
+                why = f"{decision.who}: {reason}" if reason else f"by {decision.who}"
+                self._move_cutover(self._running_cutover(), CutoverEvent.ABORT, why)
             case _ as never:
                 assert_never(never)
 
@@ -298,17 +313,15 @@ class Ledger:
         self.declared = action
         self._keep(wants)
 
-    def _attach(self, action: Attach, who: str) -> None:
-        replica, version = _replica(action.replica), self.version + 1
+    def _attaching(self, document: Mapping[str, Any], who: str) -> Wanted:
+        replica, version = _replica(document), self.version + 1
         known = self.replicas.get(replica.name)
         if known is not None:
             self._allowed(known, Event.ATTACH)
         if len(self.topology.replicas) >= _MOST:
             raise _RefusedError("invalid", f"there are {_MOST} replicas, and no room for more")
-        self._settle(
-            Wanted(
-                replica, Wish.ATTACHED, version, version, None, who, released=False, decided=True
-            )
+        return Wanted(
+            replica, Wish.ATTACHED, version, version, None, who, released=False, decided=True
         )
 
     def _release(self, action: Release, who: str) -> None:
@@ -324,6 +337,113 @@ class Ledger:
             raise _RefusedError("state", f"replica {action.replica} is {known.wish}")
         gap = AcceptedGap(action.replica, action.until, self.version + 1, who)
         self.accepted_gaps.append(gap)
+
+    # --- cutovers -------------------------------------------------------------------------------
+
+    def _begin_cutover(self, action: BeginCutover, who: str) -> None:
+        before, version = self.cutover, self.version + 1
+        if before is not None and move(before.state, CutoverEvent.BEGIN) is None:
+            why = f"the cutover {before} is {before.state} since version {before.since}"
+            raise _RefusedError("state", f"{why}: abort it first, or wait")
+        if action.leaving == action.coming:
+            raise _RefusedError("invalid", f"{action.leaving} cannot take its own place")
+        leaving = self._merged(action.leaving)
+        if action.attach is None:
+            coming = self._merged(action.coming)
+        elif action.attach.get("name") == action.coming:
+            coming = self._attaching(action.attach, who)
+        else:
+            raise _RefusedError("invalid", "what is to be attached has another name")
+        self._check_spared({**self.replicas, action.coming: coming}, action.leaving)
+        if action.attach is not None:
+            self._settle(coming)
+        self.cutover = Cutover(
+            leaving=action.leaving,
+            coming=action.coming,
+            watch=action.watch,
+            max_behind=action.max_behind,
+            max_divergences=action.max_divergences,
+            tasks=self.topology.output.partitions,
+            who=who,
+            began=version,
+            epochs=(leaving.epoch, coming.epoch),
+            rules=self._rules(),
+            state=CutoverState.JOINING,
+            since=version,
+        )
+
+    def _merged(self, name: str) -> Wanted:
+        known = self._known(name)
+        if known.wish is not Wish.ATTACHED:
+            raise _RefusedError("state", f"replica {name} is {known.wish}")
+        return known
+
+    def _check_spared(self, wants: Mapping[str, Wanted], leaving: str) -> None:
+        """Refuses unless a valid topology is left without the one that leaves."""
+        self._valid({}, [each for name, each in wants.items() if name != leaving])
+
+    def _rules(self) -> tuple[str, ...]:
+        policy = self.policy
+        return (str(self.topology.resolved_case), policy.insert, policy.adjust, policy.stable)
+
+    def _running_cutover(self) -> Cutover:
+        if self.cutover is None or not self.cutover.runs:
+            was = "" if self.cutover is None else f": {self.cutover} is {self.cutover.state}"
+            raise _RefusedError("state", f"no cutover runs{was}")
+        return self.cutover
+
+    def _report_cutover(self, action: ReportCutover) -> None:
+        cutover = self._running_cutover()
+        if (action.cutover, action.since) != (cutover.began, cutover.since):
+            why = f"the cutover of version {cutover.began} is {cutover.state} since {cutover.since}"
+            raise _RefusedError("state", why)
+        task = action.task
+        if task >= cutover.tasks:
+            raise _RefusedError("invalid", f"there is no task {task}")
+        if action.says == "diverged":
+            self._move_cutover(cutover, CutoverEvent.DIVERGE, f"task {task}: {action.why}")
+            return
+        ready = action.says == "ready"
+        if ready == (task in (cutover.ready or {})):
+            raise _RefusedError("state", f"task {task} is known to be {action.says}")
+        cutover = cutover.said(task, action.at, ready=ready)
+        if not cutover.agreed:
+            self.cutover = cutover
+            return
+        if move(cutover.state, CutoverEvent.AGREE) is CutoverState.DONE:
+            gone = self._moved(cutover.leaving, Event.DETACH, cutover.who)
+            self._settle(replace(gone, reason=f"cutover to {cutover.coming}"))
+        self._move_cutover(cutover, CutoverEvent.AGREE)
+
+    def _move_cutover(self, cutover: Cutover, event: CutoverEvent, why: str | None = None) -> None:
+        self.cutover = cutover.moved(event, self.version + 1, why)
+
+    def _review_cutover(self, decision: Decision) -> None:
+        """What the decision that was just accepted means for a cutover that runs."""
+        cutover = self.cutover
+        if cutover is None or not cutover.runs:
+            return
+        said = f'"{words(decision.action)}" by {decision.who}'
+        if (why := self._withdrawn(cutover, said)) is not None:
+            self.cutover = cutover.moved(CutoverEvent.WITHDRAW, self.version, why)
+        elif self._rules() != cutover.rules:
+            changed = cutover.moved(CutoverEvent.CHANGE, self.version, f"after {said}")
+            self.cutover = replace(changed, rules=self._rules())
+
+    def _withdrawn(self, cutover: Cutover, said: str) -> str | None:
+        """Why it cannot go on."""
+        both = (cutover.leaving, cutover.coming)
+        known = [self.replicas.get(name) for name in both]
+        for each, epoch in zip(known, cutover.epochs, strict=True):
+            if each is None or each.wish is not Wish.ATTACHED or each.epoch != epoch:
+                return f"after {said}"
+        try:
+            self._check_spared(self.replicas, cutover.leaving)
+        except _RefusedError as error:
+            return f"after {said}, without {cutover.leaving}: {error}"
+        return None
+
+    # --- what actions have in common ------------------------------------------------------------
 
     def _known(self, name: str) -> Wanted:
         known = self.replicas.get(name)
@@ -398,6 +518,10 @@ class Ledger:
         wanted = {n for n, each in self.replicas.items() if each.wish is not Wish.DETACHED}
         assert self.version == 0 or wanted == {each.name for each in self.topology.replicas}
         assert len(self._entries) <= _REMEMBERED, "G4"
+        if (cutover := self.cutover) is not None and cutover.runs:
+            assert self._withdrawn(cutover, "nothing") is None, "G5"
+            assert not cutover.agreed
+            assert cutover.began <= cutover.since <= self.version
 
     def _accepted(self) -> list[Entry]:
         return [entry for entry in self._entries.values() if entry.accepted]

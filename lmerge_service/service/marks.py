@@ -24,7 +24,15 @@ import msgspec
 from lmerge_service.elements import START
 from lmerge_service.errors import StateError
 
-__all__ = ("MARK_KEY", "Mark", "PartitionMark", "SnapshotPlace", "Standing", "chunk_key")
+__all__ = (
+    "MARK_KEY",
+    "Diverged",
+    "Mark",
+    "PartitionMark",
+    "SnapshotPlace",
+    "Standing",
+    "chunk_key",
+)
 
 MARK_KEY: Final = b"mark"
 
@@ -88,6 +96,16 @@ class SnapshotPlace(msgspec.Struct, frozen=True):
     """Milliseconds since the epoch."""
 
 
+class Diverged(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a task has seen of contradictions since a cutover began."""
+
+    cutover: int
+    """The version that began it."""
+    count: int
+    first: str
+    """The first of them, in words."""
+
+
 class Mark(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where a task stands with one transaction."""
 
@@ -102,6 +120,8 @@ class Mark(msgspec.Struct, frozen=True, omit_defaults=True):
     replicas: dict[str, Standing] = {}
     quarantined: dict[str, str] = {}
     """Replicas put into quarantine by this task's guards, and why."""
+    diverged: Diverged | None = None
+    """Of the latest cutover that it has seen any of."""
     snapshots: tuple[SnapshotPlace, ...] = ()
     """The latest first."""
 

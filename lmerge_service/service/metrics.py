@@ -22,6 +22,7 @@ from prometheus_client.core import (
 )
 
 from lmerge_service.core import BreachKind
+from lmerge_service.service.cutover import CutoverState
 from lmerge_service.service.evidence import Happening
 from lmerge_service.service.feedback import FeedbackOut
 from lmerge_service.service.ledger import RefusalKind
@@ -152,6 +153,11 @@ def _decision_metrics(worker: Worker) -> Iterator[Metric]:
     text = "Decisions of the control log that were refused, by why."
     refused = (((kind,), each.refused[kind]) for each in ledgers for kind in get_args(RefusalKind))
     yield _counter("decisions_refused", text, ("kind",), refused)
+    cutovers = [each.cutover for each in ledgers]
+    now = ["" if each is None else each.state.value for each in cutovers]
+    states = [x for state in now for x in _one_of((), CutoverState, state)]
+    text = "1 for the state that the latest cutover is in."
+    yield _gauge("cutover_state", text, ("state",), states)
     text = "Records of the control log that are no decisions."
     yield _counter("decisions_unreadable", text, (), (((), each.unreadable) for each in ledgers))
 
@@ -174,6 +180,9 @@ def _task_metrics(tasks: _Tasks) -> Iterator[Metric]:
     text = "How long it took the last time until the task was led."
     yield _gauge("recovery_duration_seconds", text, _TASK, seconds)
     behind = ((label, each.behind_seconds) for label, each in tasks)
+    diverged = ((label, each.divergences) for label, each in tasks)
+    text = "Contradictions to the output since the latest cutover began."
+    yield _gauge("cutover_divergences", text, _TASK, diverged)
     text = "Whatever was committed so long ago is known to who follows."
     yield _gauge("standby_behind_seconds", text, _TASK, behind)
     live = ((label, each.output.live_events) for label, each in tasks)

@@ -12,6 +12,7 @@ What happens on a crash at each await
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
@@ -29,7 +30,7 @@ from lmerge_service.service.reporting import Reporting
 from lmerge_service.service.snapshots import Snapshots
 from lmerge_service.service.state import TaskState
 
-__all__ = ("FeedbackSink", "Outgoing")
+__all__ = ("FeedbackSink", "Outgoing", "Sight")
 
 log = structlog.get_logger()
 
@@ -40,6 +41,21 @@ _FINISH_SECONDS = 5.0
 
 FeedbackSink: TypeAlias = Callable[[int, Mapping[str, int], int], None]
 """Takes, after a commit: the partition, its inputs' points, and its stable point."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What was known of the replicas at a mark."""
+
+    mark: Mark
+    joined: Mapping[str, int]
+    """Those that were joined, and their stable points."""
+
+    @classmethod
+    def of(cls, state: TaskState, mark: Mark) -> "Sight":
+        """Of a state at its mark."""
+        inputs = state.merge.inputs.items()
+        return cls(mark, {name: each.stable for name, each in inputs if each.joined})
 
 
 class Outgoing:
@@ -59,6 +75,8 @@ class Outgoing:
     ):
         self.committing: asyncio.Task[None] | None = None
         """The commit under way."""
+        self.sight: Sight | None = None
+        """As of the last commit; None before the first."""
         self._state = state
         self._sink = sink
         self._lookout = lookout
@@ -140,11 +158,12 @@ class Outgoing:
         state.transaction += 1
         state.said += len(self._outbox.records)
         mark, feedback = state.mark(), state.merge.feedback()
+        sight = Sight.of(state, mark)
         if self._snapshots.is_due:
             self._snapshots.start(state.transaction, state.stream(mark), state.snapshots)
         self._outbox.state.append((MARK_KEY, mark.encoded()))
         self._outbox.events += self._reporting.pending
-        commit = self._commit(self._outbox, self._said, self._fetched, mark, feedback, chunks)
+        commit = self._commit(self._outbox, self._said, self._fetched, sight, feedback, chunks)
         self._outbox, self._said = Outbox(), Counter()
         self.committing = asyncio.create_task(commit, name="commit")
         self._marked, self._mark_due = self._moved, self._clock() + _OFFSETS_ONLY_SECONDS
@@ -154,10 +173,11 @@ class Outgoing:
         outbox: Outbox,
         said: Counter[str],
         fetched: float,
-        mark: Mark,
+        sight: Sight,
         feedback: Mapping[str, int],
         chunks: int,
     ) -> None:
+        mark = sight.mark
         unchanged = partial(self._lookout.unchanged, mark.replicas)
         committed = await self._sink.commit(outbox, unchanged)
         state, progress = self._state, self._progress
@@ -171,7 +191,7 @@ class Outgoing:
         self._reporting.committed(len(outbox.events))
         progress.transactions += 1
         progress.published.update(said)
-        progress.committed_stable = mark.stable
+        progress.committed_stable, self.sight = mark.stable, sight
         self._feedback(state.partition, feedback, mark.stable)
         if outbox.records:
             progress.latencies.append(self._clock() - fetched)

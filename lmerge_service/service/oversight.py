@@ -48,12 +48,13 @@ from lmerge_service.service.reporting import Reporting
 from lmerge_service.service.state import TaskState
 from lmerge_service.service.verdicts import Action, spoken
 
-__all__ = ("Oversight",)
+__all__ = ("DIVERGENT", "Oversight")
 
 log = structlog.get_logger()
 
 _RETRY_SECONDS: Final = 1.0
-_DIVERGENT: Final = frozenset({BreachKind.HALF_FROZEN_MISSING, BreachKind.FROZEN_END_DISAGREES})
+DIVERGENT: Final = frozenset({BreachKind.HALF_FROZEN_MISSING, BreachKind.FROZEN_END_DISAGREES})
+"""What contradicts what the output has made final."""
 
 
 class Oversight:
@@ -120,7 +121,7 @@ class Oversight:
     def _drain(self, breaches: deque[Breach]) -> None:
         for breach in self._state.merge.breaches():
             breaches.append(breach)
-            if breach.kind in _DIVERGENT:
+            if breach.kind in DIVERGENT:
                 self._divergent.setdefault(breach.input, breach)
 
     def _act(self, finding: Finding) -> None:

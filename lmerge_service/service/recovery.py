@@ -134,6 +134,7 @@ class Recovery:
         await self._recall(state, merging)
         state.transaction, state.decided = mark.transaction, mark.decided
         state.quarantined, state.snapshots = dict(mark.quarantined), mark.snapshots
+        state.diverged = mark.diverged
         state.merge.breaches()  # they were reported when they happened
 
     # --- the output -----------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from lmerge_service.elements import Element
 from lmerge_service.errors import StateError
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.routing import Router
-from lmerge_service.service.marks import Mark, SnapshotPlace
+from lmerge_service.service.marks import Diverged, Mark, SnapshotPlace
 from lmerge_service.service.replicas import Replicas, Tally
 from lmerge_service.topology import Replica, Topology
 
@@ -80,6 +80,7 @@ class TaskState:
         self.decided = 0
         self.quarantined: dict[str, str] = {}
         """By guards of this task; a decision for all tasks follows."""
+        self.diverged: Diverged | None = None
         self.snapshots: tuple[SnapshotPlace, ...] = ()
         self.restored_from: int | None = None
         """The transaction whose snapshot this came from; None if from nothing."""
@@ -115,6 +116,7 @@ class TaskState:
             # In the order in which they were attached, which decides ties.
             replicas={name: self.replicas.states[name].standing for name in self.merge.inputs},
             quarantined=self.quarantined,
+            diverged=self.diverged,
             snapshots=self.snapshots,
         )
 
@@ -229,7 +231,7 @@ class RestoringState:
         state.use(self._operator.finish())
         state.transaction, state.said, state.decided = mark.transaction, mark.said, mark.decided
         state.output, state.counted = head.output, head.counted
-        state.quarantined = dict(mark.quarantined)
+        state.quarantined, state.diverged = dict(mark.quarantined), mark.diverged
         for name, standing in mark.replicas.items():
             if name in replicas and replicas[name].topic == standing.topic:
                 state.replicas.expect(replicas[name], epoch=standing.epoch)

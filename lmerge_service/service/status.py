@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 
 from pydantic import BaseModel
 
+from lmerge_service.service.documents import CutoverView
 from lmerge_service.service.life import State
 from lmerge_service.service.task import Phase
 from lmerge_service.service.worker import Role
@@ -172,6 +173,11 @@ class TaskStatus(BaseModel):
     snapshot: SnapshotStatus | None
     stuck: str | None
     """Why nothing moves: too much is live, and nobody who is read can change that."""
+    cutover: str | None
+    """Why the task is not ready for the cutover that runs; null while it is, while none runs, and
+    where it is followed."""
+    divergences: int
+    """Contradictions to the output that it has seen since the latest cutover began."""
     findings: dict[str, dict[str, int]]
     """By kind (docs/operations.md, "Guards") and replica ("" where it is about none): how often
     something was found or happened, in this process."""
@@ -197,6 +203,8 @@ class Status(BaseModel):
     rebuilds: int
     recovery_seconds: float | None
     """The longest of the tasks'."""
+    cutover: CutoverView | None
+    """The latest one, whether it runs or has ended."""
     tasks: list[TaskStatus]
     output: OutputStatus
     """Of all tasks that this worker leads, or else follows."""

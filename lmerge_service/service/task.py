@@ -57,6 +57,7 @@ from lmerge_service.service.replicas import ReplicaState, Tally
 from lmerge_service.service.reporting import Reporting
 from lmerge_service.service.snapshots import Snapshots
 from lmerge_service.service.state import TaskState
+from lmerge_service.service.vouching import Vouching
 from lmerge_service.topology import Replica, Topology
 
 __all__ = ("MergeTask", "Phase")
@@ -105,6 +106,8 @@ class MergeTask:
         self.reporting = Reporting(partition, unix_ns=unix_ns)
         self.oversight: Oversight | None = None
         """While it leads."""
+        self.vouching: Vouching | None = None
+        """While it leads."""
         self._unix_ns = unix_ns
         self._heard: dict[str, float] = {}
         self._tallies: dict[str, Tally] = {}
@@ -127,7 +130,7 @@ class MergeTask:
         """Lets go of the state: somebody else has the task."""
         self._replace(self._fresh())
         self._is_known, self.phase = False, "starting"
-        self.oversight = None
+        self.oversight = self.vouching = None
         self.progress.caught_up = None
 
     def _replace(self, state: TaskState) -> None:
@@ -204,6 +207,14 @@ class MergeTask:
             unix_ns=self._unix_ns,
             heard=self._heard,
         )
+        self.vouching = Vouching(
+            self.state,
+            self._ledger,
+            self._outgoing,
+            self.oversight,
+            clock=_clock,
+            unix_ns=self._unix_ns,
+        )
         self._reassign()
         await self._lookout.look()
         if await self._lookout.act():
@@ -217,7 +228,7 @@ class MergeTask:
 
     def _stop_leading(self) -> None:
         """Lets go of whatever refers to the state, which is replaced by another one."""
-        self.oversight = None
+        self.oversight = self.vouching = None
         for name in ("_snapshots", "_lookout", "_outgoing"):
             self.__dict__.pop(name, None)
 
@@ -233,7 +244,7 @@ class MergeTask:
             TransportError: Kafka cannot be reached, or refuses.
             StateError: the output is not what this merge has written.
         """
-        self.oversight = None
+        self.oversight = self.vouching = None
         if not self._is_known:
             self.phase = "starting"
         async with AsyncExitStack() as stack:
@@ -338,7 +349,12 @@ class MergeTask:
         """
         if not is_of_kind(self.state, self._ledger):
             raise TransportError("another case or policy was decided: the merge is rebuilt")
+        before, cutover = self.state.decided, self._ledger.cutover
         carry_out(self.state, self._ledger, tell=self._tell_of_decision, accepted=self._tell_of_gap)
+        if cutover is not None and cutover.since > before:
+            why = "" if cutover.why is None else f": {cutover.why}"
+            said = f"from {cutover.leaving}, by {cutover.who}, {cutover.state}{why}"
+            self.reporting.happened(Happening.CUTOVER, cutover.coming, said)
 
     def _tell_of_decision(self, wanted: Wanted) -> None:
         name, told = wanted.replica.name, self.reporting.happened
@@ -411,7 +427,9 @@ class MergeTask:
         switches = merge.stats().switches
         outgoing.begin_batch()
         assert self.oversight is not None
+        assert self.vouching is not None
         taken, breaches = self.oversight.take(batches, out, dead)
+        self.vouching.count(breaches)
         self.progress.elements_in += taken
         self.progress.switches += merge.stats().switches - switches
         outgoing.move(taken)
@@ -455,6 +473,11 @@ class MergeTask:
         """See `Oversight.decide`; while it leads."""
         assert self.oversight is not None
         await self.oversight.decide(control)
+
+    async def vouch(self, control: Control) -> None:
+        """See `Vouching.run`; while it leads."""
+        assert self.vouching is not None
+        await self.vouching.run(control)
 
     async def search(self) -> None:
         """Looks up what divergences are about; while it leads."""

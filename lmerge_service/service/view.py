@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from lmerge_service.elements import INFINITY, START
+from lmerge_service.service.documents import CutoverView
 from lmerge_service.service.health import reasons, unreachable
 from lmerge_service.service.life import State, Wish, seen
 from lmerge_service.service.replicas import ReplicaState
@@ -49,10 +50,16 @@ def status_of(worker: Worker) -> Status:
         elements_in=sum(each.task.progress.elements_in for _, each in held),
         rebuilds=sum(each.rebuilds for each in tasks),
         recovery_seconds=max(recoveries, default=None),
+        cutover=_cutover(worker),
         tasks=tasks,
         output=output_of_all(worker.topology, shown, _waits(worker, shown)),
         replicas=replicas,
     )
+
+
+def _cutover(worker: Worker) -> CutoverView | None:
+    cutover = None if worker.control is None else worker.control.ledger.cutover
+    return None if cutover is None else CutoverView.of(cutover)
 
 
 def _waits(worker: Worker, tasks: Sequence[TaskStatus]) -> list[float]:
@@ -97,6 +104,8 @@ def _task(task: MergeTask, role: Role) -> TaskStatus:
         restored_from=task.state.restored_from,
         snapshot=_snapshot(task),
         stuck=None if task.oversight is None else task.oversight.pacing.stuck,
+        cutover=None if task.vouching is None else task.vouching.lacks,
+        divergences=0 if task.vouching is None else task.vouching.divergences,
         findings=_findings(task),
         snapshots_taken=progress.snapshots["taken"],
         snapshots_failed=progress.snapshots["failed"],

@@ -236,6 +236,7 @@ class Worker:
                     group.create_task(task.watch(), name="watch")
                     group.create_task(task.search(), name="search")
                     group.create_task(task.decide(control), name="decide")
+                    group.create_task(task.vouch(control), name="vouch")
 
     async def _follow(self, task: MergeTask) -> None:
         log.info("following")

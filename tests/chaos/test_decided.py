@@ -77,6 +77,56 @@ def test_what_makes_no_sense_is_refused(action: Mapping[str, Any], refused: str 
     assert refusals(decided(log((DECLARED, None), (action, None)))) == [None, refused]
 
 
+def cutover(leaving: str, coming: str, topic: str | None = None) -> Mapping[str, Any]:
+    attach = None if topic is None else {"name": coming, "topic": topic}
+    return {"do": "cutover", "leaving": leaving, "coming": coming, "attach": attach}
+
+
+def told(since: int, says: str = "ready", task: int = 0) -> Mapping[str, Any]:
+    """Of the cutover of version 2, by a task."""
+    return {"do": "cutover_report", "cutover": 2, "since": since, "task": task, "says": says}
+
+
+def test_a_cutover_goes_on_by_what_tasks_say_and_then_detaches() -> None:
+    right = decided(
+        log(
+            (DECLARED, None), (cutover("a", "c", "in.c"), None), (told(2, task=1), None),
+            (told(2), None), (told(2), None), (told(3), None), (detach("a"), None),
+        )
+    )  # fmt: skip
+    assert refusals(right) == [None, None, "invalid", None, "state", None, "state"]
+    assert right.cutover is not None
+    assert right.cutover.state == "done"
+    assert right.spans["a", "in.a"] == [(START, 5_000)]
+    assert right.spans["c", "in.c"] == [(1_000, INFINITY)]
+
+
+@pytest.mark.parametrize(
+    ("action", "state"),
+    [
+        (detach("b"), "aborted"),
+        (detach("a"), "aborted"),
+        (told(3, "diverged"), "aborted"),
+        ({"do": "cutover_abort", "reason": ""}, "aborted"),
+        ({"do": "quarantine", "replica": "a", "reason": ""}, "aborted"),
+        ({"do": "policy", "insert": "first", "adjust": "lazy", "stable": "quorum(2)"}, "aborted"),
+        ({"do": "policy", "insert": "first", "adjust": "eager", "stable": "max"}, "joining"),
+        (attach("c", "in.c"), "watching"),
+    ],
+)
+def test_what_is_decided_meanwhile_moves_a_cutover(action: Mapping[str, Any], state: str) -> None:
+    right = decided(
+        log((DECLARED, None), (cutover("a", "b"), None), (told(2), None), (action, None))
+    )
+    assert refusals(right) == [None] * 4
+    assert right.cutover is not None
+    assert right.cutover.state == state
+    again = decided(
+        log((DECLARED, None), (cutover("a", "b"), None), (told(2), None), (cutover("b", "a"), None))
+    )
+    assert refusals(again)[-1] == "state"
+
+
 def test_nothing_is_decided_before_a_topology_is_declared() -> None:
     assert refusals(decided(log((detach("a"), None), (DECLARED, None)))) == ["state", None]
 

@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from lmerge_service.errors import TransportError
 from lmerge_service.kafka.broker import free_port
 from lmerge_service.service.access import Access, Guard
 from lmerge_service.service.api import routes
+from lmerge_service.service.cutover import CutoverState
+from lmerge_service.service.documents import CutoverView
 from lmerge_service.service.http import serve
 from lmerge_service.service.ledger import Ledger
 from lmerge_service.service.status import OutputStatus, ReplicaStatus, Status
@@ -252,6 +255,13 @@ def test_who_saw_an_older_version_is_told_what_came_between(lmerge: Lmerge, serv
         ("attach d D --more x", "Invalid value: --more needs a JSON object, got 'x'"),
         ("attach d D --more {\"topic\":1}", "Invalid value: --more is for other fields than topic"),
         ("attach d D --more {\"colour\":1}", "colour: Extra inputs are not permitted"),
+        ("cutover --from a", "Invalid value: --from and --to go together"),
+        ("cutover --from a/b --to c", "Invalid value for '--from': 'a/b' is no name of a replica"),
+        ("cutover --abort --from a", "Invalid value: --abort ends the one that runs"),
+        ("cutover --from a --to d --joining-at 5", "Invalid value: --joining-at and --more say"),
+        ("cutover --dry-run t.yaml", "Invalid value: --dry-run compares the one of --to, and"),
+        ("cutover --dry-run t.yaml --to d", "t.yaml: cannot read the topology: No such"),
+        ("cutover --bootstrap h:9", "Invalid value: --bootstrap is for --dry-run"),
         ("policy --insert last", "insert: String should match pattern"),
         ("status --at here", "Invalid value for '--at' (env var: 'LMERGE_WORKER'): 'here' is no"),
         ("status --at http://h/x", "Invalid value for '--at' (env var: 'LMERGE_WORKER'): "),
@@ -373,3 +383,64 @@ def test_what_is_no_token_is_refused(text: str, lmerge: Lmerge, served: Served) 
         2,
         "token holds no token: one line of ASCII is needed",
     )
+
+
+# A cutover
+
+
+def test_a_cutover_is_asked_for_and_watched_to_its_end(lmerge: Lmerge, served: Served) -> None:
+    said = "--from a --to d --topic D --joining-at 5 --watch 7 --max-behind 9 --max-divergences 3"
+    done = lmerge("cutover", *said.split(), "--no-wait")
+    assert done.code == 0, done.err
+    assert done.out.startswith("version 2: cutover a → d (decision ")
+    cutover = ledger_of(served).cutover
+    assert cutover is not None
+    assert (cutover.watch, cutover.max_behind, cutover.max_divergences) == (7, 9, 3)
+    assert ledger_of(served).replicas["d"].replica.joining_at == 5
+    with shown(served, "joining", task="d is at 3 and lags"):
+        assert "cutover a → d: joining, 0 of 1 tasks are ready (version 2)" in lmerge("status").out
+        assert "  task 0: d is at 3 and lags" in lmerge("status").out
+    with shown(served, "done"):
+        watched = lmerge("cutover")
+    assert (watched.code, watched.out) == (0, "cutover a → d: done (version 2)\n")
+    with shown(served, "aborted", why="anna: too slow"):
+        watched = lmerge("cutover", "--json")
+    assert (watched.code, json.loads(watched.out)["state"]) == (6, "aborted")
+    assert watched.err == "error: the cutover a → d was aborted: anna: too slow\n"
+
+
+@contextmanager
+def shown(
+    served: Served, state: str, why: str | None = None, task: str | None = None
+) -> Iterator[None]:
+    """What a worker would show of the cutover, were it in this state."""
+    cutover = ledger_of(served).cutover
+    assert cutover is not None
+    view = CutoverView.of(replace(cutover, state=CutoverState(state), why=why))
+    before = served.status
+    served.status = {
+        **before,
+        "cutover": view.model_dump(mode="json"),
+        "tasks": [{"partition": 0, "cutover": task}],
+    }
+    try:
+        yield
+    finally:
+        served.status = before
+
+
+def test_a_cutover_can_be_aborted(lmerge: Lmerge, served: Served) -> None:
+    refused = lmerge("cutover", "--abort")
+    assert (refused.code, refused.err) == (6, "error: no cutover runs (version 1)\n")
+    lmerge("cutover", "--from", "a", "--to", "b", "--no-wait")
+    assert lmerge("cutover", "--abort").out.startswith("version 3: abort the cutover (decision ")
+    cutover = ledger_of(served).cutover
+    assert cutover is not None
+    assert cutover.state == "aborted"
+
+
+def test_where_there_was_no_cutover_there_is_none_to_watch(lmerge: Lmerge, served: Served) -> None:
+    done = lmerge("cutover")
+    assert (done.code, done.err) == (
+        6, "error: there was no cutover yet: --from and --to begin one\n",
+    )  # fmt: skip

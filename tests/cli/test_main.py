@@ -24,8 +24,8 @@ from lmerge_service.present.flights import flights
 from tests.cli.conftest import Lmerge, Run
 
 CONTROL = (
-    "status", "watch", "attach", "detach", "quarantine", "release", "accept-gap", "policy",
-    "decisions",
+    "status", "watch", "attach", "detach", "jumpstart", "cutover", "quarantine", "release",
+    "accept-gap", "policy", "decisions",
 )  # fmt: skip
 COMMANDS = (
     "demo", "run", "spark-merge", "read", "publish", "replica", "broker", "state", *CONTROL,

@@ -17,7 +17,7 @@ from schemathesis import GenerationMode
 from lmerge_service.errors import TransportError
 from lmerge_service.service.api import routes
 from lmerge_service.service.control import Control
-from lmerge_service.service.decisions import Decision
+from lmerge_service.service.decisions import Decision, ReportCutover
 from lmerge_service.service.ledger import Entry, Ledger
 from tests.service.test_ledger import Log, topology
 
@@ -93,6 +93,12 @@ def test_each_decision_is_answered_with_the_version_that_it_made(client: Client)
             {"insert": "quorum(0.5)", "adjust": "eager", "stable": "lag(7)"},
             "policy quorum(0.5), eager, lag(7)",
         ),
+        (
+            "/cutover/begin",
+            {"leaving": "a", "coming": "d", "attach": {"topic": "D"}},
+            "cutover a → d",
+        ),
+        ("/cutover/abort", {"reason": "too slow"}, "abort the cutover"),
     ]
     for version, (path, body, action) in enumerate(decisions, 2):
         status, answer = client.post(path, **body)
@@ -134,6 +140,31 @@ def test_the_history_has_the_verdicts_the_latest_first(client: Client) -> None:
     assert (missing.status_code, missing.json()["error"]) == (404, "unknown")
 
 
+def test_a_cutover_is_shown_as_it_stands(client: Client, control: MemoryControl) -> None:
+    assert client.ask("GET", "/cutover").status_code == 404
+    status, made = client.post("/cutover/begin", leaving="a", coming="b", who="anna", max_behind=9)
+    assert status == 200
+    found = client.get("/cutover")
+    assert found == {
+        "leaving": "a", "coming": "b", "state": "joining", "since": 2, "began": made["version"],
+        "who": "anna", "why": None, "watch": 60_000, "max_behind": 9, "max_divergences": 0,
+        "tasks": [{"partition": 0, "ready": False, "at": None, "watched_until": None}],
+    }  # fmt: skip
+    control.log.do(ReportCutover(2, 2, 0, "ready", at=1_000), who="task 0")
+    found = client.get("/cutover")
+    assert (found["state"], found["tasks"][0]["watched_until"]) == ("watching", 61_000)
+    assert client.get("/replicas")["cutover"] == found
+
+
+def test_where_times_are_none_of_a_day_the_span_must_be_said(control: MemoryControl) -> None:
+    control.log = Log(topology("a", "b", time_unit="none"))
+    client = Client(application(lambda: control))
+    status, problem = client.post("/cutover/begin", leaving="a", coming="b")
+    assert (status, problem["error"]) == (409, "invalid")
+    assert "time_unit is none" in problem["message"]
+    assert client.post("/cutover/begin", leaving="a", coming="b", watch=0)[0] == 200
+
+
 def test_of_two_that_saw_the_same_version_the_second_is_refused(client: Client) -> None:
     client.post("/replicas/b/detach", expects=1, who="anna")
     status, problem = client.post("/replicas/c/detach", expects=1, id="c-1")
@@ -158,6 +189,13 @@ def test_of_two_that_saw_the_same_version_the_second_is_refused(client: Client) 
         ("/replicas/d/attach", {"topic": "A"}, 409, "invalid"),
         ("/policy", {"insert": "first", "adjust": "lazy", "stable": "quorum(4)"}, 409, "invalid"),
         ("/accept-gap", {"input": "x", "until": 1}, 404, "unknown"),
+        ("/cutover/begin", {"leaving": "a", "coming": "x"}, 404, "unknown"),
+        ("/cutover/begin", {"leaving": "a", "coming": "a"}, 409, "invalid"),
+        ("/cutover/begin", {"leaving": "a", "coming": "b", "attach": {"topic": "B"}}, 409, "state"),
+        ("/cutover/begin", {"leaving": "a", "coming": "b", "watch": -1}, 422, "malformed"),
+        ("/cutover/begin", {"leaving": "a", "coming": "d", "attach": {"topic": ".."}},
+         422, "malformed"),
+        ("/cutover/abort", {}, 409, "state"),
         ("/replicas/d/attach", {}, 422, "malformed"),
         ("/replicas/d/attach", {"topic": "D", "colour": "red"}, 422, "malformed"),
         ("/replicas/d/attach", {"topic": ".."}, 422, "malformed"),
@@ -239,11 +277,11 @@ def test_who_may_read_and_who_may_decide_are_told_apart(control: MemoryControl) 
     reading = Client(application(lambda: control, controls=[Depends(nobody)]))
     assert reading.ask("GET", "/replicas").status_code == 200
     for path in reading.app.openapi()["paths"]:
-        if "{id}" not in path and path not in {"/v1/replicas", "/v1/decisions"}:
+        if "post" in reading.app.openapi()["paths"][path]:
             deciding = path.removeprefix("/v1").format(name="a")
             assert reading.ask("POST", deciding, json={}).status_code == 403
     closed = Client(application(lambda: control, reads=[Depends(nobody)]))
-    for path in ("/replicas", "/decisions", "/decisions/x"):
+    for path in ("/replicas", "/decisions", "/decisions/x", "/cutover"):
         assert closed.ask("GET", path).status_code == 403
     assert control.ledger.version == 1
 

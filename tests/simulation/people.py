@@ -1,10 +1,11 @@
 """Those who decide while a simulated run goes on: two persons, each through a control of their own.
 
 Theory
-    They attach, detach, quarantine, release, accept gaps and change the policy, in no good order:
-    some of it makes no sense, and some is decided against a version that is over. Sometimes both
-    decide at once, against the same version: then one of them must be told that the other came
-    between. A decision whose outcome is unknown is made again, by whichever control, or given up.
+    They attach, detach, cut over, quarantine, release, accept gaps and change the policy, in no
+    good order: some of it makes no sense, and some is decided against a version that is over.
+    Sometimes both decide at once, against the same version: then one of them must be told that the
+    other came between. A decision whose outcome is unknown is made again, by whichever control, or
+    given up.
 
     A replica that has been withdrawn may turn liar, but only once every task has carried that
     out: what it says then must never be seen. Its topic is not merged again, the name may be.
@@ -19,15 +20,19 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 from chaos.decided import Answer
 from lmerge_service.core import Gap
 from lmerge_service.errors import TransportError
 from lmerge_service.service.control import LoggedControl
+from lmerge_service.service.cutover import CutoverState
 from lmerge_service.service.decisions import (
+    AbortCutover,
     AcceptGap,
     Action,
     Attach,
+    BeginCutover,
     Decision,
     Detach,
     Quarantine,
@@ -87,6 +92,8 @@ class People:
                 (self._duel, 4),
                 (self._corner, 2),
                 (self._nonsense, 2),
+                (self._cut_over, 8),
+                (self._abort, 1),
             ]
             weights = [weight for _, weight in ways]
             for _ in range(self.decisions):
@@ -259,6 +266,50 @@ class People:
         if self.chance.random() < 0.7:
             await self._accept()
 
+    async def _cut_over(self) -> None:
+        """The one that leaves may turn liar once it is gone."""
+        known = [each.replica.name for each in self._wanted(Wish.ATTACHED)]
+        if not known:
+            return
+        leaving = self.chance.choice(known)
+        topic = self._controls[0].ledger.replicas[leaving].replica.topic
+        attach = None
+        coming = self.chance.choice([*known, "nobody"])
+        if self.chance.random() < 0.6:
+            publisher = self._published(f"n{self._topics}", late=self.chance.random() < 0.5)
+            attach, coming = _document(publisher), publisher.name
+        action = BeginCutover(
+            leaving,
+            coming,
+            watch=self.chance.choice([0, 0, 1_000, 20_000]),
+            max_behind=self.chance.choice([0, 5, 60, 600]),
+            max_divergences=self.chance.choice([0, 1_000]),
+            attach=attach,
+        )
+        entry = await self._decide(action, against=self._against())
+        if entry is None or not entry.accepted:
+            return
+        await self._until_over(entry.version)
+        now = self._controls[0].ledger.cutover
+        if now is None or now.began != entry.version or now.state is not CutoverState.DONE:
+            return
+        await self._until_carried_out(now.since)
+        if carried_out(self.broker, self.topology) >= now.since:
+            self.publishers[topic].turn(self.broker, self.chance)
+            self.seen["turned after a cutover"] += 1
+
+    async def _until_over(self, began: int) -> None:
+        """Or until it takes too long."""
+        for _ in range(self.chance.choice([1, _PATIENCE_SECONDS, _PATIENCE_SECONDS])):
+            now = self._controls[0].ledger.cutover
+            if now is not None and (now.began > began or not now.runs):
+                self.seen[f"cutover {now.state}"] += 1
+                return
+            await asyncio.sleep(0.5)
+
+    async def _abort(self) -> None:
+        await self._decide(AbortCutover("to see"), against=self._against())
+
     async def _nonsense(self) -> None:
         name = self.chance.choice([*self._controls[0].ledger.replicas, "nobody"])
         actions: list[Action] = [Release(name), Quarantine(name, "to see"), AcceptGap(name, 5)]
@@ -307,10 +358,13 @@ async def _asked(control: LoggedControl, decision: Decision) -> Entry | None:
 
 
 def _attaching(publisher: Publisher) -> Attach:
-    document = {
+    return Attach(_document(publisher))
+
+
+def _document(publisher: Publisher) -> dict[str, Any]:
+    return {
         "name": publisher.name,
         "topic": publisher.topic,
         "joining_at": publisher.correct_from,
         "co_partitioned": publisher.co_partitioned,
     }
-    return Attach(document)

@@ -1,0 +1,199 @@
+"""`lmerge cutover`: have one replica take another's place, and watch it being done.
+
+The workers carry a cutover on; the command asks for it and tells how far it is. Whatever becomes of
+the command, or of the worker that it asks, the cutover goes on until it is done or aborted.
+"""
+
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from lmerge_service.cli.asking import asking, tell
+from lmerge_service.cli.control import JoiningAt, named, other_fields
+from lmerge_service.cli.options import Json, TopologyBootstrap, check_topic
+from lmerge_service.cli.words import printable, say_json
+from lmerge_service.errors import DecisionRefusedError, TransportError
+
+if TYPE_CHECKING:
+    from lmerge_service.cli.workers import Worker
+
+__all__ = ("cutover",)
+
+_EVERY_SECONDS: Final = 0.5
+_PATIENCE_SECONDS: Final = 60.0
+
+
+@asking
+def cutover(
+    worker: "Worker",
+    leaving: Annotated[
+        str | None,
+        typer.Option("--from", metavar="REPLICA", callback=named, help="Who leaves."),
+    ] = None,
+    coming: Annotated[
+        str | None,
+        typer.Option("--to", metavar="REPLICA", callback=named, help="Who takes its place."),
+    ] = None,
+    topic: Annotated[
+        str | None,
+        typer.Option(metavar="TOPIC", help="Where the coming one publishes, to attach it first."),
+    ] = None,
+    joining_at: JoiningAt = None,
+    more: Annotated[
+        str | None,
+        typer.Option(metavar="JSON", help="Other fields of the coming one, as for attach."),
+    ] = None,
+    watch: Annotated[
+        int | None,
+        typer.Option(
+            min=0, metavar="SPAN", help="Stream time to watch both for; default: a minute."
+        ),
+    ] = None,
+    max_behind: Annotated[
+        int,
+        typer.Option(
+            min=0, max=86_400, metavar="SECONDS",
+            help="The coming one must be where the output was so long ago.",
+        ),
+    ] = 5,
+    max_divergences: Annotated[
+        int, typer.Option(min=0, metavar="N", help="More contradictions than these abort it.")
+    ] = 0,
+    dry_run: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="TOPOLOGY.yaml",
+            help="Decide nothing: compare every event of the coming one with the output.",
+        ),
+    ] = None,
+    bootstrap: TopologyBootstrap = None,
+    abort: Annotated[
+        bool, typer.Option("--abort", help="End the cutover that runs; both stay attached.")
+    ] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Watch until it is done or aborted.")
+    ] = True,
+    expects: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="VERSION", help="Refuse if the version is another by then."),
+    ] = None,
+    decision_id: Annotated[
+        str | None,
+        typer.Option("--id", metavar="ID", help="Ask once more where the outcome is unknown."),
+    ] = None,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Have one replica take another's place: when it alone suffices, the other is detached.
+
+    Without --from and --to: watch the one that runs.
+
+    With --dry-run no worker is asked: what the output and the coming one hold is compared, and
+    --watch says how much of what comes. It ends with 1 where they differ.
+
+    Example: `lmerge cutover --from a --to d --topic flights.d`
+    """
+    if dry_run is not None:
+        if coming is None or abort:
+            raise typer.BadParameter("--dry-run compares the one of --to, and aborts nothing")
+        from lmerge_service.cli import shadow
+
+        stream = _stream(topic, joining_at, more)
+        shadow.dry_run(dry_run, coming, stream, watch, bootstrap, as_json=as_json)
+        return
+    if bootstrap is not None:
+        raise typer.BadParameter("--bootstrap is for --dry-run: a worker knows where Kafka is")
+    if abort:
+        if leaving or coming:
+            raise typer.BadParameter("--abort ends the one that runs: without --from and --to")
+        asked: dict[str, Any] = {"expects": expects}
+        tell(worker.decide("/v1/cutover/abort", asked, decision_id), as_json=as_json)
+        return
+    if (leaving is None) != (coming is None):
+        raise typer.BadParameter("--from and --to go together")
+    began = None
+    if leaving is not None:
+        asked = {
+            "leaving": leaving,
+            "coming": coming,
+            "attach": _stream(topic, joining_at, more),
+            "watch": watch,
+            "max_behind": max_behind,
+            "max_divergences": max_divergences,
+            "expects": expects,
+        }
+        made = worker.decide("/v1/cutover/begin", asked, decision_id)
+        began = int(made["version"])
+        if not (wait and as_json):  # then the outcome is the document
+            tell(made, as_json=as_json)
+    if wait:
+        _see_through(worker, began, as_json=as_json)
+
+
+def _stream(topic: str | None, joining_at: int | None, more: str | None) -> dict[str, Any] | None:
+    fields = {"joining_at": joining_at, **other_fields(more)}
+    said = {name: value for name, value in fields.items() if value is not None}
+    if topic is None:
+        if said:
+            raise typer.BadParameter("--joining-at and --more say how to attach: name the --topic")
+        return None
+    check_topic(topic)
+    return {"topic": topic, **said}
+
+
+def _see_through(worker: "Worker", began: int | None, *, as_json: bool) -> None:
+    """Tells each change until the cutover has ended.
+
+    Raises:
+        DecisionRefusedError: it was aborted, or there is none.
+        TransportError: no worker has answered for long.
+    """
+    from lmerge_service.cli.shown import cutover_of
+
+    told: list[str] = []
+    for status in _statuses(worker):
+        found = status.get("cutover")
+        if found is None and began is None:
+            raise DecisionRefusedError("there was no cutover yet: --from and --to begin one")
+        if found is None or (began is not None and found["began"] < began):
+            continue  # the worker was started anew, and has not read the log to its end
+        lines = [each.plain for each in cutover_of(status)]
+        if not as_json and lines != told:
+            typer.echo("\n".join(lines))
+            sys.stdout.flush()
+        told = lines
+        if _has_ended(found, began, as_json=as_json):
+            return
+
+
+def _statuses(worker: "Worker") -> Iterator[dict[str, Any]]:
+    """Again and again, over some time in which the worker is away."""
+    answered = time.monotonic()
+    while True:
+        try:
+            status = worker.get("/status")
+        except TransportError as error:
+            if time.monotonic() - answered > _PATIENCE_SECONDS:
+                raise TransportError(f"{error}; the cutover goes on without this") from None
+        else:
+            answered = time.monotonic()
+            yield status
+        time.sleep(_EVERY_SECONDS)
+
+
+def _has_ended(found: Mapping[str, Any], began: int | None, *, as_json: bool) -> bool:
+    """Whether there is nothing more to see; if it was in vain, that is raised."""
+    mine = began is None or found["began"] == began
+    if mine and found["state"] in {"joining", "watching"}:
+        return False
+    if as_json:
+        say_json(found)
+    said = f"{found['leaving']} → {found['coming']}"
+    if not mine:
+        raise DecisionRefusedError(printable(f"another cutover has begun since: {said}"))
+    if found["state"] == "aborted":
+        raise DecisionRefusedError(printable(f"the cutover {said} was aborted: {found['why']}"))
+    return True

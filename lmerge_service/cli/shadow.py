@@ -1,0 +1,192 @@
+"""`lmerge cutover --dry-run`: what would differ if a replica took over, of every event.
+
+A process of its own, that reads the output and the replica's topic; no worker is asked and nothing
+is decided or written. SIGINT and SIGTERM end it with the report of what was compared until then.
+"""
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import typer
+from pydantic import ValidationError
+
+from lmerge_service.cli.options import silence_kafka_client
+from lmerge_service.cli.words import finite, payload_json, payload_text, point, say_json, shortened
+from lmerge_service.elements import INFINITY
+from lmerge_service.errors import ConfigurationError
+from lmerge_service.kafka.cluster import Cluster
+from lmerge_service.service.connection import connection_of
+from lmerge_service.service.shadow import Compared, Difference, DifferenceKind, Shadow
+from lmerge_service.topology import Replica, load
+
+if TYPE_CHECKING:
+    from lmerge_service.kafka.find import Found
+
+__all__ = ("dry_run",)
+
+_SAID: Final = {
+    DifferenceKind.MISSING: "missing in the replica",
+    DifferenceKind.ADDED: "only in the replica",
+    DifferenceKind.OTHER_END: "with another end",
+}
+
+
+def dry_run(
+    path: Path,
+    name: str,
+    stream: dict[str, Any] | None,
+    span: int | None,
+    bootstrap: str | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Compares the replica with the output, and tells; ends with 1 where they differ.
+
+    `stream` is the replica's as it would be attached; None: as the topology has it.
+
+    Raises:
+        ConfigurationError: the topology does not name it, or it cannot be compared.
+    """
+    topology = load(path, bootstrap=bootstrap)
+    replica = _replica(name, stream, {each.name: each for each in topology.replicas}, path)
+    silence_kafka_client()
+    shadow = Shadow(topology, replica, Cluster(connection_of(topology.kafka)))
+    found = asyncio.run(_compared(shadow, span))
+    topics = (topology.output.topic, replica.topic)
+    if as_json:
+        say_json(_document(found, topics))
+    else:
+        _tell(found, topics, name)
+    if found.counts:
+        raise typer.Exit(1)
+
+
+def _replica(
+    name: str, stream: dict[str, Any] | None, known: dict[str, Replica], path: Path
+) -> Replica:
+    if stream is None:
+        if name not in known:
+            raise ConfigurationError(f"{path} names no replica {name}: say its --topic")
+        return known[name]
+    try:
+        return Replica.model_validate({"name": name, **stream})
+    except ValidationError as error:
+        said = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
+        place = ".".join(map(str, error.errors()[0]["loc"]))
+        raise ConfigurationError(f"{place}: {said}" if place else said) from None
+
+
+async def _compared(shadow: Shadow, span: int | None) -> Compared:
+    loop = asyncio.get_running_loop()
+    async with shadow:
+        comparing = asyncio.create_task(shadow.run(span, _tell_progress))
+        ends = (signal.SIGINT, signal.SIGTERM)
+        for number in ends:
+            loop.add_signal_handler(number, comparing.cancel)
+        try:
+            await asyncio.wait({comparing})
+        finally:
+            for number in ends:
+                loop.remove_signal_handler(number)
+        if not comparing.cancelled() and (failure := comparing.exception()) is not None:
+            raise failure
+        return shadow.found
+
+
+def _tell_progress(found: Compared) -> None:
+    if sys.stderr.isatty():
+        differ = sum(found.counts.values())
+        line = f"compared up to {point(found.stable)}: {found.events:,} events, {differ:,} differ"
+        typer.echo(f"{line}, {sum(found.lag):,} records are left", err=True)
+
+
+# --- the report -----------------------------------------------------------------------------------
+
+
+def _tell(found: Compared, topics: tuple[str, str], name: str) -> None:
+    output, replica = topics
+    typer.echo(f"{output} is at {point(found.output_stable)}, {found.lag[0]:,} records not read")
+    typer.echo(
+        f"{replica} is at {point(found.replica_stable)}{_distance(found)}, {found.lag[1]:,} "
+        "records not read"
+    )
+    typer.echo(
+        f"compared up to {point(found.stable)}: {found.events:,} events that are final, and "
+        f"{found.live:,} that are not"
+    )
+    for kind, count in sorted(found.breaches.items()):
+        typer.echo(f"{name} broke a rule: {kind} {count:,}")
+    if found.dead:
+        typer.echo(f"{found.dead:,} records of {replica} are no elements")
+    if not found.counts:
+        typer.echo("nothing would differ")
+        return
+    counts = sorted(found.counts.items())
+    typer.echo("events differ: " + ", ".join(f"{count:,} {_SAID[kind]}" for kind, count in counts))
+    for each in found.first:
+        typer.echo(f"  {_line(each)}")
+    if (left := sum(found.counts.values()) - len(found.first)) > 0:
+        typer.echo(f"  and {left:,} more")
+
+
+def _distance(found: Compared) -> str:
+    behind = _behind(found)
+    if not behind:
+        return ""
+    return f" ({behind} behind)" if behind > 0 else f" ({-behind} ahead)"
+
+
+def _behind(found: Compared) -> int | None:
+    """How far the replica is behind the output, in the topology's unit; None: not known."""
+    both = finite(found.output_stable), finite(found.replica_stable)
+    return None if None in both else found.output_stable - found.replica_stable
+
+
+def _line(each: Difference) -> str:
+    ends = [", ".join(map(point, said)) or "none" for said in (each.output, each.replica)]
+    places = " and ".join(
+        f"{at.topic} {at.partition}@{at.offset}" for at in each.at if at is not None
+    )
+    where = f" ({places})" if places else ""
+    what = f"{shortened(payload_text(each.payload))} from {each.vs} to {ends[0]}"
+    return f"{each.kind}: {what} in the output, {ends[1]} in the replica{where}"
+
+
+def _document(found: Compared, topics: tuple[str, str]) -> dict[str, Any]:
+    points = (found.output_stable, found.replica_stable)
+    sides = [
+        {"topic": topic, "stable_point": finite(stable), "ended": stable == INFINITY, "lag": lag}
+        for topic, stable, lag in zip(topics, points, found.lag, strict=True)
+    ]
+    return {
+        "output": sides[0],
+        "replica": sides[1],
+        "behind": _behind(found),
+        "compared_to": finite(found.stable),
+        "events": found.events,
+        "live_events": found.live,
+        "most_live_events": found.most_live,
+        "differences": {kind: found.counts[kind] for kind in DifferenceKind},
+        "first": [_difference(each) for each in found.first],
+        "breaches": dict(found.breaches),
+        "dead_letters": found.dead,
+    }
+
+
+def _difference(each: Difference) -> dict[str, Any]:
+    return {
+        "kind": each.kind,
+        "payload": payload_json(each.payload),
+        "vs": each.vs,
+        "output": {"ends": [finite(ve) for ve in each.output], **_place(each.at[0])},
+        "replica": {"ends": [finite(ve) for ve in each.replica], **_place(each.at[1])},
+    }
+
+
+def _place(at: "Found | None") -> dict[str, Any]:
+    if at is None:
+        return {}
+    return {"topic": at.topic, "partition": at.partition, "offset": at.offset}

@@ -1,0 +1,67 @@
+"""A checkpoint of a recorded stream: what is whole, what is not, and what a replica begins with."""
+
+from collections.abc import Iterable
+
+import pytest
+
+from lmerge_service.core import lmerge
+from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
+from lmerge_service.errors import ConfigurationError, IllegalStreamError, LMergeError
+from lmerge_service.offline.checkpoint import beginning, checkpoint
+from lmerge_service.tdb import TDB, reconstitute
+from tests.service.cluster import logical, meaning, replica_streams
+
+STREAM: list[Element] = [
+    Insert("p", 1, 5), Insert("q", 2, 9), Stable(3), Adjust("q", 2, 9, 8), Stable(7),
+    Insert("r", 8, 12),
+]  # fmt: skip
+
+
+def lines(elements: Iterable[Element]) -> Iterable[tuple[int, Element]]:
+    return enumerate(elements, 1)
+
+
+def test_a_replica_begins_with_what_is_not_over() -> None:
+    found = checkpoint("f", lines(STREAM))
+    assert found == reconstitute(STREAM)
+    assert list(beginning(found)) == [Insert("q", 2, 8), Insert("r", 8, 12), Stable(7)]
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "why"),
+    [
+        ([Insert("p", 1, 5)], ConfigurationError, "f has no stable"),
+        ([*STREAM, Stable(INFINITY)], ConfigurationError, "f has ended"),
+        ([*STREAM, Insert("p", 1, 5)], IllegalStreamError, "f:7: "),
+        ([*STREAM, Adjust("q", 2, 9, 5)], IllegalStreamError, "f:7: "),
+    ],
+)
+def test_what_is_no_checkpoint_is_said(
+    said: list[Element], kind: type[LMergeError], why: str
+) -> None:
+    with pytest.raises(kind) as raised:
+        checkpoint("f", lines(said))
+    assert str(raised.value).startswith(why)
+
+
+@pytest.mark.parametrize("name", ["a", "b", "c"])
+def test_from_any_stable_on_it_is_the_stream_that_it_was_cut_from(name: str) -> None:
+    """And can be merged with any other from there on, without a contradiction."""
+    lives = logical(120, seed=7)
+    streams = replica_streams(lives, seed=7)
+    stream, other = streams[name], streams["abca"["abc".index(name) + 1]]
+    stables = [at for at, each in enumerate(stream) if type(each) is Stable]
+    for at in stables[:-1:3]:
+        tdb = checkpoint(name, lines(stream[: at + 1]))
+        copy = [*beginning(tdb), *stream[at + 1 :]]
+        left = [each for each in reconstitute(stream) if each.ve >= tdb.stable]
+        assert reconstitute(copy) == TDB(left, stable=INFINITY)
+        merge = lmerge("R3")
+        merge.attach("other")
+        merge.attach("copy", joining_at=tdb.stable)
+        out = [*merge.process_batch("copy", copy[: len(copy) // 2])]
+        out += merge.process_batch("other", other[: len(other) // 2])
+        out += merge.process_batch("copy", copy[len(copy) // 2 :])
+        out += merge.process_batch("other", other[len(other) // 2 :])
+        assert reconstitute(out) == meaning(lives)
+        assert not merge.breaches()

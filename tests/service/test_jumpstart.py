@@ -1,0 +1,123 @@
+"""A replica that begins with a checkpoint: correct from its last stable on, never before, and not
+there at all if the checkpoint is damaged."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
+from lmerge_service.formats.wire import encode
+from lmerge_service.service.life import State
+from lmerge_service.tdb import reconstitute
+from tests.service.cluster import Merge, Worker
+
+pytestmark = pytest.mark.kafka
+
+TOKEN = "open-sesame-open-sesame"
+
+
+def events(start: int, end: int) -> list[Element]:
+    return [Insert(b'{"id":%d}' % vs, vs, vs + 30) for vs in range(start, end)]
+
+
+class Stage:
+    """A merge of `a`, whose worker runs and lets us decide; the command line beside it."""
+
+    def __init__(self, merge: Merge, worker: Worker, folder: Path):
+        self.merge, self.worker, self.folder = merge, worker, folder
+
+    def checkpoint(self, *elements: Element) -> Path:
+        path = self.folder / "checkpoint.ndjson"
+        path.write_bytes(b"".join(encode(each) + b"\n" for each in elements))
+        return path
+
+    def jumpstart(self, path: Path, *options: str) -> subprocess.CompletedProcess[str]:
+        self.merge.topics["d"] = f"{self.merge.name}.d"
+        command = [sys.executable, "-m", "lmerge_service.cli", "jumpstart", "d"]
+        return subprocess.run(
+            [*command, self.merge.topics["d"], "--from", str(path), *options],
+            env={
+                **os.environ,
+                "LMERGE_BOOTSTRAP": self.merge.bootstrap,
+                "LMERGE_WORKER": self.worker.address,
+                "LMERGE_TOKEN": TOKEN,
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def wait_until_it_is(self, state: State) -> None:
+        self.worker.wait(
+            lambda status: any(
+                (each["name"], each["state"]) == ("d", state) for each in status["replicas"]
+            ),
+            f"d to be {state}",
+        )
+
+
+@pytest.fixture
+def stage(bootstrap: str, tmp_path: Path) -> Iterator[Stage]:
+    merge = Merge(bootstrap, tmp_path, ["a"])
+    (tmp_path / "token").write_text(TOKEN)
+    merge.extra = {
+        "http": {"control_token": {"file": str(tmp_path / "token")}},
+        "time_unit": "none",
+        "guards": {"max_leap": 0, "early_end": False},
+    }
+    merge.write()
+    merge.publish("a", [*events(0, 70), Stable(60)])
+    with merge.worker() as worker:
+        worker.wait_until_running()
+        yield Stage(merge, worker, tmp_path)
+
+
+def test_t15_it_has_no_vote_until_the_output_is_where_the_checkpoint_is(stage: Stage) -> None:
+    """The checkpoint is of 80, the output at 60: it joins at 80, and then carries the output."""
+    cut = stage.checkpoint(
+        *events(0, 85), Adjust(b'{"id":70}', 70, 100, 95), Stable(40), Stable(80)
+    )
+    done = stage.jumpstart(cut, "--joining-at", "80")
+    assert (done.returncode, done.stderr) == (0, ""), done
+    d = stage.merge.topics["d"]
+    assert done.stdout.splitlines() == [
+        f"{d} begins with 35 events, correct from 80 on", "version 2: attach d",
+    ]  # fmt: skip
+    stage.wait_until_it_is(State.JOINING)
+    stage.merge.publish("d", [*events(85, 120), Stable(110)])
+    stage.worker.wait(lambda status: status["replicas"][1]["stable_point"] == 110, "110")
+    assert stage.worker.status()["output"]["stable_point"] == 60
+    a = [*events(70, 85), Adjust(b'{"id":70}', 70, 100, 95), Stable(80)]
+    stage.merge.publish("a", a)
+    stage.wait_until_it_is(State.JOINED)
+    stage.worker.wait(lambda status: status["output"]["stable_point"] == 110, "110")
+    stage.merge.publish("d", [Stable(INFINITY)])
+    stage.worker.wait_until_ended()
+    said = [*events(0, 120), Adjust(b'{"id":70}', 70, 100, 95)]
+    assert stage.merge.says(reconstitute(said))
+    again = stage.jumpstart(cut)
+    assert (again.returncode, again.stderr) == (6, "error: replica d is attached\n")
+    again = stage.jumpstart(cut, "--no-attach", "--json")
+    assert again.returncode == 2
+    assert f"error: {d} has records, the first at offset 0 of partition 0" in again.stderr
+
+
+def test_a_checkpoint_that_is_damaged_attaches_nothing(stage: Stage) -> None:
+    path = stage.checkpoint(*events(0, 85), Stable(80))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-5])
+    done = stage.jumpstart(path)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith(f"error: {path}:86: ")
+    status = stage.worker.status()
+    assert (status["version"], [each["name"] for each in status["replicas"]]) == (1, ["a"])
+    path.write_bytes(whole)
+    done = stage.jumpstart(path, "--no-attach", "--json")
+    assert json.loads(done.stdout) == {
+        "topic": stage.merge.topics["d"], "events": 35, "joining_at": 80, "attached": None,
+    }  # fmt: skip
