@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from benchmarks import (
+    availability,
     figures,
     formats,
     generated,
@@ -54,9 +55,11 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="speak JSON")
     what = parser.add_subparsers(
         dest="what",
-        metavar="figures | policies | service | soak | rolling | spark | spark-merge | generated",
+        metavar="figures | availability | policies | service | soak | rolling | spark | "
+        "spark-merge | generated",
     )
     _add_figures(what)
+    _add_availability(what)
     _add_policies(what)
     _add_service(what)
     _add_soak(what)
@@ -84,6 +87,10 @@ def main() -> None:
     if options.what == "figures":
         quieten_garbage_collector()
         _run_figures(options.only, options.runs, options.events, options.out, report)
+    elif options.what == "availability":
+        run = asyncio.run(availability.play(range(1, options.months + 1)))
+        availability.measure(run, report)
+        availability.draw(run, options.out)
     elif options.what == "service":
         asyncio.run(service.run(options.only, options.runs, _sizes(options), report))
     elif options.what == "rolling":
@@ -198,6 +205,19 @@ def _add_rolling(what: _Subparsers) -> None:
         "--rate", type=float, default=default.rate, help="events a second of each replica (500)"
     )
     of_rolling.add_argument("--json", action="store_true", help="speak JSON")
+
+
+def _add_availability(what: _Subparsers) -> None:
+    of_availability = what.add_parser(
+        "availability", help="Figures 8 and 9: bursts and congestion over Kafka"
+    )
+    of_availability.add_argument(
+        "--months", type=int, default=5, help="of flights: 5 take half a minute to send (5)"
+    )
+    of_availability.add_argument(
+        "--out", type=Path, default=Path("docs/figures"), help="for the SVG"
+    )
+    of_availability.add_argument("--json", action="store_true", help="speak JSON")
 
 
 def _run_soak(options: argparse.Namespace) -> bool:

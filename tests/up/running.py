@@ -7,7 +7,7 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import psutil
 
@@ -38,6 +38,10 @@ def left_behind(folder: Path) -> Sequence[str]:
         if process.info["pid"] != os.getpid() and any(str(folder) in word for word in words):
             found.append(" ".join(words))
     return found
+
+
+_LONGEST: Final = 1 << 20
+"""Bytes, more than the latest document has."""
 
 
 class Upped:
@@ -71,8 +75,10 @@ class Upped:
     @property
     def shown(self) -> dict[str, Any]:
         """The latest document; empty before the first."""
-        lines = self._said.read_text().split("\n")[:-1]
-        return json.loads(lines[-1]) if lines else {}
+        with self._said.open("rb") as said:
+            said.seek(max(0, self._said.stat().st_size - _LONGEST))
+            *_, before, _ = [b"", *said.read().split(b"\n")]
+        return json.loads(before) if before else {}
 
     def process_of(self, name: str) -> dict[str, Any]:
         """What is shown of a process."""
