@@ -67,8 +67,8 @@ def test_a_killed_replica_is_started_again_and_ctrl_c_ends_all_of_it(
 ) -> None:
     topology = write(
         tmp_path, "t",
-        publishing(str(tmp_path / "0.ndjson"), "t.a", 100),
-        publishing(str(tmp_path / "1.ndjson"), "t.b", 90),
+        publishing(str(tmp_path / "0.ndjson"), "t.a", 30),
+        publishing(str(tmp_path / "1.ndjson"), "t.b", 40),
         head="  broker: {}\n",
     )  # fmt: skip
     with Upped(tmp_path, topology) as up:
@@ -165,8 +165,9 @@ def test_a_process_begins_when_its_topics_exist(
     )  # fmt: skip
     (tmp_path / "one").write_text('{"op":"stable","vc":null}\n')
     with Upped(tmp_path, topology) as up:
-        up.until("it to wait", lambda: up.process_of("sleeper"))
-        assert up.process_of("sleeper")["why"] == f"waits for the topic {topic}"
+        waits = f"waits for the topic {topic}"
+        up.until("it to wait", lambda: up.process_of("sleeper").get("why") == waits)
+        assert up.process_of("sleeper")["state"] == "waiting"
         lmerge(tmp_path, "publish", str(tmp_path / "one"), topic, "--bootstrap", bootstrap)
         up.until("it to run", lambda: up.process_of("sleeper")["state"] == "running")
         assert up.end(signal.SIGTERM) == 0

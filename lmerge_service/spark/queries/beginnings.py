@@ -6,7 +6,9 @@ Theory
     it is correct from S + memory on (`Shape.memory`): that is its joining point, which it tells
     with its next incarnation. With S as far as the facts are by now, its *mark*, the joining point
     is where its windows have filled, and until the merge is there it waits for nobody and nobody
-    for it. Times of records must be those of their facts, as `feed` writes them.
+    for it. Times of records must be those of their facts, as `feed` writes them. Where the facts
+    have ended, their end is the latest record: what begins there has only the end to say, and
+    joins at it.
 """
 
 from collections.abc import Sequence
