@@ -30,6 +30,7 @@ lint: $(VENV)/.dev
 bench: $(VENV)/.dev  ## rates beside a pass-through, the paper's figures, the policies
 	$(BIN)/python -m benchmarks $(ARGS)
 	$(BIN)/python -m benchmarks figures
+	$(BIN)/python -m benchmarks availability
 	$(BIN)/python -m benchmarks policies
 
 bench-service: $(VENV)/.dev  ## worker processes on a local broker: rates, memory, latency, recovery

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from benchmarks import (
+    availability,
     figures,
     formats,
     generated,
@@ -55,10 +56,11 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="speak JSON")
     what = parser.add_subparsers(
         dest="what",
-        metavar="figures | policies | service | soak | rolling | jumpstart | spark | spark-merge | "
-        "generated",
+        metavar="figures | availability | policies | service | soak | rolling | jumpstart | "
+        "spark | spark-merge | generated",
     )
     _add_figures(what)
+    _add_availability(what)
     _add_policies(what)
     _add_service(what)
     _add_soak(what)
@@ -87,6 +89,10 @@ def main() -> None:
     if options.what == "figures":
         quieten_garbage_collector()
         _run_figures(options.only, options.runs, options.events, options.out, report)
+    elif options.what == "availability":
+        run = asyncio.run(availability.play(range(1, options.months + 1)))
+        availability.measure(run, report)
+        availability.draw(run, options.out)
     elif options.what == "service":
         asyncio.run(service.run(options.only, options.runs, _sizes(options), report))
     elif options.what == "rolling":
@@ -217,6 +223,19 @@ def _add_jumpstart(what: _Subparsers) -> None:
     of_jumpstart.add_argument("--runs", type=int, default=3, help="of each (3)")
     of_jumpstart.add_argument("--window", type=float, default=10.0, help="seconds (10)")
     of_jumpstart.add_argument("--json", action="store_true", help="speak JSON")
+
+
+def _add_availability(what: _Subparsers) -> None:
+    of_availability = what.add_parser(
+        "availability", help="Figures 8 and 9: bursts and congestion over Kafka"
+    )
+    of_availability.add_argument(
+        "--months", type=int, default=5, help="of flights: 5 take half a minute to send (5)"
+    )
+    of_availability.add_argument(
+        "--out", type=Path, default=Path("docs/figures"), help="for the SVG"
+    )
+    of_availability.add_argument("--json", action="store_true", help="speak JSON")
 
 
 def _run_soak(options: argparse.Namespace) -> bool:

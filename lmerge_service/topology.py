@@ -24,6 +24,7 @@ from lmerge_service.credentials import ClientTls, Sasl, Secret, ServerTls
 from lmerge_service.elements import INFINITY, START
 from lmerge_service.errors import ConfigurationError
 from lmerge_service.formats.dialects import Format
+from lmerge_service.startup import Up
 
 __all__ = (
     "GuardSettings",
@@ -336,6 +337,8 @@ class Topology(_Model):
     """The least time between two snapshots of a task; recovery reads what came after one."""
     guards: GuardSettings = GuardSettings()
     http: Http = Http()
+    up: Up | None = None
+    """What `lmerge up` starts; nothing to a worker."""
 
     @field_validator("key")
     @classmethod
@@ -368,6 +371,13 @@ class Topology(_Model):
     @model_validator(mode="after")
     def _attainable(self) -> "Topology":
         self.policy.policy().check_inputs(len(self.replicas))
+        return self
+
+    @model_validator(mode="after")
+    def _local(self) -> "Topology":
+        secured = self.kafka.tls is not None or self.kafka.sasl is not None
+        if secured and self.up is not None and self.up.broker is not None:
+            raise ValueError("up.broker is a Kafka without TLS and SASL: leave out one of them")
         return self
 
     @model_validator(mode="after")

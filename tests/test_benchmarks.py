@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from benchmarks import figures, inputs, policies, service, soak, workload
+from benchmarks import availability, figures, inputs, policies, service, soak, workload
 from benchmarks.replica import SECOND, Part, lives
 from benchmarks.traffic import Arrivals
 from lmerge_service.core import Policy, lag, quorum
@@ -413,3 +413,34 @@ def test_a_jumpstart_is_measured_from_the_command_line() -> None:
     assert {"joined, begun cold", "joined, begun with a checkpoint"} == {
         row["name"].partition(", window")[0] for row in json.loads(done.stdout)["rows"]
     }
+
+
+def test_a_run_of_availability_is_counted_and_drawn_the_same_each_time(tmp_path: Path) -> None:
+    inputs = availability.disturbed()
+    assert [name for name, each in inputs.items() if each.congested] == ["a", "b", "c"]
+    assert {each.rate for each in inputs.values()} == {5_000}
+    assert all(0.003 <= each.stalls <= 0.005 for each in inputs.values())
+    even = [(number / 100 + 0.005, 50) for number in range(2_500)]
+    flows = {name: availability.Flow(list(even)) for name in (*inputs, availability.OUTPUT)}
+    flows["a"].passed = [(at, 0 if 6 <= at < 8 else count) for at, count in even]
+    run = availability.Run(flows, inputs)
+    found: dict[str, float] = {}
+    availability.measure(run, lambda name, _, values: found.update({name: values[0]}))
+    assert found["output, elements a second (5,000 are due)"] == pytest.approx(5_000)
+    assert found["output, deviation of 50 ms bins"] < 1
+    assert found["a while a is congested, 6-8 s"] == 0
+    assert found["output while a is congested, 6-8 s"] == 5_000
+    for folder in ("one", "two"):
+        availability.draw(run, tmp_path / folder)
+    for name in ("fig8.svg", "fig9.svg"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+@pytest.mark.kafka
+@pytest.mark.deep
+def test_availability_is_measured_and_drawn_from_the_command_line(tmp_path: Path) -> None:
+    said = _benchmarks("availability", "--months", "1", "--json", "--out", str(tmp_path))
+    assert said.returncode == 0, said.stderr[-2_000:]
+    found = {row["name"]: row["values"] for row in json.loads(said.stdout)["rows"]}
+    assert found["output, elements a second (5,000 are due)"][0] > 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["fig8.svg", "fig9.svg"]

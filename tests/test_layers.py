@@ -16,8 +16,9 @@ ROOMS: dict[str, set[str]] = {
     "present": {"model"},
     "formats": {"model", "core"},
     "credentials": set(),  # files, variables and certificates: nothing of streams
+    "startup": set(),  # what `lmerge up` starts, as the topology says it
     # the options of a dialect stand beside it
-    "topology": {"model", "core", "formats", "credentials"},
+    "topology": {"model", "core", "formats", "credentials", "startup"},
     "kafka": {"model", "core", "formats"},
     # what a replica imports; the service answers in the same words
     "feedback": {"model", "formats", "kafka"},
@@ -27,7 +28,8 @@ ROOMS: dict[str, set[str]] = {
         *("model", "core", "credentials", "feedback", "formats", "kafka", "present", "service"),
         "topology",
     },
-    "demo": {"model", "formats", "kafka", "offline", "present", "service", "topology"},
+    "up": {"model", "kafka", "service", "startup", "topology"},
+    "demo": {"model", "formats", "kafka", "offline", "present", "service", "topology", "up"},
 }
 ROOMS["cli"] = set(ROOMS)
 ONLY_IN: dict[str, set[str]] = {

@@ -36,6 +36,7 @@ from lmerge_service.cli import (
     spark_merge,
     state,
     table,
+    up,
     watch,
 )
 from lmerge_service.errors import LMergeError
@@ -78,6 +79,8 @@ _FILES = "Streams in files"
 _SPARK = "At scale, with Spark"
 
 app.command("demo", rich_help_panel=_KAFKA)(demo.demo)
+app.command("up", rich_help_panel=_KAFKA)(up.up)
+app.command("down", rich_help_panel=_KAFKA)(up.down)
 app.command("run", rich_help_panel=_KAFKA)(run.run)
 app.command("spark-merge", rich_help_panel=_KAFKA)(spark_merge.spark_merge)
 app.command("read", rich_help_panel=_KAFKA)(read.read)

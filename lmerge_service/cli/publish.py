@@ -1,6 +1,7 @@
 """`lmerge publish`: an element file into a topic, as a replica would send it."""
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -35,6 +36,25 @@ def publish(
             show_default="as fast as it goes",
         ),
     ] = None,
+    stalls: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=1,
+            metavar="FRACTION",
+            help="Stand still for about 20 ms before so many of the elements; what has queued "
+            "goes out at once then. Needs --rate.",
+        ),
+    ] = 0.0,
+    congested: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FROM-UNTIL",
+            help="Let a thousand elements a second through at the most, between these seconds "
+            "from the start; may be repeated. Needs --rate.",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="Equal seeds give equal stalls.")] = 1,
     partitions: Annotated[
         int, typer.Option(min=1, max=1000, metavar="N", help="Of a topic that is made here.")
     ] = 1,
@@ -73,7 +93,7 @@ def publish(
     bootstrap: Bootstrap = None,
     kafka_config: KafkaConfig = None,
 ) -> None:
-    """Publish an element file to a replica's topic, at a steady rate.
+    """Publish an element file to a replica's topic, at a steady rate, or as if it were disturbed.
 
     Example: `lmerge publish jan/a.ndjson flights.a --rate 2000`
     """
@@ -90,6 +110,7 @@ def publish(
     written = on_the_wire if format_ == "wire" else _in_dialect(format_, key or [])
     if key and format_ in ("wire", "openclose"):
         raise ConfigurationError(f"--key is for rows, of which --format {format_} has none")
+    due = _due(rate, stalls, congested or [], seed)
     silence_kafka_client()
     with reading([source]) as (stream,):
         sent = asyncio.run(
@@ -97,7 +118,7 @@ def publish(
                 connection(bootstrap, kafka_config),
                 topic,
                 (element for _, element in stream),
-                rate=rate,
+                due=due,
                 partitions=partitions,
                 incarnation=incarnation,
                 joining_at=START if joining_at is None else joining_at,
@@ -105,6 +126,25 @@ def publish(
             )
         )
     typer.echo(f"{sent:,} elements of {label(source)} are in {topic}", err=True)
+
+
+def _due(
+    rate: float | None, stalls: float, congested: Sequence[str], seed: int
+) -> "Iterator[float] | None":
+    from lmerge_service.present.pace import due
+
+    if rate is None:
+        if stalls or congested:
+            raise ConfigurationError("--stalls and --congested disturb a --rate: give one")
+        return None
+    return due(rate, stalls=stalls, congested=list(map(_span, congested)), seed=seed)
+
+
+def _span(text: str) -> tuple[float, float]:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)-(\d+(?:\.\d+)?)", text)
+    if found is None or float(found[1]) >= float(found[2]):
+        raise ConfigurationError(f"--congested takes seconds from the start, as in 5-7.5: {text}")
+    return float(found[1]), float(found[2])
 
 
 def _in_dialect(name: str, key: Sequence[str]) -> "Callable[[Element], Sequence[Written]]":

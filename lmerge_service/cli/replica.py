@@ -24,6 +24,7 @@ from lmerge_service.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from lmerge_service.present.facts import Fact
+    from lmerge_service.spark.queries.beginnings import Beginning
     from lmerge_service.spark.queries.identity import Identity, Replica
     from lmerge_service.spark.queries.plain import Plain
     from lmerge_service.spark.queries.plans import Batch
@@ -155,6 +156,14 @@ def run(
             show_default="the first fact",
         ),
     ] = None,
+    rejoin: Annotated[
+        bool,
+        typer.Option(
+            "--rejoin",
+            help="Begin anew, when memory is lost, with the facts of now: merged again once its "
+            "windows have filled.",
+        ),
+    ] = False,
     feedback: Annotated[
         str | None,
         typer.Option(metavar="TOPIC", help="A merge's output: leave out what is final there."),
@@ -198,6 +207,8 @@ def run(
     by = plan_of(chosen, plan)
     for topic in (facts, to, *([feedback] if feedback else [])):
         check_topic(topic)
+    if rejoin and since is not None:
+        raise ConfigurationError("--since and --rejoin are two ways to begin anew: give one")
     kafka = kafka_place(bootstrap, kafka_config)
     silence_kafka_client()
     if plain:
@@ -205,7 +216,6 @@ def run(
             name
             for name, value in {
                 "--checkpoint": checkpoint,
-                "--since": since,
                 "--feedback": feedback,
             }.items()
             if value is not None
@@ -222,6 +232,8 @@ def run(
                 to=to,
                 lateness=lateness * 1000,
                 partitions=partitions,
+                since=since,
+                rejoin=rejoin,
                 batch=batch,
             ),
             as_json=as_json,
@@ -241,6 +253,7 @@ def run(
             lateness=lateness * 1000,
             partitions=partitions,
             since=since,
+            rejoin=rejoin,
             feedback=feedback,
             name=name,
             batch=batch,
@@ -264,16 +277,20 @@ def _run(replica: "Replica", session: dict[str, Any], *, as_json: bool) -> None:
 
 def _run_plain(plain: "Plain", *, as_json: bool) -> None:
     import asyncio
-    from dataclasses import replace
+    from dataclasses import asdict, replace
 
     from lmerge_service.spark.queries.plain import run_plain
 
-    def begun(incarnation: int) -> None:
+    def begun(begins: "Beginning") -> None:
         if as_json:
-            say_json({"replica": {"to": plain.to, "incarnation": incarnation}})
+            document = asdict(begins) | {"joining_at": finite(begins.joining_at)}
+            say_json({"replica": {"to": plain.to, **document}})
             return
-        said = f"{plain.query.name} from {plain.facts} to {plain.to}, incarnation {incarnation}"
-        typer.echo(said, err=True)
+        typer.echo(
+            f"{plain.query.name} from {plain.facts} to {plain.to}, "
+            f"incarnation {begins.incarnation}{_from(begins.joining_at)}",
+            err=True,
+        )
 
     with _told_to_stop() as stopped:
         running = run_plain(
@@ -309,12 +326,15 @@ def _introduce(identity: "Identity", *, as_json: bool) -> None:
         document = msgspec.to_builtins(identity) | {"joining_at": finite(identity.joining_at)}
         say_json({"replica": document})
         return
-    since = "" if identity.joining_at == START else f", correct from {identity.joining_at} on"
     typer.echo(
         f"{identity.query} ({identity.plan}) from {identity.facts} to {identity.to}, "
-        f"incarnation {identity.incarnation}{since}",
+        f"incarnation {identity.incarnation}{_from(identity.joining_at)}",
         err=True,
     )
+
+
+def _from(joining_at: int) -> str:
+    return "" if joining_at == START else f", correct from {joining_at} on"
 
 
 def _tell(batch: "Batch", *, as_json: bool) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import httpx
     from rich.console import RenderableType
 
-__all__ = ("Rates", "Seen", "changes", "watch")
+__all__ = ("Rates", "Seen", "changes", "seen_now", "snapshots", "watch")
 
 _EVERY_SECONDS: Final = 1.0
 _ANSWER_SECONDS: Final = 2.0
@@ -159,7 +159,7 @@ async def _ask(client: "httpx.AsyncClient", seen: Seen) -> None:
         seen.take(time.monotonic(), document, None)
 
 
-async def _snapshots(
+async def snapshots(
     addresses: Sequence[str], settings: Sequence[Mapping[str, Any]], stop: "asyncio.Event"
 ) -> AsyncIterator[list[Seen]]:
     """What is known of each worker, each second, until told to stop."""
@@ -197,12 +197,19 @@ async def _live(addresses: Sequence[str], settings: Sequence[Mapping[str, Any]])
     stop = asyncio.Event()
     console = Console(highlight=False)
     with _keys(stop), Live(console=console, screen=True, auto_refresh=False) as live:
-        async for workers in _snapshots(addresses, settings, stop):
+        async for workers in snapshots(addresses, settings, stop):
             live.update(_screen(workers), refresh=True)
 
 
 def _screen(workers: Sequence[Seen]) -> "RenderableType":
     from rich.console import Group
+    from rich.text import Text
+
+    return Group(*seen_now(workers), Text("q ends this", style="dim"))
+
+
+def seen_now(workers: Sequence[Seen]) -> "list[RenderableType]":
+    """What is known of each worker, one below the other."""
     from rich.text import Text
 
     from lmerge_service.cli.shown import cutover_of, headline, reasons, replicas_table
@@ -219,7 +226,7 @@ def _screen(workers: Sequence[Seen]) -> "RenderableType":
             rates = {name: seen.rates.of(name) for name in names}
             parts.append(replicas_table(seen.status, rates=rates))
         parts.append(Text())
-    return Group(*parts, Text("q ends this", style="dim"))
+    return parts
 
 
 def _speed(rates: Rates) -> "RenderableType":
@@ -278,7 +285,7 @@ async def _lines(addresses: Sequence[str], settings: Sequence[Mapping[str, Any]]
         loop.add_signal_handler(number, stop.set)
     known: dict[str, str] = {}
     try:
-        async for workers in _snapshots(addresses, settings, stop):
+        async for workers in snapshots(addresses, settings, stop):
             for line in changes(workers, known):
                 typer.echo(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {line}")
             sys.stdout.flush()

@@ -16,14 +16,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
 if TYPE_CHECKING:
     import psutil  # an extra: imported where it is used
 
-__all__ = ("Record", "end", "find", "gist", "launcher", "read", "spawn", "write")
+__all__ = ("Known", "Record", "end", "find", "gist", "launcher", "read", "spawn", "write")
 
 _CREATION_TOLERANCE_SECONDS: Final = 2.0  # creation times are derived from a clock that is adjusted
 
@@ -49,6 +49,15 @@ elif parent and os.fork() == 0:
 os.execv(command[0], command)
 """
 """Becomes the command, in a session of its own; with a parent, it dies when the parent does."""
+
+
+class Known(Protocol):
+    """What names a process for ever."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def created(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +98,7 @@ def spawn(
     return pid, psutil.Process(pid).create_time()
 
 
-def find(record: Record) -> "psutil.Process | None":
+def find(record: Known) -> "psutil.Process | None":
     """The very process that was recorded, unless it has ended."""
     import psutil
 
@@ -127,7 +136,7 @@ def read(file: Path) -> Record | None:
     return None
 
 
-def write(file: Path, record: Record) -> None:
+def write(file: Path, record: Known) -> None:
     """Replaces the file whole."""
     fresh = file.with_suffix(".new")
     fresh.write_bytes(msgspec.json.encode(record))

@@ -7,6 +7,7 @@ the same goes for the records of one key, and for those that move the stable.
 """
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypeVar
 
@@ -44,6 +45,7 @@ async def publish(
     elements: Iterable[T],
     *,
     rate: float | None = None,
+    due: Iterable[float] | None = None,
     partitions: int = 1,
     incarnation: int = 0,
     joining_at: int = START,
@@ -52,8 +54,9 @@ async def publish(
 ) -> int:
     """Sends the elements in order, `rate` a second (None: as fast as it goes); returns how many.
 
-    The topic is made when it is missing, with `partitions`. `written` gives an element's records;
-    with it, what is sent may be anything else that comes in an order.
+    `due` says instead when each is to be sent, in seconds from the start. The topic is made when it
+    is missing, with `partitions`. `written` gives an element's records; with it, what is sent may
+    be anything else that comes in an order.
 
     Raises:
         IllegalStreamError: a dialect cannot say the elements.
@@ -68,7 +71,9 @@ async def publish(
     )
     await started(producer.start(), producer.stop, connection)
     try:
-        return await _send_all(producer, topic, elements, written, rate, width, headers, progress)
+        if due is None and rate is not None:
+            due = (number / rate for number in itertools.count())
+        return await _send_all(producer, topic, elements, written, due, width, headers, progress)
     finally:
         await close_bounded(producer.stop())
 
@@ -123,7 +128,7 @@ async def _send_all(
     topic: str,
     elements: Iterable[T],
     written: Callable[[T], Sequence[Written]],
-    rate: float | None,
+    due: Iterable[float] | None,
     width: int,
     headers: list[tuple[str, bytes]],
     progress: Callable[[int], None],
@@ -131,9 +136,10 @@ async def _send_all(
     clock = asyncio.get_running_loop().time
     started, sent = clock(), 0
     pending: list[Awaitable[object]] = []
+    times = None if due is None else iter(due)
     with kafka_errors(f"publishing to {topic}", "Write"):
         for element in elements:
-            if rate is not None and (early := started + sent / rate - clock()) > 0:
+            if times is not None and (early := started + next(times) - clock()) > 0:
                 await asyncio.sleep(early)
             for record in written(element):
                 pending += await _send(producer, topic, record, width, headers)

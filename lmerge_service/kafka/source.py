@@ -98,6 +98,15 @@ class Source:
         await bounded(_locate(self._consumer, partitions), doing, seconds)
         return dict(await bounded(self._consumer.end_offsets(partitions), doing, seconds))
 
+    async def since(
+        self, partitions: Sequence[TopicPartition], time: int
+    ) -> dict[TopicPartition, int]:
+        """The first offset whose record is not before a time (ms); the end where there is none."""
+        ends = await self.ends(partitions)
+        asking = self._consumer.offsets_for_times(dict.fromkeys(partitions, max(time, 0)))
+        found = await bounded(asking, "asking where a time begins")
+        return {tp: ends[tp] if at is None else at.offset for tp, at in found.items()}
+
     async def high_watermarks(
         self, partitions: Sequence[TopicPartition]
     ) -> dict[TopicPartition, int]:

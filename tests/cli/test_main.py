@@ -28,8 +28,8 @@ CONTROL = (
     "accept-gap", "policy", "decisions",
 )  # fmt: skip
 COMMANDS = (
-    "demo", "run", "spark-merge", "read", "publish", "replica", "broker", "state", *CONTROL,
-    "present", "merge", "audit", "infer", "generate", "table",
+    "demo", "up", "down", "run", "spark-merge", "read", "publish", "replica", "broker", "state",
+    *CONTROL, "present", "merge", "audit", "infer", "generate", "table",
 )  # fmt: skip
 PAGES = [
     (),

@@ -80,9 +80,11 @@ async def _records(bootstrap: str, topic: str) -> list[tuple[int, Any]]:
         (("--format", "maxwell"), "--format maxwell: must be one of wire, debezium, flink, "),
         (("--key", "id"), "--key is for rows, of which --format wire has none"),
         (("--format", "flink", "--key", "a..b"), "--key names a field"),
+        (("--stalls", "0.1"), "--stalls and --congested disturb a --rate: give one"),
+        (("--rate", "9", "--congested", "7-5"), "--congested takes seconds from the start, as in"),
     ],
 )
-def test_a_format_or_key_that_makes_no_sense_is_said_before_anything_is_sent(
+def test_an_option_that_makes_no_sense_is_said_before_anything_is_sent(
     lmerge: Lmerge, options: tuple[str, ...], says: str
 ) -> None:
     write(Path("stream"), [Stable(1)])

@@ -169,7 +169,12 @@ def test_every_exit_code_has_a_row() -> None:
 
 # --- links and commands ---------------------------------------------------------------------------
 
-ALL = [*PAGES, *sorted(Path("docs").glob("*.md")), Path("README.md")]
+ALL = [
+    *PAGES,
+    *sorted(Path("docs").glob("*.md")),
+    *sorted(Path("docs/uses").glob("*.md")),
+    Path("README.md"),
+]
 
 
 @pytest.mark.parametrize("page", dict.fromkeys(ALL), ids=str)

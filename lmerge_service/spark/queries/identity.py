@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from lmerge_service.elements import START
 from lmerge_service.errors import ConfigurationError, StateError
 from lmerge_service.formats.feedback import feedback_topic
 from lmerge_service.kafka.tails import Tail, tails
@@ -25,6 +24,7 @@ from lmerge_service.service.connection import connection_of
 from lmerge_service.spark.connection import kafka_section
 from lmerge_service.spark.elements import topic_width
 from lmerge_service.spark.places import Topic
+from lmerge_service.spark.queries.beginnings import Beginning, anew, mark_of
 from lmerge_service.spark.queries.plans import Query
 from lmerge_service.topology import Kafka
 
@@ -66,6 +66,8 @@ class Replica:
     """Of the output, if it is made here."""
     since: int | None = None
     """Begin with the facts of this time; None: with the first."""
+    rejoin: bool = False
+    """When it has lost its memory, begin with the facts of now."""
     feedback: str | None = None
     """The merge's output topic, whose feedback is heeded."""
     name: str | None = None
@@ -108,7 +110,11 @@ def identify(replica: Replica) -> tuple[Identity, list[Tail]]:
         return _known(place, replica, width, partitions), tail
     if (replica.checkpoint / "spark").exists():
         raise StateError(f"{replica.checkpoint} has no replica.json: use another folder")
-    identity = _new(replica, width, partitions, tail)
+    since = replica.since
+    if replica.rejoin and tail:
+        since = _run(mark_of(connection, replica.facts, width, replica.lateness))
+    begins = anew(tail, since, replica.query.shape.memory)
+    identity = _new(replica, width, partitions, begins)
     replica.checkpoint.mkdir(parents=True, exist_ok=True)
     partial = place.with_suffix(".partial")
     partial.write_bytes(msgspec.json.format(msgspec.json.encode(identity)))
@@ -116,12 +122,7 @@ def identify(replica: Replica) -> tuple[Identity, list[Tail]]:
     return identity, []
 
 
-def _new(replica: Replica, width: int, partitions: int, tail: list[Tail]) -> Identity:
-    incarnation = max((each.incarnation + 1 for each in tail), default=0)
-    joining_at = START
-    if replica.since is not None:
-        incarnation = max(incarnation, 1)  # only that can say from when on it is correct
-        joining_at = replica.since + replica.query.shape.memory
+def _new(replica: Replica, width: int, partitions: int, begins: Beginning) -> Identity:
     return Identity(
         query=replica.query.name,
         plan=replica.plan,
@@ -130,9 +131,9 @@ def _new(replica: Replica, width: int, partitions: int, tail: list[Tail]) -> Ide
         to=replica.to,
         partitions=partitions,
         lateness=replica.lateness,
-        since=replica.since,
-        incarnation=incarnation,
-        joining_at=joining_at,
+        since=begins.since,
+        incarnation=begins.incarnation,
+        joining_at=begins.joining_at,
         feedback=replica.feedback,
         replica=replica.name or replica.to,
     )
@@ -143,12 +144,9 @@ def _known(place: Path, replica: Replica, width: int, partitions: int) -> Identi
         known = msgspec.json.decode(place.read_bytes(), type=Identity)
     except (OSError, msgspec.MsgspecError) as error:
         raise StateError(f"{place} cannot be read: {error}") from None
-    asked = msgspec.structs.replace(
-        _new(replica, width, partitions, []),
-        incarnation=known.incarnation,
-        joining_at=known.joining_at,
-        since=known.since if replica.since is None else replica.since,
-    )
+    since = known.since if replica.since is None else replica.since
+    begun = Beginning(known.incarnation, since, known.joining_at)
+    asked = _new(replica, width, partitions, begun)
     for name in Identity.__struct_fields__:
         was, now = getattr(known, name), getattr(asked, name)
         if was != now:

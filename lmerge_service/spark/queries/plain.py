@@ -3,7 +3,8 @@
 Theory
     What Spark does around a bucket is little for one process: read a batch, tell the pieces, choose
     rows, route them, write what is said and wait until it is written. There is no checkpoint, so
-    every start is a new incarnation, which begins with the first fact. It starts in a second, which
+    every start is a new incarnation, which begins with the first fact, or with those of now
+    (`beginnings`). It starts in a second, which
     makes it a good third replica, and the one to have when nothing but Python is there.
 
 Who owns what
@@ -33,6 +34,7 @@ from lmerge_service.kafka.source import Batches, Source, TopicPartition
 from lmerge_service.kafka.tails import tails
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.kafka.writing import Writer
+from lmerge_service.spark.queries.beginnings import Beginning, anew, mark_of
 from lmerge_service.spark.queries.bucket import Bucket, Given, Said, Settings
 from lmerge_service.spark.queries.chosen import Chosen
 from lmerge_service.spark.queries.lateness import FURTHEST, Reading
@@ -54,6 +56,10 @@ class Plain:
     to: str
     lateness: int
     partitions: int = 1
+    since: int | None = None
+    """Begin with the facts of this time; None: with the first."""
+    rejoin: bool = False
+    """At each start but the first, begin with the facts of now."""
     batch: int | None = None
     stopped: Callable[[], bool] = field(default=lambda: False)
 
@@ -66,10 +72,10 @@ class Plain:
 
 async def run_plain(
     plain: Plain,
-    begun: Callable[[int], None] = lambda _: None,
+    begun: Callable[[Beginning], None] = lambda _: None,
     each: Callable[[Batch], None] = lambda _: None,
 ) -> bool:
-    """Runs it until the facts end, or `stopped` says so; tells its incarnation, and every batch.
+    """Runs it until the facts end, or `stopped` says so; tells what begins, and every batch.
     True: it has ended, all has been said.
 
     Raises:
@@ -85,15 +91,25 @@ async def run_plain(
                 raise ConfigurationError(f"there is no topic {plain.facts}")
             partitions = await topics.ensure(plain.to, partitions=plain.partitions)
         tail = await tails(plain.connection, plain.to, partitions)
-        incarnation = max((one.incarnation + 1 for one in tail), default=0)
-        begun(incarnation)
+        since = plain.since
+        if plain.rejoin and tail:
+            since = await mark_of(plain.connection, plain.facts, width, plain.lateness)
+        begins = anew(tail, since, plain.query.shape.memory)
+        begun(begins)
         source = await stack.enter_async_context(Source(plain.connection, fetch_wait_ms=50))
         writer = await stack.enter_async_context(
-            Writer(plain.connection, plain.to, incarnation_headers(incarnation))
+            Writer(
+                plain.connection,
+                plain.to,
+                incarnation_headers(begins.incarnation, begins.joining_at),
+            )
         )
         places = [TopicPartition(plain.facts, number) for number in range(width)]
-        source.assign(await source.beginnings(places))
-        runner = _Runner(plain, choose, width, partitions)
+        if since is None:
+            source.assign(await source.beginnings(places))
+        else:
+            source.assign(await source.since(places, since))
+        runner = _Runner(plain, choose, width, partitions, begins.joining_at)
         while not runner.ended and not plain.stopped():
             started = time.monotonic()
             read = await source.poll(_POLL_SECONDS, plain.batch or plain.plan.batch)
@@ -108,9 +124,15 @@ async def run_plain(
 class _Runner:
     """From records to records; never awaits."""
 
-    def __init__(self, plain: Plain, choose: Chosen, width: int, partitions: int) -> None:
+    def __init__(
+        self, plain: Plain, choose: Chosen, width: int, partitions: int, joining_at: int
+    ) -> None:
         settings = Settings(
-            shape=plain.query.shape, plan=plain.plan, lateness=plain.lateness, partitions=width
+            shape=plain.query.shape,
+            plan=plain.plan,
+            lateness=plain.lateness,
+            partitions=width,
+            joining_at=joining_at,
         )
         self._choose = choose
         self._key = plain.query.key

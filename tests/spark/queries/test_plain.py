@@ -7,22 +7,26 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 
-from lmerge_service.elements import INFINITY, Stable
+from lmerge_service.elements import INFINITY, START, Stable
 from lmerge_service.errors import ConfigurationError
+from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.feed import feed
 from lmerge_service.kafka.tails import tails
 from lmerge_service.present.facts import Fact, disordered, facts
+from lmerge_service.spark.queries.beginnings import Beginning
 from lmerge_service.spark.queries.catalogue import QUERIES
 from lmerge_service.spark.queries.plain import Plain, run_plain
 from lmerge_service.spark.queries.plans import Batch
 from lmerge_service.tdb import differences, reconstitute
 from tests.spark.queries.reference import MINUTE, meaning
 from tests.spark.queries.simulate import CHOSEN, random_facts
-from tests.spark.queries.topics import merge_of, publish_facts
+from tests.spark.queries.topics import facts_in, merge_of, publish_facts
 from tests.spark.records import Sent, make_topic, received, send
+from tests.waiting import come_true
 
 LATENESS = 30 * MINUTE
 
@@ -39,16 +43,16 @@ def test_it_says_what_the_reference_says_and_begins_anew_at_each_start(
         query=QUERIES[name], plan=QUERIES[name].plans["speculative"], partitions=2,
         connection=Connection(bootstrap), facts=source, to=to, lateness=LATENESS, batch=40,
     )  # fmt: skip
-    incarnations: list[int] = []
+    begun: list[Beginning] = []
     batches: list[Batch] = []
     once = replace(plain, stopped=lambda: bool(batches))
-    ended = asyncio.run(run_plain(once, incarnations.append, batches.append))
+    ended = asyncio.run(run_plain(once, begun.append, batches.append))
     assert not ended
     last = batches.pop()
     assert not last.ended
     batches.clear()
-    assert asyncio.run(run_plain(plain, incarnations.append, batches.append)), "ended"
-    assert incarnations == [0, 1]
+    assert asyncio.run(run_plain(plain, begun.append, batches.append)), "ended"
+    assert begun == [Beginning(0, None, START), Beginning(1, None, START)]
     assert sum(each.facts for each in batches) == sum(map(len, topic))
     assert len(batches) > 2
     assert batches[-1].ended
@@ -58,6 +62,48 @@ def test_it_says_what_the_reference_says_and_begins_anew_at_each_start(
         (0, Stable(INFINITY), 1),
         (1, Stable(INFINITY), 1),
     ]
+
+
+def test_one_that_rejoins_is_correct_once_its_windows_have_filled(
+    bootstrap: str, topic_name: Callable[..., str]
+) -> None:
+    """The first start tells all; the next one what facts from the mark on say, and no less."""
+    told = [
+        Fact("departed", n * 10 * MINUTE, origin="EWR", carrier="UA", flight=n, date="d", delay=n)
+        for n in range(1, 300)
+    ]
+    told, later = told[:239], [Sent(msgspec.json.encode(fact), None) for fact in told[239:]]
+    source, to, connection = topic_name("facts"), topic_name("plain"), Connection(bootstrap)
+    asyncio.run(feed(connection, source, told, ended=False))
+    batches: list[Batch] = []
+    begun: list[Beginning] = []
+    plain = Plain(
+        query=QUERIES["delays"], plan=QUERIES["delays"].plans["conservative"], rejoin=True,
+        connection=connection, facts=source, to=to, lateness=LATENESS,
+        stopped=lambda: sum(each.facts for each in batches) == len(told),
+    )  # fmt: skip
+    asyncio.run(run_plain(plain, begun.append, batches.append))
+    first = received(bootstrap, to)
+
+    async def again() -> bool:
+        rest = replace(plain, stopped=lambda: False)
+        running = asyncio.create_task(run_plain(rest, begun.append))
+        await come_true(lambda: len(begun) == 2)
+        later.append(Sent(b'{"fact":"end"}', None))
+        await asyncio.to_thread(send, bootstrap, source, later)
+        return await running
+
+    assert asyncio.run(again()), "ended"
+    mark = 239 * 10 * MINUTE - LATENESS
+    joining_at = mark + QUERIES["delays"].shape.memory
+    assert begun == [Beginning(0, None, START), Beginning(1, mark, joining_at)]
+    said = received(bootstrap, to)[len(first) :]
+    assert {dict(each.headers)["lmerge-joining-at"] for each in said} == {b"%d" % joining_at}
+    found = reconstitute(map(WireDecoder().decode, (each.value for each in said)))
+    expected = meaning("delays", [facts_in(bootstrap, source, 1)[0]], LATENESS)
+    correct = [event for event in expected if event.ve >= joining_at]
+    assert len(correct) > 5
+    assert [event for event in found if event.ve >= joining_at] == correct
 
 
 def test_the_end_of_a_topic_is_its_last_element(

@@ -1,0 +1,209 @@
+"""`lmerge up` and `lmerge down`: all that a topology names, as one thing.
+
+Who owns what
+    `up` owns the terminal while it runs, and by the supervisor all that it starts. Ctrl-C and
+    SIGTERM end it in order; pressed again, Ctrl-C leaves what is not yet ended to `lmerge down`.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lmerge_service.cli.options import Json, TopologyBootstrap, silence_kafka_client
+from lmerge_service.cli.words import say_json
+from lmerge_service.errors import ConfigurationError, LMergeError, TransportError, single_error
+
+if TYPE_CHECKING:
+    from lmerge_service.up.plan import Plan
+    from lmerge_service.up.runs import Run
+    from lmerge_service.up.supervisor import Supervisor
+
+__all__ = ("down", "up")
+
+Topology = Annotated[
+    Path, typer.Argument(metavar="TOPOLOGY.yaml", help="With a section `up` that says what.")
+]
+
+
+def up(
+    path: Topology,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Return once all is started, and let it run.")
+    ] = False,
+    bootstrap: TopologyBootstrap = None,
+    as_json: Json = False,
+) -> None:
+    """Start all that a topology names, and show it live until Ctrl-C, which ends all of it.
+
+    Its section `up` names a local Kafka, workers, feeds and replicas; what fails is started again.
+    Logs are in up/NAME below $LMERGE_HOME, else below ~/.local/state/lmerge.
+
+    Example: `lmerge up topologies/high-availability-plain.yaml`
+    """
+    import asyncio
+    import os
+
+    from lmerge_service.up.plan import plan
+    from lmerge_service.up.runs import folder_of
+
+    silence_kafka_client()
+    planned = plan(path, bootstrap or os.environ.get("LMERGE_BOOTSTRAP"))
+    folder = folder_of(planned.name)
+    if detach:
+        _tell_up(_detached(planned, folder, bootstrap), folder, as_json=as_json)
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    raise typer.Exit(asyncio.run(_attended(planned, folder, as_json=as_json)))
+
+
+def down(path: Topology, as_json: Json = False) -> None:
+    """End all that `lmerge up TOPOLOGY.yaml` has started, and nothing else.
+
+    Also what goes on after `lmerge up` itself was killed. Logs stay.
+    """
+    from lmerge_service.up.runs import end, run_of
+
+    found = run_of(path)
+    if found is None:
+        if not path.exists():
+            raise ConfigurationError(f"{path}: there is no such file, and nothing of it is up")
+        if as_json:
+            say_json({"was_up": False})
+        else:
+            typer.echo(f"nothing of {path} is up")
+        return
+    folder, run = found
+    left = end(folder, run)
+    if as_json:
+        say_json({"was_up": True, "name": run.name, "left_by_supervisor": left})
+        return
+    how = f"; its `lmerge up` had left {left} processes" if left else ""
+    typer.echo(f"{run.name} is down{how}; logs are in {folder}")
+
+
+# --- in the foreground ----------------------------------------------------------------------------
+
+
+async def _attended(plan: "Plan", folder: Path, *, as_json: bool) -> int:
+    """The exit code: 0 when told to end, or all has ended well."""
+    import asyncio
+    import signal
+
+    from lmerge_service.up.supervisor import State, Supervisor
+
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    _say(f"starting {plan.name} …", as_json=as_json)
+    told = False
+    try:
+        with single_error():
+            async with Supervisor(plan, folder) as supervisor:
+                try:
+                    await _show(supervisor, as_json=as_json)
+                except asyncio.CancelledError:
+                    told = True
+                _say(f"ending {plan.name} …", as_json=as_json)
+    except asyncio.CancelledError:
+        told = True  # while Kafka was starting
+    _say(f"{plan.name} is down; logs are in {folder}", as_json=as_json)
+    if told:
+        return 0
+    failed = [life.name for life in supervisor.lives.values() if life.state is State.FAILED]
+    if failed:
+        raise LMergeError(f"{', '.join(failed)} failed, and nothing runs any more: see {folder}")
+    return 0
+
+
+async def _show(supervisor: "Supervisor", *, as_json: bool) -> None:
+    """Shows how things are, each second, until nothing runs any more."""
+    import asyncio
+
+    from lmerge_service.cli import up_shown as shown
+    from lmerge_service.cli.watch import snapshots
+
+    settings = list(_statuses(supervisor.plan))
+    addresses = [each["base_url"] for each in settings]
+    with shown.view(supervisor, as_json=as_json) as show:
+        async for workers in snapshots(addresses, settings, asyncio.Event()):
+            supervisor.check()
+            show(workers)
+            if supervisor.over:
+                return
+
+
+def _statuses(plan: "Plan") -> Iterator[dict[str, Any]]:
+    """How workers are asked, as for `workers.settings_of`: those that speak in the clear."""
+    for merge in plan.merges:
+        http = merge.topology.http
+        if http.tls is not None:
+            continue
+        headers = {}
+        if http.read_token is not None:
+            headers["authorization"] = f"Bearer {http.read_token.read().get_secret_value()}"
+        for address in merge.workers.values():
+            yield {"base_url": address, "headers": headers, "verify": False, "trust_env": False}
+
+
+def _say(line: str, *, as_json: bool) -> None:
+    typer.echo(line, err=as_json)
+
+
+# --- in the background ----------------------------------------------------------------------------
+
+
+def _detached(plan: "Plan", folder: Path, bootstrap: str | None) -> "Run":
+    """Starts another `lmerge up` in the background; what it has written down when all is started.
+
+    Raises:
+        LMergeError: it has ended instead; the message is its last line.
+    """
+    import os
+    import time
+
+    from lmerge_service.kafka import jvm
+    from lmerge_service.up.processes import LMERGE
+    from lmerge_service.up.runs import read
+
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / "up.log"
+    before = log.stat().st_size if log.exists() else 0
+    options = ["--bootstrap", bootstrap] if bootstrap else []
+    command = [*LMERGE, "up", str(plan.path), *options]
+    pid, _ = jvm.spawn(command, Path.cwd(), log, dies_with_us=False)
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            with log.open(encoding="utf-8", errors="replace") as said:
+                said.seek(before)
+                raise _failure(said.read(), os.waitstatus_to_exitcode(status), log)
+        run = read(folder)
+        if run is not None and run.supervisor.pid == pid and run.ready:
+            return run
+        time.sleep(0.05)
+
+
+def _failure(said: str, code: int, log: Path) -> LMergeError:
+    """Its error, as ours."""
+    errors = [line for line in said.splitlines() if line.startswith("error: ")]
+    kinds: Sequence[type[LMergeError]] = (ConfigurationError, TransportError)
+    kind = next((each for each in kinds if each.exit_code == code), LMergeError)
+    return kind(errors[-1].removeprefix("error: ") if errors else f"it ended with {code}: {log}")
+
+
+def _tell_up(run: "Run", folder: Path, *, as_json: bool) -> None:
+    import msgspec
+
+    if as_json:
+        say_json(msgspec.to_builtins(run) | {"folder": str(folder)})
+        return
+    typer.echo(
+        f"{run.name} is up, on Kafka at {run.bootstrap}: {len(run.processes)} processes; logs are "
+        f"in {folder}; `lmerge down {run.path}` ends it"
+    )
+    for name, known in run.processes.items():
+        typer.echo(f"  {name:<24} process {known.pid}")
+    sys.stdout.flush()

@@ -1,0 +1,163 @@
+"""What `lmerge up` shows: a live screen on a terminal, lines of what changed elsewhere, or JSON."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import typer
+
+from lmerge_service.cli.watch import Seen, changes, seen_now
+from lmerge_service.cli.words import printable, say_json
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from lmerge_service.up.supervisor import Life, Supervisor
+
+__all__ = ("view",)
+
+Show: TypeAlias = Callable[[Sequence[Seen]], None]
+
+_PROGRESS_SECONDS: Final = 5.0
+_STYLES: Final = {
+    "running": "green",
+    "waiting": "cyan",
+    "restarting": "bold yellow",
+    "failed": "bold red",
+    "ended": "dim",
+}
+
+
+@contextmanager
+def view(supervisor: "Supervisor", *, as_json: bool) -> Iterator[Show]:
+    """What shows a state of the workers, and with it that of the processes."""
+    if as_json:
+        yield _Documents(supervisor).show
+        return
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if not console.is_terminal or console.is_dumb_terminal:
+        yield _Lines(supervisor).show
+        return
+    from rich.live import Live
+
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        yield lambda workers: live.update(_screen(supervisor, workers), refresh=True)
+
+
+def _screen(supervisor: "Supervisor", workers: Sequence[Seen]) -> "RenderableType":
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("process", "state", "pid", "restarts"):
+        table.add_column(name, justify="right" if name in {"pid", "restarts"} else "left")
+    table.add_column("why", overflow="fold")
+    for life in supervisor.lives.values():
+        table.add_row(
+            life.name,
+            Text(life.state, style=_STYLES[life.state]),
+            "" if life.pid is None else str(life.pid),
+            str(life.restarts or ""),
+            Text(life.why),
+        )
+    head = Text(f"{supervisor.plan.name}, on Kafka at {supervisor.bootstrap}", style="bold")
+    foot = Text(f"Ctrl-C ends all of it; logs are in {supervisor.folder}", style="dim")
+    return Group(head, Text(), table, Text(), *seen_now(workers), foot)
+
+
+class _Lines:
+    """A line for each change, and how far each output is, every few seconds while it moves."""
+
+    def __init__(self, supervisor: "Supervisor"):
+        self._supervisor = supervisor
+        self._lives: dict[str, str] = {}
+        self._workers: dict[str, str] = {}
+        self._progress: dict[str, str] = {}
+        self._next = 0.0
+
+    def show(self, workers: Sequence[Seen]) -> None:
+        for line in [*self._changed(), *changes(workers, self._workers), *self._moved(workers)]:
+            typer.echo(f"{time.strftime('%H:%M:%S')} {line}")
+        sys.stdout.flush()
+
+    def _changed(self) -> Iterator[str]:
+        for life in self._supervisor.lives.values():
+            said = _words(life)
+            if self._lives.get(life.name) != said:
+                self._lives[life.name] = said
+                yield f"{life.name} {said}"
+
+    def _moved(self, workers: Sequence[Seen]) -> Iterator[str]:
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + _PROGRESS_SECONDS
+        for seen in workers:
+            if seen.status is None or not seen.status.get("replicas"):
+                continue
+            said = _progress(seen.status)
+            if self._progress.get(seen.address) != said:
+                self._progress[seen.address] = said
+                yield f"{seen.address} {said}"
+
+
+def _words(life: "Life") -> str:
+    said: str = life.state
+    if life.pid is not None:
+        said += f", process {life.pid}"
+    if life.restarts:
+        said += f", restarts: {life.restarts}"
+    return f"{said}: {life.why}" if life.why else said
+
+
+def _progress(status: dict[str, Any]) -> str:
+    """How far the output and each replica are: stable points, and records that wait."""
+    output = status.get("output") or {}
+    replicas = ", ".join(
+        f"{each.get('name')} {_stable(each)} lag {each.get('lag_records')}"
+        for each in status.get("replicas", ())
+    )
+    return printable(f"{output.get('topic')} is stable to {_stable(output)}; {replicas}")
+
+
+def _stable(part: dict[str, Any]) -> str:
+    return "infinity" if part.get("ended") else str(part.get("stable_point"))
+
+
+class _Documents:
+    """One JSON document a line, whenever it says something new."""
+
+    def __init__(self, supervisor: "Supervisor"):
+        self._supervisor = supervisor
+        self._last: object = None
+
+    def show(self, workers: Sequence[Seen]) -> None:
+        document = {
+            "name": self._supervisor.plan.name,
+            "bootstrap": self._supervisor.bootstrap,
+            "folder": str(self._supervisor.folder),
+            "processes": [_document(life) for life in self._supervisor.lives.values()],
+            "workers": [
+                {"at": seen.address, "status": seen.status, "away": seen.away} for seen in workers
+            ],
+        }
+        if document != self._last:
+            self._last = document
+            say_json(document)
+            sys.stdout.flush()
+
+
+def _document(life: "Life") -> dict[str, Any]:
+    return {
+        "name": life.name,
+        "state": life.state,
+        "why": life.why or None,
+        "pid": life.pid,
+        "restarts": life.restarts,
+        "exit_code": life.exit_code,
+        "log": str(life.log),
+    }

@@ -1,0 +1,70 @@
+"""Where a replica without memory begins: with the first fact, with a given one, or with those of
+now.
+
+Theory
+    A replica that begins with the facts from S on knows every event that begins at S or later, so
+    it is correct from S + memory on (`Shape.memory`): that is its joining point, which it tells
+    with its next incarnation. With S as far as the facts are by now, its *mark*, the joining point
+    is where its windows have filled, and until the merge is there it waits for nobody and nobody
+    for it. Times of records must be those of their facts, as `feed` writes them. Where the facts
+    have ended, their end is the latest record: what begins there has only the end to say, and
+    joins at it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lmerge_service.elements import START
+from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.find import windows
+from lmerge_service.kafka.source import Source, TopicPartition
+from lmerge_service.kafka.tails import Tail
+
+__all__ = ("Beginning", "anew", "mark_of")
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """What an incarnation is from its first record on."""
+
+    incarnation: int
+    since: int | None
+    """The time of its first fact; None: it begins with the first there is."""
+    joining_at: int
+
+
+def anew(tail: Sequence[Tail], since: int | None, memory: int) -> Beginning:
+    """The incarnation after those whose last words are given."""
+    incarnation = max((each.incarnation + 1 for each in tail), default=0)
+    if since is None:
+        return Beginning(incarnation, None, START)
+    # only an incarnation after the first can say from when on it is correct
+    return Beginning(max(incarnation, 1), since, since + memory)
+
+
+async def mark_of(connection: Connection, facts: str, width: int, lateness: int) -> int | None:
+    """How far the facts are by now, in the time of their records: no later fact that counts will
+    be below it. None as long as a partition has said nothing.
+
+    Raises:
+        TransportError: Kafka cannot be reached, or refuses.
+    """
+    places = [TopicPartition(facts, number) for number in range(width)]
+    async with Source(connection) as source:
+        beginnings, ends = await source.beginnings(places), await source.ends(places)
+        highest = [await _highest(source, each, beginnings[each], ends[each]) for each in places]
+    known = [time for time in highest if time is not None]
+    return min(known) - lateness if len(known) == width else None
+
+
+async def _highest(source: Source, place: TopicPartition, begin: int, end: int) -> int | None:
+    """Of the latest records of a partition."""
+    for first, last in windows(begin, end):
+        times = [
+            record.timestamp
+            async for _, records in source.backlog({place: first}, {place: last})
+            for record in records
+        ]
+        if times:
+            return max(times)
+    return None

@@ -1,0 +1,1 @@
+"""`lmerge up` and `down`: the section, the plan, and real processes."""

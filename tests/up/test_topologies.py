@@ -1,0 +1,143 @@
+"""The shipped topologies as their pages say: brought up, maimed, and audited.
+
+Faster than there: the facts of a month take a minute.
+"""
+
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from lmerge_service.kafka.broker import free_port
+from tests.up.running import Upped, left_behind, lmerge
+
+pytestmark = [pytest.mark.deep, pytest.mark.timeout(900)]
+
+SHIPPED = Path("topologies")
+_SECONDS = 600
+
+
+def faster(folder: Path, *names: str, rate: int = 1500) -> Path:
+    """The first of these topologies, beside the others, with a Kafka on a free port and so many
+    facts a second."""
+    port = free_port()
+    for name in names:
+        text = (SHIPPED / f"{name}.yaml").read_text()
+        text = text.replace("127.0.0.1:9092", f"127.0.0.1:{port}").replace(
+            "--rate, 400", f"--rate, {rate}"
+        )
+        (folder / f"{name}.yaml").write_text(text)
+    return folder / f"{names[0]}.yaml"
+
+
+def kill(up: Upped, *names: str) -> None:
+    for name in names:
+        os.kill(up.process_of(name)["pid"], signal.SIGKILL)
+
+
+def states(up: Upped, merge: str) -> dict[str, tuple[str, int]]:
+    """Of each replica: what it is, and which incarnation."""
+    replicas = up.status(merge).get("replicas", ())
+    return {each["name"]: (each["state"], each["incarnation"]) for each in replicas}
+
+
+def spoken(up: Upped, merge: str) -> set[str]:
+    """The replicas that have declared something stable."""
+    replicas = up.status(merge).get("replicas", ())
+    return {each["name"] for each in replicas if each["stable_point"] is not None}
+
+
+def stable(up: Upped, merge: str) -> int:
+    return int(up.status(merge).get("output", {}).get("stable_point") or 0)
+
+
+def leading(up: Upped, merge: str) -> str:
+    """The process that leads the merge."""
+    for worker in up.shown["workers"]:
+        status = worker["status"] or {}
+        if status.get("name") == merge and status["output"]["leader"]:
+            port = worker["at"].rpartition(":")[2]
+            break
+    return next(
+        str(each["name"])
+        for each in up.shown["processes"]
+        if each["pid"] and port in Path(f"/proc/{each['pid']}/cmdline").read_text().split("\0")
+    )
+
+
+def audited(up: Upped, facts: str, output: str) -> None:
+    """One more copy of the query, that has seen everything, and the output mean the same."""
+    at = ("--bootstrap", up.shown["bootstrap"])
+    query = ("delays", "--plan", "conservative", "--plain", "--facts", facts, "--to", "check")
+    copy = lmerge(up.folder, "replica", "run", *query, *at)
+    assert copy.returncode == 0, copy.stderr
+    audit = lmerge(up.folder, "audit", "kafka:check", f"kafka:{output}", *at)
+    assert audit.returncode == 0, audit.stdout + audit.stderr
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "high-availability-plain",
+        pytest.param("high-availability", marks=pytest.mark.xdist_group("spark")),
+    ],
+)
+def test_two_of_three_die_and_are_merged_again_by_themselves(tmp_path: Path, name: str) -> None:
+    if name == "high-availability":
+        pytest.importorskip("pyspark")
+    rate = 1500 if name.endswith("plain") else 400  # Spark is to be there before the facts end
+    with Upped(tmp_path, faster(tmp_path, name, rate=rate)) as up:
+        up.until("all to speak", lambda: spoken(up, name) == set("abc"), _SECONDS)
+        folder = Path(up.shown["folder"])
+        kill(up, "a", "b")
+        for each in "ab":
+            shutil.rmtree(folder / "checkpoints" / each, ignore_errors=True)
+        at = stable(up, name)
+        up.until("the output to go on", lambda: stable(up, name) > at, _SECONDS)
+        again = {"a": ("joined", 1), "b": ("joined", 1), "c": ("joined", 0)}
+        up.until("both to be merged again", lambda: states(up, name) == again, _SECONDS)
+        for each in "ab":
+            assert "incarnation 1, correct from" in (folder / f"{each}.log").read_text()
+        kill(up, leading(up, name))
+        up.until_ended(name, _SECONDS)
+        audited(up, "ha.facts", "ha.merged")
+        assert up.end(signal.SIGINT) == 0
+    assert left_behind(tmp_path) == []
+
+
+def test_a_loss_at_a_site_stays_there(tmp_path: Path) -> None:
+    topology = faster(tmp_path, "hierarchy", "hierarchy-east", "hierarchy-west")
+    with Upped(tmp_path, topology) as up:
+        up.until(
+            "the sites to speak", lambda: spoken(up, "hierarchy") == {"east", "west"}, _SECONDS
+        )
+        up.until("its copy to speak", lambda: "early" in spoken(up, "hierarchy-east"), _SECONDS)
+        kill(up, "hierarchy-east.early", "hierarchy-west.worker-1")
+        again = {"early": ("joined", 1), "firm": ("joined", 0)}
+        up.until(
+            "the copy to be merged again", lambda: states(up, "hierarchy-east") == again, _SECONDS
+        )
+        up.until_ended("hierarchy", _SECONDS)
+        audited(up, "hierarchy.facts", "hierarchy.merged")
+        assert up.process_of("hierarchy-west.worker-1")["restarts"] == 1
+        assert up.end(signal.SIGINT) == 0
+    assert left_behind(tmp_path) == []
+
+
+def test_what_follows_whoever_is_ahead_is_what_they_all_say(tmp_path: Path) -> None:
+    topology = faster(tmp_path, "fast-availability")
+    topology.write_text(topology.read_text().replace('"1,2,3,4,5"', '"1"'))
+    with Upped(tmp_path, topology) as up:
+        up.until_ended("fast-availability", _SECONDS)
+        up.until(
+            "all to have said all",
+            lambda: all(up.process_of(each)["exit_code"] == 0 for each in "abcd"),
+        )
+        streams = Path(up.shown["folder"]) / "streams"
+        at = ("--bootstrap", up.shown["bootstrap"])
+        audit = lmerge(tmp_path, "audit", str(streams / "0.ndjson"), "kafka:fast.merged", *at)
+        assert audit.returncode == 0, audit.stdout + audit.stderr
+        assert up.end(signal.SIGINT) == 0
+    assert left_behind(tmp_path) == []
