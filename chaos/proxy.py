@@ -102,9 +102,9 @@ class Trap:
 
     api_key: int
     moment: Moment
-    """Before the request goes on, which it then waits for the call to end, or behind it: the
-    broker has got it, and its answer waits."""
-    sprung: Callable[[], Awaitable[None]]
+    """Before the request goes on, or behind it: the target has it, and its answer waits."""
+    sprung: Callable[[], Awaitable[bool]]
+    """Is waited for, and tells whether the connection goes on; else it is reset."""
 
 
 class Proxy:
@@ -256,12 +256,16 @@ class _Link:
             await self._answers.wait()
         trap = self._trap() if stream == "upstream" else None
         if trap is not None and trap.moment == "before":
-            await trap.sprung()
+            await self._spring(trap)
         await self._delay(stream)
         await self._write(stream, piece, writer)
         if trap is not None and trap.moment == "after":
-            await trap.sprung()
+            await self._spring(trap)
             self._answers.set()
+
+    async def _spring(self, trap: Trap) -> None:
+        if not await trap.sprung():
+            raise ConnectionAbortedError
 
     def _trap(self) -> Trap | None:
         """The trap, if the request that goes on now is the one that it waits for."""

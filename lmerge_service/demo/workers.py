@@ -35,6 +35,8 @@ class Worker:
     def __init__(self, stage: Stage, name: str, path: Path):
         self.name = name
         self.started = time.time()
+        self.address = ""
+        """Of its HTTP side, once it is started."""
         self.peak = 0
         """The most resident memory seen while waiting, in bytes."""
         self._stage = stage
@@ -44,8 +46,8 @@ class Worker:
 
     async def start(self) -> None:
         port = free_port()
-        address = f"http://127.0.0.1:{port}"
-        self._client = await self._stack.enter_async_context(StatusClient(address))
+        self.address = f"http://127.0.0.1:{port}"
+        self._client = await self._stack.enter_async_context(StatusClient(self.address))
         self._process = await self._stage.lmerge(
             "run", str(self._path), "--json", "--http-port", str(port), log=self._log
         )

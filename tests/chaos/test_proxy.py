@@ -169,9 +169,10 @@ def test_a_trap_springs_once_at_its_request_however_bytes_are_cut(moment: str) -
         async with proxied(traps=True) as (proxy, heard):
             sprung: list[bytes] = []
 
-            async def spring() -> None:
+            async def spring() -> bool:
                 await asyncio.sleep(0.05)  # what has gone on before is heard
                 sprung.append(b"".join(heard))
+                return True
 
             proxy.trap = Trap(API_KEYS["EndTxn"], moment, spring)  # type: ignore[arg-type]
             async with through(proxy) as pair:
