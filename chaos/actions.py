@@ -5,6 +5,7 @@ gives is the name of whom it has met. A fault that has not come about fails its 
 the drill: nothing would be known of what it was to show.
 """
 
+import asyncio
 from collections.abc import Callable
 from typing import Literal, TypeVar
 
@@ -15,6 +16,7 @@ from chaos.rig import Rig, Unplayable
 __all__ = (
     "add_toxic",
     "cut_link",
+    "delete_topic",
     "deploy_replica",
     "end_worker",
     "fill_disk",
@@ -24,7 +26,7 @@ __all__ = (
     "kill_replica",
     "kill_worker",
     "limit_memory",
-    "mend_link",
+    "mend_links",
     "pause_broker",
     "pause_replica",
     "pause_worker",
@@ -34,6 +36,7 @@ __all__ = (
     "resume_replica",
     "resume_worker",
     "start_broker",
+    "start_missing_workers",
     "start_over",
     "start_worker",
     "strike_in_transaction",
@@ -101,6 +104,17 @@ def start_worker(worker: str) -> str:
     return worker
 
 
+def start_missing_workers() -> list[str]:
+    """A worker in each place that is empty; returns when they lead or follow."""
+
+    async def start(rig: Rig) -> list[str]:
+        missing = rig.missing_workers()
+        await asyncio.gather(*map(rig.start_worker, missing))
+        return missing
+
+    return on_rig(start)
+
+
 def pause_worker(worker: str = "leader") -> str:
     """SIGSTOP."""
 
@@ -166,6 +180,11 @@ def fill_disk() -> None:
     _plainly(lambda rig: rig.fill_disk())
 
 
+def delete_topic(topic: str) -> None:
+    """With all that it holds."""
+    on_rig(lambda rig: rig.delete_topic(topic))
+
+
 # --- links ----------------------------------------------------------------------------------------
 
 
@@ -188,9 +207,9 @@ def cut_link(link: str) -> str:
     return _plainly(cut)
 
 
-def mend_link(link: str) -> None:
-    """Whatever spoils it goes."""
-    on_rig(lambda rig: _proxy(rig, link).reset())
+def mend_links() -> None:
+    """Whatever spoils links goes."""
+    on_rig(lambda rig: rig.mend_links())
 
 
 def _proxy(rig: Rig, link: str) -> Proxy:
@@ -230,8 +249,7 @@ def heal() -> None:
     """What is paused, slow or cut off is so no more."""
 
     async def heal_all(rig: Rig) -> None:
-        for proxy in rig.proxies.values():
-            await proxy.reset()
+        await rig.mend_links()
         rig.broker.resume()
         for worker in rig.workers.values():
             if worker.ended is None:

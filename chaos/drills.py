@@ -28,6 +28,12 @@ STANDARD: Final = (
     "laggard-leads",
     "liar",
     "far-future",
+    "transaction-steps",
+    "broker-in-transaction",
+    "split-brain",
+    "rolling-upgrade",
+    "slow-consumer",
+    "control-lost",
 )
 """In the order in which `--all` runs them."""
 
@@ -61,7 +67,8 @@ def experiment(name: str) -> dict[str, Any]:
         found: dict[str, Any] = load_experiment(str(path))
         ensure_experiment_is_valid(found)
     except ChaosException as error:
-        raise ConfigurationError(f"{path} is no experiment: {error}") from None
+        said = " ".join(str(error).split())  # the parser draws over several lines
+        raise ConfigurationError(f"{path} is no experiment: {said}") from None
     return found
 
 

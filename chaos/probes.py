@@ -4,7 +4,15 @@ import time
 
 from chaos.playing import current, on_rig
 
-__all__ = ("leading_replica", "longest_hole", "seconds_until_moving", "verdict", "worker_leads")
+__all__ = (
+    "leading_replica",
+    "logged",
+    "longest_hole",
+    "seconds_until_all_serve",
+    "seconds_until_moving",
+    "verdict",
+    "worker_leads",
+)
 
 
 def verdict() -> str:
@@ -27,6 +35,18 @@ def seconds_until_moving(within: float = 60) -> float:
     began = time.monotonic()
     on_rig(lambda rig: rig.until_moving(within))
     return round(time.monotonic() - began, 2)
+
+
+def seconds_until_all_serve(within: float = 60) -> float:
+    """How long it takes until each worker leads or follows."""
+    began = time.monotonic()
+    on_rig(lambda rig: rig.until_all_serve(within))
+    return round(time.monotonic() - began, 2)
+
+
+def logged(event: str, within: float = 60) -> str:
+    """Which worker has logged an event; waits for it, and fails if none does."""
+    return on_rig(lambda rig: rig.until_logged(event, within))
 
 
 def worker_leads() -> str:

@@ -16,7 +16,7 @@ What happens on a crash
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -245,6 +245,7 @@ class Rig:
         return name
 
     async def start_worker(self, name: str) -> None:
+        """Returns when it leads or follows."""
         if name in self.workers and self.workers[name].ended is None:
             raise Unplayable(f"worker {name} runs")
         logs = self.logs.setdefault(name, [])
@@ -257,6 +258,33 @@ class Rig:
         self.workers[name] = worker
         await self._run(self.sightings.watch(name, worker))
         await worker.wait(_has_a_task, "a task")
+
+    def missing_workers(self) -> list[str]:
+        """The places of workers in which none runs."""
+        return [
+            name
+            for name in self._names
+            if name not in self.workers or self.workers[name].ended is not None
+        ]
+
+    async def until_all_serve(self, seconds: float = _PATIENCE_SECONDS) -> None:
+        """Waits until each worker leads or follows."""
+        await self._until(
+            lambda: not self.missing_workers() and self.sightings.all_serve(self.workers),
+            "all workers to lead or follow",
+            seconds,
+        )
+
+    async def until_logged(self, event: str, seconds: float = _PATIENCE_SECONDS) -> str:
+        """Waits until a worker has logged an event; gives the worker's name."""
+        found: list[str] = []
+
+        def logged() -> bool:
+            found[:] = [n for n, logs in self.logs.items() if _logged(event, logs)]
+            return bool(found)
+
+        await self._until(logged, f"a worker to log {event!r}", seconds)
+        return found[0]
 
     def _topology(self, name: str) -> dict[str, Any]:
         return {
@@ -401,6 +429,16 @@ class Rig:
             with suppress(psutil.NoSuchProcess):  # it may have been killed meanwhile
                 throttle.resume()
 
+    # --- links and topics ---------------------------------------------------------------------
+
+    async def mend_links(self) -> None:
+        for proxy in self.proxies.values():
+            await proxy.reset()
+
+    async def delete_topic(self, topic: str) -> None:
+        async with Topics(self.connection) as topics:
+            await topics.delete(topic)
+
     # --- the broker ----------------------------------------------------------------------------
 
     async def kill_broker(self) -> None:
@@ -448,6 +486,11 @@ def _usage(seat: Seat) -> psutil.Process:
     if seat.process is None or seat.process.returncode is not None:
         raise Unplayable(f"replica {seat.name} does not run")
     return psutil.Process(seat.process.pid)
+
+
+def _logged(event: str, logs: Iterable[Path]) -> bool:
+    lines = (line for log in logs for line in log.read_text(errors="replace").splitlines())
+    return any(f'"event": "{event}"' in line for line in lines)
 
 
 def _has_a_task(status: Status) -> bool:

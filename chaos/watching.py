@@ -155,6 +155,11 @@ class Sightings:
     def leading_replica(self, workers: Collection[str]) -> str | None:
         return next((seen.leader for seen in self._leading(workers) if seen.leader), None)
 
+    def all_serve(self, workers: Collection[str]) -> bool:
+        """Whether each said last that it leads or follows."""
+        said = [self._last[name].state for name in workers if name in self._last]
+        return len(said) == len(workers) and all(s in ("running", "standby") for s in said)
+
     def reasons(self) -> list[str]:
         """All that was ever a reason for degraded health, each once."""
         return list(dict.fromkeys(reason for seen in self.seen for reason in seen.reasons))

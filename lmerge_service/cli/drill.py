@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lmerge_service.cli.options import Json
+from lmerge_service.cli.options import Json, silence_kafka_client
 from lmerge_service.cli.words import printable, say_json
 from lmerge_service.errors import ConfigurationError, EnvironmentMissingError
 
@@ -42,6 +42,7 @@ def drill(
     Example: `lmerge drill leader-dies --html .`
     """
     _require_toolkit()
+    silence_kafka_client()
     from chaos.drills import STANDARD
 
     if list_:

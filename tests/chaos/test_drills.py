@@ -46,7 +46,7 @@ def test_what_is_wrong_with_an_output_fails_the_drill(tmp_path: Path) -> None:
         step("add_toxic", link="leader", kind="latency", latency=20, jitter=5),
         step("resume_replica", replica="a"),
         step("unthrottle", name="b"),
-        step("mend_link", link="leader"),
+        step("mend_links"),
         step("kill_replica", replica="leader"),
         wanted["method"][-1],  # finish
         step("double", "tests.chaos.doubling"),
