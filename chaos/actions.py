@@ -207,9 +207,9 @@ def cut_link(link: str) -> str:
     return _plainly(cut)
 
 
-def mend_links() -> None:
-    """Whatever spoils links goes."""
-    on_rig(lambda rig: rig.mend_links())
+def mend_links(link: str | None = None) -> None:
+    """Whatever spoils a link, or all of them, goes."""
+    on_rig(lambda rig: rig.mend_links() if link is None else _proxy(rig, link).reset())
 
 
 def _proxy(rig: Rig, link: str) -> Proxy:

@@ -84,10 +84,21 @@ def _result(playing: Playing, experiment: dict[str, Any], journal: dict[str, Any
         description=experiment["description"],
         passed=not why and not journal["deviated"],
         why=why,
+        unplayed=journal["status"] != "completed" or _not_done(journal),
         judged=judged,
         timeline=playing.timeline(),
         reasons=playing.rig.sightings.reasons(),
         steps=[_step(run) for run in journal["run"]],
+    )
+
+
+def _not_done(journal: dict[str, Any]) -> bool:
+    """Whether a fault has not come about; to wait for the output in vain is no such thing."""
+    return any(
+        run["status"] == "failed"
+        and run["activity"]["type"] == "action"
+        and run["activity"]["provider"].get("func") != "finish"
+        for run in journal["run"]
     )
 
 

@@ -76,6 +76,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     passed: bool
     why: list[str]
     """If it has not passed."""
+    unplayed: bool
+    """A fault has not come about, so nothing is known."""
     judged: Judged | None
     timeline: Timeline
     reasons: list[str]

@@ -24,7 +24,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
@@ -96,9 +96,9 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True):
 class Manner(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a replica departs from a good one."""
 
-    lag: float = 0
+    lag: Annotated[float, msgspec.Meta(ge=0)] = 0
     """Everything so many seconds later."""
-    skew: float = 0
+    skew: Annotated[float, msgspec.Meta(ge=0)] = 0
     """Its clock is so many seconds ahead: it speaks early, and its records' times are wrong."""
     lying: float = 0
     """The share of events to which it gives another end."""

@@ -190,6 +190,11 @@ class Rig:
         """Of a fault, in the timeline; `at` is in seconds of the wall clock."""
         self.happened.append(Happened(at, text))
 
+    @property
+    def skew(self) -> float:
+        """How many seconds the clock is ahead that is furthest."""
+        return max((seat.part.manner.skew for seat in self.seats.values()), default=0.0)
+
     # --- waiting -------------------------------------------------------------------------------
 
     async def _until(
@@ -211,7 +216,7 @@ class Rig:
 
     async def until_moving(self, seconds: float = _PATIENCE_SECONDS) -> None:
         """Waits until the output's stable point is above where it, and all replicas, are now."""
-        goal = int(time.time() * 1_000)
+        goal = max(int((time.time() + self.skew) * 1_000), self.arrivals.stable)
         await self._until(
             lambda: self.arrivals.stable > goal, "the output to reach this moment", seconds
         )
@@ -465,8 +470,7 @@ class Rig:
         Raises:
             Unplayable: that takes longer.
         """
-        skew = max(seat.part.manner.skew for seat in self.seats.values())
-        self.finished = int(time.time() * 1_000) + _AHEAD_MS + max(0, int(skew * 1_000))
+        self.finished = int((time.time() + self.skew) * 1_000) + _AHEAD_MS
         partial = self.folder / "finish.partial"
         partial.write_text(str(self.finished))
         partial.rename(self._stream.finish)

@@ -1,8 +1,9 @@
 """`lmerge drill`: faults on purpose, and whether the merge keeps its word."""
 
 import time
+from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +14,7 @@ from lmerge_service.errors import ConfigurationError, EnvironmentMissingError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from chaos.composing import Schedule
     from chaos.judging import Result
 
 __all__ = ("drill",)
@@ -27,6 +29,16 @@ def drill(
     ] = None,
     all_: Annotated[bool, typer.Option("--all", help="The standard set, in order.")] = False,
     list_: Annotated[bool, typer.Option("--list", help="Show which drills there are.")] = False,
+    random: Annotated[
+        int | None,
+        typer.Option(
+            metavar="SEED", help="Faults by chance, several at once; equal seeds, equal faults."
+        ),
+    ] = None,
+    minutes: Annotated[
+        float,
+        typer.Option(min=0, metavar="N", help="With --random: go on with the next seed so long."),
+    ] = 5,
     html: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Write a page on each drill there: NAME.html."),
@@ -48,14 +60,18 @@ def drill(
     if list_:
         _list(STANDARD, json=json)
         return
+    if random is not None and (all_ or names):
+        raise ConfigurationError("--random composes its own faults: leave --all and names out")
     if all_ and names:
         raise ConfigurationError("--all runs all drills: leave the names out")
     wanted = list(STANDARD) if all_ else names
-    if not wanted:
+    if random is None and not wanted:
         raise ConfigurationError("which drill? Name one, or --all; --list shows them")
     if html is not None:
         html.mkdir(parents=True, exist_ok=True)
-    passed = [_run(name, html, json=json) for name in _known(wanted)]
+    if random is not None:
+        raise typer.Exit(0 if _by_chance(random, minutes, html, json=json) else 1)
+    passed = [_run(each, html, json=json).passed for each in _known(wanted or [])]
     if len(passed) > 1 and not json:
         typer.echo(f"{sum(passed)} of {len(passed)} drills passed")
     raise typer.Exit(0 if all(passed) else 1)
@@ -68,13 +84,11 @@ def _require_toolkit() -> None:
         raise EnvironmentMissingError(_MISSING)
 
 
-def _known(names: "Sequence[str]") -> "Sequence[str]":
+def _known(names: "Sequence[str]") -> "Sequence[dict[str, Any]]":
     """Finds a mistake in the last name before the first drill is run."""
     from chaos.drills import experiment
 
-    for name in names:
-        experiment(name)
-    return names
+    return [experiment(name) for name in names]
 
 
 def _list(names: "Sequence[str]", *, json: bool) -> None:
@@ -92,11 +106,40 @@ def _list(names: "Sequence[str]", *, json: bool) -> None:
         typer.echo(f"{each['name']:<24} {each['title']}")
 
 
-def _run(name: str, html: Path | None, *, json: bool) -> bool:
-    from chaos.drills import Interrupted, experiment, run
+def _by_chance(seed: int, minutes: float, html: Path | None, *, json: bool) -> bool:
+    """Seed after seed until the time is over; of the first that fails, the shortest schedule."""
+    from itertools import count
+
+    from chaos.composing import compose, experiment_of, failures, shrink
+
+    until = time.monotonic() + minutes * 60
+    for each in count(seed):
+        schedule = compose(each)
+        typer.echo(f"{schedule}", err=True)
+        ways = failures(_run(experiment_of(schedule), html, json=json))
+        if ways:
+            break
+        if time.monotonic() >= until:
+            return True
+    typer.echo("failed; looking for the shortest schedule that fails in the same way", err=True)
+
+    def fails(shorter: "Schedule") -> bool:
+        typer.echo(f"{shorter}", err=True)
+        return bool(failures(_run(experiment_of(shorter), html, json=json)) & ways)
+
+    shortest = shrink(schedule, fails)
+    path = (html or Path()) / f"random-{schedule.seed}.json"
+    path.write_text(dumps(experiment_of(shortest), indent=1))
+    typer.echo(
+        f"the shortest that failed: {shortest}; `lmerge drill {path}` runs it again", err=True
+    )
+    return False
+
+
+def _run(wanted: "dict[str, Any]", html: Path | None, *, json: bool) -> "Result":
+    from chaos.drills import Interrupted, run
 
     began = time.monotonic()
-    wanted = experiment(name)
     typer.echo(f"{wanted['title']}", err=True)
 
     def tell(line: str) -> None:
@@ -112,7 +155,7 @@ def _run(name: str, html: Path | None, *, json: bool) -> bool:
         say_json(result)
     else:
         _show(result)
-    return result.passed
+    return result
 
 
 def _write(result: "Result", path: Path) -> None:

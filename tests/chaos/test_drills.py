@@ -69,6 +69,42 @@ def test_what_is_wrong_with_an_output_fails_the_drill(tmp_path: Path) -> None:
 
 @pytest.mark.deep
 @pytest.mark.timeout(290)
+def test_what_no_drill_of_the_standard_set_does_can_be_done(tmp_path: Path) -> None:
+    """Clocks that are ahead, garbage, pauses, too little memory, a full disk; and the merge lives
+    through all of it."""
+    wanted = experiment("leader-dies")
+    wanted["configuration"] = {"within": 120}
+    wanted["steady-state-hypothesis"]["probes"][1]["tolerance"] = [0, 120]
+    moving = step("seconds_until_moving", "chaos.probes")
+    wanted["method"] = [
+        step("deploy_replica", replica="a", skew=1.5),
+        step("deploy_replica", replica="b", corrupt=0.1),
+        moving,
+        step("kill_replica", replica="c"),
+        step("start_over", replica="c"),
+        moving,
+        step("pause_worker", worker="leader"),
+        moving,
+        step("heal"),
+        step("seconds_until_all_serve", "chaos.probes"),
+        step("pause_broker"),
+        step("resume_broker"),
+        moving,
+        step("limit_memory", worker="leader", megabytes=1),
+        step("fill_disk"),
+        step("start_broker") | {"pauses": {"before": 5}},
+        step("start_missing_workers"),
+        moving,
+        wanted["method"][-1],
+    ]
+    path = tmp_path / "acts.json"
+    path.write_text(json.dumps(wanted))
+    code, found, said = drill(str(path))
+    assert (code, found["why"]) == (0, []), said
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(290)
 @pytest.mark.parametrize("name", STANDARD)
 def test_the_standard_set_passes(name: str) -> None:
     code, found, said = drill(name)
@@ -116,6 +152,7 @@ RESULT = Result(
     description="d & e",
     passed=False,
     why=["K2 is invalid: <i>"],
+    unplayed=False,
     judged=Judged(
         outcome="invalid",
         findings=[{"check": "K2", "outcome": "invalid", "evidence": ["<u>"], "total": 1}],
