@@ -16,6 +16,7 @@ from chaos.rig import Rig, Unplayable
 __all__ = (
     "add_toxic",
     "cut_link",
+    "decide_at_once",
     "delete_topic",
     "deploy_replica",
     "end_worker",
@@ -150,6 +151,12 @@ def throttle(name: str, share: float = 0.2) -> str:
 def unthrottle(name: str) -> None:
     """As fast as before."""
     _plainly(lambda rig: rig.unthrottle(name))
+
+
+def decide_at_once() -> list[str]:
+    """All workers are asked for another policy at the same time, against the same version; what
+    they have answered. The judge holds the answers to the log (K9)."""
+    return on_rig(lambda rig: rig.decide_at_once())
 
 
 # --- the broker -----------------------------------------------------------------------------------

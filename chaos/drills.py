@@ -34,6 +34,7 @@ STANDARD: Final = (
     "rolling-upgrade",
     "slow-consumer",
     "control-lost",
+    "control-conflicts",
 )
 """In the order in which `--all` runs them."""
 

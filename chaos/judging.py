@@ -15,10 +15,11 @@ from typing import Any, Final
 import httpx
 import msgspec
 
+from chaos.decided import decided
 from chaos.dump import dump
 from chaos.history import ALWAYS, History, Interval, Progress, Replica, check
 from chaos.records import Topic
-from chaos.rig import OUTPUT, Rig, Seat
+from chaos.rig import CONTROL, OUTPUT, Rig, Seat
 from chaos.seen import Capture
 from chaos.verdicts import Finding
 from chaos.watching import Hole, Seen
@@ -106,6 +107,9 @@ async def judge(rig: Rig, captured: Capture | None) -> tuple[Judged, dict[str, T
     output = (await dump(rig.broker.bootstrap, [OUTPUT]))[OUTPUT]
     read_at = int(time.time() * 1_000)
     topics = await dump(rig.broker.bootstrap, names)
+    decisions = (
+        decided((await dump(rig.broker.bootstrap, [CONTROL]))[CONTROL]) if rig.answers else None
+    )
     lives = list(rig.lives())
     skew = max(abs(seat.part.manner.skew) for seat in rig.seats.values())
     report = check(
@@ -118,6 +122,8 @@ async def judge(rig: Rig, captured: Capture | None) -> tuple[Judged, dict[str, T
             progress=_progress(rig, read_at),
             skew_ms=1_000 + int(skew * 1_000),
             kills=rig.kills,
+            decided=decisions,
+            answers=rig.answers,
             faults=rig.plan.traces if captured else (),
             capture=captured,
         )

@@ -19,6 +19,7 @@ CHECKS: Final = {
     "K6": "memory stays within its bounds",
     "K7": "all of this although something was killed",
     "K8": "the fault can be seen: in a metric, in the log, in the health",
+    "K9": "whoever decided was told what the log of decisions says",
 }
 """What the judge asks, in words."""
 

@@ -40,6 +40,12 @@ def plan_of(configuration: Mapping[str, Any]) -> Plan:
         Refused: it has a field that there is not, or a value that cannot be.
     """
     try:
-        return msgspec.convert(dict(configuration), Plan)
+        plan = msgspec.convert(dict(configuration), Plan)
     except msgspec.ValidationError as error:
         raise Refused(f"configuration: {error}") from None
+    if plan.workers > 2 * plan.partitions:  # a task has a leader and a standby
+        raise Refused(
+            f"configuration: of {plan.workers} workers only {2 * plan.partitions} would have a "
+            f"task: more partitions, or fewer workers"
+        )
+    return plan

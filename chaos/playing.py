@@ -56,6 +56,7 @@ class Playing:
         try:
             self.do(self.rig.__aenter__())
         except BaseException:
+            self.do(_others_have_ended())  # what was opened closes itself
             self._end()
             raise
 
@@ -98,6 +99,12 @@ class Playing:
 
     def timeline(self) -> Timeline:
         return timeline(self.rig, self._topics)
+
+
+async def _others_have_ended() -> None:
+    """On this loop, or half a minute has passed."""
+    if others := asyncio.all_tasks() - {asyncio.current_task()}:
+        await asyncio.wait(others, timeout=30)
 
 
 def current() -> Playing:

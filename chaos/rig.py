@@ -15,16 +15,20 @@ What happens on a crash
 
 import asyncio
 import json
+import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any, Final, Self
 
+import httpx
 import msgspec
 import psutil
 
+from chaos.decided import Answer
 from chaos.plan import Plan
 from chaos.proxy import Moment, Proxy, Trap
 from chaos.replica import Manner, Part, Stream
@@ -36,9 +40,10 @@ from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.service.status import Status
 
-__all__ = ("OUTPUT", "Happened", "Rig", "Seat", "Unplayable")
+__all__ = ("CONTROL", "OUTPUT", "Happened", "Rig", "Seat", "Unplayable")
 
 OUTPUT: Final = "out"
+CONTROL: Final = f"{OUTPUT}.control"
 _HOST: Final = "127.0.0.1"
 _SESSION_SECONDS: Final = 2.0
 _PATIENCE_SECONDS: Final = 60.0
@@ -96,6 +101,10 @@ class Rig:
         """When all was well for the first time."""
         self.finished: int | None = None
         """Before this time the last event begins."""
+        self.answers: list[Answer] = []
+        """What those who decided were told."""
+        self._token = secrets.token_hex(16)
+        self._token_file = folder / "control-token"
         self._names = [f"w{n}" for n in range(1, plan.workers + 1)]
         self._throttles: dict[str, _Throttle] = {}
         self._stack = AsyncExitStack()
@@ -118,6 +127,8 @@ class Rig:
         await self._stack.aclose()
 
     async def _open(self) -> None:
+        self._token_file.touch(mode=0o600)
+        self._token_file.write_text(self._token)
         await self._open_links()
         self.stage = await self._stack.enter_async_context(
             Stage(self.folder, self.broker.bootstrap)
@@ -300,6 +311,7 @@ class Rig:
             "session_seconds": _SESSION_SECONDS,
             "snapshot_seconds": 5,
             "guards": {"patience_seconds": 3, **self.plan.guards},
+            "http": {"control_token": {"file": str(self._token_file)}},
             **({"policy": self.plan.policy} if self.plan.policy else {}),
         }
 
@@ -341,6 +353,40 @@ class Rig:
 
         self.proxies[name].trap = Trap(api_key, moment, spring)
         return name
+
+    # --- decisions -----------------------------------------------------------------------------
+
+    async def decide_at_once(self) -> list[str]:
+        """Each worker is asked, at the same time and against the same version, for another policy
+        of adjusts; what each has answered: `holds`, or why it was refused.
+
+        Raises:
+            Unplayable: a worker does not answer, or not that it is decided.
+        """
+        version = (await self.worker("leader").running()).version
+        wishes = zip(self.workers, cycle(("eager", "lazy")), strict=False)
+        answers = [await each for each in asyncio.as_completed(
+            [self._decide(name, adjust, version) for name, adjust in wishes]
+        )]  # fmt: skip
+        self.answers += answers
+        return sorted(answer.refused or "holds" for answer in answers)
+
+    async def _decide(self, name: str, adjust: str, version: int) -> Answer:
+        document = {
+            "insert": "first", "adjust": adjust, "stable": self.plan.policy.get("stable", "max"),
+            "expects": version, "who": name,
+        }  # fmt: skip
+        headers = {"authorization": f"Bearer {self._token}"}
+        async with httpx.AsyncClient(timeout=30, trust_env=False, headers=headers) as client:
+            try:
+                url = f"{self.workers[name].address}/v1/policy"
+                answer = await client.post(url, json=document)
+            except httpx.TransportError as error:
+                raise Unplayable(f"worker {name} does not answer: {error!r}") from error
+        said = answer.json()
+        if answer.status_code not in (200, 409):
+            raise Unplayable(f"worker {name} answers {answer.status_code}: {said}")
+        return Answer(said["id"], said["version"], said.get("error"))
 
     # --- replicas ------------------------------------------------------------------------------
 

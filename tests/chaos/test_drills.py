@@ -142,6 +142,8 @@ def test_a_file_that_is_no_experiment_is_a_mistake(tmp_path: Path) -> None:
 def test_a_plan_that_has_what_there_is_not_is_refused() -> None:
     with pytest.raises(Refused, match="wrokers"):
         plan_of({"wrokers": 3})
+    with pytest.raises(Refused, match="of 3 workers only 2 would have a task"):
+        plan_of({"workers": 3})
     with pytest.raises(Refused, match="lying"):
         plan_of({"replicas": {"a": {"lying": "much"}}})
 
