@@ -182,17 +182,15 @@ def _activity(
 
 
 def failures(result: Result) -> frozenset[str]:
-    """In which ways a drill has failed: checks by their names, and steps that wait for the output.
+    """In which ways a drill has failed, by the names of checks, steps and probes.
 
     Nothing if it has passed, and nothing if it could not be played: a fault that has not come
     about tells nothing of the merge.
     """
     if result.passed or result.unplayed:
         return frozenset()
-    found = result.judged.findings if result.judged is not None else []
-    checks = {each["check"] for each in found if each["outcome"] == "invalid"}
-    steps = {step["name"] for step in result.steps if step["status"] == "failed"}
-    return frozenset(checks | steps) or frozenset(result.why)
+    ways = frozenset(line.partition(":")[0] for line in result.why)
+    return ways - {"verdict of K1 to K8 (behind the faults)"} or ways
 
 
 def shrink(failing: Schedule, fails: Callable[[Schedule], bool]) -> Schedule:

@@ -21,7 +21,7 @@ import shutil
 import socket
 import subprocess
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
@@ -296,7 +296,10 @@ class LocalBroker:
         jars = kafka_jars()
         port, controller = self._ports()
         self._format(java, jars)
-        self._listeners = {name: at or free_port() for name, at in self._listeners.items()}
+        taken = {port, controller}
+        for name, at in self._listeners.items():
+            self._listeners[name] = at or free_port(but=taken)
+            taken.add(self._listeners[name])
         self._write_properties("data", port, controller)
         for stale in left_classes(self.directory):
             stale.unlink()
@@ -314,7 +317,7 @@ class LocalBroker:
         record = self._record()
         wishes = [record.port] if record else [_DEFAULT_PORT] if self.detached else []
         port = self._port or free_port(*wishes)
-        return port, free_port(but=port)
+        return port, free_port(but={port})
 
     def _format(self, java: Java, jars: list[Path]) -> None:
         data, fresh = self.directory / "data", self.directory / "data.new"
@@ -395,11 +398,11 @@ def _is_free(port: int) -> bool:
         return True
 
 
-def free_port(*wishes: int, but: int = 0) -> int:
-    """The first wish that is free, else any free port of `_PORTS`; never `but`."""
+def free_port(*wishes: int, but: Container[int] = ()) -> int:
+    """The first wish that is free, else any free port of `_PORTS`; never one of `but`."""
     chances = (random.choice(_PORTS) for _ in range(1000))
     for port in itertools.chain(wishes, chances):
-        if port != but and _is_free(port):
+        if port not in but and _is_free(port):
             return port
     raise EnvironmentMissingError(f"no free port on {_HOST} in {_PORTS.start}-{_PORTS.stop}")
 
