@@ -84,7 +84,7 @@ def _result(playing: Playing, experiment: dict[str, Any], journal: dict[str, Any
         description=experiment["description"],
         passed=not why and not journal["deviated"],
         why=why,
-        unplayed=journal["status"] != "completed" or _not_done(journal),
+        unplayed=journal["status"] != "completed" or not journal["run"] or _not_done(journal),
         judged=judged,
         timeline=playing.timeline(),
         reasons=playing.rig.sightings.reasons(),
