@@ -18,8 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from benchmarks.fleet import Report, Worker, say, staged
+from benchmarks.fleet import Report, say, staged
 from lmerge_service.demo.stage import Stage
+from lmerge_service.demo.workers import Worker
 from lmerge_service.elements import Element, Insert, Stable
 from lmerge_service.errors import LMergeError
 from lmerge_service.formats.ndjson import read_elements

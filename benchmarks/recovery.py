@@ -18,11 +18,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from benchmarks.fleet import NEVER, Merge, Report, Worker, by_topic, say, staged
+from benchmarks.fleet import NEVER, Merge, Report, by_topic, say, staged
 from benchmarks.inputs import lazily
 from benchmarks.sizes import Sizes
 from benchmarks.traffic import Arrivals, Replicas, following
 from lmerge_service.demo.stage import Stage
+from lmerge_service.demo.workers import Worker
 from lmerge_service.elements import Insert
 from lmerge_service.errors import LMergeError
 from lmerge_service.kafka.client import Connection

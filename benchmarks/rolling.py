@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
-from benchmarks.fleet import Merge, Report, Worker, say, staged
+from benchmarks.fleet import Merge, Report, say, staged
 from benchmarks.load import Load, has_a_task, has_ended
 from benchmarks.traffic import Arrivals, following
 from lmerge_service.demo.stage import Stage
+from lmerge_service.demo.workers import Worker
 
 __all__ = ("Rolling", "roll")
 

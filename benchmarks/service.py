@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Final, TypeAlias
 
 from benchmarks import recovery
-from benchmarks.fleet import NEVER, TOPICS, Merge, Report, Worker, by_topic, say, staged
+from benchmarks.fleet import NEVER, TOPICS, Merge, Report, by_topic, say, staged
 from benchmarks.inputs import lazily
 from benchmarks.pass_through import plain_pass_through
 from benchmarks.sizes import Sizes
@@ -24,6 +24,7 @@ from benchmarks.traffic import Replicas, following, quantile, waits
 from lmerge_service.demo.stage import Stage
 from lmerge_service.demo.throughput import pass_through
 from lmerge_service.demo.watch import Follower
+from lmerge_service.demo.workers import Worker
 from lmerge_service.errors import LMergeError
 from lmerge_service.kafka.client import Connection
 from lmerge_service.service.status import Status

@@ -21,9 +21,10 @@ from functools import partial
 from statistics import linear_regression
 from typing import Final, TypeAlias
 
-from benchmarks.fleet import Merge, Worker, staged
+from benchmarks.fleet import Merge, staged
 from benchmarks.load import Load, has_a_task, has_ended
 from lmerge_service.demo.stage import Stage
+from lmerge_service.demo.workers import Worker
 from lmerge_service.service.status import Status, TaskStatus
 
 __all__ = ("Bounds", "Sample", "Soaking", "grown", "soak")

@@ -15,6 +15,7 @@ ROOMS: dict[str, set[str]] = {
     "core": {"model"},
     "present": {"model"},
     "formats": {"model", "core"},
+    "page": {"model"},  # of HTML
     "credentials": set(),  # files, variables and certificates: nothing of streams
     "startup": set(),  # what `lmerge up` starts, as the topology says it
     # the options of a dialect stand beside it
@@ -26,7 +27,7 @@ ROOMS: dict[str, set[str]] = {
     "offline": {"model", "core", "formats", "kafka"},
     "spark": {
         *("model", "core", "credentials", "feedback", "formats", "kafka", "present", "service"),
-        "topology",
+        *("page", "topology"),
     },
     "up": {"model", "kafka", "service", "startup", "topology"},
     "demo": {"model", "formats", "kafka", "offline", "present", "service", "topology", "up"},

@@ -24,6 +24,7 @@ from lmerge_service.cli import (
     control,
     cutover,
     demo,
+    drill,
     generate,
     infer,
     jumpstart,
@@ -99,6 +100,7 @@ app.command("release", rich_help_panel=_WORKERS)(control.release)
 app.command("accept-gap", rich_help_panel=_WORKERS)(control.accept_gap)
 app.command("policy", rich_help_panel=_WORKERS)(control.policy)
 app.command("decisions", rich_help_panel=_WORKERS)(control.decisions)
+app.command("drill", rich_help_panel=_WORKERS)(drill.drill)
 app.command("present", rich_help_panel=_FILES)(present.present)
 app.command("merge", rich_help_panel=_FILES)(merge.merge)
 app.command("audit", rich_help_panel=_FILES)(audit.audit)

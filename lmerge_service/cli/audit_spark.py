@@ -52,7 +52,7 @@ def audit_with_spark(asked: Asked, *, as_json: bool) -> int:
     from lmerge_service.spark.audit.report import SORTED, audit
 
     if asked.html is not None:
-        from lmerge_service.spark.audit.page import check_page
+        from lmerge_service.page import check_page
 
         check_page(asked.html)
     in_kafka = any(each.startswith(TOPIC) for each in asked.sources)
@@ -77,9 +77,10 @@ def audit_with_spark(asked: Asked, *, as_json: bool) -> int:
             tell=tell,
         )
     if asked.html is not None:
-        from lmerge_service.spark.audit.page import write_page
+        from lmerge_service.page import write_page
+        from lmerge_service.spark.audit.page import page
 
-        write_page(report, asked.html)
+        write_page(page(report), asked.html)
     if as_json:
         say_json(_document(report, asked.most))
     else:

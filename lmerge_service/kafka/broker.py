@@ -21,7 +21,7 @@ import shutil
 import socket
 import subprocess
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
@@ -120,7 +120,8 @@ class LocalBroker:
     it while it runs is no error; else it dies with the starter (on Linux, with the thread that
     started it), and leaving the context stops it. `settings` go over `SETTINGS`; with `listeners`
     it has more than the one in the clear, each by its name in the settings and on a free port of
-    its own (`address`); `formatting` goes to Kafka's storage tool, for users to begin with.
+    its own (`address`); `advertised` has the ports that clients are told instead, of listeners
+    behind a proxy. `formatting` goes to Kafka's storage tool, for users to begin with.
 
     A broker that was killed or stopped can be started again, with the same port and data.
     """
@@ -133,6 +134,7 @@ class LocalBroker:
         detached: bool = False,
         settings: Mapping[str, str] | None = None,
         listeners: Sequence[str] = (),
+        advertised: Mapping[str, int] | None = None,
         formatting: Sequence[str] = (),
         timeout: float = 60.0,
     ):
@@ -143,6 +145,7 @@ class LocalBroker:
         self._port = port
         self._settings = {**SETTINGS, **(settings or {})}
         self._listeners: dict[str, int] = dict.fromkeys(listeners, 0)
+        self._advertised = dict(advertised or {})
         self._formatting = formatting
         self._timeout = timeout
         self._log_start = 0
@@ -293,7 +296,10 @@ class LocalBroker:
         jars = kafka_jars()
         port, controller = self._ports()
         self._format(java, jars)
-        self._listeners = {name: at or free_port() for name, at in self._listeners.items()}
+        taken = {port, controller}
+        for name, at in self._listeners.items():
+            self._listeners[name] = at or free_port(but=taken)
+            taken.add(self._listeners[name])
         self._write_properties("data", port, controller)
         for stale in left_classes(self.directory):
             stale.unlink()
@@ -311,7 +317,7 @@ class LocalBroker:
         record = self._record()
         wishes = [record.port] if record else [_DEFAULT_PORT] if self.detached else []
         port = self._port or free_port(*wishes)
-        return port, free_port(but=port)
+        return port, free_port(but={port})
 
     def _format(self, java: Java, jars: list[Path]) -> None:
         data, fresh = self.directory / "data", self.directory / "data.new"
@@ -337,12 +343,12 @@ class LocalBroker:
     def _write_properties(self, data: str, port: int, controller: int) -> None:
         """`data` is relative (the JVM runs in the directory): no path needs Java's escapes."""
         names = {"PLAINTEXT": port, **self._listeners}
-        listeners = ",".join(f"{name}://{_HOST}:{at}" for name, at in names.items())
+        listeners = _listed(names)
         properties = {
             **self._settings,
             "log.dirs": data,
             "listeners": f"{listeners},CONTROLLER://{_HOST}:{controller}",
-            "advertised.listeners": listeners,
+            "advertised.listeners": _listed(names | self._advertised),
             "controller.quorum.voters": f"1@{_HOST}:{controller}",
         }
         self._properties.write_text("".join(f"{k}={v}\n" for k, v in properties.items()))
@@ -392,11 +398,11 @@ def _is_free(port: int) -> bool:
         return True
 
 
-def free_port(*wishes: int, but: int = 0) -> int:
-    """The first wish that is free, else any free port of `_PORTS`; never `but`."""
+def free_port(*wishes: int, but: Container[int] = ()) -> int:
+    """The first wish that is free, else any free port of `_PORTS`; never one of `but`."""
     chances = (random.choice(_PORTS) for _ in range(1000))
     for port in itertools.chain(wishes, chances):
-        if port != but and _is_free(port):
+        if port not in but and _is_free(port):
             return port
     raise EnvironmentMissingError(f"no free port on {_HOST} in {_PORTS.start}-{_PORTS.stop}")
 
@@ -416,6 +422,11 @@ async def _answers(port: int) -> bool:
         return False
     finally:
         await client.close()
+
+
+def _listed(ports: Mapping[str, int]) -> str:
+    """Listeners by name, as Kafka is configured with them."""
+    return ",".join(f"{name}://{_HOST}:{port}" for name, port in ports.items())
 
 
 def _kafka(java: Java, jars: list[Path], *flags: str) -> list[str]:

@@ -29,7 +29,7 @@ CONTROL = (
 )  # fmt: skip
 COMMANDS = (
     "demo", "up", "down", "run", "spark-merge", "read", "publish", "replica", "broker", "state",
-    *CONTROL, "present", "merge", "audit", "infer", "generate", "table",
+    *CONTROL, "drill", "present", "merge", "audit", "infer", "generate", "table",
 )  # fmt: skip
 PAGES = [
     (),

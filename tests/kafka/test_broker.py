@@ -25,7 +25,7 @@ from lmerge_service.errors import (
     TransportError,
 )
 from lmerge_service.kafka import jars, jvm
-from lmerge_service.kafka.broker import LocalBroker, default_directory
+from lmerge_service.kafka.broker import LocalBroker, default_directory, free_port
 
 pytestmark = pytest.mark.kafka
 
@@ -215,6 +215,12 @@ input()
         assert ended(child.pid)
     else:
         child.kill()
+
+
+def test_listeners_that_are_given_ports_have_each_their_own() -> None:
+    wish = free_port()
+    assert free_port(wish) == wish
+    assert free_port(wish, but={wish}) != wish
 
 
 def test_a_port_that_is_taken_is_told_in_one_line(tmp_path: Path) -> None:

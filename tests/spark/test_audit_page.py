@@ -10,6 +10,7 @@ import pytest
 
 from lmerge_service.elements import INFINITY, START
 from lmerge_service.errors import ConfigurationError, EnvironmentMissingError
+from lmerge_service.page import check_page, write_page
 from lmerge_service.spark.audit.findings import (
     Audited,
     Fault,
@@ -18,7 +19,7 @@ from lmerge_service.spark.audit.findings import (
     Progress,
     Report,
 )
-from lmerge_service.spark.audit.page import check_page, page, write_page
+from lmerge_service.spark.audit.page import page
 from lmerge_service.tdb import Difference
 
 EVIL = b'"<script>alert(1)</script>$x$"'
@@ -136,11 +137,11 @@ def test_without_times_there_is_no_freshness_and_progress_is_by_share() -> None:
 def test_it_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "page.html"
     check_page(path)
-    write_page(GOOD, path)
+    write_page(page(GOOD), path)
     assert [each.name for each in tmp_path.iterdir()] == ["page.html"]
     for wrong in (tmp_path, tmp_path / "none" / "page.html"):
         with pytest.raises(ConfigurationError, match="cannot write"):
             check_page(wrong)
-    monkeypatch.setattr("lmerge_service.spark.audit.page.find_spec", lambda _: None)
+    monkeypatch.setattr("lmerge_service.page.find_spec", lambda _: None)
     with pytest.raises(EnvironmentMissingError, match="pip install matplotlib"):
         check_page(path)

@@ -1,70 +1,30 @@
 """A report as one page of HTML to hand on: verdict, streams, differences, pictures; no links.
 
 Theory
-    Whatever streams say is text here, escaped. Pictures are SVG inside the page, drawn by
-    matplotlib without a display; the same report gives the same bytes.
+    Whatever streams say is text here, escaped; the same report gives the same bytes (`page`).
 """
 
-import io
-import re
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from html import escape
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, Final
 
 from lmerge_service.elements import INFINITY, START
-from lmerge_service.errors import ConfigurationError, EnvironmentMissingError
+from lmerge_service.page import COLOURS, Markup, document, figure, table, verdict
 from lmerge_service.spark.audit.findings import Report
 
-__all__ = ("check_page", "page", "write_page")
+__all__ = ("page",)
 
-_COLOURS: Final = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9")
 _LONGEST: Final = 300
 _QUANTILES: Final = (("median", 0.5), ("90 %", 0.9), ("99 %", 0.99), ("longest", 1.0))
-_STYLE: Final = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 62rem; color: #222;
-       padding: 0 1rem }
-.verdict { padding: .7rem 1rem; border-radius: .4rem; color: #fff; font-size: 1.3rem }
-.good { background: #006b4f } .bad { background: #a8370a }
-table { border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular-nums }
-th, td { padding: .25rem .7rem; border-bottom: 1px solid #ddd; text-align: left;
-         vertical-align: top }
-td.n, th.n { text-align: right }
-code { font-size: .9em; overflow-wrap: anywhere }
-.scroll { overflow-x: auto }
-figure { margin: 1rem 0 } svg { max-width: 100%; height: auto }
-"""
-
-
-def check_page(path: Path) -> None:
-    """Whether a page can be written there, before anything is read.
-
-    Raises:
-        ConfigurationError: there is no such folder.
-        EnvironmentMissingError: matplotlib is missing.
-    """
-    if find_spec("matplotlib") is None:
-        raise EnvironmentMissingError("--html needs matplotlib: pip install matplotlib")
-    if path.is_dir() or not path.parent.is_dir():
-        what = "it is a folder" if path.is_dir() else f"there is no folder {path.parent}"
-        raise ConfigurationError(f"cannot write {path}: {what}")
-
-
-def write_page(report: Report, path: Path) -> None:
-    """The file is always whole: the old one or the new one."""
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(page(report), encoding="utf-8")
-    partial.replace(path)
 
 
 def page(report: Report) -> str:
     """The page."""
-    verdict, good = _verdict(report)
+    said, good = _verdict(report)
     body = [
         "<h1>Audit</h1>",
-        f'<p class="verdict {"good" if good else "bad"}">{escape(verdict)}</p>',
+        verdict(said, good=good),
         *(f"<p>{escape(line)}</p>" for line in _remarks(report)),
         *_faults(report),
         "<h2>Streams</h2>",
@@ -73,13 +33,7 @@ def page(report: Report) -> str:
         *_freshness(report),
         *_progress(report),
     ]
-    return (
-        '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(verdict)}</title>\n<style>{_STYLE}</style>\n"
-        + "\n".join(body)
-        + "\n</html>\n"
-    )
+    return document(said, body)
 
 
 # What is said
@@ -115,7 +69,7 @@ def _faults(report: Report) -> Iterator[str]:
         for fault, place in zip(report.findings.faults, report.fault_places, strict=True)
     ]
     yield "<h2>What is not legal</h2>\n<p>The first element of each partition.</p>"
-    yield _table(("stream", "where", "why", "payload"), rows)
+    yield table(("stream", "where", "why", "payload"), rows)
 
 
 def _streams(report: Report) -> str:
@@ -127,7 +81,7 @@ def _streams(report: Report) -> str:
         state = "complete" if each.complete else _time(each.stable)
         rows.append((name, "no" if n in illegal else "yes", *counts, state))
     words = ("events", "inserts", "adjusts", "removals", "stables", "doubled", "left out")
-    return _table(("stream", "legal", *words, "stable point"), rows, numbers=range(2, 9))
+    return table(("stream", "legal", *words, "stable point"), rows, numbers=range(2, 9))
 
 
 def _differences(report: Report) -> Iterator[str]:
@@ -140,39 +94,21 @@ def _differences(report: Report) -> Iterator[str]:
         said = report.sayings.get(each[:2], [[]] * len(each.ends))
         cells = [_held(ends, places) for ends, places in zip(each.ends, said, strict=True)]
         rows.append((_code(bytes(each.payload).decode()), f"{each.vs}", *cells))  # type: ignore[call-overload]
-    yield _table(("payload", "vs", *report.names), rows)
+    yield table(("payload", "vs", *report.names), rows)
 
 
-class _Markup(str):
-    """Text that is HTML already."""
-
-    __slots__ = ()
-
-
-def _held(ends: Sequence[int], places: Sequence[str]) -> _Markup:
+def _held(ends: Sequence[int], places: Sequence[str]) -> Markup:
     text = escape(", ".join(map(_time, ends)) if ends else "no event")
-    return _Markup(text + "".join(f"<br><small>{escape(place)}</small>" for place in places))
+    return Markup(text + "".join(f"<br><small>{escape(place)}</small>" for place in places))
 
 
-def _code(text: str) -> _Markup:
+def _code(text: str) -> Markup:
     short = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
-    return _Markup(f"<code>{escape(short)}</code>" if text else "")
+    return Markup(f"<code>{escape(short)}</code>" if text else "")
 
 
 def _time(time: int) -> str:
     return {INFINITY: "infinity", START: "-infinity"}.get(time, f"{time}")
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()) -> str:
-    def cells(tag: str, row: Sequence[str]) -> str:
-        texts = (each if isinstance(each, _Markup) else escape(each) for each in row)
-        return "".join(
-            f"<{tag}{' class=n' if n in numbers else ''}>{text}</{tag}>"
-            for n, text in enumerate(texts)
-        )
-
-    body = "\n".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
-    return f'<div class="scroll"><table>\n<tr>{cells("th", heads)}</tr>\n{body}\n</table></div>'
 
 
 # What is drawn
@@ -195,13 +131,13 @@ def _freshness(report: Report) -> Iterator[str]:
         shares.append(so_far / fresh.events)
 
     def draw(axes: Any) -> None:
-        axes.step([delays[0], *delays], [0, *shares], where="post", color=_COLOURS[0])
+        axes.step([delays[0], *delays], [0, *shares], where="post", color=COLOURS[0])
         axes.set_xscale("symlog", linthresh=10)
         axes.set_xlabel("milliseconds after the first")
         axes.set_ylabel("share of events")
         axes.set_ylim(0, 1.02)
 
-    yield _figure("freshness", [draw], "share of events by freshness")
+    yield figure("freshness", [draw], "share of events by freshness")
 
 
 def _progress(report: Report) -> Iterator[str]:
@@ -221,7 +157,7 @@ def _progress(report: Report) -> Iterator[str]:
 
     def elements(axes: Any) -> None:
         for n, name, line in lines:
-            axes.step(at(line), line.elements, where="post", label=name, color=_COLOURS[n % 6])
+            axes.step(at(line), line.elements, where="post", label=name, color=COLOURS[n % 6])
         axes.set_ylabel("elements")
         axes.set_xlabel(axis)
         axes.legend(fontsize=7)
@@ -232,7 +168,7 @@ def _progress(report: Report) -> Iterator[str]:
                 (x, y) for x, y in zip(at(line), line.stables, strict=True) if START < y < INFINITY
             ]
             if known:
-                axes.step(*zip(*known, strict=True), where="post", color=_COLOURS[n % 6])
+                axes.step(*zip(*known, strict=True), where="post", color=COLOURS[n % 6])
         axes.set_ylabel("stable point")
         axes.set_xlabel(axis)
 
@@ -240,24 +176,4 @@ def _progress(report: Report) -> Iterator[str]:
     if timed:
         since = datetime.fromtimestamp(began / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
         yield f"<p>Since {since} UTC, by the times of the records.</p>"
-    yield _figure("progress", [elements, stables], "elements and stable points of each stream")
-
-
-def _figure(name: str, panels: Sequence[Any], title: str) -> str:
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    with rc_context(
-        {"svg.hashsalt": title, "svg.fonttype": "none", "font.size": 9, "text.parse_math": False}
-    ):
-        canvas = Figure(figsize=(4.6 * len(panels), 3.0), layout="constrained")
-        for number, draw in enumerate(panels, 1):
-            axes = canvas.add_subplot(1, len(panels), number)
-            axes.grid(visible=True, linewidth=0.3)
-            draw(axes)
-        written = io.StringIO()
-        canvas.savefig(written, format="svg", metadata={"Date": None})
-    svg = written.getvalue()
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
-    ours = re.sub(r'\b(id="|url\(#|href="#)', lambda found: f"{found[0]}{name}-", svg)
-    return f'<figure role="img" aria-label="{escape(title)}">{ours}</figure>'
+    yield figure("progress", [elements, stables], "elements and stable points of each stream")

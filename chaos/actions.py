@@ -1,0 +1,282 @@
+"""What is done to a drill under way, as actions of the Chaos Toolkit.
+
+Workers are w1, w2, …, or `leader` and `standby`; replicas a, b, c, or `leader`. What an action
+gives is the name of whom it has met. A fault that has not come about fails its action, and with it
+the drill: nothing would be known of what it was to show.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Literal, TypeVar
+
+from chaos.playing import current, on_rig
+from chaos.proxy import API_KEYS, Direction, Moment, Proxy, toxic
+from chaos.rig import Rig, Unplayable
+
+__all__ = (
+    "add_toxic",
+    "cut_link",
+    "decide_at_once",
+    "delete_topic",
+    "deploy_replica",
+    "end_worker",
+    "fill_disk",
+    "finish",
+    "heal",
+    "kill_broker",
+    "kill_replica",
+    "kill_worker",
+    "limit_memory",
+    "mend_links",
+    "pause_broker",
+    "pause_replica",
+    "pause_worker",
+    "restart_replica",
+    "restore_replica",
+    "resume_broker",
+    "resume_replica",
+    "resume_worker",
+    "start_broker",
+    "start_missing_workers",
+    "start_over",
+    "start_worker",
+    "strike_in_transaction",
+    "throttle",
+    "unthrottle",
+)
+
+T = TypeVar("T")
+
+# --- replicas -------------------------------------------------------------------------------------
+
+
+def kill_replica(replica: str) -> str:
+    """kill -9."""
+    return on_rig(lambda rig: rig.kill_replica(replica))
+
+
+def restart_replica(replica: str) -> str:
+    """It goes on where it stood."""
+    return on_rig(lambda rig: rig.start_replica(replica))
+
+
+def restore_replica(replica: str, records: int = 300) -> str:
+    """It comes back with old data: its last records are said again, without a word of it."""
+    return on_rig(lambda rig: rig.start_replica(replica, repeat=records))
+
+
+def start_over(replica: str) -> str:
+    """It has lost its memory, and says so: another incarnation, correct from now on."""
+    return on_rig(lambda rig: rig.start_over(replica))
+
+
+def deploy_replica(replica: str, **manner: float) -> str:
+    """Another version of it, with these manners (`chaos.replica.Manner`): lag, skew, lying,
+    corrupt, leap."""
+    return on_rig(lambda rig: rig.deploy(replica, manner))
+
+
+def pause_replica(replica: str) -> str:
+    """SIGSTOP."""
+    return _plainly(lambda rig: rig.pause_replica(replica))
+
+
+def resume_replica(replica: str) -> str:
+    """SIGCONT."""
+    return _plainly(lambda rig: rig.resume_replica(replica))
+
+
+# --- workers --------------------------------------------------------------------------------------
+
+
+def kill_worker(worker: str = "leader") -> str:
+    """kill -9."""
+    return on_rig(lambda rig: rig.kill_worker(worker))
+
+
+def end_worker(worker: str = "leader") -> str:
+    """SIGTERM, and its end is waited for."""
+    return on_rig(lambda rig: rig.end_worker(worker))
+
+
+def start_worker(worker: str) -> str:
+    """A worker in the place of one that has gone; returns when it leads or follows."""
+    on_rig(lambda rig: rig.start_worker(worker))
+    return worker
+
+
+def start_missing_workers() -> list[str]:
+    """A worker in each place that is empty; returns when they lead or follow."""
+
+    async def start(rig: Rig) -> list[str]:
+        missing = rig.missing_workers()
+        await asyncio.gather(*map(rig.start_worker, missing))
+        return missing
+
+    return on_rig(start)
+
+
+def pause_worker(worker: str = "leader") -> str:
+    """SIGSTOP."""
+
+    def pause(rig: Rig) -> str:
+        name = rig.name_of(worker)
+        rig.workers[name].pause()
+        return name
+
+    return _plainly(pause)
+
+
+def resume_worker(worker: str) -> str:
+    """SIGCONT."""
+
+    def resume(rig: Rig) -> str:
+        name = rig.name_of(worker)
+        rig.workers[name].resume()
+        return name
+
+    return _plainly(resume)
+
+
+def limit_memory(worker: str = "leader", megabytes: int = 64) -> str:
+    """It may have so much more address space than it has now (RLIMIT_AS)."""
+    return _plainly(lambda rig: rig.limit_memory(worker, megabytes))
+
+
+def throttle(name: str, share: float = 0.2) -> str:
+    """A worker or a replica runs for this share of the time only."""
+    return on_rig(lambda rig: rig.throttle(name, share))
+
+
+def unthrottle(name: str) -> None:
+    """As fast as before."""
+    _plainly(lambda rig: rig.unthrottle(name))
+
+
+def decide_at_once() -> list[str]:
+    """All workers are asked for another policy at the same time, against the same version; what
+    they have answered. The judge holds the answers to the log (K9)."""
+    return on_rig(lambda rig: rig.decide_at_once())
+
+
+# --- the broker -----------------------------------------------------------------------------------
+
+
+def kill_broker() -> None:
+    """kill -9."""
+    on_rig(lambda rig: rig.kill_broker())
+
+
+def start_broker() -> None:
+    """With the data that it had; returns when it answers."""
+    on_rig(lambda rig: rig.start_broker())
+
+
+def pause_broker() -> None:
+    """SIGSTOP."""
+    _plainly(lambda rig: rig.broker.pause())
+
+
+def resume_broker() -> None:
+    """SIGCONT."""
+    _plainly(lambda rig: rig.broker.resume())
+
+
+def fill_disk() -> None:
+    """None of its files can grow any more, until it is started again."""
+    _plainly(lambda rig: rig.fill_disk())
+
+
+def delete_topic(topic: str) -> None:
+    """With all that it holds."""
+    on_rig(lambda rig: rig.delete_topic(topic))
+
+
+# --- links ----------------------------------------------------------------------------------------
+
+
+def add_toxic(link: str, kind: str, stream: Direction = "downstream", **attributes: int) -> str:
+    """On the link of a worker or a replica, in toxiproxy's words (`chaos.proxy`); gives the
+    toxic's name."""
+    return _plainly(lambda rig: _proxy(rig, link).add(toxic(kind, stream, **attributes)))
+
+
+def cut_link(link: str) -> str:
+    """A black hole in both directions: no byte passes, and nobody is told. `leader` and `standby`
+    are the worker's."""
+
+    def cut(rig: Rig) -> str:
+        name = link if link in rig.proxies else rig.name_of(link)
+        rig.proxies[name].add(toxic("timeout", "upstream"))
+        rig.proxies[name].add(toxic("timeout", "downstream"))
+        return name
+
+    return _plainly(cut)
+
+
+def mend_links(link: str | None = None) -> None:
+    """Whatever spoils a link, or all of them, goes."""
+    on_rig(lambda rig: rig.mend_links() if link is None else _proxy(rig, link).reset())
+
+
+def _proxy(rig: Rig, link: str) -> Proxy:
+    name = link if link in rig.proxies else rig.name_of(link)
+    return rig.proxies[name]
+
+
+# --- transactions ---------------------------------------------------------------------------------
+
+
+def strike_in_transaction(
+    request: str,
+    moment: Moment = "before",
+    victim: Literal["worker", "broker"] = "worker",
+    worker: str = "leader",
+) -> str:
+    """kill -9 of the worker or of the broker at a step of the worker's transaction: `before` such a
+    request reaches the broker, or `after`, when it has and is not answered yet."""
+    if request not in API_KEYS:
+        raise Unplayable(f"no request {request!r}: choose from {', '.join(API_KEYS)}")
+
+    async def strike(rig: Rig) -> str:
+        async def struck() -> None:
+            await (rig.kill_worker(name) if victim == "worker" else rig.kill_broker())
+
+        name = rig.set_trap(worker, API_KEYS[request], moment, struck)
+        await rig.until_sprung()
+        return name
+
+    return on_rig(strike)
+
+
+# --- the end --------------------------------------------------------------------------------------
+
+
+def heal() -> None:
+    """What is paused, slow or cut off is so no more."""
+
+    async def heal_all(rig: Rig) -> None:
+        await rig.mend_links()
+        rig.broker.resume()
+        for worker in rig.workers.values():
+            if worker.ended is None:
+                worker.resume()
+        for seat in rig.seats.values():
+            rig.unthrottle(seat.name)
+            rig.resume_replica(seat.name)
+
+    on_rig(heal_all)
+
+
+def finish() -> None:
+    """The replicas say everything, and the output ends; what the service shows then is kept."""
+    current().finish()
+
+
+def _plainly(work: Callable[[Rig], T]) -> T:
+    """What needs no waiting, on the rig's thread all the same."""
+
+    async def done(rig: Rig) -> T:
+        return work(rig)
+
+    return on_rig(done)

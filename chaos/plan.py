@@ -1,0 +1,51 @@
+"""What a drill is played with: the `configuration` of an experiment, checked."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from chaos.replica import Manner
+from chaos.seen import Fault
+
+__all__ = ("Plan", "Refused", "plan_of")
+
+
+class Refused(Exception):  # noqa: N818 (a mistake of who wrote the experiment)
+    """A configuration is wrong; the message is for people."""
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who is there when the drill begins, and what is demanded."""
+
+    replicas: dict[str, Manner] = msgspec.field(
+        default_factory=lambda: {name: Manner() for name in "abc"}
+    )
+    workers: int = 2
+    partitions: int = 1
+    rate: int = 100
+    """Events a second of the logical stream."""
+    within: float = 10
+    """Within so many seconds the output's stable follows the replicas' (K5); 0: not asked."""
+    policy: dict[str, str] = {}
+    guards: dict[str, Any] = {}
+    traces: list[Fault] = []
+    """What the service has to show of the faults (K8)."""
+
+
+def plan_of(configuration: Mapping[str, Any]) -> Plan:
+    """The plan that a configuration says.
+
+    Raises:
+        Refused: it has a field that there is not, or a value that cannot be.
+    """
+    try:
+        plan = msgspec.convert(dict(configuration), Plan)
+    except msgspec.ValidationError as error:
+        raise Refused(f"configuration: {error}") from None
+    if plan.workers > 2 * plan.partitions:  # a task has a leader and a standby
+        raise Refused(
+            f"configuration: of {plan.workers} workers only {2 * plan.partitions} would have a "
+            f"task: more partitions, or fewer workers"
+        )
+    return plan

@@ -1,0 +1,59 @@
+"""What is asked of a drill under way, as probes of the Chaos Toolkit."""
+
+import time
+
+from chaos.playing import current, on_rig
+
+__all__ = (
+    "leading_replica",
+    "logged",
+    "longest_hole",
+    "seconds_until_all_serve",
+    "seconds_until_moving",
+    "verdict",
+    "worker_leads",
+)
+
+
+def verdict() -> str:
+    """`valid`, `invalid` or `unknown`: the judge (K1 to K8) on what the topics hold now; `unknown`
+    also when an action has not done what it was to do."""
+    playing = current()
+    judged = playing.judge()
+    return "unknown" if playing.failures and judged.outcome == "valid" else judged.outcome
+
+
+def longest_hole() -> float:
+    """Seconds: the longest time in which a reader of any partition got nothing, so far; as the
+    last verdict has it."""
+    playing = current()
+    return round((playing.judged or playing.judge()).hole.seconds, 2)
+
+
+def seconds_until_moving(within: float = 60) -> float:
+    """How long it takes until the output is stable beyond the present moment."""
+    began = time.monotonic()
+    on_rig(lambda rig: rig.until_moving(within))
+    return round(time.monotonic() - began, 2)
+
+
+def seconds_until_all_serve(within: float = 60) -> float:
+    """How long it takes until each worker leads or follows."""
+    began = time.monotonic()
+    on_rig(lambda rig: rig.until_all_serve(within))
+    return round(time.monotonic() - began, 2)
+
+
+def logged(event: str, within: float = 60) -> str:
+    """Which worker has logged an event; waits for it, and fails if none does."""
+    return on_rig(lambda rig: rig.until_logged(event, within))
+
+
+def worker_leads() -> str:
+    """Which worker leads the first task, as the workers said last."""
+    return current().rig.name_of("leader")
+
+
+def leading_replica() -> str | None:
+    """Which replica leads the output, as the worker that leads said last."""
+    return current().rig.sightings.leading_replica(current().rig.workers)

@@ -1,0 +1,358 @@
+"""A TCP proxy that spoils what goes through it, in the words of toxiproxy.
+
+Theory
+    A `Proxy` listens on a port of its own and passes bytes to a target and back. Its *toxics* may
+    be changed at any time, and hold for the connections there are as well as for new ones. A toxic
+    has the name and the attributes that it has in toxiproxy, and works on the *downstream* (what
+    the target says, the default there too) or on the *upstream* (what the client says):
+
+        latency      each piece comes `latency` milliseconds later, plus or minus `jitter`
+        bandwidth    so many kilobytes a second, `rate`
+        timeout      nothing passes, and nobody is told; after `timeout` milliseconds the connection
+                     is closed, with 0 never: a black hole
+        reset_peer   after `timeout` milliseconds the connection is reset (RST) on both sides
+        slicer       pieces of `average_size` bytes, with `delay` microseconds between them
+
+    A proxy that is not `enabled` refuses connections and closes those that there are.
+
+    Of Kafka it knows one thing, since faults in the middle of a transaction need it: how requests
+    are framed. A *trap* waits for a request of one kind and calls somebody, before the request goes
+    on or behind it.
+
+Who owns what
+    A proxy owns its listener and its connections; leaving it closes them all.
+
+Invariants
+    P1  Bytes are delayed, held or lost with their connection, never changed or reordered.
+    P2  What waits is bounded: a direction that does not get rid of its bytes does not read on.
+"""
+
+import asyncio
+import random
+import socket
+import struct
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, Literal, Self, TypeAlias
+
+__all__ = ("API_KEYS", "TOXICS", "Proxy", "Toxic", "Trap", "toxic")
+
+Direction: TypeAlias = Literal["upstream", "downstream"]
+Moment: TypeAlias = Literal["before", "after"]
+
+TOXICS: Final = {
+    "latency": {"latency": 0, "jitter": 0},
+    "bandwidth": {"rate": 0},
+    "timeout": {"timeout": 0},
+    "reset_peer": {"timeout": 0},
+    "slicer": {"average_size": 0, "delay": 0},
+}
+"""Kinds, and their attributes as they are unless said otherwise."""
+
+API_KEYS: Final = {
+    "Produce": 0,
+    "Fetch": 1,
+    "InitProducerId": 22,
+    "AddPartitionsToTxn": 24,
+    "EndTxn": 26,
+}
+"""Requests that a trap may wait for, as Kafka numbers them."""
+
+_PIECE: Final = 1 << 16
+_HOST: Final = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Toxic:
+    """One way of spoiling one direction."""
+
+    kind: str
+    stream: Direction
+    attributes: dict[str, int]
+
+    def __getitem__(self, attribute: str) -> int:
+        return self.attributes[attribute]
+
+
+def toxic(kind: str, stream: Direction = "downstream", **attributes: int) -> Toxic:
+    """A toxic by its words.
+
+    >>> toxic("latency", latency=100).attributes
+    {'latency': 100, 'jitter': 0}
+
+    Raises:
+        ValueError: there is no such toxic, direction or attribute, or a number is negative.
+    """
+    if kind not in TOXICS:
+        raise ValueError(f"there is no toxic {kind!r}: choose from {', '.join(TOXICS)}")
+    if stream not in ("upstream", "downstream"):
+        raise ValueError(f"{stream!r} is neither upstream nor downstream")
+    if strange := sorted(set(attributes) - set(TOXICS[kind])):
+        known = ", ".join(TOXICS[kind])
+        raise ValueError(f"{kind} has no attribute {strange[0]!r}: it has {known}")
+    if wrong := [name for name, value in attributes.items() if value < 0]:
+        raise ValueError(f"{kind}: {wrong[0]} must not be negative")
+    return Toxic(kind, stream, TOXICS[kind] | attributes)
+
+
+@dataclass(frozen=True, slots=True)
+class Trap:
+    """Waits for a request, once."""
+
+    api_key: int
+    moment: Moment
+    """Before the request goes on, or behind it: the target has it, and its answer waits."""
+    sprung: Callable[[], Awaitable[bool]]
+    """Is waited for, and tells whether the connection goes on; else it is reset."""
+
+
+class Proxy:
+    """A link that can be spoilt; use as `async with`."""
+
+    def __init__(
+        self, target: Callable[[], tuple[str, int]], *, port: int = 0, traps: bool = False
+    ):
+        """`target` is asked for each connection, since what is behind may move; with port 0 the
+        proxy is on a free one. `traps`: what the client says is Kafka's protocol."""
+        self.traps = traps
+        self._target = target
+        self._wanted = port
+        self._toxics: dict[str, Toxic] = {}
+        self._serving: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Event()
+        self._server: asyncio.Server | None = None
+        self._enabled = True
+        self.trap: Trap | None = None
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, _HOST, self._wanted)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._server is not None
+        self._server.close()
+        await self._close_all()
+        await self._server.wait_closed()
+
+    @property
+    def port(self) -> int:
+        assert self._server is not None, "the proxy is open"
+        return int(self._server.sockets[0].getsockname()[1])
+
+    # --- what is spoilt ------------------------------------------------------------------------
+
+    def add(self, toxic: Toxic, name: str | None = None) -> str:
+        """From now on; returns its name, by default `KIND_STREAM`, whose toxic it replaces."""
+        name = name or f"{toxic.kind}_{toxic.stream}"
+        self._toxics[name] = toxic
+        self._tell()
+        return name
+
+    def remove(self, name: str) -> None:
+        """Raises KeyError if there is no such toxic."""
+        del self._toxics[name]
+        self._tell()
+
+    async def reset(self) -> None:
+        """No toxic, no trap, and enabled again."""
+        self._toxics.clear()
+        self.trap = None
+        self._enabled = True
+        self._tell()
+
+    async def disable(self) -> None:
+        """Refuses whoever comes, and closes what there is."""
+        self._enabled = False
+        await self._close_all()
+
+    def of(self, stream: Direction, kind: str) -> Toxic | None:
+        """The toxic of a kind that holds for a direction, if there is one."""
+        found = (t for t in self._toxics.values() if t.stream == stream and t.kind == kind)
+        return next(found, None)
+
+    def _tell(self) -> None:
+        """Wakes all that wait for a change."""
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def changed(self) -> None:
+        """Returns when toxics have changed."""
+        await self._changed.wait()
+
+    # --- connections ---------------------------------------------------------------------------
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
+        try:
+            if self._enabled:
+                far = await asyncio.open_connection(*self._target())
+                await _Link(self, (reader, writer), far).run()
+        except (OSError, asyncio.CancelledError):
+            pass  # nobody is behind us, or `_close_all`, which waits for what follows
+        finally:
+            _abort(writer)
+            self._serving.discard(task)
+
+    async def _close_all(self) -> None:
+        serving = set(self._serving)
+        for task in serving:
+            task.cancel()
+        if serving:
+            await asyncio.wait(serving)
+
+
+_Pair: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class _Link:
+    """One connection through a proxy."""
+
+    def __init__(self, proxy: Proxy, near: _Pair, far: _Pair):
+        self._proxy = proxy
+        self._near, self._far = near, far
+        self._requests = _Requests() if proxy.traps else None
+        self._answers = asyncio.Event()
+        self._answers.set()
+
+    async def run(self) -> None:
+        """Until both sides have said all, or one is gone; then the other is, too."""
+        passing = asyncio.gather(
+            self._pass("upstream", self._near[0], self._far[1]),
+            self._pass("downstream", self._far[0], self._near[1]),
+        )
+        resetting = asyncio.create_task(self._reset())
+        in_order = False
+        try:
+            await asyncio.wait((passing, resetting), return_when=asyncio.FIRST_COMPLETED)
+            in_order = passing.done() and passing.exception() is None
+        finally:
+            passing.cancel()
+            resetting.cancel()
+            writers = (self._near[1], self._far[1])
+            for writer in writers:
+                writer.close() if in_order else _abort(writer)
+            await asyncio.gather(passing, resetting, return_exceptions=True)
+            await asyncio.gather(*(w.wait_closed() for w in writers), return_exceptions=True)
+
+    async def _pass(
+        self, stream: Direction, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """One direction, until its reader has no more."""
+        while data := await reader.read(_PIECE):
+            for piece in self._pieces(stream, data):
+                await self._forward(stream, piece, writer)
+        await self._hold(stream)
+        writer.write_eof()
+
+    def _pieces(self, stream: Direction, data: bytes) -> Iterable[bytes]:
+        return self._requests.cut(data) if self._requests and stream == "upstream" else (data,)
+
+    async def _forward(self, stream: Direction, piece: bytes, writer: asyncio.StreamWriter) -> None:
+        await self._hold(stream)
+        if stream == "downstream":
+            await self._answers.wait()
+        trap = self._trap() if stream == "upstream" else None
+        if trap is not None and trap.moment == "before":
+            await self._spring(trap)
+        await self._delay(stream)
+        await self._write(stream, piece, writer)
+        if trap is not None and trap.moment == "after":
+            await self._spring(trap)
+            self._answers.set()
+
+    async def _spring(self, trap: Trap) -> None:
+        if not await trap.sprung():
+            raise ConnectionAbortedError
+
+    def _trap(self) -> Trap | None:
+        """The trap, if the request that goes on now is the one that it waits for."""
+        trap = self._proxy.trap
+        if trap is None or self._requests is None or self._requests.current != trap.api_key:
+            return None
+        self._proxy.trap = None
+        if trap.moment == "after":
+            self._answers.clear()
+        return trap
+
+    async def _hold(self, stream: Direction) -> None:
+        """A black hole, for as long as there is one."""
+        while (toxic := self._proxy.of(stream, "timeout")) is not None:
+            seconds = toxic["timeout"] / 1_000 or None
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._proxy.changed()
+            except TimeoutError:
+                raise ConnectionAbortedError from None
+
+    async def _delay(self, stream: Direction) -> None:
+        if (toxic := self._proxy.of(stream, "latency")) is not None:
+            jitter = toxic["jitter"]
+            await asyncio.sleep(max(0, toxic["latency"] + random.randint(-jitter, jitter)) / 1_000)
+
+    async def _write(self, stream: Direction, piece: bytes, writer: asyncio.StreamWriter) -> None:
+        slicer = self._proxy.of(stream, "slicer")
+        size = (slicer and slicer["average_size"]) or len(piece)
+        for start in range(0, len(piece), size):
+            some = piece[start : start + size]
+            if (bandwidth := self._proxy.of(stream, "bandwidth")) is not None:
+                await self._afford(len(some), bandwidth["rate"])
+            writer.write(some)
+            await writer.drain()
+            if slicer is not None:
+                await asyncio.sleep(slicer["delay"] / 1_000_000)
+
+    async def _afford(self, size: int, rate: int) -> None:
+        """Waits for as long as so many bytes take; with no rate at all, for a change."""
+        if rate:
+            await asyncio.sleep(size / (rate * 1_024))
+        else:
+            await self._proxy.changed()
+
+    async def _reset(self) -> None:
+        """Ends when the connection is to be reset."""
+        while True:
+            either = [self._proxy.of(stream, "reset_peer") for stream in ("upstream", "downstream")]
+            if toxic := next(filter(None, either), None):
+                await asyncio.sleep(toxic["timeout"] / 1_000)
+                return
+            await self._proxy.changed()
+
+
+class _Requests:
+    """Finds where Kafka's requests begin: each is its length (4 bytes) and what it is (2 bytes)."""
+
+    def __init__(self) -> None:
+        self.current: int | None = None
+        """What begins with the piece that was given last; None: it goes on with an earlier one."""
+        self._left = 0
+        self._head = b""
+
+    def cut(self, data: bytes) -> Iterator[bytes]:
+        """The same bytes, in pieces of which each has of one request only."""
+        data = self._head + data
+        self._head = b""
+        while data:
+            if self._left:
+                self.current = None
+                piece, data = data[: self._left], data[self._left :]
+                self._left -= len(piece)
+                yield piece
+                continue
+            if len(data) < 6:
+                self._head = data
+                return
+            size, self.current = struct.unpack(">ih", data[:6])
+            piece, data = data[: 4 + size], data[4 + size :]
+            self._left = 4 + size - len(piece)
+            yield piece
+
+
+def _abort(writer: asyncio.StreamWriter) -> None:
+    """RST, and nothing more."""
+    if (sock := writer.get_extra_info("socket")) is not None:
+        with suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()

@@ -1,0 +1,559 @@
+"""What a drill is played on: a broker, replicas, workers, each a process behind a link of its own.
+
+Theory
+    Each party (worker or replica) reaches the broker by a listener of its own, and the port that
+    the broker tells clients of that listener is a proxy's. So each link can be spoilt by itself,
+    and no client can go around its proxy. Those who watch use the plain listener.
+
+Who owns what
+    A rig owns all processes, proxies and watchers, and one folder; leaving it ends them all, by
+    their ids. Everything runs on one event loop.
+
+What happens on a crash
+    The processes die with the thread that runs the loop.
+"""
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
+from typing import Any, Final, Self
+
+import httpx
+import msgspec
+import psutil
+
+from chaos.decided import Answer
+from chaos.plan import Plan
+from chaos.proxy import Moment, Proxy, Trap
+from chaos.replica import Manner, Part, Stream
+from chaos.watching import Arrivals, Sightings
+from lmerge_service.demo.stage import Process, Stage
+from lmerge_service.demo.workers import Worker
+from lmerge_service.kafka.broker import SETTINGS, LocalBroker
+from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.topics import Topics
+from lmerge_service.service.status import Status
+
+__all__ = ("CONTROL", "OUTPUT", "Happened", "Rig", "Seat", "Unplayable")
+
+OUTPUT: Final = "out"
+CONTROL: Final = f"{OUTPUT}.control"
+_HOST: Final = "127.0.0.1"
+_SESSION_SECONDS: Final = 2.0
+_PATIENCE_SECONDS: Final = 60.0
+_AHEAD_MS: Final = 2_000
+"""The stream ends so long after that was decided; replicas have looked no further ahead."""
+_EVERY_SECONDS: Final = 0.05
+
+
+class Unplayable(Exception):  # noqa: N818 (tells of the drill, not of the merge)
+    """A drill could not be played as it is written; nothing is known of what it was to show."""
+
+
+@dataclass(slots=True)
+class Seat:
+    """A replica's place: its topic outlives its processes."""
+
+    name: str
+    part: Part
+    process: Process | None = None
+    paused: bool = False
+    expected: bool = True
+    """It is to run, or to end by itself when it has said all."""
+    bad_since: int | None = None
+    """Milliseconds since the epoch: from then on it need not be believed."""
+
+
+@dataclass(slots=True)
+class Happened:
+    """A fault, or its end, for the timeline."""
+
+    at: float
+    text: str
+
+
+@dataclass(slots=True)
+class _Throttle:
+    task: asyncio.Task[None]
+    resume: Callable[[], None]
+
+
+class Rig:
+    """The processes of one drill; use as `async with`."""
+
+    def __init__(self, folder: Path, plan: Plan):
+        self.folder, self.plan = folder, plan
+        self.proxies: dict[str, Proxy] = {}
+        self.seats: dict[str, Seat] = {}
+        self.workers: dict[str, Worker] = {}
+        self.logs: dict[str, list[Path]] = {}
+        self.happened: list[Happened] = []
+        self.kills = 0
+        """How often a worker was killed, or the broker was."""
+        self.sightings = Sightings()
+        self.opened = 0.0
+        """When all was well for the first time."""
+        self.finished: int | None = None
+        """Before this time the last event begins."""
+        self.answers: list[Answer] = []
+        """What those who decided were told."""
+        self._token = secrets.token_hex(16)
+        self._token_file = folder / "control-token"
+        self._names = [f"w{n}" for n in range(1, plan.workers + 1)]
+        self._throttles: dict[str, _Throttle] = {}
+        self._stack = AsyncExitStack()
+        self._sprung = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._open()
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for name in list(self._throttles):
+            self.unthrottle(name)
+        for seat in self.seats.values():
+            if seat.paused:
+                self.resume_replica(seat.name)
+        await self._stack.aclose()
+
+    async def _open(self) -> None:
+        self._token_file.touch(mode=0o600)
+        self._token_file.write_text(self._token)
+        await self._open_links()
+        self.stage = await self._stack.enter_async_context(
+            Stage(self.folder, self.broker.bootstrap)
+        )
+        self.connection = Connection(self.broker.bootstrap)
+        await self._open_topics()
+        await asyncio.gather(*map(self.start_worker, self._names))
+        await self._until(lambda: bool(self.leaders()), "a worker to lead")
+        self.arrivals = Arrivals(self.connection, OUTPUT, self.plan.partitions)
+        await self._run(self.arrivals.run())
+        self._stream = Stream(
+            began=int(time.time() * 1_000) + 500,
+            finish=str(self.folder / "finish"),
+            rate=self.plan.rate,
+            live=self.plan.rate,
+        )
+        for number, (name, manner) in enumerate(self.plan.replicas.items()):
+            part = Part(
+                bootstrap=f"{_HOST}:{self.proxies[name].port}", topic=self.topic(name),
+                number=number, stream=self._stream, manner=manner,
+            )  # fmt: skip
+            self.seats[name] = Seat(name, part)
+            await self._speak(name)
+        await self.until_moving()
+        self.opened = time.time()
+
+    async def _open_links(self) -> None:
+        """Proxies first, since the broker must tell their ports."""
+        parties = [*self._names, *self.plan.replicas]
+        for name in parties:
+            proxy = Proxy(self._behind(name), traps=name in self._names)
+            self.proxies[name] = await self._stack.enter_async_context(proxy)
+        protocols = ",".join(f"{name.upper()}:PLAINTEXT" for name in parties)
+        key = "listener.security.protocol.map"
+        self.broker = LocalBroker(
+            self.folder / "kafka",
+            settings={key: f"{SETTINGS[key]},{protocols}", "num.network.threads": "1"},
+            listeners=[name.upper() for name in parties],
+            advertised={name.upper(): proxy.port for name, proxy in self.proxies.items()},
+        )
+        await self._stack.enter_async_context(self.broker)
+
+    def _behind(self, name: str) -> Callable[[], tuple[str, int]]:
+        def target() -> tuple[str, int]:
+            host, _, port = self.broker.address(name.upper()).rpartition(":")
+            return host, int(port)
+
+        return target
+
+    async def _open_topics(self) -> None:
+        async with Topics(self.connection) as topics:
+            for name in self.plan.replicas:
+                await topics.ensure(self.topic(name))
+
+    async def _run(self, work: Awaitable[None]) -> None:
+        """Until the rig is left."""
+        task = asyncio.ensure_future(work)
+
+        async def end() -> None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+        self._stack.push_async_callback(end)
+
+    @staticmethod
+    def topic(replica: str) -> str:
+        return f"in.{replica}"
+
+    def tell(self, text: str, at: float) -> None:
+        """Of a fault, in the timeline; `at` is in seconds of the wall clock."""
+        self.happened.append(Happened(at, text))
+
+    @property
+    def skew(self) -> float:
+        """How many seconds the clock is ahead that is furthest."""
+        return max((seat.part.manner.skew for seat in self.seats.values()), default=0.0)
+
+    # --- waiting -------------------------------------------------------------------------------
+
+    async def _until(
+        self, holds: Callable[[], bool], what: str, seconds: float = _PATIENCE_SECONDS
+    ) -> None:
+        """Raises Unplayable when it does not come to pass."""
+        deadline = time.monotonic() + seconds
+        while not holds():
+            self.check()
+            if time.monotonic() > deadline:
+                raise Unplayable(f"waited {seconds:g} s in vain for {what}")
+            await asyncio.sleep(_EVERY_SECONDS)
+
+    def check(self) -> None:
+        """Raises Unplayable if a replica has ended that should not have."""
+        for seat in self.seats.values():
+            if seat.expected and seat.process is not None and seat.process.returncode:
+                raise Unplayable(f"replica {seat.name} ended: {self.stage.said(_log(seat))}")
+
+    async def until_moving(self, seconds: float = _PATIENCE_SECONDS) -> None:
+        """Waits until the output's stable point is above where it, and all replicas, are now."""
+        goal = max(int((time.time() + self.skew) * 1_000), self.arrivals.stable)
+        await self._until(
+            lambda: self.arrivals.stable > goal, "the output to reach this moment", seconds
+        )
+
+    async def until_sprung(self, seconds: float = _PATIENCE_SECONDS) -> None:
+        """Waits until a trap has done what it was set for."""
+        await self._until(self._sprung.is_set, "the trap to be sprung", seconds)
+
+    # --- workers -------------------------------------------------------------------------------
+
+    def leaders(self) -> list[str]:
+        """Workers that lead a task, as they said last, the one of the lowest task first."""
+        return self.sightings.leaders(self.workers)
+
+    def worker(self, name: str) -> Worker:
+        """By its name, or `leader` or `standby`.
+
+        Raises:
+            Unplayable: there is no such worker now.
+        """
+        return self.workers[self.name_of(name)]
+
+    def name_of(self, name: str) -> str:
+        leaders = self.leaders()
+        if name == "leader" and leaders:
+            return leaders[0]
+        if name == "standby":
+            name = next((each for each in self.workers if each not in leaders), name)
+        if name not in self.workers:
+            raise Unplayable(f"there is no worker {name!r} now: {', '.join(self.workers)}")
+        return name
+
+    async def start_worker(self, name: str) -> None:
+        """Returns when it leads or follows."""
+        if name in self.workers and self.workers[name].ended is None:
+            raise Unplayable(f"worker {name} runs")
+        logs = self.logs.setdefault(name, [])
+        run = f"{name}-{len(logs) + 1}"
+        path = self.folder / f"{run}.yaml"
+        path.write_text(json.dumps(self._topology(name)))
+        worker = Worker(self.stage, run, path)
+        await worker.start()
+        logs.append(self.folder / f"{run}.log")
+        self.workers[name] = worker
+        await self._run(self.sightings.watch(name, worker))
+        await worker.wait(_has_a_task, "a task")
+
+    def missing_workers(self) -> list[str]:
+        """The places of workers in which none runs."""
+        return [
+            name
+            for name in self._names
+            if name not in self.workers or self.workers[name].ended is not None
+        ]
+
+    async def until_all_serve(self, seconds: float = _PATIENCE_SECONDS) -> None:
+        """Waits until each worker leads or follows."""
+        await self._until(
+            lambda: not self.missing_workers() and self.sightings.all_serve(self.workers),
+            "all workers to lead or follow",
+            seconds,
+        )
+
+    async def until_logged(self, event: str, seconds: float = _PATIENCE_SECONDS) -> str:
+        """Waits until a worker has logged an event; gives the worker's name."""
+        found: list[str] = []
+
+        def logged() -> bool:
+            found[:] = [n for n, logs in self.logs.items() if _logged(event, logs)]
+            return bool(found)
+
+        await self._until(logged, f"a worker to log {event!r}", seconds)
+        return found[0]
+
+    def _topology(self, name: str) -> dict[str, Any]:
+        return {
+            "name": "drill",
+            "kafka": {"bootstrap": f"{_HOST}:{self.proxies[name].port}"},
+            "output": {"topic": OUTPUT, "partitions": self.plan.partitions},
+            "replicas": [{"name": n, "topic": self.topic(n)} for n in self.plan.replicas],
+            "session_seconds": _SESSION_SECONDS,
+            "snapshot_seconds": 5,
+            "guards": {"patience_seconds": 3, **self.plan.guards},
+            "http": {"control_token": {"file": str(self._token_file)}},
+            **({"policy": self.plan.policy} if self.plan.policy else {}),
+        }
+
+    async def kill_worker(self, name: str) -> str:
+        """kill -9."""
+        name = self.name_of(name)
+        self.unthrottle(name)
+        self.sightings.gone(name)
+        await self.workers.pop(name).kill()
+        self.kills += 1
+        return name
+
+    async def end_worker(self, name: str) -> str:
+        """SIGTERM."""
+        name = self.name_of(name)
+        self.sightings.gone(name)
+        await self.workers.pop(name).end()
+        return name
+
+    def limit_memory(self, name: str, megabytes: int) -> str:
+        """No more address space than so many megabytes above what it has."""
+        name = self.name_of(name)
+        process = psutil.Process(self.workers[name].pid)
+        most = process.memory_info().vms + (megabytes << 20)
+        process.rlimit(psutil.RLIMIT_AS, (most, most))
+        return name
+
+    def set_trap(
+        self, name: str, api_key: int, moment: Moment, sprung: Callable[[], Awaitable[None]]
+    ) -> str:
+        """At the next such request of a worker, whose connection it ends."""
+        name = self.name_of(name)
+        self._sprung.clear()
+
+        async def spring() -> bool:
+            await sprung()
+            self._sprung.set()
+            return False
+
+        self.proxies[name].trap = Trap(api_key, moment, spring)
+        return name
+
+    # --- decisions -----------------------------------------------------------------------------
+
+    async def decide_at_once(self) -> list[str]:
+        """Each worker is asked, at the same time and against the same version, for another policy
+        of adjusts; what each has answered: `holds`, or why it was refused.
+
+        Raises:
+            Unplayable: a worker does not answer, or not that it is decided.
+        """
+        version = (await self.worker("leader").running()).version
+        wishes = zip(self.workers, cycle(("eager", "lazy")), strict=False)
+        answers = [await each for each in asyncio.as_completed(
+            [self._decide(name, adjust, version) for name, adjust in wishes]
+        )]  # fmt: skip
+        self.answers += answers
+        return sorted(answer.refused or "holds" for answer in answers)
+
+    async def _decide(self, name: str, adjust: str, version: int) -> Answer:
+        document = {
+            "insert": "first", "adjust": adjust, "stable": self.plan.policy.get("stable", "max"),
+            "expects": version, "who": name,
+        }  # fmt: skip
+        headers = {"authorization": f"Bearer {self._token}"}
+        async with httpx.AsyncClient(timeout=30, trust_env=False, headers=headers) as client:
+            try:
+                url = f"{self.workers[name].address}/v1/policy"
+                answer = await client.post(url, json=document)
+            except httpx.TransportError as error:
+                raise Unplayable(f"worker {name} does not answer: {error!r}") from error
+        said = answer.json()
+        if answer.status_code not in (200, 409):
+            raise Unplayable(f"worker {name} answers {answer.status_code}: {said}")
+        return Answer(said["id"], said["version"], said.get("error"))
+
+    # --- replicas ------------------------------------------------------------------------------
+
+    def replica(self, name: str) -> Seat:
+        """By its name, or `leader`: the one whose stable the output followed last.
+
+        Raises:
+            Unplayable: there is no such replica now.
+        """
+        if name == "leader":
+            name = self.sightings.leading_replica(self.workers) or name
+        if name not in self.seats:
+            raise Unplayable(f"there is no replica {name!r} now: {', '.join(self.seats)}")
+        return self.seats[name]
+
+    async def kill_replica(self, name: str) -> str:
+        """kill -9; it stays away until it is started."""
+        seat = self.replica(name)
+        self.unthrottle(seat.name)
+        seat.expected = False
+        if seat.process is not None:
+            await self.stage.kill(seat.process)
+        seat.process, seat.paused = None, False
+        return seat.name
+
+    async def start_replica(self, name: str, **changes: Any) -> str:
+        """Again, where it stood; `changes` are of its part."""
+        seat = self.replica(name)
+        if seat.process is not None and seat.process.returncode is None:
+            await self.kill_replica(seat.name)
+        seat.part = msgspec.structs.replace(seat.part, repeat=0)
+        seat.part = msgspec.structs.replace(seat.part, **changes)
+        await self._speak(seat.name)
+        return seat.name
+
+    async def start_over(self, name: str) -> str:
+        """As another incarnation, which knows nothing of what has ended before."""
+        part = self.replica(name).part
+        now = int(time.time() * 1_000)
+        return await self.start_replica(name, incarnation=part.incarnation + 1, joining_at=now)
+
+    async def deploy(self, name: str, manner: Mapping[str, float]) -> str:
+        """Another version of it, which has these manners; from now on it need not be believed,
+        unless all that is wrong with it is that it is late, or that its clock is."""
+        seat = self.replica(name)
+        wanted = Manner(**manner)
+        if wanted.lying or wanted.leap:
+            seat.bad_since = int(time.time() * 1_000)
+        return await self.start_replica(seat.name, manner=wanted)
+
+    async def _speak(self, name: str) -> None:
+        seat = self.seats[name]
+        text = msgspec.json.encode(seat.part).decode()
+        seat.process = await self.stage.python("chaos.replica", text, log=_log(seat))
+        seat.expected = True
+
+    def pause_replica(self, name: str) -> str:
+        """SIGSTOP."""
+        seat = self.replica(name)
+        _usage(seat).suspend()
+        seat.paused = True
+        return seat.name
+
+    def resume_replica(self, name: str) -> str:
+        """SIGCONT."""
+        seat = self.replica(name)
+        if seat.paused:
+            _usage(seat).resume()
+        seat.paused = False
+        return seat.name
+
+    # --- slow ----------------------------------------------------------------------------------
+
+    async def throttle(self, name: str, share: float) -> str:
+        """A worker or replica has the processor for this share of the time only (by SIGSTOP and
+        SIGCONT, ten times a second)."""
+        seat = self.seats.get(name)
+        process = (
+            psutil.Process(self.worker(name).pid) if seat is None else _usage(self.replica(name))
+        )
+        name = self.name_of(name) if seat is None else name
+        self.unthrottle(name)
+        self._throttles[name] = _Throttle(
+            asyncio.create_task(_slow(process, share)), process.resume
+        )
+        return name
+
+    def unthrottle(self, name: str) -> None:
+        if (throttle := self._throttles.pop(name, None)) is not None:
+            throttle.task.cancel()
+            with suppress(psutil.NoSuchProcess):  # it may have been killed meanwhile
+                throttle.resume()
+
+    # --- links and topics ---------------------------------------------------------------------
+
+    async def mend_links(self) -> None:
+        for proxy in self.proxies.values():
+            await proxy.reset()
+
+    async def delete_topic(self, topic: str) -> None:
+        async with Topics(self.connection) as topics:
+            await topics.delete(topic)
+
+    # --- the broker ----------------------------------------------------------------------------
+
+    async def kill_broker(self) -> None:
+        """kill -9."""
+        await asyncio.to_thread(self.broker.kill)
+        self.kills += 1
+
+    async def start_broker(self) -> None:
+        await self.broker.astart()
+
+    def fill_disk(self) -> None:
+        """No file of the broker can grow any more: its writes fail as on a full disk.
+
+        What a process without rights can do: a limit on the size of files (RLIMIT_FSIZE), so that
+        errno is EFBIG and not ENOSPC; Kafka takes any IOException of its log for a broken disk.
+        """
+        psutil.Process(self.broker.pid).rlimit(psutil.RLIMIT_FSIZE, (1, 1))
+
+    # --- the end -------------------------------------------------------------------------------
+
+    async def finish(self, seconds: float = _PATIENCE_SECONDS) -> None:
+        """The replicas that are there say everything, and end; returns when the output has.
+
+        Raises:
+            Unplayable: that takes longer.
+        """
+        self.finished = int((time.time() + self.skew) * 1_000) + _AHEAD_MS
+        partial = self.folder / "finish.partial"
+        partial.write_text(str(self.finished))
+        partial.rename(self._stream.finish)
+        await self._until(lambda: self.arrivals.ended, "the output to end", seconds)
+
+    def lives(self) -> Any:
+        """The logical stream: to its end, or as far as anybody may be."""
+        until = self.finished or int(time.time() * 1_000) + 60_000
+        return self._stream.lives(until)
+
+
+def _log(seat: Seat) -> str:
+    return f"replica-{seat.name}.log"
+
+
+def _usage(seat: Seat) -> psutil.Process:
+    if seat.process is None or seat.process.returncode is not None:
+        raise Unplayable(f"replica {seat.name} does not run")
+    return psutil.Process(seat.process.pid)
+
+
+def _logged(event: str, logs: Iterable[Path]) -> bool:
+    lines = (line for log in logs for line in log.read_text(errors="replace").splitlines())
+    return any(f'"event": "{event}"' in line for line in lines)
+
+
+def _has_a_task(status: Status) -> bool:
+    return status.state in ("running", "standby")
+
+
+async def _slow(process: psutil.Process, share: float) -> None:
+    """Until cancelled, or until the process is gone."""
+    try:
+        while True:
+            process.suspend()
+            await asyncio.sleep(0.1 * (1 - share))
+            process.resume()
+            await asyncio.sleep(0.1 * share)
+    except psutil.NoSuchProcess:
+        return

@@ -1,0 +1,178 @@
+"""`lmerge drill`: faults on purpose, and whether the merge keeps its word."""
+
+import time
+from json import dumps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lmerge_service.cli.options import Json, silence_kafka_client
+from lmerge_service.cli.words import printable, say_json
+from lmerge_service.errors import ConfigurationError, EnvironmentMissingError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from chaos.composing import Schedule
+    from chaos.judging import Result
+
+__all__ = ("drill",)
+
+_MISSING = "drills need the extra `drills`: pip install 'lmerge-service[drills]'"
+
+
+def drill(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME]...", help="Of a drill, or a file with an experiment."),
+    ] = None,
+    all_: Annotated[bool, typer.Option("--all", help="The standard set, in order.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="Show which drills there are.")] = False,
+    random: Annotated[
+        int | None,
+        typer.Option(
+            metavar="SEED", help="Faults by chance, several at once; equal seeds, equal faults."
+        ),
+    ] = None,
+    minutes: Annotated[
+        float,
+        typer.Option(min=0, metavar="N", help="With --random: go on with the next seed so long."),
+    ] = 5,
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Write a page on each drill there: NAME.html."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Break something on purpose, and prove that the merge keeps its word.
+
+    Each drill starts a broker, workers and replicas of its own on this machine, runs an
+    experiment of the Chaos Toolkit on them, and has the topics judged. Exit 0 when all passed, 1
+    when not.
+
+    Example: `lmerge drill leader-dies --html .`
+    """
+    _require_toolkit()
+    silence_kafka_client()
+    from chaos.drills import STANDARD
+
+    if list_:
+        _list(STANDARD, json=json)
+        return
+    if random is not None and (all_ or names):
+        raise ConfigurationError("--random composes its own faults: leave --all and names out")
+    if all_ and names:
+        raise ConfigurationError("--all runs all drills: leave the names out")
+    wanted = list(STANDARD) if all_ else names
+    if random is None and not wanted:
+        raise ConfigurationError("which drill? Name one, or --all; --list shows them")
+    if html is not None:
+        html.mkdir(parents=True, exist_ok=True)
+    if random is not None:
+        raise typer.Exit(0 if _by_chance(random, minutes, html, json=json) else 1)
+    passed = [_run(each, html, json=json).passed for each in _known(wanted or [])]
+    if len(passed) > 1 and not json:
+        typer.echo(f"{sum(passed)} of {len(passed)} drills passed")
+    raise typer.Exit(0 if all(passed) else 1)
+
+
+def _require_toolkit() -> None:
+    from importlib.util import find_spec
+
+    if any(find_spec(name) is None for name in ("chaoslib", "matplotlib", "psutil", "jgo")):
+        raise EnvironmentMissingError(_MISSING)
+
+
+def _known(names: "Sequence[str]") -> "Sequence[dict[str, Any]]":
+    """Finds a mistake in the last name before the first drill is run."""
+    from chaos.drills import experiment
+
+    return [experiment(name) for name in names]
+
+
+def _list(names: "Sequence[str]", *, json: bool) -> None:
+    from chaos.drills import experiment
+
+    told = [
+        {"name": name, "title": found["title"], "description": found["description"].strip()}
+        for name in names
+        for found in [experiment(name)]
+    ]
+    if json:
+        say_json(told)
+        return
+    for each in told:
+        typer.echo(f"{each['name']:<24} {each['title']}")
+
+
+def _by_chance(seed: int, minutes: float, html: Path | None, *, json: bool) -> bool:
+    """Seed after seed until the time is over; of the first that fails, the shortest schedule."""
+    from itertools import count
+
+    from chaos.composing import compose, experiment_of, failures, shrink
+
+    until = time.monotonic() + minutes * 60
+    for each in count(seed):
+        schedule = compose(each)
+        typer.echo(f"{schedule}", err=True)
+        ways = failures(_run(experiment_of(schedule), html, json=json))
+        if ways:
+            break
+        if time.monotonic() >= until:
+            return True
+    typer.echo("failed; looking for the shortest schedule that fails in the same way", err=True)
+
+    def fails(shorter: "Schedule") -> bool:
+        typer.echo(f"{shorter}", err=True)
+        return bool(failures(_run(experiment_of(shorter), html, json=json)) & ways)
+
+    shortest = shrink(schedule, fails)
+    path = (html or Path()) / f"random-{schedule.seed}.json"
+    path.write_text(dumps(experiment_of(shortest), indent=1))
+    typer.echo(
+        f"the shortest that failed: {shortest}; `lmerge drill {path}` runs it again", err=True
+    )
+    return False
+
+
+def _run(wanted: "dict[str, Any]", html: Path | None, *, json: bool) -> "Result":
+    from chaos.drills import Interrupted, run
+
+    began = time.monotonic()
+    typer.echo(f"{wanted['title']}", err=True)
+
+    def tell(line: str) -> None:
+        typer.echo(f"{time.monotonic() - began:6.1f} s  {printable(line)}", err=True)
+
+    try:
+        result = run(wanted, tell)
+    except Interrupted:
+        raise KeyboardInterrupt from None
+    if html is not None:
+        _write(result, html / f"{result.name}.html")
+    if json:
+        say_json(result)
+    else:
+        _show(result)
+    return result
+
+
+def _write(result: "Result", path: Path) -> None:
+    from chaos.page import page
+    from lmerge_service.page import write_page
+
+    write_page(page(result), path)
+    typer.echo(f"wrote {path}", err=True)
+
+
+def _show(result: "Result") -> None:
+    said = "passed" if result.passed else "NOT PASSED"
+    hole = ""
+    if result.judged is not None:
+        found = result.judged.hole
+        checks = " ".join(f"{each['check']} {each['outcome']}" for each in result.judged.findings)
+        hole = f"; no output for {found.seconds:.2f} s at most, {found.events} events; {checks}"
+    typer.echo(f"{result.name}: {said}{hole}")
+    for line in result.why:
+        typer.echo(f"  {printable(line)}")

@@ -1,0 +1,193 @@
+"""Whole drills, on real processes: one in which something is wrong that must be found; the standard
+set in the night."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from chaos import actions, probes
+from chaos.drills import STANDARD, experiment
+from chaos.judging import Judged, Leading, Result, Timeline
+from chaos.page import page
+from chaos.plan import Refused, plan_of
+from chaos.watching import Arrivals, Hole
+from lmerge_service.errors import ConfigurationError
+from lmerge_service.kafka.client import Connection
+
+
+def drill(*arguments: str) -> tuple[int, Any, str]:
+    """Exit code, document, what was said meanwhile."""
+    done = subprocess.run(
+        [sys.executable, "-m", "lmerge_service.cli", "drill", *arguments, "--json"],
+        capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+    return done.returncode, json.loads(done.stdout or "null"), done.stderr
+
+
+def step(func: str, module: str = "chaos.actions", **arguments: Any) -> dict[str, Any]:
+    provider = {"type": "python", "module": module, "func": func, "arguments": arguments}
+    return {"type": "action", "name": f"{func} {arguments}", "provider": provider}
+
+
+@pytest.mark.timeout(290)
+def test_what_is_wrong_with_an_output_fails_the_drill(tmp_path: Path) -> None:
+    wanted = experiment("leader-dies")
+    wanted["tags"] = ["doubled"]
+    wanted["title"] = "<script>alert(1)</script>"
+    wanted["configuration"] = {"workers": 1}
+    wanted["method"] = [
+        step("pause_replica", replica="a"),
+        step("throttle", name="b", share=0.5),
+        step("add_toxic", link="leader", kind="latency", latency=20, jitter=5),
+        step("resume_replica", replica="a"),
+        step("unthrottle", name="b"),
+        step("mend_links"),
+        step("kill_replica", replica="leader"),
+        wanted["method"][-1],  # finish
+        step("double", "tests.chaos.doubling"),
+    ]
+    path = tmp_path / "doubled.json"
+    path.write_text(json.dumps(wanted))
+    code, found, said = drill(str(path), "--html", str(tmp_path))
+    assert code == 1, said
+    outcomes = {each["check"]: each["outcome"] for each in found["judged"]["findings"]}
+    assert outcomes["K4"] == "invalid"
+    assert not found["passed"]
+    assert any(line.startswith("K4 is invalid: out-0") for line in found["why"]), found["why"]
+    assert [each["status"] for each in found["steps"]] == ["succeeded"] * 9, found["steps"]
+    assert "verdict of K1 to K8: valid" in said  # before
+    assert "verdict of K1 to K8: invalid" in said
+    html = (tmp_path / "doubled.html").read_text()
+    assert "<script" not in html
+    assert "Not passed" in html
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(290)
+def test_what_no_drill_of_the_standard_set_does_can_be_done(tmp_path: Path) -> None:
+    """Clocks that are ahead, garbage, pauses, too little memory, a full disk; and the merge lives
+    through all of it."""
+    wanted = experiment("leader-dies")
+    wanted["configuration"] = {"within": 120}
+    wanted["steady-state-hypothesis"]["probes"][1]["tolerance"] = [0, 120]
+    moving = step("seconds_until_moving", "chaos.probes")
+    wanted["method"] = [
+        step("deploy_replica", replica="a", skew=1.5),
+        step("deploy_replica", replica="b", corrupt=0.1),
+        moving,
+        step("kill_replica", replica="c"),
+        step("start_over", replica="c"),
+        moving,
+        step("pause_worker", worker="leader"),
+        moving,
+        step("heal"),
+        step("seconds_until_all_serve", "chaos.probes"),
+        step("pause_broker"),
+        step("resume_broker"),
+        moving,
+        step("limit_memory", worker="leader", megabytes=1),
+        step("fill_disk"),
+        step("start_broker") | {"pauses": {"before": 5}},
+        step("start_missing_workers"),
+        moving,
+        wanted["method"][-1],
+    ]
+    path = tmp_path / "acts.json"
+    path.write_text(json.dumps(wanted))
+    code, found, said = drill(str(path))
+    assert (code, found["why"]) == (0, []), said
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(290)
+@pytest.mark.parametrize("name", STANDARD)
+def test_the_standard_set_passes(name: str) -> None:
+    code, found, said = drill(name)
+    assert (code, found["why"]) == (0, []), said
+
+
+@pytest.mark.parametrize("name", STANDARD)
+def test_each_drill_is_an_experiment_that_says_what_it_is(name: str) -> None:
+    found = experiment(name)
+    assert found["tags"] == [name]
+    assert plan_of(found["configuration"]).replicas
+    assert found["description"].strip().endswith(".")
+
+
+def test_the_page_about_drills_has_each_of_them_and_each_action() -> None:
+    text = Path("docs/drills.md").read_text()
+    for name in (*STANDARD, *actions.__all__, *probes.__all__):
+        assert f"`{name}`" in text, name
+
+
+def test_a_name_that_is_no_drill_is_a_mistake() -> None:
+    with pytest.raises(ConfigurationError, match="no drill 'nope'"):
+        experiment("nope")
+    with pytest.raises(ConfigurationError, match=r"no file nope\.yaml"):
+        experiment("nope.yaml")
+
+
+def test_a_file_that_is_no_experiment_is_a_mistake(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text("title: x\n")
+    with pytest.raises(ConfigurationError, match="is no experiment"):
+        experiment(str(path))
+
+
+def test_a_plan_that_has_what_there_is_not_is_refused() -> None:
+    with pytest.raises(Refused, match="wrokers"):
+        plan_of({"wrokers": 3})
+    with pytest.raises(Refused, match="of 3 workers only 2 would have a task"):
+        plan_of({"workers": 3})
+    with pytest.raises(Refused, match="lying"):
+        plan_of({"replicas": {"a": {"lying": "much"}}})
+
+
+RESULT = Result(
+    name="x",
+    title="<b>t</b>",
+    description="d & e",
+    passed=False,
+    why=["K2 is invalid: <i>"],
+    unplayed=False,
+    judged=Judged(
+        outcome="invalid",
+        findings=[{"check": "K2", "outcome": "invalid", "evidence": ["<u>"], "total": 1}],
+        hole=Hole(101.0, 2.5, 0, 7),
+        events=10,
+    ),
+    timeline=Timeline(
+        began=100.0,
+        seconds=4.0,
+        happened=[(1.0, "<s>kill</s>"), (1.01, "again")],
+        leading=[Leading("w1", "a", 0.0, 2.0), Leading("w2", None, 2.0, 4.0)],
+        bin=0.5,
+        rate=[10.0] * 8,
+        latency=[5.0, None] * 4,
+    ),
+    reasons=["<em>"],
+    steps=[{"name": "n", "type": "action", "status": "failed", "seconds": 1.0, "output": "<o>"}],
+)
+
+
+def test_a_page_holds_what_was_said_as_text_and_needs_nothing_else() -> None:
+    html = page(RESULT)
+    for tag in ("<b>", "<i>", "<u>", "<s>", "<em>", "<o>"):
+        assert tag not in html
+    assert "got nothing for 2.50 s at most (from 1.0 s on)" in html
+    assert "told of 7 events" in html
+    assert "src=" not in html
+    assert 'href="#' in html or "href=" not in html
+    assert page(msgspec.convert(msgspec.to_builtins(RESULT), Result)) == html
+
+
+def test_the_longest_hole_is_of_any_partition_and_between_the_times() -> None:
+    arrivals = Arrivals(Connection("127.0.0.1:1"), "out", 2)
+    arrivals.times = [[0.0, 1.0, 2.0, 9.0], [1.0, 1.5, 4.5, 5.0]]
+    assert arrivals.longest_hole(1.0, 4.9) == Hole(1.5, 3.0, 1)
+    assert arrivals.longest_hole(0.0, 9.0) == Hole(2.0, 7.0, 0)
