@@ -36,7 +36,13 @@ EXPECTED: dict[str, tuple[list[str], list[float], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+QUICK = ("fig5", "fig7")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(each, marks=[] if each in QUICK else pytest.mark.deep) for each in EXPECTED],
+)
 def test_a_figure_has_a_row_for_each_point_of_each_line(name: str) -> None:
     lines, points, metrics = EXPECTED[name]
     rows = list(figures.measure(name, events=60, runs=1))
