@@ -4,6 +4,7 @@ the replicas mean."""
 from itertools import islice
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 
 from lmerge_service.present.flights import VARIATIONS, flights
@@ -13,9 +14,10 @@ from lmerge_service.spark.places import Topics
 from tests.service.cluster import Merge, meaning
 from tests.spark.merge.test_job import job_of, merge_of
 
-FLIGHTS = 1_000
+FLIGHTS = 5_000
 
 
+@pytest.mark.deep
 def test_the_service_and_spark_say_the_same_of_the_same_flights(
     spark: SparkSession, bootstrap: str, tmp_path: Path
 ) -> None:
