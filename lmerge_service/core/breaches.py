@@ -6,11 +6,12 @@ leaves it to the caller to report, quarantine or ignore the input.
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from lmerge_service.elements import Element
 from lmerge_service.tdb import Event
 
-__all__ = ("Breach", "BreachKind")
+__all__ = ("DIVERGENT", "Breach", "BreachKind")
 
 
 class BreachKind(StrEnum):
@@ -38,6 +39,10 @@ class BreachKind(StrEnum):
     """An element of an input that is not attached any more."""
     STABLE_REGRESSION = "stable_regression"
     """A stable below the one that the same partition of the input sent before."""
+
+
+DIVERGENT: Final = frozenset({BreachKind.HALF_FROZEN_MISSING, BreachKind.FROZEN_END_DISAGREES})
+"""What contradicts what the output has made final."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 Theory
     *What counts.* Breaches by which a replica contradicts itself (`_OWN`), and dead letters. Not:
     duplicate keys and stable regressions, which harm nothing (a replica may repeat itself, and
-    tiny regressions are common); nor disagreement with the output (`_DIVERGENT`), since where a
+    tiny regressions are common); nor disagreement with the output (`DIVERGENT`), since where a
     liar led before, it is the honest replica that disagrees. That is reported apart.
 
     *A restart that repeats is no liar.* A replica that repeats itself without saying so breaks
@@ -38,7 +38,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from lmerge_service.core import BreachKind, Case
+from lmerge_service.core import DIVERGENT, BreachKind, Case
 from lmerge_service.elements import START
 from lmerge_service.topology import GuardSettings
 
@@ -56,7 +56,6 @@ _OWN: Final = frozenset(
         BreachKind.WRONG_VOLD,
     }
 )
-_DIVERGENT: Final = frozenset({BreachKind.HALF_FROZEN_MISSING, BreachKind.FROZEN_END_DISAGREES})
 
 _BLOCKS = 16
 _KEPT, _DOUBLED = 8, 5
@@ -188,7 +187,7 @@ class Conduct:
             self._alternate(part)
             part.stables = part.risen = part.turns = 0
             part.regressed = part.repeating
-        divergences = sum(count for kind, count in news.items() if kind in _DIVERGENT)
+        divergences = sum(count for kind, count in news.items() if kind in DIVERGENT)
         self._divergences += divergences
         return self._findings(part, divergences > 0)
 

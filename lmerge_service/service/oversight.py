@@ -29,7 +29,7 @@ from typing import Final
 
 import structlog
 
-from lmerge_service.core import Breach, BreachKind, Gap
+from lmerge_service.core import DIVERGENT, Breach, Gap
 from lmerge_service.elements import Element
 from lmerge_service.errors import TransportError
 from lmerge_service.formats.dead_letters import DeadLetter
@@ -48,13 +48,11 @@ from lmerge_service.service.reporting import Reporting
 from lmerge_service.service.state import TaskState
 from lmerge_service.service.verdicts import Action, spoken
 
-__all__ = ("DIVERGENT", "Oversight")
+__all__ = ("Oversight",)
 
 log = structlog.get_logger()
 
 _RETRY_SECONDS: Final = 1.0
-DIVERGENT: Final = frozenset({BreachKind.HALF_FROZEN_MISSING, BreachKind.FROZEN_END_DISAGREES})
-"""What contradicts what the output has made final."""
 
 
 class Oversight:

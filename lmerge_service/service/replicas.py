@@ -27,7 +27,7 @@ import structlog
 from lmerge_service.core import Input, Operator
 from lmerge_service.elements import START, Element, Stable
 from lmerge_service.formats.dead_letters import DeadLetter
-from lmerge_service.formats.dialects import Decoder, build_decoder
+from lmerge_service.formats.dialects import decoders_of
 from lmerge_service.formats.headers import TimedRecord
 from lmerge_service.formats.ingest import Ingest
 from lmerge_service.formats.reasons import Reason
@@ -286,7 +286,7 @@ class Replicas:
             co_partitioned=state.replica.co_partitioned,
             mutes={n: mark.mute for n, mark in standing.partitions.items() if mark.mute},
             mine=self._mine if self._reads_all(state.replica) else None,
-            dialect=self._dialect_of(state.replica),
+            dialect=decoders_of(state.replica.format, self._decoder),
             attached=attached,
         )
 
@@ -299,13 +299,6 @@ class Replicas:
         route = self._router.partition_of
         self._router.learn(e.payload for e in elements if type(e) is not Stable)  # type: ignore[union-attr]
         return [e for e in elements if type(e) is Stable or route(e.payload) == self._partition]  # type: ignore[union-attr]
-
-    def _dialect_of(self, replica: Replica) -> Callable[[], Decoder] | None:
-        """What makes the decoders of a replica that speaks a dialect."""
-        options, wire = replica.format, self._decoder
-        if options == "wire":
-            return None
-        return lambda: build_decoder(options, wire.cache, wire.max_record_bytes)
 
     def _unfit(self, replica: Replica, info: TopicInfo) -> str | None:
         """What about its topic rules a replica out, in words."""

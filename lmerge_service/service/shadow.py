@@ -27,11 +27,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from lmerge_service.core import Breach, BreachKind, Case, Policy, lmerge
+from lmerge_service.core import DIVERGENT, Breach, BreachKind, Case, Policy, lmerge
 from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert
 from lmerge_service.errors import ConfigurationError, StateError
 from lmerge_service.formats.dead_letters import DeadLetter
-from lmerge_service.formats.dialects import Decoder, build_decoder
+from lmerge_service.formats.dialects import decoders_of
 from lmerge_service.formats.ingest import Ingest
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.cluster import Cluster
@@ -182,14 +182,8 @@ class Shadow:
             partitions=self._infos[topic].partitions,
             joining_at=joining_at,
             normalise=replica is not None and replica.normalise,
-            dialect=None if replica is None else self._dialect(replica),
+            dialect=None if replica is None else decoders_of(replica.format, self._decoder),
         )
-
-    def _dialect(self, replica: Replica) -> Callable[[], Decoder] | None:
-        options, wire = replica.format, self._decoder
-        if options == "wire":
-            return None
-        return lambda: build_decoder(options, wire.cache, wire.max_record_bytes)
 
     # --- comparing ------------------------------------------------------------------------------
 
@@ -265,8 +259,7 @@ class Shadow:
 
     async def _note(self, breach: Breach) -> None:
         kind = breach.kind
-        differs = {BreachKind.HALF_FROZEN_MISSING, BreachKind.FROZEN_END_DISAGREES}
-        if kind not in differs or breach.kept is None:
+        if kind not in DIVERGENT or breach.kept is None:
             if breach.input == _REPLICA:
                 self.found.breaches[kind.value] += 1
             return

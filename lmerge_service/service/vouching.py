@@ -28,7 +28,7 @@ from typing import Final
 
 import structlog
 
-from lmerge_service.core import Breach
+from lmerge_service.core import DIVERGENT, Breach
 from lmerge_service.elements import INFINITY, START
 from lmerge_service.errors import TransportError
 from lmerge_service.service.control import Control
@@ -37,7 +37,7 @@ from lmerge_service.service.decisions import LONGEST_REASON, Decision, ReportCut
 from lmerge_service.service.ledger import Ledger
 from lmerge_service.service.marks import Diverged, Mark
 from lmerge_service.service.outgoing import Outgoing, Sight
-from lmerge_service.service.oversight import DIVERGENT, Oversight
+from lmerge_service.service.oversight import Oversight
 from lmerge_service.service.state import TaskState
 from lmerge_service.service.verdicts import spoken
 

@@ -1,20 +1,18 @@
 """The demo as a user runs it: the verdict, and that nothing it started outlives it."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
-import psutil
 import pytest
 
 from lmerge_service.demo.verdict import Finding, InputCounts
 from lmerge_service.offline.audit import Audited, compare
 from lmerge_service.tdb import TDB
+from tests.leaving import left_behind
 
 pytestmark = pytest.mark.xdist_group("demo")
 
@@ -22,16 +20,6 @@ pytestmark = pytest.mark.xdist_group("demo")
 def command(folder: Path, *more: str) -> list[str]:
     program = [sys.executable, "-m", "lmerge_service.cli", "demo", "--keep", str(folder)]
     return [*program, "--month", "2", "--pace", "4", *more]
-
-
-def left_behind(folder: Path) -> Sequence[str]:
-    """Processes that have the demo's folder in their command line or as working directory."""
-    found = []
-    for process in psutil.process_iter(["pid", "cmdline", "cwd"]):
-        words = [*(process.info["cmdline"] or []), process.info["cwd"] or ""]
-        if process.info["pid"] != os.getpid() and any(str(folder) in word for word in words):
-            found.append(" ".join(words))
-    return found
 
 
 def test_the_demo_proves_the_merged_stream_equivalent(tmp_path: Path) -> None:

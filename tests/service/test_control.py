@@ -20,6 +20,7 @@ from lmerge_service.service.decisions import AcceptGap, Detach, Quarantine, Rele
 from lmerge_service.service.ledger import Entry
 from lmerge_service.topology import Topology
 from tests.service.test_ledger import attach, topology
+from tests.waiting import come_true
 
 pytestmark = pytest.mark.kafka
 
@@ -51,8 +52,7 @@ async def all_is_read(base: Topology, *controls: LoggedControl) -> None:
     """Waits until each of these has read what is in the log by now."""
     async with control_of(base) as later:
         end = later.ledger.offset
-    while any(each.ledger.offset < end for each in controls):  # noqa: ASYNC110 (refusals tell nobody)
-        await asyncio.sleep(0.01)
+    await come_true(lambda: all(each.ledger.offset >= end for each in controls))
 
 
 def test_a_worker_that_starts_later_knows_all_that_was_decided(bootstrap: str) -> None:

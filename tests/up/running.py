@@ -1,19 +1,16 @@
 """A topology that is up, as the tests see it: a process, what it shows, and what it has left."""
 
 import json
-import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-import psutil
-
 from tests.cli.conftest import LMERGE, environment
 
-__all__ = ("Upped", "left_behind", "lmerge")
+__all__ = ("Upped", "lmerge")
 
 
 def lmerge(
@@ -28,16 +25,6 @@ def lmerge(
         timeout=120,
         check=False,
     )
-
-
-def left_behind(folder: Path) -> Sequence[str]:
-    """Processes that have the folder in their command line, environment or working directory."""
-    found = []
-    for process in psutil.process_iter(["pid", "cmdline", "cwd"]):
-        words = [*(process.info["cmdline"] or []), process.info["cwd"] or ""]
-        if process.info["pid"] != os.getpid() and any(str(folder) in word for word in words):
-            found.append(" ".join(words))
-    return found
 
 
 _LONGEST: Final = 1 << 20

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from lmerge_service.kafka.broker import free_port
-from tests.up.running import Upped, left_behind, lmerge
+from tests.leaving import left_behind
+from tests.up.running import Upped, lmerge
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(900)]
 

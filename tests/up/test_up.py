@@ -13,7 +13,8 @@ import psutil
 import pytest
 
 from lmerge_service.kafka.broker import free_port
-from tests.up.running import Upped, left_behind, lmerge
+from tests.leaving import left_behind
+from tests.up.running import Upped, lmerge
 
 TopicName = Callable[..., str]
 

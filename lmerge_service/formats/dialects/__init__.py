@@ -22,6 +22,7 @@ from lmerge_service.formats.dialects.reading import Reader
 from lmerge_service.formats.dialects.upserts import UpsertsDecoder
 from lmerge_service.formats.dialects.writing import WRITTEN, Writer, Written, writer
 from lmerge_service.formats.payload import PayloadCache
+from lmerge_service.formats.wire import WireDecoder
 
 __all__ = (
     "WRITTEN",
@@ -39,6 +40,7 @@ __all__ = (
     "Writer",
     "Written",
     "build_decoder",
+    "decoders_of",
     "writer",
 )
 
@@ -53,3 +55,11 @@ _DECODERS: dict[type, Callable[..., Decoder]] = {
 def build_decoder(options: DialectFormat, cache: PayloadCache, max_record_bytes: int) -> Decoder:
     """A decoder for one partition; equal payloads are shared by way of the cache."""
     return _DECODERS[type(options)](options, Reader(cache, max_record_bytes))
+
+
+def decoders_of(format_: Format, wire: WireDecoder) -> Callable[[], Decoder] | None:
+    """What makes the decoders of a stream in this format, by the limits of `wire` and sharing its
+    payloads; None for the wire format itself."""
+    if format_ == "wire":
+        return None
+    return lambda: build_decoder(format_, wire.cache, wire.max_record_bytes)

@@ -3,8 +3,6 @@ are killed."""
 
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -14,7 +12,7 @@ from lmerge_service.spark.session import connector_jars
 from lmerge_service.tdb import reconstitute
 from tests.service.cluster import logical, meaning, replica_streams
 from tests.spark.merge.standalone import Standalone, end, standalone
-from tests.spark.merge.test_job import merge_of, numbers, read_back
+from tests.spark.merge.test_job import batches_of, come_true, merge_of, numbers, read_back
 
 SECONDS = 180
 MAIN = "from lmerge_service.cli import main\n\nmain()\n"
@@ -43,16 +41,15 @@ def submitted(cluster: Standalone, log: Path, program: Path, *arguments: str) ->
     )  # fmt: skip
 
 
-def come_true(holds: Callable[[], bool], process: psutil.Popen, log: Path) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not holds():
-        assert process.poll() is None, log.read_text()
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.5)
+def until_merged(batches: int, driver: psutil.Popen, log: Path) -> None:
+    """So many more batches are through."""
+    goal = len(batches_of(log)) + batches
 
+    def merged() -> bool:
+        assert driver.poll() is None, log.read_text()
+        return len(batches_of(log)) >= goal
 
-def batches(log: Path) -> int:
-    return sum(line.startswith('{"batch"') for line in log.read_text().splitlines())
+    come_true(merged, f"{goal} batches are through", SECONDS)
 
 
 @pytest.mark.deep
@@ -85,14 +82,12 @@ def test_submitted_to_a_cluster_it_lives_through_the_loss_of_each_part(
         )  # fmt: skip
         try:
             with merge.speaking(streams):
-                come_true(lambda: batches(log) >= 3, driver, log)
+                until_merged(3, driver, log)
                 assert len(cluster.executors()) == 2
                 cluster.executors()[0].kill()
-                seen = batches(log)
-                come_true(lambda: batches(log) >= seen + 3, driver, log)
+                until_merged(3, driver, log)
                 end(cluster.workers[0])
-                seen = batches(log)
-                come_true(lambda: batches(log) >= seen + 3, driver, log)
+                until_merged(3, driver, log)
         finally:
             end(driver)
         log = tmp_path / "last.log"

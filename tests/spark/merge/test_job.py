@@ -272,6 +272,12 @@ def test_spark_puts_each_bucket_where_it_belongs(spark: SparkSession) -> None:
 # --- processes ----------------------------------------------------------------------------------
 
 
+def batches_of(log: Path) -> list[dict[str, Any]]:
+    """What `--json` has told of batches that are through."""
+    lines = log.read_text().splitlines()
+    return [json.loads(line) for line in lines if line.startswith('{"batch"')]
+
+
 class Process:
     """`lmerge spark-merge`, as a process."""
 
@@ -283,13 +289,9 @@ class Process:
         with log.open("ab") as out:
             self.process = subprocess.Popen([*command, "--json", *options], stdout=out, stderr=out)
 
-    def batches(self) -> list[dict[str, Any]]:
-        lines = self.log.read_text().splitlines()
-        return [json.loads(line) for line in lines if line.startswith('{"batch"')]
-
     def has_merged(self, batches: int) -> bool:
         assert self.process.poll() is None, self.log.read_text()
-        return len(self.batches()) >= batches
+        return len(batches_of(self.log)) >= batches
 
     def kill(self) -> None:
         if self.process.poll() is None:
