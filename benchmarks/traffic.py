@@ -14,6 +14,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from itertools import islice, pairwise
 from typing import Final, Protocol, Self
 
@@ -23,7 +24,8 @@ from aiokafka.producer.message_accumulator import BatchBuilder
 from lmerge_service.demo.verdict import read_inputs
 from lmerge_service.elements import START, Element, Stable
 from lmerge_service.formats.headers import incarnation_headers
-from lmerge_service.kafka.client import Connection, close_bounded, kafka_errors
+from lmerge_service.kafka.client import Connection, kafka_errors
+from lmerge_service.kafka.closing import stop
 from lmerge_service.kafka.publish import on_the_wire
 from lmerge_service.kafka.routing import Router
 from lmerge_service.kafka.source import Source, TopicPartition
@@ -64,11 +66,11 @@ class Sender:
         self._producer = AIOKafkaProducer(
             **self._connection.arguments, enable_idempotence=True, max_batch_size=1 << 18
         )
-        await started(self._producer.start(), self._producer.stop, self._connection)
+        await started(self._producer.start(), partial(stop, self._producer), self._connection)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await close_bounded(self._producer.stop())
+        await stop(self._producer)
 
     async def send(self, elements: Iterable[Element], rate: float | None = None) -> int:
         """Sends them in order, `rate` a second (None: as fast as it goes), and waits until they

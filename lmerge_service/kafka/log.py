@@ -18,6 +18,7 @@ What happens when the broker is away
 
 import asyncio
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import Final
 
 from aiokafka import AIOKafkaProducer
@@ -30,7 +31,8 @@ from lmerge_service.errors import (
     StateError,
     TransportError,
 )
-from lmerge_service.kafka.client import Connection, bounded, close_bounded, kafka_errors, lacking
+from lmerge_service.kafka.client import Connection, bounded, kafka_errors, lacking
+from lmerge_service.kafka.closing import abandon, stop
 from lmerge_service.kafka.records import Record
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.starting import started
@@ -79,7 +81,7 @@ class Log:
     async def __aexit__(self, *_: object) -> None:
         producer, self._producer = self._producer, None
         if producer is not None:
-            await close_bounded(producer.stop())
+            await stop(producer)
 
     # --- writing -------------------------------------------------------------------------------
 
@@ -127,7 +129,7 @@ class Log:
 
     async def _start(self, producer: AIOKafkaProducer) -> None:
         try:
-            await started(producer.start(), producer.stop, self._connection)
+            await started(producer.start(), partial(stop, producer), self._connection)
         except RefusedError as error:
             if isinstance(error.__cause__, ClusterAuthorizationFailedError):
                 # Who may write any topic may be idempotent: this user may write none.
@@ -140,9 +142,7 @@ class Log:
         deliver what it holds for ever."""
         if self._producer is producer:
             self._producer = None
-        await close_bounded(producer._sender.close())
-        producer._closed = True
-        await close_bounded(producer.client.close())
+        await abandon(producer)
 
     # --- reading -------------------------------------------------------------------------------
 

@@ -7,9 +7,12 @@ What happens on a crash at each await
     in `send`: the record is there or not. Whoever sends notices must be content with either.
 """
 
+from functools import partial
+
 from aiokafka import AIOKafkaProducer
 
-from lmerge_service.kafka.client import Connection, bounded, close_bounded
+from lmerge_service.kafka.client import Connection, bounded
+from lmerge_service.kafka.closing import stop
 from lmerge_service.kafka.starting import started
 
 __all__ = ("Notices",)
@@ -26,11 +29,11 @@ class Notices:
         )
 
     async def __aenter__(self) -> "Notices":
-        await started(self._producer.start(), self._producer.stop, self._connection)
+        await started(self._producer.start(), partial(stop, self._producer), self._connection)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await close_bounded(self._producer.stop())
+        await stop(self._producer)
 
     async def send(self, key: bytes, value: bytes) -> None:
         """Returns when all copies have it.

@@ -9,6 +9,7 @@ the same goes for the records of one key, and for those that move the stable.
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from typing import TypeVar
 
 from aiokafka import AIOKafkaProducer
@@ -18,16 +19,19 @@ from lmerge_service.errors import ConfigurationError
 from lmerge_service.formats.dialects import Written
 from lmerge_service.formats.headers import incarnation_headers
 from lmerge_service.formats.wire import encode
-from lmerge_service.kafka.client import Connection, close_bounded, kafka_errors
+from lmerge_service.kafka.client import Connection, kafka_errors
+from lmerge_service.kafka.closing import stop
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.starting import started
 from lmerge_service.kafka.topics import Topics
+from lmerge_service.kafka.unfinished import take_over
 
 __all__ = ("on_the_wire", "publish", "seed")
 
 T = TypeVar("T")
 
 _ACKNOWLEDGE_EVERY = 10_000
+_SEED_SECONDS = 90.0
 _EVENT_TIMES = {"retention.ms": "-1", "message.timestamp.after.max.ms": str(2**63 - 1)}
 """For timestamps that are event times: the broker would take them for its own past or future."""
 
@@ -69,13 +73,13 @@ async def publish(
     producer = AIOKafkaProducer(
         **connection.arguments, enable_idempotence=True, linger_ms=2, max_batch_size=1 << 18
     )
-    await started(producer.start(), producer.stop, connection)
+    await started(producer.start(), partial(stop, producer), connection)
     try:
         if due is None and rate is not None:
             due = (number / rate for number in itertools.count())
         return await _send_all(producer, topic, elements, written, due, width, headers, progress)
     finally:
-        await close_bounded(producer.stop())
+        await stop(producer)
 
 
 async def seed(
@@ -100,25 +104,25 @@ async def seed(
         max_batch_size=1 << 18,
         transaction_timeout_ms=600_000,
     )
-    await started(producer.start(), producer.stop, connection)
+    parts = [TopicPartition(topic, number) for number in range(width)]
+    await take_over(producer, connection, parts, "connecting to", _SEED_SECONDS)
     try:
-        await _require_empty(connection, topic, width)
+        await _require_empty(connection, parts)
         with kafka_errors(f"publishing to {topic}", "Write"):
             async with producer.transaction():
                 return await _send_all(
                     producer, topic, elements, on_the_wire, None, width, [], lambda _: None
                 )
     finally:
-        await close_bounded(producer.stop())
+        await stop(producer)
 
 
-async def _require_empty(connection: Connection, topic: str, width: int) -> None:
-    parts = [TopicPartition(topic, number) for number in range(width)]
+async def _require_empty(connection: Connection, parts: Sequence[TopicPartition]) -> None:
     async with Source(connection) as source:
         begins, ends = await source.beginnings(parts), await source.ends(parts)
         async for tp, records in source.backlog(begins, ends):
             raise ConfigurationError(
-                f"{topic} has records, the first at offset {records[0].offset} of partition "
+                f"{tp.topic} has records, the first at offset {records[0].offset} of partition "
                 f"{tp.partition}: a replica that is to begin with a checkpoint needs an empty topic"
             )
 

@@ -2,8 +2,8 @@
 
 Who owns what
     A `Sink` owns one transactional producer. Its transactional.id names the merge task: entering
-    fences every earlier owner and ends what it left open, so that afterwards the committed state
-    and the committed output belong together.
+    fences every earlier owner and ends what it left open, or what Kafka did (`unfinished`), so
+    that afterwards the committed state and the committed output belong together.
 
 What happens on a crash at each await
     before commit returns: Kafka aborts, or has committed; the next owner finds out which by
@@ -20,8 +20,9 @@ from aiokafka.producer import sender
 from aiokafka.producer.message_accumulator import BatchBuilder
 
 from lmerge_service.formats.dead_letters import DeadLetter
-from lmerge_service.kafka.client import Connection, bounded, close_bounded
-from lmerge_service.kafka.starting import started
+from lmerge_service.kafka.client import Connection, bounded
+from lmerge_service.kafka.closing import stop
+from lmerge_service.kafka.unfinished import take_over
 
 __all__ = ("Committed", "Condition", "Outbox", "Sink")
 
@@ -91,21 +92,14 @@ class Sink:
         )
 
     async def __aenter__(self) -> "Sink":
-        # Starting waits until the coordinator has fenced and finished the owner before us.
-        tp, producer, bootstrap = self._output, self._producer, self._connection.bootstrap
+        tp = self._output
+        ours = (tp, self._state, self._dead_letters, self._events)
         at = f"taking over {tp.topic}-{tp.partition} at"
-        await started(producer.start(), producer.stop, self._connection, at, _TAKE_OVER_SECONDS)
-        try:
-            doing = f"{at} {bootstrap}"
-            await bounded(producer.begin_transaction(), doing, _TAKE_OVER_SECONDS)
-            await bounded(producer.abort_transaction(), doing)
-        except BaseException:
-            await close_bounded(producer.stop())
-            raise
+        await take_over(self._producer, self._connection, ours, at, _TAKE_OVER_SECONDS)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await close_bounded(self._producer.stop())
+        await stop(self._producer)
 
     async def commit(self, outbox: Outbox, provided: Condition | None = None) -> Committed:
         """Publishes all of it, or nothing; nothing if `provided` raises, which runs meanwhile.

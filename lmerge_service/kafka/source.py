@@ -76,10 +76,13 @@ class Source:
         self._next: dict[TopicPartition, int] = {}  # what was handed out ends before these
 
     async def __aenter__(self) -> "Source":
-        await started(self._consumer.start(), self._consumer.stop, self._connection)
+        await started(self._consumer.start(), self._close, self._connection)
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await self._close()
+
+    async def _close(self) -> None:
         await close_bounded(self._consumer.stop())
 
     # --- where things are ----------------------------------------------------------------------
@@ -112,13 +115,17 @@ class Source:
     ) -> dict[TopicPartition, int]:
         """The offset behind the last record of all, those of open transactions included."""
         uncommitted = AIOKafkaConsumer(**self._connection.arguments)
-        await started(uncommitted.start(), uncommitted.stop, self._connection)
+
+        async def close() -> None:
+            await close_bounded(uncommitted.stop())
+
+        await started(uncommitted.start(), close, self._connection)
         try:
             doing = "asking where topics end"
             await bounded(_locate(uncommitted, partitions), doing)
             found = await bounded(uncommitted.end_offsets(partitions), doing)
         finally:
-            await close_bounded(uncommitted.stop())
+            await close()
         return dict(found)
 
     def position(self, tp: TopicPartition) -> int | None:

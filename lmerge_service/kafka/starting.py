@@ -11,8 +11,7 @@ What happens on a crash
 
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 from aiokafka.conn import collect_hosts, create_conn
 from aiokafka.errors import (
@@ -25,7 +24,7 @@ from aiokafka.errors import (
 from aiokafka.protocol.metadata import MetadataRequest
 
 from lmerge_service.errors import RefusedError, TransportError
-from lmerge_service.kafka.client import CONNECT_SECONDS, Connection, bounded, close_bounded
+from lmerge_service.kafka.client import CONNECT_SECONDS, Connection, bounded
 
 __all__ = ("started",)
 
@@ -35,13 +34,13 @@ _UNKNOWN_AUTHORITY = {18, 19, 20, 21}
 
 async def started(
     starting: Awaitable[object],
-    stop: Callable[[], Coroutine[Any, Any, object]],
+    stop: Callable[[], Awaitable[object]],
     connection: Connection,
     doing: str = "connecting to",
     seconds: float = CONNECT_SECONDS,
 ) -> None:
     """Waits until a client has started, within `seconds`; an error says `doing` and the address.
-    One that does not start, for whatever reason, is stopped.
+    One that does not start, for whatever reason, is stopped; `stop` must not wait for ever.
 
     Raises:
         RefusedError: a broker does not let us in; the message tells why.
@@ -51,7 +50,7 @@ async def started(
     try:
         await bounded(starting, at, seconds)
     except BaseException as error:
-        await close_bounded(stop())
+        await stop()
         if not isinstance(error, TransportError):
             raise
         if not isinstance(error.__cause__, KafkaConnectionError):

@@ -53,10 +53,13 @@ class Topics:
         self._admin = AIOKafkaAdminClient(**connection.arguments)
 
     async def __aenter__(self) -> "Topics":
-        await started(self._admin.start(), self._admin.close, self._connection)
+        await started(self._admin.start(), self._close, self._connection)
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await self._close()
+
+    async def _close(self) -> None:
         await close_bounded(self._admin.close())
 
     async def describe(

@@ -9,10 +9,12 @@ What happens on a crash
 
 import asyncio
 from collections.abc import Iterable
+from functools import partial
 
 from aiokafka import AIOKafkaProducer
 
-from lmerge_service.kafka.client import Connection, close_bounded, kafka_errors
+from lmerge_service.kafka.client import Connection, kafka_errors
+from lmerge_service.kafka.closing import stop
 from lmerge_service.kafka.starting import started
 
 __all__ = ("Writer",)
@@ -32,11 +34,11 @@ class Writer:
         )
 
     async def __aenter__(self) -> "Writer":
-        await started(self._producer.start(), self._producer.stop, self._connection)
+        await started(self._producer.start(), partial(stop, self._producer), self._connection)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await close_bounded(self._producer.stop())
+        await stop(self._producer)
 
     async def write(self, records: Iterable[tuple[int, bytes | None, bytes]]) -> None:
         """Each is (partition, key, value).

@@ -1,7 +1,6 @@
 """The worker as a process on a real broker: replicas of any shape, kill -9, aborts, poison."""
 
 import asyncio
-import gc
 import itertools
 import random
 import struct
@@ -11,7 +10,6 @@ from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-from aiokafka.conn import AIOKafkaConnection
 from aiokafka.record.util import calc_crc32c
 from msgspec.structs import replace
 
@@ -93,6 +91,37 @@ def test_kill_9_at_random_points_loses_and_doubles_nothing(merge: Merge, times: 
         worker.wait_until_ended()
         assert worker.terminate() == 0
     assert merge.says(reference)
+
+
+@pytest.mark.deep
+def test_a_power_cut_at_random_points_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    """Worker and broker die at once: such a broker leaves transactions without their markers."""
+    chance = random.Random(f"{time.time_ns()}")
+    lives = logical(4_000)
+    streams = replica_streams(lives)
+    reached = []
+    with LocalBroker(tmp_path / "kafka", detached=True) as broker:
+        merge = Merge(broker.bootstrap, tmp_path, replicas=("a", "b"))
+        merge.extra = {"limits": {"batch_records": 25}}  # many small transactions
+        merge.write()
+        for name in "ab":
+            merge.publish(name, streams[name])
+        for _ in range(12):
+            with merge.worker() as worker:
+                worker.wait_until_running()
+                time.sleep(chance.uniform(0, 0.3))
+                broker.kill()
+                worker.kill()
+            broker.start()
+            with merge.worker() as worker:  # what is open before it leads cannot be read
+                worker.wait_until_running()
+                worker.kill()
+            reached.append(merge.audit().tdb.stable)
+        with merge.worker() as worker:
+            worker.wait_until_ended()
+            assert worker.terminate() == 0
+        assert reached == sorted(reached), "the stable point never goes back"
+        assert merge.says(meaning(lives))
 
 
 def test_kill_9_while_the_replicas_speak_and_one_starts_over(merge: Merge) -> None:
@@ -450,15 +479,6 @@ def test_counts_do_not_fall_when_the_task_rebuilds(
     assert merge.says(meaning(lives))
 
 
-async def close_connections() -> None:
-    """Of clients that were given up while they closed, which go on: their warnings would be told of
-    in whichever test comes later."""
-    for each in gc.get_objects():
-        if isinstance(each, AIOKafkaConnection):
-            each.close()
-    await asyncio.sleep(0.1)
-
-
 def test_an_outage_longer_than_a_commit_may_take_is_survived(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -484,7 +504,6 @@ def test_an_outage_longer_than_a_commit_may_take_is_survived(
             await asyncio.to_thread(merge.publish, "a", a[60:])
             while not ended(worker):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
-        await close_connections()
         return task.progress.rebuilds
 
     def ended(worker: service.Worker) -> bool:

@@ -1,0 +1,46 @@
+"""Closes a producer, whatever its broker does.
+
+Theory
+    A producer that stops first delivers what it holds, and asks again for as long as there is no
+    answer. Given up on, it would go on so in the background: reconnect when the broker is back,
+    and write what nobody waits for any more. So what is given up is taken apart: its tasks are
+    cancelled, then its connections closed. The client keeps no list of its tasks; they are known
+    by whose methods they run. Pinned and tested with aiokafka.
+
+What happens on a crash
+    What the producer held is Kafka's to clean up.
+"""
+
+import asyncio
+from typing import Any
+
+from aiokafka import AIOKafkaProducer
+
+from lmerge_service.kafka.client import CLOSE_SECONDS, close_bounded
+
+__all__ = ("abandon", "stop")
+
+
+async def stop(producer: AIOKafkaProducer) -> None:
+    """Delivers what it holds and closes it; past `CLOSE_SECONDS` it is abandoned."""
+    await close_bounded(producer.stop())
+    await abandon(producer)
+
+
+async def abandon(producer: AIOKafkaProducer) -> None:
+    """Closes a producer without delivering anything more; one that is closed stays so."""
+    producer._closed = True
+    tasks = [task for task in asyncio.all_tasks() if _works_for(producer, task)]
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks, timeout=CLOSE_SECONDS)
+    await close_bounded(producer.client.close())
+
+
+def _works_for(producer: AIOKafkaProducer, task: "asyncio.Task[Any]") -> bool:
+    frame = getattr(task.get_coro(), "cr_frame", None)
+    owner = None if frame is None else frame.f_locals.get("self")
+    return owner is not None and (
+        owner is producer._sender or owner is producer._message_accumulator
+    )
