@@ -23,7 +23,18 @@ import msgspec
 if TYPE_CHECKING:
     import psutil  # an extra: imported where it is used
 
-__all__ = ("Known", "Record", "end", "find", "gist", "launcher", "read", "spawn", "write")
+__all__ = (
+    "Known",
+    "Record",
+    "end",
+    "find",
+    "gist",
+    "launcher",
+    "listened",
+    "read",
+    "spawn",
+    "write",
+)
 
 _CREATION_TOLERANCE_SECONDS: Final = 2.0  # creation times are derived from a clock that is adjusted
 
@@ -108,6 +119,16 @@ def find(record: Known) -> "psutil.Process | None":
         return process if same and process.status() != psutil.STATUS_ZOMBIE else None
     except psutil.Error:
         return None
+
+
+def listened(process: "psutil.Process") -> set[int]:
+    """The TCP ports that it listens on; none when it is gone."""
+    import psutil
+
+    with suppress(psutil.NoSuchProcess):
+        found = process.net_connections(kind="tcp")
+        return {each.laddr.port for each in found if each.status == psutil.CONN_LISTEN}
+    return set()
 
 
 def end(process: "psutil.Process", grace: float) -> bool:

@@ -232,6 +232,18 @@ def test_a_port_that_is_taken_is_told_in_one_line(tmp_path: Path) -> None:
             LocalBroker(tmp_path, port).start()
 
 
+def test_another_broker_that_was_quicker_does_not_answer_for_it(
+    broker: LocalBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two that start at once find the same port free."""
+    monkeypatch.setattr("lmerge_service.kafka.broker._is_free", lambda _port: True)
+    late = LocalBroker(tmp_path, broker.port)
+    with pytest.raises(TransportError, match="Address already in use"):
+        late.start()
+    assert not late.running
+    assert broker.running
+
+
 def test_why_it_did_not_start_is_quoted_from_its_log(tmp_path: Path) -> None:
     broker = LocalBroker(tmp_path, settings={"num.io.threads": "many"})
     with pytest.raises(TransportError, match=r"Invalid value many for .*io.threads") as refused:
