@@ -14,7 +14,9 @@ from chaos.proxy import API_KEYS, Direction, Moment, Proxy, toxic
 from chaos.rig import Rig, Unplayable
 
 __all__ = (
+    "abort_cutover",
     "add_toxic",
+    "begin_cutover",
     "cut_link",
     "decide_at_once",
     "delete_topic",
@@ -157,6 +159,16 @@ def decide_at_once() -> list[str]:
     """All workers are asked for another policy at the same time, against the same version; what
     they have answered. The judge holds the answers to the log (K9)."""
     return on_rig(lambda rig: rig.decide_at_once())
+
+
+def begin_cutover(leaving: str, coming: str, watch: int = 5_000) -> None:
+    """One replica is to take another's place; `watch` is in milliseconds of the streams' time."""
+    on_rig(lambda rig: rig.begin_cutover(leaving, coming, watch))
+
+
+def abort_cutover() -> None:
+    """The cutover that runs is not wanted any more."""
+    on_rig(lambda rig: rig.abort_cutover())
 
 
 # --- the broker -----------------------------------------------------------------------------------

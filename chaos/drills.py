@@ -30,11 +30,13 @@ STANDARD: Final = (
     "far-future",
     "transaction-steps",
     "broker-in-transaction",
+    "power-cut",
     "split-brain",
     "rolling-upgrade",
     "slow-consumer",
     "control-lost",
     "control-conflicts",
+    "cutover-interrupted",
 )
 """In the order in which `--all` runs them."""
 

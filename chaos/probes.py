@@ -9,6 +9,7 @@ __all__ = (
     "logged",
     "longest_hole",
     "seconds_until_all_serve",
+    "seconds_until_cutover",
     "seconds_until_moving",
     "verdict",
     "worker_leads",
@@ -41,6 +42,13 @@ def seconds_until_all_serve(within: float = 60) -> float:
     """How long it takes until each worker leads or follows."""
     began = time.monotonic()
     on_rig(lambda rig: rig.until_all_serve(within))
+    return round(time.monotonic() - began, 2)
+
+
+def seconds_until_cutover(state: str, within: float = 60) -> float:
+    """How long it takes until the latest cutover is joining, watching, done or aborted."""
+    began = time.monotonic()
+    on_rig(lambda rig: rig.until_cutover(state, within))
     return round(time.monotonic() - began, 2)
 
 

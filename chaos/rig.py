@@ -17,7 +17,7 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from itertools import cycle
@@ -376,17 +376,48 @@ class Rig:
             "insert": "first", "adjust": adjust, "stable": self.plan.policy.get("stable", "max"),
             "expects": version, "who": name,
         }  # fmt: skip
+        said = await self._ask(name, "policy", document, but=(409,))
+        return Answer(said["id"], said["version"], said.get("error"))
+
+    async def begin_cutover(self, leaving: str, coming: str, watch: int) -> None:
+        """The worker that leads is asked; `watch` is in milliseconds of the streams' time."""
+        document = {"leaving": leaving, "coming": coming, "watch": watch}
+        await self._ask(self.name_of("leader"), "cutover/begin", document)
+
+    async def abort_cutover(self) -> None:
+        await self._ask(self.name_of("leader"), "cutover/abort", {})
+
+    async def until_cutover(self, state: str, seconds: float = _PATIENCE_SECONDS) -> None:
+        """Waits until the latest cutover is in this state, as the worker that leads knows it."""
+        found: dict[str, Any] = {}
+        deadline = time.monotonic() + seconds
+        while found.get("state") != state:
+            if time.monotonic() > deadline:
+                raise Unplayable(f"the cutover is not {state} after {seconds:g} s: {found}")
+            await asyncio.sleep(4 * _EVERY_SECONDS)
+            found = await self._ask(self.name_of("leader"), "cutover")
+
+    async def _ask(
+        self,
+        name: str,
+        what: str,
+        document: Mapping[str, Any] | None = None,
+        but: Collection[int] = (),
+    ) -> dict[str, Any]:
+        """What a worker answers: to a decision that is asked of it, or to a question. Raises
+        Unplayable unless it is well, or of one of the codes in `but`."""
         headers = {"authorization": f"Bearer {self._token}"}
+        method = "GET" if document is None else "POST"
         async with httpx.AsyncClient(timeout=30, trust_env=False, headers=headers) as client:
             try:
-                url = f"{self.workers[name].address}/v1/policy"
-                answer = await client.post(url, json=document)
+                url = f"{self.workers[name].address}/v1/{what}"
+                answer = await client.request(method, url, json=document)
             except httpx.TransportError as error:
                 raise Unplayable(f"worker {name} does not answer: {error!r}") from error
-        said = answer.json()
-        if answer.status_code not in (200, 409):
+        said: dict[str, Any] = answer.json()
+        if not answer.is_success and answer.status_code not in but:
             raise Unplayable(f"worker {name} answers {answer.status_code}: {said}")
-        return Answer(said["id"], said["version"], said.get("error"))
+        return said
 
     # --- replicas ------------------------------------------------------------------------------
 
