@@ -20,13 +20,15 @@ from benchmarks.fleet import NEVER, TOPICS, Merge, Report, by_topic, say, staged
 from benchmarks.inputs import lazily
 from benchmarks.pass_through import plain_pass_through
 from benchmarks.sizes import Sizes
-from benchmarks.traffic import Replicas, following, quantile, waits
+from benchmarks.traffic import Receipts, Replicas, following, quantile, waits
 from lmerge_service.demo.stage import Stage
 from lmerge_service.demo.throughput import pass_through
-from lmerge_service.demo.watch import Follower
 from lmerge_service.demo.workers import Worker
+from lmerge_service.elements import Element
 from lmerge_service.errors import LMergeError
+from lmerge_service.formats.dialects import Written
 from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.publish import on_the_wire
 from lmerge_service.service.status import Status
 from lmerge_service.service.tuning import quieten_garbage_collector
 from lmerge_service.topology import Topology
@@ -308,18 +310,25 @@ async def _added(
     merge = Merge(stage, "latency")
     await merge.topics()
     reached = await begin(merge)
-    follower = Follower(merge.connection, merge.output)
-    streams = [list(islice(stream, count)) for stream in lazily(count)]
+    receipts = Receipts(merge.connection, merge.output)
+    streams = [[_written(each) for each in islice(stream, count)] for stream in lazily(count)]
     quieten_garbage_collector()
-    async with following(follower), Replicas(merge.connection, by_topic(streams)) as replicas:
+    sending = Replicas(merge.connection, by_topic(streams), written=lambda each: (each,))
+    async with following(receipts), sending as replicas:
         began = time.time()
         total = await replicas.say(rate=rate)
         took = time.time() - began
         await reached(total)
         await asyncio.sleep(1)  # for the last commit, and for the consumer
     warm = began + sizes.warm_seconds
-    found = await waits(merge.connection, list(TOPICS.values()), follower.arrived, since=warm)
+    arrived = receipts.inserts()
+    found = await waits(merge.connection, list(TOPICS.values()), arrived, since=warm)
     return {"p50": quantile(found, 0.5), "p99": quantile(found, 0.99), "held": seconds / took}
+
+
+def _written(element: Element) -> Written:
+    (record,) = on_the_wire(element)
+    return record
 
 
 _MEASUREMENTS: Final[Mapping[str, Measurement]] = MappingProxyType(

@@ -6,24 +6,34 @@ Who owns what
 
 Cost
     Records are appended to batches directly, 3 µs each; so one process can send some 100,000
-    elements a second and generate them. Times are the wall clock's, so that they can be compared
-    with those of records and logs.
+    elements a second and generate them; written beforehand, they cost less. Times are the wall
+    clock's, so that they can be compared with those of records and logs.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from itertools import islice, pairwise
-from typing import Final, Protocol, Self
+from itertools import chain, islice, pairwise
+from typing import Any, Final, Protocol, Self
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.producer.message_accumulator import BatchBuilder
 
 from lmerge_service.demo.verdict import read_inputs
-from lmerge_service.elements import START, Element, Stable
+from lmerge_service.elements import START, Element, Insert, Stable
+from lmerge_service.formats.dialects import Written
 from lmerge_service.formats.headers import incarnation_headers
+from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.client import Connection, kafka_errors
 from lmerge_service.kafka.closing import stop
 from lmerge_service.kafka.publish import on_the_wire
@@ -32,7 +42,7 @@ from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.starting import started
 from lmerge_service.kafka.topics import Topics
 
-__all__ = ("Arrivals", "Replicas", "Sender", "following", "quantile", "waits")
+__all__ = ("Arrivals", "Receipts", "Replicas", "Sender", "following", "quantile", "waits")
 
 _AT_ONCE: Final = 2_000
 _TICK_SECONDS: Final = 0.01
@@ -51,8 +61,11 @@ class Sender:
         partitions: int = 1,
         incarnation: int = 0,
         joining_at: int = START,
+        written: Callable[[Any], Sequence[Written]] = on_the_wire,
     ):
+        """`written` gives the records of whatever is sent as an element."""
         self.topic = topic
+        self._written = written
         self.records = [0] * partitions
         """Sent to each partition."""
         self._router = Router(partitions)
@@ -118,7 +131,7 @@ class Sender:
 
     def _batches(self, elements: Sequence[Element]) -> Iterator[BatchBuilder]:
         batch, headers = self._producer.create_batch(), self._headers
-        for record in (record for element in elements for record in on_the_wire(element)):
+        for record in chain.from_iterable(map(self._written, elements)):
             key, value = record.key, record.value
             if batch.append(key=key, value=value, timestamp=None, headers=headers) is None:
                 yield batch
@@ -144,13 +157,16 @@ class Replicas:
     def __init__(
         self,
         connection: Connection,
-        streams: Mapping[str, Iterable[Element]],
+        streams: Mapping[str, Iterable[Any]],
         *,
         partitions: int = 1,
+        written: Callable[[Any], Sequence[Written]] = on_the_wire,
     ):
         """`streams` are by topic, each of so many partitions; they may be lazy, and longer than
-        what will be said."""
-        self._senders = [Sender(connection, topic, partitions=partitions) for topic in streams]
+        what will be said. `written` gives the records of each of their elements."""
+        self._senders = [
+            Sender(connection, topic, partitions=partitions, written=written) for topic in streams
+        ]
         self._streams = [iter(stream) for stream in streams.values()]
 
     async def __aenter__(self) -> Self:
@@ -206,6 +222,33 @@ async def following(consumer: _Runs) -> AsyncIterator[None]:
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+
+
+class Receipts:
+    """A read_committed consumer of one partition of a topic, from its beginning, who keeps what
+    came and when. It is looked into afterwards: meanwhile the processor is for the measured."""
+
+    def __init__(self, connection: Connection, topic: str):
+        self._connection = connection
+        self._tp = TopicPartition(topic, 0)
+        self._came: list[tuple[float, list[bytes | None]]] = []
+
+    async def run(self) -> None:
+        """Follows until cancelled."""
+        async with Source(self._connection) as source:
+            source.assign({self._tp: 0})
+            while True:
+                for records in (await source.poll(0.2)).values():
+                    self._came.append((time.time(), [record.value for record in records]))
+
+    def inserts(self) -> dict[tuple[bytes, int], float]:
+        """(payload, vs) → wall-clock seconds at which the event's first insert came."""
+        decoder, arrived = WireDecoder(), dict[tuple[bytes, int], float]()
+        for at, values in self._came:
+            for element in map(decoder.decode, values):
+                if type(element) is Insert:
+                    arrived.setdefault((element.payload, element.vs), at)
+        return arrived
 
 
 class Arrivals:
