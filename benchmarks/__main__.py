@@ -17,6 +17,7 @@ from benchmarks import (
     availability,
     figures,
     formats,
+    forward,
     generated,
     in_process,
     jumpstart,
@@ -56,11 +57,12 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="speak JSON")
     what = parser.add_subparsers(
         dest="what",
-        metavar="figures | availability | policies | service | soak | rolling | jumpstart | "
-        "spark | spark-merge | generated",
+        metavar="figures | availability | forward | policies | service | soak | rolling | "
+        "jumpstart | spark | spark-merge | generated",
     )
     _add_figures(what)
     _add_availability(what)
+    _add_forward(what)
     _add_policies(what)
     _add_service(what)
     _add_soak(what)
@@ -93,6 +95,11 @@ def main() -> None:
         run = asyncio.run(availability.play(range(1, options.months + 1)))
         availability.measure(run, report)
         availability.draw(run, options.out)
+    elif options.what == "forward":
+        options.out.mkdir(parents=True, exist_ok=True)  # before the long work, not after it
+        runs = asyncio.run(forward.run(options.readings))
+        forward.measure(runs, report)
+        forward.draw(runs, options.out / "fig10.svg")
     elif options.what == "service":
         asyncio.run(service.run(options.only, options.runs, _sizes(options), report))
     elif options.what == "rolling":
@@ -236,6 +243,15 @@ def _add_availability(what: _Subparsers) -> None:
         "--out", type=Path, default=Path("docs/figures"), help="for the SVG"
     )
     of_availability.add_argument("--json", action="store_true", help="speak JSON")
+
+
+def _add_forward(what: _Subparsers) -> None:
+    of_forward = what.add_parser("forward", help="Figure 10: two plans, and feedback to them")
+    of_forward.add_argument(
+        "--readings", type=int, default=200_000, help="200,000 take nine minutes (200,000)"
+    )
+    of_forward.add_argument("--out", type=Path, default=Path("docs/figures"), help="for the SVG")
+    of_forward.add_argument("--json", action="store_true", help="speak JSON")
 
 
 def _run_soak(options: argparse.Namespace) -> bool:
