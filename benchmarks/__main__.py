@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import json
+import logging
 import platform
 import statistics
 import subprocess
@@ -13,8 +14,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TypeAlias
 
+import msgspec
+
 from benchmarks import (
     availability,
+    drills,
     figures,
     formats,
     forward,
@@ -57,12 +61,13 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="speak JSON")
     what = parser.add_subparsers(
         dest="what",
-        metavar="figures | availability | forward | policies | service | soak | rolling | "
+        metavar="figures | availability | forward | drills | policies | service | soak | rolling | "
         "jumpstart | spark | spark-merge | generated",
     )
     _add_figures(what)
     _add_availability(what)
     _add_forward(what)
+    _add_drills(what)
     _add_policies(what)
     _add_service(what)
     _add_soak(what)
@@ -74,6 +79,9 @@ def main() -> None:
     options = parser.parse_args()
     if options.what == "policies":
         _run_policies(options.events, options.json, options.out)
+        return
+    if options.what == "drills":
+        _run_drills(options)
         return
     if options.what == "soak":
         print(_machine(), flush=True)
@@ -252,6 +260,28 @@ def _add_forward(what: _Subparsers) -> None:
     )
     of_forward.add_argument("--out", type=Path, default=Path("docs/figures"), help="for the SVG")
     of_forward.add_argument("--json", action="store_true", help="speak JSON")
+
+
+def _add_drills(what: _Subparsers) -> None:
+    of_drills = what.add_parser("drills", help="the drills with a deduplicating consumer, too")
+    of_drills.add_argument(
+        "--only", nargs="+", choices=drills.DRILLS, default=drills.DRILLS, metavar="DRILL",
+        help=", ".join(drills.DRILLS),
+    )  # fmt: skip
+    of_drills.add_argument(
+        "--mergers", nargs="+", choices=drills.MERGERS, default=list(drills.MERGERS),
+        metavar="MERGER", help=", ".join(map(repr, drills.MERGERS)),
+    )  # fmt: skip
+    of_drills.add_argument("--json", action="store_true", help="speak JSON")
+
+
+def _run_drills(options: argparse.Namespace) -> None:
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # what is broken is told by the drill
+    verdicts = list(drills.play(options.only, options.mergers))
+    if options.json:
+        print(json.dumps({"machine": _machine(), "rows": msgspec.to_builtins(verdicts)}))
+    else:
+        print(f"{_machine()}\n\n{drills.table(verdicts)}")
 
 
 def _run_soak(options: argparse.Namespace) -> bool:
