@@ -31,6 +31,7 @@ bench: $(VENV)/.dev  ## rates beside a pass-through, the paper's figures, the po
 	$(BIN)/python -m benchmarks $(ARGS)
 	$(BIN)/python -m benchmarks figures
 	$(BIN)/python -m benchmarks availability
+	$(BIN)/python -m benchmarks forward
 	$(BIN)/python -m benchmarks policies
 
 bench-service: $(VENV)/.dev  ## worker processes on a local broker: rates, memory, latency, recovery

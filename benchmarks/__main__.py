@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import json
+import logging
 import platform
 import statistics
 import subprocess
@@ -13,10 +14,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TypeAlias
 
+import msgspec
+
 from benchmarks import (
     availability,
+    drills,
     figures,
     formats,
+    forward,
     generated,
     in_process,
     jumpstart,
@@ -56,11 +61,13 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="speak JSON")
     what = parser.add_subparsers(
         dest="what",
-        metavar="figures | availability | policies | service | soak | rolling | jumpstart | "
-        "spark | spark-merge | generated",
+        metavar="figures | availability | forward | drills | policies | service | soak | rolling | "
+        "jumpstart | spark | spark-merge | generated",
     )
     _add_figures(what)
     _add_availability(what)
+    _add_forward(what)
+    _add_drills(what)
     _add_policies(what)
     _add_service(what)
     _add_soak(what)
@@ -72,6 +79,9 @@ def main() -> None:
     options = parser.parse_args()
     if options.what == "policies":
         _run_policies(options.events, options.json, options.out)
+        return
+    if options.what == "drills":
+        _run_drills(options)
         return
     if options.what == "soak":
         print(_machine(), flush=True)
@@ -93,6 +103,11 @@ def main() -> None:
         run = asyncio.run(availability.play(range(1, options.months + 1)))
         availability.measure(run, report)
         availability.draw(run, options.out)
+    elif options.what == "forward":
+        options.out.mkdir(parents=True, exist_ok=True)  # before the long work, not after it
+        runs = asyncio.run(forward.run(options.readings))
+        forward.measure(runs, report)
+        forward.draw(runs, options.out / "fig10.svg")
     elif options.what == "service":
         asyncio.run(service.run(options.only, options.runs, _sizes(options), report))
     elif options.what == "rolling":
@@ -236,6 +251,37 @@ def _add_availability(what: _Subparsers) -> None:
         "--out", type=Path, default=Path("docs/figures"), help="for the SVG"
     )
     of_availability.add_argument("--json", action="store_true", help="speak JSON")
+
+
+def _add_forward(what: _Subparsers) -> None:
+    of_forward = what.add_parser("forward", help="Figure 10: two plans, and feedback to them")
+    of_forward.add_argument(
+        "--readings", type=int, default=200_000, help="200,000 take nine minutes (200,000)"
+    )
+    of_forward.add_argument("--out", type=Path, default=Path("docs/figures"), help="for the SVG")
+    of_forward.add_argument("--json", action="store_true", help="speak JSON")
+
+
+def _add_drills(what: _Subparsers) -> None:
+    of_drills = what.add_parser("drills", help="the drills with a deduplicating consumer, too")
+    of_drills.add_argument(
+        "--only", nargs="+", choices=drills.DRILLS, default=drills.DRILLS, metavar="DRILL",
+        help=", ".join(drills.DRILLS),
+    )  # fmt: skip
+    of_drills.add_argument(
+        "--mergers", nargs="+", choices=drills.MERGERS, default=list(drills.MERGERS),
+        metavar="MERGER", help=", ".join(map(repr, drills.MERGERS)),
+    )  # fmt: skip
+    of_drills.add_argument("--json", action="store_true", help="speak JSON")
+
+
+def _run_drills(options: argparse.Namespace) -> None:
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # what is broken is told by the drill
+    verdicts = list(drills.play(options.only, options.mergers))
+    if options.json:
+        print(json.dumps({"machine": _machine(), "rows": msgspec.to_builtins(verdicts)}))
+    else:
+        print(f"{_machine()}\n\n{drills.table(verdicts)}")
 
 
 def _run_soak(options: argparse.Namespace) -> bool:

@@ -16,7 +16,7 @@ Method
 import asyncio
 import gc
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -34,6 +34,7 @@ from lmerge_service.errors import LMergeError
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.broker import free_port
 from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.records import Record
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.offline.audit import Audited, audit_topic, compare
 from lmerge_service.present.flights import flights
@@ -41,7 +42,18 @@ from lmerge_service.present.life import final_tdb
 from lmerge_service.present.pace import due
 from lmerge_service.present.presentation import Variation, present
 
-__all__ = ("OUTPUT", "Disturbed", "Flow", "Run", "disturbed", "draw", "measure", "play")
+__all__ = (
+    "OUTPUT",
+    "Consumer",
+    "Disturbed",
+    "Flow",
+    "Run",
+    "disturbed",
+    "draw",
+    "measure",
+    "play",
+    "until_running",
+)
 
 OUTPUT: Final = "output"
 _TOPOLOGY: Final = "fast-availability.yaml"
@@ -177,9 +189,9 @@ async def _flows(
             name: await stack.enter_async_context(Sender(connection, each.topic))
             for name, each in inputs.items()
         }
-        await _until_running(port)
+        await until_running(port)
         began = time.monotonic()
-        consumer = _Consumer(connection, output, flows[OUTPUT], began)
+        consumer = Consumer(connection, output, flows[OUTPUT], began)
         await stack.enter_async_context(following(consumer))
         await consumer.ready.wait()
         say("sending")
@@ -194,7 +206,8 @@ async def _flows(
     return flows
 
 
-async def _until_running(port: int) -> None:
+async def until_running(port: int) -> None:
+    """Waits for the worker that serves there: it leads, and has found all replicas."""
     async with (
         StatusClient(f"http://127.0.0.1:{port}") as client,
         asyncio.timeout(_PATIENCE_SECONDS),
@@ -226,11 +239,19 @@ async def _send(
     await sender.flush()
 
 
-class _Consumer:
+class Consumer:
     """Of the output, from its present end until its last element."""
 
-    def __init__(self, connection: Connection, topic: str, flow: Flow, began: float):
+    def __init__(
+        self,
+        connection: Connection,
+        topic: str,
+        flow: Flow,
+        began: float,
+        count: Callable[[Sequence[Record]], int] = len,
+    ):
         self._connection, self._flow, self._began = connection, flow, began
+        self._count = count
         self._tp = TopicPartition(topic, 0)
         self.ready, self.ended = asyncio.Event(), asyncio.Event()
 
@@ -240,7 +261,8 @@ class _Consumer:
             self.ready.set()
             while True:
                 for records in (await source.poll(0.2)).values():
-                    self._flow.passed.append((time.monotonic() - self._began, len(records)))
+                    passed = (time.monotonic() - self._began, self._count(records))
+                    self._flow.passed.append(passed)
                     if WireDecoder().decode(records[-1].value) == Stable(INFINITY):
                         self.ended.set()
 

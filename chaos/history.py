@@ -30,17 +30,18 @@ Invariants
 from collections import Counter
 from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from chaos.decided import Answer, Decided, k9
 from chaos.records import Topic
 from chaos.seen import Capture, Fault, Memory, k6, k8
 from chaos.streams import Key, Life, Output, read_output, read_replica, stables_by_time
-from chaos.verdicts import Finding, Report, worst
+from chaos.verdicts import Finding, Report, Tally, worst
 from lmerge_service.elements import INFINITY, START
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.tdb import TDB
 
-__all__ = ("ALWAYS", "History", "Interval", "Progress", "Replica", "check", "cut")
+__all__ = ("ALWAYS", "History", "Interval", "Progress", "Replica", "check", "cut", "tally")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,22 @@ def check(history: History) -> Report:
     return Report(tuple(sorted(findings, key=lambda finding: finding.check)))
 
 
+def tally(history: History) -> Tally | None:
+    """How many events of K1 and K2 are not as they are to be; None where that is unknown."""
+    read = _Read(history)
+    reference, _ = _reference(read)
+    if reference is None or read.lost():
+        return None
+    found, right = _final(read, reference, min(reference.stable, read.output.stable))
+    surplus = found - right
+    doubled = sum(count for event, count in surplus.items() if event in right)
+    lacking = Counter((payload, vs) for payload, vs, _ in (right - found).elements())
+    extra = Counter((payload, vs) for payload, vs, _ in surplus.elements())
+    return Tally(
+        lost=(lacking - extra).total(), contradicted=extra.total() - doubled, doubled=doubled
+    )
+
+
 class _Read:
     """A history with its topics read."""
 
@@ -159,6 +176,9 @@ class _Read:
         return [f"{t.name} has lost its beginning" for t in topics if t.beginning_lost]
 
 
+_Events: TypeAlias = Counter[tuple[Hashable, int, int]]
+"""(payload, vs, ve), and how often."""
+
 # --- K1 -------------------------------------------------------------------------------------------
 
 
@@ -178,9 +198,18 @@ def _k1(read: _Read) -> Finding:
         unclear = [*unclear, f"the reference is final to {reference.stable} only, OUT to {c}"]
         c = reference.stable
     excused = read.given_up(reference)
-    found, right = (_without(excused, cut(tdb, c)) for tdb in (read.output.tdb(), reference))
+    found, right = _final(read, reference, c)
     wrong = _differences(found, right, c) + _beyond(read.output, reference, excused, c)
     return Finding.of("K1", wrong, unclear)
+
+
+def _final(read: _Read, reference: TDB, c: int) -> tuple[_Events, _Events]:
+    """What the output has, and is to have, as far as it is final at c."""
+    excused = read.given_up(reference)
+    return (
+        _without(excused, cut(read.output.tdb(), c)),
+        _without(excused, cut(reference, c)),
+    )
 
 
 def _without(

@@ -12,16 +12,15 @@ from dataclasses import asdict, replace
 from itertools import groupby
 from typing import Any, Final
 
-import httpx
 import msgspec
 
 from chaos.decided import decided
 from chaos.dump import dump
-from chaos.history import ALWAYS, History, Interval, Progress, Replica, check
+from chaos.history import ALWAYS, History, Interval, Progress, Replica, check, tally
 from chaos.records import Topic
 from chaos.rig import CONTROL, OUTPUT, Rig, Seat
 from chaos.seen import Capture
-from chaos.verdicts import Finding
+from chaos.verdicts import Finding, Tally
 from chaos.watching import Hole, Seen
 from lmerge_service.elements import Insert
 from lmerge_service.errors import ElementError
@@ -41,6 +40,8 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     hole: Hole
     events: int
     """That the logical stream holds, as far as it has been told."""
+    tally: Tally | None = None
+    """None: the topics do not tell."""
 
 
 class Leading(msgspec.Struct, frozen=True):
@@ -87,14 +88,12 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """Of the method: name, status, seconds, what it gave."""
 
 
-async def capture(rig: Rig) -> Capture:
-    """What the worker that leads shows now, and the logs of all that there were."""
-    address = rig.worker("leader").address
-    async with httpx.AsyncClient(base_url=address, timeout=10, trust_env=False) as client:
-        status, metrics = await client.get("/status"), await client.get("/metrics")
+async def capture(rig: Rig) -> Capture | None:
+    """What the worker that leads shows now, and the logs of all that there were; nothing of a
+    program that is not ours."""
     logs = (path for paths in rig.logs.values() for path in paths)
     text = "\n".join(path.read_text(errors="replace") for path in logs)
-    return Capture(status.json(), metrics.text, text)
+    return await rig.worker("leader").shown(text)
 
 
 async def judge(rig: Rig, captured: Capture | None) -> tuple[Judged, dict[str, Topic]]:
@@ -112,22 +111,21 @@ async def judge(rig: Rig, captured: Capture | None) -> tuple[Judged, dict[str, T
     )
     lives = list(rig.lives())
     skew = max(abs(seat.part.manner.skew) for seat in rig.seats.values())
-    report = check(
-        History(
-            output=output,
-            replicas={
-                name: _replica(seat, topics[rig.topic(name)]) for name, seat in rig.seats.items()
-            },
-            reference=final_tdb(lives),
-            progress=_progress(rig, read_at),
-            skew_ms=1_000 + int(skew * 1_000),
-            kills=rig.kills,
-            decided=decisions,
-            answers=rig.answers,
-            faults=rig.plan.traces if captured else (),
-            capture=captured,
-        )
+    history = History(
+        output=output,
+        replicas={
+            name: _replica(seat, topics[rig.topic(name)]) for name, seat in rig.seats.items()
+        },
+        reference=final_tdb(lives),
+        progress=_progress(rig, read_at),
+        skew_ms=1_000 + int(skew * 1_000),
+        kills=rig.kills,
+        decided=decisions,
+        answers=rig.answers,
+        faults=rig.plan.traces if captured else (),
+        capture=captured,
     )
+    report = check(history)
     produced = _first_told(topics.values())
     hole = _hole(rig, produced)
     found = Judged(
@@ -135,6 +133,7 @@ async def judge(rig: Rig, captured: Capture | None) -> tuple[Judged, dict[str, T
         findings=[_finding(each) for each in report.findings],
         hole=hole,
         events=len(produced),
+        tally=tally(history),
     )
     return found, topics
 

@@ -31,6 +31,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     guards: dict[str, Any] = {}
     traces: list[Fault] = []
     """What the service has to show of the faults (K8)."""
+    merger: list[str] = []
+    """A Python module and its arguments, to merge in place of `lmerge run` (`chaos.merging`)."""
+    patience: float = 60
+    """Seconds after which the output is not waited for any more."""
 
 
 def plan_of(configuration: Mapping[str, Any]) -> Plan:

@@ -31,28 +31,28 @@ def longest_hole() -> float:
     return round((playing.judged or playing.judge()).hole.seconds, 2)
 
 
-def seconds_until_moving(within: float = 60) -> float:
+def seconds_until_moving(within: float | None = None) -> float:
     """How long it takes until the output is stable beyond the present moment."""
     began = time.monotonic()
     on_rig(lambda rig: rig.until_moving(within))
     return round(time.monotonic() - began, 2)
 
 
-def seconds_until_all_serve(within: float = 60) -> float:
+def seconds_until_all_serve(within: float | None = None) -> float:
     """How long it takes until each worker leads or follows."""
     began = time.monotonic()
     on_rig(lambda rig: rig.until_all_serve(within))
     return round(time.monotonic() - began, 2)
 
 
-def seconds_until_cutover(state: str, within: float = 60) -> float:
+def seconds_until_cutover(state: str, within: float | None = None) -> float:
     """How long it takes until the latest cutover is joining, watching, done or aborted."""
     began = time.monotonic()
     on_rig(lambda rig: rig.until_cutover(state, within))
     return round(time.monotonic() - began, 2)
 
 
-def logged(event: str, within: float = 60) -> str:
+def logged(event: str, within: float | None = None) -> str:
     """Which worker has logged an event; waits for it, and fails if none does."""
     return on_rig(lambda rig: rig.until_logged(event, within))
 

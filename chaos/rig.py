@@ -29,16 +29,15 @@ import msgspec
 import psutil
 
 from chaos.decided import Answer
+from chaos.merging import LMerge, Merger, Post, Program
 from chaos.plan import Plan
 from chaos.proxy import Moment, Proxy, Trap
 from chaos.replica import Manner, Part, Stream
 from chaos.watching import Arrivals, Sightings
 from lmerge_service.demo.stage import Process, Stage
-from lmerge_service.demo.workers import Worker
 from lmerge_service.kafka.broker import SETTINGS, LocalBroker
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.topics import Topics
-from lmerge_service.service.status import Status
 
 __all__ = ("CONTROL", "OUTPUT", "Happened", "Rig", "Seat", "Unplayable")
 
@@ -46,7 +45,6 @@ OUTPUT: Final = "out"
 CONTROL: Final = f"{OUTPUT}.control"
 _HOST: Final = "127.0.0.1"
 _SESSION_SECONDS: Final = 2.0
-_PATIENCE_SECONDS: Final = 60.0
 _AHEAD_MS: Final = 2_000
 """The stream ends so long after that was decided; replicas have looked no further ahead."""
 _EVERY_SECONDS: Final = 0.05
@@ -91,7 +89,7 @@ class Rig:
         self.folder, self.plan = folder, plan
         self.proxies: dict[str, Proxy] = {}
         self.seats: dict[str, Seat] = {}
-        self.workers: dict[str, Worker] = {}
+        self.workers: dict[str, Merger] = {}
         self.logs: dict[str, list[Path]] = {}
         self.happened: list[Happened] = []
         self.kills = 0
@@ -182,6 +180,8 @@ class Rig:
         async with Topics(self.connection) as topics:
             for name in self.plan.replicas:
                 await topics.ensure(self.topic(name))
+            if self.plan.merger:
+                await topics.ensure(OUTPUT, partitions=self.plan.partitions)
 
     async def _run(self, work: Awaitable[None]) -> None:
         """Until the rig is left."""
@@ -209,9 +209,10 @@ class Rig:
     # --- waiting -------------------------------------------------------------------------------
 
     async def _until(
-        self, holds: Callable[[], bool], what: str, seconds: float = _PATIENCE_SECONDS
+        self, holds: Callable[[], bool], what: str, seconds: float | None = None
     ) -> None:
-        """Raises Unplayable when it does not come to pass."""
+        """Raises Unplayable when it does not come to pass, in the plan's patience by default."""
+        seconds = self.plan.patience if seconds is None else seconds
         deadline = time.monotonic() + seconds
         while not holds():
             self.check()
@@ -225,14 +226,14 @@ class Rig:
             if seat.expected and seat.process is not None and seat.process.returncode:
                 raise Unplayable(f"replica {seat.name} ended: {self.stage.said(_log(seat))}")
 
-    async def until_moving(self, seconds: float = _PATIENCE_SECONDS) -> None:
+    async def until_moving(self, seconds: float | None = None) -> None:
         """Waits until the output's stable point is above where it, and all replicas, are now."""
         goal = max(int((time.time() + self.skew) * 1_000), self.arrivals.stable)
         await self._until(
             lambda: self.arrivals.stable > goal, "the output to reach this moment", seconds
         )
 
-    async def until_sprung(self, seconds: float = _PATIENCE_SECONDS) -> None:
+    async def until_sprung(self, seconds: float | None = None) -> None:
         """Waits until a trap has done what it was set for."""
         await self._until(self._sprung.is_set, "the trap to be sprung", seconds)
 
@@ -242,7 +243,7 @@ class Rig:
         """Workers that lead a task, as they said last, the one of the lowest task first."""
         return self.sightings.leaders(self.workers)
 
-    def worker(self, name: str) -> Worker:
+    def worker(self, name: str) -> Merger:
         """By its name, or `leader` or `standby`.
 
         Raises:
@@ -266,14 +267,20 @@ class Rig:
             raise Unplayable(f"worker {name} runs")
         logs = self.logs.setdefault(name, [])
         run = f"{name}-{len(logs) + 1}"
-        path = self.folder / f"{run}.yaml"
-        path.write_text(json.dumps(self._topology(name)))
-        worker = Worker(self.stage, run, path)
+        worker = self._merger(name, run)
         await worker.start()
         logs.append(self.folder / f"{run}.log")
         self.workers[name] = worker
         await self._run(self.sightings.watch(name, worker))
-        await worker.wait(_has_a_task, "a task")
+        await worker.serving()
+
+    def _merger(self, name: str, run: str) -> Merger:
+        path = self.folder / f"{run}.yaml"
+        if not self.plan.merger:
+            path.write_text(json.dumps(self._topology(name)))
+            return LMerge(self.stage, run, path)
+        path.write_bytes(msgspec.json.encode(self._post(name, run)))
+        return Program(self.stage, run, path, tuple(self.plan.merger))
 
     def missing_workers(self) -> list[str]:
         """The places of workers in which none runs."""
@@ -283,7 +290,7 @@ class Rig:
             if name not in self.workers or self.workers[name].ended is not None
         ]
 
-    async def until_all_serve(self, seconds: float = _PATIENCE_SECONDS) -> None:
+    async def until_all_serve(self, seconds: float | None = None) -> None:
         """Waits until each worker leads or follows."""
         await self._until(
             lambda: not self.missing_workers() and self.sightings.all_serve(self.workers),
@@ -291,7 +298,7 @@ class Rig:
             seconds,
         )
 
-    async def until_logged(self, event: str, seconds: float = _PATIENCE_SECONDS) -> str:
+    async def until_logged(self, event: str, seconds: float | None = None) -> str:
         """Waits until a worker has logged an event; gives the worker's name."""
         found: list[str] = []
 
@@ -314,6 +321,17 @@ class Rig:
             "http": {"control_token": {"file": str(self._token_file)}},
             **({"policy": self.plan.policy} if self.plan.policy else {}),
         }
+
+    def _post(self, name: str, run: str) -> Post:
+        return Post(
+            bootstrap=f"{_HOST}:{self.proxies[name].port}",
+            replicas={each: self.topic(each) for each in self.plan.replicas},
+            output=OUTPUT,
+            partitions=self.plan.partitions,
+            group="drill",
+            session_seconds=_SESSION_SECONDS,
+            status=str(self.folder / f"{run}.status"),
+        )
 
     async def kill_worker(self, name: str) -> str:
         """kill -9."""
@@ -363,7 +381,10 @@ class Rig:
         Raises:
             Unplayable: a worker does not answer, or not that it is decided.
         """
-        version = (await self.worker("leader").running()).version
+        leader = self.worker("leader")
+        if not isinstance(leader, LMerge):
+            raise Unplayable("a program that is not ours takes no decisions")
+        version = (await leader.running()).version
         wishes = zip(self.workers, cycle(("eager", "lazy")), strict=False)
         answers = [await each for each in asyncio.as_completed(
             [self._decide(name, adjust, version) for name, adjust in wishes]
@@ -387,9 +408,10 @@ class Rig:
     async def abort_cutover(self) -> None:
         await self._ask(self.name_of("leader"), "cutover/abort", {})
 
-    async def until_cutover(self, state: str, seconds: float = _PATIENCE_SECONDS) -> None:
+    async def until_cutover(self, state: str, seconds: float | None = None) -> None:
         """Waits until the latest cutover is in this state, as the worker that leads knows it."""
         found: dict[str, Any] = {}
+        seconds = self.plan.patience if seconds is None else seconds
         deadline = time.monotonic() + seconds
         while found.get("state") != state:
             if time.monotonic() > deadline:
@@ -541,7 +563,7 @@ class Rig:
 
     # --- the end -------------------------------------------------------------------------------
 
-    async def finish(self, seconds: float = _PATIENCE_SECONDS) -> None:
+    async def finish(self, seconds: float | None = None) -> None:
         """The replicas that are there say everything, and end; returns when the output has.
 
         Raises:
@@ -572,10 +594,6 @@ def _usage(seat: Seat) -> psutil.Process:
 def _logged(event: str, logs: Iterable[Path]) -> bool:
     lines = (line for log in logs for line in log.read_text(errors="replace").splitlines())
     return any(f'"event": "{event}"' in line for line in lines)
-
-
-def _has_a_task(status: Status) -> bool:
-    return status.state in ("running", "standby")
 
 
 async def _slow(process: psutil.Process, share: float) -> None:

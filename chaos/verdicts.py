@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ("Finding", "Outcome", "Report", "worst")
+__all__ = ("Finding", "Outcome", "Report", "Tally", "worst")
 
 _SHOWN = 20
 
@@ -47,6 +47,17 @@ class Finding:
         outcome = Outcome.INVALID if wrong else Outcome.UNKNOWN if unclear else Outcome.VALID
         evidence = (*wrong, *unclear)
         return cls(check, outcome, evidence[:_SHOWN], len(evidence))
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Of what the output has declared final, how many events are not as they are to be."""
+
+    lost: int = 0
+    """They are so, and the output has none of them."""
+    contradicted: int = 0
+    """They are there with another end, or are not so at all."""
+    doubled: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
-from lmerge_service.demo.workers import Worker
+from chaos.merging import Merger
 from lmerge_service.elements import INFINITY, START, Insert, Stable
 from lmerge_service.errors import ElementError, LMergeError, TransportError
 from lmerge_service.formats.wire import WireDecoder
@@ -120,20 +120,18 @@ class Sightings:
     seen: list[Seen] = field(default_factory=list)
     _last: dict[str, Seen] = field(default_factory=dict)
 
-    async def watch(self, name: str, worker: Worker) -> None:
+    async def watch(self, name: str, worker: Merger) -> None:
         """Looks at a worker until it has ended."""
         with suppress(LMergeError):
             while worker.ended is None:
-                status = await worker.status()
-                if status is None:
+                look = await worker.look()
+                if look is None:
                     self._take(Seen(time.time(), name))
                 else:
-                    leads = tuple(t.partition for t in status.tasks if t.role == "leads")
                     self._take(
                         Seen(
-                            time.time(), name, status.state, leads,
-                            status.output.leader if leads else None,
-                            status.health, tuple(status.reasons),
+                            time.time(), name, look.state, look.leads, look.leader,
+                            look.health, look.reasons,
                         )
                     )  # fmt: skip
                 await asyncio.sleep(_ASK_SECONDS)

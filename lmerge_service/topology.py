@@ -335,6 +335,8 @@ class Topology(_Model):
     """How many other workers follow each task; 0: only those that lead nothing do."""
     snapshot_seconds: float = Field(default=60, gt=0, le=86_400)
     """The least time between two snapshots of a task; recovery reads what came after one."""
+    feedback_seconds: float = Field(default=1, ge=0.01, le=3_600)
+    """The least time between two points that a task tells a replica."""
     guards: GuardSettings = GuardSettings()
     http: Http = Http()
     up: Up | None = None

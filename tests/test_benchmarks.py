@@ -9,7 +9,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from benchmarks import availability, figures, inputs, policies, service, soak, workload
+from benchmarks import (
+    availability,
+    figures,
+    forward,
+    inputs,
+    policies,
+    service,
+    soak,
+    workload,
+)
 from benchmarks.replica import SECOND, Part, lives
 from benchmarks.traffic import Arrivals
 from lmerge_service.core import Policy, lag, quorum
@@ -325,6 +334,39 @@ def test_a_soak_judges_what_comes_after_the_warm_up() -> None:
     ]
     assert soak.grown(_samples([100.0] * 16, [9, 9, 9, 9, *[20, 40] * 6]), bounds) == []
     assert soak.grown([], bounds) == ["nothing was seen of the worker"]
+
+
+def test_figure_10_is_of_all_four_ways_and_the_same_runs_are_the_same_picture(
+    tmp_path: Path,
+) -> None:
+    passed = {"UDF0": 8.0, "UDF1": 9.0, "LM": 8.0, "LM+Feedback": 2.0}
+    runs = {
+        name: forward.Run([(0.0, 3), (end / 2, 4), (end, 0)], dear=5, skipped=6)
+        for name, end in passed.items()
+    }
+    found: dict[str, float] = {}
+    forward.measure(runs, lambda name, _, values: found.update({name: values[0]}))
+    assert list(runs) == list(forward.WAYS)
+    assert [found[f"{name}, until the end"] for name in runs] == list(passed.values())
+    assert (found["LM over LM+Feedback"], found["LM+Feedback, readings left out"]) == (4, 6)
+    texts = []
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        forward.draw(runs, tmp_path / folder / "fig10.svg")
+        texts.append((tmp_path / folder / "fig10.svg").read_text())
+    assert texts[0] == texts[1]
+    assert all(f">{name}</text>" in texts[0] for name in forward.WAYS)
+
+
+def test_figure_10_goes_by_the_shipped_topology() -> None:
+    heeding = forward._commands(forward.WAYS["LM+Feedback"], 2_000)
+    assert heeding["readings"][-4:] == ["--count", "2000", "--batch", "100-300"]
+    assert {forward._option(heeding[each], "--feedback") for each in ("udf0", "udf1")} == {
+        "forward.merged"
+    }
+    assert all("--feedback" not in each for each in forward._commands(forward.Way(), 9).values())
+    whole = forward._commands(forward.Way(), 200_000)["readings"]
+    assert forward._option(whole, "--batch") == "10000-30000", "as it ships"
 
 
 def _benchmarks(*arguments: str) -> "subprocess.CompletedProcess[str]":

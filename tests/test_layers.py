@@ -30,7 +30,10 @@ ROOMS: dict[str, set[str]] = {
         *("page", "topology"),
     },
     "up": {"model", "kafka", "service", "startup", "topology"},
-    "demo": {"model", "formats", "kafka", "offline", "present", "service", "topology", "up"},
+    "demo": {
+        *("model", "feedback", "formats", "kafka", "offline", "present", "service", "topology"),
+        "up",
+    },
 }
 ROOMS["cli"] = set(ROOMS)
 ONLY_IN: dict[str, set[str]] = {

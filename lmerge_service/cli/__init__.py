@@ -34,6 +34,7 @@ from lmerge_service.cli import (
     read,
     replica,
     run,
+    selection,
     spark_merge,
     state,
     table,
@@ -86,6 +87,8 @@ app.command("run", rich_help_panel=_KAFKA)(run.run)
 app.command("spark-merge", rich_help_panel=_KAFKA)(spark_merge.spark_merge)
 app.command("read", rich_help_panel=_KAFKA)(read.read)
 app.command("publish", rich_help_panel=_KAFKA)(publish.publish)
+replica.app.command("readings")(selection.readings)
+replica.app.command("select")(selection.select)
 app.add_typer(replica.app, name="replica", rich_help_panel=_KAFKA)
 app.add_typer(broker.app, name="broker", rich_help_panel=_KAFKA)
 app.add_typer(state.app, name="state", rich_help_panel=_KAFKA)

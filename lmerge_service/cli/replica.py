@@ -29,11 +29,12 @@ if TYPE_CHECKING:
     from lmerge_service.spark.queries.plain import Plain
     from lmerge_service.spark.queries.plans import Batch
 
-__all__ = ("app",)
+__all__ = ("app", "told_to_stop")
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Continuous queries over flights, each by several plans, as Spark jobs: feed, list, run.",
+    help="Continuous queries over flights, each by several plans, as Spark jobs: feed, list, run. "
+    "And a selection by two plans that heed feedback: readings, select.",
 )
 
 
@@ -266,7 +267,7 @@ def run(
 def _run(replica: "Replica", session: dict[str, Any], *, as_json: bool) -> None:
     from lmerge_service.spark.queries.running import follow, start
 
-    with spark_for(f"replica {replica.to}", **session) as spark, _told_to_stop() as stopped:
+    with spark_for(f"replica {replica.to}", **session) as spark, told_to_stop() as stopped:
         identity, query = start(spark, replica)
         _introduce(identity, as_json=as_json)
         ended = True
@@ -292,7 +293,7 @@ def _run_plain(plain: "Plain", *, as_json: bool) -> None:
             err=True,
         )
 
-    with _told_to_stop() as stopped:
+    with told_to_stop() as stopped:
         running = run_plain(
             replace(plain, stopped=stopped), begun, lambda batch: _tell(batch, as_json=as_json)
         )
@@ -307,7 +308,7 @@ def _conclude(to: str, ended: bool, *, as_json: bool) -> None:
 
 
 @contextmanager
-def _told_to_stop() -> Iterator[Any]:
+def told_to_stop() -> Iterator[Any]:
     """A question: has SIGTERM come?"""
     import signal
 

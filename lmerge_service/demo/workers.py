@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 
 import psutil
 
-from lmerge_service.demo.stage import Stage
+from lmerge_service.demo.stage import Process, Stage
 from lmerge_service.demo.watch import StatusClient
 from lmerge_service.errors import LMergeError
 from lmerge_service.kafka.broker import free_port
@@ -48,10 +48,13 @@ class Worker:
         port = free_port()
         self.address = f"http://127.0.0.1:{port}"
         self._client = await self._stack.enter_async_context(StatusClient(self.address))
-        self._process = await self._stage.lmerge(
+        self._process = await self._launch(port)
+        self._usage = psutil.Process(self._process.pid)
+
+    async def _launch(self, port: int) -> Process:
+        return await self._stage.lmerge(
             "run", str(self._path), "--json", "--http-port", str(port), log=self._log
         )
-        self._usage = psutil.Process(self._process.pid)
 
     async def status(self) -> Status | None:
         """None while it does not answer.

@@ -1,5 +1,6 @@
 """The end of a replica's topic: what each partition says last, and in which incarnation."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lmerge_service.elements import Element
@@ -11,7 +12,7 @@ from lmerge_service.kafka.find import windows
 from lmerge_service.kafka.records import Record
 from lmerge_service.kafka.source import Source, TopicPartition
 
-__all__ = ("Tail", "tails")
+__all__ = ("Tail", "next_incarnation", "tails")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,11 @@ class Tail:
     partition: int
     element: Element
     incarnation: int
+
+
+def next_incarnation(tail: Iterable[Tail]) -> int:
+    """The number after those whose last words are given; 0 where nobody has spoken."""
+    return max((each.incarnation + 1 for each in tail), default=0)
 
 
 async def tails(connection: Connection, topic: str, partitions: int) -> list[Tail]:

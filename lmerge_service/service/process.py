@@ -67,7 +67,13 @@ async def _work(topology: Topology, standby: bool) -> None:
         wanted = [] if worker.control is None else worker.control.ledger.attached()
         return [each.replica.name for each in wanted if not each.replica.normalise]
 
-    points = FeedbackOut(connection, output.topic, tasks=output.partitions, replicas=heeding)
+    points = FeedbackOut(
+        connection,
+        output.topic,
+        tasks=output.partitions,
+        replicas=heeding,
+        every=topology.feedback_seconds,
+    )
     worker = Worker(topology, Cluster(connection), standby_only=standby, feedback=points.tell)
     structlog.contextvars.bind_contextvars(worker=worker.name)
     follower = FeedbackFollower(connection, [output.topic])

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from chaos.history import History, Interval, Progress, Replica, check
+from chaos.history import History, Interval, Progress, Replica, check, tally
 from chaos.records import Record, Topic
 from chaos.seen import Capture, Fault, Memory, Sample
-from chaos.verdicts import Outcome, worst
+from chaos.verdicts import Outcome, Tally, worst
 from lmerge_service.elements import Adjust, Element, Insert, Stable
 from lmerge_service.tdb import TDB
 from tests.chaos.histories import A, B, C, good, records, saying, topic
@@ -32,6 +32,20 @@ def test_the_worst_decides() -> None:
     assert worst([VALID, UNKNOWN]) is UNKNOWN
     assert worst([INVALID, UNKNOWN]) is INVALID
     assert worst([]) is VALID
+
+
+def test_a_tally_counts_what_is_lost_what_is_contradicted_and_what_is_doubled() -> None:
+    assert tally(good()) == Tally()
+    assert tally(saying(Insert(A, 1, 9), Stable(10))) == Tally(lost=1)
+    wrong = saying(Insert(A, 1, 8), Insert(B, 3, 20), Insert(C, 4, 6), Stable(10))
+    assert tally(wrong) == Tally(contradicted=2), "an end, and what is not so"
+    twice = saying(Insert(A, 1, 9), Insert(B, 3, 20), Insert(B, 3, 20), Stable(10))
+    assert tally(twice) == Tally(doubled=1)
+    assert tally(saying(Insert(A, 1, 9), Insert(B, 3, 20), Insert(C, 11, 12))) == Tally(), (
+        "nothing is final"
+    )
+    lost = replace(good(), output=replace(good().output, beginning_lost=True))
+    assert tally(lost) is None
 
 
 # --- K1 -------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ Faster than there: the facts of a month take a minute.
 """
 
 import os
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -142,3 +143,38 @@ def test_what_follows_whoever_is_ahead_is_what_they_all_say(tmp_path: Path) -> N
         assert audit.returncode == 0, audit.stdout + audit.stderr
         assert up.end(signal.SIGINT) == 0
     assert left_behind(tmp_path) == []
+
+
+def test_two_plans_that_heed_feedback_say_the_answer_though_one_is_killed(tmp_path: Path) -> None:
+    """A fifth of the readings. A plan that begins anew leaves out all that is final meanwhile."""
+    topology = faster(tmp_path, "fast-forward")
+    fewer = "--count, 40000, --batch, 2000-6000"
+    topology.write_text(topology.read_text().replace("--count, 200000", fewer))
+    assert fewer in topology.read_text()
+    with Upped(tmp_path, topology) as up:
+        name, plans = "fast-forward", ("udf0", "udf1")
+        up.until("both to speak", lambda: spoken(up, name) == set(plans), _SECONDS)
+        kill(up, "udf0")
+        up.until_ended(name, _SECONDS)
+        up.until(
+            "both to have ended",
+            lambda: all(up.process_of(each)["exit_code"] == 0 for each in plans),
+        )
+        assert states(up, name) == {"udf0": ("joined", 1), "udf1": ("joined", 0)}
+        assert all(not each["breaches"] for each in up.status(name)["replicas"])
+        said = Path(up.shown["folder"], "udf0.log").read_text()
+        assert "incarnation 1, heeds forward.merged" in said
+        assert left_out(said.rpartition("incarnation 1")[2]) > 0
+        at = ("--bootstrap", up.shown["bootstrap"])
+        query = ("--readings", "forward.readings", "--to", "check", "--cheap", "0", "--dear", "0")
+        check = lmerge(tmp_path, "replica", "select", "--plan", "udf1", *query, *at)
+        assert check.returncode == 0, check.stderr
+        audit = lmerge(tmp_path, "audit", "kafka:check", "kafka:forward.merged", *at)
+        assert audit.returncode == 0, audit.stdout + audit.stderr
+        assert up.end(signal.SIGINT) == 0
+    assert left_behind(tmp_path) == []
+
+
+def left_out(log: str) -> int:
+    """Readings, by the last line that tells of them."""
+    return int(re.findall(r"([0-9,]+) left out;", log)[-1].replace(",", ""))

@@ -18,7 +18,7 @@ from lmerge_service.elements import START
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.find import windows
 from lmerge_service.kafka.source import Source, TopicPartition
-from lmerge_service.kafka.tails import Tail
+from lmerge_service.kafka.tails import Tail, next_incarnation
 
 __all__ = ("Beginning", "anew", "mark_of")
 
@@ -35,7 +35,7 @@ class Beginning:
 
 def anew(tail: Sequence[Tail], since: int | None, memory: int) -> Beginning:
     """The incarnation after those whose last words are given."""
-    incarnation = max((each.incarnation + 1 for each in tail), default=0)
+    incarnation = next_incarnation(tail)
     if since is None:
         return Beginning(incarnation, None, START)
     # only an incarnation after the first can say from when on it is correct

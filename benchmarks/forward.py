@@ -1,0 +1,273 @@
+"""Two plans of one query over a real Kafka, each dear where the other is cheap, without and with
+feedback (the paper's VI-E3, Figure 10).
+
+Method
+    The topology is topologies/fast-forward.yaml as it ships, with its worker and its two plans,
+    each a process. Four runs, one after the other, each with a Kafka of its own and the same
+    readings, all of which are there when it begins: either plan by itself, without a worker; both
+    merged, without feedback; both merged, with it. A run lasts from the first event that a
+    read_committed consumer gets until the end of the stream. After it, what came out has to be
+    legal, and equivalent to what the generator knows to be the query's answer; and no replica may
+    have been blamed for anything.
+
+    What a reading takes is mostly a wait (`demo.selection` says why), so the ratio tells what
+    feedback saves, and not how two plans share the machine. Counted are also the dear readings that
+    the plans went through.
+"""
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Final
+
+from benchmarks.availability import Consumer, Flow, until_running
+from benchmarks.fleet import Report, say, staged
+from benchmarks.traffic import following
+from lmerge_service import topology as topologies
+from lmerge_service.demo.stage import Process, Stage, shipped_topology
+from lmerge_service.demo.watch import StatusClient
+from lmerge_service.errors import LMergeError
+from lmerge_service.formats.wire import WireDecoder
+from lmerge_service.kafka.broker import free_port
+from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.records import Record
+from lmerge_service.kafka.topics import Topics
+from lmerge_service.offline.audit import Audited, audit_topic, compare
+from lmerge_service.present.readings import readings
+from lmerge_service.tdb import TDB
+
+__all__ = ("WAYS", "Run", "Way", "draw", "measure", "run")
+
+_TOPOLOGY: Final = "fast-forward.yaml"
+_PLANS: Final = "udf0", "udf1"
+_SAY_SECONDS: Final = 10.0
+_BATCHES: Final = 20
+"""So many of the smallest batch are all readings; the largest is three times as much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Which plans run, and how."""
+
+    plans: tuple[str, ...] = _PLANS
+    merged: bool = True
+    heeds: bool = False
+
+
+WAYS: Final[Mapping[str, Way]] = {
+    "UDF0": Way(("udf0",), merged=False),
+    "UDF1": Way(("udf1",), merged=False),
+    "LM": Way(),
+    "LM+Feedback": Way(heeds=True),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What came out when, in seconds from the first event, and what the plans went through."""
+
+    passed: Sequence[tuple[float, int]]
+    dear: int
+    skipped: int
+
+    @property
+    def seconds(self) -> float:
+        """Until the end of the stream, which comes last."""
+        return self.passed[-1][0]
+
+    def curve(self) -> Iterator[tuple[float, int]]:
+        """How many events were out at which time.
+
+        >>> list(Run([(0.0, 2), (0.5, 3)], 0, 0).curve())
+        [(0.0, 2), (0.5, 5)]
+        """
+        times, counts = zip(*self.passed, strict=True)
+        return zip(times, accumulate(counts), strict=True)
+
+
+async def run(count: int) -> dict[str, Run]:
+    """Runs all four over so many readings.
+
+    Raises:
+        LMergeError: a process failed, or what came out is not the query's answer.
+    """
+    return {name: await _play(name, way, count) for name, way in WAYS.items()}
+
+
+async def _play(name: str, way: Way, count: int) -> Run:
+    async with staged() as stage:
+        commands = _commands(way, count)
+        connection, flow = Connection(stage.bootstrap), Flow()
+        output = await _topics(connection, way)
+        say(f"{name}: publishing {count:,} readings")
+        await _ended(stage, await _start(stage, commands, "readings"), "readings")
+        processes, port = {}, free_port()
+        if way.merged:
+            options = ("--bootstrap", stage.bootstrap, "--http-port", str(port))
+            path = str(shipped_topology(_TOPOLOGY))
+            processes["worker"] = await stage.lmerge("run", path, *options, log="worker.log")
+            await until_running(port)
+        consumer = Consumer(connection, output, flow, time.monotonic(), _inserts)
+        async with following(consumer):
+            await consumer.ready.wait()
+            plans = {each: await _start(stage, commands, each) for each in way.plans}
+            while not consumer.ended.is_set():
+                _alive(stage, processes | plans)
+                out = sum(events for _, events in flow.passed)
+                say(f"{name}: {out:,} events of {count:,} readings are out")
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(consumer.ended.wait(), _SAY_SECONDS)
+            for plan, process in plans.items():
+                await _ended(stage, process, plan)
+        if way.merged:
+            await _blameless(port)
+        say(f"{name}: auditing")
+        found = await audit_topic(connection, output, WireDecoder())
+        _right(found, commands["readings"])
+        said = [_last_said(stage.folder / f"{each}.log") for each in way.plans]
+    first = next(at for at, events in flow.passed if events)
+    return Run(
+        [(at - first, events) for at, events in flow.passed if at >= first],
+        dear=sum(each["dear"] for each in said),
+        skipped=sum(each["skipped"] for each in said),
+    )
+
+
+async def _topics(connection: Connection, way: Way) -> str:
+    """Makes the replicas' topics; which one is looked at."""
+    topology = topologies.load(shipped_topology(_TOPOLOGY), bootstrap=connection.bootstrap)
+    of_replicas = {each.name: each.topic for each in topology.replicas}
+    async with Topics(connection) as topics:
+        for topic in of_replicas.values():
+            await topics.ensure(topic)
+    return topology.output.topic if way.merged else of_replicas[way.plans[0]]
+
+
+def _commands(way: Way, count: int) -> dict[str, list[str]]:
+    """Of the shipped topology, by process."""
+    topology = topologies.load(shipped_topology(_TOPOLOGY), bootstrap="127.0.0.1:1")
+    assert topology.up is not None
+    commands = {each.name: list(each.command) for each in topology.up.processes}
+    least = max(1, count // _BATCHES)
+    commands["readings"] = [
+        *_without(commands["readings"], "--count"),
+        *("--count", str(count), "--batch", f"{least}-{3 * least}"),
+    ]
+    for plan in _PLANS:
+        command = commands[plan] if way.heeds else _without(commands[plan], "--feedback")
+        commands[plan] = [*command, "--json"]
+    return commands
+
+
+def _without(command: Sequence[str], option: str) -> list[str]:
+    at = command.index(option)
+    return [*command[:at], *command[at + 2 :]]
+
+
+def _option(command: Sequence[str], option: str) -> str:
+    return command[command.index(option) + 1]
+
+
+async def _start(stage: Stage, commands: Mapping[str, Sequence[str]], name: str) -> Process:
+    _, *arguments = commands[name]
+    return await stage.lmerge(*arguments, "--bootstrap", stage.bootstrap, log=f"{name}.log")
+
+
+async def _ended(stage: Stage, process: Process, name: str) -> None:
+    await process.wait()
+    _alive(stage, {name: process})
+
+
+def _alive(stage: Stage, processes: Mapping[str, Process]) -> None:
+    """None of them has failed.
+
+    Raises:
+        LMergeError: one has.
+    """
+    for name, process in processes.items():
+        if process.returncode:
+            raise LMergeError(f"{name} failed: {stage.said(f'{name}.log')}")
+
+
+def _inserts(records: Sequence[Record]) -> int:
+    return sum((record.value or b"").startswith(b'{"op":"insert"') for record in records)
+
+
+async def _blameless(port: int) -> None:
+    async with StatusClient(f"http://127.0.0.1:{port}") as client:
+        status = await client.get()
+    if status is None:
+        raise LMergeError("the worker has ended")
+    if blamed := {each.name: each.breaches for each in status.replicas if each.breaches}:
+        raise LMergeError(f"replicas are blamed: {blamed}")
+
+
+def _right(found: Audited, command: Sequence[str]) -> None:
+    """What came out means what the generator knows to be the answer."""
+    least, most = map(int, _option(command, "--batch").split("-"))
+    drawn = readings(
+        int(_option(command, "--count")), batch=(least, most), seed=int(_option(command, "--seed"))
+    )
+    answer = TDB((each.payload, each.vs, each.ve) for each in drawn if each.whole)
+    verdict = compare(Audited("the answer", answer), found)
+    if not (verdict.equivalent and found.complete):
+        raise LMergeError(f"{found.name} is not the query's answer: {verdict.differences[:3]}")
+
+
+def _last_said(log: Path) -> dict[str, int]:
+    """How many readings the plan went through, and how."""
+    said = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
+    counts: dict[str, int] = [each["readings"] for each in said if "readings" in each][-1]
+    return counts
+
+
+# --- what it comes to -----------------------------------------------------------------------------
+
+
+def measure(runs: Mapping[str, Run], report: Report) -> None:
+    """Reports how long each took, and what feedback saved."""
+    for name, each in runs.items():
+        report(f"{name}, until the end", "s", [each.seconds])
+    for name, each in runs.items():
+        report(f"{name}, dear readings", "", [each.dear])
+    report("LM+Feedback, readings left out", "", [runs["LM+Feedback"].skipped])
+    report("LM over LM+Feedback", "×", [runs["LM"].seconds / runs["LM+Feedback"].seconds])
+
+
+_COLOURS: Final = dict(zip(WAYS, ("#e69f00", "#009e73", "#cc79a7", "#0072b2"), strict=True))
+
+
+def draw(runs: Mapping[str, Run], path: Path) -> None:
+    """Draws Figure 10 as SVG; the same runs, the same bytes."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context({"svg.hashsalt": path.stem, "svg.fonttype": "none", "font.size": 9}):
+        canvas = Figure(figsize=(7.2, 3.6), layout="constrained")
+        axes = canvas.subplots()
+        axes.set_title("Two plans, and feedback to them (VI-E3)", fontsize=10)
+        for name, each in runs.items():
+            times, events = zip(*_thinned(list(each.curve())), strict=True)
+            axes.plot(times, events, color=_COLOURS[name], linewidth=1.2, label=name)
+        axes.set_xlabel("s")
+        axes.set_ylabel("events out")
+        axes.set_xlim(left=0)
+        axes.set_ylim(bottom=0)
+        axes.grid(visible=True, linewidth=0.3)
+        axes.legend()
+        canvas.savefig(path, format="svg", metadata={"Date": None})
+
+
+def _thinned(curve: Sequence[tuple[float, int]]) -> Iterator[tuple[float, int]]:
+    """A point for each tenth of a second, and the last."""
+    shown = -1
+    for at, events in curve[:-1]:
+        if (tenth := int(at * 10)) > shown:
+            shown = tenth
+            yield at, events
+    yield curve[-1]

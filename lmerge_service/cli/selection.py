@@ -1,0 +1,150 @@
+"""`lmerge replica readings` and `select`: one query by two plans, each dear for other readings."""
+
+import re
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lmerge_service.cli.options import (
+    Bootstrap,
+    Json,
+    KafkaConfig,
+    check_topic,
+    connection,
+    silence_kafka_client,
+)
+from lmerge_service.cli.replica import told_to_stop
+from lmerge_service.cli.streams import watched
+from lmerge_service.cli.words import finite, point, say_json
+from lmerge_service.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from lmerge_service.demo.selection import Selection
+
+__all__ = ("readings", "select")
+
+
+def readings(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Must be new.")],
+    count: Annotated[int, typer.Option(min=1, metavar="N", help="So many.")] = 200_000,
+    batch: Annotated[
+        str,
+        typer.Option(
+            metavar="FROM-UNTIL", help="How many have low x, then high x, then low again."
+        ),
+    ] = "10000-30000",
+    seed: Annotated[int, typer.Option(metavar="N", help="Equal seeds give equal readings.")] = 1,
+    bootstrap: Bootstrap = None,
+    kafka_config: KafkaConfig = None,
+) -> None:
+    """Publish readings for `lmerge replica select`: all there are, in one transaction.
+
+    Example: `lmerge replica readings forward.readings --count 20000 --batch 1000-3000`
+    """
+    import asyncio
+
+    from lmerge_service.kafka.publish import seed as send
+    from lmerge_service.present.readings import readings as drawn
+    from lmerge_service.present.readings import told
+
+    check_topic(topic)
+    elements = told(drawn(count, batch=_sizes(batch), seed=seed))
+    silence_kafka_client()
+    asyncio.run(send(connection(bootstrap, kafka_config), topic, watched(topic, elements)))
+    typer.echo(f"{count:,} readings are in {topic}", err=True)
+
+
+def _sizes(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d{1,9})-(\d{1,9})", text)
+    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+        raise ConfigurationError(
+            f"--batch takes the least size and the largest, as in 10-30: {text}"
+        )
+    return int(found[1]), int(found[2])
+
+
+def select(
+    plan: Annotated[
+        str, typer.Option(metavar="PLAN", help="udf0: dear for small x; udf1: for large x.")
+    ],
+    readings: Annotated[
+        str, typer.Option(metavar="TOPIC", help="What `lmerge replica readings` made.")
+    ],
+    to: Annotated[str, typer.Option(metavar="TOPIC", help="Where to write; made if missing.")],
+    feedback: Annotated[
+        str | None,
+        typer.Option(metavar="TOPIC", help="A merge's output: leave out what is final there."),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="What the merge calls this replica. [default: PLAN]"),
+    ] = None,
+    cheap: Annotated[
+        float, typer.Option(min=0, max=1000, metavar="MS", help="What a cheap reading takes.")
+    ] = 0.1,
+    dear: Annotated[
+        float, typer.Option(min=0, max=1000, metavar="MS", help="What a dear one takes.")
+    ] = 1.5,
+    bootstrap: Bootstrap = None,
+    kafka_config: KafkaConfig = None,
+    as_json: Json = False,
+) -> None:
+    """Keep the readings that came whole, by one of two plans that mean the same.
+
+    Ends with the readings, or on SIGTERM. A restart begins anew, as the next incarnation.
+
+    Example: `lmerge replica select --plan udf0 --readings forward.readings --to forward.udf0`
+    """
+    import asyncio
+
+    from lmerge_service.demo.selection import Costs, Plan, Replica
+    from lmerge_service.demo.selection import select as run
+
+    if plan not in [*Plan]:
+        raise ConfigurationError(f"no plan {plan!r}: choose one of {', '.join(Plan)}")
+    for topic in (readings, to, *([feedback] if feedback else [])):
+        check_topic(topic)
+    if name is not None and feedback is None:
+        raise ConfigurationError("--name is whom feedback is told to: give --feedback")
+    replica = Replica(
+        plan=Plan(plan),
+        connection=connection(bootstrap, kafka_config),
+        readings=readings,
+        to=to,
+        feedback=feedback,
+        name=name or plan,
+        costs=Costs(cheap / 1000, dear / 1000),
+    )
+
+    def begun(incarnation: int) -> None:
+        if as_json:
+            say_json({"replica": {"plan": plan, "to": to, "incarnation": incarnation}})
+        else:
+            heeds = f", heeds {feedback}" if feedback else ""
+            typer.echo(
+                f"{plan} from {readings} to {to}, incarnation {incarnation}{heeds}", err=True
+            )
+
+    silence_kafka_client()
+    with told_to_stop() as stopped:
+        running = run(
+            replica, begun=begun, told=lambda each: _tell(each, as_json=as_json), stopped=stopped
+        )
+        ended = asyncio.run(running).ended
+    if as_json:
+        say_json({"ended": ended})
+    else:
+        typer.echo(f"{to}: {'ended' if ended else 'stopped'}", err=True)
+
+
+def _tell(selection: "Selection", *, as_json: bool) -> None:
+    counts = {each: getattr(selection, each) for each in ("cheap", "dear", "skipped", "kept")}
+    if as_json:
+        ends = {"stable": finite(selection.at), "point": finite(selection.point)}
+        say_json({"readings": counts | ends})
+        return
+    typer.echo(
+        f"{selection.cheap:,} cheap, {selection.dear:,} dear, {selection.skipped:,} left out; "
+        f"stable at {point(selection.at)}, feedback at {point(selection.point)}",
+        err=True,
+    )

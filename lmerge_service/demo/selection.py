@@ -1,0 +1,243 @@
+"""A query by two plans, each dear for what is cheap to the other: a replica that heeds feedback.
+
+Theory
+    The query keeps readings that came whole (`present.readings`), by a user-defined function over
+    the payload. Plan UDF0 takes long for a reading with small x, UDF1 for one with large x, and
+    both mean the same (the paper's VI-E3). Readings come in order and are never revised, so a
+    filter passes stables on as they are, and an event's end is final from the start: it may be left
+    out as soon as it is below the point (`lmerge_service.feedback`).
+
+    What a reading takes is a wait. It stands for work that is done elsewhere: a plan that has half
+    of what it needs at hand and must ask for the other half. Two plans that computed instead would
+    share the cores of one machine, and a plan that is ahead would be slowed down by the other's
+    work, which is not what a merge of plans on machines of their own would see. So a reading
+    takes at least its time, reading and writing it included, and of the processor next to nothing.
+
+Who owns what
+    `select` owns its clients. The output topic is made when it is missing.
+
+What happens on a crash at each await
+    What is written stays. The next start is the next incarnation, from the first reading on; with
+    feedback it leaves out what has become final meanwhile, and is at the front at once.
+
+Cost
+    Some 30 µs of processor a reading that is passed on, 3 µs one that is left out.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, Protocol
+
+import msgspec
+
+from lmerge_service.elements import INFINITY, START, Element, Insert, Stable
+from lmerge_service.errors import ConfigurationError, ElementError, StateError
+from lmerge_service.feedback import Feedback
+from lmerge_service.formats.headers import incarnation_headers
+from lmerge_service.formats.wire import WireDecoder
+from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.records import Record
+from lmerge_service.kafka.source import Source, TopicPartition
+from lmerge_service.kafka.tails import next_incarnation, tails
+from lmerge_service.kafka.topics import Topics
+from lmerge_service.kafka.writing import Writer
+from lmerge_service.present.readings import is_low, is_whole
+
+__all__ = ("Costs", "Heard", "Plan", "Replica", "Selection", "Step", "select")
+
+_AT_ONCE: Final = 500
+_POLL_SECONDS: Final = 0.2
+_STEP_SECONDS: Final = 0.01
+_SLACK_SECONDS: Final = 0.05
+_TELL_SECONDS: Final = 2.0
+
+
+class Plan(StrEnum):
+    UDF0 = "udf0"
+    """Dear for small x."""
+    UDF1 = "udf1"
+    """Dear for large x."""
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Seconds that a reading takes: 200,000, half of them dear, take 160."""
+
+    cheap: float = 0.000_1
+    dear: float = 0.001_5
+
+
+class Heard(Protocol):
+    """What a selection asks of feedback; `Feedback` and `HttpFeedback` have it."""
+
+    @property
+    def point(self) -> int: ...
+
+
+@dataclass(slots=True)
+class Step:
+    """What is to be passed on after some seconds of work."""
+
+    records: list[Record]
+    seconds: float = 0.0
+
+
+class Selection:
+    """The query by one plan, from records to records; never awaits."""
+
+    def __init__(self, plan: Plan, costs: Costs, heard: Heard | None = None):
+        self.cheap = self.dear = self.skipped = self.kept = 0
+        """Readings by what they took; those that were left out; those that were passed on."""
+        self.at = START
+        """The last stable."""
+        self._plan, self._costs, self._heard = plan, costs, heard
+        self._decode = WireDecoder().decode
+
+    @property
+    def ended(self) -> bool:
+        return self.at == INFINITY
+
+    @property
+    def point(self) -> int:
+        """What ends below it is left out."""
+        return START if self._heard is None else self._heard.point
+
+    def steps(self, records: Sequence[Record]) -> Iterator[Step]:
+        """Steps of a hundredth of a second's work or a little more, each by what is heard when it
+        begins: a point that rises meanwhile counts for the next.
+
+        Raises:
+            StateError: a record is no reading, or the stream is revised.
+        """
+        step, point = Step([]), self.point
+        for record in records:
+            try:
+                self._take(self._decode(record.value or b""), record, step, point)
+            except (ElementError, msgspec.MsgspecError) as error:
+                raise StateError(f"offset {record.offset} of the readings: {error}") from error
+            if step.seconds >= _STEP_SECONDS:
+                yield step
+                step, point = Step([]), self.point
+        yield step
+
+    def _take(self, element: Element, record: Record, step: Step, point: int) -> None:
+        if isinstance(element, Stable):
+            self.at = element.vc
+            step.records.append(record)
+        elif not isinstance(element, Insert):
+            raise ElementError("revised", "a reading is revised, so that its end is not final")
+        elif element.ve < point:
+            self.skipped += 1
+        else:
+            step.seconds += self._work(element.payload)
+            if is_whole(element.payload):
+                self.kept += 1
+                step.records.append(record)
+
+    def _work(self, payload: bytes) -> float:
+        if is_low(payload) == (self._plan is Plan.UDF0):
+            self.dear += 1
+            return self._costs.dear
+        self.cheap += 1
+        return self._costs.cheap
+
+
+class _Elsewhere:
+    """Time passes. What we are late by goes off the next wait, up to a twentieth of a second, so
+    that the coarseness of timers does not add up."""
+
+    def __init__(self) -> None:
+        self._clock = asyncio.get_running_loop().time
+        self._free = self._clock()
+
+    async def work(self, seconds: float) -> None:
+        self._free = max(self._free, self._clock() - _SLACK_SECONDS) + seconds
+        await asyncio.sleep(max(0.0, self._free - self._clock()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replica:
+    """The query by a plan, from a topic to a topic."""
+
+    plan: Plan
+    connection: Connection
+    readings: str
+    to: str
+    feedback: str | None = None
+    """The merge's output topic, whose feedback is heeded as that to `name`."""
+    name: str
+    costs: Costs = Costs()
+
+
+async def select(
+    replica: Replica,
+    *,
+    begun: Callable[[int], None] = lambda _: None,
+    told: Callable[[Selection], None] = lambda _: None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Selection:
+    """Runs it until the readings end, or `stopped` says so; tells which incarnation begins, and
+    every two seconds how far it is.
+
+    Raises:
+        ConfigurationError: there are no such readings, or they have several partitions.
+        TransportError: Kafka cannot be reached, or refuses.
+        StateError: the readings cannot be read, or are none.
+    """
+    async with AsyncExitStack() as stack:
+        incarnation = await _prepare(replica)
+        begun(incarnation)
+        heard = None
+        if replica.feedback is not None:
+            heard = await stack.enter_async_context(
+                Feedback(replica.connection, output=replica.feedback, replica=replica.name)
+            )
+        selection = Selection(replica.plan, replica.costs, heard)
+        headers = incarnation_headers(incarnation)
+        writer = await stack.enter_async_context(Writer(replica.connection, replica.to, headers))
+        source = await stack.enter_async_context(Source(replica.connection))
+        source.assign(await source.beginnings([TopicPartition(replica.readings, 0)]))
+        await _run(selection, source, writer, told, stopped)
+        told(selection)
+        return selection
+
+
+async def _prepare(replica: Replica) -> int:
+    """Finds the readings and makes the output topic; which incarnation this is."""
+    async with Topics(replica.connection) as topics:
+        width = await topics.width(replica.readings)
+        if width is None:
+            raise ConfigurationError(f"there is no topic {replica.readings}")
+        if width > 1:
+            raise ConfigurationError(
+                f"{replica.readings} has {width} partitions: readings in order need one"
+            )
+        partitions = await topics.ensure(replica.to)
+    return next_incarnation(await tails(replica.connection, replica.to, partitions))
+
+
+async def _run(
+    selection: Selection,
+    source: Source,
+    writer: Writer,
+    told: Callable[[Selection], None],
+    stopped: Callable[[], bool],
+) -> None:
+    clock, elsewhere = asyncio.get_running_loop().time, _Elsewhere()
+    due = clock() + _TELL_SECONDS
+    while not selection.ended and not stopped():
+        batches = await source.poll(_POLL_SECONDS, _AT_ONCE)
+        for tp, why in source.lost.items():
+            raise StateError(f"{tp.topic}-{tp.partition} {why}")
+        for records in batches.values():
+            for step in selection.steps(records):
+                await elsewhere.work(step.seconds)
+                await writer.write((0, record.key, record.value or b"") for record in step.records)
+                if stopped():
+                    return
+                if clock() >= due:
+                    told(selection)
+                    due = clock() + _TELL_SECONDS

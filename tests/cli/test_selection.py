@@ -1,0 +1,27 @@
+"""`lmerge replica readings` and `select`: mistakes in one line."""
+
+import pytest
+
+from tests.cli.conftest import Lmerge
+
+SELECT = "replica select --plan udf0 --readings r --to t"
+NOWHERE = " --bootstrap 127.0.0.1:1"
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "error"),
+    [
+        (SELECT.replace("udf0", "udf2"), 2, "no plan 'udf2': choose one of udf0, udf1"),
+        (SELECT.replace("--to t", "--to t/u"), 2, "'t/u' is no name of a topic"),
+        (SELECT + " --feedback o/p", 2, "'o/p' is no name of a topic"),
+        (SELECT + " --name a", 2, "--name is whom feedback is told to: give --feedback"),
+        (SELECT + NOWHERE, 3, "connecting to 127.0.0.1:1: Kafka cannot"),
+        ("replica readings r --batch 30-10", 2, "--batch takes the least size and the largest"),
+        ("replica readings r --batch 0-1", 2, "--batch takes the least size and the largest"),
+        ("replica readings r" + NOWHERE, 3, "connecting to 127.0.0.1:1: Kafka cannot"),
+    ],
+)
+def test_a_mistake_is_one_line(command: str, code: int, error: str, lmerge: Lmerge) -> None:
+    outcome = lmerge(*command.split())
+    assert (outcome.code, outcome.out) == (code, "")
+    assert outcome.error.startswith(error)

@@ -1,0 +1,166 @@
+"""A selection by two plans: what they pass on, what they take for it, and what they leave out."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+
+from lmerge_service.core import lmerge
+from lmerge_service.demo.selection import Costs, Plan, Replica, Selection, Step, select
+from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
+from lmerge_service.errors import ConfigurationError, StateError
+from lmerge_service.formats.wire import WireDecoder, encode
+from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.publish import seed
+from lmerge_service.kafka.topics import Topics
+from lmerge_service.present.readings import STEP, is_low, is_whole, readings, told
+from lmerge_service.tdb import TDB, reconstitute
+
+COSTS = Costs(cheap=0.001, dear=0.02)
+GIVEN = list(readings(300, batch=(20, 60)))
+ANSWER = TDB((each.payload, each.vs, each.ve) for each in GIVEN if each.whole)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A record as it is read."""
+
+    offset: int
+    value: bytes | None
+    key: bytes | None = None
+    headers: tuple[tuple[str, bytes], ...] = ()
+    timestamp: int = -1
+
+
+@dataclass
+class Heard:
+    point: int = START
+
+
+RECORDS = [Kept(number, encode(element)) for number, element in enumerate(told(GIVEN))]
+
+
+def said(*steps: Step) -> list[Element]:
+    decode = WireDecoder().decode
+    return [decode(record.value) for step in steps for record in step.records]
+
+
+def test_the_generator_knows_the_answer_and_batches_take_turns() -> None:
+    assert [is_whole(each.payload) for each in GIVEN] == [each.whole for each in GIVEN]
+    assert 0 < len(ANSWER) < len(GIVEN)
+    low = [is_low(each.payload) for each in GIVEN]
+    runs = "".join("l" if each else "h" for each in low).replace("lh", "l h").replace("hl", "h l")
+    assert low[0]
+    assert all(20 <= len(run) <= 60 for run in runs.split()[:-1])
+    assert list(readings(300, batch=(20, 60))) == GIVEN
+
+
+@pytest.mark.parametrize("plan", Plan)
+def test_a_plan_by_itself_says_the_answer_and_is_dear_for_one_half(plan: Plan) -> None:
+    selection = Selection(plan, COSTS)
+    steps = list(selection.steps(RECORDS))
+    assert reconstitute(said(*steps)) == TDB(ANSWER, stable=INFINITY)
+    low = sum(is_low(each.payload) for each in GIVEN)
+    dear = low if plan is Plan.UDF0 else len(GIVEN) - low
+    assert (selection.dear, selection.cheap) == (dear, len(GIVEN) - dear)
+    assert (selection.skipped, selection.ended) == (0, True)
+    assert sum(step.seconds for step in steps) == pytest.approx(
+        dear * COSTS.dear + selection.cheap * COSTS.cheap
+    )
+
+
+def test_what_ends_below_the_point_is_left_out_and_costs_nothing() -> None:
+    heard = Heard(point=100 * STEP)
+    selection = Selection(Plan.UDF0, COSTS, heard)
+    steps = list(selection.steps(RECORDS))
+    left = [each for each in GIVEN if each.ve >= heard.point]
+    assert selection.skipped == len(GIVEN) - len(left) == 99, "the one that ends there is not below"
+    kept = [(each.payload, each.vs, each.ve) for each in left if each.whole]
+    assert reconstitute(said(*steps)) == TDB(kept, stable=INFINITY)
+    stables = [each for each in said(*steps) if isinstance(each, Stable)]
+    assert stables == [each for each in told(GIVEN) if isinstance(each, Stable)], "as ever"
+
+
+def test_a_point_that_rises_counts_from_the_next_step_on() -> None:
+    heard = Heard()
+    selection = Selection(Plan.UDF0, COSTS, heard)
+    steps = selection.steps(RECORDS)
+    next(steps)
+    assert (selection.dear, selection.skipped) == (1, 0), "a dear reading is a step"
+    heard.point = 11 * STEP
+    next(steps)
+    assert (selection.dear, selection.skipped) == (2, 9)
+
+
+def test_two_plans_that_heed_leave_out_most_that_is_dear_and_nobody_is_to_blame() -> None:
+    """The plans as they are, in turn by the time that they take; points are heard at once."""
+    merge, out = lmerge("R3"), list[Element]()
+    heard = {plan: Heard() for plan in Plan}
+    selections = {plan: Selection(plan, COSTS, heard[plan]) for plan in Plan}
+    running = {plan: each.steps(RECORDS) for plan, each in selections.items()}
+    at = dict.fromkeys(Plan, 0.0)
+    for plan in Plan:
+        merge.attach(plan)
+    while running:
+        plan = min(running, key=lambda each: at[each])
+        step = next(running[plan], None)
+        if step is None:
+            del running[plan]
+            continue
+        at[plan] += step.seconds
+        out += merge.process_batch(plan, said(step))
+        for each in Plan:
+            heard[each].point = merge.max_stable
+    assert merge.breaches() == []
+    assert reconstitute(out) == TDB(ANSWER, stable=INFINITY)
+    alone = len(GIVEN) * (COSTS.cheap + COSTS.dear) / 2
+    assert max(at.values()) < alone / 2
+    assert sum(each.skipped for each in selections.values()) > len(GIVEN) / 2
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        (encode(Adjust(GIVEN[0].payload, 0, 10, 20)), "offset 7 of the readings: a reading is re"),
+        (encode(Insert(b'{"x":1}', 0, 10)), "offset 7 of the readings: Object missing required f"),
+        (b"{", "offset 7 of the readings: not JSON"),
+        (None, "offset 7 of the readings: not JSON"),
+    ],
+)
+def test_what_is_no_reading_is_one_line(value: bytes | None, error: str) -> None:
+    with pytest.raises(StateError) as raised:
+        list(Selection(Plan.UDF0, COSTS).steps([Kept(7, value)]))
+    assert str(raised.value).startswith(error)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_replica_reads_a_topic_and_begins_anew_as_the_next_incarnation(
+    bootstrap: str, topic_name: Callable[..., str]
+) -> None:
+    given, to = topic_name("readings"), topic_name("udf0")
+    connection = Connection(bootstrap)
+    replica = Replica(
+        plan=Plan.UDF0,
+        connection=connection,
+        readings=given,
+        to=to,
+        name="udf0",
+        costs=Costs(cheap=0, dear=0.000_1),
+    )
+
+    async def play() -> None:
+        with pytest.raises(ConfigurationError, match=f"there is no topic {given}"):
+            await select(replica)
+        await seed(connection, given, told(GIVEN))
+        began: list[int] = []
+        for _ in range(2):
+            selection = await select(replica, begun=began.append)
+            assert (selection.ended, selection.kept) == (True, len(ANSWER))
+        assert began == [0, 1]
+        async with Topics(connection) as topics:
+            await topics.ensure(wide := topic_name("wide"), partitions=2)
+        with pytest.raises(ConfigurationError, match="has 2 partitions: readings in order need"):
+            await select(replace(replica, readings=wide))
+
+    asyncio.run(play())

@@ -1,0 +1,118 @@
+"""The consumer that is held against LMerge: what it lets through, by its own words, and the drills
+with it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.dedup import Passed, Stables
+from benchmarks.drills import CALM, DRILLS, MERGERS, Verdict, table, wanted
+from chaos.drills import STANDARD
+from chaos.plan import plan_of
+from chaos.verdicts import Tally
+from lmerge_service.elements import Adjust, Element, Insert, Stable
+
+A = b'"A"'
+
+
+def passed(stables: Stables, *said: tuple[str, Element]) -> list[Element]:
+    state = Passed(("a", "b"), stables)
+    return [out for replica, element in said for out in state.take(replica, element)]
+
+
+@pytest.mark.parametrize("stables", ["first", "all"])
+def test_the_first_insert_is_let_through_and_the_latest_end_counts(stables: Stables) -> None:
+    assert passed(
+        stables,
+        ("a", Insert(A, 2, 9)),
+        ("b", Insert(A, 2, 12)),
+        ("b", Adjust(A, 2, 12, 15)),
+        ("a", Adjust(A, 2, 9, 15)),
+        ("a", Adjust(A, 2, 15, 2)),
+        ("b", Adjust(A, 2, 15, 20)),
+        ("b", Insert(A, 2, 20)),
+    ) == [Insert(A, 2, 9), Adjust(A, 2, 9, 15), Adjust(A, 2, 15, 2), Insert(A, 2, 20)]
+
+
+def test_a_stable_goes_by_the_first_or_waits_for_all_and_what_it_made_final_stays() -> None:
+    said: list[tuple[str, Element]] = [
+        ("a", Insert(A, 2, 9)),
+        ("a", Stable(10)),
+        ("b", Adjust(A, 2, 9, 5)),
+        ("b", Insert(b'"B"', 3, 12)),
+        ("b", Stable(8)),
+        ("b", Stable(11)),
+        ("a", Stable(12)),
+    ]
+    assert passed("first", *said) == [Insert(A, 2, 9), Stable(10), Stable(11), Stable(12)]
+    assert passed("all", *said) == [
+        Insert(A, 2, 9),
+        Adjust(A, 2, 9, 5),
+        Insert(b'"B"', 3, 12),
+        Stable(8),
+        Stable(10),
+        Stable(11),
+    ]
+
+
+def test_it_goes_on_from_what_it_reads_in_its_output() -> None:
+    state = Passed(("a", "b"), "first")
+    for element in (Insert(A, 2, 9), Adjust(A, 2, 9, 12), Stable(5)):
+        state.load(element)
+    assert list(state.take("a", Insert(A, 2, 9))) == []
+    assert list(state.take("a", Adjust(A, 2, 9, 11))) == [Adjust(A, 2, 12, 11)]
+    assert list(state.take("a", Stable(5))) == []
+
+
+def test_each_drill_is_played_with_each_merger_on_the_same_faults() -> None:
+    for name in DRILLS:
+        ours, theirs = (wanted(name, MERGERS[each]) for each in ("LMerge", "dedup, all"))
+        assert ours["method"] == theirs["method"]
+        assert not plan_of(ours["configuration"]).merger
+        plan = plan_of(theirs["configuration"])
+        assert plan.merger == ["benchmarks.dedup", "all"]
+        assert (plan.traces, plan.policy) == ([], {})
+    assert {*DRILLS} - {CALM} == {*STANDARD} - {"control-lost", "control-conflicts"}
+
+
+def test_the_table_says_what_broke_in_numbers() -> None:
+    kept = Verdict(
+        drill=CALM,
+        merger="one",
+        broken=[],
+        unclear=[],
+        tally=Tally(),
+        hole=0.25,
+        ended=True,
+        why=[],
+    )
+    broken = Verdict(
+        drill=CALM, merger="two", broken=["K1", "K5"], unclear=["K3"], ended=False, hole=41,
+        tally=Tally(lost=3, doubled=1), why=["K1 is invalid"],
+    )  # fmt: skip
+    assert table([kept, broken]).splitlines() == [
+        "| drill | one | two |",
+        "|---|---|---|",
+        (
+            f"| {CALM} | kept; 0.2 s "
+            "| **K1 K5, 3 lost, 1 doubled, K3 unknown, stands still**; 41.0 s |"
+        ),
+    ]
+
+
+@pytest.mark.deep
+@pytest.mark.kafka
+@pytest.mark.timeout(290)
+def test_who_waits_for_all_is_right_until_one_dies_and_then_stands_still() -> None:
+    said = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "drills", "--json", "--only", CALM, "leader-dies",
+         "--mergers", "dedup, all"],
+        capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+    assert said.returncode == 0, said.stderr
+    calm, dies = json.loads(said.stdout)["rows"]
+    assert (calm["broken"], calm["unclear"], calm["ended"]) == ([], [], True), calm
+    assert (dies["broken"], dies["ended"]) == (["K5"], False), dies
+    assert dies["hole"] > 10
