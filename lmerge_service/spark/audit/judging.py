@@ -6,11 +6,12 @@ Theory
     legal, the first few differences.
 
 Who owns what
-    Slices, odd keys and disagreements are kept by Spark while they are asked, and let go here.
+    What was scanned (on disks: it is 48 bytes an element), what the screen found, what is odd
+    and disagreements are kept by Spark while they are asked, and let go here.
 
 Cost
-    Three passes over the rows, one of them with payloads; two more, over the odd keys, if there
-    are any.
+    One pass over the rows, and a shuffle of 48 bytes an element. One more pass where slices are
+    doubted, and one if there are odd events.
 """
 
 from collections import defaultdict
@@ -25,16 +26,12 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from lmerge_service.elements import START
 from lmerge_service.errors import ConfigurationError
-from lmerge_service.spark.audit.counting import current, heads_of, slices_of
-from lmerge_service.spark.audit.equivalence import (
-    Odd,
-    broken_chains,
-    disagreements,
-    doubled,
-    screened,
-)
+from lmerge_service.spark.audit.counting import current, heads_of
+from lmerge_service.spark.audit.equivalence import broken_chains, disagreements, doubled, said_of
 from lmerge_service.spark.audit.findings import Audited, Fault, Findings
-from lmerge_service.spark.audit.legality import MOST_SLICES, beyond_stables
+from lmerge_service.spark.audit.legality import MOST_SLICES, beyond_stables, doubted
+from lmerge_service.spark.audit.scanning import bundles_of, pieces_of, scanned
+from lmerge_service.spark.audit.screening import screened
 from lmerge_service.tdb import Difference
 
 __all__ = ("Case", "Judged", "Terms", "judged")
@@ -74,6 +71,9 @@ class Judged:
     rows: DataFrame
     """Of the last incarnations."""
     slices: DataFrame
+    """In pieces, of `scanning`."""
+    screen: DataFrame
+    """What the screen told; of `screening`."""
     timed: bool
     """Records of the first stream and of another one have times."""
     wider: int
@@ -115,14 +115,17 @@ class _Audit:
         self._faults = _Faults(by)
         self.kept: list[DataFrame] = []
 
-    def _keep(self, frame: DataFrame) -> DataFrame:
-        self.kept.append(frame.persist(StorageLevel.MEMORY_AND_DISK))
+    def _keep(
+        self, frame: DataFrame, level: StorageLevel = StorageLevel.MEMORY_AND_DISK
+    ) -> DataFrame:
+        self.kept.append(frame.persist(level))
         return self.kept[-1]
 
     def of(self, rows: DataFrame) -> Judged:
         by, terms = self._by, self._terms
         self._tell("counting")
-        slices = self._keep(slices_of(rows, by))
+        scan = self._keep(scanned(rows, by), StorageLevel.DISK_ONLY)
+        slices, bundles = pieces_of(scan), bundles_of(scan, by)
         heads = self._keep(heads_of(slices, by, terms.widths))
         said = heads.collect()
         if unplaced := sum(row.unplaced for row in said):
@@ -133,15 +136,17 @@ class _Audit:
         if any(row.refused for row in said):
             self._faults.add(_refused(rows, by), 0)
         if any(row.left_out for row in said):
-            rows, slices = current(rows, heads, by), current(slices, heads, by)
+            rows, slices, bundles = (current(each, heads, by) for each in (rows, slices, bundles))
         self._tell("holding each stream to its own stables")
         several = sum(row.slices for row in said)
         wider = (several // MOST_SLICES).bit_length()
-        self._faults.add(beyond_stables(rows, slices, by, wider=wider), 1)
+        bounds = self._keep(doubted(slices, by, wider=wider))
+        if not bounds.isEmpty():
+            self._faults.add(beyond_stables(rows, bounds, by, wider=wider), 1)
         self._tell("bringing events together")
-        asked = _pointed(rows, heads, self._streams, by) if terms.clipped else rows
         count = sum(row.inserts + row.adjusts for row in said)
-        twice, totals, differences = self._events(asked, count)
+        screen = self._keep(self._screened(bundles, heads, count))
+        twice, totals, differences = self._events(rows, heads, screen)
         found: dict[Case, dict[int, Audited]] = defaultdict(dict)
         for row in said:
             found[_case(row, by)][row.stream] = _audited(row, terms)
@@ -159,24 +164,36 @@ class _Audit:
             )
         timed = {row.stream == 0 for row in said if row.to is not None}
         few = (several // _COLLECTED).bit_length()
-        return Judged(findings, rows, slices, timed == {False, True}, few)
+        return Judged(findings, rows, slices, screen, timed == {False, True}, few)
 
-    def _events(self, rows: DataFrame, count: int) -> tuple[_Doubled, _Totals, _Differences]:
+    def _screened(self, bundles: DataFrame, heads: DataFrame, count: int) -> DataFrame:
+        clipped, streams = self._terms.clipped, self._streams
+        if clipped:
+            bundles = _pointed(bundles, heads, streams, self._by)
+        parallel = bundles.sparkSession.sparkContext.defaultParallelism
+        pieces = max(parallel, -(-count // _OF_A_PIECE))
+        return screened(bundles, streams, pieces=pieces, clipped=clipped)
+
+    def _events(
+        self, rows: DataFrame, heads: DataFrame, screen: DataFrame
+    ) -> tuple[_Doubled, _Totals, _Differences]:
         """Doubled inserts, and differences of streams that are legal."""
         by, terms, streams = self._by, self._terms, self._streams
-        pieces = max(rows.sparkSession.sparkContext.defaultParallelism, -(-count // _OF_A_PIECE))
-        odd = screened(rows, by, streams, pieces=pieces, clipped=terms.clipped)
-        odd = Odd(self._keep(odd.keys), odd.said)
-        if not _any_odd(odd.keys):
+        hashes = screen.where(F.col("hash").isNotNull())
+        if not _any_odd(hashes):
             return {}, {}, {}
         self._tell("looking at events that are not plain")
-        self._faults.add(broken_chains(odd, by, keyed=terms.keyed), 2)
-        again = doubled(odd, by, keyed=terms.keyed).collect()
+        said = said_of(rows, hashes, by)
+        if terms.clipped:
+            said = _pointed(said, heads, streams, by)
+        said = self._keep(said)
+        self._faults.add(broken_chains(said, by, keyed=terms.keyed), 2)
+        again = doubled(said, by, keyed=terms.keyed).collect()
         twice = {(_case(row, by), row.stream): row.doubled for row in again}
         if self._faults.found and not by:
             return twice, {}, {}
         unlike = self._keep(
-            disagreements(odd, by, streams, keyed=terms.keyed, clipped=terms.clipped)
+            disagreements(said, by, streams, keyed=terms.keyed, clipped=terms.clipped)
         )
         totals = _totals(unlike, by)
         if not totals:
@@ -242,8 +259,8 @@ def _pointed(rows: DataFrame, heads: DataFrame, streams: int, by: Sequence[str])
     return rows.join(points, list(by)) if by else rows.crossJoin(points)
 
 
-def _any_odd(keys: DataFrame) -> bool:
-    counted = keys.agg(F.count("*").alias("keys"), F.sum("twice").alias("twice")).collect()
+def _any_odd(hashes: DataFrame) -> bool:
+    counted = hashes.agg(F.count("*").alias("keys"), F.sum("twice").alias("twice")).collect()
     [(count, twice)] = counted
     if twice:
         raise ConfigurationError(
