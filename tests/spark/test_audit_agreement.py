@@ -9,8 +9,8 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from lmerge_service.spark.audit.findings import Findings
 from lmerge_service.spark.audit.judging import Terms, judged
-from lmerge_service.spark.audit.scanning import bundles_of, scanned
-from lmerge_service.spark.audit.screening import screened
+from lmerge_service.spark.audit.scanning import scanned
+from lmerge_service.spark.audit.screening import odd_of, screened
 from tests.spark.audit_cases import (
     STREAMS,
     WIDTH,
@@ -124,8 +124,8 @@ def test_what_is_plain_is_not_looked_at_twice(spark: SparkSession) -> None:
         ]
         assert len(plain) >= OFTEN
         rows = result.rows.where(F.col("case").isin(plain))
-        bundles = bundles_of(scanned(rows, ["case"]), ["case"])
-        said = bundles.agg(F.sum(F.length("bundle"))).head()
+        scan = scanned(rows, ["case"])
+        said = scan.agg(F.sum(F.length("bundle"))).head()
         assert said is not None
         assert said[0] > 500 * 48
-        assert screened(bundles, STREAMS, pieces=2, clipped=False).collect() == []
+        assert odd_of(screened(scan, STREAMS, pieces=2)).collect() == []

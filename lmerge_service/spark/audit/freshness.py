@@ -21,10 +21,10 @@ from pyspark.sql import functions as F  # noqa: N812
 from lmerge_service.elements import INFINITY
 from lmerge_service.spark.audit.findings import Freshness
 
-__all__ = ("delays_of", "freshness_of")
+__all__ = ("freshness_of", "measured")
 
 
-def delays_of(
+def measured(
     ms: np.ndarray, timed: np.ndarray, output: np.ndarray, starts: np.ndarray
 ) -> tuple[np.ndarray, int]:
     """Delays of events, shortened, and how many the output has not told of.
@@ -46,10 +46,9 @@ def _short(delay: np.ndarray) -> np.ndarray:
     return np.where(np.abs(delay) < 1000, delay, delay - np.fmod(delay, unit))
 
 
-def freshness_of(screen: DataFrame) -> Freshness | None:
-    """Of stream 0 beside the others; None if records have no times."""
-    delays = screen.where(F.col("hash").isNull()).groupBy("delay")
-    counted = delays.agg(F.sum("events").alias("events")).collect()
+def freshness_of(delays: DataFrame) -> Freshness | None:
+    """Of stream 0 beside the others, by the screen's `delays_of`; None if records have no times."""
+    counted = delays.groupBy("delay").agg(F.sum("events").alias("events")).collect()
     known = sorted((row.delay, row.events) for row in counted if row.delay is not None)
     if not known:
         return None

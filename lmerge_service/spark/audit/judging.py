@@ -6,12 +6,12 @@ Theory
     legal, the first few differences.
 
 Who owns what
-    What was scanned (on disks: it is 48 bytes an element), what the screen found, what is odd
-    and disagreements are kept by Spark while they are asked, and let go here.
+    Pieces of slices, what the screen found, what is odd and disagreements are kept by Spark
+    while they are asked, and let go here.
 
 Cost
-    One pass over the rows, and a shuffle of 48 bytes an element. One more pass where slices are
-    doubted, and one if there are odd events.
+    One pass over the rows, and a shuffle of 48 bytes an element. One more pass where there are
+    older incarnations, one where slices are doubted, and one if there are odd events.
 """
 
 from collections import defaultdict
@@ -30,8 +30,8 @@ from lmerge_service.spark.audit.counting import current, heads_of
 from lmerge_service.spark.audit.equivalence import broken_chains, disagreements, doubled, said_of
 from lmerge_service.spark.audit.findings import Audited, Fault, Findings
 from lmerge_service.spark.audit.legality import MOST_SLICES, beyond_stables, doubted
-from lmerge_service.spark.audit.scanning import bundles_of, pieces_of, scanned
-from lmerge_service.spark.audit.screening import screened
+from lmerge_service.spark.audit.scanning import scanned
+from lmerge_service.spark.audit.screening import delays_of, odd_of, pieces_of, screened
 from lmerge_service.tdb import Difference
 
 __all__ = ("Case", "Judged", "Terms", "judged")
@@ -71,9 +71,9 @@ class Judged:
     rows: DataFrame
     """Of the last incarnations."""
     slices: DataFrame
-    """In pieces, of `scanning`."""
-    screen: DataFrame
-    """What the screen told; of `screening`."""
+    """Of them, in pieces (`scanning`)."""
+    delays: DataFrame
+    """Of the first stream (`screening`)."""
     timed: bool
     """Records of the first stream and of another one have times."""
     wider: int
@@ -115,17 +115,17 @@ class _Audit:
         self._faults = _Faults(by)
         self.kept: list[DataFrame] = []
 
-    def _keep(
-        self, frame: DataFrame, level: StorageLevel = StorageLevel.MEMORY_AND_DISK
-    ) -> DataFrame:
-        self.kept.append(frame.persist(level))
+    def _keep(self, frame: DataFrame) -> DataFrame:
+        self.kept.append(frame.persist(StorageLevel.MEMORY_AND_DISK))
         return self.kept[-1]
 
     def of(self, rows: DataFrame) -> Judged:
         by, terms = self._by, self._terms
         self._tell("counting")
-        scan = self._keep(scanned(rows, by), StorageLevel.DISK_ONLY)
-        slices, bundles = pieces_of(scan), bundles_of(scan, by)
+        count = rows.count()
+        self._tell("looking at each row, and bringing events together")
+        screen = self._screened(rows, count)
+        slices = pieces_of(screen)
         heads = self._keep(heads_of(slices, by, terms.widths))
         said = heads.collect()
         if unplaced := sum(row.unplaced for row in said):
@@ -136,16 +136,15 @@ class _Audit:
         if any(row.refused for row in said):
             self._faults.add(_refused(rows, by), 0)
         if any(row.left_out for row in said):
-            rows, slices, bundles = (current(each, heads, by) for each in (rows, slices, bundles))
+            self._tell("looking again, without older incarnations")
+            rows, slices = current(rows, heads, by), current(slices, heads, by)
+            screen = self._screened(rows, count)
         self._tell("holding each stream to its own stables")
         several = sum(row.slices for row in said)
         wider = (several // MOST_SLICES).bit_length()
         bounds = self._keep(doubted(slices, by, wider=wider))
         if not bounds.isEmpty():
             self._faults.add(beyond_stables(rows, bounds, by, wider=wider), 1)
-        self._tell("bringing events together")
-        count = sum(row.inserts + row.adjusts for row in said)
-        screen = self._keep(self._screened(bundles, heads, count))
         twice, totals, differences = self._events(rows, heads, screen)
         found: dict[Case, dict[int, Audited]] = defaultdict(dict)
         for row in said:
@@ -164,22 +163,20 @@ class _Audit:
             )
         timed = {row.stream == 0 for row in said if row.to is not None}
         few = (several // _COLLECTED).bit_length()
-        return Judged(findings, rows, slices, screen, timed == {False, True}, few)
+        return Judged(findings, rows, slices, delays_of(screen), timed == {False, True}, few)
 
-    def _screened(self, bundles: DataFrame, heads: DataFrame, count: int) -> DataFrame:
-        clipped, streams = self._terms.clipped, self._streams
-        if clipped:
-            bundles = _pointed(bundles, heads, streams, self._by)
-        parallel = bundles.sparkSession.sparkContext.defaultParallelism
+    def _screened(self, rows: DataFrame, count: int) -> DataFrame:
+        parallel = rows.sparkSession.sparkContext.defaultParallelism
         pieces = max(parallel, -(-count // _OF_A_PIECE))
-        return screened(bundles, streams, pieces=pieces, clipped=clipped)
+        return self._keep(screened(scanned(rows, self._by), self._streams, pieces=pieces))
 
     def _events(
         self, rows: DataFrame, heads: DataFrame, screen: DataFrame
     ) -> tuple[_Doubled, _Totals, _Differences]:
         """Doubled inserts, and differences of streams that are legal."""
         by, terms, streams = self._by, self._terms, self._streams
-        hashes = screen.where(F.col("hash").isNotNull())
+        point = _point(heads, streams) if terms.clipped and not by else None
+        hashes = odd_of(screen, point)
         if not _any_odd(hashes):
             return {}, {}, {}
         self._tell("looking at events that are not plain")
@@ -250,6 +247,12 @@ def _refused(rows: DataFrame, by: Sequence[str]) -> DataFrame:
     return refused.groupBy(*by, "stream", "partition").agg(
         F.min("place").alias("place"), first.alias("why")
     )
+
+
+def _point(heads: DataFrame, streams: int) -> int:
+    """The lowest stable point of the streams of the one audit."""
+    stables = [row.stable for row in heads.collect()]
+    return min(stables) if len(stables) == streams else START
 
 
 def _pointed(rows: DataFrame, heads: DataFrame, streams: int, by: Sequence[str]) -> DataFrame:

@@ -65,7 +65,7 @@ def audit(
             tell("looking where the differences come from")
             sayings = _sayings(result.rows, streams, findings)
             tell("measuring freshness")
-            freshness = freshness_of(result.screen) if result.timed else None
+            freshness = freshness_of(result.delays) if result.timed else None
             progress = progress_of(result.slices, len(streams), wider=result.wider)
     return Report(
         names=[each.name for each in streams],

@@ -45,12 +45,12 @@ from pyspark.sql.types import (
 
 from lmerge_service.elements import INFINITY, START
 
-__all__ = ("BUCKETS", "COUNTS", "PACKED", "bundles_of", "event_hash", "pieces_of", "scanned")
+__all__ = ("BUCKETS", "PACKED", "event_hash", "scanned")
 
 BUCKETS: Final = 1024
 PACKED: Final = ("hash", "vs", "place", "vold", "ve", "ms")
 """Of an insert or adjust, as int64; what is not there (vold, ms) is -2**63."""
-COUNTS: Final = ("inserts", "adjusts", "removals", "stables", "refused", "unplaced")
+_COUNTS: Final = ("inserts", "adjusts", "removals", "stables", "refused", "unplaced")
 
 _CHUNK: Final = 1 << 18
 _HELD_BACK: Final = 1024
@@ -58,7 +58,7 @@ _SPEAKER: Final = ("stream", "partition", "incarnation")
 _TIMES: Final = ("place", "slice", "vs", "vold", "ve", "vc", "ms", "hash")
 _BOUNDS: Final = ("slice", "from", "until", "stable", "deadline", "to")
 _MADE: Final = (
-    *(StructField(name, LongType()) for name in (*_BOUNDS, *COUNTS)),
+    *(StructField(name, LongType()) for name in (*_BOUNDS, *_COUNTS)),
     StructField("doubtful", BooleanType()),
     StructField("bucket", IntegerType()),
     StructField("bundle", BinaryType()),
@@ -74,7 +74,7 @@ def event_hash(by: Sequence[str]) -> Column:
 
 
 def scanned(rows: DataFrame, by: Sequence[str]) -> DataFrame:
-    """Pieces and bundles of all rows, together; `pieces_of` and `bundles_of` tell them apart.
+    """Pieces and bundles of all rows, together; a bundle has a `bucket`, a piece has none.
 
     `rows` are of `streams.COLUMNS`. Each element is looked at, so that one that a source does not
     take for one fails here.
@@ -89,16 +89,6 @@ def scanned(rows: DataFrame, by: Sequence[str]) -> DataFrame:
     )
     spoken = [numbers.schema[name] for name in speaker]
     return numbers.mapInArrow(_scanning(speaker), StructType([*spoken, *_MADE]))
-
-
-def pieces_of(scan: DataFrame) -> DataFrame:
-    """A row for each slice of each stream, partition and incarnation, or several."""
-    return scan.where(F.col("bucket").isNull()).drop("bucket", "bundle")
-
-
-def bundles_of(scan: DataFrame, by: Sequence[str]) -> DataFrame:
-    """`by`, stream, partition, incarnation, bucket, bundle."""
-    return scan.where(F.col("bucket").isNotNull()).select(*by, *_SPEAKER, "bucket", "bundle")
 
 
 def _scanning(speaker: Sequence[str]) -> _Scan:
@@ -215,7 +205,7 @@ class _Chunk:
         """`made`, beside who speaks at the places; what else there might be is null."""
         told = {name: self.rows.column(name).take(pa.array(at)) for name in self.speaker}
         columns = {name: each.combine_chunks() for name, each in told.items()}
-        kinds = dict.fromkeys((*_BOUNDS, *COUNTS), pa.int64())
+        kinds = dict.fromkeys((*_BOUNDS, *_COUNTS), pa.int64())
         kinds |= {"doubtful": pa.bool_(), "bucket": pa.int32(), "bundle": pa.binary()}
         for name, kind in kinds.items():
             columns[name] = made[name] if name in made else pa.nulls(len(at), kind)

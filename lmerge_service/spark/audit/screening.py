@@ -26,55 +26,98 @@ Cost
     element; 48 bytes an element for the shuffle.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import BooleanType, LongType, StructField, StructType
 
-from lmerge_service.elements import START
-from lmerge_service.spark.audit.freshness import delays_of
+from lmerge_service.elements import INFINITY, START
+from lmerge_service.spark.audit.freshness import measured
 from lmerge_service.spark.audit.scanning import BUCKETS, PACKED
 
-__all__ = ("screened",)
+__all__ = ("delays_of", "odd_of", "pieces_of", "screened")
 
 _FOUND: Final = pa.schema(
     [
-        ("hash", pa.int64()),
-        ("twice", pa.int64()),
-        ("delay", pa.int64()),
-        ("events", pa.int64()),
+        *((name, pa.int64()) for name in ("hash", "twice", "vs", "lowest")),
+        ("wrong", pa.bool_()),
+        *((name, pa.int64()) for name in ("delay", "events")),
     ]
 )
 _MOST_OF_A_BATCH: Final = 1 << 16
 
+_Batches = Iterator[pa.RecordBatch]
 
-def screened(bundles: DataFrame, streams: int, *, pieces: int, clipped: bool) -> DataFrame:
-    """Of each odd event its `hash`, and how many rows have the place of another (`twice`); and how
-    many `events` had which `delay` (`freshness`), in rows whose hash is null.
 
-    `clipped`: ends are compared as far as the bundles' column `point`. Done in so many pieces.
-    """
-    kept = ["stream", "partition", *["point"] * clipped, "bundle"]
+def screened(scan: DataFrame, streams: int, *, pieces: int) -> DataFrame:
+    """The pieces of slices in a scan (`scanning`) as they are, and what the screen found of its
+    bundles, in so many tasks; `pieces_of`, `odd_of` and `delays_of` tell them apart."""
     pieces = min(pieces, BUCKETS)
-    piece = F.floor(F.col("bucket") * pieces / BUCKETS).cast("int")
-    spread = bundles.select(piece.alias("piece"), *kept).repartitionById(pieces, "piece")
-    schema = "hash long, twice long, delay long, events long"
-    return spread.drop("piece").mapInArrow(_screening(streams), schema)
+    of_bucket = F.floor(F.col("bucket") * pieces / BUCKETS)
+    piece = F.coalesce(of_bucket, F.pmod(F.hash("slice"), F.lit(pieces))).cast("int")
+    spread = scan.withColumn("bucket", piece).repartitionById(pieces, "bucket").drop("bucket")
+    passed = spread.drop("bundle").schema
+    schema = StructType([StructField(each.name, each.dataType) for each in passed])
+    for name in _FOUND.names:
+        schema.add(name, BooleanType() if name == "wrong" else LongType())
+    return spread.mapInArrow(_screening(streams, passed.names), schema)
 
 
-def _screening(streams: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def screen(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        if bundles := list(batches):
-            said = _Said.of(pa.Table.from_batches(bundles))
-            for found in (said.odd(streams), said.delays()):
-                for start in range(0, len(found), _MOST_OF_A_BATCH):
-                    yield found.slice(start, _MOST_OF_A_BATCH)
+def pieces_of(screen: DataFrame) -> DataFrame:
+    """A row for each slice of each stream, partition and incarnation, or several."""
+    return screen.where(F.col("doubtful").isNotNull()).drop(*_FOUND.names)
+
+
+def odd_of(screen: DataFrame, point: int | None = None) -> DataFrame:
+    """Of each odd event its `hash`, and how many rows have the place of another (`twice`).
+
+    Less those whose ends differ only as far as they are beyond the `point`.
+    """
+    odd = screen.where(F.col("hash").isNotNull())
+    if point is not None:
+        odd = odd.where(F.col("wrong") | ((F.col("vs") < point) & (F.col("lowest") < point)))
+    return odd.select("hash", "twice")
+
+
+def delays_of(screen: DataFrame) -> DataFrame:
+    """How many `events` had which `delay` (`freshness`); null: the first stream was silent."""
+    return screen.where(F.col("events").isNotNull()).select("delay", "events")
+
+
+def _screening(streams: int, passed: Sequence[str]) -> Callable[[_Batches], _Batches]:
+    def screen(batches: _Batches) -> _Batches:
+        bundles = []
+        for batch in batches:
+            is_bundle = batch.column("bundle").is_valid()
+            bundles.append(batch.select(["stream", "partition", "bundle"]).filter(is_bundle))
+            pieces = batch.select(passed).filter(pc.invert(is_bundle))
+            if len(pieces):
+                yield _beside(pieces, _found(len(pieces)))
+        if not sum(map(len, bundles)):
+            return
+        said = _Said.of(pa.Table.from_batches(bundles))
+        for found in (said.odd(streams), said.delays()):
+            for start in range(0, len(found), _MOST_OF_A_BATCH):
+                some = found.slice(start, _MOST_OF_A_BATCH)
+                yield _beside(_nothing(pieces.schema, len(some)), some)
 
     return screen
+
+
+def _beside(left: pa.RecordBatch, right: pa.RecordBatch) -> pa.RecordBatch:
+    names = [*left.schema.names, *right.schema.names]
+    return pa.RecordBatch.from_arrays([*left.columns, *right.columns], names)
+
+
+def _nothing(schema: pa.Schema, count: int) -> pa.RecordBatch:
+    nothing = [pa.nulls(count, each.type) for each in schema]
+    return pa.RecordBatch.from_arrays(nothing, schema.names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +128,13 @@ class _Said:
     """A row for each, a column for each of `PACKED`."""
     stream: np.ndarray
     partition: np.ndarray
-    point: np.ndarray | None
 
     @classmethod
     def of(cls, bundles: pa.Table) -> "_Said":
         packed, counts = _unpacked(bundles)
         about = {
             name: np.asarray(bundles.column(name).combine_chunks())
-            for name in bundles.column_names
-            if name != "bundle"
+            for name in ("stream", "partition")
         }
         first = np.cumsum(counts) - counts
         # Bundles one behind another in their order, so that a stable sort leaves rows in theirs.
@@ -114,8 +155,7 @@ class _Said:
     def _taken(
         cls, packed: np.ndarray, about: dict[str, Any], rows: np.ndarray, of_bundle: np.ndarray
     ) -> "_Said":
-        point = about["point"][of_bundle] if "point" in about else None
-        return cls(packed[rows], about["stream"][of_bundle], about["partition"][of_bundle], point)
+        return cls(packed[rows], about["stream"][of_bundle], about["partition"][of_bundle])
 
     def _in_order(self) -> bool:
         place = self.packed[:, 2]
@@ -136,7 +176,6 @@ class _Said:
     def odd(self, streams: int) -> pa.RecordBatch:
         _, vs, place, vold, ve, _ = self.packed.T
         same, linked = self._same(), self._linked()
-        event = np.concatenate([[0], np.cumsum(~same)])
         end = np.where(ve > vs, ve, START)
         held = np.full(len(end), START)
         held[1:][linked] = end[:-1][linked]
@@ -144,30 +183,36 @@ class _Said:
         wrong[1:] |= same & (vs[1:] != vs[:-1])
         twice = np.zeros(len(end), bool)
         twice[1:] = linked & (place[1:] == place[:-1])
-        odd = np.bincount(event, wrong | twice) > 0
         left = end != START
         left[:-1] &= ~linked
-        self._compare(odd, event[left], end[left], left, streams)
-        hashes = self.packed[np.flatnonzero(np.concatenate([[True], ~same])), 0]
-        times = np.bincount(event, twice).astype(np.int64)
-        return _found(hash=hashes[odd], twice=times[odd])
+        # Of each event: what is against it, how many ends are left, the lowest and the highest.
+        firsts = self._firsts()
+        against = np.logical_or.reduceat(wrong | twice | self._again(left), firsts)
+        count = np.add.reduceat(left, firsts, dtype=np.int64)
+        lowest = np.minimum.reduceat(np.where(left, end, INFINITY), firsts)
+        highest = np.maximum.reduceat(np.where(left, end, START), firsts)
+        lowest[count < streams] = START
+        odd = against | ((count > 0) & (lowest != highest))
+        return _found(
+            hash=self.packed[firsts[odd], 0],
+            twice=np.add.reduceat(twice, firsts, dtype=np.int64)[odd],
+            vs=vs[firsts[odd]],
+            lowest=lowest[odd],
+            wrong=against[odd],
+        )
 
-    def _compare(
-        self, odd: np.ndarray, event: np.ndarray, end: np.ndarray, left: np.ndarray, streams: int
-    ) -> None:
-        """Makes odd what streams leave differently; of each end that is left, and its event."""
-        stream = self.stream[left]
-        follows = event[1:] == event[:-1]
-        odd[event[1:][follows & (stream[1:] == stream[:-1])]] = True
-        if self.point is not None:
-            point = self.point[left]
-            end = np.minimum(end, point)
-            counts = self.packed[left, 1] < point
-            event, end = event[counts], end[counts]
-            follows = event[1:] == event[:-1]
-        odd[event[1:][follows & (end[1:] != end[:-1])]] = True
-        count = np.bincount(event, minlength=len(odd))
-        odd |= (count != 0) & (count != streams)
+    def _again(self, left: np.ndarray) -> np.ndarray:
+        """Which of the rows that leave an end do so after another one of their event and stream,
+        in another partition."""
+        rows = np.flatnonzero(left)
+        key, stream = self.packed[rows, 0], self.stream[rows]
+        again = np.zeros(len(left), bool)
+        again[rows[1:]] = (key[1:] == key[:-1]) & (stream[1:] == stream[:-1])
+        return again
+
+    def _firsts(self) -> np.ndarray:
+        """Of each event the first row."""
+        return np.flatnonzero(np.concatenate([[True], ~self._same()]))
 
     def delays(self) -> pa.RecordBatch:
         """Of events that the first stream or another one told of; no `delay`: the first has not."""
@@ -175,8 +220,7 @@ class _Said:
         timed = inserts & (self.packed[:, 5] != START)
         if not timed.any():
             return _found()
-        starts = np.flatnonzero(np.concatenate([[True], ~self._same()]))
-        delay, alone = delays_of(self.packed[:, 5], timed, self.stream == 0, starts)
+        delay, alone = measured(self.packed[:, 5], timed, self.stream == 0, self._firsts())
         kinds, counts = np.unique(delay, return_counts=True)
         delays = pa.array([*kinds.tolist(), *[None] * (alone > 0)], pa.int64())
         events = np.array([*counts.tolist(), *[alone] * (alone > 0)], np.int64)
@@ -194,8 +238,8 @@ def _unpacked(bundles: pa.Table) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(parts).reshape(-1, len(PACKED)), np.concatenate(counts)
 
 
-def _found(**columns: Any) -> pa.RecordBatch:
-    count = max(map(len, columns.values()), default=0)
+def _found(count: int = 0, **columns: Any) -> pa.RecordBatch:
+    count = max([count, *map(len, columns.values())])
     arrays = [
         pa.array(columns[each.name]) if each.name in columns else pa.nulls(count, each.type)
         for each in _FOUND
