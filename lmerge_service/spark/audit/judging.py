@@ -87,16 +87,21 @@ def judged(
     terms: Terms,
     by: Sequence[str] = (),
     *,
+    scan: DataFrame | None = None,
+    count: int | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Judged]:
     """Judges rows of `streams.COLUMNS`, and of `by`; `tell` hears what is going on.
+
+    `scan` is what `scanning` tells of them and `count` how many there are at most, where these
+    are to be had otherwise than from the rows.
 
     Raises:
         ConfigurationError: rows have no places, or one is taken twice.
     """
     audit = _Audit(streams, terms, by, tell)
     try:
-        yield audit.of(rows)
+        yield audit.of(rows, scanned(rows, by) if scan is None else scan, count)
     finally:
         for frame in audit.kept:
             frame.unpersist()
@@ -119,12 +124,13 @@ class _Audit:
         self.kept.append(frame.persist(StorageLevel.MEMORY_AND_DISK))
         return self.kept[-1]
 
-    def of(self, rows: DataFrame) -> Judged:
+    def of(self, rows: DataFrame, scan: DataFrame, count: int | None) -> Judged:
         by, terms = self._by, self._terms
-        self._tell("counting")
-        count = rows.count()
+        if count is None:
+            self._tell("counting")
+            count = rows.count()
         self._tell("looking at each row, and bringing events together")
-        screen = self._screened(rows, count)
+        screen = self._screened(scan, count)
         slices = pieces_of(screen)
         heads = self._keep(heads_of(slices, by, terms.widths))
         said = heads.collect()
@@ -138,7 +144,7 @@ class _Audit:
         if any(row.left_out for row in said):
             self._tell("looking again, without older incarnations")
             rows, slices = current(rows, heads, by), current(slices, heads, by)
-            screen = self._screened(rows, count)
+            screen = self._screened(scanned(rows, by), count)
         self._tell("holding each stream to its own stables")
         several = sum(row.slices for row in said)
         wider = (several // MOST_SLICES).bit_length()
@@ -165,10 +171,10 @@ class _Audit:
         few = (several // _COLLECTED).bit_length()
         return Judged(findings, rows, slices, delays_of(screen), timed == {False, True}, few)
 
-    def _screened(self, rows: DataFrame, count: int) -> DataFrame:
-        parallel = rows.sparkSession.sparkContext.defaultParallelism
+    def _screened(self, scan: DataFrame, count: int) -> DataFrame:
+        parallel = scan.sparkSession.sparkContext.defaultParallelism
         pieces = max(parallel, -(-count // _OF_A_PIECE))
-        return self._keep(screened(scanned(rows, self._by), self._streams, pieces=pieces))
+        return self._keep(screened(scan, self._streams, pieces=pieces))
 
     def _events(
         self, rows: DataFrame, heads: DataFrame, screen: DataFrame

@@ -10,7 +10,7 @@ Cost
 """
 
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import reduce
 from typing import Final
 
@@ -57,10 +57,13 @@ def audit(
     started = time.perf_counter()
     tell("opening the streams")
     with side_by_side(spark, sources, rule) as streams, spark_errors("auditing"):
-        rows = _together(streams)
+        rows = _together(each.numbered(n) for n, each in enumerate(streams))
+        scan = _together(each.scanned(n, rule) for n, each in enumerate(streams))
+        tell("counting")
+        count = sum(each.rows.count() if each.count is None else each.count for each in streams)
         widths = {n: each.width for n, each in enumerate(streams) if each.width is not None}
         terms = Terms(keyed, clipped, most, widths)
-        with judged(rows, len(streams), terms, tell=tell) as result:
+        with judged(rows, len(streams), terms, scan=scan, count=count, tell=tell) as result:
             findings = result.findings[()]
             tell("looking where the differences come from")
             sayings = _sayings(result.rows, streams, findings)
@@ -78,9 +81,8 @@ def audit(
     )
 
 
-def _together(streams: Sequence[Given]) -> DataFrame:
-    numbered = [each.rows.withColumn("stream", F.lit(n)) for n, each in enumerate(streams)]
-    return reduce(DataFrame.unionByName, numbered)
+def _together(frames: Iterable[DataFrame]) -> DataFrame:
+    return reduce(DataFrame.unionByName, frames)
 
 
 def _sayings(

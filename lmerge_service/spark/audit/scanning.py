@@ -44,8 +44,11 @@ from pyspark.sql.types import (
 )
 
 from lmerge_service.elements import INFINITY, START
+from lmerge_service.formats.bulk import Rule
+from lmerge_service.spark.audit.hashing import event_hashes
+from lmerge_service.spark.decoding import decoding
 
-__all__ = ("BUCKETS", "PACKED", "event_hash", "scanned")
+__all__ = ("BUCKETS", "PACKED", "event_hash", "scanned", "scanned_records")
 
 BUCKETS: Final = 1024
 PACKED: Final = ("hash", "vs", "place", "vold", "ve", "ms")
@@ -89,6 +92,37 @@ def scanned(rows: DataFrame, by: Sequence[str]) -> DataFrame:
     )
     spoken = [numbers.schema[name] for name in speaker]
     return numbers.mapInArrow(_scanning(speaker), StructType([*spoken, *_MADE]))
+
+
+def scanned_records(raw: DataFrame, rule: Rule, stream: int, *, bits: int) -> DataFrame:
+    """The same of a topic's records (`elements.raw_records`, in order), which are decoded on the
+    way; slices are of so many bits."""
+    decode, scan = decoding(rule, keys="none", once=True), _scanning(_SPEAKER)
+
+    def decode_and_scan(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return scan(_numbers_of(batch, stream, bits) for batch in decode(batches))
+
+    kinds = IntegerType(), IntegerType(), LongType()
+    spoken = [StructField(name, kind) for name, kind in zip(_SPEAKER, kinds, strict=True)]
+    return raw.mapInArrow(decode_and_scan, StructType([*spoken, *_MADE]))
+
+
+def _numbers_of(decoded: pa.RecordBatch, stream: int, bits: int) -> pa.RecordBatch:
+    """What `scanned` asks of the rows of a stream."""
+    count, place = len(decoded), decoded.column("offset")
+    payload, vs = decoded.column("payload"), decoded.column("vs")
+    hashes = event_hashes(payload, np.asarray(pc.fill_null(vs, 0)))
+    micros = np.asarray(pc.fill_null(decoded.column("timestamp").cast(pa.int64()), 0))
+    untimed = np.asarray(decoded.column("timestamp").is_null())
+    made = {
+        "stream": pa.repeat(pa.scalar(stream, pa.int32()), count),
+        "slice": pc.shift_right(place, bits),
+        "place": place,
+        "ms": pa.array(micros // 1000, mask=untimed),
+        "hash": pa.array(hashes, mask=np.asarray(payload.is_null())),
+    }
+    told = ("partition", "incarnation", "vs", "vold", "ve", "vc")
+    return pa.RecordBatch.from_pydict(made | {name: decoded.column(name) for name in told})
 
 
 def _scanning(speaker: Sequence[str]) -> _Scan:
