@@ -5,8 +5,7 @@ Theory
     the records to begin with when asking why.
 
 Cost
-    What `judging` takes, a pass over inserts for freshness where records have times, and a pass
-    with payloads for the places of differences, if there are any.
+    What `judging` takes, and a pass with payloads for the places of differences, if there are any.
 """
 
 import time
@@ -26,10 +25,8 @@ from lmerge_service.spark.audit.streams import Given, side_by_side
 from lmerge_service.spark.errors import spark_errors
 from lmerge_service.spark.places import Source
 
-__all__ = ("SORTED", "audit")
+__all__ = ("audit",)
 
-SORTED: Final = {"spark.sql.execution.replaceHashWithSortAgg": "true"}
-"""For sessions of audits: what is sorted is summed up as it stands, without a hash table."""
 _ANYTHING: Final = Rule()
 
 

@@ -17,9 +17,9 @@ Theory
 Invariants
     S1  Each row is in one piece; each insert and adjust in one bundle, which is of one stream,
         partition and incarnation, and in order of places.
-    S2  A piece that is not doubtful is legal after the stables before it, if it is after the
-        highest of them; whatever is between its first and last place in its partition and in no
-        piece of its own is in none.
+    S2  A piece that is not doubtful is legal by the stables of its chunk, and no two of its rows
+        have one place. So it is legal where it stands, unless another piece has a place between
+        its first and last one, or it has a deadline below what was stable before it.
 
 Cost
     The hash is Spark's; numpy does the rest, in 0.2 µs a row. A worker has 2**18 rows at once.
@@ -48,9 +48,19 @@ from lmerge_service.formats.bulk import Rule
 from lmerge_service.spark.audit.hashing import event_hashes
 from lmerge_service.spark.decoding import decoding
 
-__all__ = ("BUCKETS", "PACKED", "event_hash", "scanned", "scanned_records")
+__all__ = (
+    "BUCKETS",
+    "NUMBERS",
+    "PACKED",
+    "event_hash",
+    "scanned",
+    "scanned_records",
+    "scanning",
+)
 
 BUCKETS: Final = 1024
+NUMBERS: Final = ("place", "slice", "vs", "vold", "ve", "vc", "ms", "hash")
+"""What is looked at of a row, as int64 or null."""
 PACKED: Final = ("hash", "vs", "place", "vold", "ve", "ms")
 """Of an insert or adjust, as int64; what is not there (vold, ms) is -2**63."""
 _COUNTS: Final = ("inserts", "adjusts", "removals", "stables", "refused", "unplaced")
@@ -58,7 +68,6 @@ _COUNTS: Final = ("inserts", "adjusts", "removals", "stables", "refused", "unpla
 _CHUNK: Final = 1 << 18
 _HELD_BACK: Final = 1024
 _SPEAKER: Final = ("stream", "partition", "incarnation")
-_TIMES: Final = ("place", "slice", "vs", "vold", "ve", "vc", "ms", "hash")
 _BOUNDS: Final = ("slice", "from", "until", "stable", "deadline", "to")
 _MADE: Final = (
     *(StructField(name, LongType()) for name in (*_BOUNDS, *_COUNTS)),
@@ -76,11 +85,11 @@ def event_hash(by: Sequence[str]) -> Column:
     return F.xxhash64(*by, "payload", "vs")
 
 
-def scanned(rows: DataFrame, by: Sequence[str]) -> DataFrame:
+def scanned(rows: DataFrame, by: Sequence[str], *, chunk: int = _CHUNK) -> DataFrame:
     """Pieces and bundles of all rows, together; a bundle has a `bucket`, a piece has none.
 
-    `rows` are of `streams.COLUMNS`. Each element is looked at, so that one that a source does not
-    take for one fails here.
+    `rows` are of `streams.COLUMNS`; so many are a `chunk`. Each element is looked at, so that one
+    that a source does not take for one fails here.
     """
     speaker = [*by, *_SPEAKER]
     is_event = F.col("op").isNotNull() & (F.col("op") != "stable")
@@ -91,13 +100,13 @@ def scanned(rows: DataFrame, by: Sequence[str]) -> DataFrame:
         F.when(is_event, event_hash(by)).alias("hash"),
     )
     spoken = [numbers.schema[name] for name in speaker]
-    return numbers.mapInArrow(_scanning(speaker), StructType([*spoken, *_MADE]))
+    return numbers.mapInArrow(scanning(speaker, chunk), StructType([*spoken, *_MADE]))
 
 
 def scanned_records(raw: DataFrame, rule: Rule, stream: int, *, bits: int) -> DataFrame:
     """The same of a topic's records (`elements.raw_records`, in order), which are decoded on the
     way; slices are of so many bits."""
-    decode, scan = decoding(rule, keys="none", once=True), _scanning(_SPEAKER)
+    decode, scan = decoding(rule, keys="none", once=True), scanning(_SPEAKER)
 
     def decode_and_scan(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return scan(_numbers_of(batch, stream, bits) for batch in decode(batches))
@@ -125,18 +134,21 @@ def _numbers_of(decoded: pa.RecordBatch, stream: int, bits: int) -> pa.RecordBat
     return pa.RecordBatch.from_pydict(made | {name: decoded.column(name) for name in told})
 
 
-def _scanning(speaker: Sequence[str]) -> _Scan:
+def scanning(speaker: Sequence[str], chunk: int = _CHUNK) -> _Scan:
+    """For `mapInArrow`: from who speaks and `NUMBERS` to pieces and bundles."""
+
     def scan(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         waiting: list[pa.RecordBatch] = []
         count = 0
-        for batch in batches:
-            waiting.append(batch)
-            count += len(batch)
-            if count >= _CHUNK:
-                chunk = _Chunk.of(pa.Table.from_batches(waiting), speaker)
-                chunk, waiting = chunk.held_back()
+        parts = (batch.slice(at, chunk) for batch in batches for at in range(0, len(batch), chunk))
+        for part in parts:
+            waiting.append(part)
+            count += len(part)
+            if count >= chunk:
+                whole = _Chunk.of(pa.Table.from_batches(waiting), speaker)
+                told, waiting = whole.held_back(min(_HELD_BACK, chunk // 2))
                 count = sum(map(len, waiting))
-                yield from chunk.told()
+                yield from told.told()
         if count:
             yield from _Chunk.of(pa.Table.from_batches(waiting), speaker).told()
 
@@ -158,7 +170,7 @@ class _Chunk:
         who = _numbered([rows.column(name) for name in speaker])
         place = _numbers(rows, "place")
         order: np.ndarray | None = None
-        if who[-1]:
+        if who.any():
             order = np.lexsort((place, who))
         elif not _rises(place):
             order = np.argsort(place, kind="stable")
@@ -166,20 +178,20 @@ class _Chunk:
             rows, who = rows.take(pa.array(order)), who[order]
         return cls(rows, speaker, who)
 
-    def held_back(self) -> "tuple[_Chunk, list[pa.RecordBatch]]":
-        """Without its last slices, if one alone speaks, and these."""
+    def held_back(self, count: int) -> "tuple[_Chunk, list[pa.RecordBatch]]":
+        """Without the slices of its last rows, so many, if one alone speaks; and these."""
         if self.who[-1]:
             return self, []
         slices = _numbers(self.rows, "slice")
-        cut = int(np.searchsorted(slices, slices[max(len(slices) - _HELD_BACK, 0)]))
+        cut = int(np.searchsorted(slices, slices[max(len(slices) - count, 0)]))
         if not cut:
             return self, []
         first = _Chunk(self.rows.slice(0, cut), self.speaker, self.who[:cut])
         return first, self.rows.slice(cut).to_batches()
 
     def told(self) -> Iterator[pa.RecordBatch]:
-        numbers = {name: _numbers(self.rows, name) for name in _TIMES}
-        there = {name: _there(self.rows, name) for name in _TIMES}
+        numbers = {name: _numbers(self.rows, name) for name in NUMBERS}
+        there = {name: _there(self.rows, name) for name in NUMBERS}
         yield self._pieces(numbers, there)
         events = np.flatnonzero(there["hash"])
         if len(events):

@@ -14,9 +14,10 @@ Theory
     The others are *odd*, and are judged by the letter, from their payloads (`equivalence`).
 
     Events are told apart by 64 bits of a hash of payload and vs. Two with one hash look like one,
-    of which each stream inserts two: odd, so that they are told apart. Only where streams *differ*
-    can that hide something: if one says of B what another says of A, with the same times. So
-    of d such pairs one is missed with a probability of at most d / 2**64.
+    of which each stream inserts two: odd, so that they are told apart. That hides something only
+    where a thing is said of B that should be said of A, with the same times. So of d such pairs
+    one is missed with a probability of at most d / 2**64. That holds for errors: whoever writes
+    payloads to deceive an audit can make two with one hash.
 
 Invariants
     V1  Whoever is not odd is legal by either rule, and not disagreed on, but for such a pair.
@@ -41,7 +42,7 @@ from lmerge_service.elements import INFINITY, START
 from lmerge_service.spark.audit.freshness import measured
 from lmerge_service.spark.audit.scanning import BUCKETS, PACKED
 
-__all__ = ("delays_of", "odd_of", "pieces_of", "screened")
+__all__ = ("delays_of", "odd_of", "pieces_of", "screened", "screening")
 
 _FOUND: Final = pa.schema(
     [
@@ -66,7 +67,7 @@ def screened(scan: DataFrame, streams: int, *, pieces: int) -> DataFrame:
     schema = StructType([StructField(each.name, each.dataType) for each in passed])
     for name in _FOUND.names:
         schema.add(name, BooleanType() if name == "wrong" else LongType())
-    return spread.mapInArrow(_screening(streams, passed.names), schema)
+    return spread.mapInArrow(screening(streams, passed.names), schema)
 
 
 def pieces_of(screen: DataFrame) -> DataFrame:
@@ -90,7 +91,10 @@ def delays_of(screen: DataFrame) -> DataFrame:
     return screen.where(F.col("events").isNotNull()).select("delay", "events")
 
 
-def _screening(streams: int, passed: Sequence[str]) -> Callable[[_Batches], _Batches]:
+def screening(streams: int, passed: Sequence[str]) -> Callable[[_Batches], _Batches]:
+    """For `mapInArrow`: from pieces and bundles to pieces, of which these columns are passed on,
+    and what is found of the bundles, all of which are taken together."""
+
     def screen(batches: _Batches) -> _Batches:
         bundles = []
         for batch in batches:
