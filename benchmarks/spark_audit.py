@@ -25,7 +25,6 @@ _BEGIN = 1_700_000_000_000
 def run(runs: int, count: int, report: Report, *, memory: str = "2g", kafka: bool = True) -> None:
     """Audits two replicas of `count` elements each from Parquet, and of half as many from Kafka;
     each once more before, to warm up, but with no `runs`, when that is what is told."""
-    from lmerge_service.spark.audit.report import SORTED
     from lmerge_service.spark.elements import write_elements
     from lmerge_service.spark.places import ParquetFiles, Topic, Topics
     from lmerge_service.spark.session import spark_session
@@ -33,9 +32,7 @@ def run(runs: int, count: int, report: Report, *, memory: str = "2g", kafka: boo
     with (
         tempfile.TemporaryDirectory() as folder,
         LocalBroker(Path(folder) / "kafka") as broker,
-        spark_session(
-            "benchmark", master="local[2]", driver_memory=memory, settings=SORTED
-        ) as spark,
+        spark_session("benchmark", master="local[2]", driver_memory=memory) as spark,
     ):
         files: list[tuple[str, Any]] = []
         topics: list[tuple[str, Any]] = []

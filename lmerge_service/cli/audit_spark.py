@@ -49,7 +49,7 @@ def audit_with_spark(asked: Asked, *, as_json: bool) -> int:
         IllegalStreamError: a line for each partition that is not legal, after the report.
     """
     from lmerge_service.formats.bulk import Rule
-    from lmerge_service.spark.audit.report import SORTED, audit
+    from lmerge_service.spark.audit.report import audit
 
     if asked.html is not None:
         from lmerge_service.page import check_page
@@ -64,7 +64,6 @@ def audit_with_spark(asked: Asked, *, as_json: bool) -> int:
             "lmerge audit",
             driver_memory=asked.memory,
             kafka=in_kafka,
-            settings=SORTED,
         ) as spark,
     ):
         report = audit(

@@ -20,7 +20,7 @@ What happens on a crash
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
@@ -32,6 +32,8 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from lmerge_service.errors import ConfigurationError
 from lmerge_service.formats.bulk import Rule
+from lmerge_service.kafka.source import Source as Consumer
+from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.topics import Topics as AskedTopics
 from lmerge_service.service.connection import connection_of
 from lmerge_service.spark.connection import kafka_options, kafka_section
@@ -61,9 +63,10 @@ from lmerge_service.topology import Kafka
 __all__ = (
     "Mode",
     "decode_records",
-    "existing_width",
+    "existing_offsets",
     "kafka_records",
     "kafka_sink",
+    "raw_records",
     "read_elements",
     "stream_elements",
     "told",
@@ -142,18 +145,22 @@ def decode_records(
     leaves out what a writer had written before (`lmerge-seq`); it is for frames whose tasks have
     all of a partition's records each, in order.
     """
+    return raw_records(records, keys=keys).mapInArrow(decoding(rule, keys=keys, once=once), RECORDS)
+
+
+def raw_records(records: DataFrame, *, keys: Keys = "refused") -> DataFrame:
+    """Of raw records what `decoding` takes."""
 
     def column(name: str, kind: str) -> Column:
         given = F.col(name) if name in records.columns else F.lit(None)
         return given.cast(kind).alias(name)
 
-    raw = records.select(
+    return records.select(
         *(column(each.name, each.dataType.simpleString()) for each in ORIGIN.fields[:4]),
         (F.lit(None).cast("binary") if keys == "none" else column("key", "binary")).alias("key"),
         told(column("headers", "array<struct<key:string,value:binary>>")).alias("headers"),
         column("value", "binary"),
     )
-    return raw.mapInArrow(decoding(rule, keys=keys, once=once), RECORDS)
 
 
 def told(headers: Column, names: Sequence[str] = HEADERS) -> Column:
@@ -336,22 +343,37 @@ def topic_width(sink: Topic) -> int:
     Raises:
         TransportError: Kafka cannot be reached, or refuses.
     """
-    return _asked(sink.kafka, lambda topics: topics.ensure(sink.name, partitions=sink.partitions))
+
+    async def ask() -> int:
+        async with AskedTopics(connection_of(kafka_section(sink.kafka))) as topics:
+            return await topics.ensure(sink.name, partitions=sink.partitions)
+
+    return _asked(ask())
 
 
-def existing_width(kafka: Kafka | str, name: str) -> int | None:
-    """How many partitions a topic has; None if there is no such topic.
+def existing_offsets(kafka: Kafka | str, name: str) -> dict[int, tuple[int, int]] | None:
+    """By partition of a topic, its first offset and the one behind its last committed record;
+    None if there is no such topic.
 
     Raises:
         TransportError: Kafka cannot be reached, or refuses.
     """
-    return _asked(kafka, lambda topics: topics.width(name))
+
+    async def ask() -> dict[int, tuple[int, int]] | None:
+        connection = connection_of(kafka_section(kafka))
+        async with AskedTopics(connection) as topics:
+            width = await topics.width(name)
+        if width is None:
+            return None
+        partitions = [TopicPartition(name, number) for number in range(width)]
+        async with Consumer(connection) as consumer:
+            begin = await consumer.beginnings(partitions)
+            end = await consumer.ends(partitions)
+        return {each.partition: (begin[each], end[each]) for each in partitions}
+
+    return _asked(ask())
 
 
-def _asked(kafka: Kafka | str, question: Callable[[AskedTopics], Coroutine[Any, Any, T]]) -> T:
-    async def ask() -> T:
-        async with AskedTopics(connection_of(kafka_section(kafka))) as topics:
-            return await question(topics)
-
+def _asked(question: Coroutine[Any, Any, T]) -> T:
     with ThreadPoolExecutor(1) as apart:  # the caller may be in an event loop, as in a notebook
-        return apart.submit(asyncio.run, ask()).result()
+        return apart.submit(asyncio.run, question).result()

@@ -29,9 +29,12 @@ __all__ = (
     "WIDTH",
     "Case",
     "Expected",
+    "Said",
     "case_of",
+    "encoded",
     "expected",
     "expected_by_key",
+    "headers_of",
     "rows_of",
 )
 
@@ -221,13 +224,22 @@ def expected(case: Case) -> Expected:
     return Expected(False, set(), streams, plain.differences, clipped.differences, clipped.before)
 
 
+def encoded(said: Said) -> bytes:
+    """The record's value."""
+    return NO_ELEMENT if said.element is None else encode(on_the_wire(said.element))
+
+
+def headers_of(said: Said) -> list[tuple[str, bytes]]:
+    return incarnation_headers(said.incarnation)
+
+
 class _Record:
     key = None
 
     def __init__(self, said: Said) -> None:
         self.offset = said.offset
-        self.value = NO_ELEMENT if said.element is None else encode(on_the_wire(said.element))
-        self.headers = incarnation_headers(said.incarnation)
+        self.value = encoded(said)
+        self.headers = headers_of(said)
 
 
 def expected_by_key(case: Case) -> Expected:

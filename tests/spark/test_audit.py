@@ -12,9 +12,11 @@ from pyspark.sql import SparkSession
 from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
 from lmerge_service.formats.headers import incarnation_headers
 from lmerge_service.formats.wire import encode
-from lmerge_service.spark.audit.counting import progress_of, slices_of
+from lmerge_service.spark.audit.counting import progress_of
 from lmerge_service.spark.audit.findings import Audited, Freshness
 from lmerge_service.spark.audit.freshness import freshness_of
+from lmerge_service.spark.audit.scanning import scanned
+from lmerge_service.spark.audit.screening import delays_of, pieces_of, screened
 from lmerge_service.spark.elements import read_elements, write_elements
 from lmerge_service.spark.places import JsonFiles, ParquetFiles, Topic, Topics
 from lmerge_service.spark.schema import ORDER
@@ -390,6 +392,10 @@ def rows_of(spark: SparkSession, rows: Sequence[tuple[Any, ...]]) -> Any:
     ).selectExpr("*", "timestamp_millis(ms) AS timestamp", "0L AS incarnation", "place AS slice")
 
 
+def screen_of(spark: SparkSession, rows: Sequence[tuple[Any, ...]], streams: int) -> Any:
+    return screened(scanned(rows_of(spark, rows), ()), streams, pieces=2)
+
+
 def test_freshness_is_from_the_first_of_the_others_to_the_first_of_the_output(
     spark: SparkSession,
 ) -> None:
@@ -409,7 +415,7 @@ def test_freshness_is_from_the_first_of_the_others_to_the_first_of_the_output(
         insert(0, "e", 500),
         (1, 0, 1, 1, "adjust", "b", 1, 9, 8, None),
     ]
-    fresh = freshness_of(rows_of(spark, rows))
+    fresh = freshness_of(delays_of(screen_of(spark, rows, 3)))
     assert fresh == Freshness([(-3, 1), (40, 1), (73_900, 1)], alone=1)
     assert [fresh.quantile(q) for q in (0.1, 0.5, 0.99, 1.0)] == [-3, 40, 73_900, 73_900]
 
@@ -421,7 +427,7 @@ def test_progress_is_the_lowest_stable_of_the_partitions_over_time(spark: SparkS
         (0, 1, 1, 30, "stable", None, None, None, None, 3),
         (0, 1, 2, 40, "insert", "b", 4, None, 9, None),
     ]
-    [first, none] = progress_of(slices_of(rows_of(spark, rows), ()), 2)
+    [first, none] = progress_of(pieces_of(screen_of(spark, rows, 2)), 2)
     assert first.timed
     assert list(first.at) == [10, 20, 30, 40]
     assert list(first.elements) == [1, 2, 3, 4]

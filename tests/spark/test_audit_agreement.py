@@ -7,9 +7,10 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from lmerge_service.spark.audit.equivalence import screened
 from lmerge_service.spark.audit.findings import Findings
 from lmerge_service.spark.audit.judging import Terms, judged
+from lmerge_service.spark.audit.scanning import scanned
+from lmerge_service.spark.audit.screening import odd_of, screened
 from tests.spark.audit_cases import (
     STREAMS,
     WIDTH,
@@ -27,12 +28,18 @@ OFTEN = 10
 
 
 def findings_of(
-    spark: SparkSession, cases: Sequence[Case], *, keyed: bool = False, clipped: bool = False
+    spark: SparkSession,
+    cases: Sequence[Case],
+    *,
+    keyed: bool = False,
+    clipped: bool = False,
+    chunk: int = 1 << 18,
 ) -> dict[int, Findings]:
-    """By seed, of all in one job."""
+    """By seed, of all in one job, with so many rows in a chunk of its scan."""
     rows = spark.createDataFrame(rows_of(cases))
     terms = Terms(keyed, clipped, None, dict.fromkeys(range(STREAMS), WIDTH))
-    with judged(rows, STREAMS, terms, ["case"]) as result:
+    scan = scanned(rows, ["case"], chunk=chunk)
+    with judged(rows, STREAMS, terms, ["case"], scan=scan) as result:
         return {case[0]: findings for case, findings in result.findings.items()}
 
 
@@ -44,10 +51,11 @@ def kind_of(why: str) -> str:
     return "unknown event" if "does not hold" in why else why.partition(" ")[0].partition("(")[0]
 
 
-def compare_all(spark: SparkSession, seeds: Sequence[int]) -> Counter[str]:
+def compare_all(spark: SparkSession, seeds: Sequence[int], chunk: int = 1 << 18) -> Counter[str]:
     """Asserts that both say the same of each case; tells what kinds of cases there were."""
     cases = [case for case in map(case_of, seeds) if any(case.streams)]
-    plain, clipped = findings_of(spark, cases), findings_of(spark, cases, clipped=True)
+    plain = findings_of(spark, cases, chunk=chunk)
+    clipped = findings_of(spark, cases, clipped=True, chunk=chunk)
     kinds: Counter[str] = Counter()
     for case in cases:
         wanted, found, cut = expected(case), plain[case.seed], clipped[case.seed]
@@ -90,7 +98,7 @@ def test_by_key_it_says_what_the_letter_of_r3_says(
     """And that, with slices that are too many and are taken together."""
     monkeypatch.setattr("lmerge_service.spark.audit.judging.MOST_SLICES", 2_000)
     cases = [case for case in map(case_of, DAILY[:1_000]) if any(case.streams)]
-    found = findings_of(spark, cases, keyed=True)
+    found = findings_of(spark, cases, keyed=True, chunk=500)
     kinds: Counter[str] = Counter()
     for case in cases:
         wanted, said = expected_by_key(case), found[case.seed]
@@ -103,6 +111,12 @@ def test_by_key_it_says_what_the_letter_of_r3_says(
         kinds["equivalent"] += said.equivalent
         kinds["inserted again"] += said.legal and any(each.doubled for each in said.streams)
     assert min(kinds[kind] for kind in ("legal", "equivalent", "inserted again")) >= OFTEN, kinds
+
+
+@pytest.mark.deep
+def test_chunks_may_cut_slices_anywhere(spark: SparkSession) -> None:
+    kinds = compare_all(spark, NIGHTLY[:400], chunk=40)
+    assert kinds["equivalent"] >= OFTEN
 
 
 @pytest.mark.deep
@@ -123,6 +137,8 @@ def test_what_is_plain_is_not_looked_at_twice(spark: SparkSession) -> None:
         ]
         assert len(plain) >= OFTEN
         rows = result.rows.where(F.col("case").isin(plain))
-        odd = screened(rows, ["case"], STREAMS, pieces=2, clipped=False)
-        assert odd.said.count() > 500
-        assert odd.keys.collect() == []
+        scan = scanned(rows, ["case"])
+        said = scan.agg(F.sum(F.length("bundle"))).head()
+        assert said is not None
+        assert said[0] > 500 * 48
+        assert odd_of(screened(scan, STREAMS, pieces=2)).collect() == []

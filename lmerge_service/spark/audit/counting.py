@@ -1,18 +1,13 @@
 """What is counted of each stream, slice by slice, and what follows for the stream.
 
 Theory
-    A slice is a short range of a partition's places. Rows of one slice lie together wherever they
-    are read, so that a sum per slice is made where they are read and next to nothing is shuffled.
-    Everything else about whole streams comes from the slices: counts, the last incarnation, the
+    A slice is a short range of a partition's places. `scanning` counts by slices, in pieces of
+    them. Everything else about whole streams comes from there: counts, the last incarnation, the
     stable point (the lowest of the partitions', one that never spoke holds it back), progress;
     and `legality` finds there what has been stable before a slice begins.
 
-    Which op a row has is seen in its times (a stable has vc, an adjust vold), so that of Parquet
-    only these columns are read here; that each row says an element is checked where its payload
-    is read (`equivalence`).
-
 Cost
-    One pass over the rows without their payloads; a row of 100 bytes per slice.
+    A row of 100 bytes per slice.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from lmerge_service.elements import START
 from lmerge_service.spark.audit.findings import Progress
 
-__all__ = ("current", "deadline", "heads_of", "progress_of", "slices_of")
+__all__ = ("current", "deadline", "heads_of", "progress_of")
 
 _COUNTS: Final = ("inserts", "adjusts", "removals", "stables")
 _PICTURED: Final = 200
@@ -35,26 +30,6 @@ def deadline() -> Column:
     """The greatest c after whose stable(c) the row's element is legal; of a stable its own vc."""
     adjust = F.when(F.col("vold").isNotNull(), F.least("vold", "ve"))
     return F.coalesce(F.col("vc"), adjust, F.col("vs"))
-
-
-def slices_of(rows: DataFrame, by: Sequence[str]) -> DataFrame:
-    """A row for each slice of each incarnation: counts, highest stable, earliest deadline, and
-    the latest time of a record in milliseconds.
-
-    `by` names columns that tell audits apart which are made together.
-    """
-    vs, vold, ve, vc = (F.col(name) for name in ("vs", "vold", "ve", "vc"))
-    return rows.groupBy(*by, "stream", "partition", "incarnation", "slice").agg(
-        F.count_if(vs.isNotNull() & vold.isNull()).alias("inserts"),
-        F.count_if(vold.isNotNull()).alias("adjusts"),
-        F.count_if(ve == F.when(vold.isNotNull(), vs)).alias("removals"),
-        F.count_if(vc.isNotNull()).alias("stables"),
-        F.count_if(vs.isNull() & vc.isNull()).alias("refused"),
-        F.count_if(F.col("place").isNull()).alias("unplaced"),
-        F.max("vc").alias("stable"),
-        F.min(deadline()).alias("deadline"),
-        F.max(F.unix_millis("timestamp")).alias("to"),
-    )
 
 
 def heads_of(slices: DataFrame, by: Sequence[str], widths: Mapping[int, int]) -> DataFrame:

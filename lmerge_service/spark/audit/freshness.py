@@ -10,37 +10,46 @@ Theory
     Negative delays are shown as they are: clocks of two producers.
 
 Cost
-    A shuffle of 30 bytes for each insert: events are told apart by a hash of 64 bits, since of
-    some ten million events a pair may share one, and no more than its delay is wrong then.
+    What the screen has in its hands anyway (`screening`). Events are told apart by a hash of 64
+    bits there: of some billion events a few may share one, and no more than their delay is wrong.
 """
 
-from pyspark.sql import Column, DataFrame
+import numpy as np
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
+from lmerge_service.elements import INFINITY
 from lmerge_service.spark.audit.findings import Freshness
 
-__all__ = ("freshness_of",)
+__all__ = ("freshness_of", "measured")
 
 
-def freshness_of(rows: DataFrame) -> Freshness | None:
-    """Of stream 0 beside the others; None if records have no times."""
-    at = F.unix_millis("timestamp")
-    inserts = rows.where((F.col("op") == "insert") & F.col("timestamp").isNotNull())
-    output = F.col("stream") == 0
-    events = inserts.groupBy(F.xxhash64("payload", "vs")).agg(
-        F.min(F.when(output, at)).alias("told"), F.min(F.when(~output, at)).alias("first")
-    )
-    delay = F.col("told") - F.col("first")
-    known = events.where(F.col("first").isNotNull()).groupBy(_short(delay).alias("delay"))
-    counted = known.agg(F.count("*").alias("events")).collect()
-    delays = sorted((row.delay, row.events) for row in counted if row.delay is not None)
-    if not delays:
+def measured(
+    ms: np.ndarray, timed: np.ndarray, output: np.ndarray, starts: np.ndarray
+) -> tuple[np.ndarray, int]:
+    """Delays of events, shortened, and how many the output has not told of.
+
+    Rows with their times; which of them are inserts that have one, and which the output's; rows
+    of an event lie together, and `starts` are the first ones.
+    """
+    told = np.minimum.reduceat(np.where(timed & output, ms, INFINITY), starts)
+    first = np.minimum.reduceat(np.where(timed & ~output, ms, INFINITY), starts)
+    known = first != INFINITY
+    both = known & (told != INFINITY)
+    return _short(told[both] - first[both]), int(known.sum() - both.sum())
+
+
+def _short(delay: np.ndarray) -> np.ndarray:
+    """Delays to three digits; a thousand milliseconds and less are exact."""
+    digits = np.floor(np.log10(np.abs(delay) + 0.5)).astype(np.int64)
+    unit = 10 ** np.maximum(digits - 2, 0)
+    return np.where(np.abs(delay) < 1000, delay, delay - np.fmod(delay, unit))
+
+
+def freshness_of(delays: DataFrame) -> Freshness | None:
+    """Of stream 0 beside the others, by the screen's `delays_of`; None if records have no times."""
+    counted = delays.groupBy("delay").agg(F.sum("events").alias("events")).collect()
+    known = sorted((row.delay, row.events) for row in counted if row.delay is not None)
+    if not known:
         return None
-    return Freshness(delays, sum(row.events for row in counted if row.delay is None))
-
-
-def _short(delay: Column) -> Column:
-    """A delay to three digits; a thousand milliseconds and less are exact."""
-    digits = F.floor(F.log10(F.greatest(F.abs(delay), F.lit(1)).cast("double") + 0.5))
-    unit = F.pow(F.lit(10.0), F.greatest(digits - 2, F.lit(0))).cast("long")
-    return F.when(F.abs(delay) < 1000, delay).otherwise(delay - delay % unit)
+    return Freshness(known, sum(row.events for row in counted if row.delay is None))

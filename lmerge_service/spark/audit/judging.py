@@ -6,11 +6,12 @@ Theory
     legal, the first few differences.
 
 Who owns what
-    Slices, odd keys and disagreements are kept by Spark while they are asked, and let go here.
+    Pieces of slices, what the screen found, what is odd and disagreements are kept by Spark
+    while they are asked, and let go here.
 
 Cost
-    Three passes over the rows, one of them with payloads; two more, over the odd keys, if there
-    are any.
+    One pass over the rows, and a shuffle of 48 bytes an element. One more pass where there are
+    older incarnations, one where slices are doubted, and one if there are odd events.
 """
 
 from collections import defaultdict
@@ -25,16 +26,12 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from lmerge_service.elements import START
 from lmerge_service.errors import ConfigurationError
-from lmerge_service.spark.audit.counting import current, heads_of, slices_of
-from lmerge_service.spark.audit.equivalence import (
-    Odd,
-    broken_chains,
-    disagreements,
-    doubled,
-    screened,
-)
+from lmerge_service.spark.audit.counting import current, heads_of
+from lmerge_service.spark.audit.equivalence import broken_chains, disagreements, doubled, said_of
 from lmerge_service.spark.audit.findings import Audited, Fault, Findings
-from lmerge_service.spark.audit.legality import MOST_SLICES, beyond_stables
+from lmerge_service.spark.audit.legality import MOST_SLICES, beyond_stables, doubted
+from lmerge_service.spark.audit.scanning import scanned
+from lmerge_service.spark.audit.screening import delays_of, odd_of, pieces_of, screened
 from lmerge_service.tdb import Difference
 
 __all__ = ("Case", "Judged", "Terms", "judged")
@@ -74,6 +71,9 @@ class Judged:
     rows: DataFrame
     """Of the last incarnations."""
     slices: DataFrame
+    """Of them, in pieces (`scanning`)."""
+    delays: DataFrame
+    """Of the first stream (`screening`)."""
     timed: bool
     """Records of the first stream and of another one have times."""
     wider: int
@@ -87,16 +87,21 @@ def judged(
     terms: Terms,
     by: Sequence[str] = (),
     *,
+    scan: DataFrame | None = None,
+    count: int | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Judged]:
     """Judges rows of `streams.COLUMNS`, and of `by`; `tell` hears what is going on.
+
+    `scan` is what `scanning` tells of them and `count` how many there are at most, where these
+    are to be had otherwise than from the rows.
 
     Raises:
         ConfigurationError: rows have no places, or one is taken twice.
     """
     audit = _Audit(streams, terms, by, tell)
     try:
-        yield audit.of(rows)
+        yield audit.of(rows, scanned(rows, by) if scan is None else scan, count)
     finally:
         for frame in audit.kept:
             frame.unpersist()
@@ -119,10 +124,14 @@ class _Audit:
         self.kept.append(frame.persist(StorageLevel.MEMORY_AND_DISK))
         return self.kept[-1]
 
-    def of(self, rows: DataFrame) -> Judged:
+    def of(self, rows: DataFrame, scan: DataFrame, count: int | None) -> Judged:
         by, terms = self._by, self._terms
-        self._tell("counting")
-        slices = self._keep(slices_of(rows, by))
+        if count is None:
+            self._tell("counting")
+            count = rows.count()
+        self._tell("looking at each row, and bringing events together")
+        screen = self._screened(scan, count)
+        slices = pieces_of(screen)
         heads = self._keep(heads_of(slices, by, terms.widths))
         said = heads.collect()
         if unplaced := sum(row.unplaced for row in said):
@@ -133,15 +142,16 @@ class _Audit:
         if any(row.refused for row in said):
             self._faults.add(_refused(rows, by), 0)
         if any(row.left_out for row in said):
+            self._tell("looking again, without older incarnations")
             rows, slices = current(rows, heads, by), current(slices, heads, by)
+            screen = self._screened(scanned(rows, by), count)
         self._tell("holding each stream to its own stables")
         several = sum(row.slices for row in said)
         wider = (several // MOST_SLICES).bit_length()
-        self._faults.add(beyond_stables(rows, slices, by, wider=wider), 1)
-        self._tell("bringing events together")
-        asked = _pointed(rows, heads, self._streams, by) if terms.clipped else rows
-        count = sum(row.inserts + row.adjusts for row in said)
-        twice, totals, differences = self._events(asked, count)
+        bounds = self._keep(doubted(slices, by, wider=wider))
+        if not bounds.isEmpty():
+            self._faults.add(beyond_stables(rows, bounds, by, wider=wider), 1)
+        twice, totals, differences = self._events(rows, heads, screen)
         found: dict[Case, dict[int, Audited]] = defaultdict(dict)
         for row in said:
             found[_case(row, by)][row.stream] = _audited(row, terms)
@@ -159,24 +169,34 @@ class _Audit:
             )
         timed = {row.stream == 0 for row in said if row.to is not None}
         few = (several // _COLLECTED).bit_length()
-        return Judged(findings, rows, slices, timed == {False, True}, few)
+        return Judged(findings, rows, slices, delays_of(screen), timed == {False, True}, few)
 
-    def _events(self, rows: DataFrame, count: int) -> tuple[_Doubled, _Totals, _Differences]:
+    def _screened(self, scan: DataFrame, count: int) -> DataFrame:
+        parallel = scan.sparkSession.sparkContext.defaultParallelism
+        pieces = max(parallel, -(-count // _OF_A_PIECE))
+        return self._keep(screened(scan, self._streams, pieces=pieces))
+
+    def _events(
+        self, rows: DataFrame, heads: DataFrame, screen: DataFrame
+    ) -> tuple[_Doubled, _Totals, _Differences]:
         """Doubled inserts, and differences of streams that are legal."""
         by, terms, streams = self._by, self._terms, self._streams
-        pieces = max(rows.sparkSession.sparkContext.defaultParallelism, -(-count // _OF_A_PIECE))
-        odd = screened(rows, by, streams, pieces=pieces, clipped=terms.clipped)
-        odd = Odd(self._keep(odd.keys), odd.said)
-        if not _any_odd(odd.keys):
+        point = _point(heads, streams) if terms.clipped and not by else None
+        hashes = odd_of(screen, point)
+        if not _any_odd(hashes):
             return {}, {}, {}
         self._tell("looking at events that are not plain")
-        self._faults.add(broken_chains(odd, by, keyed=terms.keyed), 2)
-        again = doubled(odd, by, keyed=terms.keyed).collect()
+        said = said_of(rows, hashes, by)
+        if terms.clipped:
+            said = _pointed(said, heads, streams, by)
+        said = self._keep(said)
+        self._faults.add(broken_chains(said, by, keyed=terms.keyed), 2)
+        again = doubled(said, by, keyed=terms.keyed).collect()
         twice = {(_case(row, by), row.stream): row.doubled for row in again}
         if self._faults.found and not by:
             return twice, {}, {}
         unlike = self._keep(
-            disagreements(odd, by, streams, keyed=terms.keyed, clipped=terms.clipped)
+            disagreements(said, by, streams, keyed=terms.keyed, clipped=terms.clipped)
         )
         totals = _totals(unlike, by)
         if not totals:
@@ -235,6 +255,12 @@ def _refused(rows: DataFrame, by: Sequence[str]) -> DataFrame:
     )
 
 
+def _point(heads: DataFrame, streams: int) -> int:
+    """The lowest stable point of the streams of the one audit."""
+    stables = [row.stable for row in heads.collect()]
+    return min(stables) if len(stables) == streams else START
+
+
 def _pointed(rows: DataFrame, heads: DataFrame, streams: int, by: Sequence[str]) -> DataFrame:
     """With `point`, the lowest stable point of the streams of its audit."""
     lowest = F.when(F.count("*") == streams, F.min("stable")).otherwise(F.lit(START))
@@ -242,8 +268,8 @@ def _pointed(rows: DataFrame, heads: DataFrame, streams: int, by: Sequence[str])
     return rows.join(points, list(by)) if by else rows.crossJoin(points)
 
 
-def _any_odd(keys: DataFrame) -> bool:
-    counted = keys.agg(F.count("*").alias("keys"), F.sum("twice").alias("twice")).collect()
+def _any_odd(hashes: DataFrame) -> bool:
+    counted = hashes.agg(F.count("*").alias("keys"), F.sum("twice").alias("twice")).collect()
     [(count, twice)] = counted
     if twice:
         raise ConfigurationError(

@@ -5,12 +5,11 @@ Theory
     the records to begin with when asking why.
 
 Cost
-    What `judging` takes, a pass over inserts for freshness where records have times, and a pass
-    with payloads for the places of differences, if there are any.
+    What `judging` takes, and a pass with payloads for the places of differences, if there are any.
 """
 
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import reduce
 from typing import Final
 
@@ -26,10 +25,8 @@ from lmerge_service.spark.audit.streams import Given, side_by_side
 from lmerge_service.spark.errors import spark_errors
 from lmerge_service.spark.places import Source
 
-__all__ = ("SORTED", "audit")
+__all__ = ("audit",)
 
-SORTED: Final = {"spark.sql.execution.replaceHashWithSortAgg": "true"}
-"""For sessions of audits: what is sorted is summed up as it stands, without a hash table."""
 _ANYTHING: Final = Rule()
 
 
@@ -57,15 +54,18 @@ def audit(
     started = time.perf_counter()
     tell("opening the streams")
     with side_by_side(spark, sources, rule) as streams, spark_errors("auditing"):
-        rows = _together(streams)
+        rows = _together(each.numbered(n) for n, each in enumerate(streams))
+        scan = _together(each.scanned(n, rule) for n, each in enumerate(streams))
+        tell("counting")
+        count = sum(each.rows.count() if each.count is None else each.count for each in streams)
         widths = {n: each.width for n, each in enumerate(streams) if each.width is not None}
         terms = Terms(keyed, clipped, most, widths)
-        with judged(rows, len(streams), terms, tell=tell) as result:
+        with judged(rows, len(streams), terms, scan=scan, count=count, tell=tell) as result:
             findings = result.findings[()]
             tell("looking where the differences come from")
             sayings = _sayings(result.rows, streams, findings)
             tell("measuring freshness")
-            freshness = freshness_of(result.rows) if result.timed else None
+            freshness = freshness_of(result.delays) if result.timed else None
             progress = progress_of(result.slices, len(streams), wider=result.wider)
     return Report(
         names=[each.name for each in streams],
@@ -78,9 +78,8 @@ def audit(
     )
 
 
-def _together(streams: Sequence[Given]) -> DataFrame:
-    numbered = [each.rows.withColumn("stream", F.lit(n)) for n, each in enumerate(streams)]
-    return reduce(DataFrame.unionByName, numbered)
+def _together(frames: Iterable[DataFrame]) -> DataFrame:
+    return reduce(DataFrame.unionByName, frames)
 
 
 def _sayings(

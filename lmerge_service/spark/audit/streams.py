@@ -9,16 +9,19 @@ Theory
 
     Places that are near each other share a *slice* (`counting`), place >> bits.
 
-    Topics and JSON lines are decoded once and kept on Spark's disks: an audit reads its rows three
-    times, and must find the same ones. Parquet is read as it is.
+    A topic's records are decoded where they are scanned (`scanning`), and read again, as far as
+    they went then, only for what has to be looked at with its payload. JSON lines are decoded once
+    and kept on Spark's disks, as are topics of which a caller asks for a part: an audit must find
+    the same rows each time. Parquet is read as it is.
 
 Who owns what
     What is kept goes when `side_by_side` ends.
 """
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -28,7 +31,13 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from lmerge_service.errors import ConfigurationError
 from lmerge_service.formats.bulk import Rule
-from lmerge_service.spark.elements import existing_width, read_elements
+from lmerge_service.spark.audit.scanning import scanned, scanned_records
+from lmerge_service.spark.elements import (
+    existing_offsets,
+    kafka_records,
+    raw_records,
+    read_elements,
+)
 from lmerge_service.spark.errors import spark_errors
 from lmerge_service.spark.places import JsonFiles, ParquetFiles, Source, Topics, located
 
@@ -44,6 +53,12 @@ _OFFSET_BITS: Final = 6
 """Of a slice of a topic: 64 records."""
 _BYTE_BITS: Final = 13
 """Of a slice of a file: about as many."""
+_MUCH: Final = {
+    "kafka.max.poll.records": "10000",
+    "kafka.max.partition.fetch.bytes": f"{8 << 20}",
+    "kafka.receive.buffer.bytes": f"{1 << 20}",
+}
+"""How a topic is read that is read from one end to the other: a third faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +68,24 @@ class Given:
     name: str
     rows: DataFrame
     """`COLUMNS` but for the first."""
+    raw: DataFrame | None = None
+    """Of a topic its records (`elements.raw_records`), to be decoded where they are scanned."""
+    count: int | None = None
+    """At most so many rows, if that is known without reading."""
     width: int | None = None
     """How many partitions it has, if it is known; else as many as have spoken."""
     sources: tuple[str, ...] = ()
     """The topic, or its files in order."""
+
+    def scanned(self, stream: int, rule: Rule) -> DataFrame:
+        """What `scanning` tells of it; `stream` is its number."""
+        if self.raw is None:
+            return scanned(self.numbered(stream), ())
+        return scanned_records(self.raw, rule, stream, bits=_OFFSET_BITS)
+
+    def numbered(self, stream: int) -> DataFrame:
+        """`COLUMNS`."""
+        return self.rows.withColumn("stream", F.lit(stream))
 
     def where(self, partition: int, place: int) -> str:
         """A place as people find it again."""
@@ -95,28 +124,60 @@ def _opened(
 ) -> Given:
     width = None
     if isinstance(source, Topics):
-        width = existing_width(source.kafka, source.subscribed)
-        if width is None:
+        offsets = existing_offsets(source.kafka, source.subscribed)
+        if offsets is None:
             raise ConfigurationError(f"{name}: there is no such topic")
+        if (source.start, source.end) == ("earliest", "latest"):
+            return _topic(spark, name, source, offsets, rule)
+        width = len(offsets)
     rows = read_elements(spark, source, rule=rule, keys="none").drop("key", "value", "joining_at")
     if not isinstance(source, ParquetFiles):
         rows = rows.persist(StorageLevel.DISK_ONLY)
         kept.append(rows)
     if isinstance(source, Topics):
-        return Given(name, placed(rows, bits=_OFFSET_BITS), width, (source.subscribed,))
+        rows = placed(rows, bits=_OFFSET_BITS)
+        return Given(name, rows, width=width, sources=(source.subscribed,))
     if isinstance(source, JsonFiles) and Path(source.path).is_file():
-        return Given(name, placed(rows, bits=_BYTE_BITS), None, (located(source.path),))
+        return Given(name, placed(rows, bits=_BYTE_BITS), sources=(located(source.path),))
     with spark_errors(f"reading {name}"):
         found = [row.source for row in rows.select("source").distinct().head(_MOST_FILES + 1)]
     sources = tuple(sorted(each for each in found if each is not None))
     _check_sources(name, sources, unnamed=len(found) - len(sources))
     bits = _BYTE_BITS if any(map(_is_file, sources)) else _OFFSET_BITS
     if len(sources) < 2:
-        return Given(name, placed(rows, bits=bits), None, sources)
+        return Given(name, placed(rows, bits=bits), sources=sources)
     numbers = spark.createDataFrame(list(enumerate(sources)), "file long, source string")
     numbered = rows.join(F.broadcast(numbers), "source", "left")
     place = F.shiftleft("file", _FILE_BITS) + F.col("offset")
-    return Given(name, placed(numbered.withColumn("offset", place), bits=bits), None, sources)
+    return Given(name, placed(numbered.withColumn("offset", place), bits=bits), sources=sources)
+
+
+def _topic(
+    spark: SparkSession,
+    name: str,
+    source: Topics,
+    offsets: Mapping[int, tuple[int, int]],
+    rule: Rule,
+) -> Given:
+    """All of a topic that there is now."""
+    begin = {f"{number}": first for number, (first, _) in offsets.items()}
+    end = {f"{number}": last for number, (_, last) in offsets.items()}
+    pinned = replace(
+        source,
+        start=json.dumps({source.subscribed: begin}),
+        end=json.dumps({source.subscribed: end}),
+        options={**_MUCH, **source.options},
+    )
+    rows = read_elements(spark, pinned, rule=rule, keys="none").drop("key", "value", "joining_at")
+    records = kafka_records(spark, pinned).drop("source")  # handing it over costs 0.1 µs
+    return Given(
+        name,
+        placed(rows, bits=_OFFSET_BITS),
+        raw=raw_records(records, keys="none"),
+        count=sum(last - first for first, last in offsets.values()),
+        width=len(offsets),
+        sources=(source.subscribed,),
+    )
 
 
 def _check_sources(name: str, sources: Sequence[str], *, unnamed: int) -> None:
