@@ -74,7 +74,12 @@ def test_each_drill_is_played_with_each_merger_on_the_same_faults() -> None:
         plan = plan_of(theirs["configuration"])
         assert plan.merger == ["benchmarks.dedup", "all"]
         assert (plan.traces, plan.policy) == ([], {})
-    assert {*DRILLS} - {CALM} == {*STANDARD} - {"control-lost", "control-conflicts"}
+    assert {*DRILLS} - {CALM} == {*STANDARD} - {
+        "control-lost",
+        "control-conflicts",
+        "cutover-interrupted",
+        "power-cut",
+    }
 
 
 def test_the_table_says_what_broke_in_numbers() -> None:

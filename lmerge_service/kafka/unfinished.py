@@ -27,7 +27,13 @@ from functools import partial
 import structlog
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.client import AIOKafkaClient, ConnectionGroup, CoordinationType
-from aiokafka.errors import IncompatibleBrokerVersion, NoError, for_code
+from aiokafka.errors import (
+    IncompatibleBrokerVersion,
+    LeaderNotAvailableError,
+    NodeNotReadyError,
+    NoError,
+    for_code,
+)
 from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.offset import OffsetRequest, OffsetResetStrategy
 from aiokafka.protocol.types import (
@@ -140,8 +146,13 @@ async def _state(client: AIOKafkaClient, transactional_id: str) -> str | None:
 async def _open(
     client: AIOKafkaClient, partitions: Collection[TopicPartition]
 ) -> list[TopicPartition]:
-    """Those in which somebody's transaction is open."""
-    return [tp for tp in partitions if await _is_open(client, tp)]
+    """Those in which somebody's transaction is open; a topic that is not there has none."""
+    for tp in partitions:
+        client.add_topic(tp.topic)
+    if not await client.force_metadata_update():
+        raise NodeNotReadyError("no broker tells of the topics")
+    there = [tp for tp in partitions if client.cluster.partitions_for_topic(tp.topic)]
+    return [tp for tp in there if await _is_open(client, tp)]
 
 
 async def _is_open(client: AIOKafkaClient, tp: TopicPartition) -> bool:
@@ -149,8 +160,9 @@ async def _is_open(client: AIOKafkaClient, tp: TopicPartition) -> bool:
 
 
 async def _end(client: AIOKafkaClient, tp: TopicPartition, isolation: int) -> int:
-    await client._wait_on_metadata(tp.topic)
     node = client.cluster.leader_for_partition(tp)
+    if node is None or node < 0:
+        raise LeaderNotAvailableError(tp)
     asked = [(tp.topic, [(tp.partition, OffsetResetStrategy.LATEST)])]
     response = await client.send(node, OffsetRequest(-1, isolation, asked))
     ((_, ((_, code, _, offset),)),) = response.topics
