@@ -144,7 +144,9 @@ async def _due(began: float, sent: int, rate: float | None) -> int:
     """How many elements to send now; waits until there are some."""
     if rate is None:
         return _AT_ONCE
-    if (early := began + sent / rate - time.monotonic()) > 0:
+    if time.monotonic() < began + (sent + _AT_ONCE) / rate:
+        # One batch a tick: what falls due while a batch is sent waits for the next one.
+        early = began + sent / rate - time.monotonic()
         await asyncio.sleep(max(early, _TICK_SECONDS))
     late = int((time.monotonic() - began) * rate) - sent
     return min(max(late, 1), _AT_ONCE)
