@@ -32,6 +32,7 @@ from aiokafka.errors import (
     LeaderNotAvailableError,
     NodeNotReadyError,
     NoError,
+    TransactionalIdAuthorizationFailed,
     for_code,
 )
 from aiokafka.protocol.api import Request, RequestStruct, Response
@@ -125,7 +126,11 @@ async def _was_committed(connection: Connection, transactional_id: str, doing: s
 
 async def _state(client: AIOKafkaClient, transactional_id: str) -> str | None:
     """As the coordinator names it; None: it knows of no such id, or is older than the request."""
-    node = await client.coordinator_lookup(CoordinationType.TRANSACTION, transactional_id)
+    kind = CoordinationType.TRANSACTION
+    try:
+        node = await client.coordinator_lookup(kind, transactional_id)
+    except TransactionalIdAuthorizationFailed as refused:  # the client does not say of which
+        raise TransactionalIdAuthorizationFailed(transactional_id) from refused
     request = _DescribeTransactions([transactional_id])
     try:
         response = await client.send(node, request, group=ConnectionGroup.COORDINATION)
