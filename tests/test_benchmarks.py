@@ -383,7 +383,7 @@ OF_THE_SERVICE = {
     "merge": "ratio of each pair to the pass-through, 120 bytes",
     "revised": "merge, exactly once, 120 bytes, a fifth of the events revised",
     "payloads": "ratio of each pair to the pass-through, payloads of 200 bytes",
-    "workers": "2 workers, 2 partitions, ratio to 1 and 1",
+    "workers": "replicas co-partitioned, 2 workers: ratio to 1 worker",
     "latency": "added latency at 3 × 400 elements/s, p99",
     "recovery": "300 live: with a snapshot, to first commit",
     "history": "200 live, history × 5: with a snapshot, to first commit",
