@@ -18,6 +18,7 @@ __all__ = (
     "add_toxic",
     "begin_cutover",
     "cut_link",
+    "damage_file",
     "decide_at_once",
     "delete_topic",
     "deploy_replica",
@@ -25,6 +26,8 @@ __all__ = (
     "fill_disk",
     "finish",
     "heal",
+    "jumpstart",
+    "jumpstart_in_vain",
     "kill_broker",
     "kill_replica",
     "kill_worker",
@@ -33,6 +36,7 @@ __all__ = (
     "pause_broker",
     "pause_replica",
     "pause_worker",
+    "record_output",
     "restart_replica",
     "restore_replica",
     "resume_broker",
@@ -169,6 +173,49 @@ def begin_cutover(leaving: str, coming: str, watch: int = 5_000) -> None:
 def abort_cutover() -> None:
     """The cutover that runs is not wanted any more."""
     on_rig(lambda rig: rig.abort_cutover())
+
+
+def record_output(file: str) -> int:
+    """What the output holds by now, as a checkpoint in the drill's folder; its bytes."""
+    return on_rig(lambda rig: rig.record(file))
+
+
+def damage_file(file: str, to: str, how: Literal["cut", "flip"] = "flip") -> int:
+    """A copy of a file of the drill's folder that ends within its last line, or in which a byte in
+    the middle is another one, so that a line is no element; where."""
+    folder = current().rig.folder
+    content = bytearray((folder / file).read_bytes())
+    place = len(content) - 5 if how == "cut" else content.index(b'"vs":', len(content) // 2)
+    if how == "cut":
+        del content[place:]
+    else:
+        content[place] ^= 0x20
+    (folder / to).write_bytes(content)
+    return place
+
+
+def jumpstart(replica: str, file: str) -> str:
+    """A new replica that begins with a checkpoint; what the command said."""
+
+    async def begin(rig: Rig) -> str:
+        code, said = await rig.jumpstart(replica, file)
+        if code:
+            raise Unplayable(f"jumpstart ended with {code}: {said}")
+        return said
+
+    return on_rig(begin)
+
+
+def jumpstart_in_vain(replica: str, file: str) -> str:
+    """The same with a checkpoint that must be refused, with nothing attached; why it was."""
+
+    async def begin(rig: Rig) -> str:
+        code, said = await rig.jumpstart(replica, file)
+        if not code or replica in await rig.attached():
+            raise Unplayable(f"a damaged checkpoint was taken (exit {code}): {said}")
+        return said
+
+    return on_rig(begin)
 
 
 # --- the broker -----------------------------------------------------------------------------------

@@ -37,6 +37,7 @@ STANDARD: Final = (
     "control-lost",
     "control-conflicts",
     "cutover-interrupted",
+    "damaged-checkpoint",
 )
 """In the order in which `--all` runs them."""
 

@@ -3,6 +3,7 @@
 import time
 
 from chaos.playing import current, on_rig
+from chaos.rig import Unplayable
 
 __all__ = (
     "leading_replica",
@@ -10,7 +11,9 @@ __all__ = (
     "longest_hole",
     "seconds_until_all_serve",
     "seconds_until_cutover",
+    "seconds_until_joined",
     "seconds_until_moving",
+    "state_of",
     "verdict",
     "worker_leads",
 )
@@ -49,6 +52,21 @@ def seconds_until_cutover(state: str, within: float | None = None) -> float:
     """How long it takes until the latest cutover is joining, watching, done or aborted."""
     began = time.monotonic()
     on_rig(lambda rig: rig.until_cutover(state, within))
+    return round(time.monotonic() - began, 2)
+
+
+def state_of(replica: str) -> str:
+    """How the worker that leads merges a replica: joining, joined, …; absent: not at all."""
+    return str(on_rig(lambda rig: rig.attached()).get(replica, "absent"))
+
+
+def seconds_until_joined(replica: str, within: float = 30) -> float:
+    """How long it takes until a replica has a vote."""
+    began = time.monotonic()
+    while (state := state_of(replica)) != "joined":
+        if time.monotonic() - began > within:
+            raise Unplayable(f"{replica} is {state} after {within:g} s")
+        time.sleep(0.2)
     return round(time.monotonic() - began, 2)
 
 

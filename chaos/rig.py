@@ -419,6 +419,38 @@ class Rig:
             await asyncio.sleep(4 * _EVERY_SECONDS)
             found = await self._ask(self.name_of("leader"), "cutover")
 
+    async def record(self, file: str) -> int:
+        """`lmerge read` of the output, as far as it is now, into a file of the folder; how many
+        bytes."""
+        reading = await self.stage.lmerge(
+            "read", OUTPUT, "--bootstrap", self.broker.bootstrap, log=f"{file}.raw"
+        )
+        if await reading.wait():
+            raise Unplayable(f"the output cannot be recorded: {self.stage.said(f'{file}.raw')}")
+        said = (self.folder / f"{file}.raw").read_bytes().splitlines(keepends=True)
+        # What the command told of itself is in the same log, as lines that are no elements.
+        recorded = b"".join(line for line in said if line.startswith(b'{"op"'))
+        return (self.folder / file).write_bytes(recorded)
+
+    async def jumpstart(self, replica: str, file: str) -> tuple[int, str]:
+        """`lmerge jumpstart` from a file of the folder, in a topic of the replica's own; its exit
+        code, and what it said."""
+        log = f"jumpstart-{file}.log"
+        worker = self.workers[self.name_of("leader")]
+        process = await self.stage.lmerge(
+            "jumpstart", replica, self.topic(replica), "--from", str(self.folder / file),
+            "--bootstrap", self.broker.bootstrap, "--at", worker.address,
+            "--token-file", str(self._token_file), log=log,
+        )  # fmt: skip
+        return await process.wait(), self.stage.said(log)
+
+    async def attached(self) -> dict[str, Any]:
+        """The replicas that the worker that leads merges or is to merge, and their states."""
+        name = self.name_of("leader")
+        async with httpx.AsyncClient(timeout=30, trust_env=False) as client:
+            status = (await client.get(f"{self.workers[name].address}/status")).json()
+        return {each["name"]: each["state"] for each in status["replicas"]}
+
     async def _ask(
         self,
         name: str,
