@@ -5,8 +5,7 @@ Method
     Each drill is played three times, on the same faults and by the same judge: with `lmerge run`,
     and with `benchmarks.dedup`, which says stable as soon as `first` or only when `all` do. Steady
     state is judged behind the faults only, so that a merger that is wrong before them is tried all
-    the same. Where a merger has nothing to show, nothing is asked: no traces (K8), no decisions
-    (the two drills of the control log).
+    the same. Where a merger has nothing to show, nothing is asked: no traces (K8), no decisions.
 
     An output that does not come to its end within the patience of the drill, half as much again
     as its bound and 20 s at least, *stands still*; the hole is then as long as somebody waited.
@@ -20,27 +19,18 @@ from typing import Any, Final
 import msgspec
 
 from benchmarks.fleet import say
-from chaos.drills import experiment, run
+from chaos.drills import STANDARD, experiment, run
 from chaos.judging import Result
 from chaos.verdicts import Tally
 
 __all__ = ("CALM", "DRILLS", "MERGERS", "Verdict", "play", "table", "wanted")
 
 CALM: Final = "nothing fails"
-DRILLS: Final = (
-    CALM,
-    "leader-dies",
-    "all-but-one-die",
-    "old-data",
-    "laggard-leads",
-    "liar",
-    "far-future",
-    "transaction-steps",
-    "broker-in-transaction",
-    "split-brain",
-    "rolling-upgrade",
-    "slow-consumer",
+_NOT_PLAYED: Final = frozenset(
+    {"control-lost", "control-conflicts", "cutover-interrupted", "damaged-checkpoint", "power-cut"}
 )
+"""About decisions, of which the other program has none; and `power-cut`, not tried with it."""
+DRILLS: Final = (CALM, *(name for name in STANDARD if name not in _NOT_PLAYED))
 MERGERS: Final[Mapping[str, Sequence[str]]] = {
     "LMerge": (),
     "dedup, first": ("benchmarks.dedup", "first"),

@@ -27,7 +27,6 @@ __all__ = (
     "finish",
     "heal",
     "jumpstart",
-    "jumpstart_in_vain",
     "kill_broker",
     "kill_replica",
     "kill_worker",
@@ -184,35 +183,23 @@ def damage_file(file: str, to: str, how: Literal["cut", "flip"] = "flip") -> int
     """A copy of a file of the drill's folder that ends within its last line, or in which a byte in
     the middle is another one, so that a line is no element; where."""
     folder = current().rig.folder
-    content = bytearray((folder / file).read_bytes())
-    place = len(content) - 5 if how == "cut" else content.index(b'"vs":', len(content) // 2)
-    if how == "cut":
-        del content[place:]
-    else:
-        content[place] ^= 0x20
-    (folder / to).write_bytes(content)
+    content = (folder / file).read_bytes()
+    place, rest = len(content) - 5, b""
+    if how == "flip":
+        place = content.index(b'"vs":', len(content) // 2)
+        rest = bytes([content[place] ^ 0x20]) + content[place + 1 :]
+    (folder / to).write_bytes(content[:place] + rest)
     return place
 
 
-def jumpstart(replica: str, file: str) -> str:
-    """A new replica that begins with a checkpoint; what the command said."""
+def jumpstart(replica: str, file: str, refused: bool = False) -> str:
+    """A new replica begins with a checkpoint; or, if that must be `refused`, nothing is attached.
+    What the command said."""
 
     async def begin(rig: Rig) -> str:
         code, said = await rig.jumpstart(replica, file)
-        if code:
+        if bool(code) != refused or (refused and replica in await rig.attached()):
             raise Unplayable(f"jumpstart ended with {code}: {said}")
-        return said
-
-    return on_rig(begin)
-
-
-def jumpstart_in_vain(replica: str, file: str) -> str:
-    """The same with a checkpoint that must be refused, with nothing attached; why it was."""
-
-    async def begin(rig: Rig) -> str:
-        code, said = await rig.jumpstart(replica, file)
-        if not code or replica in await rig.attached():
-            raise Unplayable(f"a damaged checkpoint was taken (exit {code}): {said}")
         return said
 
     return on_rig(begin)

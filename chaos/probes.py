@@ -1,9 +1,11 @@
 """What is asked of a drill under way, as probes of the Chaos Toolkit."""
 
 import time
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from chaos.playing import current, on_rig
-from chaos.rig import Unplayable
+from chaos.rig import Rig
 
 __all__ = (
     "leading_replica",
@@ -13,7 +15,6 @@ __all__ = (
     "seconds_until_cutover",
     "seconds_until_joined",
     "seconds_until_moving",
-    "state_of",
     "verdict",
     "worker_leads",
 )
@@ -36,37 +37,27 @@ def longest_hole() -> float:
 
 def seconds_until_moving(within: float | None = None) -> float:
     """How long it takes until the output is stable beyond the present moment."""
-    began = time.monotonic()
-    on_rig(lambda rig: rig.until_moving(within))
-    return round(time.monotonic() - began, 2)
+    return _seconds(lambda rig: rig.until_moving(within))
 
 
 def seconds_until_all_serve(within: float | None = None) -> float:
     """How long it takes until each worker leads or follows."""
-    began = time.monotonic()
-    on_rig(lambda rig: rig.until_all_serve(within))
-    return round(time.monotonic() - began, 2)
+    return _seconds(lambda rig: rig.until_all_serve(within))
 
 
 def seconds_until_cutover(state: str, within: float | None = None) -> float:
     """How long it takes until the latest cutover is joining, watching, done or aborted."""
-    began = time.monotonic()
-    on_rig(lambda rig: rig.until_cutover(state, within))
-    return round(time.monotonic() - began, 2)
-
-
-def state_of(replica: str) -> str:
-    """How the worker that leads merges a replica: joining, joined, …; absent: not at all."""
-    return str(on_rig(lambda rig: rig.attached()).get(replica, "absent"))
+    return _seconds(lambda rig: rig.until_cutover(state, within))
 
 
 def seconds_until_joined(replica: str, within: float = 30) -> float:
     """How long it takes until a replica has a vote."""
+    return _seconds(lambda rig: rig.until_joined(replica, within))
+
+
+def _seconds(waiting: Callable[[Rig], Coroutine[Any, Any, None]]) -> float:
     began = time.monotonic()
-    while (state := state_of(replica)) != "joined":
-        if time.monotonic() - began > within:
-            raise Unplayable(f"{replica} is {state} after {within:g} s")
-        time.sleep(0.2)
+    on_rig(waiting)
     return round(time.monotonic() - began, 2)
 
 

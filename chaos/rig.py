@@ -17,7 +17,7 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from itertools import cycle
@@ -38,6 +38,7 @@ from lmerge_service.demo.stage import Process, Stage
 from lmerge_service.kafka.broker import SETTINGS, LocalBroker
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.topics import Topics
+from lmerge_service.service.status import Status
 
 __all__ = ("CONTROL", "OUTPUT", "Happened", "Rig", "Seat", "Unplayable")
 
@@ -212,9 +213,19 @@ class Rig:
         self, holds: Callable[[], bool], what: str, seconds: float | None = None
     ) -> None:
         """Raises Unplayable when it does not come to pass, in the plan's patience by default."""
+
+        async def held() -> bool:
+            return holds()
+
+        await self._until_told(held, what, seconds)
+
+    async def _until_told(
+        self, holds: Callable[[], Awaitable[bool]], what: str, seconds: float | None = None
+    ) -> None:
+        """The same of what has to be asked for."""
         seconds = self.plan.patience if seconds is None else seconds
         deadline = time.monotonic() + seconds
-        while not holds():
+        while not await holds():
             self.check()
             if time.monotonic() > deadline:
                 raise Unplayable(f"waited {seconds:g} s in vain for {what}")
@@ -381,10 +392,7 @@ class Rig:
         Raises:
             Unplayable: a worker does not answer, or not that it is decided.
         """
-        leader = self.worker("leader")
-        if not isinstance(leader, LMerge):
-            raise Unplayable("a program that is not ours takes no decisions")
-        version = (await leader.running()).version
+        version = (await self._leader().running()).version
         wishes = zip(self.workers, cycle(("eager", "lazy")), strict=False)
         answers = [await each for each in asyncio.as_completed(
             [self._decide(name, adjust, version) for name, adjust in wishes]
@@ -397,7 +405,7 @@ class Rig:
             "insert": "first", "adjust": adjust, "stable": self.plan.policy.get("stable", "max"),
             "expects": version, "who": name,
         }  # fmt: skip
-        said = await self._ask(name, "policy", document, but=(409,))
+        said = await self._ask(name, "policy", document, refused=409)
         return Answer(said["id"], said["version"], said.get("error"))
 
     async def begin_cutover(self, leaving: str, coming: str, watch: int) -> None:
@@ -410,14 +418,20 @@ class Rig:
 
     async def until_cutover(self, state: str, seconds: float | None = None) -> None:
         """Waits until the latest cutover is in this state, as the worker that leads knows it."""
-        found: dict[str, Any] = {}
-        seconds = self.plan.patience if seconds is None else seconds
-        deadline = time.monotonic() + seconds
-        while found.get("state") != state:
-            if time.monotonic() > deadline:
-                raise Unplayable(f"the cutover is not {state} after {seconds:g} s: {found}")
-            await asyncio.sleep(4 * _EVERY_SECONDS)
-            found = await self._ask(self.name_of("leader"), "cutover")
+
+        async def holds() -> bool:
+            cutover = (await self._shown()).cutover
+            return cutover is not None and cutover.state == state
+
+        await self._until_told(holds, f"the cutover to be {state}", seconds)
+
+    async def until_joined(self, replica: str, seconds: float | None = None) -> None:
+        """Waits until a replica has a vote, as the worker that leads says."""
+
+        async def holds() -> bool:
+            return (await self.attached()).get(replica) == "joined"
+
+        await self._until_told(holds, f"replica {replica} to be joined", seconds)
 
     async def record(self, file: str) -> int:
         """`lmerge read` of the output, as far as it is now, into a file of the folder; how many
@@ -436,40 +450,41 @@ class Rig:
         """`lmerge jumpstart` from a file of the folder, in a topic of the replica's own; its exit
         code, and what it said."""
         log = f"jumpstart-{file}.log"
-        worker = self.workers[self.name_of("leader")]
         process = await self.stage.lmerge(
             "jumpstart", replica, self.topic(replica), "--from", str(self.folder / file),
-            "--bootstrap", self.broker.bootstrap, "--at", worker.address,
+            "--bootstrap", self.broker.bootstrap, "--at", self._leader().address,
             "--token-file", str(self._token_file), log=log,
         )  # fmt: skip
         return await process.wait(), self.stage.said(log)
 
-    async def attached(self) -> dict[str, Any]:
+    async def attached(self) -> dict[str, str]:
         """The replicas that the worker that leads merges or is to merge, and their states."""
-        name = self.name_of("leader")
-        async with httpx.AsyncClient(timeout=30, trust_env=False) as client:
-            status = (await client.get(f"{self.workers[name].address}/status")).json()
-        return {each["name"]: each["state"] for each in status["replicas"]}
+        return {each.name: each.state for each in (await self._shown()).replicas}
+
+    async def _shown(self) -> Status:
+        """What the worker that leads says of itself."""
+        return await self._leader().wait(lambda _: True, "its status")
+
+    def _leader(self) -> LMerge:
+        leader = self.worker("leader")
+        if not isinstance(leader, LMerge):
+            raise Unplayable("a program that is not ours takes no decisions")
+        return leader
 
     async def _ask(
-        self,
-        name: str,
-        what: str,
-        document: Mapping[str, Any] | None = None,
-        but: Collection[int] = (),
+        self, name: str, what: str, document: Mapping[str, Any], refused: int = 200
     ) -> dict[str, Any]:
-        """What a worker answers: to a decision that is asked of it, or to a question. Raises
-        Unplayable unless it is well, or of one of the codes in `but`."""
+        """A decision, of a worker; what it answers. Raises Unplayable unless that is well, or of
+        the code with which it refuses."""
         headers = {"authorization": f"Bearer {self._token}"}
-        method = "GET" if document is None else "POST"
         async with httpx.AsyncClient(timeout=30, trust_env=False, headers=headers) as client:
             try:
                 url = f"{self.workers[name].address}/v1/{what}"
-                answer = await client.request(method, url, json=document)
+                answer = await client.post(url, json=document)
             except httpx.TransportError as error:
                 raise Unplayable(f"worker {name} does not answer: {error!r}") from error
         said: dict[str, Any] = answer.json()
-        if not answer.is_success and answer.status_code not in but:
+        if answer.status_code not in (200, refused):
             raise Unplayable(f"worker {name} answers {answer.status_code}: {said}")
         return said
 

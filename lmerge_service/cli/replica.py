@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from lmerge_service.spark.queries.plain import Plain
     from lmerge_service.spark.queries.plans import Batch
 
-__all__ = ("app", "told_to_stop")
+__all__ = ("app", "conclude", "told_to_stop")
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -273,7 +273,7 @@ def _run(replica: "Replica", session: dict[str, Any], *, as_json: bool) -> None:
         ended = True
         if query is not None:
             ended = follow(query, lambda batch: _tell(batch, as_json=as_json), stopped)
-        _conclude(replica.to, ended, as_json=as_json)
+        conclude(replica.to, ended, as_json=as_json)
 
 
 def _run_plain(plain: "Plain", *, as_json: bool) -> None:
@@ -297,10 +297,11 @@ def _run_plain(plain: "Plain", *, as_json: bool) -> None:
         running = run_plain(
             replace(plain, stopped=stopped), begun, lambda batch: _tell(batch, as_json=as_json)
         )
-        _conclude(plain.to, asyncio.run(running), as_json=as_json)
+        conclude(plain.to, asyncio.run(running), as_json=as_json)
 
 
-def _conclude(to: str, ended: bool, *, as_json: bool) -> None:
+def conclude(to: str, ended: bool, *, as_json: bool) -> None:
+    """Tells how a replica's run ended: with its input, or because it was told to stop."""
     if as_json:
         say_json({"ended": ended})
     else:

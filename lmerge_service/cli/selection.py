@@ -13,7 +13,7 @@ from lmerge_service.cli.options import (
     connection,
     silence_kafka_client,
 )
-from lmerge_service.cli.replica import told_to_stop
+from lmerge_service.cli.replica import conclude, told_to_stop
 from lmerge_service.cli.streams import watched
 from lmerge_service.cli.words import finite, point, say_json
 from lmerge_service.errors import ConfigurationError
@@ -130,11 +130,7 @@ def select(
         running = run(
             replica, begun=begun, told=lambda each: _tell(each, as_json=as_json), stopped=stopped
         )
-        ended = asyncio.run(running).ended
-    if as_json:
-        say_json({"ended": ended})
-    else:
-        typer.echo(f"{to}: {'ended' if ended else 'stopped'}", err=True)
+        conclude(to, asyncio.run(running).ended, as_json=as_json)
 
 
 def _tell(selection: "Selection", *, as_json: bool) -> None:
