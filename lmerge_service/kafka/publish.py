@@ -31,7 +31,6 @@ __all__ = ("on_the_wire", "publish", "seed")
 T = TypeVar("T")
 
 _ACKNOWLEDGE_EVERY = 10_000
-_SEED_SECONDS = 90.0
 _EVENT_TIMES = {"retention.ms": "-1", "message.timestamp.after.max.ms": str(2**63 - 1)}
 """For timestamps that are event times: the broker would take them for its own past or future."""
 
@@ -105,7 +104,7 @@ async def seed(
         transaction_timeout_ms=600_000,
     )
     parts = [TopicPartition(topic, number) for number in range(width)]
-    await take_over(producer, connection, parts, "connecting to", _SEED_SECONDS)
+    await take_over(producer, connection, parts, "connecting to")
     try:
         await _require_empty(connection, parts)
         with kafka_errors(f"publishing to {topic}", "Write"):

@@ -28,7 +28,6 @@ __all__ = ("Committed", "Condition", "Outbox", "Sink")
 
 _BATCH_BYTES = 256 * 1024
 _COMMIT_SECONDS = 60.0
-_TAKE_OVER_SECONDS = 90.0
 
 # The client sleeps this long while the coordinator still writes the last transaction's markers;
 # its own 20 ms are most of the latency of small transactions. Pinned and tested with aiokafka.
@@ -95,7 +94,7 @@ class Sink:
         tp = self._output
         ours = (tp, self._state, self._dead_letters, self._events)
         at = f"taking over {tp.topic}-{tp.partition} at"
-        await take_over(self._producer, self._connection, ours, at, _TAKE_OVER_SECONDS)
+        await take_over(self._producer, self._connection, ours, at)
         return self
 
     async def __aexit__(self, *_: object) -> None:

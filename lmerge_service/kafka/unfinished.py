@@ -55,6 +55,8 @@ __all__ = ("take_over",)
 
 log = structlog.get_logger()
 
+_SECONDS = 90.0
+"""For the coordinator to end what an earlier owner left open."""
 _NOT_FOUND = 105
 _UNCOMMITTED, _COMMITTED = 0, 1
 
@@ -64,7 +66,6 @@ async def take_over(
     connection: Connection,
     partitions: Collection[TopicPartition],
     doing: str,
-    seconds: float,
 ) -> None:
     """Starts a transactional producer, which fences every earlier owner of its transactional.id
     and waits until Kafka has ended what that left open; then ends what is open nevertheless in
@@ -73,15 +74,15 @@ async def take_over(
     Raises:
         FencedError: another instance has taken over meanwhile.
         RefusedError: our user may not use this transactional.id, or not write there.
-        TransportError: Kafka cannot be reached, or does not answer within `seconds`.
+        TransportError: Kafka cannot be reached, or does not answer in time.
     """
     name = producer._txn_manager.transactional_id
     commit = await _was_committed(connection, name, doing)
-    await started(producer.start(), partial(stop, producer), connection, doing, seconds)
+    await started(producer.start(), partial(stop, producer), connection, doing, _SECONDS)
     at = f"{doing} {connection.bootstrap}"
     try:
         found = await patient(lambda: _open(producer.client, partitions), at)
-        await bounded(_end_transaction(producer, found, commit), at, seconds, "Write")
+        await bounded(_end_transaction(producer, found, commit), at, _SECONDS, "Write")
     except BaseException:
         await stop(producer)
         raise
