@@ -20,6 +20,7 @@ from benchmarks.fleet import NEVER, TOPICS, Merge, Report, by_topic, say, staged
 from benchmarks.inputs import lazily
 from benchmarks.pass_through import plain_pass_through
 from benchmarks.sizes import Sizes
+from benchmarks.streams import deduplicated
 from benchmarks.traffic import Receipts, Replicas, following, quantile, waits
 from lmerge_service.demo.stage import Stage
 from lmerge_service.demo.throughput import pass_through
@@ -158,6 +159,24 @@ async def _throughput(
         ratios = [each.rate / p for each, p in zip(merged, passed, strict=True)]
         report(f"ratio of each pair to the {name}, {what}", "", ratios)
     report(f"peak resident memory of the worker, {what}", "MB", [m.peak / _MB for m in merged])
+
+
+async def _streams(runs: int, sizes: Sizes, report: Report) -> None:
+    """One worker in turn with Kafka Streams, which drops what it has seen and cannot revise."""
+    merged, rivals = [], []
+    async with staged() as stage:
+        total = await _filled(stage, sizes.events, _PAYLOAD_BYTES, revised=0)
+        await _passed(stage, "warm")
+        for n in range(runs):
+            merged.append(await _merged(Merge(stage, f"m{n}"), total))
+            rivals.append(await deduplicated(stage, list(TOPICS.values()), f"streams.{n}", total))
+    report("merge, exactly once", "k elements/s", [each.rate / 1000 for each in merged])
+    report("Kafka Streams, exactly once", "k elements/s", [each.rate / 1000 for each in rivals])
+    report("Kafka Streams, when warm", "k elements/s", [each.warm / 1000 for each in rivals])
+    ratios = [one.rate / other.warm for one, other in zip(merged, rivals, strict=True)]
+    report("merge to Kafka Streams when warm", "", ratios)
+    report("peak resident memory of the worker", "MB", [each.peak / _MB for each in merged])
+    report("of Kafka Streams", "MB", [each.peak / _MB for each in rivals])
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,6 +362,7 @@ _MEASUREMENTS: Final[Mapping[str, Measurement]] = MappingProxyType(
         "snapshots": _snapshots,
         "takeover": recovery.takeover,
         "backlog": _backlog,
+        "streams": _streams,  # the last, since it asks for more than the others: a JDK
     }
 )
 NAMES: Final = tuple(_MEASUREMENTS)

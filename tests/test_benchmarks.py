@@ -390,6 +390,7 @@ OF_THE_SERVICE = {
     "snapshots": "a snapshot every 60 s, the default: ratio to none",
     "takeover": "takeover by a standby after SIGTERM",
     "backlog": "backlog of 3 × 2,397 elements, peak resident",
+    "streams": "merge to Kafka Streams when warm",
 }
 
 
