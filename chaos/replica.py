@@ -27,7 +27,9 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import msgspec
+import tenacity
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.errors import KafkaConnectionError
 
 from lmerge_service.elements import START, Element, Insert, Stable
 from lmerge_service.formats.headers import incarnation_headers
@@ -183,7 +185,12 @@ async def _last_place(part: Part) -> int:
     return int(dict(record.headers)[_PLACE])
 
 
+@tenacity.retry(
+    retry=tenacity.retry_if_exception_type(KafkaConnectionError), wait=tenacity.wait_fixed(0.1)
+)
 async def _say(part: Part) -> None:
+    """While there is no Kafka to begin with it is asked again: nothing is said by then, and who
+    started this replica ends it."""
     resumed = -1 if part.incarnation else await _last_place(part) - part.repeat
     garbled = random.Random(f"{part.number}")
     async with AIOKafkaProducer(

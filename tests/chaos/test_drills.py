@@ -1,23 +1,29 @@
 """Whole drills, on real processes: one in which something is wrong that must be found; the standard
 set in the night."""
 
+import asyncio
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from aiokafka import AIOKafkaConsumer
 
 from chaos import actions, probes
 from chaos.drills import STANDARD, experiment
 from chaos.judging import Judged, Leading, Result, Timeline
 from chaos.page import page
 from chaos.plan import Refused, plan_of
+from chaos.replica import Part, Stream
 from chaos.watching import Arrivals, Hole
 from lmerge_service.errors import ConfigurationError
+from lmerge_service.kafka.broker import LocalBroker, free_port
 from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.topics import Topics
 
 
 def drill(*arguments: str) -> tuple[int, Any, str]:
@@ -101,6 +107,35 @@ def test_what_no_drill_of_the_standard_set_does_can_be_done(tmp_path: Path) -> N
     path.write_text(json.dumps(wanted))
     code, found, said = drill(str(path))
     assert (code, found["why"]) == (0, []), said
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(60)
+def test_a_replica_that_starts_while_there_is_no_kafka_speaks_when_there_is_one(
+    tmp_path: Path,
+) -> None:
+    port = free_port()
+    stream = Stream(began=int(time.time() * 1_000), finish=str(tmp_path / "finish"))
+    part = Part(bootstrap=f"127.0.0.1:{port}", topic="t", number=0, stream=stream)
+    command = [sys.executable, "-m", "chaos.replica", msgspec.json.encode(part).decode()]
+    with (
+        subprocess.Popen(command, stderr=subprocess.PIPE) as replica,
+        LocalBroker(tmp_path / "kafka", port=port) as broker,
+    ):
+        try:
+            assert asyncio.run(_first(broker.bootstrap, "t")), "and it lives"
+            assert replica.poll() is None
+        finally:
+            replica.kill()
+
+
+async def _first(bootstrap: str, topic: str) -> object:
+    async with Topics(Connection(bootstrap)) as topics:
+        await topics.ensure(topic)
+    async with AIOKafkaConsumer(
+        topic, bootstrap_servers=bootstrap, auto_offset_reset="earliest"
+    ) as consumer:
+        return (await consumer.getone()).value
 
 
 @pytest.mark.deep
