@@ -23,6 +23,19 @@ def test_one_replica_is_never_hit_and_nobody_twice(seed: int) -> None:
     assert all(fault.start < fault.end for fault in faults)
 
 
+@given(SEEDS)
+def test_no_worker_is_started_while_the_broker_is_away(seed: int) -> None:
+    broker = False
+    for step in experiment_of(compose(seed))["method"]:
+        match step["provider"]["func"]:
+            case "pause_broker" | "kill_broker":
+                broker = True
+            case "resume_broker" | "start_broker":
+                broker = False
+            case "start_worker":
+                assert not broker
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_a_schedule_is_an_experiment(seed: int) -> None:
     found = experiment_of(compose(seed))
