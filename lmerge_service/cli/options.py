@@ -10,6 +10,7 @@ from lmerge_service.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from lmerge_service.kafka.client import Connection
+    from lmerge_service.topology import Topology
 
 __all__ = (
     "BOOTSTRAP",
@@ -20,6 +21,7 @@ __all__ = (
     "Nfc",
     "TopologyBootstrap",
     "address",
+    "at_port",
     "check_topic",
     "connection",
     "silence_kafka_client",
@@ -107,3 +109,10 @@ def silence_kafka_client() -> None:
     import logging
 
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL + 1)
+
+
+def at_port(loaded: "Topology", port: int | None) -> "Topology":
+    """The topology with its HTTP API at this port; None: where it says."""
+    if port is None:
+        return loaded
+    return loaded.model_copy(update={"http": loaded.http.model_copy(update={"port": port})})

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from lmerge_service.cli.options import TopologyBootstrap
+from lmerge_service.cli.options import TopologyBootstrap, at_port
 
 __all__ = ("run",)
 
@@ -42,10 +42,7 @@ def run(
     from lmerge_service import topology
     from lmerge_service.service import process
 
-    loaded = topology.load(path, bootstrap=bootstrap)
-    if http_port is not None:
-        http = loaded.http.model_copy(update={"port": http_port})
-        loaded = loaded.model_copy(update={"http": http})
+    loaded = at_port(topology.load(path, bootstrap=bootstrap), http_port)
     _log(as_json=json)
     asyncio.run(process.run(loaded, standby=standby))
 

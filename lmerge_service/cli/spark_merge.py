@@ -6,7 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lmerge_service.cli.jobs import spark_for
-from lmerge_service.cli.options import Json, TopologyBootstrap, silence_kafka_client
+from lmerge_service.cli.options import (
+    Json,
+    TopologyBootstrap,
+    at_port,
+    silence_kafka_client,
+)
 from lmerge_service.cli.words import say_json
 from lmerge_service.errors import ConfigurationError
 
@@ -52,6 +57,15 @@ def spark_merge(
         str, typer.Option(metavar="SIZE", help="The heap of Spark's JVM here, as 2g.")
     ] = "2g",
     bootstrap: TopologyBootstrap = None,
+    http_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65_535,
+            metavar="PORT",
+            help="Serve the HTTP API there, for `lmerge attach` and Prometheus; 0: a free one.",
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Merge a topology's replica topics in Spark, by the same rules as `lmerge run`.
@@ -64,7 +78,7 @@ def spark_merge(
     """
     from lmerge_service import topology
 
-    loaded = topology.load(path, bootstrap=bootstrap)
+    loaded = at_port(topology.load(path, bootstrap=bootstrap), http_port)
     if hand_over and (origin is not None or available_now):
         raise ConfigurationError("--hand-over goes with neither --from nor --available-now")
     silence_kafka_client()
@@ -77,17 +91,27 @@ def spark_merge(
     from lmerge_service.spark.merge.job import Settings
 
     settings = Settings(checkpoint, available_now, batch_records, origin)
-    _merge(loaded, settings, session, as_json=json)
+    _merge(loaded, settings, session, serving=http_port is not None, as_json=json)
 
 
 def _merge(
-    topology: "Topology", settings: "Settings", session: dict[str, Any], *, as_json: bool
+    topology: "Topology",
+    settings: "Settings",
+    session: dict[str, Any],
+    *,
+    serving: bool,
+    as_json: bool,
 ) -> None:
     import signal
+    from contextlib import ExitStack
 
     from lmerge_service.spark.merge.job import Job
+    from lmerge_service.spark.merge.serving import Metrics, served
+
+    metrics = Metrics()
 
     def tell(progress: "Progress") -> None:
+        metrics.tell(progress)
         if as_json:
             batch, records = progress.batch, progress.records
             say_json({"batch": batch, "records": records, "seconds": progress.seconds})
@@ -97,7 +121,11 @@ def _merge(
 
     job = Job(topology, settings, tell=tell)
     job.open()
-    with spark_for(f"lmerge {topology.name}", **session) as spark:
+    with ExitStack() as stack:
+        if serving:
+            address = stack.enter_context(served(topology, job, metrics))
+            typer.echo(f"HTTP at {address}", err=True)
+        spark = stack.enter_context(spark_for(f"lmerge {topology.name}", **session))
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: job.stop.set())
         until = "all that is there now" if settings.available_now else "until stopped"

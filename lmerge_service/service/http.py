@@ -8,16 +8,17 @@ Who owns what
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 
 import uvicorn
 from fastapi import Depends, FastAPI, Request, Response
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from lmerge_service.errors import EnvironmentMissingError
 from lmerge_service.service.access import HEADER_BYTES, Access, Guard
 from lmerge_service.service.api import routes
+from lmerge_service.service.control import Control
 from lmerge_service.service.feedback import FeedbackOut
 from lmerge_service.service.listener import CONNECTIONS, Patience
 from lmerge_service.service.metrics import metrics_of
@@ -26,7 +27,7 @@ from lmerge_service.service.view import readiness_of, status_of
 from lmerge_service.service.worker import Worker
 from lmerge_service.topology import Http
 
-__all__ = ("application", "serve")
+__all__ = ("application", "guarded", "serve")
 
 _HEADERS = [
     ("X-Content-Type-Options", "nosniff"),
@@ -42,9 +43,7 @@ def application(worker: Worker, access: Access, feedback: FeedbackOut) -> FastAP
     Health and readiness are told to everybody, since who asks for them holds no secrets; the
     reasons, like everything else, only to who may read.
     """
-    app = FastAPI(title="lmerge", docs_url=None, redoc_url=None)
-    app.add_middleware(Guard, access=access)
-    registry, reads = metrics_of(worker, feedback), [Depends(access.reads)]
+    app = guarded(access, metrics_of(worker, feedback), lambda: worker.control)
 
     @app.get("/healthz")
     async def healthz(request: Request) -> dict[str, str | list[str]]:
@@ -61,18 +60,28 @@ def application(worker: Worker, access: Access, feedback: FeedbackOut) -> FastAP
         response.status_code = 200 if state in ("running", "standby") else 503
         return {"state": state}
 
-    @app.get("/status", dependencies=reads)
+    @app.get("/status", dependencies=[Depends(access.reads)])
     async def status() -> Status:
         """Everything the worker knows about its replicas and its output."""
         return status_of(worker)
 
+    return app
+
+
+def guarded(
+    access: Access, registry: CollectorRegistry, control: Callable[[], Control | None]
+) -> FastAPI:
+    """What whoever merges has: metrics, and deciding, to those who may."""
+    app = FastAPI(title="lmerge", docs_url=None, redoc_url=None)
+    app.add_middleware(Guard, access=access)
+    reads = [Depends(access.reads)]
+
     @app.get("/metrics", dependencies=reads)
     async def metrics() -> Response:
-        """The same for Prometheus."""
+        """For Prometheus."""
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
-    control = routes(lambda: worker.control, reads=reads, controls=[Depends(access.controls)])
-    app.include_router(control)
+    app.include_router(routes(control, reads=reads, controls=[Depends(access.controls)]))
     return app
 
 

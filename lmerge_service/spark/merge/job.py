@@ -90,6 +90,8 @@ class Progress:
     records: int
     """That were read."""
     seconds: float
+    behind: Mapping[str, int]
+    """Of each topic, the records that were there by then and are not read yet."""
 
 
 class Job:
@@ -104,6 +106,10 @@ class Job:
     ) -> None:
         self.stop = threading.Event()
         """Set, the job ends: after two seconds at the latest, and what Spark takes to stop."""
+        self.merging = False
+        """Spark's query runs."""
+        self.trouble: str | None = None
+        """Why the topics cannot be looked at, so that decisions have to wait."""
         self._topology = topology
         self._settings = settings
         self._tell = tell
@@ -139,8 +145,10 @@ class Job:
             plan = self._stepped(plan)
             query = self._start(spark, plan, keys)
             try:
+                self.merging = True
                 ended = self._watch(query, plan)
             finally:
+                self.merging = False
                 query.stop()
             if ended and not self._is_due(plan):
                 return
@@ -242,12 +250,15 @@ class Job:
 
     def _is_due(self, plan: Plan) -> bool:
         try:
-            return self._next(plan) is not None
+            due = self._next(plan) is not None
         except TransportError as error:
             if not error.retriable:
                 raise
+            self.trouble = f"cannot see the topics: {error}"
             log.warning("cannot see the topics", error=str(error))
             return False
+        self.trouble = None
+        return due
 
     async def _look(self) -> Seen:
         """Folds what was decided, and asks which topics there are."""
@@ -332,7 +343,22 @@ class Job:
             if number > self._told and each["durationMs"].get("addBatch") is not None:
                 self._told = number
                 seconds = each["durationMs"]["triggerExecution"] / 1000
-                self._tell(Progress(number, each["numInputRows"], seconds))
+                self._tell(Progress(number, each["numInputRows"], seconds, _behind(each)))
+
+
+def _behind(progress: Mapping[str, Any]) -> dict[str, int]:
+    """As Spark tells it: places by topic and partition, as JSON."""
+    behind: Counter[str] = Counter()
+    for source in progress["sources"]:
+        read, there = (_places(source[at]) for at in ("endOffset", "latestOffset"))
+        for topic, ends in there.items():
+            for number, end in ends.items():
+                behind[topic] += end - read.get(topic, {}).get(number, 0)
+    return dict(behind)
+
+
+def _places(text: str | None) -> dict[str, dict[str, int]]:
+    return msgspec.json.decode(text or "null", type=dict[str, dict[str, int]] | None) or {}
 
 
 def _run(asking: Coroutine[Any, Any, R]) -> R:

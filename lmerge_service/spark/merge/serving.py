@@ -1,0 +1,116 @@
+"""The HTTP side of a merge in Spark: deciding, health, and metrics, from the driver.
+
+Theory
+    The routes below /v1 are the worker's (`service.api`), over the same control log, so that
+    `lmerge attach`, `lmerge decisions` and all who speak to a worker speak to a job. What a
+    worker tells of its replicas lies in Spark's executors here, so there is no /status.
+
+Who owns what
+    `served` owns a thread with an event loop of its own, since the driver's thread waits for
+    Spark; on it the control log is followed, and HTTP served. What it tells of the job it reads
+    off the job, which changes on the driver's thread, one field at a time.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Final
+
+from anyio.from_thread import start_blocking_portal
+from fastapi import FastAPI, Request, Response
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from lmerge_service.kafka.cluster import Cluster
+from lmerge_service.service.access import Access
+from lmerge_service.service.connection import connection_of
+from lmerge_service.service.control import LoggedControl
+from lmerge_service.service.http import guarded, serve
+from lmerge_service.spark.merge.job import Job, Progress
+from lmerge_service.topology import Topology
+
+__all__ = ("Metrics", "served")
+
+_BUCKETS: Final = (0.25, 0.5, 1, 2, 5, 10, 30, 60, 120, 300)
+
+
+class Metrics:
+    """What batches took; `tell` is for the job."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._records = Counter(
+            "lmerge_spark_records", "Records read, by batches that are through.",
+            registry=self.registry,
+        )  # fmt: skip
+        self._seconds = Histogram(
+            "lmerge_spark_batch_seconds", "From a batch's start to its commit.",
+            buckets=_BUCKETS, registry=self.registry,
+        )  # fmt: skip
+        self._behind = Gauge(
+            "lmerge_spark_behind_records", "Records that were there and not in the last batch.",
+            ["topic"], registry=self.registry,
+        )  # fmt: skip
+        self._ended = Gauge(
+            "lmerge_spark_last_batch_timestamp_seconds", "When the last batch was through.",
+            registry=self.registry,
+        )  # fmt: skip
+
+    def tell(self, progress: Progress) -> None:
+        """A batch is through."""
+        self._records.inc(progress.records)
+        self._seconds.observe(progress.seconds)
+        self._ended.set_to_current_time()
+        self._behind.clear()
+        for topic, records in progress.behind.items():
+            self._behind.labels(topic).set(records)
+
+
+@contextmanager
+def served(topology: Topology, job: Job, metrics: Metrics) -> Iterator[str]:
+    """Serves at the topology's `http` until left; yields the address.
+
+    Raises:
+        ConfigurationError, TransportError: as `LoggedControl` does.
+        EnvironmentMissingError: the port is taken, or a certificate cannot be read.
+    """
+    with (
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(_served(topology, job, metrics)) as address,
+    ):
+        yield address
+
+
+@asynccontextmanager
+async def _served(topology: Topology, job: Job, metrics: Metrics) -> AsyncIterator[str]:
+    log = Cluster(connection_of(topology.kafka)).log(topology.output.control_topic)
+    async with LoggedControl(topology, log) as control:
+        app = _application(Access(topology.http), job, control, metrics.registry)
+        following = asyncio.create_task(control.run(), name="decisions")
+        try:
+            async with serve(app, topology.http) as address:
+                yield address
+        finally:
+            following.cancel()
+            with suppress(asyncio.CancelledError):
+                await following
+
+
+def _application(
+    access: Access, job: Job, control: LoggedControl, registry: CollectorRegistry
+) -> FastAPI:
+    app = guarded(access, registry, lambda: control)
+
+    @app.get("/healthz")
+    async def healthz(request: Request) -> dict[str, str | list[str]]:
+        """The driver lives; `degraded` says that somebody should look."""
+        reasons = [each for each in (job.trouble, control.unreachable) if each is not None]
+        shown = reasons if access.may_read(request) else []
+        return {"health": "degraded" if reasons else "ok", "reasons": shown}
+
+    @app.get("/readyz")
+    async def readyz(response: Response) -> dict[str, str]:
+        """200 while Spark's query runs; 503 while it starts, or starts anew after a decision."""
+        response.status_code = 200 if job.merging else 503
+        return {"state": "running" if job.merging else "starting"}
+
+    return app
