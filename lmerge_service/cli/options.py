@@ -16,6 +16,7 @@ __all__ = (
     "BOOTSTRAP",
     "TOPIC",
     "Bootstrap",
+    "HttpPort",
     "Json",
     "KafkaConfig",
     "Nfc",
@@ -68,6 +69,17 @@ TopologyBootstrap: TypeAlias = Annotated[
     ),
 ]
 """Of the commands that are given a topology."""
+
+HttpPort: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=65_535,
+        metavar="PORT",
+        help="Of the HTTP API, for commands and Prometheus; 0 takes a free one.",
+    ),
+]
+"""Of the commands that merge; for `at_port`. Without it: as the command says."""
 
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Speak JSON, for programs.")]
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from lmerge_service.cli.options import TopologyBootstrap, at_port
+from lmerge_service.cli.options import HttpPort, TopologyBootstrap, at_port
 
 __all__ = ("run",)
 
@@ -14,15 +14,7 @@ __all__ = ("run",)
 def run(
     path: Annotated[Path, typer.Argument(metavar="TOPOLOGY.yaml", help="What to merge.")],
     bootstrap: TopologyBootstrap = None,
-    http_port: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            max=65_535,
-            metavar="PORT",
-            help="Of /status and /metrics, instead of the file's; 0 takes a free one.",
-        ),
-    ] = None,
+    http_port: HttpPort = None,
     standby: Annotated[
         bool,
         typer.Option(
@@ -34,6 +26,7 @@ def run(
     """Merge a topology's replica topics into its output topic, exactly once, until SIGTERM.
 
     Restart it whenever you like, kill -9 included: it goes on where the last commit ended.
+    Without --http-port the HTTP API is where the file says.
 
     Example: `lmerge run topologies/flights.yaml --bootstrap 127.0.0.1:9092`
     """

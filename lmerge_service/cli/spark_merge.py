@@ -7,6 +7,7 @@ import typer
 
 from lmerge_service.cli.jobs import spark_for
 from lmerge_service.cli.options import (
+    HttpPort,
     Json,
     TopologyBootstrap,
     at_port,
@@ -57,22 +58,14 @@ def spark_merge(
         str, typer.Option(metavar="SIZE", help="The heap of Spark's JVM here, as 2g.")
     ] = "2g",
     bootstrap: TopologyBootstrap = None,
-    http_port: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            max=65_535,
-            metavar="PORT",
-            help="Serve the HTTP API there, for `lmerge attach` and Prometheus; 0: a free one.",
-        ),
-    ] = None,
+    http_port: HttpPort = None,
     json: Json = False,
 ) -> None:
     """Merge a topology's replica topics in Spark, by the same rules as `lmerge run`.
 
     For more than one machine can do; latency is seconds. Restart it whenever you like with the
     same --checkpoint. Each output record has a number, by which lmerge's readers leave out what
-    Spark writes twice.
+    Spark writes twice. Without --http-port there is no HTTP API.
 
     Example: `lmerge spark-merge topologies/flights.yaml --checkpoint flights.checkpoint`
     """
