@@ -74,6 +74,9 @@ def cutover(
     abort: Annotated[
         bool, typer.Option("--abort", help="End the cutover that runs; both stay attached.")
     ] = False,
+    reason: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Why it is aborted, for people to read.")
+    ] = None,
     wait: Annotated[
         bool, typer.Option("--wait/--no-wait", help="Watch until it is done or aborted.")
     ] = True,
@@ -91,11 +94,15 @@ def cutover(
 
     Without --from and --to: watch the one that runs.
 
+    With --abort: end it, with or without a --reason; nobody is detached.
+
     With --dry-run no worker is asked: what the output and the coming one hold is compared, and
     --watch says how much of what comes. It ends with 1 where they differ.
 
     Example: `lmerge cutover --from a --to d --topic flights.d`
     """
+    if reason is not None and not abort:
+        raise typer.BadParameter("--reason says why the one that runs is aborted: with --abort")
     if dry_run is not None:
         if coming is None or abort:
             raise typer.BadParameter("--dry-run compares the one of --to, and aborts nothing")
@@ -109,7 +116,7 @@ def cutover(
     if abort:
         if leaving or coming:
             raise typer.BadParameter("--abort ends the one that runs: without --from and --to")
-        asked: dict[str, Any] = {"expects": expects}
+        asked: dict[str, Any] = {"reason": reason or "", "expects": expects}
         tell(worker.decide("/v1/cutover/abort", asked, decision_id), as_json=as_json)
         return
     if (leaving is None) != (coming is None):

@@ -258,6 +258,7 @@ def test_who_saw_an_older_version_is_told_what_came_between(lmerge: Lmerge, serv
         ("cutover --from a", "Invalid value: --from and --to go together"),
         ("cutover --from a/b --to c", "Invalid value for '--from': 'a/b' is no name of a replica"),
         ("cutover --abort --from a", "Invalid value: --abort ends the one that runs"),
+        ("cutover --reason slow", "Invalid value: --reason says why the one that runs is aborted"),
         ("cutover --from a --to d --joining-at 5", "Invalid value: --joining-at and --more say"),
         ("cutover --dry-run t.yaml", "Invalid value: --dry-run compares the one of --to, and"),
         ("cutover --dry-run t.yaml --to d", "t.yaml: cannot read the topology: No such"),
@@ -436,7 +437,12 @@ def test_a_cutover_can_be_aborted(lmerge: Lmerge, served: Served) -> None:
     assert lmerge("cutover", "--abort").out.startswith("version 3: abort the cutover (decision ")
     cutover = ledger_of(served).cutover
     assert cutover is not None
-    assert cutover.state == "aborted"
+    assert (cutover.state, str(cutover.why)[:3]) == ("aborted", "by ")
+    lmerge("cutover", "--from", "a", "--to", "b", "--no-wait")
+    lmerge("cutover", "--abort", "--reason", "it is slower")
+    cutover = ledger_of(served).cutover
+    assert cutover is not None
+    assert (cutover.state, str(cutover.why)[-14:]) == ("aborted", ": it is slower")
 
 
 def test_where_there_was_no_cutover_there_is_none_to_watch(lmerge: Lmerge, served: Served) -> None:
