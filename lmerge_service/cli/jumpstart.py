@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lmerge_service.cli.asking import asking
+from lmerge_service.cli.checkpoints import checkpoint_in
 from lmerge_service.cli.control import Name, other_fields
 from lmerge_service.cli.options import (
     Bootstrap,
@@ -20,7 +21,7 @@ from lmerge_service.cli.options import (
     connection,
     silence_kafka_client,
 )
-from lmerge_service.cli.streams import label, reading
+from lmerge_service.cli.streams import label
 from lmerge_service.cli.words import printable, say_json
 from lmerge_service.errors import ConfigurationError, DecisionRefusedError
 
@@ -40,13 +41,14 @@ def jumpstart(
     source: Annotated[
         str,
         typer.Option(
-            "--from", metavar="FILE", help="A recorded stream, as `lmerge read` writes it.",
+            "--from", metavar="FILE",
+            help="A recorded stream (JSON lines, or Parquet), a table, or an exported state.",
             show_default=False,
         ),
     ],
     joining_at: Annotated[
         int | None,
-        typer.Option(metavar="TIME", help="Refuse a file whose last stable is another one."),
+        typer.Option(metavar="TIME", help="Refuse a file that is correct from another time on."),
     ] = None,
     partitions: Annotated[
         int, typer.Option(min=1, max=1000, metavar="N", help="Of a topic that is made here.")
@@ -63,40 +65,43 @@ def jumpstart(
     nfc: Nfc = False,
     as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Begin a replica with what a recorded stream holds, and attach it from its last stable on.
+    """Begin a replica with what a checkpoint holds, and attach it from its time on.
 
-    The query then goes on in the same topic from there. Nothing is written or attached if the
-    file is damaged.
+    The query then goes on in the same topic from there. FILE is what `lmerge read`, `table update`
+    or `state export` has written, or elements in Parquet. Nothing is written or attached if it is
+    damaged.
 
     Example: `lmerge jumpstart d flights.d --from flights.ndjson`
     """
     import asyncio
 
     from lmerge_service.kafka.publish import seed
-    from lmerge_service.offline.checkpoint import beginning, checkpoint
 
     check_topic(topic)
     fields = other_fields(more)
-    with reading([source], nfc=nfc) as (stream,):
-        tdb = checkpoint(label(source), stream)
-    if joining_at is not None and joining_at != tdb.stable:
+    found = checkpoint_in(source, nfc=nfc)
+    if joining_at is not None and joining_at != found.correct_from:
         raise ConfigurationError(
-            f"{label(source)} ends with stable({tdb.stable}), not {joining_at}: it is another one, "
-            "or cut short"
+            f"{label(source)} is correct from {found.correct_from} on, not {joining_at}: it is "
+            "another one, or cut short"
         )
     if attach:
         _check_free(worker, name, topic)
     silence_kafka_client()
-    elements = list(beginning(tdb))
-    count = len(elements) - 1
-    asyncio.run(seed(connection(bootstrap, kafka_config), topic, elements, partitions=partitions))
+    kafka = connection(bootstrap, kafka_config)
+    asyncio.run(seed(kafka, topic, found.beginning(), partitions=partitions))
+    count = len(found.events)
     said: dict[str, Any] = {
-        "topic": topic, "events": count, "joining_at": tdb.stable, "attached": None,
+        "topic": topic, "events": count, "stable": found.stable,
+        "joining_at": found.correct_from, "attached": None,
     }  # fmt: skip
     if not as_json:
-        typer.echo(f"{topic} begins with {count:,} events, correct from {tdb.stable} on")
+        goes_on = f", to go on from {found.stable}" if found.stable < found.correct_from else ""
+        typer.echo(
+            f"{topic} begins with {count:,} events, correct from {found.correct_from} on{goes_on}"
+        )
     if attach:
-        said["attached"] = _attach(worker, name, topic, tdb.stable, fields)
+        said["attached"] = _attach(worker, name, topic, found.correct_from, fields)
     if as_json:
         say_json(said)
     elif attach:

@@ -56,7 +56,7 @@ def export(
     bootstrap: TopologyBootstrap = None,
     as_json: Json = False,
 ) -> None:
-    """Write the state of all tasks to one file, for `lmerge spark-merge --from FILE`.
+    """Write the state of all tasks to one file, for the --from of `spark-merge` and `jumpstart`.
 
     It is the state of the last commit. To move the merge, stop all its workers first.
 

@@ -336,6 +336,11 @@ class LMR3(Operator):
 
     # --- state --------------------------------------------------------------------------------
 
+    def live_output(self) -> Iterator[Event]:
+        for node in self._index:
+            if node.out is not None:
+                yield Event(node.payload, node.vs, node.out)
+
     def _load_insert(self, element: Insert[Any]) -> None:
         node = self._index.find(element.vs, element.payload)
         if node is None:

@@ -350,6 +350,11 @@ class LMR4(Operator):
 
     # --- state --------------------------------------------------------------------------------
 
+    def live_output(self) -> Iterator[Event]:
+        for node in self._index:
+            for end in node.out:
+                yield Event(node.payload, node.vs, end)
+
     def _load_insert(self, element: Insert[Any]) -> None:
         node = self._index.find(element.vs, element.payload)
         if node is None:

@@ -374,6 +374,18 @@ class Operator(ABC):
     def __len__(self) -> int:
         """The number of live events: those not fully frozen."""
 
+    def live_output(self) -> Iterator[Event] | None:
+        """The output's events with ve >= max_stable, as it has said them, in no order: all of them
+        that may still change. None: the case keeps too few of them.
+
+        >>> from lmerge_service.core import lmerge
+        >>> merge = lmerge("R3")
+        >>> merge.load_output([Insert("p", 1, 5), Insert("q", 2, 9), Stable(7), Insert("r", 8, 12)])
+        >>> [(event.payload, event.ve) for event in merge.live_output()]
+        [('q', 9), ('r', 12)]
+        """
+        return None
+
     def load_output(self, elements: Iterable[Element]) -> None:
         """Takes what the output has said since: from its beginning, or since this operator was
         where the original was. In steps as large or small as one likes, tell it

@@ -26,6 +26,7 @@ from contextlib import aclosing
 
 import structlog
 
+from lmerge_service.core import Case, Operator, lmerge
 from lmerge_service.errors import ElementError, StateError
 from lmerge_service.formats.headers import seq_of
 from lmerge_service.formats.payload import DEEPEST
@@ -100,6 +101,19 @@ class Recovery:
         state = self._fresh()
         await self.follow(state, mark, fenced=fenced)
         return state
+
+    async def output_at(self, mark: Mark) -> Operator:
+        """An operator that has heard nothing but what the output had said at a mark, all of which
+        is read; it keeps what may still change, whatever the case keeps.
+
+        Raises:
+            StateError: the output does not hold what the mark says.
+            TransportError: Kafka went away.
+        """
+        state = self._fresh()
+        state.use(lmerge(Case.R4))
+        await self._load_output(state, mark, fenced=False)
+        return state.merge
 
     async def restored(self, place: SnapshotPlace) -> TaskState:
         """The state as a snapshot has it.

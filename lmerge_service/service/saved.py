@@ -5,8 +5,13 @@ Theory
     is a sequence of frames, each behind its length, so that it is written and read in passing:
 
         head    msgpack: version, whose state it is
-        of each partition: its number and mark; chunks of a snapshot; an empty frame; the digest
+        of each partition: its number and mark; chunks of a snapshot; an empty frame; chunks of
+                what the output holds, where the snapshot does not tell; an empty frame; the digest
         an empty frame
+
+    So it is a checkpoint of the output as well (`outputs`): which events the output has that may
+    still change. An operator with an index keeps just these. Those of cases R0 to R2 keep next to
+    nothing, and the output is read by one that does.
 
 Invariants
     V1  A file that is not whole, byte for byte, is refused before anything of it is used.
@@ -21,11 +26,13 @@ from typing import BinaryIO, Final
 
 import msgspec
 
+from lmerge_service.core import Operator, restore
 from lmerge_service.errors import ConfigurationError, StateError
 from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.service.inspection import recoveries
 from lmerge_service.service.marks import Mark
-from lmerge_service.service.state import TaskState
+from lmerge_service.service.state import OpenedState, TaskState
+from lmerge_service.tdb import TDB
 from lmerge_service.topology import Topology
 
 __all__ = (
@@ -33,16 +40,21 @@ __all__ = (
     "Section",
     "chunks_of",
     "export_to",
+    "is_state",
     "merge_of",
+    "outputs",
     "rechunked",
     "recovered",
     "sections",
 )
 
 _MAGIC: Final = b"lmerge-state"
-_VERSION: Final = 1
+_VERSION: Final = 2
 _LENGTH: Final = struct.Struct("<I")
 _CHUNK_BYTES: Final = 512 * 1024
+_STATE: Final = 0
+_OUTPUT: Final = 1
+"""The parts of a section that come in chunks."""
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -67,8 +79,11 @@ class Section(msgspec.Struct, frozen=True):
     size: int
 
 
-async def recovered(topology: Topology, cluster: Cluster) -> AsyncGenerator[TaskState, None]:
-    """The state of each task at its last mark, in turn.
+async def recovered(
+    topology: Topology, cluster: Cluster
+) -> AsyncGenerator[tuple[TaskState, Operator | None], None]:
+    """The state of each task at its last mark, in turn; and where its operator does not keep what
+    the output holds, one that does.
 
     Raises:
         StateError: a task has no mark yet, or its state cannot be had.
@@ -85,7 +100,8 @@ async def recovered(topology: Topology, cluster: Cluster) -> AsyncGenerator[Task
                     f"partition {partition}: the policy was changed, and no worker has merged by "
                     "the new one yet: run one"
                 )
-            yield state
+            keeps = state.merge.live_output() is not None
+            yield state, None if keeps else await recovery.output_at(mark)
 
 
 async def export_to(path: Path, topology: Topology, cluster: Cluster) -> list[Section]:
@@ -99,7 +115,7 @@ async def export_to(path: Path, topology: Topology, cluster: Cluster) -> list[Se
         with partial.open("wb") as file:
             saving = Saving(file, merge_of(topology), topology.output.partitions)
             async with aclosing(recovered(topology, cluster)) as states:
-                found = [saving.add(state) async for state in states]
+                found = [saving.add(state, output) async for state, output in states]
             saving.finish()
         partial.replace(path)
     finally:
@@ -133,17 +149,19 @@ class Saving:
         self._file.write(_LENGTH.pack(len(frame)))
         self._file.write(frame)
 
-    def add(self, state: TaskState) -> Section:
-        """Writes the state of the next task."""
+    def add(self, state: TaskState, output: Operator | None = None) -> Section:
+        """Writes the state of the next task; `output` keeps what its operator does not."""
         mark, size = state.mark(), 0
         begin = msgspec.msgpack.encode(_Begin(state.partition, mark.encoded()))
         digest = hashlib.sha256(begin)
         self._put(begin)
-        for chunk in rechunked(state.stream(mark)):
-            digest.update(chunk)
-            size += len(chunk)
-            self._put(chunk)
-        self._put(b"")
+        kept = iter(()) if output is None else iter((output.snapshot(),))
+        for part in (state.stream(mark), kept):
+            for chunk in rechunked(part):
+                digest.update(chunk)
+                size += len(chunk)
+                self._put(chunk)
+            self._put(b"")
         self._put(digest.digest())
         return Section(state.partition, mark, digest.hexdigest(), size)
 
@@ -178,15 +196,43 @@ def sections(path: Path, of: str) -> list[Section]:
         head = _head(path, file)
         if head.of != of:
             raise ConfigurationError(f"{path} is the state of {head.of}, and not of {of}")
-        found = []
-        while (found_one := _begin(path, file)) is not None:
-            begin, digest = found_one
-            size = sum(map(len, _chunks(path, file, digest)))
-            mark = Mark.of(begin.mark)
-            found.append(Section(begin.partition, mark, digest.hexdigest(), size))
-        if [each.partition for each in found] != list(range(head.partitions)) or file.read(1):
-            raise _damaged(path, "it does not have each partition once")
-        return found
+        return _sections(path, file, head)
+
+
+def is_state(path: Path) -> bool:
+    """Whether a file is one of these, be it damaged."""
+    with _opened(path) as file:
+        return _MAGIC in file.read(64)
+
+
+def outputs(path: Path) -> list[TDB]:
+    """What the output of each task holds that may still change, and how far it is stable.
+
+    Raises:
+        ConfigurationError: it cannot be read.
+        StateError: it is damaged, or of another version.
+    """
+    with _opened(path) as file:
+        _sections(path, file, _head(path, file))
+        file.seek(0)
+        begun = _begun(path, file, _head(path, file))
+        return [_output(path, _chunks(path, file, digest)) for _, digest in begun]
+
+
+def _output(path: Path, chunks: Iterator[tuple[int, bytes]]) -> TDB:
+    state, kept = OpenedState(), bytearray()
+    try:
+        for part, chunk in chunks:
+            if part == _STATE:
+                state.take(chunk)
+            else:
+                kept += chunk
+        output = restore(bytes(kept)) if kept else state.operator()
+    except StateError as error:
+        raise StateError(f"{path}: {error}") from error
+    if (events := output.live_output()) is None:
+        raise _damaged(path, "it lacks what the output holds")
+    return TDB(events, output.max_stable)
 
 
 def chunks_of(path: Path, partition: int, digest: str) -> Iterator[bytes]:
@@ -197,11 +243,9 @@ def chunks_of(path: Path, partition: int, digest: str) -> Iterator[bytes]:
         StateError: it is damaged, or another one than had this digest.
     """
     with _opened(path) as file:
-        _head(path, file)
-        while (found_one := _begin(path, file)) is not None:
-            begin, found = found_one
-            for chunk in _chunks(path, file, found):
-                if begin.partition == partition:
+        for begin, found in _begun(path, file, _head(path, file)):
+            for part, chunk in _chunks(path, file, found):
+                if begin.partition == partition and part == _STATE:
                     yield chunk
             if begin.partition == partition:
                 if found.hexdigest() != digest:
@@ -239,20 +283,35 @@ def _head(path: Path, file: BinaryIO) -> _Head:
     return head
 
 
-def _begin(path: Path, file: BinaryIO) -> "tuple[_Begin, hashlib._Hash] | None":
-    """The next section, and the digest of it so far; None if there is no more."""
-    if not (frame := _frame(path, file)):
-        return None
-    try:
-        return msgspec.msgpack.decode(frame, type=_Begin), hashlib.sha256(frame)
-    except (msgspec.MsgspecError, ValueError) as error:
-        raise _damaged(path, str(error)) from error
+def _sections(path: Path, file: BinaryIO, head: _Head) -> list[Section]:
+    found = []
+    for begin, digest in _begun(path, file, head):
+        size = sum(len(chunk) for _, chunk in _chunks(path, file, digest))
+        found.append(Section(begin.partition, Mark.of(begin.mark), digest.hexdigest(), size))
+    return found
 
 
-def _chunks(path: Path, file: BinaryIO, digest: "hashlib._Hash") -> Iterator[bytes]:
-    while chunk := _frame(path, file):
-        digest.update(chunk)
-        yield chunk
+def _begun(path: Path, file: BinaryIO, head: _Head) -> "Iterator[tuple[_Begin, hashlib._Hash]]":
+    """How each section begins, and the digest of it so far; its chunks are to be taken before the
+    next is asked for."""
+    found = []
+    while frame := _frame(path, file):
+        try:
+            begin = msgspec.msgpack.decode(frame, type=_Begin)
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise _damaged(path, str(error)) from error
+        yield begin, hashlib.sha256(frame)
+        found.append(begin.partition)
+    if found != list(range(head.partitions)) or file.read(1):
+        raise _damaged(path, "it does not have each partition once")
+
+
+def _chunks(path: Path, file: BinaryIO, digest: "hashlib._Hash") -> Iterator[tuple[int, bytes]]:
+    """The chunks of a section, and which part of it they are of."""
+    for part in (_STATE, _OUTPUT):
+        while chunk := _frame(path, file):
+            digest.update(chunk)
+            yield part, chunk
     if _frame(path, file) != digest.digest():
         raise _damaged(path, "its digest does not match")
 

@@ -24,7 +24,7 @@ from lmerge_service.service.marks import Diverged, Mark, SnapshotPlace
 from lmerge_service.service.replicas import Replicas, Tally
 from lmerge_service.topology import Replica, Topology
 
-__all__ = ("RestoringState", "TaskState")
+__all__ = ("OpenedState", "RestoringState", "TaskState")
 
 _VERSION: Final = 1
 _LENGTH: Final = struct.Struct("<I")
@@ -163,12 +163,10 @@ class TaskState:
             yield msgspec.msgpack.encode(_Part(data))
 
 
-class RestoringState:
-    """Takes the chunks of a snapshot, in order, and gives the state that they are."""
+class OpenedState:
+    """Takes the chunks of a snapshot, in order, and gives what is in it, whoever's it is."""
 
-    def __init__(self, fresh: TaskState):
-        """`fresh` is an empty state of the kind that is expected."""
-        self._state = fresh
+    def __init__(self) -> None:
         self._head: _Head | None = None
         self._remembered: list[_Part] = []
         self._operator = Restoring()
@@ -214,6 +212,28 @@ class RestoringState:
     def _check(self, head: _Head) -> None:
         if head.version != _VERSION:
             raise StateError(f"the snapshot is of version {head.version}, this is {_VERSION}")
+
+    def operator(self) -> Operator:
+        """The operator, when all has been taken.
+
+        Raises:
+            StateError: chunks are missing or do not fit together.
+        """
+        if self._head is None or not self._whole:
+            raise StateError("the snapshot is damaged: it has no end")
+        return self._operator.finish()
+
+
+class RestoringState(OpenedState):
+    """The same of a snapshot of ours, and gives the state that it is."""
+
+    def __init__(self, fresh: TaskState):
+        """`fresh` is an empty state of the kind that is expected."""
+        super().__init__()
+        self._state = fresh
+
+    def _check(self, head: _Head) -> None:
+        super()._check(head)
         if head.of != (mine := self._state.fingerprint()):
             raise StateError(f"the snapshot is of {head.of}, and not of {mine}")
 
@@ -224,11 +244,10 @@ class RestoringState:
         Raises:
             StateError: chunks are missing or do not fit together.
         """
-        if self._head is None or not self._whole:
-            raise StateError("the snapshot is damaged: it has no end")
-        state, head = self._state, self._head
+        state, merge, head = self._state, self.operator(), self._head
+        assert head is not None  # of whatever gave an operator
         mark = Mark.of(head.mark)
-        state.use(self._operator.finish())
+        state.use(merge)
         state.transaction, state.said, state.decided = mark.transaction, mark.said, mark.decided
         state.output, state.counted = head.output, head.counted
         state.quarantined, state.diverged = dict(mark.quarantined), mark.diverged

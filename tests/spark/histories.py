@@ -20,6 +20,7 @@ from lmerge_service.tdb import TDB, reconstitute
 
 __all__ = (
     "EPOCH",
+    "PARQUET",
     "Record",
     "frame",
     "history",
@@ -31,7 +32,7 @@ __all__ = (
 
 EPOCH = 1_700_000_000_000
 _TEXT, _LONG = pa.string(), pa.int64()
-_PARQUET = pa.schema(
+PARQUET = pa.schema(
     [
         ("source", _TEXT),
         ("partition", pa.int32()),
@@ -115,7 +116,7 @@ def rows_of(records: Iterable[Record]) -> list[dict[str, Any]]:
     """As `write_elements` takes them, and as it writes them."""
     return [
         {
-            **dict.fromkeys(_PARQUET.names),
+            **dict.fromkeys(PARQUET.names),
             "source": "t",
             "partition": each.partition,
             "offset": each.offset,
@@ -132,7 +133,7 @@ def rows_of(records: Iterable[Record]) -> list[dict[str, Any]]:
 
 def frame(spark: SparkSession, records: Iterable[Record]) -> DataFrame:
     """For `write_elements`."""
-    table = pa.Table.from_pylist(rows_of(records), _PARQUET)
+    table = pa.Table.from_pylist(rows_of(records), PARQUET)
     return spark.createDataFrame(table.drop_columns(["key", "rule"]))
 
 
@@ -140,7 +141,7 @@ def store(records: Iterable[Record], folder: Path) -> None:
     """As `write_elements` would append them to a folder of Parquet, without Spark."""
     folder.mkdir(exist_ok=True)
     name = f"part-{len([*folder.iterdir()]):05}.parquet"
-    pq.write_table(pa.Table.from_pylist(rows_of(records), _PARQUET), folder / name)
+    pq.write_table(pa.Table.from_pylist(rows_of(records), PARQUET), folder / name)
 
 
 def known_by_offset(records: Iterable[Record], known: Mapping[int, int]) -> TDB:

@@ -28,16 +28,20 @@ from operator import or_
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from lmerge_service.elements import INFINITY, START
 from lmerge_service.errors import ConfigurationError
+from lmerge_service.formats.bulk import Rule
+from lmerge_service.spark.arrow import CHECKED, arrow_errors
 from lmerge_service.spark.table.manifests import File, Manifest, Table
 from lmerge_service.spark.table.versions import COLUMNS, SCHEMA
+from lmerge_service.tdb import TDB
 
-__all__ = ("Known", "answer", "known_at", "matching", "read_versions", "true_at")
+__all__ = ("Known", "answer", "held", "known_at", "matching", "read_versions", "true_at")
 
 Known: TypeAlias = int | Mapping[int, int] | None
 """At a record time, in milliseconds; at an offset of each partition, that one included; now."""
@@ -71,15 +75,51 @@ def known_at(spark: SparkSession, path: str, known: Known = None) -> DataFrame:
 def answer(
     path: str, valid: int | None, known: Known = None
 ) -> tuple[Manifest, Iterator[pa.RecordBatch]]:
-    """The same without Spark, in batches; and the manifest that they are of."""
+    """The same without Spark, in batches; and the manifest that they are of.
+
+    Raises:
+        ConfigurationError: as `true_at`.
+        StateError: a file is missing or damaged; said when it is read.
+    """
     table = Table(path)
     manifest = table.existing()
     condition = matching(ds.field, manifest, valid, known)
     paths = [str(table.path / each.path) for each in _files(manifest, valid, known)]
     if condition is None or not paths:
         return manifest, iter(())
-    found = ds.dataset(paths, schema=_ARROW, format="parquet")
-    return manifest, found.to_batches(filter=condition)
+    return manifest, _batches(table, paths, condition)
+
+
+def _batches(table: Table, paths: list[str], condition: _Condition) -> Iterator[pa.RecordBatch]:
+    with arrow_errors(f"reading {table.path}"):
+        yield from ds.dataset(paths, schema=_ARROW, format=CHECKED).to_batches(filter=condition)
+
+
+def held(path: str, rule: Rule) -> TDB:
+    """What the table's stream holds by now, less what has ended below its stable point.
+
+    Raises:
+        ConfigurationError: there is no table, or it is one by another rule, or of a replica that
+            has started over: from when on it is correct is not in a table.
+        StateError: a file is damaged.
+    """
+    manifest, batches = answer(path, None)
+    if manifest.rule != rule.version:
+        raise ConfigurationError(
+            f"{path} has payloads by rule {manifest.rule}, not {rule.version} (nfc)"
+        )
+    if manifest.incarnation > 0:
+        raise ConfigurationError(
+            f"{path} is of a replica that has started over, and a table does not say from when on "
+            "it is correct: take a table of the merged stream"
+        )
+    live = (batch.filter(pc.field("ve") >= manifest.stable) for batch in batches)
+    rows = (row for batch in live for row in zip(*_columns(batch), strict=True))
+    return TDB(((payload.encode(), vs, ve) for payload, vs, ve in rows), manifest.stable)
+
+
+def _columns(batch: pa.RecordBatch) -> list[list[Any]]:
+    return [batch.column(name).to_pylist() for name in ("payload", "vs", "ve")]
 
 
 def read_versions(spark: SparkSession, table: Table, files: Iterable[File]) -> DataFrame:
