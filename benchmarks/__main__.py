@@ -8,7 +8,7 @@ import platform
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -114,7 +114,8 @@ def main() -> None:
         how = rolling.Rolling(minutes=options.minutes, workers=options.workers, rate=options.rate)
         good = asyncio.run(rolling.roll(how, report))
     elif options.what == "jumpstart":
-        asyncio.run(jumpstart.run(options.runs, options.window, report))
+        play = jumpstart.Play(options.runs, options.window, options.before, options.only)
+        asyncio.run(jumpstart.run(play, report))
     elif options.what == "spark":
         if options.audit:
             runs, records, kafka = options.runs, options.records, not options.no_kafka
@@ -237,6 +238,10 @@ def _add_jumpstart(what: _Subparsers) -> None:
     of_jumpstart = what.add_parser("jumpstart", help="until a copy of a query is joined")
     of_jumpstart.add_argument("--runs", type=int, default=3, help="of each (3)")
     of_jumpstart.add_argument("--window", type=float, default=10.0, help="seconds (10)")
+    of_jumpstart.add_argument("--before", type=int, default=0, help="events that are over (0)")
+    of_jumpstart.add_argument(
+        "--only", type=_ways, default=tuple(jumpstart.WAYS), help="cold,lines,state,table"
+    )
     of_jumpstart.add_argument("--json", action="store_true", help="speak JSON")
 
 
@@ -300,9 +305,17 @@ def _sizes(options: argparse.Namespace) -> Sizes:
 
 
 def _names_of_figures(text: str) -> tuple[str, ...]:
+    return _some_of(figures.FIGURES, "figure", text)
+
+
+def _ways(text: str) -> tuple[str, ...]:
+    return _some_of(jumpstart.WAYS, "way to begin", text)
+
+
+def _some_of(known: Iterable[str], what: str, text: str) -> tuple[str, ...]:
     names = tuple(text.split(","))
-    if unknown := set(names) - set(figures.FIGURES):
-        raise argparse.ArgumentTypeError(f"no figure {', '.join(sorted(unknown))}")
+    if unknown := set(names) - set(known):
+        raise argparse.ArgumentTypeError(f"no {what} {', '.join(sorted(unknown))}")
     return names
 
 

@@ -1,11 +1,17 @@
-"""How long a new copy of a query takes to be joined, begun cold and begun with a checkpoint.
+"""How long a new copy of a query takes to be joined, begun cold and begun with checkpoints.
 
 A replica publishes in real time: an event each 10 ms, which lasts for the window, a stable each
 100 ms. A copy that is started cold has not seen what began before it, so that it is correct only
 from the end of the last such event on, a window later. One that begins with a checkpoint, what the
 output held a moment ago, is correct from that moment on. Measured is the time until the worker
 shows the copy as joined: cold, from the command that attaches it; with a checkpoint, from the
-command that reads the output into a file, so that making and writing the checkpoint count as well.
+command that makes it, so that making and writing it count as well. It is made by
+
+* `lmerge read`, of the whole output, into a file of lines;
+* `lmerge state export`;
+* `lmerge table update`, of a table that is some seconds behind.
+
+The output may have said much beforehand, of which nothing is live any more (`--before`).
 """
 
 import asyncio
@@ -14,22 +20,22 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from benchmarks.fleet import Report, say, staged
+from lmerge_service.cli.checkpoints import checkpoint_in
 from lmerge_service.demo.stage import Stage
 from lmerge_service.demo.workers import Worker
 from lmerge_service.elements import Element, Insert, Stable
 from lmerge_service.errors import LMergeError
-from lmerge_service.formats.ndjson import read_elements
-from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.publish import publish
 from lmerge_service.service.status import Status
 
-__all__ = ("run",)
+__all__ = ("WAYS", "Play", "run")
 
 _STEP_MS: Final = 10
 _STABLE_EVERY: Final = 10
@@ -52,39 +58,64 @@ class _Query:
                 yield Stable(vs)
 
 
-async def run(runs: int, window_seconds: float, report: Report) -> None:
-    """Measures both, so many times each."""
-    window_ms = int(window_seconds * 1_000)
+WAYS: Final = {
+    "cold": "begun cold",
+    "lines": "begun with a checkpoint",
+    "state": "begun with an exported state",
+    "table": "begun with a table",
+}
+"""How a copy may begin, and what that is called."""
+
+
+@dataclass(frozen=True, slots=True)
+class Play:
+    """What is measured."""
+
+    runs: int
+    window_seconds: float
+    before: int
+    """So many events are over before it begins."""
+    ways: Sequence[str]
+
+    @property
+    def window_ms(self) -> int:
+        return int(self.window_seconds * 1_000)
+
+
+async def run(play: Play, report: Report) -> None:
+    """Measures each way, so many times."""
+    said = f", {play.before:,} events before" if play.before else ""
     async with staged() as stage:
-        cold = [await _measured(stage, f"cold{n}", window_ms, cold=True) for n in range(runs)]
-        seeded = [await _measured(stage, f"seeded{n}", window_ms, cold=False) for n in range(runs)]
-    report(f"joined, begun cold, window {window_seconds:g} s", "s", cold)
-    report(f"joined, begun with a checkpoint, window {window_seconds:g} s", "s", seeded)
+        for way in play.ways:
+            seconds = [await _measured(stage, f"{way}{n}", way, play) for n in range(play.runs)]
+            report(f"joined, {WAYS[way]}, window {play.window_seconds:g} s{said}", "s", seconds)
 
 
-async def _measured(stage: Stage, name: str, window_ms: int, *, cold: bool) -> float:
+async def _measured(stage: Stage, name: str, way: str, play: Play) -> float:
     say(f"{name}: a replica, and a copy of it")
     worker = Worker(stage, name, _topology(stage, name))
-    query = _Query(0, window_ms)
+    await _say_before(stage, f"{name}.a", play.before)
+    query = _Query(play.before, play.window_ms)
     async with asyncio.TaskGroup() as group:
         speaking = [group.create_task(_speak(stage, f"{name}.a", query))]
         await worker.start()
-        await worker.wait(lambda status: (status.output.stable_point or 0) > 0, "output")
+        warm = play.before * _STEP_MS
+        await worker.wait(lambda status: (status.output.stable_point or 0) > warm, "output")
+        await _prepare(stage, worker, name, way)
         await asyncio.sleep(_WARM_SECONDS)
         started = time.monotonic()
-        if cold:
-            copy = _Query(query.next, window_ms)
+        if way == "cold":
+            copy = _Query(query.next, play.window_ms)
             speaking.append(group.create_task(_speak(stage, f"{name}.d", copy)))
-            correct_from = copy.next * _STEP_MS + window_ms
+            correct_from = copy.next * _STEP_MS + play.window_ms
             attaching = ("attach", "d", f"{name}.d", "--joining-at", str(correct_from))
             await _lmerge(stage, worker, *attaching)
         else:
-            path = stage.folder / f"{name}.ndjson"
-            path.write_bytes(await _lmerge(stage, worker, "read", f"{name}.out"))
-            say(f"{name}: the output was read in {time.monotonic() - started:.1f} s")
+            path = await _checkpoint(stage, worker, name, way)
+            say(f"{name}: the checkpoint was made in {time.monotonic() - started:.1f} s")
             await _lmerge(stage, worker, "jumpstart", "d", f"{name}.d", "--from", str(path))
             say(f"{name}: seeded and attached after {time.monotonic() - started:.1f} s")
-            copy = _Query(_following(path), window_ms)
+            copy = _Query(await asyncio.to_thread(_following, path), play.window_ms)
             speaking.append(group.create_task(_speak(stage, f"{name}.d", copy)))
         await worker.wait(_joined, "the copy to be joined")
         seconds = time.monotonic() - started
@@ -94,14 +125,42 @@ async def _measured(stage: Stage, name: str, window_ms: int, *, cold: bool) -> f
     return seconds
 
 
+async def _say_before(stage: Stage, topic: str, events: int) -> None:
+    """Events that last as long as the next one is away, as fast as it goes."""
+    past = itertools.takewhile(lambda each: not _is_beyond(each, events), iter(_Query(0, _STEP_MS)))
+    await publish(Connection(stage.bootstrap), topic, past)
+
+
+def _is_beyond(element: Element, events: int) -> bool:
+    return type(element) is Insert and element.vs >= events * _STEP_MS
+
+
+async def _prepare(stage: Stage, worker: Worker, name: str, way: str) -> None:
+    """What was done already when a copy is wanted: a table is brought up to date all day."""
+    if way == "table":
+        await _checkpoint(stage, worker, name, way)
+
+
+async def _checkpoint(stage: Stage, worker: Worker, name: str, way: str) -> Path:
+    path, output = stage.folder / f"{name}.{way}", f"{name}.out"
+    match way:
+        case "lines":
+            path.write_bytes(await _lmerge(stage, worker, "read", output))
+        case "state":
+            topology = str(stage.folder / f"{name}.yaml")
+            await _lmerge(stage, worker, "state", "export", topology, "--to", str(path))
+        case _:
+            await _lmerge(stage, worker, "table", "update", f"kafka:{output}", str(path))
+    return path
+
+
 def _joined(status: Status) -> bool:
     return any((each.name, each.state) == ("d", "joined") for each in status.replicas)
 
 
 def _following(path: Path) -> int:
-    """The number of the first event that the file does not have."""
-    said = [each for _, each in read_elements(path, WireDecoder()) if type(each) is Insert]
-    return max(each.vs for each in said) // _STEP_MS + 1
+    """The number of the first event that the checkpoint does not have."""
+    return max(each.vs for each in checkpoint_in(str(path), nfc=False).events) // _STEP_MS + 1
 
 
 async def _speak(stage: Stage, topic: str, query: _Query) -> None:
