@@ -11,7 +11,8 @@ command that makes it, so that making and writing it count as well. It is made b
 * `lmerge state export`;
 * `lmerge table update`, of a table that is some seconds behind.
 
-The output may have said much beforehand, of which nothing is live any more (`--before`).
+The output may have said much beforehand, of which nothing is live any more (`--before`). There is a
+snapshot of what was merged by then, as there is of a merge that has run for a while.
 """
 
 import asyncio
@@ -41,6 +42,7 @@ _STEP_MS: Final = 10
 _STABLE_EVERY: Final = 10
 _TOKEN: Final = "only-for-this-benchmark"  # noqa: S105 - of a worker on a port of its own
 _WARM_SECONDS: Final = 2.0
+_SNAPSHOT_SECONDS: Final = 2.0
 
 
 class _Query:
@@ -100,7 +102,9 @@ async def _measured(stage: Stage, name: str, way: str, play: Play) -> float:
         speaking = [group.create_task(_speak(stage, f"{name}.a", query))]
         await worker.start()
         warm = play.before * _STEP_MS
-        await worker.wait(lambda status: (status.output.stable_point or 0) > warm, "output")
+        there = await worker.wait(lambda st: (st.output.stable_point or 0) > warm, "output")
+        taken = there.tasks[0].snapshots_taken
+        await worker.wait(lambda status: status.tasks[0].snapshots_taken > taken, "a snapshot")
         await _prepare(stage, worker, name, way)
         await asyncio.sleep(_WARM_SECONDS)
         started = time.monotonic()
@@ -201,6 +205,7 @@ def _topology(stage: Stage, name: str) -> Path:
         "output": {"topic": f"{name}.out"},
         "time_unit": "none",
         "guards": {"max_leap": 0},
+        "snapshot_seconds": _SNAPSHOT_SECONDS,
         "replicas": [{"name": "a", "topic": f"{name}.a"}],
         "http": {"control_token": {"file": str(token)}},
     }
