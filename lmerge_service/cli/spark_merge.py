@@ -78,6 +78,9 @@ def spark_merge(
     _quiet()
     session = {"master": master, "driver_memory": driver_memory}
     if hand_over:
+        from lmerge_service.spark.merge.handover import last_batch
+
+        last_batch(loaded, checkpoint)  # before a JVM is started for it
         with spark_for(f"lmerge {loaded.name}", **session) as spark:
             _hand_over(spark, loaded, checkpoint)
         return

@@ -36,19 +36,20 @@ from lmerge_service.spark.errors import spark_errors
 from lmerge_service.spark.merge.checkpoint import committed, planned
 from lmerge_service.spark.merge.keys import bucket_keys
 from lmerge_service.spark.merge.plan import Plan, Work, work_of
+from lmerge_service.spark.merge.planning import Planned
 from lmerge_service.spark.merge.processor import fresh
 from lmerge_service.spark.merge.store import Stored
 from lmerge_service.spark.places import located
 from lmerge_service.topology import Topology
 
-__all__ = ("hand_over", "states_of")
+__all__ = ("hand_over", "last_batch", "states_of")
 
 _AT_ONCE: Final = 32
 """Chunks in a transaction."""
 
 
-def states_of(spark: SparkSession, topology: Topology, checkpoint: str) -> Iterator[TaskState]:
-    """The state of each bucket, as of the last batch.
+def last_batch(topology: Topology, checkpoint: str) -> tuple[Plan, Planned]:
+    """By which plan, and how far, a job that has ended has merged; needs no Spark.
 
     Raises:
         ConfigurationError: the checkpoint is another merge's.
@@ -62,6 +63,17 @@ def states_of(spark: SparkSession, topology: Topology, checkpoint: str) -> Itera
         raise StateError(
             f"{checkpoint} has a batch that is not complete: run the job with --available-now first"
         )
+    return plan, done
+
+
+def states_of(spark: SparkSession, topology: Topology, checkpoint: str) -> Iterator[TaskState]:
+    """The state of each bucket, as of the last batch.
+
+    Raises:
+        ConfigurationError, StateError: as `last_batch`.
+    """
+    plan, done = last_batch(topology, checkpoint)
+    _ = spark.streams  # starts what state is asked of, in a session that has run no query yet
     work = work_of(topology, plan, bucket_keys(topology.output.partitions))
     for number, key in enumerate(work.keys):
         yield _state(work, number, _Read(spark, checkpoint, key), done.topics)

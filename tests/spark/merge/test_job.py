@@ -28,7 +28,7 @@ from lmerge_service.kafka.topics import Topics
 from lmerge_service.service.connection import connection_of
 from lmerge_service.service.decisions import Attach, Detach, Quarantine, Release
 from lmerge_service.service.saved import export_to
-from lmerge_service.spark.merge.handover import hand_over, states_of
+from lmerge_service.spark.merge.handover import last_batch
 from lmerge_service.spark.merge.job import Job, Settings
 from lmerge_service.spark.merge.keys import hash_of_int
 from lmerge_service.spark.merge.plan import Plan
@@ -47,10 +47,13 @@ def merge_of(bootstrap: str, folder: Path, *, partitions: int = 2, **extra: Any)
     return merge
 
 
+def checkpoint_of(merge: Merge) -> str:
+    return str(merge.folder / f"{merge.name}.checkpoint")
+
+
 def job_of(merge: Merge, **settings: Any) -> Job:
-    checkpoint = str(merge.folder / f"{merge.name}.checkpoint")
     options = {"available_now": True, **settings}
-    return Job(load(merge.path), Settings(checkpoint, **options))
+    return Job(load(merge.path), Settings(checkpoint_of(merge), **options))
 
 
 @contextmanager
@@ -190,8 +193,13 @@ def test_from_the_service_to_spark_and_back(
     with pytest.raises(ConfigurationError, match="has a state already"):
         job_of(merge, origin=file).run(spark)
 
-    checkpoint = str(tmp_path / f"{merge.name}.checkpoint")
-    asyncio.run(hand_over(topology, cluster, states_of(spark, topology, checkpoint)))
+    # In a process that has run no query.
+    back = Process(merge, tmp_path / "back.log", "--hand-over", checkpoint=checkpoint_of(merge))
+    try:
+        assert back.process.wait(SECONDS) == 0, back.log.read_text()
+    finally:
+        back.kill()
+    assert back.log.read_text() == "handed over: `lmerge run` goes on from here\n"
     say(2)
     with merge.worker() as worker:
         worker.wait_until_ended()
@@ -251,7 +259,7 @@ def test_a_replica_that_is_released_and_a_topic_that_is_made_anew(
 
 
 def plan_of(merge: Merge) -> Plan:
-    plan = Plan.load(str(merge.folder / f"{merge.name}.checkpoint"), load(merge.path))
+    plan = Plan.load(checkpoint_of(merge), load(merge.path))
     assert plan is not None
     return plan
 
@@ -281,8 +289,10 @@ def batches_of(log: Path) -> list[dict[str, Any]]:
 class Process:
     """`lmerge spark-merge`, as a process."""
 
-    def __init__(self, merge: Merge, log: Path, *options: str) -> None:
-        checkpoint = str(merge.folder / "checkpoint")
+    def __init__(
+        self, merge: Merge, log: Path, *options: str, checkpoint: str | None = None
+    ) -> None:
+        checkpoint = checkpoint or str(merge.folder / "checkpoint")
         command = [sys.executable, "-m", "lmerge_service.cli", "spark-merge", str(merge.path)]
         command += ["--checkpoint", checkpoint, "--driver-memory", "700m", "--master", "local[2]"]
         self.log = log
@@ -334,3 +344,9 @@ def test_mistakes_are_one_line(bootstrap: str, tmp_path: Path) -> None:
     assert process.process.wait(60) == 2
     [line] = process.log.read_text().splitlines()
     assert line == "error: --hand-over goes with neither --from nor --available-now"
+
+
+def test_there_is_nothing_to_hand_over(bootstrap: str, tmp_path: Path) -> None:
+    topology = load(merge_of(bootstrap, tmp_path).path)
+    with pytest.raises(StateError, match=r"nothing has no state of this merge$"):
+        last_batch(topology, str(tmp_path / "nothing"))
