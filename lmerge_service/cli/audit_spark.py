@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from lmerge_service.cli.audit_shown import document, stream_line, verdict_lines
-from lmerge_service.cli.jobs import kafka_place, spark_for
+from lmerge_service.cli.jobs import kafka_place, require_topic, spark_for
 from lmerge_service.cli.options import TOPIC
 from lmerge_service.cli.streams import check_files, is_parquet, label
 from lmerge_service.cli.words import payload_json, payload_text, say_json, shortened
@@ -98,7 +98,9 @@ def _source(source: str, kafka: "Kafka | str | None") -> "Source":
     from lmerge_service.spark.places import JsonFiles, ParquetFiles, Topics
 
     if kafka is not None and source.startswith(TOPIC):
-        return Topics(kafka, source.removeprefix(TOPIC))
+        topic = source.removeprefix(TOPIC)
+        require_topic(kafka, topic)
+        return Topics(kafka, topic)
     if source == "-":
         raise ConfigurationError("standard input is for --engine python: Spark reads files")
     if is_parquet(source):

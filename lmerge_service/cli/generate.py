@@ -276,11 +276,16 @@ def _sink(
     bootstrap: str | None,
     kafka_config: Path | None,
 ) -> "Sink":
+    from lmerge_service.spark.elements import existing_offsets
     from lmerge_service.spark.places import JsonFiles, ParquetFiles, Topic
 
     if topic is not None:
         check_topic(topic)
-        return Topic(kafka_place(bootstrap, kafka_config), topic, key, partitions)
+        kafka = kafka_place(bootstrap, kafka_config)
+        found = existing_offsets(kafka, topic) or {}
+        if any(end for _, end in found.values()):
+            raise ConfigurationError(f"{output} holds records already: choose another topic")
+        return Topic(kafka, topic, key, partitions)
     if not output:
         raise ConfigurationError("the name of a folder is empty (a variable that is not set?)")
     if Path(output).exists():

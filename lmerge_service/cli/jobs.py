@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from lmerge_service.cli.options import BOOTSTRAP, TOPIC, check_topic
+from lmerge_service.cli.options import BOOTSTRAP, TOPIC, check_topic, silence_kafka_client
 from lmerge_service.cli.streams import label
 from lmerge_service.errors import ConfigurationError
 
@@ -21,7 +21,14 @@ if TYPE_CHECKING:
     from lmerge_service.spark.places import Source
     from lmerge_service.topology import Kafka
 
-__all__ = ("Memory", "kafka_place", "session", "spark_for", "stored_stream")
+__all__ = (
+    "Memory",
+    "kafka_place",
+    "require_topic",
+    "session",
+    "spark_for",
+    "stored_stream",
+)
 
 _POLL_SECONDS = 0.3
 
@@ -39,13 +46,15 @@ Memory: TypeAlias = Annotated[
 def spark_for(name: str, **settings: Any) -> Iterator[Any]:
     """A `spark_session` for a command: a terminal is told, since it takes seconds to start, and
     SIGTERM ends it in order, too."""
-    from lmerge_service.spark.session import spark_session
+    from lmerge_service.spark.session import is_submitted, spark_session
 
     before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     if sys.stderr.isatty():
         typer.echo("starting Spark …", err=True)
     try:
         with spark_session(name, **settings) as spark:
+            if not is_submitted():
+                spark.sparkContext.setLogLevel("OFF")  # what fails is raised, and told in one line
             yield spark
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -55,7 +64,6 @@ def spark_for(name: str, **settings: Any) -> Iterator[Any]:
 def session(doing: str, memory: str, *, kafka: bool) -> Iterator[Any]:
     """A session on all cores of this machine; on a terminal it shows how far its jobs are."""
     with spark_for("lmerge", driver_memory=memory, kafka=kafka) as spark:
-        spark.sparkContext.setLogLevel("OFF")  # what fails is raised, and told in one line
         if not sys.stderr.isatty():
             yield spark
             return
@@ -75,11 +83,27 @@ def kafka_place(bootstrap: str | None, kafka_config: Path | None) -> "Kafka | st
     Raises:
         ConfigurationError: the file is wrong.
     """
+    silence_kafka_client()
     if kafka_config is None:
         return bootstrap or BOOTSTRAP
     from lmerge_service.topology import load_kafka
 
     return load_kafka(kafka_config, bootstrap=bootstrap)
+
+
+def require_topic(kafka: "Kafka | str", topic: str) -> None:
+    """Asks before a JVM is started, which would wait for minutes for a Kafka that is not there.
+
+    Raises:
+        ConfigurationError: there is no such topic.
+        TransportError: Kafka cannot be reached, or refuses.
+    """
+    from lmerge_service.spark.connection import kafka_section
+    from lmerge_service.spark.elements import existing_offsets
+
+    if existing_offsets(kafka, topic) is None:
+        address = kafka_section(kafka).bootstrap
+        raise ConfigurationError(f"kafka:{topic}: there is no such topic at {address}")
 
 
 def stored_stream(
@@ -88,14 +112,16 @@ def stored_stream(
     """Where a stream is, as Spark's sources take it, and whether that is Kafka.
 
     Raises:
-        ConfigurationError: there is no such file, or no name of a topic.
+        ConfigurationError: there is no such file or topic, or no name of a topic.
+        TransportError: Kafka cannot be reached, or refuses.
     """
     from lmerge_service.spark.places import JsonFiles, ParquetFiles, Topics
 
     if place.startswith(TOPIC):
-        topic = place.removeprefix(TOPIC)
+        topic, kafka = place.removeprefix(TOPIC), kafka_place(bootstrap, kafka_config)
         check_topic(topic)
-        return Topics(kafka_place(bootstrap, kafka_config), topic), True
+        require_topic(kafka, topic)
+        return Topics(kafka, topic), True
     if not place or not Path(place).exists():
         raise ConfigurationError(f"there is no file or folder {label(place)!r} (kafka:TOPIC?)")
     if Path(place).is_dir() or place.endswith(".parquet"):

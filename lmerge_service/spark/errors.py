@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException, PySparkException
 
 from lmerge_service.errors import ConfigurationError, LMergeError, StateError, TransportError
@@ -15,6 +16,7 @@ _OF_KAFKA: Final = re.compile(r"org\.apache\.kafka\.[\w.]*\.(\w+Exception): ?(.*
 _RAISED: Final = re.compile(r"\[USER_RAISED_EXCEPTION\] (.*?)(?: SQLSTATE|$)", re.MULTILINE)
 _WORKER: Final = re.compile(r"Python worker (failed to connect back|exited unexpectedly)")
 _PYTHON: Final = re.compile(r"^lmerge_service\.errors\.\w+: (.*)$", re.MULTILINE)
+_JAVA: Final = re.compile(r"^: [\w.$]+: (?:.*?: )??(?:\[[A-Z][A-Z_.\d]*\] )?(.*?)$", re.MULTILINE)
 
 
 @contextmanager
@@ -29,11 +31,11 @@ def spark_errors(doing: str) -> Iterator[None]:
     """
     try:
         yield
-    except PySparkException as error:
+    except (PySparkException, Py4JJavaError) as error:  # of most of Java's PySpark makes no own
         raise _translated(doing, error) from error
 
 
-def _translated(doing: str, error: PySparkException) -> LMergeError:
+def _translated(doing: str, error: PySparkException | Py4JJavaError) -> LMergeError:
     text = str(error)
     if found := _OF_KAFKA.search(text):
         return TransportError(f"{doing}: {found[2].strip() or found[1]}")
@@ -44,6 +46,8 @@ def _translated(doing: str, error: PySparkException) -> LMergeError:
             f"{doing}: a Python worker of Spark {found[1]}: is this machine out of memory, or too "
             "busy to start one in ten seconds? What was done is kept: start it again"
         )
+    if found := _JAVA.search(text):
+        return StateError(f"{doing}: {found[1].strip()}")
     gist = next(filter(None, map(str.strip, text.splitlines())), type(error).__name__)
     if isinstance(error, AnalysisException):
         return ConfigurationError(f"{doing}: {gist}")

@@ -36,7 +36,7 @@ from pyspark.sql import SparkSession
 from lmerge_service.errors import ConfigurationError, EnvironmentMissingError
 from lmerge_service.kafka.jars import JarSet, Java, find_java
 
-__all__ = ("SPARK_VERSION", "connector_jars", "java_home", "spark_session")
+__all__ = ("SPARK_VERSION", "connector_jars", "is_submitted", "java_home", "spark_session")
 
 SPARK_VERSION: Final = "4.2.0"
 
@@ -126,7 +126,7 @@ def spark_session(
         raise ConfigurationError(f"driver_memory is a number with m or g, not {driver_memory!r}")
     if SparkContext._active_spark_context is not None:
         raise ConfigurationError("this process has a Spark session already: use that one")
-    if _SUBMITTED in os.environ:
+    if is_submitted():
         with _submitted(name, settings or {}) as spark:
             yield spark
         return
@@ -144,6 +144,11 @@ def spark_session(
             _end(spark)
             for name in {each for each in os.environ if "SPARK_" in each} - before:
                 del os.environ[name]  # PySpark leaves some
+
+
+def is_submitted() -> bool:
+    """Whether this process was started by `spark-submit`, and Spark is the submission's."""
+    return _SUBMITTED in os.environ
 
 
 @contextmanager

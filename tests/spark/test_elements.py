@@ -508,6 +508,19 @@ def test_a_file_among_others_that_is_not_like_them_fails_the_query(
         told(read_elements(spark, place))
 
 
+def test_a_file_that_was_cut_off_is_told_in_one_line(spark: SparkSession, tmp_path: Path) -> None:
+    """Java raises it by a class of which PySpark makes none of its own."""
+    place = ParquetFiles(str(tmp_path / "cut"))
+    write_elements(frame(spark, STREAM), place, order=None)
+    for file in tmp_path.rglob("*.parquet"):
+        file.write_bytes(file.read_bytes()[:100])
+    refused = pytest.raises(
+        StateError, match=r"^reading \S+cut: [^\n]*Could not read footer[^\n]*$"
+    )
+    with refused, spark_errors("auditing"):
+        told(read_elements(spark, place))
+
+
 def test_parquet_is_not_decoded_again(spark: SparkSession, tmp_path: Path) -> None:
     place = ParquetFiles(str(tmp_path / "p"))
     write_elements(frame(spark, STREAM), place, order=None)

@@ -185,6 +185,11 @@ def test_the_command_writes_topics(
     assert lmerge("generate", *few, "-o", f"kafka:{topic}").code == 0
     stream = told(read_elements(spark, Topics(bootstrap, topic)))
     assert len(reconstitute(stream)) == 200
+    again = lmerge("generate", *few, "-o", f"kafka:{topic}")
+    assert (again.code, again.error) == (
+        2,
+        f"kafka:{topic} holds records already: choose another topic",
+    )
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,10 @@ def test_the_examples_do_what_the_page_says(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    prefix = topic_name("flights")
+    prefix = topic_name("example")
 
     def rename(code: str) -> str:
-        return re.sub(r'"flights\.(a|copy|dead-letters)"', rf'"{prefix}.\1"', code)
+        return re.sub(r'"example\.(a|copy|dead-letters)"', rf'"{prefix}.\1"', code)
 
     monkeypatch.chdir(tmp_path)
     run_page("docs/spark.md", rename, bootstrap)
