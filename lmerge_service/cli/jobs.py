@@ -6,7 +6,7 @@ Progress goes to standard error, and only where that is a terminal.
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -130,12 +130,16 @@ def stored_stream(
 
 
 def _watch(spark: Any, doing: str, ended: Event) -> None:
+    from py4j.protocol import Py4JError
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     tracker = spark.sparkContext.statusTracker()
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with (
+        suppress(Py4JError, OSError),  # the JVM is gone: whoever waits for the job is told, too
+        Progress(*columns, console=Console(stderr=True), transient=True) as progress,
+    ):
         bar = progress.add_task(doing, total=None)
         while not ended.wait(_POLL_SECONDS):
             stages = [tracker.getStageInfo(each) for each in tracker.getActiveStageIds()]

@@ -13,6 +13,8 @@ Who owns what
     (`kafka.jars`). Under `spark-submit` the JVM, the master, memory and JARs are the submission's.
 
 What happens on a crash
+    A session that is left by Ctrl-C or an exit kills its JVM. If that is killed by others, whatever
+    is asked next fails, and that is said when the session is left.
     The JVM ends when its standard input does, which the kernel closes with this process. The
     scratch folder is left to whoever cleans the system's temporary files.
 """
@@ -21,6 +23,7 @@ import logging
 import os
 import re
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -29,11 +32,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from py4j.protocol import Py4JNetworkError
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from lmerge_service.errors import ConfigurationError, EnvironmentMissingError
+from lmerge_service.errors import ConfigurationError, EnvironmentMissingError, LMergeError
 from lmerge_service.kafka.jars import JarSet, Java, find_java
 
 __all__ = ("SPARK_VERSION", "connector_jars", "is_submitted", "java_home", "spark_session")
@@ -121,6 +125,7 @@ def spark_session(
     Raises:
         ConfigurationError: this process has a session, or Spark refuses the settings.
         EnvironmentMissingError: no Java from 17 on, or the connector cannot be fetched.
+        LMergeError: on leaving, when the JVM has gone.
     """
     if not re.fullmatch(r"[1-9]\d*[mg]", driver_memory):
         raise ConfigurationError(f"driver_memory is a number with m or g, not {driver_memory!r}")
@@ -139,11 +144,45 @@ def spark_session(
         wanted = _settings(master, driver_memory, jars, Path(folder)) | dict(settings or {})
         spark = _started(name, master, wanted, java, Path(folder))
         try:
-            yield spark
+            with _breakable():
+                yield spark
         finally:
             _end(spark)
             for name in {each for each in os.environ if "SPARK_" in each} - before:
                 del os.environ[name]  # PySpark leaves some
+
+
+@contextmanager
+def _breakable() -> Iterator[None]:
+    """Kills the JVM when we are to end while it is asked something (Ctrl-C, SIGTERM): the next
+    question would get the answer to that one, and fail in ways of its own, which hide why.
+
+    Raises:
+        LMergeError: the JVM has gone by itself.
+    """
+    try:
+        yield
+    except (Py4JNetworkError, ConnectionError) as error:
+        if _gateway().proc.poll() is None:
+            raise
+        raise LMergeError(
+            "Spark's JVM is gone: was it killed, or is this machine out of memory? What was done "
+            "is kept: start it again"
+        ) from error
+    except BaseException as error:
+        if (why := _interruption(error)) is None:
+            raise
+        jvm = _gateway().proc
+        jvm.kill()
+        jvm.wait()
+        raise why from None
+
+
+def _interruption(error: BaseException | None) -> BaseException | None:
+    """The Ctrl-C or the exit that an error came of, if it did."""
+    while isinstance(error, Exception):
+        error = error.__context__
+    return error
 
 
 def is_submitted() -> bool:
@@ -185,6 +224,7 @@ def _started(
     name: str, master: str, settings: dict[str, str], java: Java, folder: Path
 ) -> SparkSession:
     logging.getLogger("SQLQueryContextLogger").disabled = True  # it repeats what is raised
+    logging.getLogger().addFilter(_is_not_py4js)
     environment = {
         "JAVA_HOME": str(java_home(java, folder)),
         "SPARK_CONF_DIR": str(_written(folder / "conf" / "log4j2.properties", _LOG4J).parent),
@@ -195,7 +235,8 @@ def _started(
     conf = SparkConf(loadDefaults=False).setAll([*settings.items()])
     try:
         with _set(environment), _uninterrupted():
-            return SparkSession.builder.master(master).appName(name).config(conf=conf).getOrCreate()
+            builder = SparkSession.builder.master(master).appName(name).config(conf=conf)
+            spark = builder.getOrCreate()
     except (PySparkException, OSError) as error:
         _end(None)
         raise EnvironmentMissingError(f"Spark does not start on {java}: {error}") from error
@@ -205,6 +246,9 @@ def _started(
             raise
         reason = str(getattr(error, "java_exception", error)).splitlines()[0]
         raise ConfigurationError(f"Spark does not start: {reason}") from error
+    # A JVM that is gone is said where it was asked something, and not by this thread, too.
+    spark.sparkContext._accumulatorServer.handle_error = lambda *_: None  # type: ignore[method-assign]
+    return spark
 
 
 @contextmanager
@@ -233,6 +277,11 @@ def java_home(java: Java, folder: Path) -> Path:
     return folder / "java"
 
 
+def _is_not_py4js(record: logging.LogRecord) -> bool:
+    """Py4J tells the root logger what it raises, with all its stack."""
+    return "py4j" not in Path(record.pathname).parts
+
+
 def _written(path: Path, text: str) -> Path:
     path.parent.mkdir(parents=True)
     path.write_text(text)
@@ -255,12 +304,26 @@ def _set(environment: Mapping[str, str]) -> Iterator[None]:
 
 def _end(spark: SparkSession | None) -> None:
     """Stops Spark and its JVM, which PySpark would keep for the next session as it is."""
+    gateway = _gateway()
     if spark is not None:
-        spark.stop()
-    gateway: Any = SparkContext._gateway
+        _stop(spark, gateway.proc)
     if gateway is None:
         return
     SparkContext._gateway = SparkContext._jvm = None
     gateway.shutdown()
     gateway.proc.stdin.close()
     gateway.proc.wait()
+
+
+def _gateway() -> Any:
+    return SparkContext._gateway
+
+
+def _stop(spark: SparkSession, jvm: "subprocess.Popen[bytes]") -> None:
+    """Stops Spark; where the JVM is gone there is nothing to stop, and PySpark is to forget it."""
+    if jvm.poll() is None:
+        spark.stop()
+        return
+    spark.sparkContext._accumulatorServer.shutdown()
+    SparkContext._active_spark_context = None
+    SparkSession._instantiatedSession = SparkSession._activeSession = None

@@ -1,7 +1,9 @@
 """A session: quiet, alone, on whatever Java there is, and gone when it ends."""
 
+import asyncio
 import importlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from lmerge_service.errors import ConfigurationError, EnvironmentMissingError, L
 from lmerge_service.kafka import jars
 from lmerge_service.spark.errors import spark_errors
 from lmerge_service.spark.session import connector_jars, spark_session
+from tests.waiting import come_true
 
 SCRIPT = """
 import os
@@ -92,6 +95,36 @@ def test_a_command_that_is_told_to_end_while_spark_starts_leaves_nothing(
     psutil.wait_procs(jvms, timeout=10)
     assert not any(each.is_running() for each in jvms), "the JVM is left"
     assert [each.name for each in tmp_path.iterdir()] == ["stream.ndjson"]
+
+
+@pytest.mark.deep
+@pytest.mark.spark
+@pytest.mark.xdist_group("spark")
+@pytest.mark.parametrize(
+    ("number", "code", "tells"),
+    [
+        (signal.SIGINT, 130, ""),
+        (signal.SIGTERM, 143, ""),
+        (signal.SIGKILL, 1, r"error: Spark's JVM is gone: [^\n]*\n"),
+    ],
+)
+def test_a_command_that_is_ended_in_the_middle_of_a_job_shows_no_stack(
+    tmp_path: Path, number: int, code: int, tells: str
+) -> None:
+    """By Ctrl-C, by SIGTERM, and by its JVM's being killed."""
+    command = (sys.executable, "-m", "lmerge_service.cli", "generate", "-o", "made.parquet")
+    with subprocess.Popen(
+        (*command, "--events", "10000000"), cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        asyncio.run(come_true((tmp_path / "made.parquet").exists, seconds=120))
+        children = psutil.Process(process.pid).children()
+        [jvm] = [each for each in children if "java" in each.name()]
+        os.kill(jvm.pid if number == signal.SIGKILL else process.pid, number)
+        said = process.stderr.read()
+        assert process.wait(60) == code, said
+    assert re.fullmatch(tells, said), said
+    assert not psutil.wait_procs([jvm], timeout=10)[1]
 
 
 def test_a_worker_of_spark_that_is_lost_is_no_damaged_file() -> None:
