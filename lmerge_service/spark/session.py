@@ -28,7 +28,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -97,6 +97,7 @@ _MEANING: Final = {
     "spark.sql.redaction.options.regex": _REDACTED,
 }
 """Wherever Spark runs."""
+_DYING_SECONDS: Final = 5
 _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
 """Where `spark-submit` has its JVM, in the environment of the programs that it starts."""
 
@@ -163,7 +164,7 @@ def _breakable() -> Iterator[None]:
     try:
         yield
     except (Py4JNetworkError, ConnectionError) as error:
-        if _gateway().proc.poll() is None:
+        if not _has_ended(_gateway().proc):
             raise
         raise LMergeError(
             "Spark's JVM is gone: was it killed, or is this machine out of memory? What was done "
@@ -176,6 +177,13 @@ def _breakable() -> Iterator[None]:
         jvm.kill()
         jvm.wait()
         raise why from None
+
+
+def _has_ended(jvm: "subprocess.Popen[bytes]") -> bool:
+    """A JVM that dies closes its connections a moment before."""
+    with suppress(subprocess.TimeoutExpired):
+        jvm.wait(_DYING_SECONDS)
+    return jvm.poll() is not None
 
 
 def _interruption(error: BaseException | None) -> BaseException | None:
