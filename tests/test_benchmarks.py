@@ -417,6 +417,7 @@ def test_the_service_is_measured_from_the_command_line(name: str) -> None:
 
 
 @pytest.mark.kafka
+@pytest.mark.deep
 def test_a_soak_ends_with_the_audit_and_tells_by_its_exit_code_that_a_bound_is_exceeded() -> None:
     """So tight a bound that no worker stays within it."""
     said = _benchmarks(

@@ -352,7 +352,11 @@ def test_mistakes_end_in_one_line(
     for arguments, code, said in (
         (("one", "nowhere"), 2, "cannot read nowhere: No such file or directory"),
         (("one", "-"), 2, "standard input is for --engine python: Spark reads files"),
-        (("one", missing, "--bootstrap", bootstrap), 2, f"{missing}: there is no such topic"),
+        (
+            ("one", missing, "--bootstrap", bootstrap),
+            2,
+            f"{missing}: there is no such topic at {bootstrap}",
+        ),
         (("one", "same", "--html", "no/page"), 2, "cannot write no/page: there is no folder no"),
     ):
         done = audit(*arguments)

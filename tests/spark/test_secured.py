@@ -43,7 +43,9 @@ def by_password(kafka: Secured, file: str = "password") -> Kafka:
     return Kafka(bootstrap=kafka.broker.address("SASL"), tls=tls, sasl=sasl)
 
 
-@pytest.mark.parametrize("known", [by_certificate, by_password])
+@pytest.mark.parametrize(
+    "known", [pytest.param(by_certificate, marks=pytest.mark.deep), by_password]
+)
 def test_spark_is_let_in_and_shows_no_secret(
     spark: SparkSession,
     kafka: Secured,
