@@ -46,7 +46,7 @@ EXPECTED: dict[str, tuple[list[str], list[float], list[str]]] = {
 }
 
 
-QUICK = ("fig5", "fig7")
+QUICK = ("fig5",)
 
 
 @pytest.mark.parametrize(

@@ -305,10 +305,18 @@ def test_topics_of_any_width_are_compared_with_files(
     assert lines[0].startswith(f"kafka:{wide}: legal, 2 events by 2 inserts, 2 adjusts, 6 stables")
     assert lines[2] == "  2 records of older incarnations are left out"
     assert any(each.startswith(f"kafka:{wide} told of 2 events after the first") for each in lines)
-    send(bootstrap, narrow, sent([Insert("A", 1, 2)], headers=headers))
-    done = audit("one", f"kafka:{narrow}", "--bootstrap", bootstrap)
+
+
+@pytest.mark.deep
+def test_what_is_not_legal_in_a_topic_is_named_by_its_offset(
+    audit: Lmerge, bootstrap: str, topic_name: Callable[..., str]
+) -> None:
+    topic = topic_name()
+    make_topic(bootstrap, topic)
+    send(bootstrap, topic, sent([*SAME, Insert("A", 1, 2)]))
+    done = audit("one", f"kafka:{topic}", "--bootstrap", bootstrap)
     assert done.code == 2
-    assert done.error.startswith(f"kafka:{narrow}: {narrow}-0 at offset 5: insert with vs=1 below")
+    assert done.error.startswith(f"kafka:{topic}: {topic}-0 at offset 3: insert with vs=1 below")
 
 
 @pytest.mark.deep
