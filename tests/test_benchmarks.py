@@ -265,6 +265,7 @@ def test_an_output_that_is_not_the_logical_stream_is_no_outcome() -> None:
         policies.outcome([ONE, [(-1, Stable(INFINITY))]], Policy())
 
 
+@pytest.mark.deep
 def test_policies_are_measured_and_drawn_from_the_command_line(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks", "policies", "--events", "200", "--json"]
     texts = []

@@ -66,7 +66,7 @@ def test_three_plans_of_one_query_are_proved_equivalent(tmp_path: Path) -> None:
     [
         (signal.SIGINT, 130),
         pytest.param(signal.SIGTERM, 130, marks=pytest.mark.deep),
-        (signal.SIGKILL, -9),
+        pytest.param(signal.SIGKILL, -9, marks=pytest.mark.deep),
     ],
 )
 def test_whatever_ends_the_demo_nothing_is_left(

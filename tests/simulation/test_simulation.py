@@ -163,6 +163,7 @@ def test_a_replica_that_stays_though_it_was_detached_is_found(
     assert found()
 
 
+@pytest.mark.deep
 def test_a_replica_that_is_merged_on_in_quarantine_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -125,6 +125,7 @@ def test_both_agree_on_many_more(spark: SparkSession, start: int) -> None:
     compare_all(spark, range(start, start + 9_500))
 
 
+@pytest.mark.deep
 def test_what_is_plain_is_not_looked_at_twice(spark: SparkSession) -> None:
     """Else the second look would cost as much as the first."""
     cases = [case_of(seed) for seed in range(300)]

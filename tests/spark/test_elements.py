@@ -278,6 +278,7 @@ def finish(query: Any) -> None:
     assert query.exception() is None
 
 
+@pytest.mark.deep
 def test_every_partition_of_a_topic_is_a_legal_stream_with_all_stables(
     spark: SparkSession, bootstrap: str, topic_name: Callable[..., str]
 ) -> None:

@@ -212,6 +212,7 @@ def test_a_reader_keeps_what_it_has_begun_to_read(stored: Stored, spark: SparkSe
     assert len(by_arrow(stored.path, None)) == 4
 
 
+@pytest.mark.deep
 def test_an_update_goes_on_over_a_compaction_and_not_over_another_update(
     stored: Stored, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
