@@ -38,27 +38,14 @@ _HEADERS = [
 
 
 def application(worker: Worker, access: Access, feedback: FeedbackOut) -> FastAPI:
-    """The routes over a worker; all run on the event loop, where nothing changes under them.
-
-    Health and readiness are told to everybody, since who asks for them holds no secrets; the
-    reasons, like everything else, only to who may read.
-    """
-    app = guarded(access, metrics_of(worker, feedback), lambda: worker.control)
-
-    @app.get("/healthz")
-    async def healthz(request: Request) -> dict[str, str | list[str]]:
-        """The process lives; `degraded` says that somebody should look, not that it should die."""
-        status = status_of(worker)
-        reasons = status.reasons if access.may_read(request) else []
-        return {"health": status.health, "reasons": reasons}
-
-    @app.get("/readyz")
-    async def readyz(response: Response) -> dict[str, str]:
-        """200 while elements are merged, or followed; 503 while the worker starts or recovers,
-        or cannot reach Kafka."""
-        state = readiness_of(worker)
-        response.status_code = 200 if state in ("running", "standby") else 503
-        return {"state": state}
+    """The routes over a worker; all run on the event loop, where nothing changes under them."""
+    app = guarded(
+        access,
+        metrics_of(worker, feedback),
+        lambda: worker.control,
+        reasons=lambda: status_of(worker).reasons,
+        state=lambda: readiness_of(worker),
+    )
 
     @app.get("/status", dependencies=[Depends(access.reads)])
     async def status() -> Status:
@@ -69,16 +56,40 @@ def application(worker: Worker, access: Access, feedback: FeedbackOut) -> FastAP
 
 
 def guarded(
-    access: Access, registry: CollectorRegistry, control: Callable[[], Control | None]
+    access: Access,
+    registry: CollectorRegistry,
+    control: Callable[[], Control | None],
+    *,
+    reasons: Callable[[], list[str]],
+    state: Callable[[], str],
 ) -> FastAPI:
-    """What whoever merges has: metrics, and deciding, to those who may."""
+    """What whoever merges has: health, readiness, metrics, and deciding.
+
+    Health and readiness are told to everybody, since who asks for them holds no secrets; the
+    reasons, like everything else, only to who may read.
+    """
     app = FastAPI(title="lmerge", docs_url=None, redoc_url=None)
     app.add_middleware(Guard, access=access)
     reads = [Depends(access.reads)]
 
+    @app.get("/healthz")
+    async def healthz(request: Request) -> dict[str, str | list[str]]:
+        """The process lives; `degraded` says that somebody should look, not that it should die."""
+        found = reasons()
+        shown = found if access.may_read(request) else []
+        return {"health": "degraded" if found else "ok", "reasons": shown}
+
+    @app.get("/readyz")
+    async def readyz(response: Response) -> dict[str, str]:
+        """200 while elements are merged, or followed; 503 while the worker starts or recovers,
+        or cannot reach Kafka."""
+        found = state()
+        response.status_code = 200 if found in ("running", "standby") else 503
+        return {"state": found}
+
     @app.get("/metrics", dependencies=reads)
     async def metrics() -> Response:
-        """For Prometheus."""
+        """The same for Prometheus."""
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     app.include_router(routes(control, reads=reads, controls=[Depends(access.controls)]))

@@ -17,7 +17,6 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Final
 
 from anyio.from_thread import start_blocking_portal
-from fastapi import FastAPI, Request, Response
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from lmerge_service.kafka.cluster import Cluster
@@ -84,7 +83,13 @@ def served(topology: Topology, job: Job, metrics: Metrics) -> Iterator[str]:
 async def _served(topology: Topology, job: Job, metrics: Metrics) -> AsyncIterator[str]:
     log = Cluster(connection_of(topology.kafka)).log(topology.output.control_topic)
     async with LoggedControl(topology, log) as control:
-        app = _application(Access(topology.http), job, control, metrics.registry)
+        app = guarded(
+            Access(topology.http),
+            metrics.registry,
+            lambda: control,
+            reasons=lambda: [each for each in (job.trouble, control.unreachable) if each],
+            state=lambda: "running" if job.merging else "starting",
+        )
         following = asyncio.create_task(control.run(), name="decisions")
         try:
             async with serve(app, topology.http) as address:
@@ -93,24 +98,3 @@ async def _served(topology: Topology, job: Job, metrics: Metrics) -> AsyncIterat
             following.cancel()
             with suppress(asyncio.CancelledError):
                 await following
-
-
-def _application(
-    access: Access, job: Job, control: LoggedControl, registry: CollectorRegistry
-) -> FastAPI:
-    app = guarded(access, registry, lambda: control)
-
-    @app.get("/healthz")
-    async def healthz(request: Request) -> dict[str, str | list[str]]:
-        """The driver lives; `degraded` says that somebody should look."""
-        reasons = [each for each in (job.trouble, control.unreachable) if each is not None]
-        shown = reasons if access.may_read(request) else []
-        return {"health": "degraded" if reasons else "ok", "reasons": shown}
-
-    @app.get("/readyz")
-    async def readyz(response: Response) -> dict[str, str]:
-        """200 while Spark's query runs; 503 while it starts, or starts anew after a decision."""
-        response.status_code = 200 if job.merging else 503
-        return {"state": "running" if job.merging else "starting"}
-
-    return app
