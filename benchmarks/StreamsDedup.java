@@ -1,4 +1,3 @@
-import java.nio.file.Path;
 import java.util.Arrays;
 import java.util.List;
 import java.util.Properties;
@@ -14,8 +13,8 @@ import org.apache.kafka.streams.kstream.Produced;
 import org.apache.kafka.streams.processor.api.Processor;
 import org.apache.kafka.streams.processor.api.ProcessorContext;
 import org.apache.kafka.streams.processor.api.Record;
-import org.apache.kafka.streams.state.Stores;
 import org.apache.kafka.streams.state.KeyValueStore;
+import org.apache.kafka.streams.state.Stores;
 
 /**
  * Deduplication in the fastest way that Kafka Streams has: what was seen lies in a key-value store
@@ -64,7 +63,7 @@ public final class StreamsDedup {
     settings.put(StreamsConfig.BOOTSTRAP_SERVERS_CONFIG, bootstrap);
     settings.put(StreamsConfig.PROCESSING_GUARANTEE_CONFIG, StreamsConfig.EXACTLY_ONCE_V2);
     settings.put(StreamsConfig.REPLICATION_FACTOR_CONFIG, 1);
-    settings.put(StreamsConfig.STATE_DIR_CONFIG, Path.of(folder).toString());
+    settings.put(StreamsConfig.STATE_DIR_CONFIG, folder);
     settings.put(ConsumerConfig.AUTO_OFFSET_RESET_CONFIG, "earliest");
     return settings;
   }

@@ -17,6 +17,8 @@ from lmerge_service.cli.words import say_json
 from lmerge_service.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from lmerge_service.spark.merge.job import Progress, Settings
     from lmerge_service.topology import Topology
 
@@ -100,25 +102,19 @@ def _merge(
 ) -> None:
     import signal
     from contextlib import ExitStack
+    from functools import partial
 
     from lmerge_service.spark.merge.job import Job
-    from lmerge_service.spark.merge.serving import Metrics, served
 
-    metrics = Metrics()
-
-    def tell(progress: "Progress") -> None:
-        metrics.tell(progress)
-        if as_json:
-            batch, records = progress.batch, progress.records
-            say_json({"batch": batch, "records": records, "seconds": progress.seconds})
-        else:
-            told = f"{progress.records:,} records in {progress.seconds:.2f} s"
-            typer.echo(f"batch {progress.batch}: {told}", err=True)
-
-    job = Job(topology, settings, tell=tell)
+    listeners: list[Callable[[Progress], object]] = [partial(_tell, as_json=as_json)]
+    job = Job(topology, settings, tell=lambda batch: [each(batch) for each in listeners])
     job.open()
     with ExitStack() as stack:
         if serving:
+            from lmerge_service.spark.merge.serving import Metrics, served
+
+            metrics = Metrics()
+            listeners.append(metrics.tell)
             address = stack.enter_context(served(topology, job, metrics))
             typer.echo(f"HTTP at {address}", err=True)
         spark = stack.enter_context(spark_for(f"lmerge {topology.name}", **session))
@@ -130,6 +126,15 @@ def _merge(
     typer.echo(
         f"{topology.output.topic}: merged to here; go on with the same --checkpoint", err=True
     )
+
+
+def _tell(progress: "Progress", *, as_json: bool) -> None:
+    if as_json:
+        batch, records = progress.batch, progress.records
+        say_json({"batch": batch, "records": records, "seconds": progress.seconds})
+    else:
+        told = f"{progress.records:,} records in {progress.seconds:.2f} s"
+        typer.echo(f"batch {progress.batch}: {told}", err=True)
 
 
 def _hand_over(spark: Any, topology: "Topology", checkpoint: str) -> None:

@@ -213,9 +213,10 @@ def outputs(path: Path) -> list[TDB]:
         StateError: it is damaged, or of another version.
     """
     with _opened(path) as file:
-        _sections(path, file, _head(path, file))
-        file.seek(0)
-        begun = _begun(path, file, _head(path, file))
+        head, first = _head(path, file), file.tell()
+        _sections(path, file, head)
+        file.seek(first)
+        begun = _begun(path, file, head)
         return [_output(path, _chunks(path, file, digest)) for _, digest in begun]
 
 

@@ -312,6 +312,7 @@ def _set(environment: Mapping[str, str]) -> Iterator[None]:
 
 def _end(spark: SparkSession | None) -> None:
     """Stops Spark and its JVM, which PySpark would keep for the next session as it is."""
+    logging.getLogger().removeFilter(_is_not_py4js)
     gateway = _gateway()
     if spark is not None:
         _stop(spark, gateway.proc)

@@ -92,12 +92,15 @@ def test_both_agree_on_thousands_of_cases_whole_and_broken(spark: SparkSession) 
     assert kinds["refused"], kinds
 
 
+@pytest.mark.parametrize(
+    "seeds", [DAILY[:500], pytest.param(DAILY[500:1_000], marks=pytest.mark.deep)]
+)
 def test_by_key_it_says_what_the_letter_of_r3_says(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, seeds: range
 ) -> None:
     """And that, with slices that are too many and are taken together."""
     monkeypatch.setattr("lmerge_service.spark.audit.judging.MOST_SLICES", 2_000)
-    cases = [case for case in map(case_of, DAILY[:500]) if any(case.streams)]
+    cases = [case for case in map(case_of, seeds) if any(case.streams)]
     found = findings_of(spark, cases, keyed=True, chunk=500)
     kinds: Counter[str] = Counter()
     for case in cases:
