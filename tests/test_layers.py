@@ -26,8 +26,8 @@ ROOMS: dict[str, set[str]] = {
     "service": {"model", "core", "credentials", "feedback", "formats", "kafka", "topology"},
     "offline": {"model", "core", "formats", "kafka"},
     "spark": {
-        *("model", "core", "credentials", "feedback", "formats", "kafka", "present", "service"),
-        *("page", "topology"),
+        *("model", "core", "credentials", "feedback", "formats", "kafka", "offline", "present"),
+        *("page", "service", "topology"),
     },
     "up": {"model", "kafka", "service", "startup", "topology"},
     "demo": {

@@ -165,6 +165,14 @@ def run(
             "windows have filled.",
         ),
     ] = False,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="With --plain: go on from what --to holds, its own words or a jumpstart's "
+            "beginning.",
+        ),
+    ] = False,
     feedback: Annotated[
         str | None,
         typer.Option(metavar="TOPIC", help="A merge's output: leave out what is final there."),
@@ -180,7 +188,8 @@ def run(
     plain: Annotated[
         bool,
         typer.Option(
-            "--plain", help="Without Spark and without a checkpoint: each start begins anew."
+            "--plain",
+            help="Without Spark and without a checkpoint: each start begins anew, or resumes.",
         ),
     ] = False,
     master: Annotated[
@@ -210,6 +219,12 @@ def run(
         check_topic(topic)
     if rejoin and since is not None:
         raise ConfigurationError("--since and --rejoin are two ways to begin anew: give one")
+    if resume and (rejoin or since is not None):
+        raise ConfigurationError("--resume goes on, --since and --rejoin begin anew: give one")
+    if resume and not plain:
+        raise ConfigurationError(
+            "--resume is for --plain: in Spark a replica goes on from its checkpoint"
+        )
     kafka = kafka_place(bootstrap, kafka_config)
     silence_kafka_client()
     if plain:
@@ -235,6 +250,7 @@ def run(
                 partitions=partitions,
                 since=since,
                 rejoin=rejoin,
+                resume=resume,
                 batch=batch,
             ),
             as_json=as_json,
@@ -289,9 +305,14 @@ def _run_plain(plain: "Plain", *, as_json: bool) -> None:
             return
         typer.echo(
             f"{plain.query.name} from {plain.facts} to {plain.to}, "
-            f"incarnation {begins.incarnation}{_from(begins.joining_at)}",
+            f"incarnation {begins.incarnation}{_from(begins.joining_at)}{_resumed(begins)}",
             err=True,
         )
+
+    def _resumed(begins: "Beginning") -> str:
+        if not plain.resume or begins.since is None:
+            return ""
+        return f", resumes with the facts from {point(begins.since)} on"
 
     with told_to_stop() as stopped:
         running = run_plain(

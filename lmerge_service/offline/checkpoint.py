@@ -27,7 +27,7 @@ from lmerge_service.elements import INFINITY, START, Element, Insert, Stable
 from lmerge_service.errors import ConfigurationError, IllegalStreamError
 from lmerge_service.tdb import TDB, Event
 
-__all__ = ("Checkpoint", "checkpoint", "composed", "held")
+__all__ = ("Checkpoint", "Holding", "checkpoint", "composed", "held")
 
 _LOOKED_AFTER: Final = 100_000
 """So many elements, or as many as there were live events, and what is final is let go."""
@@ -67,25 +67,40 @@ def checkpoint(name: str, elements: Iterable[tuple[int, Element]]) -> Checkpoint
     return composed(name, [(held(f"{name}:", elements), START)])
 
 
-def held(place: str, elements: Iterable[tuple[int, Element]]) -> TDB:
-    """What a stream holds in the end, less what was final before; `place` and the number of an
-    element tell where it is.
-
-    Raises:
-        IllegalStreamError: it is no stream, with the place.
+class Holding:
+    """What a stream holds so far, less what was final before; `place` and the number of an element
+    tell where it is.
 
     Complexity: memory in what is not final, not in the stream.
     """
-    tdb, due = TDB(), _LOOKED_AFTER
-    for count, (number, element) in enumerate(elements):
+
+    def __init__(self, place: str) -> None:
+        self.tdb = TDB()
+        self._place = place
+        self._left = _LOOKED_AFTER
+
+    def take(self, number: int, element: Element) -> None:
+        """Raises IllegalStreamError: it does not go on so, with the place."""
         try:
-            tdb.apply(element)
+            self.tdb.apply(element)
         except IllegalStreamError as error:
-            raise IllegalStreamError(f"{place}{number}: {error}") from None
-        if count >= due:
-            tdb = TDB(_live(tdb, tdb.stable), tdb.stable)
-            due = count + max(_LOOKED_AFTER, len(tdb))
-    return tdb
+            raise IllegalStreamError(f"{self._place}{number}: {error}") from None
+        self._left -= 1
+        if self._left < 0:
+            self.tdb = TDB(_live(self.tdb, self.tdb.stable), self.tdb.stable)
+            self._left = max(_LOOKED_AFTER, len(self.tdb))
+
+
+def held(place: str, elements: Iterable[tuple[int, Element]]) -> TDB:
+    """What a stream holds in the end, as `Holding` has it.
+
+    Raises:
+        IllegalStreamError: it is no stream, with the place.
+    """
+    holding = Holding(place)
+    for number, element in elements:
+        holding.take(number, element)
+    return holding.tdb
 
 
 def composed(name: str, parts: Iterable[tuple[TDB, int]]) -> Checkpoint:

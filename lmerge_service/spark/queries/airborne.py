@@ -20,19 +20,23 @@ Theory
 Invariants
     A1  What is told and may still change ends at the stable or later; an announcement begins there.
     A2  Of final flights nothing is kept.
+    A3  What the early plan has to know of the facts below a stable is in what was said by then:
+        a flight that begins below it has departed, one that begins there is announced, and has
+        departed if a fact says so that is not below.
 
 Cost
     Linear in the flights that are announced or in the air, per batch.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
 from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
 from lmerge_service.formats.payload import canonical
 from lmerge_service.spark.queries.plans import Operator, Plan, Row
+from lmerge_service.tdb import TDB
 
 __all__ = ("Airborne",)
 
@@ -51,6 +55,9 @@ class Airborne:
 
     def begin(self, plan: Plan) -> Operator:
         return _Early(self, plan.grid) if plan.early else _Final(self, plan.grid)
+
+    def resume(self, plan: Plan, said: TDB) -> Operator | None:
+        return _Early(self, plan.grid).recall(said) if plan.early else None
 
 
 class _Journey(msgspec.Struct):
@@ -141,6 +148,20 @@ class _Early(_Flights):
         super().__init__(shape, grid)
         self._announced: dict[bytes, tuple[int, int]] = {}
         self._told: dict[tuple[bytes, int], int] = {}
+
+    def recall(self, said: TDB) -> Self:
+        """A3. What one plan has said another one may go on with: all mean the same."""
+        self._stable = said.stable
+        for flight, vs, ve in said:
+            assert isinstance(flight, bytes)
+            if ve < said.stable:
+                continue
+            self._told[flight, vs] = ve
+            if vs < said.stable:
+                self._journeys[flight, vs] = _Journey(departed=True, expected=ve)
+            else:
+                self._announced[flight] = vs, ve
+        return self
 
     def __len__(self) -> int:
         return len(self._journeys) + len(self._announced)

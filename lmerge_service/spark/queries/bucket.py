@@ -29,7 +29,7 @@ from lmerge_service.errors import ElementError, StateError
 from lmerge_service.feedback import FeedbackBoard
 from lmerge_service.formats.feedback import FeedbackRecord
 from lmerge_service.spark.queries.lateness import Lateness, Piece
-from lmerge_service.spark.queries.plans import Plan, Shape
+from lmerge_service.spark.queries.plans import Operator, Plan, Shape
 
 __all__ = ("Bucket", "Given", "Said", "Settings")
 
@@ -80,9 +80,12 @@ class Said:
 class Bucket:
     """Goes from batch to batch."""
 
-    def __init__(self, settings: Settings, saved: bytes | None = None) -> None:
+    def __init__(
+        self, settings: Settings, saved: bytes | None = None, operator: Operator | None = None
+    ) -> None:
+        """With an operator that has said something already (`Shape.resume`), or as saved."""
         self._settings = settings
-        self._operator = settings.shape.begin(settings.plan)
+        self._operator = settings.shape.begin(settings.plan) if operator is None else operator
         self._points: list[dict[str, Any]] = []
         self._point = settings.joining_at
         seen: list[int] = []

@@ -4,14 +4,15 @@ Theory
     What Spark does around a bucket is little for one process: read a batch, tell the pieces, choose
     rows, route them, write what is said and wait until it is written. There is no checkpoint, so
     every start is a new incarnation, which begins with the first fact, or with those of now
-    (`beginnings`). It starts in a second, which
-    makes it a good third replica, and the one to have when nothing but Python is there.
+    (`beginnings`), unless it can resume by what its topic holds (`resuming`). It starts in a
+    second, which makes it a good third replica, and the one to have when nothing but Python is
+    there.
 
 Who owns what
     `run_plain` owns its clients. The output topic is made when it is missing.
 
 What happens on a crash at each await
-    What is written stays; the next start is the next incarnation.
+    What is written stays; the next start is the next incarnation, or resumes.
 """
 
 import time
@@ -39,6 +40,8 @@ from lmerge_service.spark.queries.bucket import Bucket, Given, Said, Settings
 from lmerge_service.spark.queries.chosen import Chosen
 from lmerge_service.spark.queries.lateness import FURTHEST, Reading
 from lmerge_service.spark.queries.plans import Batch, Plan, Query
+from lmerge_service.spark.queries.resuming import Held, held_in
+from lmerge_service.tdb import TDB
 
 __all__ = ("Plain", "run_plain")
 
@@ -60,6 +63,8 @@ class Plain:
     """Begin with the facts of this time; None: with the first."""
     rejoin: bool = False
     """At each start but the first, begin with the facts of now."""
+    resume: bool = False
+    """Go on from what the topic holds, if it holds anything."""
     batch: int | None = None
     stopped: Callable[[], bool] = field(default=lambda: False)
 
@@ -79,23 +84,29 @@ async def run_plain(
     True: it has ended, all has been said.
 
     Raises:
-        ConfigurationError: there are no such facts, or the query needs Spark.
+        ConfigurationError: there are no such facts, the query needs Spark, or it is to resume and
+            cannot.
         TransportError: Kafka cannot be reached, or refuses.
         StateError: a partition cannot be read.
+        IllegalStreamError: what the topic holds is no stream.
     """
     choose = plain.chosen
+    if plain.resume and plain.query.shape.resume(plain.plan, TDB()) is None:
+        raise ConfigurationError(
+            f"{plain.query.name} by this plan cannot resume: what it has to know cannot be told "
+            "from what it has said"
+        )
     async with AsyncExitStack() as stack:
         async with Topics(plain.connection) as topics:
             width = await topics.width(plain.facts)
             if width is None:
                 raise ConfigurationError(f"there is no topic {plain.facts}")
             partitions = await topics.ensure(plain.to, partitions=plain.partitions)
-        tail = await tails(plain.connection, plain.to, partitions)
-        since = plain.since
-        if plain.rejoin and tail:
-            since = await mark_of(plain.connection, plain.facts, width, plain.lateness)
-        begins = anew(tail, since, plain.query.shape.memory)
+        held = await held_in(plain.connection, plain.to, partitions) if plain.resume else None
+        begins = await _anew(plain, width, partitions) if held is None else _resumed(held)
         begun(begins)
+        if begins.since == INFINITY:
+            return True
         source = await stack.enter_async_context(Source(plain.connection, fetch_wait_ms=50))
         writer = await stack.enter_async_context(
             Writer(
@@ -105,11 +116,12 @@ async def run_plain(
             )
         )
         places = [TopicPartition(plain.facts, number) for number in range(width)]
-        if since is None:
+        if begins.since is None:
             source.assign(await source.beginnings(places))
         else:
-            source.assign(await source.since(places, since))
-        runner = _Runner(plain, choose, width, partitions, begins.joining_at)
+            source.assign(await source.since(places, begins.since))
+        said = [TDB()] * partitions if held is None else held.partitions
+        runner = _Runner(plain, choose, width, begins.joining_at, said)
         while not runner.ended and not plain.stopped():
             started = time.monotonic()
             read = await source.poll(_POLL_SECONDS, plain.batch or plain.plan.batch)
@@ -121,12 +133,26 @@ async def run_plain(
         return runner.ended
 
 
+async def _anew(plain: Plain, width: int, partitions: int) -> Beginning:
+    tail = await tails(plain.connection, plain.to, partitions)
+    since = plain.since
+    if plain.rejoin and tail:
+        since = await mark_of(plain.connection, plain.facts, width, plain.lateness)
+    return anew(tail, since, plain.query.shape.memory)
+
+
+def _resumed(held: Held) -> Beginning:
+    since = None if held.stable == START else held.stable
+    return Beginning(held.incarnation, since, held.joining_at)
+
+
 class _Runner:
     """From records to records; never awaits."""
 
     def __init__(
-        self, plain: Plain, choose: Chosen, width: int, partitions: int, joining_at: int
+        self, plain: Plain, choose: Chosen, width: int, joining_at: int, said: Sequence[TDB]
     ) -> None:
+        """`said`: what each output partition holds already."""
         settings = Settings(
             shape=plain.query.shape,
             plan=plain.plan,
@@ -137,8 +163,11 @@ class _Runner:
         self._choose = choose
         self._key = plain.query.key
         self._lateness = plain.lateness
-        self._router = Router(partitions, plain.query.key)
-        self._buckets = [Bucket(settings) for _ in range(partitions)]
+        self._router = Router(len(said), plain.query.key)
+        self._known = [each.stable for each in said]
+        self._buckets = [
+            Bucket(settings, operator=plain.query.shape.resume(plain.plan, each)) for each in said
+        ]
         self._said: list[Said] = []
         self._number = -1
         self._facts = self._refused = self._records = 0
@@ -183,8 +212,9 @@ class _Runner:
             return
         key = msgspec.json.encode({name: row.get(name) for name in self._key})
         data = msgspec.json.encode(row).decode()
-        bucket = given[self._router.partition_of(key)]
-        bucket.append(Given("row", partition, offset, time, data))
+        bucket = self._router.partition_of(key)
+        if time >= self._known[bucket]:
+            given[bucket].append(Given("row", partition, offset, time, data))
 
     def _key_of(self, element: Element) -> bytes | None:
         if isinstance(element, Stable):

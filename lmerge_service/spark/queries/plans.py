@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from lmerge_service.elements import INFINITY, Element
 from lmerge_service.spark.queries.chosen import Chosen
+from lmerge_service.tdb import TDB
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -67,6 +68,10 @@ class Shape(Protocol):
         """An event [vs, ve) depends on facts from vs on only, and ve <= vs + memory."""
 
     def begin(self, plan: Plan) -> Operator: ...
+
+    def resume(self, plan: Plan, said: TDB) -> Operator | None:
+        """The operator that has said this, for the facts from its stable on; None: what it has to
+        know of those before is not to be seen in what was said."""
 
 
 class Fold(Protocol):

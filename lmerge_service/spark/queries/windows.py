@@ -36,6 +36,7 @@ import msgspec
 from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
 from lmerge_service.formats.payload import canonical
 from lmerge_service.spark.queries.plans import Fold, Operator, Plan, Row
+from lmerge_service.tdb import TDB
 
 __all__ = ("Windows",)
 
@@ -59,6 +60,10 @@ class Windows:
 
     def begin(self, plan: Plan) -> Operator:
         return _Early(self, plan.grid) if plan.early else _Final(self, plan.grid)
+
+    def resume(self, plan: Plan, said: TDB) -> Operator | None:
+        """Never: what was counted already for a window may be from facts beyond the stable."""
+        return None
 
     def starts(self, time: int, span: int = 1) -> Iterable[int]:
         """Of the windows that hold [time, time + span)."""

@@ -14,6 +14,7 @@ from lmerge_service.kafka.routing import Router
 from lmerge_service.spark.queries.bucket import Bucket, Given, Said, Settings
 from lmerge_service.spark.queries.lateness import Reading
 from lmerge_service.spark.queries.plans import Plan, Query
+from lmerge_service.tdb import TDB
 from tests.spark.queries.reference import HOUR, MINUTE
 
 __all__ = ("CHOSEN", "Fact", "Run", "batches_of", "given_of", "random_facts", "run")
@@ -121,8 +122,10 @@ def run(
     points: Mapping[int, Sequence[str]] | None = None,
     merge_output: str = "",
     replica: str = "",
+    held: Sequence[TDB] = (),
 ) -> Run:
-    """Batches of at most `largest` rows a partition; `points` are feedback records by batch."""
+    """Batches of at most `largest` rows a partition; `points` are feedback records by batch, `held`
+    is what the output partitions hold already."""
     settings = Settings(
         shape=query.shape, plan=plan, lateness=lateness, partitions=len(topic),
         joining_at=joining_at, output=merge_output, replica=replica,
@@ -130,9 +133,17 @@ def run(
     done = Run(query, plan, buckets, lateness, [[] for _ in range(buckets)])
     done.clean = [[] for _ in range(buckets)]
     saved: list[bytes | None] = [None] * buckets
+    if held:
+        resumed = [Bucket(settings, operator=query.shape.resume(plan, each)) for each in held]
+        saved = [each.save() for each in resumed]
     for number, batch in enumerate(batches_of(topic, rng, largest)):
         given = given_of(query, batch, rng, buckets, lateness)
         for bucket in range(buckets):
+            if held:
+                given[bucket] = [
+                    each for each in given[bucket]
+                    if each.kind != "row" or each.time >= held[bucket].stable
+                ]  # fmt: skip
             for offset, point in enumerate((points or {}).get(number, ())):
                 given[bucket].append(Given("point", 0, number * 100 + offset, 0, point))
             while True:

@@ -21,14 +21,16 @@ from lmerge_service.spark.queries.beginnings import Beginning
 from lmerge_service.spark.queries.catalogue import QUERIES
 from lmerge_service.spark.queries.plain import Plain, run_plain
 from lmerge_service.spark.queries.plans import Batch
-from lmerge_service.tdb import differences, reconstitute
-from tests.spark.queries.reference import MINUTE, meaning
+from lmerge_service.tdb import TDB, differences, reconstitute
+from tests.spark.queries.reference import HOUR, MINUTE, meaning
 from tests.spark.queries.simulate import CHOSEN, random_facts
 from tests.spark.queries.topics import facts_in, merge_of, publish_facts
 from tests.spark.records import Sent, make_topic, received, send
 from tests.waiting import come_true
 
 LATENESS = 30 * MINUTE
+DAY = 24 * HOUR
+TIMES = {"time", "departs", "arrives"}
 
 
 @pytest.mark.parametrize("name", QUERIES)
@@ -104,6 +106,56 @@ def test_one_that_rejoins_is_correct_once_its_windows_have_filled(
     correct = [event for event in expected if event.ve >= joining_at]
     assert len(correct) > 5
     assert [event for event in found if event.ve >= joining_at] == correct
+
+
+def test_one_that_resumes_goes_on_where_its_topic_ends(
+    bootstrap: str, topic_name: Callable[..., str]
+) -> None:
+    """Each partition is one legal stream at last, without a repeat: readers see no restart."""
+    source, to, connection = topic_name("facts"), topic_name("plain"), Connection(bootstrap)
+    told = [
+        Fact(**{name: of + DAY if name in TIMES else of for name, of in fact.items()})
+        for fact in random_facts(Random(5), 50, 1, ended=False)[0]
+        if fact["time"] is not None
+    ]
+    asyncio.run(feed(connection, source, told, partitions=2))  # with their own times
+    batches: list[Batch] = []
+    begun: list[Beginning] = []
+    plain = Plain(
+        query=QUERIES["in-air"], plan=QUERIES["in-air"].plans["speculative"], partitions=2,
+        connection=connection, facts=source, to=to, lateness=LATENESS, batch=20,
+        resume=True, stopped=lambda: len(batches) == 4,
+    )  # fmt: skip
+    runs = 0
+    while not asyncio.run(run_plain(plain, begun.append, batches.append)):
+        batches.clear()
+        runs += 1
+        assert runs < 20
+    assert runs > 2
+    assert {each.incarnation for each in begun} == {0}
+    points = [START if each.since is None else each.since for each in begun]
+    assert points == sorted(points)
+    assert len(set(points)) > 3
+    records = received(bootstrap, to)
+    found = [
+        reconstitute(WireDecoder().decode(each.value) for each in records if each.partition == n)
+        for n in range(2)
+    ]
+    assert [each.stable for each in found] == [INFINITY, INFINITY]
+    held = TDB(event for each in found for event in each)
+    assert not differences(held, meaning("in-air", facts_in(bootstrap, source, 2), LATENESS))
+    assert asyncio.run(run_plain(plain, begun.append)), "there is nothing more to say"
+    assert received(bootstrap, to) == records
+
+
+def test_what_cannot_be_told_from_what_was_said_is_not_resumed(bootstrap: str) -> None:
+    for name, plan in (("delays", "speculative"), ("in-air", "conservative")):
+        plain = Plain(
+            query=QUERIES[name], plan=QUERIES[name].plans[plan], connection=Connection(bootstrap),
+            facts="f", to="t", lateness=0, resume=True,
+        )  # fmt: skip
+        with pytest.raises(ConfigurationError, match=f"{name} by this plan cannot resume"):
+            asyncio.run(run_plain(plain))
 
 
 def test_the_end_of_a_topic_is_its_last_element(

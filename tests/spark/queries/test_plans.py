@@ -1,7 +1,8 @@
 """All plans of a query mean the same: the reference's TDB, however facts are cut into batches, come
 late, and workers are killed."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import dropwhile
 from random import Random
 
 import pytest
@@ -16,7 +17,7 @@ from lmerge_service.spark.queries.catalogue import QUERIES
 from lmerge_service.spark.queries.plans import Query
 from lmerge_service.tdb import TDB, differences, reconstitute
 from tests.spark.queries.reference import MINUTE, meaning
-from tests.spark.queries.simulate import Run, random_facts, run
+from tests.spark.queries.simulate import Fact, Run, random_facts, run
 
 SEEDS = st.integers(0, 2**32)
 SOME = max(5, settings().max_examples // 2)
@@ -49,6 +50,16 @@ def merged(streams: Iterable[tuple[str, list[Element]]], rng: Random) -> list[El
         if not waiting[name]:
             del waiting[name]
     return out
+
+
+def from_time(topic: Sequence[Sequence[Fact]], since: int) -> list[list[Fact]]:
+    """As Kafka finds an offset by time: the first record that is not earlier."""
+
+    def earlier(fact: Fact) -> bool:
+        time = fact.get("time", INFINITY)
+        return time is None or time < since
+
+    return [list(dropwhile(earlier, facts)) for facts in topic]
 
 
 def partitions_of(done: Run, expected: TDB) -> list[TDB]:
@@ -148,20 +159,54 @@ def test_a_join_in_mid_stream_is_correct_from_its_time(name: str, seed: int) -> 
     expected = meaning(name, topic, 30 * MINUTE)
     since = rng.randrange(8 * 60) * MINUTE
     joining_at = since + query.shape.memory
-    rest = []
-    for facts in topic:  # as Kafka finds an offset by time: the first record that is not earlier
-        behind = [
-            at
-            for at, f in enumerate(facts)
-            if f.get("time", INFINITY) is not None and f.get("time", INFINITY) >= since
-        ]
-        rest.append(list(facts[behind[0] :]))
+    rest = from_time(topic, since)
     for plan in query.plans.values():
         done = run(query, plan, rest, rng, joining_at=joining_at, largest=25)
         for stream, part in zip(done.clean, partitions_of(done, expected), strict=True):
             tdb = reconstitute(stream)
             held = {each for each in tdb if each.ve >= joining_at}
             assert held == {each for each in part if each.ve >= joining_at}
+
+
+@settings(max_examples=2 * SOME)
+@given(seed=SEEDS)
+def test_the_early_plan_of_flights_goes_on_from_whatever_a_plan_or_a_merge_has_said(
+    seed: int,
+) -> None:
+    """Cut anywhere, each output partition at another place; resumed again and again."""
+    rng = Random(seed)
+    query, buckets = QUERIES["in-air"], rng.choice([1, 2])
+    topic = random_facts(rng, rng.randrange(5, 30), rng.choice([1, 2]))
+    runs = {
+        name: run(query, plan, topic, rng, buckets=buckets, largest=20)
+        for name, plan in query.plans.items()
+    }
+    parts = partitions_of(runs["speculative"], meaning("in-air", topic, 30 * MINUTE))
+    said = [
+        rng.choice([*streams, merged(zip(BOTH, streams, strict=True), rng)])
+        for streams in zip(*(runs[name].clean for name in BOTH), strict=True)
+    ]
+    held = [reconstitute(stream[: rng.randrange(len(stream) + 1)]) for stream in said]
+    for _ in range(3):
+        rest = from_time(topic, min(each.stable for each in held))
+        done = run(
+            query, query.plans["speculative"], rest, rng, buckets=buckets, largest=20, kills=0.2,
+            held=held,
+        )  # fmt: skip
+        for bucket, (before, part) in enumerate(zip(held, parts, strict=True)):
+            begun, after = before.stable, TDB(before, before.stable)
+            for element in done.clean[bucket]:
+                after.apply(element)
+                if isinstance(element, Stable):
+                    assert frozen(after, element.vc, begun) == frozen(part, element.vc, begun)
+            assert after.stable == INFINITY
+            assert {each for each in after if each.ve >= begun} == {
+                each for each in part if each.ve >= begun
+            }
+            cut = rng.randrange(len(done.clean[bucket]) + 1)
+            held[bucket] = TDB(before, before.stable)
+            for element in done.clean[bucket][:cut]:
+                held[bucket].apply(element)
 
 
 @BY_NAME

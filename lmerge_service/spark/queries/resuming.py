@@ -1,0 +1,99 @@
+"""Where a replica goes on that remembers nothing, by what its topic holds.
+
+Theory
+    What a replica has said up to stable(t) is final before t, whoever has said it: itself before it
+    was killed, or the checkpoint with which the topic begins (`lmerge jumpstart`). An operator that
+    can tell from this what it has to know (`Shape.resume`) goes on with the facts from t on, in the
+    same incarnation, and no reader sees that it had stopped:
+
+        the topic    ins(p, 2, 9)  ins(q, 8, 12)  stable(7)
+        the facts    from 7 on     p arrived at 8   →   adjust(p, 2, 9, 8)
+
+    Partitions are at different points. The facts are read from the least of these, and each
+    partition is given those that are not below its own.
+
+What happens on a crash: nothing is written here.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from lmerge_service.elements import START, Element
+from lmerge_service.errors import ElementError
+from lmerge_service.formats.headers import incarnation_of
+from lmerge_service.formats.wire import WireDecoder
+from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.records import Record
+from lmerge_service.kafka.source import Source, TopicPartition
+from lmerge_service.offline.checkpoint import Holding
+from lmerge_service.tdb import TDB
+
+__all__ = ("Held", "held_in")
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a replica's topic holds."""
+
+    incarnation: int
+    joining_at: int
+    partitions: list[TDB]
+    """What each holds of this incarnation, which may be nothing."""
+
+    @property
+    def stable(self) -> int:
+        """The least: the facts are needed from here on."""
+        return min(each.stable for each in self.partitions)
+
+
+async def held_in(connection: Connection, topic: str, partitions: int) -> Held | None:
+    """What the last incarnation has said; None: nobody has said anything. Records that are no
+    elements are passed over, as the merge passes over them.
+
+    Raises:
+        TransportError: Kafka cannot be reached, or refuses.
+        IllegalStreamError: it is no stream, with partition and offset.
+    """
+    places = [TopicPartition(topic, number) for number in range(partitions)]
+    said = [_Said(f"{topic}-{place.partition} at offset ") for place in places]
+    async with Source(connection) as source:
+        ends = await source.ends(places)
+        for place, each in zip(places, said, strict=True):
+            first = await source.beginnings([place])
+            async for _, records in source.backlog(first, {place: ends[place]}):
+                each.take(records)
+    last = max(said, key=lambda each: each.incarnation)
+    if last.incarnation < 0:
+        return None
+    tdbs = [each.tdb if each.incarnation == last.incarnation else TDB() for each in said]
+    return Held(last.incarnation, last.joining_at, tdbs)
+
+
+class _Said:
+    """What the last incarnation in one partition has said."""
+
+    def __init__(self, place: str) -> None:
+        self.incarnation, self.joining_at = -1, START
+        self._place = place
+        self._holding = Holding(place)
+        self._decoder = WireDecoder()
+
+    @property
+    def tdb(self) -> TDB:
+        return self._holding.tdb
+
+    def take(self, records: Iterable[Record]) -> None:
+        for record, incarnation, joining_at, element in self._elements(records):
+            if incarnation > self.incarnation:
+                self.incarnation, self.joining_at = incarnation, joining_at
+                self._holding = Holding(self._place)
+            if incarnation == self.incarnation:  # what is left of an earlier one is passed over
+                self._holding.take(record.offset, element)
+
+    def _elements(self, records: Iterable[Record]) -> Iterator[tuple[Record, int, int, Element]]:
+        for record in records:
+            try:
+                incarnation, joining_at = incarnation_of(record.headers)
+                yield record, incarnation, joining_at, self._decoder.decode(record.value)
+            except ElementError:
+                continue
