@@ -54,7 +54,7 @@ class Started(_Model):
     command: tuple[Word, ...] = Field(min_length=1)
     """The program and its arguments."""
     environment: dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], Word] = {}
-    """Variables over our own; LMERGE_BOOTSTRAP is the topology's Kafka."""
+    """Variables over our own, and over those that `lmerge up` sets (`up.plan`)."""
     topics: tuple[str, ...] = ()
     """It begins when these exist."""
     after: tuple[str, ...] = ()

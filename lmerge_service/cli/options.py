@@ -25,6 +25,7 @@ __all__ = (
     "at_port",
     "check_topic",
     "connection",
+    "controlled_by",
     "silence_kafka_client",
 )
 
@@ -128,3 +129,23 @@ def at_port(loaded: "Topology", port: int | None) -> "Topology":
     if port is None:
         return loaded
     return loaded.model_copy(update={"http": loaded.http.model_copy(update={"port": port})})
+
+
+def controlled_by(loaded: "Topology", token: Path | None) -> "Topology":
+    """The topology with the token of who may decide in this file; None: where it says.
+
+    Raises:
+        ConfigurationError: the file holds no token that will do.
+    """
+    if token is None:
+        return loaded
+    from pydantic import ValidationError
+
+    from lmerge_service.topology import Http
+
+    http = loaded.http.model_dump() | {"control_token": {"file": token}}
+    try:
+        return loaded.model_copy(update={"http": Http.model_validate(http)})
+    except ValidationError as error:
+        said = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
+        raise ConfigurationError(f"--control-token {token}: {said}") from None

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from lmerge_service.cli.options import HttpPort, TopologyBootstrap, at_port
+from lmerge_service.cli.options import HttpPort, TopologyBootstrap, at_port, controlled_by
 
 __all__ = ("run",)
 
@@ -15,6 +15,13 @@ def run(
     path: Annotated[Path, typer.Argument(metavar="TOPOLOGY.yaml", help="What to merge.")],
     bootstrap: TopologyBootstrap = None,
     http_port: HttpPort = None,
+    control_token: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Holds the token of who may decide, instead of the file's http.control_token.",
+        ),
+    ] = None,
     standby: Annotated[
         bool,
         typer.Option(
@@ -35,7 +42,8 @@ def run(
     from lmerge_service import topology
     from lmerge_service.service import process
 
-    loaded = at_port(topology.load(path, bootstrap=bootstrap), http_port)
+    loaded = topology.load(path, bootstrap=bootstrap)
+    loaded = controlled_by(at_port(loaded, http_port), control_token)
     _log(as_json=json)
     asyncio.run(process.run(loaded, standby=standby))
 

@@ -66,7 +66,11 @@ def _screen(supervisor: "Supervisor", workers: Sequence[Seen]) -> "RenderableTyp
             Text(life.why),
         )
     head = Text(f"{supervisor.plan.name}, on Kafka at {supervisor.bootstrap}", style="bold")
-    foot = Text(f"Ctrl-C ends all of it; logs are in {supervisor.folder}", style="dim")
+    foot = Text(
+        f"Ctrl-C ends all of it; logs, and the token for commands that decide, are in "
+        f"{supervisor.folder}",
+        style="dim",
+    )
     return Group(head, Text(), table, Text(), *seen_now(workers), foot)
 
 

@@ -1,11 +1,19 @@
 """What is to run: of a topology, and of those that it is started with, every process by its name.
 
 Nothing is started here, and no Kafka is asked: a mistake is found before anything is done.
+
+Who may decide
+    Whoever can read the file that holds the run's token, and the processes that are started:
+    `lmerge cutover` or `jumpstart` may be among them. A topology that names a token of its own is
+    left to it.
 """
 
+import os
+import re
+import secrets
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -15,11 +23,15 @@ from lmerge_service.kafka.broker import free_port
 from lmerge_service.startup import Broker, Restart, Up
 from lmerge_service.topology import Topology
 from lmerge_service.up.processes import LMERGE
+from lmerge_service.up.runs import folder_of, token_of
 
 __all__ = ("Member", "Merge", "Plan", "plan")
 
 _FINAL_CODES: Final = frozenset({2, 4, 5})
 """Of our commands: doing the same again ends in the same way (docs/operations.md)."""
+_VARIABLE: Final = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
+"""In an argument, as Kubernetes has it: the value of a variable of the process's environment."""
+_SET_AT_START: Final = "LMERGE_BOOTSTRAP"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,9 +41,16 @@ class Member:
     name: str
     command: tuple[str, ...]
     restart: Restart
-    environment: Mapping[str, str]
+    environment: Mapping[str, str] = field(repr=False)
+    """Over our own."""
     topics: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
+
+    def arguments(self, environment: Mapping[str, str]) -> tuple[str, ...]:
+        """The command with the values of its variables."""
+        return tuple(
+            _VARIABLE.sub(lambda name: environment[name[1]], each) for each in self.command
+        )
 
     def starts_again(self, code: int) -> bool:
         """Whether it is to run again after it ended with this code (negative: by a signal)."""
@@ -64,6 +83,8 @@ class Plan:
     """Of the first topology; where a broker is started, the address that it should have."""
     members: tuple[Member, ...]
     merges: tuple[Merge, ...]
+    token: str = field(repr=False)
+    """Of who may decide, where a topology has none; new for each plan."""
 
 
 def plan(path: Path, bootstrap: str | None = None) -> Plan:
@@ -76,6 +97,7 @@ def plan(path: Path, bootstrap: str | None = None) -> Plan:
     """
     files = dict(_files(path.absolute(), bootstrap, set()))
     (first, (topology, up)), ports = next(iter(files.items())), set[int]()
+    token, kept = secrets.token_hex(32), token_of(folder_of(topology.name))
     members, merges = list[Member](), list[Merge]()
     for file, (each, section) in files.items():
         prefix = "" if file == first else f"{each.name}."
@@ -83,13 +105,17 @@ def plan(path: Path, bootstrap: str | None = None) -> Plan:
             f"{prefix}worker-{number + 1}": _port(each.http.port if number == 0 else 0, ports)
             for number in range(section.workers)
         }
-        members += _workers(file, section, workers)
-        members += _processes(file, section, prefix)
         scheme = "https" if each.http.tls else "http"
         addresses = {name: f"{scheme}://127.0.0.1:{port}" for name, port in workers.items()}
         merges.append(Merge(each, addresses))
+        ours = each.http.control_token is None
+        members += _workers(file, section, workers, ["--control-token", str(kept)] if ours else [])
+        told = {"LMERGE_TOPOLOGY": str(file)} | ({"LMERGE_TOKEN": token} if ours else {})
+        if addresses:
+            told["LMERGE_WORKER"] = next(iter(addresses.values()))
+        members += _processes(file, section, prefix, told)
     broker = None if bootstrap else up.broker
-    return Plan(topology.name, first, broker, topology.kafka, tuple(members), tuple(merges))
+    return Plan(topology.name, first, broker, topology.kafka, tuple(members), tuple(merges), token)
 
 
 def _files(
@@ -121,23 +147,33 @@ def _port(wish: int, taken: set[int]) -> int:
     return port
 
 
-def _workers(file: Path, section: Up, ports: Mapping[str, int]) -> Iterator[Member]:
+def _workers(
+    file: Path, section: Up, ports: Mapping[str, int], more: list[str]
+) -> Iterator[Member]:
     for name, port in ports.items():
-        command = (*LMERGE, "run", str(file), "--http-port", str(port))
+        command = (*LMERGE, "run", str(file), "--http-port", str(port), *more)
         yield Member(name=name, command=command, restart=section.restart, environment={})
 
 
-def _processes(file: Path, section: Up, prefix: str) -> Iterator[Member]:
+def _processes(file: Path, section: Up, prefix: str, told: Mapping[str, str]) -> Iterator[Member]:
     for each in section.processes:
+        where, environment = f"{file}: up.processes: {each.name}", {**told, **each.environment}
         program, *arguments = each.command
+        _check_variables(arguments, {_SET_AT_START, *environment, *os.environ}, where)
         yield Member(
             name=prefix + each.name,
-            command=(*_found(program, f"{file}: up.processes: {each.name}"), *arguments),
+            command=(*_found(program, where), *arguments),
             restart=each.restart or section.restart,
-            environment=each.environment,
+            environment=environment,
             topics=each.topics,
             after=tuple(prefix + name for name in each.after),
         )
+
+
+def _check_variables(arguments: list[str], known: set[str], where: str) -> None:
+    for name in (name for each in arguments for name in _VARIABLE.findall(each)):
+        if name not in known:
+            raise ConfigurationError(f"{where}: $({name}): there is no variable of this name")
 
 
 def _found(program: str, where: str) -> tuple[str, ...]:

@@ -8,8 +8,9 @@ Theory
     and nobody else's. So whatever a run has left can be found, and nothing else ever is.
 
 Who owns what
-    The folder of a topology's name, below $LMERGE_HOME: `run.json`, a log for each process, and the
-    data of a local Kafka. The file is there from before the first process until after the last.
+    The folder of a topology's name, below $LMERGE_HOME: `run.json`, the token of who may decide, a
+    log for each process, and the data of a local Kafka. The first two are there from before the
+    first process until after the last.
 
 What happens on a crash
     The supervisor is killed: the file stays, and what it started goes on. `end` ends it.
@@ -41,9 +42,11 @@ __all__ = (
     "end",
     "finish",
     "folder_of",
+    "keep_token",
     "left",
     "read",
     "run_of",
+    "token_of",
     "write",
 )
 
@@ -89,6 +92,19 @@ class Run(msgspec.Struct, kw_only=True):
 def folder_of(name: str) -> Path:
     """Where a topology's files are while it is up, and its logs afterwards."""
     return default_directory("up") / name
+
+
+def token_of(folder: Path) -> Path:
+    """The file of a run's token."""
+    return folder / "token"
+
+
+def keep_token(folder: Path, token: str) -> None:
+    """For whoever may read our user's files, and nobody else."""
+    file = token_of(folder)
+    file.unlink(missing_ok=True)  # whatever it was, and whoever might have read it
+    with os.fdopen(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as kept:
+        kept.write(f"{token}\n")
 
 
 def broker_of(folder: Path, port: int = 0) -> LocalBroker:
@@ -204,6 +220,7 @@ def finish(folder: Path, run: Run) -> int:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         psutil.wait_procs(alive, END_SECONDS)
+    token_of(folder).unlink(missing_ok=True)
     (folder / _FILE).unlink(missing_ok=True)
     return len(ended)
 

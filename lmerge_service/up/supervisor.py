@@ -163,6 +163,7 @@ class Supervisor:
         for log in self.folder.glob("*.log"):
             if log.name != "up.log":  # which is written while we are
                 log.unlink()
+        runs.keep_token(self.folder, self.plan.token)
         if self._broker is not None:
             await self._open_broker()
         self._run.bootstrap = self.bootstrap
@@ -222,9 +223,10 @@ class Supervisor:
         if not await self._may_begin(member, life):
             return
         row, environment = _Row(member.restart), {**environment, **member.environment}
+        command = member.arguments(environment)
         while True:
             began = time.monotonic()
-            process = await self._processes.start(member.command, life.log.name, environment)
+            process = await self._processes.start(command, life.log.name, environment)
             life.begin(runs.Known.of(process.pid))
             self._note()
             code = life.exit_code = await process.wait()

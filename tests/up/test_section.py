@@ -80,12 +80,31 @@ def test_a_program_that_is_not_there_is_found_before_anything_is_started(tmp_pat
     assert str(error.value) == f"{path}: up.processes: a: there is no program no-such-program"
 
 
+def test_a_variable_that_is_not_there_is_found_before_anything_is_started(tmp_path: Path) -> None:
+    path = write(tmp_path, "up:\n  processes:\n    - {name: a, command: [lmerge, $(NO_SUCH)]}")
+    with pytest.raises(ConfigurationError) as error:
+        plan(path)
+    said = f"{path}: up.processes: a: $(NO_SUCH): there is no variable of this name"
+    assert str(error.value) == said
+
+
+def test_a_topology_keeps_the_token_that_it_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OURS", "a-token-of-sixteen-and-more")
+    path = write(tmp_path, "up:\n  processes:\n    - {name: a, command: [lmerge]}")
+    path.write_text(path.read_text().replace("{port: 0}", "{port: 0, control_token: {env: OURS}}"))
+    worker, process = plan(path).members
+    assert "--control-token" not in worker.command
+    assert set(process.environment) == {"LMERGE_TOPOLOGY", "LMERGE_WORKER"}
+
+
 def test_a_plan_has_workers_with_a_port_each_and_this_lmerge(tmp_path: Path) -> None:
     section = "up:\n  workers: 2\n  processes:\n    - {name: a, command: [lmerge, x, --rate, 5]}"
     found = plan(write(tmp_path, section))
     assert [each.name for each in found.members] == ["worker-1", "worker-2", "a"]
     assert found.members[2].command == (*LMERGE, "x", "--rate", "5")
-    ports = {each.command[-1] for each in found.members[:2]}
+    ports = {each.command[-3] for each in found.members[:2]}
     assert len(ports) == 2
     assert {address.rpartition(":")[2] for address in found.merges[0].workers.values()} == ports
 

@@ -155,6 +155,27 @@ def test_what_fails_again_and_again_is_given_up_and_what_waits_for_it_never_begi
     assert Path(up.process_of("then")["log"]).read_text() == "then\n"
 
 
+def test_a_process_may_decide_and_so_may_who_reads_the_token(
+    tmp_path: Path, bootstrap: str, topic_name: TopicName
+) -> None:
+    name, topic = topic_name("t"), topic_name("c")
+    attach = "{name: add, command: [lmerge, attach, c, $(TOPIC)], environment: {TOPIC: %s}}"
+    where = "{name: say, command: [echo, $(LMERGE_TOPOLOGY) is on $(LMERGE_BOOTSTRAP)]}"
+    topology = write(tmp_path, name, attach % topic, where, bootstrap=bootstrap)
+    with Upped(tmp_path, topology) as up:
+        up.until("add to have ended", lambda: up.process_of("add").get("state") == "ended")
+        assert Path(up.process_of("say")["log"]).read_text() == f"{topology} is on {bootstrap}\n"
+        token = Path(up.shown["folder"]) / "token"
+        assert token.stat().st_mode & 0o777 == 0o600
+        at = ("--at", up.shown["workers"][0]["at"])
+        refused = lmerge(tmp_path, "detach", "c", *at)
+        assert (refused.returncode, "LMERGE_TOKEN" in refused.stderr) == (2, True), refused.stderr
+        done = lmerge(tmp_path, "detach", "c", *at, "--token-file", str(token))
+        assert done.returncode == 0, done.stderr
+        assert up.end(signal.SIGINT) == 0
+    assert not token.exists()
+
+
 @pytest.mark.deep
 def test_a_process_begins_when_its_topics_exist(
     tmp_path: Path, bootstrap: str, topic_name: TopicName
