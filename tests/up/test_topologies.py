@@ -69,11 +69,11 @@ def leading(up: Upped, merge: str) -> str:
     )
 
 
-def audited(up: Upped, facts: str, output: str) -> None:
+def audited(up: Upped, facts: str, output: str, query: str = "delays") -> None:
     """One more copy of the query, that has seen everything, and the output mean the same."""
     at = ("--bootstrap", up.shown["bootstrap"])
-    query = ("delays", "--plan", "conservative", "--plain", "--facts", facts, "--to", "check")
-    copy = lmerge(up.folder, "replica", "run", *query, *at)
+    run = (query, "--plan", "conservative", "--plain", "--facts", facts, "--to", "check")
+    copy = lmerge(up.folder, "replica", "run", *run, *at)
     assert copy.returncode == 0, copy.stderr
     audit = lmerge(up.folder, "audit", "kafka:check", f"kafka:{output}", *at)
     assert audit.returncode == 0, audit.stdout + audit.stderr
@@ -126,6 +126,75 @@ def test_a_loss_at_a_site_stays_there(tmp_path: Path) -> None:
         assert up.process_of("hierarchy-west.worker-1")["restarts"] == 1
         assert up.end(signal.SIGINT) == 0
     assert left_behind(tmp_path) == []
+
+
+def test_a_new_plan_takes_the_place_of_the_old_one_though_the_worker_is_killed(
+    tmp_path: Path,
+) -> None:
+    """Compared first, by a process that the cutover waits for; then the old one is ended."""
+    name = "cutover"
+    with Upped(tmp_path, faster(tmp_path, name, rate=600)) as up:
+        up.until("both to be watched", lambda: cut(up) == "watching", _SECONDS)
+        folder = Path(up.shown["folder"])
+        assert "nothing would differ" in (folder / "compare.log").read_text()
+        kill(up, leading(up, name))
+        up.until("the cutover to be done", lambda: cut(up) == "done", _SECONDS)
+        up.until("it to have ended", lambda: up.process_of("cutover")["state"] == "ended")
+        kill(up, "old")
+        at = stable(up, name)
+        up.until("the output to go on", lambda: stable(up, name) > at, _SECONDS)
+        known = {"old": "detached", "new": "joined"}
+        assert {each: what for each, (what, _) in states(up, name).items()}.items() <= known.items()
+        up.until_ended(name, _SECONDS)
+        audited(up, "cutover.facts", "cutover.merged")
+        assert up.end(signal.SIGINT) == 0
+    assert left_behind(tmp_path) == []
+
+
+def cut(up: Upped) -> str | None:
+    """The state of the cutover."""
+    return (up.status("cutover").get("cutover") or {}).get("state")
+
+
+def test_a_copy_that_begins_with_a_checkpoint_joins_before_one_that_begins_cold(
+    tmp_path: Path,
+) -> None:
+    """And goes on from its own words when it is killed. The cold one begins with the facts of two
+    days later than there, so that days of seconds are long enough."""
+    name, topology = "jumpstart", faster(tmp_path, "jumpstart")
+    text, now = topology.read_text(), 1_357_160_400_000
+    for old, new in (
+        ("--rate, 100", "--rate, 400"), ("sleep, 40", "sleep, 10"),
+        (str(now), str(now + 2 * 86_400_000)),
+    ):  # fmt: skip
+        assert old in text
+        text = text.replace(old, new)
+    topology.write_text(text)
+    with Upped(tmp_path, topology) as up:
+        up.until("d to be there", lambda: "d" in states(up, name), _SECONDS)
+        up.until("c to be joined", lambda: states(up, name).get("c") == ("joined", 0), _SECONDS)
+        assert states(up, name)["d"][0] != "joined"
+        up.until("c to speak", lambda: said_by(up, name, "c") > 300, _SECONDS)
+        kill(up, "c")
+        up.until("d to be joined", lambda: states(up, name)["d"] == ("joined", 1), _SECONDS)
+        up.until_ended(name, _SECONDS)
+        up.until(
+            "all to have ended",
+            lambda: all(up.process_of(each)["exit_code"] == 0 for each in "acd"),
+        )
+        assert states(up, name)["c"] == ("joined", 0)
+        log = Path(up.shown["folder"], "c.log").read_text()
+        assert log.count("incarnation 0, resumes with the facts from") == 2
+        assert all(not each["breaches"] for each in up.status(name)["replicas"])
+        audited(up, "jumpstart.facts", "jumpstart.merged", "in-air")
+        assert up.end(signal.SIGINT) == 0
+    assert left_behind(tmp_path) == []
+
+
+def said_by(up: Upped, merge: str, name: str) -> int:
+    """Inserts of a replica."""
+    replicas = up.status(merge).get("replicas", ())
+    return next((int(each["inserts"]) for each in replicas if each["name"] == name), 0)
 
 
 def test_what_follows_whoever_is_ahead_is_what_they_all_say(tmp_path: Path) -> None:
