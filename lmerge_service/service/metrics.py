@@ -260,6 +260,7 @@ _COUNTERS: Sequence[tuple[str, str, Callable[[ReplicaStatus], float]]] = (
     ),
     ("late_elements", "Elements about what was final already.", lambda each: each.late),
     ("stale_records", "Records of a replaced incarnation.", lambda each: each.stale),
+    ("repeated_records", "Records that were written before.", lambda each: each.repeated),
     ("dead_letters", "Records that are not elements.", lambda each: each.dead_letters),
 )
 _GAUGES: Sequence[tuple[str, str, Callable[[ReplicaStatus], float | None]]] = (

@@ -58,7 +58,7 @@ class Tally:
     """What was counted of a replica since the process began."""
 
     counts: Counter[str] = field(default_factory=Counter)
-    """records, dead, stale, and the names in `_COUNTED`."""
+    """records, dead, stale, repeated, and the names in `_COUNTED`."""
     breaches: Counter[str] = field(default_factory=Counter)
     troubled: float | None = None
     """When it last broke a rule or sent what is no element (the clock's seconds)."""
@@ -364,7 +364,7 @@ class Replicas:
         assert state is not None
         ingest, tally = state.ingest, state.tally
         assert ingest is not None
-        had, stale = len(dead), ingest.stale
+        had, stale, repeated = len(dead), ingest.stale, ingest.repeated
         before = self._merge.inputs[state.name]
         was = _of_input(before)
         following = ingest.take(tp.partition, records, out, dead, judge=judging)
@@ -382,7 +382,12 @@ class Replicas:
             was = dict.fromkeys(was, 0)
             self.news.append((Happening.INCARNATION, state.name, _of_incarnation(ingest)))
         tally.counts.update({what: now - was[what] for what, now in _of_input(after).items()})
-        tally.counts.update(stale=ingest.stale - stale, records=taken, dead=len(dead) - had)
+        tally.counts.update(
+            stale=ingest.stale - stale,
+            repeated=ingest.repeated - repeated,
+            records=taken,
+            dead=len(dead) - had,
+        )
         state.next[tp.partition] = following
         tally.last_record = self._clock()
         if len(dead) > had:

@@ -113,6 +113,8 @@ class ReplicaStatus(BaseModel):
     """Elements about what the output had made final: normal for a laggard."""
     stale: int
     """Records of an incarnation that a later one has replaced."""
+    repeated: int
+    """Records that their writer had written before, by their `lmerge-seq`."""
     dead_letters: int
     breaches: dict[str, int]
     in_trouble: bool

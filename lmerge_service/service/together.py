@@ -15,7 +15,8 @@ __all__ = ("output_of_all", "quantile_ms", "replicas_of_all")
 
 _WORST = (State.QUARANTINED, State.HELD_OUT, State.PAUSED, State.JOINING, State.JOINED)
 _SUMS = (
-    "inserts", "adjusts", "stables", "delivered_first", "late", "stale", "dead_letters",
+    "inserts", "adjusts", "stables", "delivered_first", "late", "stale", "repeated",
+    "dead_letters",
 )  # fmt: skip
 
 

@@ -187,6 +187,7 @@ def _replica(task: MergeTask, state: ReplicaState) -> ReplicaStatus:
         share_first=counts["first"] / first if first else None,
         late=counts["late"],
         stale=counts["stale"],
+        repeated=counts["repeated"],
         dead_letters=counts["dead"],
         breaches=dict(tally.breaches),
         in_trouble=tally.troubled is not None and now - tally.troubled < _TROUBLE_SECONDS,

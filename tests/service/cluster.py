@@ -119,9 +119,12 @@ class Merge:
         incarnation: int = 0,
         joining_at: int = START,
         transactions_of: int | None = None,
+        seq: int | None = None,
     ) -> None:
-        """Writes elements; each stable to every partition, as a replica must."""
+        """Writes elements; each stable to every partition, as a replica must. `seq` numbers one."""
         headers = incarnation_headers(incarnation, joining_at)
+        if seq is not None:
+            headers.append(("lmerge-seq", b"%d" % seq))
         asyncio.run(
             self._publish(replica, elements, partitions, partitioner, headers, transactions_of)
         )

@@ -76,6 +76,8 @@ def merge(bootstrap: str, tmp_path: Path) -> Merge:
     made.publish(
         "b", [Insert(b"1", 1_000, 9_000), Adjust(b"1", 1_000, 9_000, 8_000), Stable(4_000)]
     )
+    for _ in range(3):
+        made.publish("b", [Insert(b"2", 4_000, 9_000)], seq=1)
     return made
 
 
@@ -109,11 +111,13 @@ def assert_of_who_leads(scrape: Scrape) -> None:
     assert number("lmerge_replica_behind_output_seconds", replica="b") == 1.0
     assert number("lmerge_replica_leads", replica="a") == 1
     assert number("lmerge_replica_elements_total", replica="b", kind="adjust") == 1
+    assert number("lmerge_replica_repeated_records_total", replica="a") == 0
+    assert number("lmerge_replica_repeated_records_total", replica="b") == 2
     assert number("lmerge_replica_stable_point", replica="c") is None, "unknown is absent"
     assert number("lmerge_replica_lag_records", replica="c") is None
     assert number("lmerge_replica_state", replica="c", state="held out") == 1
     assert number("lmerge_replica_breaches_total", replica="a", kind="wrong_vold") == 0
-    assert number("lmerge_output_elements_total", kind="insert") == 1
+    assert number("lmerge_output_elements_total", kind="insert") == 2
     assert number("lmerge_snapshots_total", outcome="taken") == 1
     assert (number("lmerge_snapshot_size_bytes") or 0) > 100
     assert number("lmerge_takeovers_total") == 1
