@@ -4,6 +4,7 @@ import re
 import shlex
 import sys
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -155,6 +156,10 @@ def test_a_usage_mistake_is_one_line_that_tells_which_help_tells_more(
             "'' is no name of a topic: 1 to 249 of the characters a-z A-Z 0-9 . _ -",
         ),
         ("merge a -o", "Option '-o' requires an argument"),
+        (
+            f"run {Path('topologies/flights.yaml').absolute()} --control-token /no/such",
+            "--control-token /no/such: cannot read /no/such: No such file or directory",
+        ),
     ],
 )
 def test_a_mistake_in_an_argument_is_one_line_and_exit_2(

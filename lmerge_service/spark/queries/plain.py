@@ -93,8 +93,8 @@ async def run_plain(
     choose = plain.chosen
     if plain.resume and plain.query.shape.resume(plain.plan, TDB()) is None:
         raise ConfigurationError(
-            f"{plain.query.name} by this plan cannot resume: what it has to know cannot be told "
-            "from what it has said"
+            f"{plain.query.name} by this plan cannot resume, since what it has to know cannot be "
+            "told from what it has said: without --resume it begins anew"
         )
     async with AsyncExitStack() as stack:
         async with Topics(plain.connection) as topics:
