@@ -169,7 +169,7 @@ def run(
         bool,
         typer.Option(
             "--resume",
-            help="With --plain: go on from what --to holds, its own words or a jumpstart's "
+            help="When memory is lost, go on from what --to holds: its own words, or a jumpstart's "
             "beginning.",
         ),
     ] = False,
@@ -221,10 +221,6 @@ def run(
         raise ConfigurationError("--since and --rejoin are two ways to begin anew: give one")
     if resume and (rejoin or since is not None):
         raise ConfigurationError("--resume goes on, --since and --rejoin begin anew: give one")
-    if resume and not plain:
-        raise ConfigurationError(
-            "--resume is for --plain: in Spark a replica goes on from its checkpoint"
-        )
     kafka = kafka_place(bootstrap, kafka_config)
     silence_kafka_client()
     if plain:
@@ -271,6 +267,7 @@ def run(
             partitions=partitions,
             since=since,
             rejoin=rejoin,
+            resume=resume,
             feedback=feedback,
             name=name,
             batch=batch,
@@ -305,14 +302,10 @@ def _run_plain(plain: "Plain", *, as_json: bool) -> None:
             return
         typer.echo(
             f"{plain.query.name} from {plain.facts} to {plain.to}, "
-            f"incarnation {begins.incarnation}{_from(begins.joining_at)}{_resumed(begins)}",
+            f"incarnation {begins.incarnation}{_from(begins.joining_at)}"
+            f"{_resumes(begins.since) if plain.resume else ''}",
             err=True,
         )
-
-    def _resumed(begins: "Beginning") -> str:
-        if not plain.resume or begins.since is None:
-            return ""
-        return f", resumes with the facts from {point(begins.since)} on"
 
     with told_to_stop() as stopped:
         running = run_plain(
@@ -351,13 +344,18 @@ def _introduce(identity: "Identity", *, as_json: bool) -> None:
         return
     typer.echo(
         f"{identity.query} ({identity.plan}) from {identity.facts} to {identity.to}, "
-        f"incarnation {identity.incarnation}{_from(identity.joining_at)}",
+        f"incarnation {identity.incarnation}{_from(identity.joining_at)}"
+        f"{_resumes(identity.since) if identity.resumed else ''}",
         err=True,
     )
 
 
 def _from(joining_at: int) -> str:
     return "" if joining_at == START else f", correct from {joining_at} on"
+
+
+def _resumes(since: int | None) -> str:
+    return "" if since is None else f", resumes with the facts from {point(since)} on"
 
 
 def _tell(batch: "Batch", *, as_json: bool) -> None:

@@ -34,7 +34,6 @@ def test_the_list_names_queries_and_plans(lmerge: Lmerge) -> None:
             2,
             "--resume goes on, --since and --rejoin begin",
         ),
-        (RUN + " --resume", 2, "--resume is for --plain: in Spark a replica goes on from its"),
         (RUN + " --plain --resume", 2, "delays by this plan cannot resume, since what it has to"),
         (RUN + " --plain --bootstrap 127.0.0.1:1", 3, "connecting to 127.0.0.1:1: Kafka cannot"),
         (RUN + " --driver-memory 1x", 2, "driver_memory is a number with m or g, not '1x'"),

@@ -20,7 +20,7 @@ Invariants
 from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, Self
 
 import msgspec
 
@@ -29,11 +29,12 @@ from lmerge_service.errors import ElementError, StateError
 from lmerge_service.feedback import FeedbackBoard
 from lmerge_service.formats.feedback import FeedbackRecord
 from lmerge_service.spark.queries.lateness import Lateness, Piece
-from lmerge_service.spark.queries.plans import Operator, Plan, Shape
+from lmerge_service.spark.queries.plans import Plan, Shape
+from lmerge_service.tdb import TDB
 
 __all__ = ("Bucket", "Given", "Said", "Settings")
 
-_VERSION: Final = 1
+_VERSION: Final = 2
 
 
 class Given(NamedTuple):
@@ -80,26 +81,36 @@ class Said:
 class Bucket:
     """Goes from batch to batch."""
 
-    def __init__(
-        self, settings: Settings, saved: bytes | None = None, operator: Operator | None = None
-    ) -> None:
-        """With an operator that has said something already (`Shape.resume`), or as saved."""
+    def __init__(self, settings: Settings, saved: bytes | None = None) -> None:
         self._settings = settings
-        self._operator = settings.shape.begin(settings.plan) if operator is None else operator
+        self._operator = settings.shape.begin(settings.plan)
         self._points: list[dict[str, Any]] = []
         self._point = settings.joining_at
+        self._since = START
+        """What earlier rows have to say was said: by whoever said what it has resumed from."""
         seen: list[int] = []
         if saved is not None:
-            version, seen, self._point, self._points, operator = msgspec.msgpack.decode(saved)
+            version, *kept = msgspec.msgpack.decode(saved)
             if version != _VERSION:
                 raise StateError(f"state of version {version}, not {_VERSION}: begin anew")
+            seen, self._since, self._point, self._points, operator = kept
             self._operator.load(operator)
         self._lateness = Lateness(settings.lateness, settings.partitions, seen)
 
+    @classmethod
+    def resumed(cls, settings: Settings, said: TDB) -> Self | None:
+        """One that has said this, for the facts from its stable on; None: the query by this plan
+        cannot (`Shape.resume`)."""
+        operator = settings.shape.resume(settings.plan, said)
+        if operator is None:
+            return None
+        bucket = cls(settings)
+        bucket._operator, bucket._since = operator, said.stable
+        return bucket
+
     def save(self) -> bytes:
-        return msgspec.msgpack.encode(
-            [_VERSION, self._lateness.seen, self._point, self._points, self._operator.save()]
-        )
+        state = (self._lateness.seen, self._since, self._point, self._points, self._operator.save())
+        return msgspec.msgpack.encode([_VERSION, *state])
 
     def batch(self, given: Iterable[Given]) -> Said:
         """All of a micro-batch, in any order."""
@@ -108,6 +119,8 @@ class Bucket:
         self._lateness.begin(pieces)
         before, late = self._operator.skipped, 0
         for row in rows:
+            if row.time < self._since:
+                continue
             if self._lateness.counts(row.partition, row.offset, row.time):
                 self._operator.take(row.time, msgspec.json.decode(row.data), self._point)
             else:

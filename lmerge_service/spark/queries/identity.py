@@ -2,9 +2,11 @@
 
 What is asked for is a `Replica`. What it is from its first start on is an `Identity`, which lies in
 its checkpoint folder as `replica.json`: with it the replica goes on, and one that is asked for
-otherwise is refused; without it, it begins anew (`running`).
+otherwise is refused; without it, it begins anew (`running`), or resumes by what its topic holds
+(`resuming`). What it resumed from lies beside, as `resumed`: the first batch, done again, begins
+with the same.
 
-What happens on a crash: before the file is there, nothing has been written.
+What happens on a crash: before `replica.json` is there, nothing has been written; it comes last.
 """
 
 import asyncio
@@ -12,7 +14,7 @@ from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -25,10 +27,14 @@ from lmerge_service.spark.connection import kafka_section
 from lmerge_service.spark.elements import topic_width
 from lmerge_service.spark.places import Topic
 from lmerge_service.spark.queries.beginnings import Beginning, anew, mark_of
+from lmerge_service.spark.queries.bucket import Bucket, Settings
 from lmerge_service.spark.queries.plans import Query
+from lmerge_service.spark.queries.resuming import check_resuming, held_in, resumed
 from lmerge_service.topology import Kafka
 
-__all__ = ("Identity", "Replica", "identify")
+__all__ = ("Identity", "Replica", "buckets_of", "identify", "settings_of")
+
+_RESUMED: Final = "resumed"
 
 T = TypeVar("T")
 
@@ -48,6 +54,8 @@ class Identity(msgspec.Struct, frozen=True):
     joining_at: int
     feedback: str | None
     replica: str
+    resumed: bool
+    """By what its topic held."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +76,8 @@ class Replica:
     """Begin with the facts of this time; None: with the first."""
     rejoin: bool = False
     """When it has lost its memory, begin with the facts of now."""
+    resume: bool = False
+    """When it has lost its memory, go on from what its topic holds."""
     feedback: str | None = None
     """The merge's output topic, whose feedback is heeded."""
     name: str | None = None
@@ -80,10 +90,13 @@ def identify(replica: Replica) -> tuple[Identity, list[Tail]]:
     """What it has been, and the ends of its topic's partitions; or what it is from now on.
 
     Raises:
-        ConfigurationError: there are no such facts, or the checkpoint is another replica's.
+        ConfigurationError: there are no such facts, the checkpoint is another replica's, or it is
+            to resume and cannot.
         TransportError: Kafka cannot be reached, or refuses.
         StateError: the checkpoint cannot be read.
     """
+    if replica.resume:
+        check_resuming(replica.query, replica.query.plans[replica.plan])
     place = replica.checkpoint / "replica.json"
     connection = connection_of(kafka_section(replica.kafka))
 
@@ -110,19 +123,61 @@ def identify(replica: Replica) -> tuple[Identity, list[Tail]]:
         return _known(place, replica, width, partitions), tail
     if (replica.checkpoint / "spark").exists():
         raise StateError(f"{replica.checkpoint} has no replica.json: use another folder")
-    since = replica.since
-    if replica.rejoin and tail:
-        since = _run(mark_of(connection, replica.facts, width, replica.lateness))
-    begins = anew(tail, since, replica.query.shape.memory)
-    identity = _new(replica, width, partitions, begins)
+    held = _run(held_in(connection, replica.to, partitions)) if replica.resume else None
+    if held is not None:
+        begins = resumed(held)
+    else:
+        since = replica.since
+        if replica.rejoin and tail:
+            since = _run(mark_of(connection, replica.facts, width, replica.lateness))
+        begins = anew(tail, since, replica.query.shape.memory)
+    identity = _new(replica, width, partitions, begins, resumed=held is not None)
     replica.checkpoint.mkdir(parents=True, exist_ok=True)
-    partial = place.with_suffix(".partial")
-    partial.write_bytes(msgspec.json.format(msgspec.json.encode(identity)))
-    partial.rename(place)
-    return identity, []
+    if held is not None:
+        buckets = [Bucket.resumed(settings_of(replica, identity), each) for each in held.partitions]
+        kept = [bucket.save() for bucket in buckets if bucket is not None]
+        _write(replica.checkpoint / _RESUMED, msgspec.msgpack.encode(kept))
+    _write(place, msgspec.json.format(msgspec.json.encode(identity)))
+    return identity, [] if held is None else tail
 
 
-def _new(replica: Replica, width: int, partitions: int, begins: Beginning) -> Identity:
+def settings_of(replica: Replica, identity: Identity) -> Settings:
+    """Of the buckets of its output partitions."""
+    return Settings(
+        shape=replica.query.shape,
+        plan=replica.query.plans[replica.plan],
+        lateness=identity.lateness,
+        partitions=identity.facts_partitions,
+        joining_at=identity.joining_at,
+        output=identity.feedback or "",
+        replica=identity.replica,
+    )
+
+
+def buckets_of(replica: Replica, identity: Identity) -> list[bytes]:
+    """What its buckets began with, if it has resumed.
+
+    Raises:
+        StateError: that cannot be read.
+    """
+    if not identity.resumed:
+        return []
+    file = replica.checkpoint / _RESUMED
+    try:
+        return msgspec.msgpack.decode(file.read_bytes(), type=list[bytes])
+    except (OSError, msgspec.MsgspecError) as error:
+        raise StateError(f"{file} cannot be read: {error}") from None
+
+
+def _write(file: Path, content: bytes) -> None:
+    partial = file.with_suffix(".partial")
+    partial.write_bytes(content)
+    partial.rename(file)
+
+
+def _new(
+    replica: Replica, width: int, partitions: int, begins: Beginning, *, resumed: bool
+) -> Identity:
     return Identity(
         query=replica.query.name,
         plan=replica.plan,
@@ -136,6 +191,7 @@ def _new(replica: Replica, width: int, partitions: int, begins: Beginning) -> Id
         joining_at=begins.joining_at,
         feedback=replica.feedback,
         replica=replica.name or replica.to,
+        resumed=resumed,
     )
 
 
@@ -146,7 +202,7 @@ def _known(place: Path, replica: Replica, width: int, partitions: int) -> Identi
         raise StateError(f"{place} cannot be read: {error}") from None
     since = known.since if replica.since is None else replica.since
     begun = Beginning(known.incarnation, since, known.joining_at)
-    asked = _new(replica, width, partitions, begun)
+    asked = _new(replica, width, partitions, begun, resumed=known.resumed)
     for name in Identity.__struct_fields__:
         was, now = getattr(known, name), getattr(asked, name)
         if was != now:

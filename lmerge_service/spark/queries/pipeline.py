@@ -16,10 +16,12 @@ Theory
 
 Who owns what
     The state, one value per output partition, is Spark's: it is kept with the checkpoint, and
-    taken and replaced as a whole in each batch. It is as large as what is not final.
+    taken and replaced as a whole in each batch. It is as large as what is not final. What a job
+    begins with that resumes (`resuming`) goes to the workers with the operator, and counts until
+    there is a state.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -68,6 +70,8 @@ class Job:
     partitions: int
     """Of the output."""
     feedback: Topics | None = None
+    saved: Sequence[bytes] = ()
+    """The buckets to begin with, by output partition; none: empty ones."""
 
 
 def records(spark: SparkSession, job: Job) -> DataFrame:
@@ -82,7 +86,7 @@ def records(spark: SparkSession, job: Job) -> DataFrame:
         points = None
         if job.feedback is not None:
             points = kafka_records(spark, job.feedback, streaming=True)
-        processor = BucketProcessor(job.settings, job.partitions, job.query.key)
+        processor = BucketProcessor(job.settings, job.partitions, job.query.key, job.saved)
         grouped = given(spark, job, facts, points).groupBy("bucket")
         return grouped.transformWithStateInPandas(processor, _SAID, "Append", "None")
 
@@ -190,10 +194,17 @@ def _to_all(frame: DataFrame, kind: str, partitions: int) -> DataFrame:
 class BucketProcessor(StatefulProcessor):
     """A `Bucket` in Spark: its state is one value, its output are records."""
 
-    def __init__(self, settings: Settings, partitions: int, key: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        partitions: int,
+        key: tuple[str, ...],
+        saved: Sequence[bytes] = (),
+    ) -> None:
         self._settings = settings
         self._partitions = partitions
         self._key = key
+        self._saved = saved
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._state = handle.getValueState("bucket", _SAVED)
@@ -205,12 +216,16 @@ class BucketProcessor(StatefulProcessor):
         rows: Iterator[Any],
         timerValues: Any,  # noqa: N803
     ) -> Iterator[Any]:
-        (number,) = key
-        saved = self._state.get()
-        bucket = Bucket(self._settings, None if saved is None else bytes(saved[0]))
+        number = int(key[0])
+        bucket = Bucket(self._settings, self._of(number))
         said = bucket.batch(_given(rows))
         self._state.update((bucket.save(),))
-        yield self._records(int(number), said)
+        yield self._records(number, said)
+
+    def _of(self, number: int) -> bytes | None:
+        if (kept := self._state.get()) is not None:
+            return bytes(kept[0])
+        return self._saved[number] if self._saved else None
 
     def close(self) -> None:
         pass

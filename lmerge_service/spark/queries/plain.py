@@ -40,7 +40,7 @@ from lmerge_service.spark.queries.bucket import Bucket, Given, Said, Settings
 from lmerge_service.spark.queries.chosen import Chosen
 from lmerge_service.spark.queries.lateness import FURTHEST, Reading
 from lmerge_service.spark.queries.plans import Batch, Plan, Query
-from lmerge_service.spark.queries.resuming import Held, held_in
+from lmerge_service.spark.queries.resuming import check_resuming, held_in, resumed
 from lmerge_service.tdb import TDB
 
 __all__ = ("Plain", "run_plain")
@@ -91,11 +91,8 @@ async def run_plain(
         IllegalStreamError: what the topic holds is no stream.
     """
     choose = plain.chosen
-    if plain.resume and plain.query.shape.resume(plain.plan, TDB()) is None:
-        raise ConfigurationError(
-            f"{plain.query.name} by this plan cannot resume, since what it has to know cannot be "
-            "told from what it has said: without --resume it begins anew"
-        )
+    if plain.resume:
+        check_resuming(plain.query, plain.plan)
     async with AsyncExitStack() as stack:
         async with Topics(plain.connection) as topics:
             width = await topics.width(plain.facts)
@@ -103,7 +100,7 @@ async def run_plain(
                 raise ConfigurationError(f"there is no topic {plain.facts}")
             partitions = await topics.ensure(plain.to, partitions=plain.partitions)
         held = await held_in(plain.connection, plain.to, partitions) if plain.resume else None
-        begins = await _anew(plain, width, partitions) if held is None else _resumed(held)
+        begins = await _anew(plain, width, partitions) if held is None else resumed(held)
         begun(begins)
         if begins.since == INFINITY:
             return True
@@ -141,11 +138,6 @@ async def _anew(plain: Plain, width: int, partitions: int) -> Beginning:
     return anew(tail, since, plain.query.shape.memory)
 
 
-def _resumed(held: Held) -> Beginning:
-    since = None if held.stable == START else held.stable
-    return Beginning(held.incarnation, since, held.joining_at)
-
-
 class _Runner:
     """From records to records; never awaits."""
 
@@ -164,10 +156,7 @@ class _Runner:
         self._key = plain.query.key
         self._lateness = plain.lateness
         self._router = Router(len(said), plain.query.key)
-        self._known = [each.stable for each in said]
-        self._buckets = [
-            Bucket(settings, operator=plain.query.shape.resume(plain.plan, each)) for each in said
-        ]
+        self._buckets = [Bucket.resumed(settings, each) or Bucket(settings) for each in said]
         self._said: list[Said] = []
         self._number = -1
         self._facts = self._refused = self._records = 0
@@ -212,9 +201,8 @@ class _Runner:
             return
         key = msgspec.json.encode({name: row.get(name) for name in self._key})
         data = msgspec.json.encode(row).decode()
-        bucket = self._router.partition_of(key)
-        if time >= self._known[bucket]:
-            given[bucket].append(Given("row", partition, offset, time, data))
+        bucket = given[self._router.partition_of(key)]
+        bucket.append(Given("row", partition, offset, time, data))
 
     def _key_of(self, element: Element) -> bytes | None:
         if isinstance(element, Stable):

@@ -10,7 +10,8 @@ Theory
         the facts    from 7 on     p arrived at 8   →   adjust(p, 2, 9, 8)
 
     Partitions are at different points. The facts are read from the least of these, and each
-    partition is given those that are not below its own.
+    partition takes those that are not below its own. A topic may have repeats (a job that was
+    killed does its last batch again), so what it means is what a merge of it alone says.
 
 What happens on a crash: nothing is written here.
 """
@@ -18,17 +19,29 @@ What happens on a crash: nothing is written here.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from lmerge_service.core import Policy, lmerge
 from lmerge_service.elements import START, Element
-from lmerge_service.errors import ElementError
+from lmerge_service.errors import ConfigurationError, ElementError
 from lmerge_service.formats.headers import incarnation_of
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.records import Record
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.offline.checkpoint import Holding
+from lmerge_service.spark.queries.beginnings import Beginning
+from lmerge_service.spark.queries.plans import Plan, Query
 from lmerge_service.tdb import TDB
 
-__all__ = ("Held", "held_in")
+__all__ = ("Held", "check_resuming", "held_in", "resumed")
+
+
+def check_resuming(query: Query, plan: Plan) -> None:
+    """Raises ConfigurationError: the query by this plan cannot."""
+    if query.shape.resume(plan, TDB()) is None:
+        raise ConfigurationError(
+            f"{query.name} by this plan cannot resume, since what it has to know cannot be told "
+            "from what it has said: without --resume it begins anew"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +59,21 @@ class Held:
         return min(each.stable for each in self.partitions)
 
 
+def resumed(held: Held) -> Beginning:
+    """What the incarnation goes on as."""
+    since = None if held.stable == START else held.stable
+    return Beginning(held.incarnation, since, held.joining_at)
+
+
 async def held_in(connection: Connection, topic: str, partitions: int) -> Held | None:
     """What the last incarnation has said; None: nobody has said anything. Records that are no
     elements are passed over, as the merge passes over them.
 
     Raises:
         TransportError: Kafka cannot be reached, or refuses.
-        IllegalStreamError: it is no stream, with partition and offset.
     """
     places = [TopicPartition(topic, number) for number in range(partitions)]
-    said = [_Said(f"{topic}-{place.partition} at offset ") for place in places]
+    said = [_Said() for _ in places]
     async with Source(connection) as source:
         ends = await source.ends(places)
         for place, each in zip(places, said, strict=True):
@@ -72,11 +90,15 @@ async def held_in(connection: Connection, topic: str, partitions: int) -> Held |
 class _Said:
     """What the last incarnation in one partition has said."""
 
-    def __init__(self, place: str) -> None:
-        self.incarnation, self.joining_at = -1, START
-        self._place = place
-        self._holding = Holding(place)
+    def __init__(self) -> None:
         self._decoder = WireDecoder()
+        self._begin(-1, START)
+
+    def _begin(self, incarnation: int, joining_at: int) -> None:
+        self.incarnation, self.joining_at = incarnation, joining_at
+        self._holding = Holding("what a merge says of it: ")
+        self._merge = lmerge("R3", Policy(adjust="eager"))  # whose output is what was said last
+        self._merge.attach("it")
 
     @property
     def tdb(self) -> TDB:
@@ -85,10 +107,10 @@ class _Said:
     def take(self, records: Iterable[Record]) -> None:
         for record, incarnation, joining_at, element in self._elements(records):
             if incarnation > self.incarnation:
-                self.incarnation, self.joining_at = incarnation, joining_at
-                self._holding = Holding(self._place)
+                self._begin(incarnation, joining_at)
             if incarnation == self.incarnation:  # what is left of an earlier one is passed over
-                self._holding.take(record.offset, element)
+                for said in self._merge.process("it", element):
+                    self._holding.take(record.offset, said)
 
     def _elements(self, records: Iterable[Record]) -> Iterator[tuple[Record, int, int, Element]]:
         for record in records:

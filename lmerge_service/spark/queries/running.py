@@ -11,7 +11,8 @@ Theory
     holds an earlier one: either from the beginning of the facts, or from a time S on, as far as
     Kafka finds offsets by the records' times; then it is correct from S + memory on (`Shape`), and
     says so. Which facts are late it finds as if it had read all: the first record that is not
-    before S is, with all behind it, after the highest time before it.
+    before S is, with all behind it, after the highest time before it. Or it resumes: its topic is
+    what it remembers (`resuming`), and the incarnation is the same.
 
 Who owns what
     The checkpoint belongs to one process at a time. The output topic is made when it is missing.
@@ -34,8 +35,13 @@ from lmerge_service.formats.headers import incarnation_headers
 from lmerge_service.spark.elements import kafka_sink
 from lmerge_service.spark.errors import spark_errors
 from lmerge_service.spark.places import Topic, Topics, located
-from lmerge_service.spark.queries.bucket import Settings
-from lmerge_service.spark.queries.identity import Identity, Replica, identify
+from lmerge_service.spark.queries.identity import (
+    Identity,
+    Replica,
+    buckets_of,
+    identify,
+    settings_of,
+)
 from lmerge_service.spark.queries.pipeline import Job, records
 from lmerge_service.spark.queries.plans import Batch
 
@@ -88,21 +94,13 @@ def _job(replica: Replica, identity: Identity) -> Job:
     if identity.feedback is not None:
         kept = {"includeHeaders": "false", "failOnDataLoss": "false"}  # it is compacted
         feedback = Topics(replica.kafka, feedback_topic(identity.feedback), options=kept)
-    settings = Settings(
-        shape=replica.query.shape,
-        plan=plan,
-        lateness=identity.lateness,
-        partitions=identity.facts_partitions,
-        joining_at=identity.joining_at,
-        output=identity.feedback or "",
-        replica=identity.replica,
-    )
     return Job(
         query=replica.query,
         facts=Topics(replica.kafka, identity.facts, options=options),
-        settings=settings,
+        settings=settings_of(replica, identity),
         partitions=identity.partitions,
         feedback=feedback,
+        saved=buckets_of(replica, identity),
     )
 
 

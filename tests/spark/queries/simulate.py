@@ -134,16 +134,11 @@ def run(
     done.clean = [[] for _ in range(buckets)]
     saved: list[bytes | None] = [None] * buckets
     if held:
-        resumed = [Bucket(settings, operator=query.shape.resume(plan, each)) for each in held]
-        saved = [each.save() for each in resumed]
+        resumed = [Bucket.resumed(settings, each) for each in held]
+        saved = [None if each is None else each.save() for each in resumed]
     for number, batch in enumerate(batches_of(topic, rng, largest)):
         given = given_of(query, batch, rng, buckets, lateness)
         for bucket in range(buckets):
-            if held:
-                given[bucket] = [
-                    each for each in given[bucket]
-                    if each.kind != "row" or each.time >= held[bucket].stable
-                ]  # fmt: skip
             for offset, point in enumerate((points or {}).get(number, ())):
                 given[bucket].append(Given("point", 0, number * 100 + offset, 0, point))
             while True:

@@ -264,6 +264,39 @@ def test_replicas_that_are_killed_go_on_and_mean_the_same(
     assert not differences(reconstitute(merge_of(bootstrap, [firm])), expected)
 
 
+@pytest.mark.deep
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("spark")
+def test_a_replica_that_has_lost_its_checkpoint_resumes_by_what_its_topic_holds(
+    bootstrap: str, topic_name: Names, tmp_path: Path
+) -> None:
+    """Killed, resumed without its checkpoint, killed again, and gone on with the new one: one
+    incarnation, in which nothing is lost though batches were written in part and twice."""
+    facts, to = topic_name("facts"), topic_name("early")
+    expected = meaning("in-air", fed(bootstrap, facts, Random(9)), LATENESS)
+    usual = (
+        *("in-air", "--plan", "speculative", "--facts", facts, "--to", to, "--partitions", "2"),
+        *("--bootstrap", bootstrap, "--batch", "100", "--master", "local[2]"),
+        *("--lateness", str(LATENESS // 1000), "--resume"),
+    )
+    begun = []
+    for folder, batches in (("first", 4), ("second", 3), ("second", 1)):
+        with running(*usual, "--checkpoint", str(tmp_path / folder)) as process:
+            begun.append(process.say()["replica"])
+            for _ in range(batches):
+                process.say()
+            process.kill()
+    with running(*usual, "--checkpoint", str(tmp_path / "second")) as process:
+        assert process.rest()[-1] == {"ended": True}
+    assert [each["resumed"] for each in begun] == [False, True, True]
+    assert begun[1]["since"] == begun[2]["since"] > LATER
+    assert {each["incarnation"] for each in begun} == {0}
+    assert not any(record.headers for record in received(bootstrap, to))
+    assert not differences(reconstitute(merge_of(bootstrap, [to])), expected)
+    with running(*usual, "--checkpoint", str(tmp_path / "third")) as process:
+        assert process.rest()[-1] == {"ended": True}, "there is nothing more to say"
+
+
 def _decoded(records: list[Any], partition: int) -> list[Element]:
     decoder = WireDecoder()
     return [decoder.decode(each.value) for each in records if each.partition == partition]
