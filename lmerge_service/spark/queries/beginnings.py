@@ -15,12 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lmerge_service.elements import START
+from lmerge_service.errors import StateError
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.find import windows
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.tails import Tail, next_incarnation
 
-__all__ = ("Beginning", "anew", "mark_of")
+__all__ = ("Beginning", "anew", "check_kept", "mark_of")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,24 @@ async def mark_of(connection: Connection, facts: str, width: int, lateness: int)
         highest = [await _highest(source, each, beginnings[each], ends[each]) for each in places]
     known = [time for time in highest if time is not None]
     return min(known) - lateness if len(known) == width else None
+
+
+async def check_kept(connection: Connection, facts: str, width: int, since: int) -> None:
+    """Refuses to begin with the facts of a time that Kafka may not keep any more.
+
+    Raises:
+        StateError: before the first record that is not earlier some have been deleted.
+        TransportError: Kafka cannot be reached, or refuses.
+    """
+    places = [TopicPartition(facts, number) for number in range(width)]
+    async with Source(connection) as source:
+        kept, begins = await source.beginnings(places), await source.since(places, since)
+    for place in places:
+        if 0 < kept[place] == begins[place]:
+            raise StateError(
+                f"{facts}-{place.partition} begins with offset {kept[place]}: facts from {since} "
+                "on may be gone; begin with later ones (--since TIME, --rejoin)"
+            )
 
 
 async def _highest(source: Source, place: TopicPartition, begin: int, end: int) -> int | None:

@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from lmerge_service.elements import INFINITY
 from lmerge_service.errors import ConfigurationError, StateError
 from lmerge_service.formats.feedback import feedback_topic
 from lmerge_service.kafka.tails import Tail, tails
@@ -26,7 +27,7 @@ from lmerge_service.service.connection import connection_of
 from lmerge_service.spark.connection import kafka_section
 from lmerge_service.spark.elements import topic_width
 from lmerge_service.spark.places import Topic
-from lmerge_service.spark.queries.beginnings import Beginning, anew, mark_of
+from lmerge_service.spark.queries.beginnings import Beginning, anew, check_kept, mark_of
 from lmerge_service.spark.queries.bucket import Bucket, Settings
 from lmerge_service.spark.queries.plans import Query
 from lmerge_service.spark.queries.resuming import check_resuming, held_in, resumed
@@ -93,7 +94,7 @@ def identify(replica: Replica) -> tuple[Identity, list[Tail]]:
         ConfigurationError: there are no such facts, the checkpoint is another replica's, or it is
             to resume and cannot.
         TransportError: Kafka cannot be reached, or refuses.
-        StateError: the checkpoint cannot be read.
+        StateError: the checkpoint cannot be read, or facts that it has to begin with may be gone.
     """
     if replica.resume:
         check_resuming(replica.query, replica.query.plans[replica.plan])
@@ -131,6 +132,8 @@ def identify(replica: Replica) -> tuple[Identity, list[Tail]]:
         if replica.rejoin and tail:
             since = _run(mark_of(connection, replica.facts, width, replica.lateness))
         begins = anew(tail, since, replica.query.shape.memory)
+    if begins.since is not None and begins.since != INFINITY:
+        _run(check_kept(connection, replica.facts, width, begins.since))
     identity = _new(replica, width, partitions, begins, resumed=held is not None)
     replica.checkpoint.mkdir(parents=True, exist_ok=True)
     if held is not None:

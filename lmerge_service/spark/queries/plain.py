@@ -35,7 +35,7 @@ from lmerge_service.kafka.source import Batches, Source, TopicPartition
 from lmerge_service.kafka.tails import tails
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.kafka.writing import Writer
-from lmerge_service.spark.queries.beginnings import Beginning, anew, mark_of
+from lmerge_service.spark.queries.beginnings import Beginning, anew, check_kept, mark_of
 from lmerge_service.spark.queries.bucket import Bucket, Given, Said, Settings
 from lmerge_service.spark.queries.chosen import Chosen
 from lmerge_service.spark.queries.lateness import FURTHEST, Reading
@@ -87,8 +87,7 @@ async def run_plain(
         ConfigurationError: there are no such facts, the query needs Spark, or it is to resume and
             cannot.
         TransportError: Kafka cannot be reached, or refuses.
-        StateError: a partition cannot be read.
-        IllegalStreamError: what the topic holds is no stream.
+        StateError: a partition cannot be read, or facts that it has to begin with may be gone.
     """
     choose = plain.chosen
     if plain.resume:
@@ -101,6 +100,8 @@ async def run_plain(
             partitions = await topics.ensure(plain.to, partitions=plain.partitions)
         held = await held_in(plain.connection, plain.to, partitions) if plain.resume else None
         begins = await _anew(plain, width, partitions) if held is None else resumed(held)
+        if begins.since is not None and begins.since != INFINITY:
+            await check_kept(plain.connection, plain.facts, width, begins.since)
         begun(begins)
         if begins.since == INFINITY:
             return True

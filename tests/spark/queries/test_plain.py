@@ -11,11 +11,13 @@ import msgspec
 import pytest
 
 from lmerge_service.elements import INFINITY, START, Stable
-from lmerge_service.errors import ConfigurationError
+from lmerge_service.errors import ConfigurationError, StateError
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.feed import feed
+from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.tails import tails
+from lmerge_service.kafka.topics import Topics
 from lmerge_service.present.facts import Fact, disordered, facts
 from lmerge_service.spark.queries.beginnings import Beginning
 from lmerge_service.spark.queries.catalogue import QUERIES
@@ -146,6 +148,38 @@ def test_one_that_resumes_goes_on_where_its_topic_ends(
     assert not differences(held, meaning("in-air", facts_in(bootstrap, source, 2), LATENESS))
     assert asyncio.run(run_plain(plain, begun.append)), "there is nothing more to say"
     assert received(bootstrap, to) == records
+
+
+def test_facts_that_may_be_gone_are_not_begun_with(
+    bootstrap: str, topic_name: Callable[..., str]
+) -> None:
+    """Kafka has deleted some: what is left from an earlier time on is not all."""
+    source, connection = topic_name("facts"), Connection(bootstrap)
+    told = [Fact("departed", DAY + n * MINUTE, origin="EWR", delay=n) for n in range(100)]
+    asyncio.run(feed(connection, source, told))
+
+    class Before:
+        before_offset = 50
+
+    async def delete() -> None:
+        async with Topics(connection) as topics:
+            await topics._admin.delete_records({TopicPartition(source, 0): Before()})
+
+    def begins(since: int) -> Beginning:
+        begun: list[Beginning] = []
+        plain = Plain(
+            query=QUERIES["delays"], plan=QUERIES["delays"].plans["speculative"],
+            connection=connection, facts=source, to=topic_name("to"), lateness=LATENESS,
+            since=since,
+        )  # fmt: skip
+        asyncio.run(run_plain(plain, begun.append))
+        return begun[0]
+
+    assert begins(DAY + 20 * MINUTE).since == DAY + 20 * MINUTE
+    asyncio.run(delete())
+    with pytest.raises(StateError, match="-0 begins with offset 50: facts from 87600000 on may be"):
+        begins(DAY + 20 * MINUTE)
+    assert begins(DAY + 60 * MINUTE).since == DAY + 60 * MINUTE
 
 
 def test_what_cannot_be_told_from_what_was_said_is_not_resumed(bootstrap: str) -> None:
