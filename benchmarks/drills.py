@@ -27,9 +27,9 @@ __all__ = ("CALM", "DRILLS", "MERGERS", "Verdict", "play", "table", "wanted")
 
 CALM: Final = "nothing fails"
 _NOT_PLAYED: Final = frozenset(
-    {"control-lost", "control-conflicts", "cutover-interrupted", "damaged-checkpoint", "power-cut"}
+    {"control-lost", "control-conflicts", "cutover-interrupted", "damaged-checkpoint"}
 )
-"""About decisions, of which the other program has none; and `power-cut`, not tried with it."""
+"""About decisions, of which the other program has none."""
 DRILLS: Final = (CALM, *(name for name in STANDARD if name not in _NOT_PLAYED))
 MERGERS: Final[Mapping[str, Sequence[str]]] = {
     "LMerge": (),
