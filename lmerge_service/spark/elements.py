@@ -206,7 +206,7 @@ def _parquet(spark: SparkSession, source: ParquetFiles, streaming: bool, rule: R
     told = F.to_json(F.struct("rule", "source", "partition", "offset", *ELEMENT.names))
     fault = F.when(
         F.col("rule") != rule.version,
-        F.concat(F.lit(f"was written by another rule than {rule.version} (nfc): "), told),
+        F.concat(F.lit("is by rule "), "rule", F.lit(f", and not by {rule.version}: "), told),
     ).otherwise(F.concat(F.lit(f"is no element by rule {rule.version}: "), told))
     wrong = F.concat(F.lit(f"{source.path} has a row that "), fault)
     op = F.when(sound, F.col("op")).otherwise(F.raise_error(wrong))
