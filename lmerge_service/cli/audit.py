@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lmerge_service.cli.audit_shown import document, show
+from lmerge_service.cli.jobs import Memory
 from lmerge_service.cli.options import (
     TOPIC,
     Bootstrap,
@@ -72,9 +73,7 @@ def audit(
         Path | None,
         typer.Option(metavar="FILE", help="Write the report as a page too, with pictures (Spark)."),
     ] = None,
-    memory: Annotated[
-        str, typer.Option(metavar="SIZE", help="The heap of Spark's JVM, such as 900m or 4g.")
-    ] = "2g",
+    memory: Memory = "2g",
     bootstrap: Bootstrap = None,
     kafka_config: KafkaConfig = None,
     nfc: Nfc = False,

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 import typer
 
 from lmerge_service.cli.words import finite, payload_json, payload_text, point, shortened
+from lmerge_service.elements import INFINITY
 from lmerge_service.tdb import Difference
 
 __all__ = ("Compared", "Counted", "document", "ends", "show", "stream_line", "verdict_lines")
@@ -68,7 +69,7 @@ def verdict_lines(names: Sequence[str], found: Compared, most: int) -> Iterator[
         yield f"  payload {payload} vs {each.vs}: {', '.join(held)}"
     if (more := total - min(most, len(found.differences))) > 0:
         yield f"  and {more:,} more (--most shows more)"
-    if found.before is not None:
+    if found.before is not None and found.before < INFINITY:
         yield f"compared as far as all are final, before {point(found.before)}"
         return
     match [name for name, each in zip(names, found.streams, strict=True) if not each.complete]:

@@ -59,12 +59,8 @@ def audit_with_spark(asked: Asked, *, as_json: bool) -> int:
     kafka = kafka_place(asked.bootstrap, asked.kafka_config) if in_kafka else None
     sources = [(_called(each), _source(each, kafka)) for each in asked.sources]
     with (
+        spark_for("lmerge audit", driver_memory=asked.memory, kafka=in_kafka) as spark,
         _telling() as tell,
-        spark_for(
-            "lmerge audit",
-            driver_memory=asked.memory,
-            kafka=in_kafka,
-        ) as spark,
     ):
         report = audit(
             spark,
@@ -105,9 +101,17 @@ def _source(source: str, kafka: "Kafka | str | None") -> "Source":
         raise ConfigurationError("standard input is for --engine python: Spark reads files")
     if is_parquet(source):
         return ParquetFiles(source)
-    if not (":/" in source or Path(source).is_dir()):
+    if Path(source).is_dir():
+        _refuse_empty(source)
+    elif ":/" not in source:
         check_files([source])
     return JsonFiles(source)
+
+
+def _refuse_empty(folder: str) -> None:
+    """Nothing is equivalent to nothing, which would be a verdict about a name that is wrong."""
+    if not any(each.is_file() for each in Path(folder).rglob("[!._]*")):
+        raise ConfigurationError(f"there is no file in the folder {label(folder)}")
 
 
 @contextmanager
@@ -121,7 +125,7 @@ def _telling() -> Iterator[Callable[[str], None]]:
 
     columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("starting Spark", total=None)
+        task = progress.add_task("opening the streams", total=None)
         yield lambda what: progress.update(task, description=what)
 
 

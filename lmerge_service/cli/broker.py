@@ -34,6 +34,7 @@ def start(
         typer.Option(
             min=0,
             max=65_535,
+            metavar="PORT",
             help="Port on 127.0.0.1; 0 takes the last one, else 9092, else any free one.",
         ),
     ] = 0,

@@ -1,7 +1,10 @@
 """`lmerge generate`: the paper's workload at scale, by Spark."""
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from shutil import rmtree
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 import typer
@@ -160,7 +163,16 @@ def generate(
             rich_help_panel=_WHERE,
         ),
     ] = "parquet",
-    partitions: Annotated[int, _amount("Of a topic that is made here.", _WHERE, 1)] = 1,
+    partitions: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=1000,
+            metavar="N",
+            help="Of a topic that is made here.",
+            rich_help_panel=_WHERE,
+        ),
+    ] = 1,
     key: Annotated[
         list[str] | None,
         typer.Option(
@@ -194,7 +206,10 @@ def generate(
     topic = output.removeprefix(TOPIC) if output.startswith(TOPIC) else None
     sink = _sink(output, format_, topic, key or (), partitions, bootstrap, kafka_config)
     kafka = in_kafka or topic is not None
-    with session(f"generating {label(output)}", memory, kafka=kafka) as spark:
+    with (
+        nullcontext() if topic is not None else _whole(Path(output)),
+        session(f"generating {label(output)}", memory, kafka=kafka) as spark,
+    ):
         write_elements(make(spark), sink, order=None if topic is None else ["offset"])
     typer.echo(f"{label(output)}: written", err=True)
 
@@ -289,5 +304,30 @@ def _sink(
     if not output:
         raise ConfigurationError("the name of a folder is empty (a variable that is not set?)")
     if Path(output).exists():
-        raise ConfigurationError(f"{label(output)} is there already: choose another folder")
+        unfinished = Path(output, "_temporary").exists()
+        advice = " and was not finished: remove it, or choose" if unfinished else ": choose"
+        raise ConfigurationError(f"{label(output)} is there already{advice} another folder")
+    _check_writable(output)
     return JsonFiles(output) if kind == "ndjson" else ParquetFiles(output)
+
+
+@contextmanager
+def _whole(folder: Path) -> Iterator[None]:
+    """Removes what was made of a folder that does not become whole: it can be made again."""
+    try:
+        yield
+    except ConfigurationError:  # nothing was made, or by somebody else meanwhile
+        raise
+    except BaseException:
+        rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _check_writable(output: str) -> None:
+    """Refuses a folder that cannot be made, before a stream is made for it."""
+    if ":/" in output:
+        return
+    above = next(each for each in Path(output).absolute().parents if each.exists())
+    if not (above.is_dir() and os.access(above, os.W_OK | os.X_OK)):
+        why = "may not be written to" if above.is_dir() else "is no folder"
+        raise ConfigurationError(f"cannot write {label(output)}: {label(str(above))} {why}")

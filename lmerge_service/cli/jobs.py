@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from lmerge_service.cli.options import BOOTSTRAP, TOPIC, check_topic, silence_kafka_client
-from lmerge_service.cli.streams import label
+from lmerge_service.cli.streams import check_files, is_parquet, label
 from lmerge_service.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -124,8 +124,13 @@ def stored_stream(
         return Topics(kafka, topic), True
     if not place or not Path(place).exists():
         raise ConfigurationError(f"there is no file or folder {label(place)!r} (kafka:TOPIC?)")
-    if Path(place).is_dir() or place.endswith(".parquet"):
+    if is_parquet(place):
         return ParquetFiles(place), False
+    if Path(place).is_dir():
+        raise ConfigurationError(
+            f"there is no Parquet in the folder {label(place)} (lines are taken from one file)"
+        )
+    check_files([place])
     return JsonFiles(place), False
 
 

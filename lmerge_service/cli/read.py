@@ -70,6 +70,10 @@ def read(
     names = [topic.removeprefix(TOPIC) for topic in topics]
     for name in names:
         check_topic(name)
+        if names.count(name) > 1:
+            raise ConfigurationError(f"kafka:{name} is named twice: a topic is one of the copies")
+    if token is not None and not token.parent.is_dir():
+        raise ConfigurationError(f"cannot write {token}: there is no folder {token.parent}")
     saved = token.read_bytes() if token is not None and token.exists() else None
     reading = read_merged(
         connection(bootstrap, kafka_config), names, case=case, token=saved, follow=follow, nfc=nfc

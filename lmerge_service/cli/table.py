@@ -59,8 +59,10 @@ def update(
     Example: `lmerge table update kafka:flights.merged flights.table`
     """
     from lmerge_service.formats.bulk import Rule
+    from lmerge_service.spark.table.manifests import Table
     from lmerge_service.spark.table.update import update_table
 
+    Table(place).check_place()  # mistakes are told before Spark starts
     found, kafka = stored_stream(source, bootstrap, kafka_config)
 
     def told(manifest: "Manifest") -> None:
@@ -118,6 +120,8 @@ def at(
     valid: Annotated[
         int | None,
         typer.Option(
+            min=START,
+            max=INFINITY,
             metavar="T",
             help="What was true at this time, in the stream's unit.",
             show_default="at any",
@@ -147,7 +151,7 @@ def at(
 
     With --json all events are told.
 
-    Example: `lmerge table at flights.table --valid 1357034400000`
+    Example: `lmerge table at flights.table --valid 1357056000000`
     """
     from lmerge_service.spark.table.manifests import Table
     from lmerge_service.spark.table.read import answer
@@ -225,7 +229,10 @@ def _offsets(text: str, partitions: Mapping[int, Any]) -> dict[int, int]:
         )
     found = {int(at): int(offset) for at, offset in (each.split(":") for each in text.split(","))}
     if missing := sorted(set(found) - set(partitions)):
-        raise ConfigurationError(f"--known-offset: there is no partition {missing[0]}")
+        there = ", ".join(map(str, sorted(partitions))) or "none"
+        raise ConfigurationError(
+            f"--known-offset: there is no partition {missing[0]} (those of the table: {there})"
+        )
     return found
 
 
@@ -248,6 +255,10 @@ def _summary(
         said += f", {more:,} of them not shown (--most shows more)"
     if valid is not None and asked is None:
         said += "; final" if final else f"; may change, stable at {point(manifest.stable)}"
+    first = min((each.min_time for each in manifest.files), default=START)
+    if isinstance(asked, int) and asked < first:
+        began = datetime.fromtimestamp(first / 1000, UTC).isoformat(timespec="seconds")
+        said += f"; nothing was known yet: the first record is of {began}"
     return said
 
 

@@ -204,9 +204,11 @@ def _parquet(spark: SparkSession, source: ParquetFiles, streaming: bool, rule: R
         )
     sound = (F.coalesce(F.col("rule"), F.lit("")) == rule.version) & is_element()
     told = F.to_json(F.struct("rule", "source", "partition", "offset", *ELEMENT.names))
-    wrong = F.concat(
-        F.lit(f"{source.path} has a row that is no element by rule {rule.version}: "), told
-    )
+    fault = F.when(
+        F.col("rule") != rule.version,
+        F.concat(F.lit("is by rule "), "rule", F.lit(f", and not by {rule.version}: "), told),
+    ).otherwise(F.concat(F.lit(f"is no element by rule {rule.version}: "), told))
+    wrong = F.concat(F.lit(f"{source.path} has a row that "), fault)
     op = F.when(sound, F.col("op")).otherwise(F.raise_error(wrong))
     nothing = [F.lit(None).cast(each.dataType).alias(each.name) for each in RECORDS.fields[-3:]]
     return rows.select(*ORIGIN.names, op.alias("op"), *ELEMENT.names[1:], *nothing)

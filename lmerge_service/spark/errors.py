@@ -13,10 +13,15 @@ from lmerge_service.errors import ConfigurationError, LMergeError, StateError, T
 __all__ = ("spark_errors",)
 
 _OF_KAFKA: Final = re.compile(r"org\.apache\.kafka\.[\w.]*\.(\w+Exception): ?(.*)")
-_RAISED: Final = re.compile(r"\[USER_RAISED_EXCEPTION\] (.*?)(?: SQLSTATE|$)", re.MULTILINE)
+_RAISED: Final = re.compile(r"\[USER_RAISED_EXCEPTION\] (.*?)$", re.MULTILINE)
 _WORKER: Final = re.compile(r"Python worker (failed to connect back|exited unexpectedly)")
 _PYTHON: Final = re.compile(r"^lmerge_service\.errors\.\w+: (.*)$", re.MULTILINE)
-_JAVA: Final = re.compile(r"^: [\w.$]+: (?:.*?: )??(?:\[[A-Z][A-Z_.\d]*\] )?(.*?)$", re.MULTILINE)
+_JAVA: Final = re.compile(r"^: [\w.$]+: (.*?)$", re.MULTILINE)
+_AROUND: Final = re.compile(
+    r"^(?:Job aborted due to stage failure: .*? executor \S+\): [\w.$]+: )?"  # what a task died of
+    r"(?:\[[A-Z][A-Z_.\d]*\] )?|\s*SQLSTATE: \w+\s*$"
+)
+"""Of a message, what tells a user nothing."""
 
 
 @contextmanager
@@ -40,15 +45,23 @@ def _translated(doing: str, error: PySparkException | Py4JJavaError) -> LMergeEr
     if found := _OF_KAFKA.search(text):
         return TransportError(f"{doing}: {found[2].strip() or found[1]}")
     if found := _RAISED.search(text) or _PYTHON.search(text):
-        return StateError(f"{doing}: {found[1].strip()}")
+        return StateError(f"{doing}: {_gist(found[1])}")
     if found := _WORKER.search(text):
         return LMergeError(
             f"{doing}: a Python worker of Spark {found[1]}: is this machine out of memory, or too "
             "busy to start one in ten seconds? What was done is kept: start it again"
         )
     if found := _JAVA.search(text):
-        return StateError(f"{doing}: {found[1].strip()}")
-    gist = next(filter(None, map(str.strip, text.splitlines())), type(error).__name__)
+        return StateError(f"{doing}: {_gist(found[1])}")
+    gist = _gist(next(filter(None, map(str.strip, text.splitlines())), type(error).__name__))
     if isinstance(error, AnalysisException):
         return ConfigurationError(f"{doing}: {gist}")
     return StateError(f"{doing}: {gist}")
+
+
+def _gist(message: str) -> str:
+    """
+    >>> _gist("[FAILED_READ_FILE.NO_HINT] Error while reading file:///a.  SQLSTATE: KD001")
+    'Error while reading file:///a.'
+    """
+    return _AROUND.sub("", message).strip()

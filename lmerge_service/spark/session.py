@@ -13,12 +13,14 @@ Who owns what
     (`kafka.jars`). Under `spark-submit` the JVM, the master, memory and JARs are the submission's.
 
 What happens on a crash
-    A session that is left by Ctrl-C or an exit kills its JVM. If that is killed by others, whatever
-    is asked next fails, and that is said when the session is left.
+    A session that is left by Ctrl-C or an exit kills its JVM, and so does a program that ends
+    without leaving it (a notebook, an error between `__enter__` and `__exit__`). If the JVM is
+    killed by others, whatever is asked next fails, and that is said when the session is left.
     The JVM ends when its standard input does, which the kernel closes with this process. The
     scratch folder is left to whoever cleans the system's temporary files.
 """
 
+import atexit
 import logging
 import os
 import re
@@ -97,6 +99,7 @@ _MEANING: Final = {
     "spark.sql.redaction.options.regex": _REDACTED,
 }
 """Wherever Spark runs."""
+_LEAST_HEAP: Final = 512  # MiB
 _DYING_SECONDS: Final = 5
 _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
 """Where `spark-submit` has its JVM, in the environment of the programs that it starts."""
@@ -128,8 +131,7 @@ def spark_session(
         EnvironmentMissingError: no Java from 17 on, or the connector cannot be fetched.
         LMergeError: on leaving, when the JVM has gone.
     """
-    if not re.fullmatch(r"[1-9]\d*[mg]", driver_memory):
-        raise ConfigurationError(f"driver_memory is a number with m or g, not {driver_memory!r}")
+    _check_heap(driver_memory)
     if SparkContext._active_spark_context is not None:
         raise ConfigurationError("this process has a Spark session already: use that one")
     if is_submitted():
@@ -141,16 +143,30 @@ def spark_session(
     jars = connector_jars() if kafka else []
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     master = master or f"local[{cores}]"
-    with tempfile.TemporaryDirectory(prefix="lmerge-spark-") as folder:
+    scratch = tempfile.TemporaryDirectory(prefix="lmerge-spark-")
+    with scratch as folder:
         wanted = _settings(master, driver_memory, jars, Path(folder)) | dict(settings or {})
         spark = _started(name, master, wanted, java, Path(folder))
+        atexit.register(_abandon, spark)
         try:
             with _breakable():
                 yield spark
         finally:
-            _end(spark)
-            for name in {each for each in os.environ if "SPARK_" in each} - before:
-                del os.environ[name]  # PySpark leaves some
+            with _uninterrupted():
+                atexit.unregister(_abandon)
+                _end(spark)
+                for name in {each for each in os.environ if "SPARK_" in each} - before:
+                    del os.environ[name]  # PySpark leaves some
+                scratch.cleanup()
+
+
+def _check_heap(size: str) -> None:
+    """Spark itself starts with no less, and says so in two lines of its own, or in a stack."""
+    found = re.fullmatch(r"([1-9]\d*)([mg])", size)
+    if found is None or int(found[1]) * {"m": 1, "g": 1024}[found[2]] < _LEAST_HEAP:
+        raise ConfigurationError(
+            f"Spark's heap is a number with m or g, of {_LEAST_HEAP}m at least, not {size!r}"
+        )
 
 
 @contextmanager
@@ -170,13 +186,27 @@ def _breakable() -> Iterator[None]:
             "Spark's JVM is gone: was it killed, or is this machine out of memory? What was done "
             "is kept: start it again"
         ) from error
+    except GeneratorExit:  # nobody holds the session any more, so nothing is under way
+        raise
     except BaseException as error:
         if (why := _interruption(error)) is None:
             raise
+        _kill()
+        raise why from None
+
+
+def _abandon(spark: SparkSession) -> None:
+    """Ends a session that the program has not left, while there are threads: PySpark's own would
+    never answer once the interpreter has stopped them."""
+    _kill()
+    _end(spark)
+
+
+def _kill() -> None:
+    with _uninterrupted():
         jvm = _gateway().proc
         jvm.kill()
         jvm.wait()
-        raise why from None
 
 
 def _has_ended(jvm: "subprocess.Popen[bytes]") -> bool:
@@ -261,18 +291,23 @@ def _started(
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Ctrl-C counts when this is left: PySpark loses sight of a JVM that it is starting."""
+    """Ctrl-C and SIGTERM count when this is left: PySpark loses sight of a JVM that it is starting,
+    and who is told to end twice is to end in order all the same."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     came: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    found = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    before = {each: handler for each, handler in found.items() if handler is not None}  # Python's
+    for number in before:
+        signal.signal(number, lambda number, _: came.append(number))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         if came:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(came[0])
 
 
 def java_home(java: Java, folder: Path) -> Path:
@@ -312,16 +347,14 @@ def _set(environment: Mapping[str, str]) -> Iterator[None]:
 
 def _end(spark: SparkSession | None) -> None:
     """Stops Spark and its JVM, which PySpark would keep for the next session as it is."""
+    if (gateway := _gateway()) is not None:
+        if spark is not None:
+            _stop(spark, gateway.proc)
+        SparkContext._gateway = SparkContext._jvm = None
+        gateway.shutdown()
+        gateway.proc.stdin.close()
+        gateway.proc.wait()
     logging.getLogger().removeFilter(_is_not_py4js)
-    gateway = _gateway()
-    if spark is not None:
-        _stop(spark, gateway.proc)
-    if gateway is None:
-        return
-    SparkContext._gateway = SparkContext._jvm = None
-    gateway.shutdown()
-    gateway.proc.stdin.close()
-    gateway.proc.wait()
 
 
 def _gateway() -> Any:

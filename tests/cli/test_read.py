@@ -78,6 +78,15 @@ def test_a_token_of_another_case_or_a_file_that_is_none_is_refused(
     )
 
 
+def test_a_mistake_is_told_before_anything_is_read(lmerge: Lmerge) -> None:
+    for wrong, said in (
+        (("t", "kafka:t"), "kafka:t is named twice: a topic is one of the copies"),
+        (("t", "--token", "no/token"), "cannot write no/token: there is no folder no"),
+    ):
+        done = lmerge("read", *wrong, "--bootstrap", "127.0.0.1:1")
+        assert (done.code, done.out, done.error) == (2, "", said)
+
+
 def test_a_topic_that_is_not_there_is_named_unless_it_is_waited_for(
     lmerge: Lmerge, bootstrap: str, topics: tuple[str, str]
 ) -> None:

@@ -36,7 +36,7 @@ def test_the_list_names_queries_and_plans(lmerge: Lmerge) -> None:
         ),
         (RUN + " --plain --resume", 2, "delays by this plan cannot resume, since what it has to"),
         (RUN + " --plain --bootstrap 127.0.0.1:1", 3, "connecting to 127.0.0.1:1: Kafka cannot"),
-        (RUN + " --driver-memory 1x", 2, "driver_memory is a number with m or g, not '1x'"),
+        (RUN + " --driver-memory 1x", 2, "Spark's heap is a number with m or g, of 512m at least"),
         ("replica feed t --flights 13", 2, "--flights takes months from 1 to 12"),
         ("replica feed t --bootstrap 127.0.0.1:1", 3, "connecting to 127.0.0.1:1: Kafka cannot"),
     ],

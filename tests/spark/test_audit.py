@@ -354,12 +354,18 @@ def test_parquet_of_several_topics_is_no_stream(
 
 
 def test_mistakes_end_in_one_line(
-    audit: Lmerge, lmerge: Lmerge, bootstrap: str, topic_name: Callable[..., str]
+    audit: Lmerge,
+    lmerge: Lmerge,
+    bootstrap: str,
+    topic_name: Callable[..., str],
+    tmp_path: Path,
 ) -> None:
     missing = f"kafka:{topic_name()}"
+    (tmp_path / "empty").mkdir()
     for arguments, code, said in (
         (("one", "nowhere"), 2, "cannot read nowhere: No such file or directory"),
         (("one", "-"), 2, "standard input is for --engine python: Spark reads files"),
+        (("one", "empty"), 2, "there is no file in the folder empty"),
         (
             ("one", missing, "--bootstrap", bootstrap),
             2,
@@ -387,7 +393,7 @@ def test_as_a_process_with_a_session_of_its_own(run: Run, tmp_path: Path) -> Non
         write(tmp_path / name, map(on_the_wire, elements))
     arguments = ("audit", "one", "same", "--engine", "spark", "--html", "page.html")
     lenient = ("env", "-u", "PYTHONWARNINGS", *LMERGE)  # PySpark's own processes leave files open
-    done = run(*arguments, "--memory", "512m", command=lenient)
+    done = run(*arguments, "--driver-memory", "512m", command=lenient)
     assert (done.returncode, done.stderr) == (0, "")
     assert "equivalent" in done.stdout
     assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")

@@ -122,6 +122,14 @@ def test_it_is_whole_in_itself_and_its_pictures_are_well_formed() -> None:
     assert targets <= set(ids)
 
 
+def test_the_axis_of_freshness_has_numbers_however_alike_delays_are() -> None:
+    text = page(replace(GOOD, freshness=Freshness([(130_000, 2), (171_000, 9)], alone=0)))
+    picture = text[text.index("<svg") : text.index("</svg>")]
+    axis = picture[picture.index("freshness-matplotlib.axis_1") :]
+    axis = axis[: axis.index("freshness-matplotlib.axis_2")]
+    assert axis.count("<text") > 3  # one is the label
+
+
 def test_the_same_report_gives_the_same_bytes() -> None:
     assert page(UNLIKE) == page(UNLIKE)
 

@@ -503,7 +503,10 @@ def test_a_file_among_others_that_is_not_like_them_fails_the_query(
     write_elements(frame(spark, STREAM), place, order=None)
     drift(spark.read.parquet(place.path)).write.mode("append").parquet(place.path)
     # It depends on the file that Spark asks for the columns who notices.
-    one_line = r"^(auditing: [^\n]* no element by rule 1: |reading [^\n]* no column )[^\n]*$"
+    one_line = (
+        r"^(auditing: [^\n]* no element by rule 1: |auditing: [^\n]* is by rule 0, and not by 1: |"
+        r"reading [^\n]* no column )[^\n]*$"
+    )
     refused = pytest.raises((StateError, ConfigurationError), match=one_line)
     with refused, spark_errors("auditing"):
         told(read_elements(spark, place))

@@ -173,6 +173,7 @@ def test_the_command_presents_what_is_stored(lmerge: Lmerge, tmp_path: Path) -> 
     assert done.error.endswith(
         "revised at 44: an adjust, but a logical stream is told by inserts alone"
     )
+    assert not Path(tmp_path, "other").exists(), "what was not finished is left"
 
 
 @pytest.mark.deep
@@ -204,7 +205,11 @@ def test_the_command_writes_topics(
             "events would be under way at once",
         ),
         (("--of", "nowhere"), "there is no file or folder 'nowhere' (kafka:TOPIC?)"),
+        (("--payload-bytes", "9999999"), "--payload-bytes must be at most 1048320"),
+        (("--partitions", "1001"), "Invalid value for '--partitions'"),
         (("-o", "there"), "there is there already: choose another folder"),
+        (("-o", "cut"), "cut is there already and was not finished: remove it, or choose another"),
+        (("-o", "file/made"), "file is no folder"),
         (("-o", ""), "the name of a folder is empty"),
         (("-o", "kafka:a b"), "'a b' is no name of a topic"),
     ],
@@ -213,6 +218,8 @@ def test_a_mistake_is_told_in_one_line_before_spark_starts(
     lmerge: Lmerge, tmp_path: Path, wrong: tuple[str, ...], said: str
 ) -> None:
     (tmp_path / "there").mkdir()
+    (tmp_path / "cut" / "_temporary").mkdir(parents=True)
+    (tmp_path / "file").touch()
     done = lmerge("generate", "-o", "new", *wrong)
     assert done.code == 2
     assert said in done.error

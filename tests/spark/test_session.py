@@ -97,6 +97,49 @@ def test_a_command_that_is_told_to_end_while_spark_starts_leaves_nothing(
     assert [each.name for each in tmp_path.iterdir()] == ["stream.ndjson"]
 
 
+ENDED_WHILE_ASKING = """
+import os, signal, sys, threading
+from pyspark import SparkContext
+from lmerge_service.cli import main
+
+def functions():
+    frame = sys._current_frames()[threading.main_thread().ident]
+    while frame is not None:
+        yield frame.f_code.co_name
+        frame = frame.f_back
+
+def end():
+    while True:
+        asks = {"_do_init", "__getattr__", "readinto"} <= set(functions())
+        if asks and hasattr(SparkContext._active_spark_context, "_jsc"):
+            break
+    os.kill(os.getpid(), signal.SIGTERM)
+
+threading.Thread(target=end, daemon=True).start()
+main(["table", "update", "stream.ndjson", "table"])
+"""
+
+
+@pytest.mark.deep
+@pytest.mark.spark
+@pytest.mark.xdist_group("spark")
+def test_a_command_that_is_told_to_end_while_spark_is_asked_what_it_is_ends_in_order(
+    tmp_path: Path,
+) -> None:
+    """PySpark then stopped what it had begun, got the answer to its question before, and ended with
+    a KeyError 'p'."""
+    (tmp_path / "stream.ndjson").write_text('{"op":"stable","vc":1}\n')
+    done = subprocess.run(
+        [sys.executable, "-c", ENDED_WHILE_ASKING],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path.cwd())},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (143, "")
+
+
 @pytest.mark.deep
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
@@ -111,7 +154,7 @@ def test_a_command_that_is_told_to_end_while_spark_starts_leaves_nothing(
 def test_a_command_that_is_ended_in_the_middle_of_a_job_shows_no_stack(
     tmp_path: Path, number: int, code: int, tells: str
 ) -> None:
-    """By Ctrl-C, by SIGTERM, and by its JVM's being killed."""
+    """By Ctrl-C and by SIGTERM, twice, and by its JVM's being killed."""
     command = (sys.executable, "-m", "lmerge_service.cli", "generate", "-o", "made.parquet")
     with subprocess.Popen(
         (*command, "--events", "10000000"), cwd=tmp_path, stderr=subprocess.PIPE, text=True
@@ -120,11 +163,42 @@ def test_a_command_that_is_ended_in_the_middle_of_a_job_shows_no_stack(
         asyncio.run(come_true((tmp_path / "made.parquet").exists, seconds=120))
         children = psutil.Process(process.pid).children()
         [jvm] = [each for each in children if "java" in each.name()]
-        os.kill(jvm.pid if number == signal.SIGKILL else process.pid, number)
+        if number == signal.SIGKILL:
+            jvm.kill()
+        else:
+            for _ in range(2):  # who is impatient presses Ctrl-C again
+                process.send_signal(number)
         said = process.stderr.read()
         assert process.wait(60) == code, said
     assert re.fullmatch(tells, said), said
     assert not psutil.wait_procs([jvm], timeout=10)[1]
+
+
+@pytest.mark.deep
+@pytest.mark.spark
+@pytest.mark.xdist_group("spark")
+@pytest.mark.parametrize(("then", "code"), [("raise SystemExit(7)", 7), ("del context", 0)])
+def test_a_session_that_its_program_never_leaves_ends_with_it(
+    tmp_path: Path, then: str, code: int
+) -> None:
+    """It once waited for ever for a thread that the interpreter had stopped."""
+    program = f"""
+from lmerge_service.spark.session import spark_session
+context = spark_session(driver_memory="512m", kafka=False)
+spark = context.__enter__()
+print(spark._jvm.java.lang.ProcessHandle.current().pid(), flush=True)
+{then}
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(Path.cwd())},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (code, "")
+    assert not psutil.pid_exists(int(done.stdout)), "the JVM is left"
+    assert not list(tmp_path.iterdir()), "the scratch folder is left"
 
 
 def test_a_worker_of_spark_that_is_lost_is_no_damaged_file() -> None:
@@ -140,9 +214,10 @@ def test_a_process_has_one_session(spark: SparkSession) -> None:
         spark_session().__enter__()
 
 
-def test_the_heap_is_a_number_of_megabytes() -> None:
-    with pytest.raises(ConfigurationError, match=r"^driver_memory is .* not 'much'$"):
-        spark_session(driver_memory="much").__enter__()
+@pytest.mark.parametrize("size", ["much", "511m", "0g", "1G"])
+def test_the_heap_is_a_number_of_megabytes_of_which_spark_takes_512(size: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"^Spark's heap is .* not '{size}'$"):
+        spark_session(driver_memory=size).__enter__()
 
 
 def test_without_a_java_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

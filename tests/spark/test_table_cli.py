@@ -80,7 +80,9 @@ def test_a_topic_is_asked_by_the_time_of_its_records(
     write_elements(rows, Topic(bootstrap, topic), order=["offset"])
     done = lmerge("table", "update", f"kafka:{topic}", "t", "--bootstrap", bootstrap)
     assert (done.code, done.out) == (0, "")
-    assert lmerge("table", "at", "t", "--known", "2001-01-01").out == ""
+    early = lmerge("table", "at", "t", "--known", "2001-01-01")
+    assert early.out == ""
+    assert early.err.startswith("0 events; nothing was known yet: the first record is of 20")
     assert lmerge("table", "at", "t", "--known", "2999-01-01T00:00:00Z").out == '[1, 9) "a"\n'
     assert lmerge("table", "at", "t", "--known", f"{2**50}").out == '[1, 9) "a"\n'
 
@@ -106,11 +108,17 @@ def test_a_stream_that_is_not_legal_ends_with_4_and_its_place(
         (("compact", "t"), "t: there is no table (lmerge table update makes one)"),
         (("at", "t", "--known", "5", "--known-offset", "5"), "give --known or --known-offset"),
         (("at", "s3://bucket/t"), "s3://bucket/t: a table lies in a local folder"),
+        (("at", "t", "--valid", f"{2**63}"), "Invalid value for '--valid'"),
+        (("update", "folder", "t"), "there is no Parquet in the folder folder"),
+        (("update", "folder/data/mine", "folder/data/mine"), "mine is a file: a table is a folder"),
+        (("update", "folder/data/mine", "folder"), "folder is no table and holds something else"),
     ],
 )
 def test_a_mistake_is_told_in_one_line_without_spark(
-    lmerge: Lmerge, command: tuple[str, ...], said: str
+    lmerge: Lmerge, tmp_path: Path, command: tuple[str, ...], said: str
 ) -> None:
+    (tmp_path / "folder" / "data").mkdir(parents=True)
+    (tmp_path / "folder" / "data" / "mine").touch()
     done = lmerge("table", *command)
     assert (done.code, done.out) == (2, "")
     assert said in done.error

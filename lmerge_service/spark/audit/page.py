@@ -51,7 +51,7 @@ def _verdict(report: Report) -> tuple[str, bool]:
 
 def _remarks(report: Report) -> Iterator[str]:
     found = report.findings
-    if found.before is not None:
+    if found.before is not None and found.before < INFINITY:
         yield f"Compared as far as all are final, before {_time(found.before)}."
     elif unfinished := [
         name for name, each in zip(report.names, found.streams, strict=True) if not each.complete
@@ -133,6 +133,7 @@ def _freshness(report: Report) -> Iterator[str]:
     def draw(axes: Any) -> None:
         axes.step([delays[0], *delays], [0, *shares], where="post", color=COLOURS[0])
         axes.set_xscale("symlog", linthresh=10)
+        axes.set_xlim(min(0, delays[0]), 1.1 * max(10, delays[-1]))  # else there may be no tick
         axes.set_xlabel("milliseconds after the first")
         axes.set_ylabel("share of events")
         axes.set_ylim(0, 1.02)
@@ -160,7 +161,7 @@ def _progress(report: Report) -> Iterator[str]:
             axes.step(at(line), line.elements, where="post", label=name, color=COLOURS[n % 6])
         axes.set_ylabel("elements")
         axes.set_xlabel(axis)
-        axes.legend(fontsize=7)
+        axes.figure.legend(loc="outside lower center", ncols=3, fontsize=7)
 
     def stables(axes: Any) -> None:
         for n, _, line in lines:

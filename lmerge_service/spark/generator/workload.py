@@ -31,12 +31,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lmerge_service.formats.wire import MAX_RECORD_BYTES
 from lmerge_service.spark.generator.randomness import Draws, Longs
 
 __all__ = ("DEFAULT_ACTIVE", "LEAST_PAYLOAD", "Workload")
 
 DEFAULT_ACTIVE: Final = 10_000
 LEAST_PAYLOAD: Final = 16
+MOST_PAYLOAD: Final = MAX_RECORD_BYTES - 256
+"""With the rest of a record around it."""
 _KEYS: Final = 401
 _LATEST: Final = 2**61
 _OF_A_BYTE: Final = np.array([f"{byte:02x}" for byte in range(256)], "S2").view(np.uint16)
@@ -60,6 +63,8 @@ class Workload:
         for name, least in (("events", 1), ("max_gap", 1), ("payload_bytes", LEAST_PAYLOAD)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if self.payload_bytes > MOST_PAYLOAD:
+            raise ValueError(f"payload_bytes must be at most {MOST_PAYLOAD}, or nobody reads them")
         if self.duration < 1:
             raise ValueError(f"event_duration must be at least 1, got {self.event_duration}")
         if self.events * self.max_gap + self.duration > _LATEST:

@@ -25,10 +25,11 @@ What happens on a crash
 """
 
 import os
+import re
 import shutil
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -43,6 +44,8 @@ __all__ = ("Begun", "File", "Manifest", "OvertakenError", "Reached", "Table", "d
 
 FORMAT: Final = 1
 _DIGITS: Final = 20
+_FOLDER: Final = re.compile(r"[0-9a-f]{32}")
+"""Of data, by `Table.new_folder`."""
 
 
 class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -160,6 +163,28 @@ class Table:
                 f"{self.path}: there is no table (lmerge table update makes one)"
             )
         return found
+
+    def check_place(self) -> None:
+        """A table has a folder of its own: a compaction removes what the table does not name.
+
+        Raises:
+            ConfigurationError: something else is there.
+        """
+        if self.path.exists() and not self.path.is_dir():
+            raise ConfigurationError(f"{self.path} is a file: a table is a folder")
+        if self.newest() is None and (others := sorted(map(str, self._others()))):
+            raise ConfigurationError(
+                f"{self.path} is no table and holds something else ({others[0]}): choose another "
+                "folder"
+            )
+
+    def _others(self) -> Iterator[Path]:
+        """What no writer of a table's first manifest has left here."""
+        for each in self.path.glob("*"):
+            if each.name == "data":
+                yield from (of for of in each.glob("*") if not _FOLDER.fullmatch(of.name))
+            elif each.name != "manifests":
+                yield each
 
     def new_folder(self) -> Path:
         """A name for a folder of data that nobody else has."""

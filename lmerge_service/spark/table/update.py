@@ -80,11 +80,13 @@ def update_table(
     `told` is called after each step.
 
     Raises:
-        ConfigurationError: the table is of another stream, or there is no such stream.
+        ConfigurationError: the table is of another stream, there is no such stream, or the folder
+            holds something else than a table.
         StateError: the stream is not legal, was made anew, or has lost what was not read yet.
         TransportError: Kafka cannot be reached, or refuses.
     """
     table, feed = Table(path), feed_of(spark, source, rule)
+    table.check_place()
     extent = feed.extent()
     base = table.newest() or _empty(feed, extent, rule)
     _check(base, feed, extent, rule, path)
