@@ -13,12 +13,14 @@ Who owns what
     (`kafka.jars`). Under `spark-submit` the JVM, the master, memory and JARs are the submission's.
 
 What happens on a crash
-    A session that is left by Ctrl-C or an exit kills its JVM. If that is killed by others, whatever
-    is asked next fails, and that is said when the session is left.
+    A session that nobody leaves is left when the program ends. One that is left by Ctrl-C or an
+    exit kills its JVM. If that is killed by others, whatever is asked next fails, and that is said
+    when the session is left.
     The JVM ends when its standard input does, which the kernel closes with this process. The
     scratch folder is left to whoever cleans the system's temporary files.
 """
 
+import atexit
 import logging
 import os
 import re
@@ -28,7 +30,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -136,21 +138,30 @@ def spark_session(
         with _submitted(name, settings or {}) as spark:
             yield spark
         return
-    before = set(os.environ)
     java = find_java("spark")
     jars = connector_jars() if kafka else []
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     master = master or f"local[{cores}]"
-    with tempfile.TemporaryDirectory(prefix="lmerge-spark-") as folder:
-        wanted = _settings(master, driver_memory, jars, Path(folder)) | dict(settings or {})
-        spark = _started(name, master, wanted, java, Path(folder))
+    with _left_at_exit() as ending:
+        folder = Path(ending.enter_context(tempfile.TemporaryDirectory(prefix="lmerge-spark-")))
+        ending.callback(_forget, set(os.environ))
+        wanted = _settings(master, driver_memory, jars, folder) | dict(settings or {})
+        spark = _started(name, master, wanted, java, folder)
+        ending.callback(_end, spark)
+        with _breakable():
+            yield spark
+
+
+@contextmanager
+def _left_at_exit() -> Iterator[ExitStack]:
+    """Is left when the program ends, at the latest. One that opened its session without `with`, and
+    fails, would leave it when Python has stopped the threads that ending Spark waits for."""
+    with ExitStack() as stack:
+        atexit.register(stack.close)
         try:
-            with _breakable():
-                yield spark
+            yield stack
         finally:
-            _end(spark)
-            for name in {each for each in os.environ if "SPARK_" in each} - before:
-                del os.environ[name]  # PySpark leaves some
+            atexit.unregister(stack.close)
 
 
 @contextmanager
@@ -173,9 +184,9 @@ def _breakable() -> Iterator[None]:
     except BaseException as error:
         if (why := _interruption(error)) is None:
             raise
-        jvm = _gateway().proc
-        jvm.kill()
-        jvm.wait()
+        if (gateway := _gateway()) is not None:  # the program's end has not ended it already
+            gateway.proc.kill()
+            gateway.proc.wait()
         raise why from None
 
 
@@ -201,11 +212,10 @@ def is_submitted() -> bool:
 @contextmanager
 def _submitted(name: str, settings: Mapping[str, str]) -> Iterator[SparkSession]:
     conf = SparkConf().setAll([*(_MEANING | dict(settings)).items()])
-    spark = SparkSession.builder.appName(name).config(conf=conf).getOrCreate()
-    try:
+    with _left_at_exit() as ending:
+        spark = SparkSession.builder.appName(name).config(conf=conf).getOrCreate()
+        ending.callback(spark.stop)
         yield spark
-    finally:
-        spark.stop()
 
 
 def _settings(master: str, memory: str, jars: list[Path], folder: Path) -> dict[str, str]:
@@ -308,6 +318,12 @@ def _set(environment: Mapping[str, str]) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+def _forget(before: set[str]) -> None:
+    """Of the environment, what PySpark leaves in it."""
+    for name in {each for each in os.environ if "SPARK_" in each} - before:
+        del os.environ[name]
 
 
 def _end(spark: SparkSession | None) -> None:

@@ -65,6 +65,36 @@ def test_a_session_says_nothing_and_leaves_nothing_on_a_bare_runtime() -> None:
     assert done.stderr == ""
 
 
+FAILS = """
+from lmerge_service.spark.session import spark_session
+context = spark_session(kafka=False, driver_memory="512m")
+spark = context.__enter__()
+print(spark._jvm.java.lang.ProcessHandle.current().pid(), spark.conf.get("spark.local.dir"))
+raise ValueError("a mistake")
+"""
+
+
+@pytest.mark.deep
+@pytest.mark.spark
+@pytest.mark.xdist_group("spark")
+def test_a_program_that_fails_with_its_session_open_ends(tmp_path: Path) -> None:
+    """As the examples of our pages open it."""
+    done = subprocess.run(
+        [sys.executable, "-c", FAILS],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.endswith("ValueError: a mistake\n"), done.stderr
+    pid, scratch = done.stdout.split()
+    assert scratch.startswith(str(tmp_path))
+    assert not psutil.pid_exists(int(pid)), "the JVM is left"
+    assert not list(tmp_path.iterdir()), "the scratch folder is left"
+
+
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -132,17 +132,19 @@ def _counted(said: DataFrame, identity: Identity) -> DataFrame:
 
 
 def follow(
-    query: StreamingQuery,
+    query: StreamingQuery | None,
     each: Callable[[Batch], None] = lambda _: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> bool:
     """Waits until the facts have ended, or `stopped` says so, and stops the query; tells of every
-    batch. True: it has ended, all has been said.
+    batch. True: it has ended, all has been said, as it has where there is no query (`start`).
 
     Raises:
         TransportError: Kafka cannot be reached, or refuses.
         StateError: Spark cannot go on.
     """
+    if query is None:
+        return True
     done, ended = -1, False
     with spark_errors("the query"):
         while not ended and not stopped():
