@@ -37,10 +37,12 @@ from typing import Any, Final
 from py4j.protocol import Py4JNetworkError
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
+from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from lmerge_service.errors import ConfigurationError, EnvironmentMissingError, LMergeError
 from lmerge_service.kafka.jars import JarSet, Java, find_java
+from lmerge_service.spark.hushing import heard
 
 __all__ = ("SPARK_VERSION", "connector_jars", "is_submitted", "java_home", "spark_session")
 
@@ -73,6 +75,13 @@ appender.stderr.layout.pattern = %d{yyyy-MM-dd HH:mm:ss} %p %c{1}: %m%n%ex{short
 # Asked for by name at the start: else it says which level it sets instead.
 logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
 logger.gateway.level = error
+# What happens to executors, and whether there are any, is told also where errors are raised only.
+logger.tasks.name = org.apache.spark.scheduler.TaskSchedulerImpl
+logger.tasks.level = warn
+logger.cluster.name = org.apache.spark.scheduler.cluster
+logger.cluster.level = warn
+logger.client.name = org.apache.spark.deploy.client
+logger.client.level = warn
 """
 
 _JAVA: Final = """\
@@ -142,26 +151,22 @@ def spark_session(
     jars = connector_jars() if kafka else []
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     master = master or f"local[{cores}]"
-    with _left_at_exit() as ending:
+    with ExitStack() as ending:
         folder = Path(ending.enter_context(tempfile.TemporaryDirectory(prefix="lmerge-spark-")))
         ending.callback(_forget, set(os.environ))
         wanted = _settings(master, driver_memory, jars, folder) | dict(settings or {})
         spark = _started(name, master, wanted, java, folder)
         ending.callback(_end, spark)
+        _leave_at_exit(ending)
         with _breakable():
             yield spark
 
 
-@contextmanager
-def _left_at_exit() -> Iterator[ExitStack]:
-    """Is left when the program ends, at the latest. One that opened its session without `with`, and
-    fails, would leave it when Python has stopped the threads that ending Spark waits for."""
-    with ExitStack() as stack:
-        atexit.register(stack.close)
-        try:
-            yield stack
-        finally:
-            atexit.unregister(stack.close)
+def _leave_at_exit(session: ExitStack) -> None:
+    """When the program ends, at the latest. One that opened its session without `with`, and fails,
+    would leave it when Python has stopped the threads that ending Spark waits for."""
+    atexit.register(session.close)
+    session.callback(atexit.unregister, session.close)
 
 
 @contextmanager
@@ -212,9 +217,10 @@ def is_submitted() -> bool:
 @contextmanager
 def _submitted(name: str, settings: Mapping[str, str]) -> Iterator[SparkSession]:
     conf = SparkConf().setAll([*(_MEANING | dict(settings)).items()])
-    with _left_at_exit() as ending:
+    with ExitStack() as ending:
         spark = SparkSession.builder.appName(name).config(conf=conf).getOrCreate()
         ending.callback(spark.stop)
+        _leave_at_exit(ending)
         yield spark
 
 
@@ -250,11 +256,14 @@ def _started(
     }
     if master.startswith("local"):
         environment["SPARK_LOCAL_IP"] = "127.0.0.1"
-    conf = SparkConf(loadDefaults=False).setAll([*settings.items()])
+    named = {"spark.master": master, "spark.app.name": name}
+    conf = SparkConf(loadDefaults=False).setAll([*(settings | named).items()])
     try:
         with _set(environment), _uninterrupted():
-            builder = SparkSession.builder.master(master).appName(name).config(conf=conf)
-            spark = builder.getOrCreate()
+            with heard() as stderr:
+                gateway = launch_gateway(conf, {"stderr": stderr})  # type: ignore[no-untyped-call]
+            SparkContext._ensure_initialized(gateway=gateway)
+            spark = SparkSession.builder.config(conf=conf).getOrCreate()
     except (PySparkException, OSError) as error:
         _end(None)
         raise EnvironmentMissingError(f"Spark does not start on {java}: {error}") from error

@@ -80,7 +80,7 @@ raise ValueError("a mistake")
 def test_a_program_that_fails_with_its_session_open_ends(tmp_path: Path) -> None:
     """As the examples of our pages open it."""
     done = subprocess.run(
-        [sys.executable, "-c", FAILS],
+        [sys.executable, "-W", "error", "-c", FAILS],
         env={**os.environ, "TMPDIR": str(tmp_path)},
         capture_output=True,
         text=True,
