@@ -17,7 +17,12 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 import lmerge_service.spark
-from lmerge_service.errors import ConfigurationError, EnvironmentMissingError, LMergeError
+from lmerge_service.errors import (
+    ConfigurationError,
+    EnvironmentMissingError,
+    LMergeError,
+    TransportError,
+)
 from lmerge_service.kafka import jars
 from lmerge_service.spark.errors import spark_errors
 from lmerge_service.spark.session import connector_jars, spark_session
@@ -163,6 +168,14 @@ def test_a_worker_of_spark_that_is_lost_is_no_damaged_file() -> None:
     with refused as lost, spark_errors("merging"):
         raise StreamingQueryException(text)
     assert type(lost.value) is LMergeError
+
+
+def test_a_kafka_that_is_gone_is_no_missing_topic() -> None:
+    said = "Topic out not present in metadata after 60000 ms."
+    text = f"Query terminated: org.apache.kafka.common.errors.TimeoutException: {said}"
+    refused = pytest.raises(TransportError, match=rf"^merging: Kafka does not answer: {said}$")
+    with refused, spark_errors("merging"):
+        raise StreamingQueryException(text)
 
 
 def test_a_process_has_one_session(spark: SparkSession) -> None:

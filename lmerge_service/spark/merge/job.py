@@ -17,8 +17,8 @@ What happens on a crash
     or the service, must not be: a new checkpoint is refused when the output has records.
 
 What happens when Kafka is away
-    Spark's reader and writer wait for two minutes, and then the job ends with an error. Looking
-    fails and is tried again.
+    Spark's writer waits for one minute, its reader for two, and then the job ends with an error.
+    Looking fails and is tried again.
 """
 
 import asyncio
@@ -254,9 +254,12 @@ class Job:
         except TransportError as error:
             if not error.retriable:
                 raise
+            if self.trouble is None:  # it is looked again every two seconds
+                log.warning("cannot see the topics", error=str(error))
             self.trouble = f"cannot see the topics: {error}"
-            log.warning("cannot see the topics", error=str(error))
             return False
+        if self.trouble is not None:
+            log.warning("the topics can be seen again")
         self.trouble = None
         return due
 
