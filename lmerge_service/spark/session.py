@@ -34,7 +34,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from py4j.protocol import Py4JNetworkError
+from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
@@ -71,7 +71,7 @@ appender.stderr.type = Console
 appender.stderr.name = stderr
 appender.stderr.target = SYSTEM_ERR
 appender.stderr.layout.type = PatternLayout
-appender.stderr.layout.pattern = %d{yyyy-MM-dd HH:mm:ss} %p %c{1}: %m%n%ex{short}
+appender.stderr.layout.pattern = %d{yyyy-MM-dd HH:mm:ss} %p %c{1}: %m%n%ex{1}
 # Asked for by name at the start: else it says which level it sets instead.
 logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
 logger.gateway.level = error
@@ -268,14 +268,30 @@ def _started(
         _end(None)
         raise EnvironmentMissingError(f"Spark does not start on {java}: {error}") from error
     except BaseException as error:
-        _end(None)
         if type(error).__module__.partition(".")[0] != "py4j":
+            _end(None)
             raise
-        reason = str(getattr(error, "java_exception", error)).splitlines()[0]
+        reason = _reason(error)
+        _end(None)
+        if reason is None:
+            raise EnvironmentMissingError(
+                f"Spark ended while it started: is there a cluster at {master}, of Spark "
+                f"{SPARK_VERSION}?"
+            ) from error
         raise ConfigurationError(f"Spark does not start: {reason}") from error
     # A JVM that is gone is said where it was asked something, and not by this thread, too.
     spark.sparkContext._accumulatorServer.handle_error = lambda *_: None  # type: ignore[method-assign]
     return spark
+
+
+def _reason(error: BaseException) -> str | None:
+    """What Java raised, in one line. None: Spark has ended by itself, as it does when no master
+    answers, and its JVM with it or soon after."""
+    try:
+        reason = str(getattr(error, "java_exception", error)).splitlines()[0]
+    except (Py4JError, OSError):
+        return None
+    return None if "stopped SparkContext" in reason else reason
 
 
 @contextmanager
@@ -343,7 +359,8 @@ def _end(spark: SparkSession | None) -> None:
         _stop(spark, gateway.proc)
     if gateway is None:
         return
-    SparkContext._gateway = SparkContext._jvm = None
+    SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
+    SparkSession._instantiatedSession = SparkSession._activeSession = None
     gateway.shutdown()
     gateway.proc.stdin.close()
     gateway.proc.wait()
@@ -359,5 +376,3 @@ def _stop(spark: SparkSession, jvm: "subprocess.Popen[bytes]") -> None:
         spark.stop()
         return
     spark.sparkContext._accumulatorServer.shutdown()
-    SparkContext._active_spark_context = None
-    SparkSession._instantiatedSession = SparkSession._activeSession = None
