@@ -163,10 +163,12 @@ class Job:
             if planned(checkpoint).next:
                 raise ConfigurationError(f"{checkpoint} is the checkpoint of something else")
             plan = Plan.new(self._topology, self._adopted())
-        elif self._settings.origin is not None:
-            raise ConfigurationError(
-                f"the checkpoint {checkpoint} has a state already: leave --from out"
-            )
+        else:
+            plan.require_ours(checkpoint)
+            if self._settings.origin is not None:
+                raise ConfigurationError(
+                    f"the checkpoint {checkpoint} has a state already: leave --from out"
+                )
         for step in plan.steps:
             for value in step.decisions:
                 self._ledger.fold(self._ledger.offset, value)

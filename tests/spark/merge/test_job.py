@@ -200,6 +200,11 @@ def test_from_the_service_to_spark_and_back(
     finally:
         back.kill()
     assert back.log.read_text() == "handed over: `lmerge run` goes on from here\n"
+    for settings in ({}, {"origin": file}):
+        with pytest.raises(ConfigurationError, match="was handed over to the service"):
+            job_of(merge, **settings).open()
+    with pytest.raises(ConfigurationError, match="was handed over to the service"):
+        last_batch(load(merge.path), checkpoint_of(merge))
     say(2)
     with merge.worker() as worker:
         worker.wait_until_ended()
