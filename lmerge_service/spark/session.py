@@ -86,6 +86,7 @@ logger.client.level = warn
 
 _JAVA: Final = """\
 #!/bin/sh
+trap '' TERM  # who ends a whole group or service means us, and we end the JVM
 for argument do
     shift
     case $argument in
@@ -296,18 +297,22 @@ def _reason(error: BaseException) -> str | None:
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Ctrl-C counts when this is left: PySpark loses sight of a JVM that it is starting."""
+    """Ctrl-C and SIGTERM count when this is left: PySpark loses sight of a JVM while it starts."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     came: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    before = {
+        number: signal.signal(number, lambda number, _: came.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         if came:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(came[0])
 
 
 def java_home(java: Java, folder: Path) -> Path:

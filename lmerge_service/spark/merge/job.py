@@ -331,6 +331,8 @@ class Job:
                 with spark_errors(self._doing):
                     ended = query.awaitTermination(_LOOK_SECONDS)
             except LMergeError:
+                if self.stop.is_set():  # Spark's Python workers were told to end, too
+                    return False
                 # Spark does not bear that a topic is deleted; looking twice is to believe it.
                 if any(self._is_due(plan) for _ in range(_BELIEVED)):
                     return False

@@ -28,7 +28,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.query import StreamingQuery
 
 from lmerge_service.elements import INFINITY, Stable
-from lmerge_service.errors import ConfigurationError
+from lmerge_service.errors import ConfigurationError, LMergeError
 from lmerge_service.formats.feedback import feedback_topic
 from lmerge_service.formats.headers import incarnation_headers
 from lmerge_service.spark.elements import kafka_sink
@@ -146,17 +146,22 @@ def follow(
     if query is None:
         return True
     done, ended = -1, False
+    try:
+        with spark_errors("the query"):
+            while not ended and not stopped():
+                if query.awaitTermination(0.1):  # type: ignore[arg-type]
+                    break
+                last = query.lastProgress
+                if last is None or last.batchId <= done:
+                    continue
+                for progress in query.recentProgress:
+                    if progress.batchId > done and (batch := _batch(progress)) is not None:
+                        done, ended = batch.number, batch.ended
+                        each(batch)
+    except LMergeError:
+        if not stopped():  # else Spark's Python workers were told to end, too
+            raise
     with spark_errors("the query"):
-        while not ended and not stopped():
-            if query.awaitTermination(0.1):  # type: ignore[arg-type]
-                break
-            last = query.lastProgress
-            if last is None or last.batchId <= done:
-                continue
-            for progress in query.recentProgress:
-                if progress.batchId > done and (batch := _batch(progress)) is not None:
-                    done, ended = batch.number, batch.ended
-                    each(batch)
         query.stop()
     return ended
 
