@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from lmerge_service.cli.options import Json
+from lmerge_service.cli.options import BOOTSTRAP, Json
 
 if TYPE_CHECKING:
     from lmerge_service.kafka.broker import LocalBroker
@@ -110,3 +110,5 @@ def _tell(broker: "LocalBroker", verdict: str, *, as_json: bool) -> None:
     typer.echo(f"Kafka {verdict} at {broker.bootstrap}")
     for name in ("pid", "log", "data", "java"):
         typer.echo(f"  {name:<5}{facts[name]}")
+    if broker.bootstrap != BOOTSTRAP:
+        typer.echo(f"commands ask {BOOTSTRAP} unless: export LMERGE_BOOTSTRAP={broker.bootstrap}")

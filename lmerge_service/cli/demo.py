@@ -99,7 +99,9 @@ def _play(spark: bool) -> "Callable[..., Awaitable[Result]]":
     if spark:
         import lmerge_service.spark  # noqa: F401 (says if the extra is missing)
         from lmerge_service.demo.queries import play_queries
+        from lmerge_service.kafka.jars import find_java
 
+        find_java("spark")  # where there is none, here and not in a replica's log
         return play_queries
     from lmerge_service.demo.show import play
 

@@ -283,9 +283,7 @@ def _run(replica: "Replica", session: dict[str, Any], *, as_json: bool) -> None:
     with spark_for(f"replica {replica.to}", **session) as spark, told_to_stop() as stopped:
         identity, query = start(spark, replica)
         _introduce(identity, as_json=as_json)
-        ended = True
-        if query is not None:
-            ended = follow(query, lambda batch: _tell(batch, as_json=as_json), stopped)
+        ended = follow(query, lambda batch: _tell(batch, as_json=as_json), stopped)
         conclude(replica.to, ended, as_json=as_json)
 
 

@@ -145,7 +145,7 @@ def _hand_over(spark: Any, topology: "Topology", checkpoint: str) -> None:
     from lmerge_service.spark.merge.handover import hand_over, states_of
 
     states = states_of(spark, topology, checkpoint)
-    asyncio.run(hand_over(topology, Cluster(connection_of(topology.kafka)), states))
+    asyncio.run(hand_over(topology, Cluster(connection_of(topology.kafka)), states, checkpoint))
     typer.echo("handed over: `lmerge run` goes on from here", err=True)
 
 

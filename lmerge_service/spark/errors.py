@@ -43,7 +43,9 @@ def spark_errors(doing: str) -> Iterator[None]:
 def _translated(doing: str, error: PySparkException | Py4JJavaError) -> LMergeError:
     text = str(error)
     if found := _OF_KAFKA.search(text):
-        return TransportError(f"{doing}: {found[2].strip() or found[1]}")
+        why = found[2].strip() or found[1]
+        late = "Kafka does not answer: " if found[1] == "TimeoutException" else ""
+        return TransportError(f"{doing}: {late}{why}")
     if found := _RAISED.search(text) or _PYTHON.search(text):
         return StateError(f"{doing}: {_gist(found[1])}")
     if found := _WORKER.search(text):

@@ -13,9 +13,9 @@ Who owns what
     (`kafka.jars`). Under `spark-submit` the JVM, the master, memory and JARs are the submission's.
 
 What happens on a crash
-    A session that is left by Ctrl-C or an exit kills its JVM, and so does a program that ends
-    without leaving it (a notebook, an error between `__enter__` and `__exit__`). If the JVM is
-    killed by others, whatever is asked next fails, and that is said when the session is left.
+    A session that nobody leaves (a notebook, an error between `__enter__` and `__exit__`) is left
+    when the program ends. One that is left by Ctrl-C or an exit kills its JVM. If that is killed by
+    others, whatever is asked next fails, and that is said when the session is left.
     The JVM ends when its standard input does, which the kernel closes with this process. The
     scratch folder is left to whoever cleans the system's temporary files.
 """
@@ -30,17 +30,19 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from py4j.protocol import Py4JNetworkError
+from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
+from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from lmerge_service.errors import ConfigurationError, EnvironmentMissingError, LMergeError
 from lmerge_service.kafka.jars import JarSet, Java, find_java
+from lmerge_service.spark.hushing import heard
 
 __all__ = ("SPARK_VERSION", "connector_jars", "is_submitted", "java_home", "spark_session")
 
@@ -69,14 +71,22 @@ appender.stderr.type = Console
 appender.stderr.name = stderr
 appender.stderr.target = SYSTEM_ERR
 appender.stderr.layout.type = PatternLayout
-appender.stderr.layout.pattern = %d{yyyy-MM-dd HH:mm:ss} %p %c{1}: %m%n%ex{short}
+appender.stderr.layout.pattern = %d{yyyy-MM-dd HH:mm:ss} %p %c{1}: %m%n%ex{1}
 # Asked for by name at the start: else it says which level it sets instead.
 logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
 logger.gateway.level = error
+# What happens to executors, and whether there are any, is told also where errors are raised only.
+logger.tasks.name = org.apache.spark.scheduler.TaskSchedulerImpl
+logger.tasks.level = warn
+logger.cluster.name = org.apache.spark.scheduler.cluster
+logger.cluster.level = warn
+logger.client.name = org.apache.spark.deploy.client
+logger.client.level = warn
 """
 
 _JAVA: Final = """\
 #!/bin/sh
+trap '' TERM  # who ends a whole group or service means us, and we end the JVM
 for argument do
     shift
     case $argument in
@@ -138,26 +148,30 @@ def spark_session(
         with _submitted(name, settings or {}) as spark:
             yield spark
         return
-    before = set(os.environ)
     java = find_java("spark")
     jars = connector_jars() if kafka else []
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     master = master or f"local[{cores}]"
-    scratch = tempfile.TemporaryDirectory(prefix="lmerge-spark-")
-    with scratch as folder:
-        wanted = _settings(master, driver_memory, jars, Path(folder)) | dict(settings or {})
-        spark = _started(name, master, wanted, java, Path(folder))
-        atexit.register(_abandon, spark)
-        try:
-            with _breakable():
-                yield spark
-        finally:
-            with _uninterrupted():
-                atexit.unregister(_abandon)
-                _end(spark)
-                for name in {each for each in os.environ if "SPARK_" in each} - before:
-                    del os.environ[name]  # PySpark leaves some
-                scratch.cleanup()
+    session = ExitStack()
+    try:
+        folder = Path(session.enter_context(tempfile.TemporaryDirectory(prefix="lmerge-spark-")))
+        session.callback(_forget, set(os.environ))
+        wanted = _settings(master, driver_memory, jars, folder) | dict(settings or {})
+        spark = _started(name, master, wanted, java, folder)
+        session.callback(_end, spark)
+        _leave_at_exit(session)
+        with _breakable():
+            yield spark
+    finally:
+        with _uninterrupted():
+            session.close()
+
+
+def _leave_at_exit(session: ExitStack) -> None:
+    """When the program ends, at the latest. One that opened its session without `with`, and fails,
+    would leave it when Python has stopped the threads that ending Spark waits for."""
+    atexit.register(session.close)
+    session.callback(atexit.unregister, session.close)
 
 
 def _check_heap(size: str) -> None:
@@ -191,22 +205,11 @@ def _breakable() -> Iterator[None]:
     except BaseException as error:
         if (why := _interruption(error)) is None:
             raise
-        _kill()
+        with _uninterrupted():
+            jvm = _gateway().proc
+            jvm.kill()
+            jvm.wait()
         raise why from None
-
-
-def _abandon(spark: SparkSession) -> None:
-    """Ends a session that the program has not left, while there are threads: PySpark's own would
-    never answer once the interpreter has stopped them."""
-    _kill()
-    _end(spark)
-
-
-def _kill() -> None:
-    with _uninterrupted():
-        jvm = _gateway().proc
-        jvm.kill()
-        jvm.wait()
 
 
 def _has_ended(jvm: "subprocess.Popen[bytes]") -> bool:
@@ -231,11 +234,11 @@ def is_submitted() -> bool:
 @contextmanager
 def _submitted(name: str, settings: Mapping[str, str]) -> Iterator[SparkSession]:
     conf = SparkConf().setAll([*(_MEANING | dict(settings)).items()])
-    spark = SparkSession.builder.appName(name).config(conf=conf).getOrCreate()
-    try:
+    with ExitStack() as ending:
+        spark = SparkSession.builder.appName(name).config(conf=conf).getOrCreate()
+        ending.callback(spark.stop)
+        _leave_at_exit(ending)
         yield spark
-    finally:
-        spark.stop()
 
 
 def _settings(master: str, memory: str, jars: list[Path], folder: Path) -> dict[str, str]:
@@ -270,23 +273,42 @@ def _started(
     }
     if master.startswith("local"):
         environment["SPARK_LOCAL_IP"] = "127.0.0.1"
-    conf = SparkConf(loadDefaults=False).setAll([*settings.items()])
+    named = {"spark.master": master, "spark.app.name": name}
+    conf = SparkConf(loadDefaults=False).setAll([*(settings | named).items()])
     try:
         with _set(environment), _uninterrupted():
-            builder = SparkSession.builder.master(master).appName(name).config(conf=conf)
-            spark = builder.getOrCreate()
+            with heard() as stderr:
+                gateway = launch_gateway(conf, {"stderr": stderr})  # type: ignore[no-untyped-call]
+            SparkContext._ensure_initialized(gateway=gateway)
+            spark = SparkSession.builder.config(conf=conf).getOrCreate()
     except (PySparkException, OSError) as error:
         _end(None)
         raise EnvironmentMissingError(f"Spark does not start on {java}: {error}") from error
     except BaseException as error:
-        _end(None)
         if type(error).__module__.partition(".")[0] != "py4j":
+            _end(None)
             raise
-        reason = str(getattr(error, "java_exception", error)).splitlines()[0]
+        reason = _reason(error)
+        _end(None)
+        if reason is None:
+            raise EnvironmentMissingError(
+                f"Spark ended while it started: is there a cluster at {master}, of Spark "
+                f"{SPARK_VERSION}?"
+            ) from error
         raise ConfigurationError(f"Spark does not start: {reason}") from error
     # A JVM that is gone is said where it was asked something, and not by this thread, too.
     spark.sparkContext._accumulatorServer.handle_error = lambda *_: None  # type: ignore[method-assign]
     return spark
+
+
+def _reason(error: BaseException) -> str | None:
+    """What Java raised, in one line. None: Spark has ended by itself, as it does when no master
+    answers, and its JVM with it or soon after."""
+    try:
+        reason = str(getattr(error, "java_exception", error)).splitlines()[0]
+    except (Py4JError, OSError):
+        return None
+    return None if "stopped SparkContext" in reason else reason
 
 
 @contextmanager
@@ -345,12 +367,19 @@ def _set(environment: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
+def _forget(before: set[str]) -> None:
+    """Of the environment, what PySpark leaves in it."""
+    for name in {each for each in os.environ if "SPARK_" in each} - before:
+        del os.environ[name]
+
+
 def _end(spark: SparkSession | None) -> None:
     """Stops Spark and its JVM, which PySpark would keep for the next session as it is."""
     if (gateway := _gateway()) is not None:
         if spark is not None:
             _stop(spark, gateway.proc)
-        SparkContext._gateway = SparkContext._jvm = None
+        SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
+        SparkSession._instantiatedSession = SparkSession._activeSession = None
         gateway.shutdown()
         gateway.proc.stdin.close()
         gateway.proc.wait()
@@ -367,5 +396,3 @@ def _stop(spark: SparkSession, jvm: "subprocess.Popen[bytes]") -> None:
         spark.stop()
         return
     spark.sparkContext._accumulatorServer.shutdown()
-    SparkContext._active_spark_context = None
-    SparkSession._instantiatedSession = SparkSession._activeSession = None

@@ -364,6 +364,7 @@ def test_the_commands_start_tell_stop_and_clean(tmp_path: Path) -> None:
         again = lmerge_broker("start", *data)
         assert again.exit_code == 0
         assert f"is running already at {facts['bootstrap']}" in again.output
+        assert again.output.endswith(f"export LMERGE_BOOTSTRAP={facts['bootstrap']}\n")
         status = lmerge_broker("status", "--json", *data)
         assert (status.exit_code, json.loads(status.stdout)) == (0, facts)
         assert isinstance(lmerge_broker("clean", "--yes", *data).exception, ConfigurationError)

@@ -17,7 +17,12 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 import lmerge_service.spark
-from lmerge_service.errors import ConfigurationError, EnvironmentMissingError, LMergeError
+from lmerge_service.errors import (
+    ConfigurationError,
+    EnvironmentMissingError,
+    LMergeError,
+    TransportError,
+)
 from lmerge_service.kafka import jars
 from lmerge_service.spark.errors import spark_errors
 from lmerge_service.spark.session import connector_jars, spark_session
@@ -177,11 +182,19 @@ def test_a_command_that_is_ended_in_the_middle_of_a_job_shows_no_stack(
 @pytest.mark.deep
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
-@pytest.mark.parametrize(("then", "code"), [("raise SystemExit(7)", 7), ("del context", 0)])
+@pytest.mark.parametrize(
+    ("then", "code", "said"),
+    [
+        ("raise SystemExit(7)", 7, ""),
+        ("del context", 0, ""),
+        ("raise ValueError('a mistake')", 1, "ValueError: a mistake\n"),
+    ],
+)
 def test_a_session_that_its_program_never_leaves_ends_with_it(
-    tmp_path: Path, then: str, code: int
+    tmp_path: Path, then: str, code: int, said: str
 ) -> None:
-    """It once waited for ever for a thread that the interpreter had stopped."""
+    """As examples of our pages open it. It once waited for ever for a thread that the interpreter
+    had stopped."""
     program = f"""
 from lmerge_service.spark.session import spark_session
 context = spark_session(driver_memory="512m", kafka=False)
@@ -196,7 +209,8 @@ print(spark._jvm.java.lang.ProcessHandle.current().pid(), flush=True)
         text=True,
         check=False,
     )
-    assert (done.returncode, done.stderr) == (code, "")
+    assert done.returncode == code
+    assert done.stderr.endswith(said) if said else not done.stderr
     assert not psutil.pid_exists(int(done.stdout)), "the JVM is left"
     assert not list(tmp_path.iterdir()), "the scratch folder is left"
 
@@ -207,6 +221,14 @@ def test_a_worker_of_spark_that_is_lost_is_no_damaged_file() -> None:
     with refused as lost, spark_errors("merging"):
         raise StreamingQueryException(text)
     assert type(lost.value) is LMergeError
+
+
+def test_a_kafka_that_is_gone_is_no_missing_topic() -> None:
+    said = "Topic out not present in metadata after 60000 ms."
+    text = f"Query terminated: org.apache.kafka.common.errors.TimeoutException: {said}"
+    refused = pytest.raises(TransportError, match=rf"^merging: Kafka does not answer: {said}$")
+    with refused, spark_errors("merging"):
+        raise StreamingQueryException(text)
 
 
 def test_a_process_has_one_session(spark: SparkSession) -> None:

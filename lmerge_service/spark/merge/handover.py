@@ -12,7 +12,8 @@ Who owns what
     The job must have ended: its last batch complete, and nobody else at its checkpoint.
 
 What happens on a crash
-    A task whose mark is written is handed over, the others are not: to be run again.
+    A task whose mark is written is handed over, the others are not: to be run again. Before all
+    are, the job may still go on instead; afterwards its checkpoint is refused.
 """
 
 import hashlib
@@ -20,6 +21,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+import msgspec
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
@@ -52,13 +54,14 @@ def last_batch(topology: Topology, checkpoint: str) -> tuple[Plan, Planned]:
     """By which plan, and how far, a job that has ended has merged; needs no Spark.
 
     Raises:
-        ConfigurationError: the checkpoint is another merge's.
+        ConfigurationError: the checkpoint is another merge's, or was handed over.
         StateError: there is none, its last batch is not complete, or it is damaged.
     """
     plan = Plan.load(checkpoint, topology)
     done = committed(checkpoint)
     if plan is None or not done.next:
         raise StateError(f"{checkpoint} has no state of this merge")
+    plan.require_ours(checkpoint)
     if planned(checkpoint).next != done.next:
         raise StateError(
             f"{checkpoint} has a batch that is not complete: run the job with --available-now first"
@@ -125,8 +128,11 @@ class _Read:
         return self._map("pages").get(number)
 
 
-async def hand_over(topology: Topology, cluster: Cluster, states: Iterator[TaskState]) -> None:
-    """Writes states to the state topic; a worker goes on from there.
+async def hand_over(
+    topology: Topology, cluster: Cluster, states: Iterator[TaskState], checkpoint: str
+) -> None:
+    """Writes a checkpoint's states to the state topic, from where a worker goes on, and into the
+    checkpoint that it was handed over.
 
     Raises:
         FencedError: a worker leads a task.
@@ -154,6 +160,8 @@ async def hand_over(topology: Topology, cluster: Cluster, states: Iterator[TaskS
             state.snapshots = ()
             state.snapshots = (await _snapshot(sink, state, slot),)
             await sink.commit(Outbox(state=[(MARK_KEY, state.mark().encoded())]))
+    plan, _ = last_batch(topology, checkpoint)
+    msgspec.structs.replace(plan, handed_over=True).save(checkpoint)
 
 
 async def _snapshot(sink: Sink, state: TaskState, slot: int) -> SnapshotPlace:

@@ -17,8 +17,8 @@ What happens on a crash
     or the service, must not be: a new checkpoint is refused when the output has records.
 
 What happens when Kafka is away
-    Spark's reader and writer wait for two minutes, and then the job ends with an error. Looking
-    fails and is tried again.
+    Spark's writer waits for one minute, its reader for two, and then the job ends with an error.
+    Looking fails and is tried again.
 """
 
 import asyncio
@@ -163,10 +163,12 @@ class Job:
             if planned(checkpoint).next:
                 raise ConfigurationError(f"{checkpoint} is the checkpoint of something else")
             plan = Plan.new(self._topology, self._adopted())
-        elif self._settings.origin is not None:
-            raise ConfigurationError(
-                f"the checkpoint {checkpoint} has a state already: leave --from out"
-            )
+        else:
+            plan.require_ours(checkpoint)
+            if self._settings.origin is not None:
+                raise ConfigurationError(
+                    f"the checkpoint {checkpoint} has a state already: leave --from out"
+                )
         for step in plan.steps:
             for value in step.decisions:
                 self._ledger.fold(self._ledger.offset, value)
@@ -254,9 +256,12 @@ class Job:
         except TransportError as error:
             if not error.retriable:
                 raise
+            if self.trouble is None:  # it is looked again every two seconds
+                log.warning("cannot see the topics", error=str(error))
             self.trouble = f"cannot see the topics: {error}"
-            log.warning("cannot see the topics", error=str(error))
             return False
+        if self.trouble is not None:
+            log.warning("the topics can be seen again")
         self.trouble = None
         return due
 
@@ -326,6 +331,8 @@ class Job:
                 with spark_errors(self._doing):
                     ended = query.awaitTermination(_LOOK_SECONDS)
             except LMergeError:
+                if self.stop.is_set():  # Spark's Python workers were told to end, too
+                    return False
                 # Spark does not bear that a topic is deleted; looking twice is to believe it.
                 if any(self._is_due(plan) for _ in range(_BELIEVED)):
                     return False

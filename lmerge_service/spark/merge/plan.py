@@ -97,6 +97,8 @@ class Plan(msgspec.Struct, frozen=True):
     """`merge_of` the topology."""
     adopted: Adopted | None
     steps: tuple[Step, ...]
+    handed_over: bool = False
+    """The service goes on from here, and nothing else may."""
 
     @classmethod
     def new(cls, topology: Topology, adopted: Adopted | None = None) -> "Plan":
@@ -113,6 +115,19 @@ class Plan(msgspec.Struct, frozen=True):
             if step.since <= batch:
                 found = step.topics
         return found
+
+    def require_ours(self, checkpoint: str) -> None:
+        """What the service has written since is not in this checkpoint.
+
+        Raises:
+            ConfigurationError: it was handed over.
+        """
+        if self.handed_over:
+            raise ConfigurationError(
+                f"{checkpoint} was handed over to the service, and is of no use any more: to merge "
+                "in Spark again, stop all workers, `lmerge state export`, and begin a new "
+                "--checkpoint with --from FILE"
+            )
 
     # --- in the checkpoint ----------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.query import StreamingQuery
 
 from lmerge_service.elements import INFINITY, Stable
-from lmerge_service.errors import ConfigurationError
+from lmerge_service.errors import ConfigurationError, LMergeError
 from lmerge_service.formats.feedback import feedback_topic
 from lmerge_service.formats.headers import incarnation_headers
 from lmerge_service.spark.elements import kafka_sink
@@ -130,29 +130,36 @@ def _counted(said: DataFrame, identity: Identity) -> DataFrame:
 
 
 def follow(
-    query: StreamingQuery,
+    query: StreamingQuery | None,
     each: Callable[[Batch], None] = lambda _: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> bool:
     """Waits until the facts have ended, or `stopped` says so, and stops the query; tells of every
-    batch. True: it has ended, all has been said.
+    batch. True: it has ended, all has been said, as it has where there is no query (`start`).
 
     Raises:
         TransportError: Kafka cannot be reached, or refuses.
         StateError: Spark cannot go on.
     """
+    if query is None:
+        return True
     done, ended = -1, False
+    try:
+        with spark_errors("the query"):
+            while not ended and not stopped():
+                if query.awaitTermination(0.1):  # type: ignore[arg-type]
+                    break
+                last = query.lastProgress
+                if last is None or last.batchId <= done:
+                    continue
+                for progress in query.recentProgress:
+                    if progress.batchId > done and (batch := _batch(progress)) is not None:
+                        done, ended = batch.number, batch.ended
+                        each(batch)
+    except LMergeError:
+        if not stopped():  # else Spark's Python workers were told to end, too
+            raise
     with spark_errors("the query"):
-        while not ended and not stopped():
-            if query.awaitTermination(0.1):  # type: ignore[arg-type]
-                break
-            last = query.lastProgress
-            if last is None or last.batchId <= done:
-                continue
-            for progress in query.recentProgress:
-                if progress.batchId > done and (batch := _batch(progress)) is not None:
-                    done, ended = batch.number, batch.ended
-                    each(batch)
         query.stop()
     return ended
 

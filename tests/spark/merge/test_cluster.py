@@ -1,6 +1,8 @@
 """The merge on a cluster: submitted as a zip, and going on when executors, workers and the driver
-are killed."""
+are killed; what is told of them."""
 
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +14,14 @@ from lmerge_service.spark.session import connector_jars
 from lmerge_service.tdb import reconstitute
 from tests.service.cluster import logical, meaning, replica_streams
 from tests.spark.merge.standalone import Standalone, end, standalone
-from tests.spark.merge.test_job import batches_of, come_true, merge_of, numbers, read_back
+from tests.spark.merge.test_job import (
+    Process,
+    batches_of,
+    come_true,
+    merge_of,
+    numbers,
+    read_back,
+)
 
 SECONDS = 180
 MAIN = "from lmerge_service.cli import main\n\nmain()\n"
@@ -41,7 +50,7 @@ def submitted(cluster: Standalone, log: Path, program: Path, *arguments: str) ->
     )  # fmt: skip
 
 
-def until_merged(batches: int, driver: psutil.Popen, log: Path) -> None:
+def until_merged(batches: int, driver: psutil.Popen | subprocess.Popen[bytes], log: Path) -> None:
     """So many more batches are through."""
     goal = len(batches_of(log)) + batches
 
@@ -99,3 +108,54 @@ def test_submitted_to_a_cluster_it_lives_through_the_loss_of_each_part(
     assert reconstitute(read_back(merge)) == meaning(lives)
     for seqs in numbers(merge).values():
         assert sorted(set(seqs)) == list(range(1, max(seqs) + 1))
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(600)
+def test_a_command_tells_of_an_executor_that_is_lost(bootstrap: str, tmp_path: Path) -> None:
+    merge = merge_of(bootstrap, tmp_path)
+    folder = tmp_path / "cluster"
+    folder.mkdir()
+    with standalone(folder, workers=1, executor_megabytes=1024) as cluster:
+        on_it = ("--master", cluster.url, "--batch-records", "300")
+        process = Process(merge, tmp_path / "log", *on_it)
+        try:
+            with merge.speaking(replica_streams(logical(1_500, seed=17), seed=17)):
+                until_merged(2, process.process, process.log)
+                [executor] = cluster.executors()
+                executor.kill()
+                until_merged(2, process.process, process.log)
+            process.process.send_signal(signal.SIGTERM)
+            assert process.process.wait(60) == 0
+        finally:
+            process.kill()
+    told = [line for line in process.log.read_text().splitlines() if not line.startswith("{")]
+    begins, lost, ends = told
+    assert begins.startswith("merging into")
+    assert re.search(r" ERROR TaskSchedulerImpl: Lost executor 0 on 127\.0\.0\.1: .*137", lost)
+    assert ends.startswith(f"{merge.output}: merged to here")
+
+
+NOBODY = """
+from lmerge_service.errors import EnvironmentMissingError
+from lmerge_service.spark.session import spark_session
+try:
+    with spark_session(master="spark://127.0.0.1:1", kafka=False):
+        pass
+except EnvironmentMissingError as error:
+    print(error)
+"""
+
+
+@pytest.mark.deep
+def test_where_no_cluster_is_one_line_says_so() -> None:
+    """After a minute, of which Spark tells meanwhile."""
+    done = subprocess.run(
+        [sys.executable, "-c", NOBODY], capture_output=True, text=True, timeout=200, check=True
+    )
+    assert "WARN StandaloneAppClient$ClientEndpoint: Failed to connect to master" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert re.fullmatch(
+        r"Spark ended while it started: is there a cluster at spark://127\.0\.0\.1:1, .*\n",
+        done.stdout,
+    )

@@ -9,10 +9,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
@@ -200,6 +201,11 @@ def test_from_the_service_to_spark_and_back(
     finally:
         back.kill()
     assert back.log.read_text() == "handed over: `lmerge run` goes on from here\n"
+    for settings in ({}, {"origin": file}):
+        with pytest.raises(ConfigurationError, match="was handed over to the service"):
+            job_of(merge, **settings).open()
+    with pytest.raises(ConfigurationError, match="was handed over to the service"):
+        last_batch(load(merge.path), checkpoint_of(merge))
     say(2)
     with merge.worker() as worker:
         worker.wait_until_ended()
@@ -336,6 +342,26 @@ def test_kill_9_in_the_middle_of_batches(
     assert reconstitute(read_back(merge, case)) == meaning(lives)
     for seqs in numbers(merge).values():
         assert sorted(set(seqs)) == list(range(1, max(seqs) + 1))
+
+
+@pytest.mark.deep
+def test_sigterm_to_all_of_its_processes_is_a_good_end(bootstrap: str, tmp_path: Path) -> None:
+    """As systemd ends a service: Spark's JVM and Python workers are told as well."""
+    merge = merge_of(bootstrap, tmp_path)
+    process = Process(merge, tmp_path / "log", "--batch-records", "100")
+    try:
+        with merge.speaking(replica_streams(logical(1_500, seed=5), seed=5)):
+            come_true(lambda: process.has_merged(2), "batches are through")
+            main = psutil.Process(process.process.pid)
+            for each in [main, *main.children(recursive=True)]:
+                with suppress(psutil.NoSuchProcess):  # it was a child of one that has ended
+                    each.terminate()
+            assert process.process.wait(60) == 0, process.log.read_text()
+    finally:
+        process.kill()
+    told = [line for line in process.log.read_text().splitlines() if not line.startswith("{")]
+    assert len(told) == 2, told
+    assert told[-1].startswith(f"{merge.output}: merged to here")
 
 
 def test_mistakes_are_one_line(bootstrap: str, tmp_path: Path) -> None:

@@ -64,7 +64,6 @@ def both_plans(
         identity, running[plan] = start(spark, replica)
         assert (identity.incarnation, identity.joining_at) == (0, START)
     for plan, query in running.items():
-        assert query is not None
         seen[plan] = []
         assert follow(query, seen[plan].append), "it ends"
     return seen
@@ -130,13 +129,14 @@ def test_feedback_is_heeded_and_what_has_ended_is_not_begun_again(
     send(bootstrap, feedback_topic(output), [Sent(point.value(), point.key())])
     _, query = start(spark, replica)
     batches: list[Batch] = []
-    assert query is not None
     assert follow(query, batches.append)
     assert batches[-1].point == heard
     assert sum(each.skipped for each in batches) > 0
     [stream] = streams_of(bootstrap, to)
     assert set(reconstitute(stream)) == {each for each in expected if each.ve >= heard}
-    assert start(spark, replica)[1] is None, "it has ended"
+    _, query = start(spark, replica)
+    assert query is None, "it has ended"
+    assert follow(query), "so there is nothing to wait for"
     again = Replica(
         query=QUERIES["delays"], plan="conservative", kafka=bootstrap, facts=facts, to=to,
         checkpoint=tmp_path / "a", lateness=LATENESS, feedback=output, name="a",
