@@ -476,9 +476,9 @@ def _parse(path: Path, needed: str) -> Any:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigurationError(f"{path}: cannot read the topology: {error.strerror}") from None
+        raise ConfigurationError(f"{path}: cannot read it: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise ConfigurationError(f"{path}: cannot read the topology: not UTF-8: {error}") from None
+        raise ConfigurationError(f"{path}: cannot read it: not UTF-8: {error}") from None
     try:
         document = YAML(typ="rt").load(text)
     except MarkedYAMLError as error:

@@ -18,7 +18,7 @@ from lmerge_service.cli.options import (
 )
 from lmerge_service.cli.words import finite, point, say_json
 from lmerge_service.core import Case
-from lmerge_service.errors import ConfigurationError
+from lmerge_service.errors import ConfigurationError, StateError
 from lmerge_service.formats.wire import encode
 
 if TYPE_CHECKING:
@@ -75,9 +75,11 @@ def read(
     if token is not None and not token.parent.is_dir():
         raise ConfigurationError(f"cannot write {token}: there is no folder {token.parent}")
     saved = token.read_bytes() if token is not None and token.exists() else None
-    reading = read_merged(
-        connection(bootstrap, kafka_config), names, case=case, token=saved, follow=follow, nfc=nfc
-    )
+    kafka = connection(bootstrap, kafka_config)
+    try:
+        reading = read_merged(kafka, names, case=case, token=saved, follow=follow, nfc=nfc)
+    except StateError as error:  # of the token: nothing has been read
+        raise StateError(f"{token}: {error}") from error
     silence_kafka_client()
     status = asyncio.run(_read(reading, must_exist=not follow, token=token))
     _tell(status, as_json=json)

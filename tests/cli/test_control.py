@@ -261,7 +261,7 @@ def test_who_saw_an_older_version_is_told_what_came_between(lmerge: Lmerge, serv
         ("cutover --reason slow", "Invalid value: --reason says why the one that runs is aborted"),
         ("cutover --from a --to d --joining-at 5", "Invalid value: --joining-at and --more say"),
         ("cutover --dry-run t.yaml", "Invalid value: --dry-run compares the one of --to, and"),
-        ("cutover --dry-run t.yaml --to d", "t.yaml: cannot read the topology: No such"),
+        ("cutover --dry-run t.yaml --to d", "t.yaml: cannot read it: No such"),
         ("cutover --bootstrap h:9", "Invalid value: --bootstrap is for --dry-run"),
         ("policy --insert last", "insert: String should match pattern"),
         ("status --at here", "Invalid value for '--at' (env var: 'LMERGE_WORKER'): 'here' is no"),

@@ -74,7 +74,7 @@ def test_a_token_of_another_case_or_a_file_that_is_none_is_refused(
     damaged = lmerge("read", *topics, *at)
     assert (damaged.code, damaged.error) == (
         4,
-        "the token is damaged: its digest does not match",
+        "token: the token is damaged: its digest does not match",
     )
 
 
