@@ -79,7 +79,6 @@ def test_each_drill_is_played_with_each_merger_on_the_same_faults() -> None:
         "control-conflicts",
         "cutover-interrupted",
         "damaged-checkpoint",
-        "power-cut",
     }
 
 

@@ -358,7 +358,8 @@ def test_the_commands_start_tell_stop_and_clean(tmp_path: Path) -> None:
     assert lmerge_broker("status", *data).exit_code == 1
     assert lmerge_broker("stop", *data).exit_code == 0
     try:
-        started = lmerge_broker("start", "--json", "--port", "0", *data)
+        port = str(free_port())  # 0 would be the one that commands ask, if it is free
+        started = lmerge_broker("start", "--json", "--port", port, *data)
         assert started.exit_code == 0, started.output
         facts = json.loads(started.stdout)
         again = lmerge_broker("start", *data)

@@ -60,11 +60,23 @@ def _queried(family: Metric) -> str:
 
 @contextlib.asynccontextmanager
 async def leading_and_following(merge: Merge) -> AsyncIterator[tuple[Worker, Worker]]:
-    """Two workers in this process; the first has taken a snapshot, the second is warm."""
+    """Two workers in this process; the first has read all and taken a snapshot, the second is
+    warm."""
     async with running(merge) as leads, running(merge) as follows, asyncio.timeout(30):
-        while not (leads.held[0].task.state.snapshots and follows.held[0].task.is_warm):  # noqa: ASYNC110
+        while not (  # noqa: ASYNC110
+            leads.held[0].task.state.snapshots
+            and follows.held[0].task.is_warm
+            and has_read_all(leads)
+        ):
             await asyncio.sleep(0.02)
         yield leads, follows
+
+
+def has_read_all(worker: Worker) -> bool:
+    """What `merge` has published, and has put it out."""
+    number = Scrape(registry_of(worker)).number
+    repeated = number("lmerge_replica_repeated_records_total", replica="b")
+    return (repeated, number("lmerge_output_elements_total", kind="insert")) == (2, 2)
 
 
 @pytest.fixture
@@ -76,8 +88,8 @@ def merge(bootstrap: str, tmp_path: Path) -> Merge:
     made.publish(
         "b", [Insert(b"1", 1_000, 9_000), Adjust(b"1", 1_000, 9_000, 8_000), Stable(4_000)]
     )
-    for _ in range(3):
-        made.publish("b", [Insert(b"2", 4_000, 9_000)], seq=1)
+    for _ in range(3):  # behind the output's stable, so that it is late in no order of reading
+        made.publish("b", [Insert(b"2", 6_000, 9_000)], seq=1)
     return made
 
 
@@ -118,7 +130,7 @@ def assert_of_who_leads(scrape: Scrape) -> None:
     assert number("lmerge_replica_state", replica="c", state="held out") == 1
     assert number("lmerge_replica_breaches_total", replica="a", kind="wrong_vold") == 0
     assert number("lmerge_output_elements_total", kind="insert") == 2
-    assert number("lmerge_snapshots_total", outcome="taken") == 1
+    assert (number("lmerge_snapshots_total", outcome="taken") or 0) >= 1
     assert (number("lmerge_snapshot_size_bytes") or 0) > 100
     assert number("lmerge_takeovers_total") == 1
     assert 0 < (number("lmerge_recovery_duration_seconds") or 0) < 30
