@@ -28,11 +28,18 @@ class Oracle:
             self.out[key] = e.ve
             return [e]
         known = key in self.out or e.vs >= self.last
-        if min(e.vold, e.ve) >= self.stable[name] and known:
+        if min(e.vold, e.ve) >= self.stable[name] and known and not self._is_over(key, name):
             self.ends.setdefault(key, {})[name] = e.ve
             if e.ve == e.vs:
                 del self.ends[key][name]
         return []
+
+    def _is_over(self, key: tuple[object, int], name: str) -> bool:
+        """The input's own stable has made final that the event has ended, or is not there."""
+        held, vs = self.ends.get(key, {}).get(name), key[1]
+        if held is not None:
+            return held < self.stable[name]
+        return vs < self.stable[name] and not (key in self.out and vs < self.last)
 
     def _lead(self) -> list[Element]:
         said: list[Element] = []

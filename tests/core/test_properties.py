@@ -121,6 +121,23 @@ def test_it_says_what_the_simplest_form_says(run: tuple[int, Steps], data: st.Da
         assert _in_order(said) == _in_order(oracle.process(str(number), element))
 
 
+def test_a_wrong_old_end_does_not_revive_what_has_ended_for_the_input_itself() -> None:
+    """The oracle once took it; c's own stable(6) had made 5 final."""
+    steps: list[tuple[str, Element]] = [
+        ("a", Insert("A", 4, 5)), ("a", Adjust("A", 4, 5, 28)), ("a", Stable(26)),
+        ("b", Insert("A", 4, 27)), ("b", Stable(27)),
+        ("c", Insert("A", 4, 5)), ("c", Stable(6)), ("c", Adjust("A", 4, 6, 28)),
+    ]  # fmt: skip
+    joining = dict.fromkeys("abc", START)
+    merge, oracle = lmerge(), Oracle(joining)
+    for name in joining:
+        merge.attach(name)
+    for name, element in steps:
+        assert merge.process(name, element) == oracle.process(name, element)
+    expected = [Adjust("A", 4, 28, 27), Stable(35)]
+    assert merge.process("c", Stable(35)) == oracle.process("c", Stable(35)) == expected
+
+
 @given(lying_runs(), st.data())
 def test_a_restored_operator_goes_on_the_same(run: tuple[int, Steps], data: st.DataObject) -> None:
     n, steps = run
