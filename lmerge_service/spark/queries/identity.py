@@ -10,7 +10,7 @@ What happens on a crash: before `replica.json` is there, nothing has been writte
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from lmerge_service.elements import INFINITY
+from lmerge_service.elements import INFINITY, Stable
 from lmerge_service.errors import ConfigurationError, StateError
 from lmerge_service.formats.feedback import feedback_topic
 from lmerge_service.kafka.tails import Tail, tails
@@ -27,10 +27,10 @@ from lmerge_service.service.connection import connection_of
 from lmerge_service.spark.connection import kafka_section
 from lmerge_service.spark.elements import topic_width
 from lmerge_service.spark.places import Topic
-from lmerge_service.spark.queries.beginnings import Beginning, anew, check_kept, mark_of
+from lmerge_service.spark.queries.beginnings import Beginning
 from lmerge_service.spark.queries.bucket import Bucket, Settings
 from lmerge_service.spark.queries.plans import Query
-from lmerge_service.spark.queries.resuming import check_resuming, held_in, resumed
+from lmerge_service.spark.queries.resuming import begin, check_resuming
 from lmerge_service.topology import Kafka
 
 __all__ = ("Identity", "Replica", "buckets_of", "identify", "settings_of")
@@ -87,8 +87,8 @@ class Replica:
     """Facts per micro-batch, instead of the plan's word."""
 
 
-def identify(replica: Replica) -> tuple[Identity, list[Tail]]:
-    """What it has been, and the ends of its topic's partitions; or what it is from now on.
+def identify(replica: Replica) -> tuple[Identity, bool]:
+    """What it has been, or what it is from now on; True: it has ended, all has been said.
 
     Raises:
         ConfigurationError: there are no such facts, the checkpoint is another replica's, or it is
@@ -119,21 +119,12 @@ def identify(replica: Replica) -> tuple[Identity, list[Tail]]:
             f"there is no topic {missing.pop()}: a merge makes it, start that first"
         )
     partitions = topic_width(Topic(replica.kafka, replica.to, partitions=replica.partitions))
-    tail = _run(tails(connection, replica.to, partitions))
     if place.exists():
-        return _known(place, replica, width, partitions), tail
+        known = _known(place, replica, width, partitions)
+        return known, _has_ended(known, _run(tails(connection, replica.to, partitions)))
     if (replica.checkpoint / "spark").exists():
         raise StateError(f"{replica.checkpoint} has no replica.json: use another folder")
-    held = _run(held_in(connection, replica.to, partitions)) if replica.resume else None
-    if held is not None:
-        begins = resumed(held)
-    else:
-        since = replica.since
-        if replica.rejoin and tail:
-            since = _run(mark_of(connection, replica.facts, width, replica.lateness))
-        begins = anew(tail, since, replica.query.shape.memory)
-    if begins.since is not None and begins.since != INFINITY:
-        _run(check_kept(connection, replica.facts, width, begins.since))
+    begins, held = _run(begin(connection, replica, width, partitions))
     identity = _new(replica, width, partitions, begins, resumed=held is not None)
     replica.checkpoint.mkdir(parents=True, exist_ok=True)
     if held is not None:
@@ -141,7 +132,13 @@ def identify(replica: Replica) -> tuple[Identity, list[Tail]]:
         kept = [bucket.save() for bucket in buckets if bucket is not None]
         _write(replica.checkpoint / _RESUMED, msgspec.msgpack.encode(kept))
     _write(place, msgspec.json.format(msgspec.json.encode(identity)))
-    return identity, [] if held is None else tail
+    return identity, begins.since == INFINITY
+
+
+def _has_ended(known: Identity, tail: Sequence[Tail]) -> bool:
+    ends = Stable(INFINITY), known.incarnation
+    ended = [each for each in tail if (each.element, each.incarnation) == ends]
+    return len(ended) == known.partitions
 
 
 def settings_of(replica: Replica, identity: Identity) -> Settings:

@@ -32,15 +32,14 @@ from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.records import Record
 from lmerge_service.kafka.routing import Router
 from lmerge_service.kafka.source import Batches, Source, TopicPartition
-from lmerge_service.kafka.tails import tails
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.kafka.writing import Writer
-from lmerge_service.spark.queries.beginnings import Beginning, anew, check_kept, mark_of
+from lmerge_service.spark.queries.beginnings import Beginning
 from lmerge_service.spark.queries.bucket import Bucket, Given, Said, Settings
 from lmerge_service.spark.queries.chosen import Chosen
 from lmerge_service.spark.queries.lateness import FURTHEST, Reading
 from lmerge_service.spark.queries.plans import Batch, Plan, Query
-from lmerge_service.spark.queries.resuming import check_resuming, held_in, resumed
+from lmerge_service.spark.queries.resuming import begin, check_resuming
 from lmerge_service.tdb import TDB
 
 __all__ = ("Plain", "run_plain")
@@ -98,10 +97,7 @@ async def run_plain(
             if width is None:
                 raise ConfigurationError(f"there is no topic {plain.facts}")
             partitions = await topics.ensure(plain.to, partitions=plain.partitions)
-        held = await held_in(plain.connection, plain.to, partitions) if plain.resume else None
-        begins = await _anew(plain, width, partitions) if held is None else resumed(held)
-        if begins.since is not None and begins.since != INFINITY:
-            await check_kept(plain.connection, plain.facts, width, begins.since)
+        begins, held = await begin(plain.connection, plain, width, partitions)
         begun(begins)
         if begins.since == INFINITY:
             return True
@@ -129,14 +125,6 @@ async def run_plain(
                 await writer.write(runner.take(read))
                 each(runner.batch(time.monotonic() - started))
         return runner.ended
-
-
-async def _anew(plain: Plain, width: int, partitions: int) -> Beginning:
-    tail = await tails(plain.connection, plain.to, partitions)
-    since = plain.since
-    if plain.rejoin and tail:
-        since = await mark_of(plain.connection, plain.facts, width, plain.lateness)
-    return anew(tail, since, plain.query.shape.memory)
 
 
 class _Runner:

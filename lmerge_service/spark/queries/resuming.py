@@ -1,4 +1,4 @@
-"""Where a replica goes on that remembers nothing, by what its topic holds.
+"""Where a replica begins that remembers nothing: anew, or by what its topic holds.
 
 Theory
     What a replica has said up to stable(t) is final before t, whoever has said it: itself before it
@@ -18,21 +18,42 @@ What happens on a crash: nothing is written here.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 from lmerge_service.core import Policy, lmerge
-from lmerge_service.elements import START, Element
+from lmerge_service.elements import INFINITY, START, Element
 from lmerge_service.errors import ConfigurationError, ElementError
 from lmerge_service.formats.headers import incarnation_of
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.records import Record
 from lmerge_service.kafka.source import Source, TopicPartition
+from lmerge_service.kafka.tails import tails
 from lmerge_service.offline.checkpoint import Holding
-from lmerge_service.spark.queries.beginnings import Beginning
+from lmerge_service.spark.queries.beginnings import Beginning, anew, check_kept, mark_of
 from lmerge_service.spark.queries.plans import Plan, Query
 from lmerge_service.tdb import TDB
 
-__all__ = ("Held", "check_resuming", "held_in", "resumed")
+__all__ = ("Asked", "Held", "begin", "check_resuming")
+
+
+class Asked(Protocol):
+    """What is asked of a replica, in Spark or without."""
+
+    @property
+    def query(self) -> Query: ...
+    @property
+    def facts(self) -> str: ...
+    @property
+    def to(self) -> str: ...
+    @property
+    def lateness(self) -> int: ...
+    @property
+    def since(self) -> int | None: ...
+    @property
+    def rejoin(self) -> bool: ...
+    @property
+    def resume(self) -> bool: ...
 
 
 def check_resuming(query: Query, plan: Plan) -> None:
@@ -59,26 +80,41 @@ class Held:
         return min(each.stable for each in self.partitions)
 
 
-def resumed(held: Held) -> Beginning:
-    """What the incarnation goes on as."""
-    since = None if held.stable == START else held.stable
-    return Beginning(held.incarnation, since, held.joining_at)
-
-
-async def held_in(connection: Connection, topic: str, partitions: int) -> Held | None:
-    """What the last incarnation has said; None: nobody has said anything. Records that are no
-    elements are passed over, as the merge passes over them.
+async def begin(
+    connection: Connection, asked: Asked, width: int, partitions: int
+) -> tuple[Beginning, Held | None]:
+    """What it is from now on, and, where it resumes, what its topic holds; `width` is that of the
+    facts. A beginning with the facts of INFINITY has nothing more to say.
 
     Raises:
+        StateError: facts that it has to begin with may be gone.
         TransportError: Kafka cannot be reached, or refuses.
     """
+    held = await _held_in(connection, asked.to, partitions) if asked.resume else None
+    if held is not None:
+        since = None if held.stable == START else held.stable
+        begins = Beginning(held.incarnation, since, held.joining_at)
+    else:
+        tail = await tails(connection, asked.to, partitions)
+        since = asked.since
+        if asked.rejoin and tail:
+            since = await mark_of(connection, asked.facts, width, asked.lateness)
+        begins = anew(tail, since, asked.query.shape.memory)
+    if begins.since is not None and begins.since != INFINITY:
+        await check_kept(connection, asked.facts, width, begins.since)
+    return begins, held
+
+
+async def _held_in(connection: Connection, topic: str, partitions: int) -> Held | None:
+    """What the last incarnation has said; None: nobody has said anything. Records that are no
+    elements are passed over, as the merge passes over them."""
     places = [TopicPartition(topic, number) for number in range(partitions)]
     said = [_Said() for _ in places]
     async with Source(connection) as source:
-        ends = await source.ends(places)
+        beginnings, ends = await source.beginnings(places), await source.ends(places)
         for place, each in zip(places, said, strict=True):
-            first = await source.beginnings([place])
-            async for _, records in source.backlog(first, {place: ends[place]}):
+            whole = {place: beginnings[place]}, {place: ends[place]}
+            async for _, records in source.backlog(*whole):
                 each.take(records)
     last = max(said, key=lambda each: each.incarnation)
     if last.incarnation < 0:

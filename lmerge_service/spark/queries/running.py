@@ -28,7 +28,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.query import StreamingQuery
 
-from lmerge_service.elements import INFINITY, Stable
 from lmerge_service.errors import ConfigurationError, LMergeError
 from lmerge_service.formats.feedback import feedback_topic
 from lmerge_service.formats.headers import incarnation_headers
@@ -62,10 +61,8 @@ def start(spark: SparkSession, replica: Replica) -> tuple[Identity, StreamingQue
     if replica.plan not in replica.query.plans:
         plans = ", ".join(replica.query.plans)
         raise ConfigurationError(f"{replica.query.name} has no plan {replica.plan!r}: {plans}")
-    identity, tail = identify(replica)
-    ends = Stable(INFINITY), identity.incarnation
-    ended = [each for each in tail if (each.element, each.incarnation) == ends]
-    if len(ended) == identity.partitions:
+    identity, ended = identify(replica)
+    if ended:
         return identity, None
     session = spark.newSession()
     session.conf.set("spark.sql.streaming.stateStore.providerClass", _STATE_STORE)
