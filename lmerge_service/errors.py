@@ -5,9 +5,9 @@ merge is data, not an exception (`core.breaches`). The rest is here: each says i
 is wrong, where, and what to do, and carries the exit code of the command that it ends.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import ClassVar
+from typing import Any, ClassVar
 
 __all__ = (
     "ConfigurationError",
@@ -20,6 +20,7 @@ __all__ = (
     "RefusedError",
     "StateError",
     "TransportError",
+    "fault_said",
     "single_error",
 )
 
@@ -112,3 +113,12 @@ def single_error() -> Iterator[None]:
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         raise error from None
+
+
+def fault_said(fault: Mapping[str, Any]) -> str:
+    """What pydantic says of a fault, for people.
+
+    >>> fault_said({"msg": "Value error, a token is too short"})
+    'a token is too short'
+    """
+    return str(fault["msg"]).removeprefix("Value error, ")

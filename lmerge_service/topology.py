@@ -22,7 +22,7 @@ from lmerge_service.core import Case, Policy, StreamProperties
 from lmerge_service.core.properties import weakest
 from lmerge_service.credentials import ClientTls, Sasl, Secret, ServerTls
 from lmerge_service.elements import INFINITY, START
-from lmerge_service.errors import ConfigurationError
+from lmerge_service.errors import ConfigurationError, fault_said
 from lmerge_service.formats.dialects import Format
 from lmerge_service.startup import Up
 
@@ -508,7 +508,7 @@ def _said(fault: Any) -> str:
         return "unknown field"
     if fault["type"] == "missing":
         return "is missing"
-    return str(fault["msg"]).removeprefix("Value error, ")
+    return fault_said(fault)
 
 
 def _field(loc: tuple[int | str, ...]) -> str:

@@ -57,8 +57,8 @@ def _fraction(text: str, name: str | None = None) -> Any:
     )
 
 
-def _amount(text: str, panel: str, least: int = 0) -> Any:
-    return typer.Option(min=least, metavar="N", help=text, rich_help_panel=panel)
+def _amount(text: str, panel: str, least: int = 0, most: int | None = None) -> Any:
+    return typer.Option(min=least, max=most, metavar="N", help=text, rich_help_panel=panel)
 
 
 def generate(
@@ -163,16 +163,7 @@ def generate(
             rich_help_panel=_WHERE,
         ),
     ] = "parquet",
-    partitions: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            max=1000,
-            metavar="N",
-            help="Of a topic that is made here.",
-            rich_help_panel=_WHERE,
-        ),
-    ] = 1,
+    partitions: Annotated[int, _amount("Of a topic that is made here.", _WHERE, 1, 1000)] = 1,
     key: Annotated[
         list[str] | None,
         typer.Option(

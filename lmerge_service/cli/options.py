@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from lmerge_service.errors import ConfigurationError
+from lmerge_service.errors import ConfigurationError, fault_said
 
 if TYPE_CHECKING:
     from lmerge_service.kafka.client import Connection
@@ -147,5 +147,5 @@ def controlled_by(loaded: "Topology", token: Path | None) -> "Topology":
     try:
         return loaded.model_copy(update={"http": Http.model_validate(http)})
     except ValidationError as error:
-        said = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
+        said = fault_said(error.errors()[0])
         raise ConfigurationError(f"--control-token {token}: {said}") from None

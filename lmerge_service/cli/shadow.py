@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from lmerge_service.cli.options import silence_kafka_client
 from lmerge_service.cli.words import finite, payload_json, payload_text, point, say_json, shortened
 from lmerge_service.elements import INFINITY
-from lmerge_service.errors import ConfigurationError
+from lmerge_service.errors import ConfigurationError, fault_said
 from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.service.connection import connection_of
 from lmerge_service.service.shadow import Compared, Difference, DifferenceKind, Shadow
@@ -74,8 +74,8 @@ def _replica(
     try:
         return Replica.model_validate({"name": name, **stream})
     except ValidationError as error:
-        said = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
-        place = ".".join(map(str, error.errors()[0]["loc"]))
+        fault = error.errors()[0]
+        said, place = fault_said(fault), ".".join(map(str, fault["loc"]))
         raise ConfigurationError(f"{place}: {said}" if place else said) from None
 
 

@@ -25,6 +25,7 @@ from lmerge_service.errors import (
     DecisionRefusedError,
     LMergeError,
     TransportError,
+    fault_said,
 )
 
 __all__ = ("Worker", "settings_of")
@@ -85,8 +86,7 @@ def _trust(ca: Path | None, certificate: Path | None) -> Any:
     try:
         return ClientTls(ca=ca, certificate=certificate).context()
     except ValidationError as error:
-        said = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
-        raise ConfigurationError(said) from None
+        raise ConfigurationError(fault_said(error.errors()[0])) from None
 
 
 class Worker:

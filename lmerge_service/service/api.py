@@ -28,7 +28,7 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
-from lmerge_service.errors import TransportError
+from lmerge_service.errors import TransportError, fault_said
 from lmerge_service.service import documents
 from lmerge_service.service.control import Control
 from lmerge_service.service.decisions import (
@@ -280,6 +280,6 @@ def _said(error: RequestValidationError) -> str:
     faults = []
     for fault in error.errors():
         place = ".".join(str(part) for part in fault["loc"] if part != "body")
-        text = str(fault["msg"]).removeprefix("Value error, ")
+        text = fault_said(fault)
         faults.append(f"{place}: {text}" if place else text)
     return "; ".join(faults).encode(errors="replace").decode()[:2_000]

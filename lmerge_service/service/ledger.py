@@ -39,7 +39,7 @@ from typing import Any, Final, Literal, TypeAlias, assert_never
 from pydantic import ValidationError
 
 from lmerge_service.core.properties import weakest
-from lmerge_service.errors import ElementError
+from lmerge_service.errors import ElementError, fault_said
 from lmerge_service.service.cutover import Cutover, CutoverEvent, CutoverState, move
 from lmerge_service.service.decisions import (
     AbortCutover,
@@ -580,6 +580,6 @@ def _said(error: ValidationError) -> str:
     faults = []
     for fault in error.errors(include_url=False, include_input=False):
         place = ".".join(map(str, fault["loc"]))
-        text = str(fault["msg"]).removeprefix("Value error, ")
+        text = fault_said(fault)
         faults.append(f"{place}: {text}" if place else text)
     return "; ".join(faults)[:2_000]
