@@ -17,6 +17,7 @@ __all__ = (
     "FencedError",
     "IllegalStreamError",
     "LMergeError",
+    "OtherMergeError",
     "RefusedError",
     "StateError",
     "TransportError",
@@ -86,9 +87,14 @@ class StateError(LMergeError):
 
 
 class FencedError(LMergeError):
-    """Another instance has taken this task over; never retried."""
+    """Another producer has taken this task's output over. A worker asks its group whose the task
+    is, and goes on accordingly; a command that has no group ends."""
 
     exit_code = 5
+
+
+class OtherMergeError(FencedError):
+    """A merge of another name publishes to the same output; the message names it."""
 
 
 class DecisionRefusedError(LMergeError):

@@ -25,7 +25,9 @@ Invariants
     G2  It becomes empty when, and only when, the group says that it does not know this member any
         more: others may have had its tasks since. The member then joins anew.
     G3  While the brokers are away it stays as it is, `unreachable` says why, and asking goes on.
-    G4  Who leaves properly says so, and the others share again at once.
+    G4  `confirmed` returns only with an assignment that the group has acknowledged by a request
+        that was sent after the call: nobody else has the tasks of it by a later sharing.
+    G5  Who leaves properly says so, and the others share again at once.
 
 Who owns what, and what happens on a crash
     `Members` owns one client; `run` alone speaks with the group, in the caller's task group. A
@@ -152,6 +154,8 @@ class Members:
         self._generation = -1
         self._joining = asyncio.Event()  # set: join again before the next heartbeat
         self._changed = asyncio.Event()  # a new one for each change
+        self._sent = self._acknowledged = 0  # requests; the last that has confirmed the assignment
+        self._heard = asyncio.Event()  # a new one for each acknowledgement
 
     async def __aenter__(self) -> "Members":
         # A join is answered when all members have joined, at the latest after a session.
@@ -189,6 +193,19 @@ class Members:
     def rebalance(self) -> None:
         """Has the group share again: what is warm here has changed."""
         self._joining.set()
+
+    async def confirmed(self) -> Assignment:
+        """The assignment, once the group has acknowledged it after this call; waits while the
+        group does not answer, or while this member is in none."""
+        since = self._sent
+        while self._acknowledged <= since or self.assignment.generation < 0:
+            await self._heard.wait()
+        return self.assignment
+
+    def _acknowledge(self, request: int) -> None:
+        self._acknowledged = request
+        self._heard.set()
+        self._heard = asyncio.Event()
 
     # --- one life in the group -----------------------------------------------------------------
 
@@ -234,7 +251,10 @@ class Members:
             async with asyncio.timeout(self._heartbeat_seconds):
                 await self._joining.wait()
         except TimeoutError:
-            await self._ask(HeartbeatRequest(self._group, self._generation, self._member))
+            heartbeat = HeartbeatRequest(self._group, self._generation, self._member)
+            request = self._sent + 1
+            if await self._ask(heartbeat) is not None:
+                self._acknowledge(request)
 
     async def _join(self) -> None:
         self._joining.clear()  # what happens from here on needs another round
@@ -255,8 +275,10 @@ class Members:
 
     async def _sync(self, shares: list[tuple[str, bytes]]) -> None:
         request = SyncGroupRequest(self._group, self._generation, self._member, None, shares)
+        number = self._sent + 1
         if (synced := await self._ask(request)) is not None:
             self._assign(self._read(synced.member_assignment))
+            self._acknowledge(number)
 
     async def _ask(self, request: Any) -> Any:
         """The answer of the group's coordinator; None if it says that this member must join again.
@@ -266,6 +288,7 @@ class Members:
         """
         if self._coordinator is None:
             self._coordinator = await self._looked_up()
+        self._sent += 1
         answer = await self._client.send(
             self._coordinator, request, group=ConnectionGroup.COORDINATION
         )

@@ -110,6 +110,8 @@ class Mark(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where a task stands with one transaction."""
 
     version: int = _VERSION
+    merge: str = ""
+    """The name of the merge that committed it; workers of another name are another merge."""
     transaction: int = 0
     said: int = 0
     """How many records the output partition has, this transaction's included."""

@@ -35,7 +35,7 @@ from lmerge_service.service.status import (
     TaskStatus,
     WorkerState,
 )
-from lmerge_service.service.task import Phase
+from lmerge_service.service.task_phases import Phase
 from lmerge_service.service.verdicts import Guard
 from lmerge_service.service.view import readiness_of, status_of
 from lmerge_service.service.worker import Worker
@@ -169,13 +169,15 @@ def _task_metrics(tasks: _Tasks) -> Iterator[Metric]:
     leads = ((label, each.role == "leads") for label, each in tasks)
     yield _gauge("task_leads", "1 if led here, 0 if followed.", _TASK, leads)
     phases = (
-        sample for label, each in tasks for sample in _one_of(label, get_args(Phase), each.phase)
+        sample for label, each in tasks for sample in _one_of(label, tuple(Phase), each.phase)
     )
     yield _gauge("task_phase", "1 for the phase that the task is in.", (*_TASK, "phase"), phases)
     takeovers = ((label, each.takeovers) for label, each in tasks)
     yield _counter("takeovers", "Times that this worker began to lead.", _TASK, takeovers)
     rebuilds = ((label, each.rebuilds) for label, each in tasks)
     yield _counter("rebuilds", "Recoveries after Kafka had failed us.", _TASK, rebuilds)
+    fences = ((label, each.fences) for label, each in tasks)
+    yield _counter("fences", "Commits refused: another producer had taken over.", _TASK, fences)
     seconds = ((label, each.recovery_seconds) for label, each in tasks)
     text = "How long it took the last time until the task was led."
     yield _gauge("recovery_duration_seconds", text, _TASK, seconds)

@@ -117,6 +117,11 @@ class Outgoing:
         """The next mark has something new to tell."""
         self._moved += count
 
+    def hasten(self) -> None:
+        """The next mark is due at once."""
+        self._moved += 1
+        self._mark_due = 0.0
+
     def say(self, elements: Iterable[Element]) -> None:
         """Puts elements into the outbox: the key is the logical one; a stable has none."""
         outbox, said, key_of = self._outbox, self._said, self._state.router.key_of

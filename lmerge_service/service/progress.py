@@ -29,6 +29,8 @@ class Progress:
     takeovers: int = 0
     """How often this process has begun to lead, the first time among them."""
     rebuilds: int = 0
+    fences: int = 0
+    """How often another producer had taken the output over while this one led."""
     snapshots: Counter[str] = field(default_factory=Counter)
     """`taken` and `failed`."""
     snapshot_seconds: float | None = None

@@ -109,6 +109,7 @@ class TaskState:
     def mark(self) -> Mark:
         """What to commit beside all that has been said."""
         return Mark(
+            merge=self.topology.name,
             transaction=self.transaction,
             said=self.said,
             stable=self.merge.max_stable,

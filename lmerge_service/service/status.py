@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from lmerge_service.service.documents import CutoverView
 from lmerge_service.service.life import State
-from lmerge_service.service.task import Phase
+from lmerge_service.service.task_phases import Phase
 from lmerge_service.service.worker import Role
 
 __all__ = (
@@ -166,6 +166,8 @@ class TaskStatus(BaseModel):
     takeovers: int
     """How often this process has begun to lead it."""
     rebuilds: int
+    fences: int
+    """How often another producer had taken the output over while this process led."""
     recovery_seconds: float | None
     """How long it took the last time until it was led from here; null: it never was."""
     behind_seconds: float | None

@@ -29,14 +29,20 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import structlog
 
 from lmerge_service.core import Breach
 from lmerge_service.core.operator import Gap
 from lmerge_service.elements import Element
-from lmerge_service.errors import FencedError, LMergeError, StateError, TransportError
+from lmerge_service.errors import (
+    FencedError,
+    LMergeError,
+    OtherMergeError,
+    StateError,
+    TransportError,
+)
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.cluster import Cluster
@@ -57,10 +63,11 @@ from lmerge_service.service.replicas import ReplicaState, Tally
 from lmerge_service.service.reporting import Reporting
 from lmerge_service.service.snapshots import Snapshots
 from lmerge_service.service.state import TaskState
+from lmerge_service.service.task_phases import Event, Lifecycle, Phase
 from lmerge_service.service.vouching import Vouching
 from lmerge_service.topology import Replica, Topology
 
-__all__ = ("MergeTask", "Phase")
+__all__ = ("MergeTask",)
 
 log = structlog.get_logger()
 
@@ -76,9 +83,6 @@ _REBUILD_SECONDS = 5.0
 """Who cannot follow yet rebuilds this often."""
 _STEP_SECONDS = 1.0
 _DECISIONS_SECONDS = 10.0
-
-
-Phase: TypeAlias = Literal["starting", "running", "recovering", "following", "fenced"]
 
 
 class MergeTask:
@@ -100,7 +104,7 @@ class MergeTask:
         self.topology = topology
         self.partition = partition
         self.progress = Progress()
-        self.phase: Phase = "starting"
+        self.lifecycle = Lifecycle()
         self.share = 1
         """How many tasks this worker leads, among which its limits are divided."""
         self.reporting = Reporting(partition, unix_ns=unix_ns)
@@ -121,15 +125,19 @@ class MergeTask:
         """Never None: what is known so far."""
         self._is_known = False
         """The state is that of some mark, and nothing since."""
+        self._is_ours = False
+        """A mark of this merge has been seen or written: another merge's later one is a second
+        owner of the output, and not the one before us."""
 
     def _fresh(self) -> TaskState:
         topology = self._ledger.topology
         return TaskState(topology, self.partition, tallies=self._tallies, clock=_clock)
 
     def forget(self) -> None:
-        """Lets go of the state: somebody else has the task."""
+        """Lets go of the state: the group has revoked the task."""
         self._replace(self._fresh())
-        self._is_known, self.phase = False, "starting"
+        self._is_known = False
+        self.lifecycle.move(Event.REVOKED)
         self.oversight = self.vouching = None
         self.progress.caught_up = None
 
@@ -140,9 +148,9 @@ class MergeTask:
             gc.collect()
 
     @property
-    def is_warm(self) -> bool:
-        """It could be led from here without a recovery."""
-        return self.phase in ("running", "following")
+    def phase(self) -> Phase:
+        """What the task is on this worker."""
+        return self.lifecycle.phase
 
     @property
     def replicas(self) -> list[ReplicaState]:
@@ -162,6 +170,7 @@ class MergeTask:
 
         Raises:
             FencedError: another instance has taken over before it was ready.
+            OtherMergeError: a merge of another name has published since this one did.
             TransportError: Kafka cannot be reached, or refuses.
             StateError: the output is not what this merge has written.
         """
@@ -224,7 +233,8 @@ class MergeTask:
         self.progress.unreachable = None
         self.progress.recovery_seconds = round(_clock() - started, 3)
         self.progress.takeovers += 1
-        self.phase = "running"
+        self._is_ours = True  # the first commit, at once, is a mark of ours
+        self.lifecycle.move(Event.TOOK_OVER)
 
     def _stop_leading(self) -> None:
         """Lets go of whatever refers to the state, which is replaced by another one."""
@@ -241,12 +251,11 @@ class MergeTask:
         """Keeps the state that the task which leads has committed, until cancelled.
 
         Raises:
+            OtherMergeError: a merge of another name has published since this one did.
             TransportError: Kafka cannot be reached, or refuses.
             StateError: the output is not what this merge has written.
         """
         self.oversight = self.vouching = None
-        if not self._is_known:
-            self.phase = "starting"
         async with AsyncExitStack() as stack:
             await self._connect(stack)
             for steps in itertools.count(1):
@@ -254,7 +263,7 @@ class MergeTask:
                 await _whole(self._catch_up(fenced=False))
                 self.progress.caught_up, self.progress.unreachable = asked, None
                 self.progress.committed_stable = self.state.merge.max_stable
-                self.phase = "following" if self._is_known else "recovering"
+                self.lifecycle.move(Event.CAUGHT_UP if self._is_known else Event.FAILED)
                 if steps % _TIDY_STEPS == 0:
                     gc.collect(1)
                 await asyncio.sleep(_FOLLOW_SECONDS if self._is_known else _REBUILD_SECONDS)
@@ -276,6 +285,7 @@ class MergeTask:
     async def _catch_up(self, *, fenced: bool) -> None:
         """To the last mark, from where we are if that is possible."""
         mark = await self._recovery.last_mark(fenced=fenced)
+        self._require_ours(mark)
         known, self._is_known = self._is_known, False
         if known and is_of_kind(self.state, self._ledger):
             try:
@@ -296,6 +306,20 @@ class MergeTask:
             from_snapshot_of=self.state.restored_from,
             missed=len(self.state.missed),
         )
+
+    def _require_ours(self, mark: Mark | None) -> None:
+        """A newcomer may take an output over, under another name than the one before; the merge
+        that it takes it from ends, instead of the two fencing each other for ever."""
+        if mark is None:
+            return
+        if mark.merge in ("", self.topology.name):  # marks of older versions bear no name
+            self._is_ours = True
+        elif self._is_ours:
+            raise OtherMergeError(
+                f"{self._output.topic}-{self.partition}: merge {mark.merge!r} publishes to this "
+                f"output too, since transaction {mark.transaction}; only one may: give one of the "
+                "topologies another output, or stop its workers"
+            )
 
     async def _recovered(self, mark: Mark | None, *, fenced: bool) -> TaskState:
         try:
@@ -415,6 +439,12 @@ class MergeTask:
     def settled(self) -> bool:
         """All that was merged and has something to say is committed."""
         return self._outgoing.settled
+
+    def verify(self) -> None:
+        """Has the next commit come at once, even with nothing to publish: a worker that was away
+        finds out whether another has led since."""
+        if self.oversight is not None:  # it leads
+            self._outgoing.hasten()
 
     def reached(self, ends: Mapping[TopicPartition, int]) -> bool:
         """Every one of these offsets has been read."""

@@ -23,6 +23,7 @@ from lmerge_service.service.status import (
     WorkerState,
 )
 from lmerge_service.service.task import MergeTask
+from lmerge_service.service.task_phases import Phase
 from lmerge_service.service.together import output_of_all, quantile_ms, replicas_of_all
 from lmerge_service.service.worker import Role, Worker
 
@@ -70,17 +71,17 @@ def _waits(worker: Worker, tasks: Sequence[TaskStatus]) -> list[float]:
 
 def state_of(worker: Worker) -> WorkerState:
     """What the worker is at, in one word."""
-    leads = [held.task.phase for held in worker.held.values() if held.role == "leads"]
-    follows = [held.task.phase for held in worker.held.values() if held.role == "follows"]
+    leads = [held.task.lifecycle for held in worker.held.values() if held.role == "leads"]
+    follows = [held.task.lifecycle for held in worker.held.values() if held.role == "follows"]
     if worker.stopping:
         return "stopping"
     if worker.members is None or (not leads and worker.members.assignment.generation < 0):
         return "starting"
     if not leads:
-        return "starting" if "starting" in follows else "standby"
-    if all(phase == "running" for phase in leads):
+        return "standby" if all(each.has_begun for each in follows) else "starting"
+    if all(each.phase is Phase.LEADING for each in leads):
         return "running"
-    return "starting" if "starting" in leads else "recovering"
+    return "recovering" if all(each.has_begun for each in leads) else "starting"
 
 
 def readiness_of(worker: Worker) -> str:
@@ -99,6 +100,7 @@ def _task(task: MergeTask, role: Role) -> TaskStatus:
         phase=task.phase,
         takeovers=progress.takeovers,
         rebuilds=progress.rebuilds,
+        fences=progress.fences,
         recovery_seconds=progress.recovery_seconds,
         behind_seconds=_since(progress.caught_up) if follows else None,
         restored_from=task.state.restored_from,

@@ -4,7 +4,8 @@ Theory
     Workers of one merge share its tasks, one per output partition. Each task is led by one worker
     and followed by another where there are enough; who does what is told by the group
     (`kafka.members`). Nothing rests on that being told right: who leads is decided by Kafka's
-    fencing, and a worker that leads without being entitled to is found out at its next commit.
+    fencing, and a worker that leads without being entitled to is found out at its next commit. It
+    asks the group then, and does what the current assignment says: `task_phases` has the table.
 
 Who owns what
     `Worker.run` owns everything: the membership, the control log, and, in one TaskGroup, a child
@@ -27,13 +28,20 @@ from typing import Literal, TypeAlias
 
 import structlog
 
-from lmerge_service.errors import FencedError, RefusedError, TransportError, single_error
+from lmerge_service.errors import (
+    FencedError,
+    OtherMergeError,
+    RefusedError,
+    TransportError,
+    single_error,
+)
 from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.members import Members
 from lmerge_service.service.control import LoggedControl
 from lmerge_service.service.outgoing import FeedbackSink
 from lmerge_service.service.own_topics import prepare
 from lmerge_service.service.task import MergeTask
+from lmerge_service.service.task_phases import Event
 from lmerge_service.topology import Topology
 
 __all__ = ("Held", "Role", "Worker")
@@ -43,8 +51,8 @@ log = structlog.get_logger()
 _PAUSES = (0.2, 0.5, 1.0, 2.0, 5.0)
 _PATIENCE = 10
 _CLAIM_SECONDS = 0.2
-_FENCED_SECONDS = 5.0
-"""How long, beyond the session, a task that was fenced waits to be told that it is another's."""
+_FENCED_PAUSES = (0.0, 0.2, 0.5, 1.0, 2.0)
+"""Before a task is led again that was fenced, by how often that was so without a commit between."""
 
 Role: TypeAlias = Literal["leads", "follows"]
 
@@ -126,7 +134,7 @@ class Worker:
                     async for assignment in members.changes():
                         if assignment.generation < 0:
                             # The group took us for dead, as after a pause. Whoever has our tasks
-                            # by now fences us; until we are told so, we go on.
+                            # by now fences us; until that shows, we go on.
                             continue
                         roles: dict[int, Role] = dict.fromkeys(assignment.standby, "follows")
                         roles |= dict.fromkeys(assignment.active, "leads")
@@ -136,7 +144,7 @@ class Worker:
 
     def _warm(self) -> dict[int, int]:
         """The tasks that could be led from here at once, and how many records they lag."""
-        return {p: 0 for p, held in self.held.items() if held.task.is_warm}
+        return {p: 0 for p, held in self.held.items() if held.task.lifecycle.is_warm}
 
     async def _claim(self, members: Members) -> None:
         """Has the group share again when a task that is promised to us has become warm."""
@@ -165,9 +173,13 @@ class Worker:
                 held.task.forget()
         share = sum(role == "leads" for role in roles.values())
         for partition, role in roles.items():
-            self._task(partition).share = share
-            if partition not in self.held:
-                task = self._task(partition)
+            task = self._task(partition)
+            task.share = share
+            if partition in self.held:
+                # Of several assignments the last is seen: another may have led in between.
+                task.verify()
+            else:
+                task.lifecycle.move(Event.ASSIGNED)
                 child = group.create_task(self._hold(task, role), name=f"{role} {partition}")
                 self.held[partition] = Held(task, role, child)
 
@@ -196,6 +208,7 @@ class Worker:
         structlog.contextvars.bind_contextvars(task=task.partition)  # in all that this child logs
         once = self._lead if role == "leads" else self._follow
         failures = committed = 0
+        fences = led = 0
         while True:
             try:
                 await once(task)
@@ -207,7 +220,7 @@ class Worker:
                 never = isinstance(error, RefusedError) and not task.progress.transactions
                 if never or (not error.retriable and failures >= _PATIENCE):
                     raise
-                task.phase = "recovering"
+                task.lifecycle.move(Event.FAILED)
                 task.progress.rebuilds += 1
                 pause = _PAUSES[min(failures, len(_PAUSES) - 1)]
                 log.warning("recovering", error=str(error), pause_seconds=pause)
@@ -217,7 +230,11 @@ class Worker:
             except FencedError as error:
                 if held.given_up or self.stopping:
                     return
-                await self._fenced(task, error)
+                if isinstance(error, OtherMergeError):
+                    raise
+                fences = fences + 1 if task.progress.transactions == led else 0
+                led = task.progress.transactions
+                await self._fenced(task, error, _FENCED_PAUSES[min(fences, 4)])
 
     async def _lead(self, task: MergeTask) -> None:
         assert self.control is not None
@@ -242,10 +259,20 @@ class Worker:
         log.info("following")
         await task.follow()
 
-    async def _fenced(self, task: MergeTask, error: FencedError) -> None:
-        """Another worker leads this task. If it is of our group, we are told soon, and this is
-        cancelled; if not, two merges have one output."""
-        task.phase = "fenced"
+    async def _fenced(self, task: MergeTask, error: FencedError, pause: float) -> None:
+        """Another producer leads this task, or did. Returns when the group has acknowledged since
+        that the task is to be led from here; if it is another's, this is cancelled meanwhile.
+
+        Whose the fence was need not be known: a worker that was taken for dead, one that has died
+        since, the broker, which ends transactions that stay open. That another *merge* has the
+        output shows in its marks (`MergeTask.lead`).
+        """
+        assert self.members is not None
+        task.lifecycle.move(Event.FENCED)
+        task.progress.fences += 1
         log.warning("fenced", error=str(error))
-        await asyncio.sleep(self.topology.session_seconds + _FENCED_SECONDS)
-        raise error
+        await asyncio.sleep(pause)
+        while task.partition not in (await self.members.confirmed()).active:
+            pass  # the next acknowledgement, until the change of role arrives and cancels this
+        task.lifecycle.move(Event.CONFIRMED)
+        log.info("assigned to this worker all the same")

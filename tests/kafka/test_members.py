@@ -5,6 +5,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -220,6 +221,40 @@ def test_one_that_was_stopped_finds_its_tasks_lost_when_it_goes_on(group: Group)
     assert before["active"] == sorted(ALL)
     assert (lost["active"], lost["generation"]) == ([], -1)
     assert back["generation"] > before["generation"]
+
+
+def test_n1_what_is_confirmed_is_what_the_group_says_after_the_question(group: Group) -> None:
+    """A member that stood still for a session still has its old assignment, and another has led."""
+
+    async def stands_still() -> tuple[Assignment, Assignment, Assignment]:
+        async with group.member("a", standbys=0) as a:
+            before = await a.has(*ALL)
+            with group.process("b") as b:
+                await line_with(b, 0, 1)
+                old = await a.members.confirmed()
+                time.sleep(SESSION_MS / 1000 + 1)  # noqa: ASYNC251 - the loop stands still
+                await line_with(b, *ALL)
+                return before, old, await a.members.confirmed()
+
+    before, old, now = run(stands_still())
+    assert old.active == {2, 3}
+    assert now.generation > old.generation > before.generation
+    assert now.owners != dict.fromkeys(ALL, "a")
+
+
+def test_n1_nothing_is_confirmed_while_the_broker_is_away(group: Group) -> None:
+    async def outage() -> None:
+        async with group.member("a", session_timeout_ms=50_000) as a:
+            await a.has(*ALL)
+            group.broker.kill()
+            await until(lambda: a.members.unreachable)
+            asked = asyncio.ensure_future(a.members.confirmed())
+            await asyncio.sleep(1)  # several heartbeats
+            assert not asked.done()
+            await group.broker.astart()
+            assert (await asked).active == ALL
+
+    run(outage())
 
 
 def test_one_can_leave_while_a_sharing_waits_for_another_that_stands_still(group: Group) -> None:

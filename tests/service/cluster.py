@@ -304,7 +304,7 @@ class Worker:
 
     def wait_until_it(self, role: str, seconds: float = 30) -> Any:
         """It leads or follows all tasks that it has, and has what the last mark tells."""
-        phase = {"leads": "running", "follows": "following"}[role]
+        phase = {"leads": "leading", "follows": "following"}[role]
         return self.wait(
             lambda status: (
                 {(each["role"], each["phase"]) for each in status["tasks"]} == {(role, phase)}

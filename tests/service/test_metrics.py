@@ -65,7 +65,7 @@ async def leading_and_following(merge: Merge) -> AsyncIterator[tuple[Worker, Wor
     async with running(merge) as leads, running(merge) as follows, asyncio.timeout(30):
         while not (  # noqa: ASYNC110
             leads.held[0].task.state.snapshots
-            and follows.held[0].task.is_warm
+            and follows.held[0].task.lifecycle.is_warm
             and has_read_all(leads)
         ):
             await asyncio.sleep(0.02)

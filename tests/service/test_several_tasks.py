@@ -9,13 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from aiokafka import TopicPartition
 
 from lmerge_service.elements import Insert, Stable
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.routing import Router
-from lmerge_service.kafka.sink import Sink
+from lmerge_service.kafka.sink import Outbox, Sink
+from lmerge_service.service.marks import MARK_KEY, Mark
 from lmerge_service.tdb import TDB
 from tests.service.cluster import Merge, Worker, logical, meaning, replica_streams
 
@@ -39,7 +41,7 @@ def led(worker: Worker) -> set[int]:
     status: Any = worker.status()
     tasks = [] if status is None else status["tasks"]
     return {
-        each["partition"] for each in tasks if (each["role"], each["phase"]) == ("leads", "running")
+        each["partition"] for each in tasks if (each["role"], each["phase"]) == ("leads", "leading")
     }
 
 
@@ -113,27 +115,75 @@ def has_ended(partition: int, status: Any) -> bool:
     return all(each["ended"] for each in (task["output"], *task["replicas"]))
 
 
-def test_who_takes_the_output_from_outside_ends_the_worker_after_its_session(
-    merge: Merge,
-) -> None:
-    """Nobody of its group has the task, so it was a stranger: exit 5, and not a word more."""
+def test_n1_a_worker_that_stood_still_leads_or_follows_again(merge: Merge) -> None:
+    """While it stood still for nine sessions the other has led all tasks; the group gives one
+    straight back to it, and what it believes of it is over."""
+    merge.extra = {"output": {"topic": merge.output, "partitions": 2}}
+    merge.write()
+    lives = logical(600, seed=71)
+    stream = {"a": replica_streams(lives, seed=71)["a"]}
+    with ExitStack() as stack:
+        workers = [stack.enter_context(merge.worker()) for _ in range(2)]
+        wait_until(lambda: sorted(map(len, map(led, workers))) == [1, 1], "each leads one")
+        paused, other = sorted(workers, key=lambda each: min(led(each)))
+        with merge.speaking(stream, elements=3):
+            for _ in range(3):
+                paused.stop()
+                wait_until(lambda: led(other) == {0, 1}, "the other leads both")
+                time.sleep(1.0)  # it publishes meanwhile
+                began = time.monotonic()
+                paused.go_on()
+                wait_until(lambda: sorted(map(len, map(led, workers))) == [1, 1], "each leads one")
+                assert time.monotonic() - began < 10
+        for worker in workers:
+            assert worker.process.poll() is None, worker.text()
+            for number in led(worker):
+                worker.wait(partial(has_ended_for, "a", number), f"task {number} to end")
+        assert paused.said("fenced")
+        assert sum(each["fences"] for each in paused.status()["tasks"]) >= 1
+        for worker in workers:
+            assert worker.terminate() == 0
+    assert merge.says(meaning(lives))
+
+
+def has_ended_for(replica: str, partition: int, status: Any) -> bool:
+    (task,) = [each for each in status["tasks"] if each["partition"] == partition]
+    ended = [each["ended"] for each in task["replicas"] if each["name"] == replica]
+    return bool(task["output"]["ended"]) and ended == [True]
+
+
+def test_n1_a_producer_from_outside_fences_once_and_ends_nothing(merge: Merge) -> None:
+    """It publishes nothing and has no mark: whoever it was, the task is this worker's."""
     with merge.worker() as worker:
         worker.wait_until_running()
         merge.publish("a", [Insert(b'"before"', 1, 9), Stable(2)])
         worker.wait(lambda s: s["output"]["stable_point"] == 2, "stable(2)")
         asyncio.run(take_over(merge))
+        merge.publish("a", [Insert(b'"behind"', 3, 9), Stable(4)])
+        worker.wait(lambda s: s["output"]["stable_point"] == 4, "stable(4)")
+        assert len(worker.said("fenced")) == 1
+        assert worker.terminate() == 0
+    found = merge.audit()
+    assert found.tdb == TDB([(b'"before"', 1, 9), (b'"behind"', 3, 9)], 4)
+
+
+def test_n1_another_merge_of_the_same_output_ends_the_worker_and_is_named(merge: Merge) -> None:
+    with merge.worker() as worker:
+        worker.wait_until_running()
+        merge.publish("a", [Insert(b'"before"', 1, 9), Stable(2)])
+        worker.wait(lambda s: s["output"]["stable_point"] == 2, "stable(2)")
+        mark = merge.mark()
+        assert mark is not None
+        asyncio.run(take_over(merge, msgspec.structs.replace(mark, merge="theirs")))
         merge.publish("a", [Insert(b'"behind"', 3, 9)])
-        wait_until(lambda: bool(worker.said("fenced")), "it is fenced")
-        told = time.monotonic()
         assert worker.process.wait(30) == 5
-        assert time.monotonic() - told > 1.5, "it waits to be told by its group"
-        assert "another instance has taken over" in worker.text().splitlines()[-1]
+        assert f"{merge.output}-0: merge 'theirs' publishes to" in worker.text().splitlines()[-1]
     found = merge.audit()
     assert found.tdb == TDB([(b'"before"', 1, 9)], 2)
 
 
-async def take_over(merge: Merge) -> None:
-    """As a second merge with the same output would."""
+async def take_over(merge: Merge, mark: Mark | None = None) -> None:
+    """As a second merge with the same output would; `mark` is what it commits."""
     async with Sink(
         Connection(merge.bootstrap),
         transactional_id=f"lmerge.{merge.output}.0",
@@ -142,5 +192,6 @@ async def take_over(merge: Merge) -> None:
         state=TopicPartition(f"{merge.output}.state", 0),
         events=f"{merge.output}.events",
         max_record_bytes=1 << 20,
-    ):
-        pass
+    ) as sink:
+        if mark is not None:
+            await sink.commit(Outbox(state=[(MARK_KEY, mark.encoded())]))

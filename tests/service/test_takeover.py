@@ -112,7 +112,7 @@ def ordered(one: Worker, other: Worker) -> tuple[Worker, Worker]:
     roles: dict[str, Worker] = {}
     for worker in (one, other):
         status = worker.wait(
-            lambda s: [each["phase"] for each in s["tasks"]] in (["running"], ["following"]),
+            lambda s: [each["phase"] for each in s["tasks"]] in (["leading"], ["following"]),
             "a warm task",
         )
         roles[status["tasks"][0]["role"]] = worker

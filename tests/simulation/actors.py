@@ -159,6 +159,10 @@ class Supervisor:
     """Where kills and such are counted."""
     workers: dict[str, Worker] = field(default_factory=dict)
     """Those that run, by name."""
+    networks: dict[str, Network] = field(default_factory=dict)
+    """Theirs to the broker."""
+    pauses: bool = False
+    """They are paused now and then, for less and for more than a session."""
     started: int = 0
 
     async def run(self) -> None:
@@ -186,6 +190,17 @@ class Supervisor:
             return self.chance.randint(1, 60), "committing"
         return self.chance.randint(1, 200), ""
 
+    def _drawn_pauses(self) -> dict[int, float]:
+        """By number of the request: less than a session, about one, or more than a transaction
+        may stay open."""
+        chance = self.chance
+        return {
+            chance.randint(1, 500): chance.choice(
+                [chance.uniform(0.1, 5), chance.uniform(5, 9), chance.uniform(6, 40), 80.0]
+            )
+            for _ in range(chance.randint(0, 5))
+        }
+
     async def _life(self, killed_at: int | None, killed_doing: str) -> None:
         self.started += 1
         network = Network(
@@ -195,7 +210,9 @@ class Supervisor:
             name=f"{self.name}-{self.started}",
             killed_at=killed_at,
             killed_doing=killed_doing,
+            pauses=self._drawn_pauses() if self.pauses else None,
         )
+        self.networks[network.name] = network
         running = self.workers[network.name] = build(self.topology, network)
         worker = asyncio.create_task(work(running))
         killed = asyncio.create_task(network.killed.wait())
@@ -206,7 +223,8 @@ class Supervisor:
                 return
             worker.result()
         finally:
-            del self.workers[network.name]
+            self.seen["pauses"] += network.paused
+            del self.workers[network.name], self.networks[network.name]
             worker.cancel()
             killed.cancel()
             await asyncio.gather(worker, killed, return_exceptions=True)

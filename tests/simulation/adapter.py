@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import structlog
 
-from lmerge_service.errors import FencedError, LMergeError, TransportError
+from lmerge_service.errors import LMergeError, TransportError
 from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.log import Log
 from lmerge_service.kafka.source import TopicPartition
@@ -87,17 +87,18 @@ def build(topology: Topology, network: Network) -> workers.Worker:
 
 
 async def work(worker: workers.Worker) -> str:
-    """From its start to its end, which never comes by itself: "fenced" or "away".
+    """From its start to its end, which never comes by itself, unless Kafka does not answer before
+    the worker has any task: then it is to be started again.
 
     Raises:
         LMergeError: anything else that ends a worker.
     """
     try:
         await worker.run()
-    except FencedError:
-        return "fenced"
     except TransportError:
-        return "away"
+        if worker.members is None:
+            return "away"
+        raise
     raise LMergeError("a worker ended without a reason")
 
 

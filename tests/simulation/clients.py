@@ -323,6 +323,8 @@ class MemoryMembers:
         self._session = session_timeout_ms / 1_000
         self._changed = asyncio.Event()
         self._again = asyncio.Event()
+        self._sent = self._acknowledged = 0
+        self._heard = asyncio.Event()
 
     async def __aenter__(self) -> "MemoryMembers":
         broker = self._network.broker
@@ -349,10 +351,17 @@ class MemoryMembers:
     def rebalance(self) -> None:
         self._again.set()
 
+    async def confirmed(self) -> Assignment:
+        since = self._sent
+        while self._acknowledged <= since or self.assignment.generation < 0:
+            await self._heard.wait()
+        return self.assignment
+
     async def run(self) -> None:
         while True:
             again = self._again.is_set()
             self._again.clear()
+            self._sent += 1
             try:
                 given = await self._network.request(partial(self._beat, again=again), "beating")
             except TransportError as error:
@@ -363,6 +372,9 @@ class MemoryMembers:
                 continue
             self.unreachable = None
             self._assign(Assignment() if given is None else _assignment(given))
+            self._acknowledged = self._sent
+            self._heard.set()
+            self._heard = asyncio.Event()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1.0):
                     await self._again.wait()

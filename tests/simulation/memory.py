@@ -232,6 +232,10 @@ class Broker:
         transaction.epoch += 1
         return Producer(transactional_id, transaction.epoch)
 
+    def is_current(self, producer: Producer) -> bool:
+        """It may still write: no other has its transactional.id."""
+        return self._transactions[producer.transactional_id].epoch == producer.epoch
+
     def end(self, producer: Producer, *, commit: bool) -> None:
         """Ends the producer's transaction, all of it at once."""
         self._end(producer.transactional_id, self._owned(producer), commit=commit)
@@ -328,6 +332,7 @@ class Broker:
         for transactional_id, transaction in self._transactions.items():
             if transaction.began is not None and transaction.began <= oldest:
                 self._end(transactional_id, transaction, commit=False)
+                transaction.epoch += 1
                 transaction.epoch += 1
 
 

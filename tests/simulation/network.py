@@ -6,12 +6,15 @@ Theory
     answer is lost behind: then the outcome is unknown to who asked, and known to the broker.
     Now and then a process is cut off for a while, and goes on as if nothing had happened.
 
+    A process that is paused (SIGSTOP, a machine that is moved) is paused within a request, before
+    or behind its effect: until it goes on, none of its requests begins or is answered.
+
     A process that is killed is killed within a request, before or behind its effect. From then
     on nothing it does reaches the broker: its awaits never end, until its task is cancelled.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import Random
 from typing import TypeVar
@@ -55,9 +58,10 @@ class Network:
         name: str = "",
         killed_at: int | None = None,
         killed_doing: str = "",
+        pauses: Mapping[int, float] | None = None,
     ):
         """It is killed at its `killed_at`th request, of those for `killed_doing` if that is
-        said."""
+        said; at its nth request it is paused for `pauses[n]` seconds."""
         self.broker = broker
         self.chance = chance
         self.weather = weather
@@ -69,6 +73,11 @@ class Network:
         """The process has come to its end."""
         self._killed_at = killed_at
         self._killed_doing = killed_doing
+        self.asked = 0
+        """Requests of any kind."""
+        self.paused = 0
+        """How often it was paused."""
+        self._pauses = pauses or {}
         self._never: list[asyncio.Future[None]] = []
         self._cut_off_until = 0.0
         broker.on_arrival.append(self._tell)
@@ -93,6 +102,10 @@ class Network:
         counts = self._killed_doing in ("", doing)
         self.requests += counts
         dies = counts and self.requests == self._killed_at
+        self.asked += 1
+        pause = self._pauses.get(self.asked, 0.0)
+        before = self.chance.random() < 0.5 if pause else False
+        self._pause(pause if before else 0.0)
         await self._travel()
         if dies and self.chance.random() < 0.5:
             await self._die()
@@ -107,10 +120,20 @@ class Network:
             raise TransportError(f"{doing}: {error}", retriable=False) from error
         if dies:
             await self._die()
+        self._pause(0.0 if before else pause)
         await self._travel()
         if fate < self.weather.lost + self.weather.unheard:
             raise TransportError(f"{doing}: no answer from Kafka in time")
         return answer
+
+    @property
+    def is_paused(self) -> bool:
+        return asyncio.get_running_loop().time() < self._cut_off_until
+
+    def _pause(self, seconds: float) -> None:
+        if seconds:
+            self.paused += 1
+            self._cut_off_until = asyncio.get_running_loop().time() + seconds
 
     async def _travel(self) -> None:
         if self.killed.is_set():
@@ -120,7 +143,9 @@ class Network:
             self._cut_off_until = now + self.chance.uniform(2, 20)
         slow = self.chance.random() < self.weather.slow
         takes = self.chance.uniform(0, self.weather.slowest if slow else 0.01)
-        await asyncio.sleep(takes + max(0.0, self._cut_off_until - now))
+        await asyncio.sleep(takes)
+        while (rest := self._cut_off_until - asyncio.get_running_loop().time()) > 0:  # noqa: ASYNC110
+            await asyncio.sleep(rest)
         if self.killed.is_set():
             await self._die()
 

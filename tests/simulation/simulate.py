@@ -35,6 +35,7 @@ from lmerge_service.topology import Topology
 from tests.service.cluster import crc32, logical, meaning, replica_streams
 from tests.simulation.actors import Decay, Publisher, Supervisor
 from tests.simulation.adapter import machine
+from tests.simulation.leaders import Leaders
 from tests.simulation.loop import run
 from tests.simulation.memory import Broker
 from tests.simulation.network import Weather
@@ -60,6 +61,9 @@ class Run:
     """Of virtual time."""
     seen: Counter[str]
     """What happened, and how often."""
+    leaderless: float
+    """The longest time in seconds that any task had no leader, since something last happened to a
+    worker."""
 
     @property
     def good(self) -> bool:
@@ -74,6 +78,7 @@ class Run:
             f"seed {self.seed}: {self.report.outcome}, "
             f"{self.failed or ('ended' if self.ended else 'NOT ENDED')}, "
             f"{self.seen['kills']} kills, {self.seen['overtaken']} overtaken, "
+            f"{self.seen['pauses']} pauses, {self.leaderless:.1f} s without a leader at most, "
             f"{self.seconds:.0f} s, history {hashlib.sha256(self.history()).hexdigest()[:16]}"
         )
 
@@ -83,10 +88,10 @@ def command(seed: int) -> str:
     return f"python -m tests.simulation --seed {seed}"
 
 
-def simulate(seed: int) -> Run:
-    """Plays a seed to its end."""
+def simulate(seed: int, *, pauses: bool = False) -> Run:
+    """Plays a seed to its end; `pauses` has several workers that are paused, whatever the seed."""
     with machine(Random(f"machine {seed}")) as logged:
-        return run(_Play(seed, Random(seed), logged).play())
+        return run(_Play(seed, Random(seed), logged, pauses=pauses).play())
 
 
 @dataclass(slots=True)
@@ -101,6 +106,9 @@ class _Play:
     publishers: dict[str, Publisher] = field(default_factory=dict)
     """By topic."""
     supervisors: list[Supervisor] = field(default_factory=list)
+    pauses: bool = False
+    """Workers are paused now and then; then there are several, of several tasks."""
+    leaders: Leaders = field(init=False)
     answers: Sequence[Answer] = ()
     running: list[asyncio.Task[None]] = field(default_factory=list)
 
@@ -118,7 +126,8 @@ class _Play:
         seconds = asyncio.get_running_loop().time()
         topics = tuple(self.broker.topic(name) for name in self.broker.names())
         report = check(self._history({topic.name: topic for topic in topics}))
-        return Run(self.seed, report, topics, ended, failed, seconds, self.seen)
+        leaderless = self.leaders.longest
+        return Run(self.seed, report, topics, ended, failed, seconds, self.seen, leaderless)
 
     # --- the beginning --------------------------------------------------------------------------
 
@@ -126,7 +135,9 @@ class _Play:
         chance = self.chance
         self.broker = Broker(asyncio.get_running_loop().time)
         self.lives = logical(chance.randint(15, 60), seed=self.seed)
-        width, lags = chance.choice([1, 1, 2, 3]), chance.random() < 0.3
+        self.pauses |= chance.random() < 0.4
+        width = chance.randint(2, 4) if self.pauses else chance.choice([1, 1, 2, 3])
+        lags = chance.random() < 0.3
         streams = replica_streams(self.lives, seed=self.seed)
         faithful = chance.choice(list(streams))
         for name, stream in streams.items():
@@ -166,17 +177,20 @@ class _Play:
         return publisher
 
     def _set_going(self) -> None:
-        chance, workers = self.chance, self.chance.choice([1, 1, 2, 3])
+        chance = self.chance
+        workers = chance.randint(2, 4) if self.pauses else chance.choice([1, 1, 2, 3])
         lives = chance.randint(0, 6)
         for publisher in self.publishers.values():
             self._publishing(publisher)
         for number in range(workers):
             supervisor = Supervisor(
                 f"worker-{number}", self.topology, self.broker, Random(chance.random()),
-                self.weather, chance.randint(0, lives), self.seen,
+                self.weather, chance.randint(0, lives), self.seen, pauses=self.pauses,
             )  # fmt: skip
             self.supervisors.append(supervisor)
             self._start(supervisor.run())
+        self.leaders = Leaders(self.topology, self.broker, self.weather, self.supervisors)
+        self._start(self.leaders.run())
         if chance.random() < 0.5:
             decay = Decay(self.topology, self.broker, Random(chance.random()), self.seen)
             self._start(decay.run())

@@ -1,5 +1,6 @@
 """The service over a Kafka in memory: many schedules, and mistakes that they must show."""
 
+import asyncio
 import contextlib
 import os
 import subprocess
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from chaos.verdicts import Outcome
-from lmerge_service.errors import TransportError
+from lmerge_service.errors import FencedError, TransportError
 from lmerge_service.kafka.sink import Committed, Outbox
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.service.ledger import Ledger
@@ -20,6 +21,7 @@ from lmerge_service.service.recovery import Recovery
 from lmerge_service.service.replicas import Replicas
 from lmerge_service.service.state import TaskState
 from lmerge_service.service.task import MergeTask
+from lmerge_service.service.worker import Worker
 from tests.simulation.clients import MemorySink
 from tests.simulation.memory import BrokerError
 from tests.simulation.simulate import Run, command, simulate
@@ -39,7 +41,8 @@ def test_whatever_the_schedule_the_output_is_right_and_comes_to_its_end() -> Non
     for seed in SEEDS:
         seen += assert_good(seed).seen
     least = {"kills": 25, "overtaken": 15, "snapshot": 60, "restored": 40, "spoilt": 40}
-    least |= {"duels": 15, "refused: version": 25, "gap accepted": 5, "turned": 8, "rescues": 1}
+    least |= {"duels": 10, "refused: version": 25, "gap accepted": 1, "turned": 8, "rescues": 1}
+    least |= {"pauses": 60, "fenced": 30, "assigned to this worker all the same": 10}
     assert {what: seen[what] for what in least if seen[what] < least[what]} == {}, "it is rare"
 
 
@@ -121,6 +124,38 @@ def test_a_commit_that_is_taken_for_done_is_found(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(MemorySink, "commit", commit_and_hope)
     assert found()
+
+
+def test_n1_a_worker_that_ends_when_it_is_fenced_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another has led while it stood still, and the group gives the task straight back to it."""
+
+    async def wait_and_end(self: Worker, task: MergeTask, error: FencedError, *_: Any) -> None:
+        await asyncio.sleep(self.topology.session_seconds + 5)
+        raise error
+
+    monkeypatch.setattr(Worker, "_fenced", wait_and_end)
+    assert any(each.startswith("FencedError") for each in found())
+
+
+def test_n1_a_task_that_a_fenced_worker_keeps_to_itself_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It waits for a change of its assignment, which has none: nobody leads the task."""
+
+    async def wait(self: Worker, task: MergeTask, *_: Any) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Worker, "_fenced", wait)
+    assert any("has had no leader" in each for each in found())
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("block", range(20))
+def test_n1_pauses_of_any_length_at_any_request(block: int) -> None:
+    """Of 2 to 4 workers with 2 to 4 tasks: no worker ends, and the output is right."""
+    for seed in range(10_000 + 100 * block, 10_100 + 100 * block):
+        played = simulate(seed, pauses=True)
+        assert played.good, f"{played}\n{played.report}\nagain: {command(seed)} --pauses"
 
 
 def test_a_version_that_is_not_looked_at_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
