@@ -54,6 +54,7 @@ class Row:
 
 
 def main() -> None:
+    logging.getLogger().addHandler(logging.NullHandler())  # libraries' warnings are no result
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--runs", type=int, default=5, help="runs of each (5)")
     parser.add_argument("--elements", type=int, default=100_000, help="events a replica (100,000)")
@@ -281,7 +282,6 @@ def _add_drills(what: _Subparsers) -> None:
 
 
 def _run_drills(options: argparse.Namespace) -> None:
-    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # what is broken is told by the drill
     verdicts = list(drills.play(options.only, options.mergers))
     if options.json:
         print(json.dumps({"machine": _machine(), "rows": msgspec.to_builtins(verdicts)}))

@@ -32,7 +32,6 @@ _LATENCY_SECONDS = 15
 
 def _quiet() -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
-    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
 
 
 async def run(runs: int, elements: int, report: Report) -> None:

@@ -8,12 +8,15 @@ from datetime import datetime
 from typing import Any, Final
 
 import msgspec
+from chaoslib import substitute
 from chaoslib.exceptions import InterruptExecution
+from chaoslib.hypothesis import within_tolerance
 
 from chaos.judging import Result
 from chaos.plan import Refused
 from chaos.playing import Playing
 from chaos.rig import Unplayable
+from chaos.variables import planned
 from lmerge_service.errors import LMergeError
 
 __all__ = (
@@ -29,19 +32,25 @@ _playing: list[Playing] = []
 def before_experiment_control(context: dict[str, Any], configuration: dict[str, Any]) -> None:
     """Starts broker, workers and replicas; an experiment that has none is interrupted."""
     try:
-        playing = Playing(configuration)
+        playing = Playing(planned(context, configuration))
         playing.open()
     except (LMergeError, Unplayable, Refused, OSError) as error:
         raise InterruptExecution(f"the drill cannot begin: {error}") from error
     _playing.append(playing)
 
 
-def after_experiment_control(context: dict[str, Any], state: dict[str, Any]) -> None:
+def after_experiment_control(
+    context: dict[str, Any],
+    state: dict[str, Any],
+    configuration: dict[str, Any],
+    secrets: dict[str, Any],
+) -> None:
     """Puts the result into the journal, and ends all."""
     if not _playing:
         return
     playing = _playing.pop()
     try:
+        _hold_to_tolerance(state, configuration, secrets)
         state["drill"] = msgspec.to_builtins(_result(playing, context, state))
     finally:
         playing.close()
@@ -102,9 +111,37 @@ def _not_done(journal: dict[str, Any]) -> bool:
     )
 
 
+def _hold_to_tolerance(
+    journal: dict[str, Any], configuration: dict[str, Any], secrets: dict[str, Any]
+) -> None:
+    """Notes in the journal whether probes of the method and of the rollbacks are within their
+    tolerance, which the toolkit asks of the hypothesis' probes alone."""
+    for run in (*journal["run"], *journal["rollbacks"]):
+        if "tolerance" in run["activity"] and run["status"] == "succeeded":
+            run["tolerance_met"] = _is_within(
+                run["activity"]["tolerance"], run["output"], configuration, secrets
+            )
+
+
+def _is_within(
+    tolerance: Any, output: Any, configuration: dict[str, Any], secrets: dict[str, Any]
+) -> bool:
+    if isinstance(tolerance, str):
+        tolerance = substitute(tolerance, configuration, secrets)
+    try:
+        return bool(within_tolerance(tolerance, output, configuration, secrets))
+    except (TypeError, AttributeError):
+        return False  # nothing that can be compared with the tolerance is within it
+
+
 def _out_of_tolerance(journal: dict[str, Any]) -> list[str]:
     states = journal["steady_states"]
     return [
+        f"{run['activity']['name']}: {run['output']}, and it was to be "
+        f"{run['activity']['tolerance']}"
+        for run in (*journal["run"], *journal["rollbacks"])
+        if not run.get("tolerance_met", True)
+    ] + [
         f"{probe['activity']['name']} ({when} the faults): {probe.get('output')}, and it was to be "
         f"{probe['activity'].get('tolerance')}"
         for when, state in (("before", states["before"]), ("behind", states["after"]))

@@ -13,10 +13,13 @@ from typing import Any, Final
 import msgspec
 from chaoslib.exceptions import ChaosException
 from chaoslib.experiment import ensure_experiment_is_valid, run_experiment
+from chaoslib.hypothesis import ensure_hypothesis_tolerance_is_valid
 from chaoslib.loader import load_experiment
 from chaoslib.run import RunEventHandler
 
 from chaos.judging import Result
+from chaos.plan import Refused
+from chaos.variables import refuse_mistakes
 from lmerge_service.errors import ConfigurationError, LMergeError
 
 __all__ = ("STANDARD", "Interrupted", "experiment", "run")
@@ -70,9 +73,17 @@ def experiment(name: str) -> dict[str, Any]:
     try:
         found: dict[str, Any] = load_experiment(str(path))
         ensure_experiment_is_valid(found)
+        for activity in (*found["method"], *found.get("rollbacks", [])):
+            if "tolerance" in activity:
+                ensure_hypothesis_tolerance_is_valid(activity["tolerance"])
+        refuse_mistakes(found)
     except ChaosException as error:
         said = " ".join(str(error).split())  # the parser draws over several lines
         raise ConfigurationError(f"{path} is no experiment: {said}") from None
+    except (AttributeError, KeyError, TypeError, ValueError) as error:  # it was not looked for
+        raise ConfigurationError(f"{path} is no experiment: {error!r}") from None
+    except Refused as error:
+        raise ConfigurationError(f"{path}: {error}") from None
     return found
 
 

@@ -38,13 +38,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 def plan_of(configuration: Mapping[str, Any]) -> Plan:
-    """The plan that a configuration says.
+    """The plan that a configuration says; numbers may be text, as in the environment.
 
     Raises:
         Refused: it has a field that there is not, or a value that cannot be.
     """
     try:
-        plan = msgspec.convert(dict(configuration), Plan)
+        plan = msgspec.convert(dict(configuration), Plan, strict=False)
     except msgspec.ValidationError as error:
         raise Refused(f"configuration: {error}") from None
     if plan.workers > 2 * plan.partitions:  # a task has a leader and a standby

@@ -10,12 +10,12 @@ import asyncio
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from chaos.judging import Judged, Timeline, capture, judge, timeline
-from chaos.plan import plan_of
+from chaos.plan import Plan
 from chaos.records import Topic
 from chaos.rig import Rig, Unplayable
 from chaos.seen import Capture
@@ -32,8 +32,8 @@ _CURRENT: Final[list["Playing"]] = []
 class Playing:
     """Opened by `open`, ended by `close`."""
 
-    def __init__(self, configuration: Mapping[str, Any]):
-        self.plan = plan_of(configuration)
+    def __init__(self, plan: Plan):
+        self.plan = plan
         self.failures: list[str] = []
         """Actions that did not do what they were to do."""
         self.judged: Judged | None = None

@@ -53,6 +53,7 @@ __all__ = ("Feedback", "FeedbackAnswer", "FeedbackBoard", "FeedbackFollower", "H
 log = structlog.get_logger()
 
 _POLL_SECONDS = 1.0
+_FETCH_WAIT_MS = 500
 _LOOK_SECONDS = 2.0
 _PAUSE_SECONDS = 1.0
 _WAIT_SECONDS = 20.0
@@ -183,7 +184,10 @@ class FeedbackFollower(_Background):
         self._connection = connection
 
     async def _follow(self) -> None:
-        async with Topics(self._connection) as topics, Source(self._connection) as source:
+        async with (
+            Topics(self._connection) as topics,
+            Source(self._connection, fetch_wait_ms=_FETCH_WAIT_MS) as source,
+        ):
             clock = asyncio.get_running_loop().time
             seen: dict[str, TopicInfo] = {}
             looked = clock() - _LOOK_SECONDS

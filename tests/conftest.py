@@ -24,6 +24,10 @@ for name, examples in {"default": 50, "deep": 2000}.items():
     )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
+MAKES_TOPICS = {"auto.create.topics.enable": "true"}
+"""Kafka's default, which `lmerge broker` leaves off: whoever asks for a topic in the usual way has
+it made. Nothing of ours may."""
+
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "xdist_group(name): known without pytest-xdist too")
@@ -61,7 +65,7 @@ def bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             yield address
             stop()
             return
-    with LocalBroker(tmp_path_factory.mktemp("kafka")) as broker:
+    with LocalBroker(tmp_path_factory.mktemp("kafka"), settings=MAKES_TOPICS) as broker:
         yield broker.bootstrap
 
 
@@ -94,6 +98,7 @@ def _container() -> tuple[Callable[[], object], str]:
     container = DockerContainer(f"apache/kafka:{KAFKA_VERSION}").with_bind_ports(port, port)
     properties = {
         **SETTINGS,
+        **MAKES_TOPICS,
         "listeners": listeners,
         "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",
         "controller.quorum.voters": "1@127.0.0.1:9093",

@@ -10,6 +10,7 @@ used, so that help, mistakes and the commands on files do not wait for it.
 """
 
 import io
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -117,6 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # what the terminal lacks is no reason to fail
             stream.reconfigure(errors="backslashreplace")
+    logging.getLogger().addHandler(logging.NullHandler())  # else Python prints libraries' warnings
     sys.exit(_run(list(sys.argv[1:] if arguments is None else arguments)))
 
 

@@ -18,7 +18,7 @@ from lmerge_service.cli.options import (
     Nfc,
     check_topic,
     connection,
-    silence_kafka_client,
+    warnings_only,
 )
 from lmerge_service.cli.streams import check_files, is_parquet, label, reading
 from lmerge_service.cli.words import say_json
@@ -128,7 +128,7 @@ def _audited(source: str, kafka: "Callable[[], Connection]", nfc: bool) -> Audit
     if source.startswith(TOPIC):
         import asyncio
 
-        silence_kafka_client()
+        warnings_only()
         topic = source.removeprefix(TOPIC)
         return asyncio.run(audit_topic(kafka(), topic, WireDecoder(nfc=nfc)))
     with reading([source], nfc=nfc) as (stream,):

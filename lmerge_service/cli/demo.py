@@ -2,6 +2,7 @@
 
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -72,7 +73,10 @@ def demo(
     import structlog
     from rich.console import Console
 
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
     console = Console(stderr=json)
     folder = keep or Path(tempfile.mkdtemp(prefix="lmerge-demo-"))
     folder.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lmerge_service.cli.options import Json, silence_kafka_client
+from lmerge_service.cli.options import Json, warnings_only
 from lmerge_service.cli.words import printable, say_json
 from lmerge_service.errors import ConfigurationError, EnvironmentMissingError
 
@@ -54,7 +54,7 @@ def drill(
     Example: `lmerge drill leader-dies --html .`
     """
     _require_toolkit()
-    silence_kafka_client()
+    warnings_only()
     from chaos.drills import STANDARD
 
     if list_:

@@ -16,7 +16,7 @@ from lmerge_service.cli.options import (
     Nfc,
     check_topic,
     connection,
-    silence_kafka_client,
+    warnings_only,
 )
 from lmerge_service.cli.streams import check_files, label, reading
 from lmerge_service.cli.words import say_json, shortened
@@ -78,7 +78,7 @@ def _recordings(
         recordings = []
         for each in inputs:
             if each.startswith(TOPIC):
-                silence_kafka_client()
+                warnings_only()
                 decoder, topic = WireDecoder(nfc=nfc), each.removeprefix(TOPIC)
                 found = recorded_topic(kafka(), topic, decoder)
                 recordings.append(opened.enter_context(found))

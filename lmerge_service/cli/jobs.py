@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from lmerge_service.cli.options import BOOTSTRAP, TOPIC, check_topic, silence_kafka_client
+from lmerge_service.cli.options import BOOTSTRAP, TOPIC, check_topic, warnings_only
 from lmerge_service.cli.streams import check_files, is_parquet, label
 from lmerge_service.errors import ConfigurationError
 
@@ -83,7 +83,7 @@ def kafka_place(bootstrap: str | None, kafka_config: Path | None) -> "Kafka | st
     Raises:
         ConfigurationError: the file is wrong.
     """
-    silence_kafka_client()
+    warnings_only()
     if kafka_config is None:
         return bootstrap or BOOTSTRAP
     from lmerge_service.topology import load_kafka

@@ -19,7 +19,7 @@ from lmerge_service.cli.options import (
     Nfc,
     check_topic,
     connection,
-    silence_kafka_client,
+    warnings_only,
 )
 from lmerge_service.cli.streams import label
 from lmerge_service.cli.words import printable, say_json
@@ -87,7 +87,7 @@ def jumpstart(
         )
     if attach:
         _check_free(worker, name, topic)
-    silence_kafka_client()
+    warnings_only()
     kafka = connection(bootstrap, kafka_config)
     asyncio.run(seed(kafka, topic, found.beginning(), partitions=partitions))
     count = len(found.events)

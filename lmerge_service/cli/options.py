@@ -1,6 +1,7 @@
 """Options that several commands share."""
 
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
@@ -26,7 +27,7 @@ __all__ = (
     "check_topic",
     "connection",
     "controlled_by",
-    "silence_kafka_client",
+    "warnings_only",
 )
 
 BOOTSTRAP = "127.0.0.1:9092"
@@ -117,11 +118,17 @@ def connection(bootstrap: str | None, kafka_config: Path | None) -> "Connection"
     return connection_of(load_kafka(kafka_config, bootstrap=bootstrap))
 
 
-def silence_kafka_client() -> None:
-    """What the client logs reaches the user as our one error."""
+def warnings_only() -> None:
+    """Of what we log, warnings reach the user, on standard error; what libraries log does not
+    (`cli.main`). Of every command that uses Kafka or Spark, but those that say more (`run`)."""
     import logging
 
-    logging.getLogger("aiokafka").setLevel(logging.CRITICAL + 1)
+    import structlog
+
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
 
 
 def at_port(loaded: "Topology", port: int | None) -> "Topology":

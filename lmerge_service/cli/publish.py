@@ -11,7 +11,7 @@ from lmerge_service.cli.options import (
     KafkaConfig,
     check_topic,
     connection,
-    silence_kafka_client,
+    warnings_only,
 )
 from lmerge_service.cli.streams import label, reading
 from lmerge_service.elements import START
@@ -111,7 +111,7 @@ def publish(
     if key and format_ in ("wire", "openclose"):
         raise ConfigurationError(f"--key is for rows, of which --format {format_} has none")
     due = _due(rate, stalls, congested or [], seed)
-    silence_kafka_client()
+    warnings_only()
     with reading([source]) as (stream,):
         sent = asyncio.run(
             send(

@@ -14,7 +14,7 @@ from lmerge_service.cli.options import (
     Nfc,
     check_topic,
     connection,
-    silence_kafka_client,
+    warnings_only,
 )
 from lmerge_service.cli.words import finite, point, say_json
 from lmerge_service.core import Case
@@ -80,7 +80,7 @@ def read(
         reading = read_merged(kafka, names, case=case, token=saved, follow=follow, nfc=nfc)
     except StateError as error:  # of the token: nothing has been read
         raise StateError(f"{token}: {error}") from error
-    silence_kafka_client()
+    warnings_only()
     status = asyncio.run(_read(reading, must_exist=not follow, token=token))
     _tell(status, as_json=json)
 

@@ -14,7 +14,7 @@ from lmerge_service.cli.options import (
     KafkaConfig,
     check_topic,
     connection,
-    silence_kafka_client,
+    warnings_only,
 )
 from lmerge_service.cli.present import months_of
 from lmerge_service.cli.streams import watched
@@ -112,7 +112,7 @@ def feed(
         found = facts(months)
         yield from disordered(found, late, late_by * 1000, seed) if late else found
 
-    silence_kafka_client()
+    warnings_only()
     sent = asyncio.run(
         send(
             connection(bootstrap, kafka_config),
@@ -222,7 +222,7 @@ def run(
     if resume and (rejoin or since is not None):
         raise ConfigurationError("--resume goes on, --since and --rejoin begin anew: give one")
     kafka = kafka_place(bootstrap, kafka_config)
-    silence_kafka_client()
+    warnings_only()
     if plain:
         if given := [
             name

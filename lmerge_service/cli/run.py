@@ -49,12 +49,9 @@ def run(
 
 
 def _log(*, as_json: bool) -> None:
-    """Logs go to standard error, ours structured, the Kafka client's only when it matters."""
-    import logging
-
+    """Our log goes to standard error."""
     import structlog
 
-    logging.basicConfig(stream=sys.stderr, level=logging.CRITICAL, format="%(message)s")
     renderer: structlog.types.Processor = (
         structlog.processors.JSONRenderer()
         if as_json

@@ -11,7 +11,7 @@ from lmerge_service.cli.options import (
     KafkaConfig,
     check_topic,
     connection,
-    silence_kafka_client,
+    warnings_only,
 )
 from lmerge_service.cli.replica import conclude, told_to_stop
 from lmerge_service.cli.streams import watched
@@ -49,7 +49,7 @@ def readings(
 
     check_topic(topic)
     elements = told(drawn(count, batch=_sizes(batch), seed=seed))
-    silence_kafka_client()
+    warnings_only()
     asyncio.run(send(connection(bootstrap, kafka_config), topic, watched(topic, elements)))
     typer.echo(f"{count:,} readings are in {topic}", err=True)
 
@@ -125,7 +125,7 @@ def select(
                 f"{plan} from {readings} to {to}, incarnation {incarnation}{heeds}", err=True
             )
 
-    silence_kafka_client()
+    warnings_only()
     with told_to_stop() as stopped:
         running = run(
             replica, begun=begun, told=lambda each: _tell(each, as_json=as_json), stopped=stopped

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import typer
 from pydantic import ValidationError
 
-from lmerge_service.cli.options import silence_kafka_client
+from lmerge_service.cli.options import warnings_only
 from lmerge_service.cli.words import finite, payload_json, payload_text, point, say_json, shortened
 from lmerge_service.elements import INFINITY
 from lmerge_service.errors import ConfigurationError, fault_said
@@ -52,7 +52,7 @@ def dry_run(
     """
     topology = load(path, bootstrap=bootstrap)
     replica = _replica(name, stream, {each.name: each for each in topology.replicas}, path)
-    silence_kafka_client()
+    warnings_only()
     shadow = Shadow(topology, replica, Cluster(connection_of(topology.kafka)))
     found = asyncio.run(_compared(shadow, span))
     topics = (topology.output.topic, replica.topic)

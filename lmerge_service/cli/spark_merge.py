@@ -11,7 +11,7 @@ from lmerge_service.cli.options import (
     Json,
     TopologyBootstrap,
     at_port,
-    silence_kafka_client,
+    warnings_only,
 )
 from lmerge_service.cli.words import say_json
 from lmerge_service.errors import ConfigurationError
@@ -76,8 +76,7 @@ def spark_merge(
     loaded = at_port(topology.load(path, bootstrap=bootstrap), http_port)
     if hand_over and (origin is not None or available_now):
         raise ConfigurationError("--hand-over goes with neither --from nor --available-now")
-    silence_kafka_client()
-    _quiet()
+    warnings_only()
     session = {"master": master, "driver_memory": driver_memory}
     if hand_over:
         from lmerge_service.spark.merge.handover import last_batch
@@ -147,16 +146,3 @@ def _hand_over(spark: Any, topology: "Topology", checkpoint: str) -> None:
     states = states_of(spark, topology, checkpoint)
     asyncio.run(hand_over(topology, Cluster(connection_of(topology.kafka)), states, checkpoint))
     typer.echo("handed over: `lmerge run` goes on from here", err=True)
-
-
-def _quiet() -> None:
-    """Logs go to standard error, warnings only."""
-    import logging
-    import sys
-
-    import structlog
-
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from lmerge_service.cli.options import Json, TopologyBootstrap, silence_kafka_client
+from lmerge_service.cli.options import Json, TopologyBootstrap, warnings_only
 from lmerge_service.cli.words import point, say_json
 from lmerge_service.errors import StateError
 
@@ -70,7 +70,7 @@ def export(
     from lmerge_service.service.saved import export_to
 
     loaded = topology.load(path, bootstrap=bootstrap)
-    silence_kafka_client()
+    warnings_only()
     found = asyncio.run(export_to(to, loaded, Cluster(connection_of(loaded.kafka))))
     if as_json:
         say_json(
@@ -94,7 +94,7 @@ def _inspected(path: Path, bootstrap: str | None, *, verify: bool) -> "list[Insp
     from lmerge_service.service.inspection import inspect
 
     loaded = topology.load(path, bootstrap=bootstrap)
-    silence_kafka_client()
+    warnings_only()
 
     async def run() -> "list[Inspected]":
         cluster = Cluster(connection_of(loaded.kafka))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lmerge_service.cli.options import Json, TopologyBootstrap, silence_kafka_client
+from lmerge_service.cli.options import Json, TopologyBootstrap, warnings_only
 from lmerge_service.cli.words import say_json
 from lmerge_service.errors import ConfigurationError, LMergeError, TransportError, single_error
 
@@ -49,7 +49,7 @@ def up(
     from lmerge_service.up.plan import plan
     from lmerge_service.up.runs import folder_of
 
-    silence_kafka_client()
+    warnings_only()
     planned = plan(path, bootstrap or os.environ.get("LMERGE_BOOTSTRAP"))
     folder = folder_of(planned.name)
     if detach:

@@ -1,4 +1,4 @@
-"""A real Apache Kafka on this machine: one KRaft node, run as a child process.
+"""A real Apache Kafka on this machine: a KRaft node, run as a child process.
 
 Who owns what
     `LocalBroker` owns one directory and the JVM that serves it. The directory holds Kafka's data,
@@ -22,6 +22,7 @@ import socket
 import subprocess
 import uuid
 from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
@@ -51,14 +52,22 @@ from lmerge_service.kafka.jars import (
 if TYPE_CHECKING:
     import psutil  # an extra
 
-__all__ = ("SETTINGS", "LocalBroker", "default_directory", "free_port")
+__all__ = (
+    "SETTINGS",
+    "LocalBroker",
+    "Membership",
+    "default_directory",
+    "free_port",
+    "is_free",
+    "members_seen",
+    "new_cluster_id",
+)
 
 _DEFAULT_PORT: Final = 9092
 """What a detached broker takes if it is free, so that examples can be copied."""
 
 SETTINGS: Final[Mapping[str, str]] = {
     "process.roles": "broker,controller",
-    "node.id": "1",
     "controller.listener.names": "CONTROLLER",
     "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
     "auto.create.topics.enable": "false",
@@ -66,8 +75,8 @@ SETTINGS: Final[Mapping[str, str]] = {
     # Topics are replayed from their start, however old they are.
     "log.retention.ms": "-1",
     "log.retention.bytes": "-1",
-    # One node; 4 partitions instead of 50 make the first transaction and the first group 0.25 s
-    # faster each.
+    # One node, unless a `LocalCluster` says otherwise; 4 partitions instead of 50 make the first
+    # transaction and the first group 0.25 s faster each.
     "offsets.topic.replication.factor": "1",
     "offsets.topic.num.partitions": "4",
     "transaction.state.log.replication.factor": "1",
@@ -103,13 +112,28 @@ _QUIET: Final = (
     "-Dorg.slf4j.simpleLogger.showDateTime=true",
     "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd HH:mm:ss.SSS",
 )
+_HEAP_MB: Final = 512
 _JVM: Final = (
-    "-Xmx512m",
     "-XX:+UseSerialGC",
     "-XX:TieredStopAtLevel=1",  # half the CPU of a start, and of moving records too (2 cores)
     "-XX:+ExitOnOutOfMemoryError",
     *_QUIET,
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Membership:
+    """Which node of which cluster a broker is."""
+
+    cluster: str
+    """The id with which the data of all nodes are formatted."""
+    node: int
+    """From 1 on."""
+    controller: int
+    """The port on which this node's controller listens."""
+    voters: Mapping[int, int]
+    """Ports at which this node reaches each node's controller, by node."""
+    heap_mb: int
 
 
 class LocalBroker:
@@ -121,7 +145,8 @@ class LocalBroker:
     started it), and leaving the context stops it. `settings` go over `SETTINGS`; with `listeners`
     it has more than the one in the clear, each by its name in the settings and on a free port of
     its own (`address`); `advertised` has the ports that clients are told instead, of listeners
-    behind a proxy. `formatting` goes to Kafka's storage tool, for users to begin with.
+    behind a proxy. `formatting` goes to Kafka's storage tool, for users to begin with. With a
+    `membership` it is one of several nodes (`kafka.nodes`), else a cluster of its own.
 
     A broker that was killed or stopped can be started again, with the same port and data.
     """
@@ -136,6 +161,7 @@ class LocalBroker:
         listeners: Sequence[str] = (),
         advertised: Mapping[str, int] | None = None,
         formatting: Sequence[str] = (),
+        membership: Membership | None = None,
         timeout: float = 60.0,
     ):
         if find_spec("psutil") is None:
@@ -147,6 +173,8 @@ class LocalBroker:
         self._listeners: dict[str, int] = dict.fromkeys(listeners, 0)
         self._advertised = dict(advertised or {})
         self._formatting = formatting
+        self._membership = membership
+        self._node = membership.node if membership else 1
         self._timeout = timeout
         self._log_start = 0
         self._own: jvm.Record | None = None
@@ -155,6 +183,19 @@ class LocalBroker:
     def running(self) -> bool:
         """Whether a process serves the directory, started here or elsewhere; paused counts."""
         return self._process() is not None
+
+    @property
+    def paused(self) -> bool:
+        """Whether it runs and is stopped by `pause`."""
+        import psutil
+
+        process = self._process()
+        return process is not None and process.status() == psutil.STATUS_STOPPED
+
+    @property
+    def started(self) -> bool:
+        """Whether the directory was ever served, so that its port is known."""
+        return self._record() is not None
 
     @property
     def pid(self) -> int:
@@ -200,8 +241,9 @@ class LocalBroker:
         """Starts it and waits until it answers; for callers without an event loop."""
         asyncio.run(self.astart())
 
-    async def astart(self) -> None:
-        """Starts it and waits until it answers; what did not become ready is killed.
+    async def astart(self, *, wait: bool = True) -> None:
+        """Starts it and waits until it answers; what did not become ready is killed. Without
+        `wait` it is only launched: a node answers when most nodes of its cluster run.
 
         Raises:
             ConfigurationError: the directory is served already, and not as a detached broker.
@@ -218,6 +260,8 @@ class LocalBroker:
                     f"use it at {self.bootstrap}, or another directory"
                 )
             self._launch(*await asyncio.to_thread(self._prepare))
+            if not wait:
+                return
             try:
                 await self._ready()
             except BaseException:
@@ -304,20 +348,26 @@ class LocalBroker:
         for stale in left_classes(self.directory):
             stale.unlink()
         flags = class_flags(java, self.directory)
-        command = [*_kafka(java, jars, *_JVM, *flags), "kafka.Kafka", str(self._properties)]
+        heap = self._membership.heap_mb if self._membership else _HEAP_MB
+        command = [*_kafka(java, jars, f"-Xmx{heap}m", *_JVM, *flags), "kafka.Kafka"]
+        command.append(str(self._properties))
         return command, port, java
 
     def _ports(self) -> tuple[int, int]:
-        """The broker's and the controller's; the latter may differ from start to start."""
-        if self._port and not _is_free(self._port):
-            raise EnvironmentMissingError(
-                f"port {self._port} of {_HOST} is taken by another program: "
-                "end that one or choose another port"
-            )
+        """The broker's and the controller's; the latter may differ from start to start, unless
+        other nodes know it."""
+        member = self._membership
+        for taken in (self._port, member.controller if member else 0):
+            if taken and not is_free(taken):
+                raise EnvironmentMissingError(
+                    f"port {taken} of {_HOST} is taken by another program: "
+                    "end that one or choose another port"
+                )
         record = self._record()
-        wishes = [record.port] if record else [_DEFAULT_PORT] if self.detached else []
-        port = self._port or free_port(*wishes)
-        return port, free_port(but={port})
+        default = _DEFAULT_PORT + self._node - 1
+        wishes = [record.port] if record else [default] if self.detached else []
+        port = self._port or free_port(*wishes, but={*member.voters.values()} if member else ())
+        return port, member.controller if member else free_port(but={port})
 
     def _format(self, java: Java, jars: list[Path]) -> None:
         data, fresh = self.directory / "data", self.directory / "data.new"
@@ -328,7 +378,7 @@ class LocalBroker:
         for path in (data, fresh):
             shutil.rmtree(path, ignore_errors=True)
         self._write_properties(fresh.name, 1, 2)
-        cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        cluster = self._membership.cluster if self._membership else new_cluster_id()
         command = [*_kafka(java, jars, "-Xmx64m", "-XX:TieredStopAtLevel=1", *_QUIET)]
         command += ["kafka.tools.StorageTool", "format", f"--cluster-id={cluster}"]
         command += ["--config", str(self._properties), *self._formatting]
@@ -344,12 +394,16 @@ class LocalBroker:
         """`data` is relative (the JVM runs in the directory): no path needs Java's escapes."""
         names = {"PLAINTEXT": port, **self._listeners}
         listeners = _listed(names)
+        voters = self._membership.voters if self._membership else {self._node: controller}
         properties = {
             **self._settings,
+            "node.id": str(self._node),
             "log.dirs": data,
             "listeners": f"{listeners},CONTROLLER://{_HOST}:{controller}",
             "advertised.listeners": _listed(names | self._advertised),
-            "controller.quorum.voters": f"1@{_HOST}:{controller}",
+            "controller.quorum.voters": ",".join(
+                f"{node}@{_HOST}:{port}" for node, port in voters.items()
+            ),
         }
         self._properties.write_text("".join(f"{k}={v}\n" for k, v in properties.items()))
 
@@ -366,7 +420,7 @@ class LocalBroker:
         try:
             async with asyncio.timeout(self._timeout):
                 # Of two that start at once on one port, one ends, and the other answers for it.
-                while not (self._listens() and await _answers(self.port)):
+                while not (self._listens() and self._node in await members_seen(self.port)):
                     if not self.running:
                         raise TransportError(f"Kafka ended while it started: {self._tail()}")
                     await asyncio.sleep(_POLL_SECONDS)
@@ -393,7 +447,8 @@ def default_directory(name: str = "broker") -> Path:
     return (Path(home) if home else user_folder("XDG_STATE_HOME", ".local/state")) / name
 
 
-def _is_free(port: int) -> bool:
+def is_free(port: int) -> bool:
+    """Whether nobody listens on a port of this machine's."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Kafka itself binds
         try:
@@ -407,24 +462,29 @@ def free_port(*wishes: int, but: Container[int] = ()) -> int:
     """The first wish that is free, else any free port of `_PORTS`; never one of `but`."""
     chances = (random.choice(_PORTS) for _ in range(1000))
     for port in itertools.chain(wishes, chances):
-        if port not in but and _is_free(port):
+        if port not in but and is_free(port):
             return port
     raise EnvironmentMissingError(f"no free port on {_HOST} in {_PORTS.start}-{_PORTS.stop}")
 
 
-async def _answers(port: int) -> bool:
-    """Whether a broker there answers a metadata request, with itself in the answer."""
+def new_cluster_id() -> str:
+    """As Kafka's storage tool wants it."""
+    return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+
+
+async def members_seen(port: int) -> set[int]:
+    """The nodes of the cluster that the broker there names in its metadata; none: no answer."""
     try:
         _, writer = await asyncio.open_connection(_HOST, port)
     except OSError:
-        return False  # asked first, since the client would log what is normal here
+        return set()  # asked first, since the client would log what is normal here
     writer.close()
     client = AIOKafkaClient(bootstrap_servers=f"{_HOST}:{port}")
     try:
         await client.bootstrap()
-        return bool(client.cluster.brokers())
+        return {broker.nodeId for broker in client.cluster.brokers()}
     except KafkaError:
-        return False
+        return set()
     finally:
         await client.close()
 

@@ -41,7 +41,9 @@ log = structlog.get_logger()
 CLOSE_SECONDS = 2.0
 """How long closing one client may take; a client of a dead broker never finishes by itself."""
 
-CONNECT_SECONDS = 15.0
+CONNECT_SECONDS = 30.0
+"""How long a first question is repeated: by default Kafka takes a broker that was killed for dead
+after 9 s, and then elects leaders for what that led."""
 
 _REFUSALS = (
     ClusterAuthorizationFailedError,
@@ -149,20 +151,31 @@ async def bounded(
 async def patient(
     work: Callable[[], Awaitable[T]], doing: str, seconds: float = CONNECT_SECONDS
 ) -> T:
-    """As `bounded`, but asks again while the broker says that it is not ready yet, as a fresh or
-    restarted one does for its coordinators."""
+    """As `bounded`, but asks again after an error that may pass: a fresh or restarted broker is not
+    ready for its coordinators, one that was killed has led something that has no leader yet."""
+    said: BaseException | None = None
+
+    def note(state: tenacity.RetryCallState) -> None:
+        nonlocal said
+        said = state.outcome.exception() if state.outcome is not None else None
 
     @tenacity.retry(
-        retry=tenacity.retry_if_exception(_not_ready_yet),
+        retry=tenacity.retry_if_exception(_may_pass),
         wait=tenacity.wait_exponential(0.05, max=1),
+        before_sleep=note,
     )
     async def until_ready() -> T:
         return await work()
 
-    return await bounded(until_ready(), doing, seconds)
+    try:
+        return await bounded(until_ready(), doing, seconds)
+    except TransportError as error:
+        if said is None or not isinstance(error.__cause__, TimeoutError):
+            raise
+        raise TransportError(f"{doing}: not done within {seconds:g} s: {said!r}") from said
 
 
-def _not_ready_yet(error: BaseException) -> bool:
+def _may_pass(error: BaseException) -> bool:
     return isinstance(error, KafkaError) and bool(getattr(error, "retriable", False))
 
 

@@ -11,13 +11,14 @@ What happens on a crash at each await
     (what was on its way to the broker may still arrive).
     in a reading: nothing, offsets are the caller's.
 
-What happens when the broker is away
+What happens when the broker is away, or the topic is deleted
     `append` fails after its time. `follow` waits, and goes on when the broker is back; where the
-    client gives up it raises a `TransportError`, and may be called again from the same offset.
+    client gives up, and when there is no such topic any more, it raises a `TransportError`, and
+    may be called again from the same offset. Nothing here makes the topic but `async with`.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from functools import partial
 from typing import Final
 
@@ -31,6 +32,7 @@ from lmerge_service.errors import (
     StateError,
     TransportError,
 )
+from lmerge_service.kafka import clients
 from lmerge_service.kafka.client import Connection, bounded, kafka_errors, lacking
 from lmerge_service.kafka.closing import abandon, stop
 from lmerge_service.kafka.records import Record
@@ -43,6 +45,8 @@ __all__ = ("Log",)
 _APPEND_SECONDS: Final = 10.0
 _POLL_SECONDS: Final = 1.0
 _FETCH_WAIT_MS: Final = 500
+_BELIEVED: Final = 2
+"""A topic that is not seen once may be one that a broker that has just started does not know."""
 _FOREVER: Final = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
 
 
@@ -117,8 +121,8 @@ class Log:
     async def _ready(self) -> AIOKafkaProducer:
         async with self._starting:
             if self._producer is None:
-                producer = AIOKafkaProducer(
-                    **self._connection.arguments,
+                producer = clients.producer(
+                    self._connection,
                     enable_idempotence=True,
                     acks="all",
                     retry_backoff_ms=50,
@@ -163,21 +167,30 @@ class Log:
                 for record in records:
                     yield record
 
-    async def follow(self, start: int = 0) -> AsyncGenerator[Record, None]:
-        """The records from an offset on, and then each as it comes, for ever.
+    async def follow(
+        self, start: int = 0, *, begun: Callable[[], None] = lambda: None
+    ) -> AsyncGenerator[Record, None]:
+        """The records from an offset on, and then each as it comes, for ever; `begun` is called
+        once Kafka has answered.
 
         Raises:
-            TransportError: Kafka cannot be reached; to be called again.
+            TransportError: Kafka cannot be reached, or the topic was deleted; to be called again.
             StateError: the log ends before `start`, or cannot be read on.
         """
         async with self._source() as source:
+            await source.require_topics([self._tp])
             self._refuse_loss(start, (await source.ends([self._tp]))[self._tp])
             source.assign({self._tp: start})
+            begun()
+            missed = 0
             while True:
                 for record in (await source.poll(_POLL_SECONDS)).get(self._tp, ()):
                     yield record
                 if why := source.lost.get(self._tp):
                     raise StateError(f"{self.topic} {why}")
+                missed = missed + 1 if source.is_missing(self.topic) else 0
+                if missed >= _BELIEVED:
+                    await source.require_topics([self._tp])
 
     def _refuse_loss(self, start: int, end: int) -> None:
         if end < start:

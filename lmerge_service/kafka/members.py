@@ -6,6 +6,11 @@ Theory
     nothing is fetched and no offset is stored through the group. One member, the leader that the
     broker chose, shares the tasks out (`assignor`) from what each said of itself when it joined.
 
+    The name of the protocol that all members must share says which merge they are of (`Kind`): the
+    output, and how many tasks it has. So the broker itself keeps out those of another merge that
+    has been given the same name, whoever comes first and whoever leads, and the members that are
+    there hear nothing of it. Who is kept out asks who they are and says so.
+
     The client's consumer speaks the same protocol, but it also fetches, resets positions, leaves
     the group when nobody polls, and tells a rebalance and a lost session by the same callback. So
     the five requests are sent here, over the client's connections.
@@ -28,6 +33,9 @@ Invariants
     G4  `confirmed` returns only with an assignment that the group has acknowledged by a request
         that was sent after the call: nobody else has the tasks of it by a later sharing.
     G5  Who leaves properly says so, and the others share again at once.
+    G6  All members are of one `Kind`. Who is not ends, once a session is over: members that were
+        killed are gone by then. An output that was deleted and made anew is the same to the group,
+        since its workers live through that.
 
 Who owns what, and what happens on a crash
     `Members` owns one client; `run` alone speaks with the group, in the caller's task group. A
@@ -48,8 +56,9 @@ from typing import Any, Final
 import msgspec
 import structlog
 from aiokafka import errors
-from aiokafka.client import AIOKafkaClient, ConnectionGroup, CoordinationType
+from aiokafka.client import ConnectionGroup, CoordinationType
 from aiokafka.coordinator.protocol import ConsumerProtocol
+from aiokafka.protocol.admin import DescribeGroupsRequest
 from aiokafka.protocol.group import (
     HeartbeatRequest,
     JoinGroupRequest,
@@ -57,17 +66,29 @@ from aiokafka.protocol.group import (
     SyncGroupRequest,
 )
 
-from lmerge_service.errors import RefusedError, TransportError
+from lmerge_service.errors import ConfigurationError, RefusedError, TransportError
 from lmerge_service.kafka.assignor import Member, Share, share
-from lmerge_service.kafka.client import Connection, bounded, close_bounded, kafka_errors, lacking
+from lmerge_service.kafka.client import (
+    CONNECT_SECONDS,
+    Connection,
+    bounded,
+    close_bounded,
+    kafka_errors,
+    lacking,
+    patient,
+)
+from lmerge_service.kafka.clients import Client
 from lmerge_service.kafka.metadata import TopicsRequest
 
-__all__ = ("Assignment", "Members")
+__all__ = ("KEPT_OUT_SECONDS", "Assignment", "Kind", "Members")
 
 log = structlog.get_logger()
 
-_PROTOCOL: Final = "lmerge-1"
+_PROTOCOL: Final = "lmerge-2"
 """Names the assignor; members of another version are refused by the broker."""
+
+KEPT_OUT_SECONDS: Final = 1.0
+"""How long, beyond a session, one waits for members of another merge to be gone."""
 
 _HEARTBEAT_SECONDS: Final = 0.3
 """The others hear by their next heartbeat that somebody came or went."""
@@ -77,9 +98,53 @@ _AGAIN: Final = (errors.RebalanceInProgressError, errors.IllegalGenerationError)
 _REFUSED: Final = {
     errors.InvalidSessionTimeoutError: "the brokers allow no such session timeout; it must be "
     "between their group.min.session.timeout.ms and group.max.session.timeout.ms",
-    errors.InconsistentGroupProtocolError: "the group has members of another kind: stop them, or "
-    "give this merge another name",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Which merge the members of a group are of.
+
+    >>> Kind("flights.merged", 2).protocol
+    'lmerge-2 2 flights.merged'
+    >>> Kind.of("lmerge-2 2 flights.merged")
+    Kind(output='flights.merged', tasks=2)
+    >>> Kind.of("range") is None
+    True
+    """
+
+    output: str
+    tasks: int
+
+    @property
+    def protocol(self) -> str:
+        """The name under which the broker compares members; Kafka's tools show it."""
+        return f"{_PROTOCOL} {self.tasks} {self.output}"
+
+    @classmethod
+    def of(cls, protocol: str) -> "Kind | None":
+        """None: it is not of this version, or no worker's."""
+        match protocol.split(" "):
+            case [version, tasks, output] if version == _PROTOCOL:
+                return cls(output, int(tasks))
+        return None
+
+    def refusal(self, group: str, other: "Kind | None", workers: str) -> ConfigurationError:
+        """Why one of this kind is kept out by `workers` of another; None: of none that is known."""
+        if other is None:
+            who = f"members of another kind, or of another version ({workers})"
+            return ConfigurationError(
+                f"group {group} has {who}: stop them, or give this merge another name"
+            )
+        if other.output == self.output:
+            return ConfigurationError(
+                f"workers of this merge are running ({workers}) that know output {self.output} "
+                f"with {other.tasks} partitions, not {self.tasks}: stop them first (group {group})"
+            )
+        return ConfigurationError(
+            f"another merge of this name is running ({workers}), with output {other.output}, not "
+            f"{self.output}: give this one another name, or stop that one first (group {group})"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +176,7 @@ class Members:
 
     >>> async def work(connection: Connection) -> None:
     ...     async with (
-    ...         Members(connection, "g", "state", worker="w", warm=dict) as members,
+    ...         Members(connection, "g", "state", output="out", worker="w", warm=dict) as members,
     ...         asyncio.TaskGroup() as tasks,
     ...     ):
     ...         tasks.create_task(members.run())
@@ -120,7 +185,8 @@ class Members:
 
     `worker` names it for people. `warm` tells, whenever the group shares, the tasks that this
     worker could take over at once, with how far behind it is: a number in any unit that all
-    workers share. `standbys` and `topic` must be the same for all.
+    workers share. `standbys` and `topic` must be the same for all; who has another `output` is
+    kept out.
     """
 
     def __init__(
@@ -129,6 +195,7 @@ class Members:
         group: str,
         topic: str,
         *,
+        output: str,
         worker: str,
         warm: Callable[[], Mapping[int, int]],
         standby_only: bool = False,
@@ -141,14 +208,16 @@ class Members:
         self._connection = connection
         self._group = group
         self._topic = topic
+        self._output = output
         self._worker = worker
         self._warm = warm
         self._standby_only = standby_only
         self._standbys = standbys
         self._session_ms = session_timeout_ms
         self._heartbeat_seconds = min(_HEARTBEAT_SECONDS, session_timeout_ms / 5000)
-        self._client: AIOKafkaClient = None
+        self._client: Client = None  # type: ignore[assignment]
         self._tasks = 0
+        self._kept_out_since: float | None = None
         self._coordinator: int | None = None
         self._member = JoinGroupRequest.UNKNOWN_MEMBER_ID
         self._generation = -1
@@ -159,7 +228,7 @@ class Members:
 
     async def __aenter__(self) -> "Members":
         # A join is answered when all members have joined, at the latest after a session.
-        self._client = AIOKafkaClient(
+        self._client = Client(
             **self._connection.arguments,
             client_id=self._worker,
             request_timeout_ms=self._session_ms + 2000,
@@ -167,7 +236,9 @@ class Members:
         try:
             doing = f"connecting to {self._connection.bootstrap}"
             await bounded(self._client.bootstrap(), doing)
-            self._tasks = await bounded(self._width(), f"asking for topic {self._topic}")
+            self._tasks = await patient(
+                self._width, f"asking for topic {self._topic}", CONNECT_SECONDS
+            )
         except BaseException:
             await close_bounded(self._client.close())
             raise
@@ -213,6 +284,7 @@ class Members:
         """Is a member until it is cancelled.
 
         Raises:
+            ConfigurationError: the members are of another merge.
             TransportError: the brokers refuse; trying again would not help.
         """
         wait, most = _BACKOFF_SECONDS
@@ -261,6 +333,7 @@ class Members:
         try:
             joined = await self._ask(self._join_request())
             if joined is not None:
+                self._kept_out_since = None
                 self._member, self._generation = joined.member_id, joined.generation_id
                 leads = joined.leader_id == joined.member_id
                 await self._sync(self._shared(joined.members) if leads else [])
@@ -269,7 +342,7 @@ class Members:
             raise
 
     def _join_request(self) -> JoinGroupRequest:
-        said = [(_PROTOCOL, self._introduction())]
+        said = [(self._kind.protocol, self._introduction())]
         kind, session = ConsumerProtocol.PROTOCOL_TYPE, self._session_ms
         return JoinGroupRequest(self._group, session, session, self._member, None, kind, said)
 
@@ -303,7 +376,9 @@ class Members:
         elif error is errors.UnknownMemberIdError:
             self._lose()
         elif error is errors.GroupAuthorizationFailedError:
-            raise self._kept_out()
+            raise self._unauthorized()
+        elif error is errors.InconsistentGroupProtocolError:
+            await self._outwait(self._coordinator)
         elif error in _REFUSED:
             raise TransportError(f"group {self._group}: {_REFUSED[error]}", retriable=False)
         elif error not in _AGAIN:
@@ -316,11 +391,42 @@ class Members:
             group = CoordinationType.GROUP
             return int(await self._client.coordinator_lookup(group, self._group))
         except errors.GroupAuthorizationFailedError:
-            raise self._kept_out() from None
+            raise self._unauthorized() from None
 
-    def _kept_out(self) -> RefusedError:
+    def _unauthorized(self) -> RefusedError:
         needed = lacking("Read", f"group {self._group}")
         return RefusedError(f"joining the workers of this merge: {needed}")
+
+    @property
+    def _kind(self) -> Kind:
+        return Kind(self._output, self._tasks)
+
+    async def _outwait(self, coordinator: int) -> None:
+        """Waits for members of another merge to be gone, as they are if they were killed.
+
+        Raises:
+            ConfigurationError: they live.
+        """
+        now = asyncio.get_running_loop().time()
+        first = self._kept_out_since is None
+        since = self._kept_out_since = now if self._kept_out_since is None else self._kept_out_since
+        if (others := await self._others(coordinator)) is not None:
+            refusal = self._kind.refusal(self._group, *others)
+            if now - since > self._session_ms / 1000 + KEPT_OUT_SECONDS:
+                raise refusal
+            if first:
+                log.warning("kept out of the workers", group=self._group, why=str(refusal))
+        await asyncio.sleep(self._heartbeat_seconds)
+
+    async def _others(self, coordinator: int) -> tuple[Kind | None, str] | None:
+        """Of which merge the members are, and who they are; None while they share, or are gone."""
+        request = DescribeGroupsRequest([self._group])
+        group = ConnectionGroup.COORDINATION
+        answer = await self._client.send(coordinator, request, group=group)
+        _, _, state, _, protocol, members, *_ = answer.groups[0]
+        if state != "Stable":
+            return None
+        return Kind.of(protocol), ", ".join(sorted(client for _, client, *_ in members))
 
     def _lose(self) -> None:
         """The group goes on without this member: others may have had its tasks (G2)."""
@@ -383,7 +489,7 @@ class Members:
 
     async def _width(self) -> int:
         request = TopicsRequest([self._topic])
-        answer = await self._client.send(self._client.get_random_node(), request)
+        answer = await self._client.ask(request)
         (topic,) = answer.to_object()["topics"]
         if topic["error_code"]:
             raise errors.for_code(topic["error_code"])(self._topic)

@@ -9,9 +9,8 @@ What happens on a crash at each await
 
 from functools import partial
 
-from aiokafka import AIOKafkaProducer
-
 from lmerge_service.kafka.client import Connection, bounded
+from lmerge_service.kafka.clients import producer
 from lmerge_service.kafka.closing import stop
 from lmerge_service.kafka.starting import started
 
@@ -24,9 +23,7 @@ class Notices:
     def __init__(self, connection: Connection, topic: str):
         self._connection = connection
         self._topic = topic
-        self._producer = AIOKafkaProducer(
-            **connection.arguments, enable_idempotence=True, retry_backoff_ms=50
-        )
+        self._producer = producer(connection, enable_idempotence=True, retry_backoff_ms=50)
 
     async def __aenter__(self) -> "Notices":
         await started(self._producer.start(), partial(stop, self._producer), self._connection)

@@ -19,6 +19,7 @@ from lmerge_service.errors import ConfigurationError
 from lmerge_service.formats.dialects import Written
 from lmerge_service.formats.headers import incarnation_headers
 from lmerge_service.formats.wire import encode
+from lmerge_service.kafka import clients
 from lmerge_service.kafka.client import Connection, kafka_errors
 from lmerge_service.kafka.closing import stop
 from lmerge_service.kafka.source import Source, TopicPartition
@@ -69,8 +70,8 @@ async def publish(
         config = {} if written is on_the_wire else _EVENT_TIMES
         width = await topics.ensure(topic, partitions=partitions, config=config)
     headers = incarnation_headers(incarnation, joining_at)
-    producer = AIOKafkaProducer(
-        **connection.arguments, enable_idempotence=True, linger_ms=2, max_batch_size=1 << 18
+    producer = clients.producer(
+        connection, enable_idempotence=True, linger_ms=2, max_batch_size=1 << 18
     )
     await started(producer.start(), partial(stop, producer), connection)
     try:
@@ -96,8 +97,8 @@ async def seed(
     """
     async with Topics(connection) as topics:
         width = await topics.ensure(topic, partitions=partitions)
-    producer = AIOKafkaProducer(
-        **connection.arguments,
+    producer = clients.producer(
+        connection,
         transactional_id=f"lmerge.jumpstart.{topic}",
         linger_ms=2,
         max_batch_size=1 << 18,

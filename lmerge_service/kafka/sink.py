@@ -20,6 +20,7 @@ from aiokafka.producer import sender
 from aiokafka.producer.message_accumulator import BatchBuilder
 
 from lmerge_service.formats.dead_letters import DeadLetter
+from lmerge_service.kafka import clients
 from lmerge_service.kafka.client import Connection, bounded
 from lmerge_service.kafka.closing import stop
 from lmerge_service.kafka.unfinished import take_over
@@ -80,8 +81,8 @@ class Sink:
         self._dead_letters = TopicPartition(dead_letters, 0)
         self._state = state
         self._events = TopicPartition(events, 0)
-        self._producer = AIOKafkaProducer(
-            **connection.arguments,
+        self._producer = clients.producer(
+            connection,
             transactional_id=transactional_id,
             acks="all",
             max_batch_size=_BATCH_BYTES,

@@ -24,6 +24,7 @@ from aiokafka.errors import (
 )
 
 from lmerge_service.errors import RefusedError, StateError, TransportError
+from lmerge_service.kafka import clients
 from lmerge_service.kafka.client import CONNECT_SECONDS, Connection, bounded, close_bounded, lacking
 from lmerge_service.kafka.records import Record, as_it_is
 from lmerge_service.kafka.starting import started
@@ -44,7 +45,8 @@ class Source:
 
     A broker holds one fetch at a time, and a partition whose records were just taken is not in
     it: what arrives there meanwhile waits until the fetch for the others is over, `fetch_wait_ms`
-    at the most. Whoever reads a single partition may let the broker hold it for long.
+    at the most, and longer only when all has been quiet (`clients.Fetches`). Whoever reads a single
+    partition may let the broker hold it for long.
     """
 
     def __init__(
@@ -55,8 +57,8 @@ class Source:
         fetch_wait_ms: int = 10,
     ):
         self._connection = connection
-        self._consumer = AIOKafkaConsumer(
-            **connection.arguments,
+        self._consumer = clients.consumer(
+            connection,
             group_id=None,
             enable_auto_commit=False,
             auto_offset_reset="none",
@@ -77,6 +79,7 @@ class Source:
 
     async def __aenter__(self) -> "Source":
         await started(self._consumer.start(), self._close, self._connection)
+        self._fetches = clients.Fetches.of(self._consumer)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -114,7 +117,7 @@ class Source:
         self, partitions: Sequence[TopicPartition]
     ) -> dict[TopicPartition, int]:
         """The offset behind the last record of all, those of open transactions included."""
-        uncommitted = AIOKafkaConsumer(**self._connection.arguments)
+        uncommitted = clients.consumer(self._connection)
 
         async def close() -> None:
             await close_bounded(uncommitted.stop())
@@ -144,11 +147,28 @@ class Source:
         if tp in self.lost:
             raise RefusedError(f"topic {tp.topic} {self.lost[tp]}")
 
+    def is_missing(self, topic: str) -> bool:
+        """Whether a topic that is read was not there when the client asked for it last."""
+        return self._consumer._client.cluster.partitions_for_topic(topic) is None
+
+    async def require_topics(self, partitions: Sequence[TopicPartition]) -> None:
+        """Asks for topics anew.
+
+        Raises:
+            TransportError: one does not exist.
+        """
+        client = self._consumer._client
+        await bounded(_locate(self._consumer, partitions), "looking for topics")
+        await bounded(client.force_metadata_update(), "looking for topics")
+        if missing := sorted({tp.topic for tp in partitions if self.is_missing(tp.topic)}):
+            raise TransportError(f"topic {', '.join(missing)} does not exist: was it deleted?")
+
     # --- reading -------------------------------------------------------------------------------
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
         """Reads exactly these partitions from now on, from these offsets."""
         self._next = dict(positions)
+        self._fetches.stir()
         self._consumer.assign(list(positions))
         for tp, offset in positions.items():  # no await since assign: no position is guessed
             self._consumer.seek(tp, offset)
@@ -165,12 +185,15 @@ class Source:
     def resume(self, partitions: Collection[TopicPartition]) -> None:
         """Reads these on, from where they stand."""
         self.paused -= frozenset(partitions)
+        if partitions:
+            self._fetches.stir()
         self._consumer.resume(*(tp for tp in partitions if tp in self._next))
 
     def rewind(self, tp: TopicPartition, offset: int) -> None:
         """Goes on from this offset of a partition that is read."""
         if tp in self._next:
             self._next[tp] = offset
+            self._fetches.stir()
             self._consumer.seek(tp, offset)
 
     async def poll(self, seconds: float, max_records: int | None = None) -> Batches:
@@ -194,6 +217,8 @@ class Source:
         except (KafkaError, ValueError) as error:  # ValueError: a header that is no UTF-8
             await self._find_unreadable(error)
             return {}
+        if batches:
+            self._fetches.stir()
         for tp in batches:
             position = self.position(tp)
             assert position is not None

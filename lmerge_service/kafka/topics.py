@@ -6,21 +6,27 @@ their replicas and may appear at any time.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any, Final
 
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.admin.config_resource import ConfigResourceType
 from aiokafka.errors import (
     LeaderNotAvailableError,
+    NotControllerError,
     TopicAlreadyExistsError,
     TopicAuthorizationFailedError,
     for_code,
 )
+from aiokafka.protocol.admin import (
+    CreateTopicsRequest,
+    DeleteTopicsRequest,
+    DescribeConfigsRequest,
+)
 
 from lmerge_service.errors import ConfigurationError, RefusedError, TransportError
+from lmerge_service.kafka import clients
 from lmerge_service.kafka.client import (
     CONNECT_SECONDS,
     Connection,
-    bounded,
     close_bounded,
     lacking,
     patient,
@@ -30,7 +36,10 @@ from lmerge_service.kafka.starting import started
 
 __all__ = ("TopicInfo", "Topics")
 
-_COPIES = 3
+_BROKERS_DEFAULT: Final = -1
+"""As many replicas as the brokers' `default.replication.factor` says, however many are up now."""
+_CHANGE_MS: Final = 4_000
+"""How long brokers may take to make or delete a topic; less than one is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +59,7 @@ class Topics:
         self._connection = connection
         self.refused: set[str] = set()
         """Topics that were asked for, and that our user may not see."""
-        self._admin = AIOKafkaAdminClient(**connection.arguments)
+        self._admin = clients.admin(connection)
 
     async def __aenter__(self) -> "Topics":
         await started(self._admin.start(), self._close, self._connection)
@@ -66,11 +75,9 @@ class Topics:
         self, names: Iterable[str], *, seconds: float = CONNECT_SECONDS
     ) -> dict[str, TopicInfo]:
         """Those of the topics that exist; one request."""
-        answer = await bounded(
-            self._admin._send_request(TopicsRequest(list(names))),
-            "asking which topics there are",
-            seconds,
-        )
+        asked = TopicsRequest(list(names))
+        doing = "asking which topics there are"
+        answer = await patient(lambda: self._client.ask(asked), doing, seconds)
         found = answer.to_object()["topics"]
         for topic in found:
             refused = topic["error_code"] == TopicAuthorizationFailedError.errno
@@ -103,7 +110,7 @@ class Topics:
     async def ensure(
         self, name: str, *, partitions: int = 1, config: dict[str, str] | None = None
     ) -> int:
-        """Makes a topic unless it exists, on three brokers, or on as many as there are.
+        """Makes a topic unless it exists, replicated as the brokers' default says.
 
         Returns the number of partitions it has.
 
@@ -112,19 +119,28 @@ class Topics:
         """
         if (width := await self.width(name)) is not None:
             return width
-        cluster = await bounded(self._admin.describe_cluster(), "asking which brokers there are")
-        copies = min(_COPIES, len(cluster["brokers"]))
-        wanted = NewTopic(name, partitions, copies, topic_configs=config or {})
-        response = await bounded(self._admin.create_topics([wanted]), f"making topic {name}")
+        await patient(lambda: self._make(name, partitions, config or {}), f"making topic {name}")
+        return await patient(lambda: self._visible(name), f"waiting for topic {name}")
+
+    async def _make(self, name: str, partitions: int, config: dict[str, str]) -> None:
+        wanted: tuple[Any, ...] = (name, partitions, _BROKERS_DEFAULT, [], list(config.items()))
+        response = await self._change(CreateTopicsRequest([wanted], _CHANGE_MS, False))
         for topic, code, *message in response.topic_errors:
             error = for_code(code)
             if error is TopicAuthorizationFailedError:
                 needed = lacking("Create", f"topic {topic}")
                 raise RefusedError(f"making topic {topic}: {needed}")
+            if code and error.retriable:
+                raise error(*message)
             if code and error is not TopicAlreadyExistsError:
                 said = message[0] if message else error.__name__
                 raise TransportError(f"making topic {topic}: {said}", retriable=False)
-        return await patient(lambda: self._visible(name), f"waiting for topic {name}")
+
+    async def _change(self, request: Any) -> Any:
+        """Any broker passes it on to the one that controls; older ones refuse, so that one is asked
+        first."""
+        controller = self._client.cluster.controller
+        return await self._client.ask(request, of=[] if controller is None else [controller.nodeId])
 
     async def _visible(self, name: str) -> int:
         """A topic that was just made may not be known everywhere yet."""
@@ -133,7 +149,13 @@ class Topics:
         return width
 
     async def delete(self, *names: str) -> None:
-        await bounded(self._admin.delete_topics(list(names)), "deleting topics")
+        await patient(lambda: self._delete(list(names)), "deleting topics")
+
+    async def _delete(self, names: list[str]) -> None:
+        response = await self._change(DeleteTopicsRequest(names, _CHANGE_MS))
+        for _, code, *_ in response.topic_error_codes:
+            if for_code(code) is NotControllerError:
+                raise NotControllerError
 
     async def require(self, name: str, key: str, holds: Callable[[str], bool], must: str) -> None:
         """Refuses a topic whose configuration is not as it must be, which `must` says in words.
@@ -142,15 +164,26 @@ class Topics:
             ConfigurationError: the key's value does not meet the condition.
             TransportError: the broker does not tell.
         """
-        resource = ConfigResource(ConfigResourceType.TOPIC, name, configs={key: ""})
         doing = f"asking for {name}'s configuration"
-        for response in await bounded(self._admin.describe_configs([resource]), doing):
-            for code, said, _, _, entries in response.resources:
-                if code == TopicAuthorizationFailedError.errno:
-                    needed = lacking("DescribeConfigs", f"topic {name}")
-                    raise RefusedError(f"{doing}: {needed}")
-                if code:
-                    raise TransportError(f"{doing}: {said}", retriable=False)
-                for found, value, *_ in entries:
-                    if found == key and not holds(value):
-                        raise ConfigurationError(f"topic {name} has {key}={value}; it {must}")
+        value = await patient(lambda: self._config(name, key, doing), doing)
+        if value is not None and not holds(value):
+            raise ConfigurationError(f"topic {name} has {key}={value}; it {must}")
+
+    async def _config(self, name: str, key: str, doing: str) -> str | None:
+        asked = DescribeConfigsRequest([(ConfigResourceType.TOPIC, name, [key])])
+        ((code, said, _, _, entries),) = (await self._client.ask(asked)).resources
+        error = for_code(code)
+        if error is TopicAuthorizationFailedError:
+            needed = lacking("DescribeConfigs", f"topic {name}")
+            raise RefusedError(f"{doing}: {needed}")
+        if code and error.retriable:  # a topic that is new is not known to every broker yet
+            raise error(said)
+        if code:
+            raise TransportError(f"{doing}: {said}", retriable=False)
+        return next((value for found, value, *_ in entries if found == key), None)
+
+    # --- asking ---------------------------------------------------------------------------------
+
+    @property
+    def _client(self) -> clients.Client:
+        return self._admin._client  # type: ignore[no-any-return]

@@ -26,7 +26,7 @@ from functools import partial
 
 import structlog
 from aiokafka import AIOKafkaProducer, TopicPartition
-from aiokafka.client import AIOKafkaClient, ConnectionGroup, CoordinationType
+from aiokafka.client import ConnectionGroup, CoordinationType
 from aiokafka.errors import (
     IncompatibleBrokerVersion,
     LeaderNotAvailableError,
@@ -48,6 +48,7 @@ from aiokafka.protocol.types import (
 )
 
 from lmerge_service.kafka.client import Connection, bounded, close_bounded, patient
+from lmerge_service.kafka.clients import Client
 from lmerge_service.kafka.closing import stop
 from lmerge_service.kafka.starting import started
 
@@ -111,7 +112,7 @@ async def _end_transaction(
 async def _was_committed(connection: Connection, transactional_id: str, doing: str) -> bool:
     """Whether a transactional.id's last transaction was decided to be committed; true too where
     nothing is known of one (U2)."""
-    client = AIOKafkaClient(**connection.arguments)
+    client = Client(**connection.arguments)
 
     async def close() -> None:
         await close_bounded(client.close())
@@ -125,7 +126,7 @@ async def _was_committed(connection: Connection, transactional_id: str, doing: s
     return state is None or state == "Empty" or state.endswith("Commit")
 
 
-async def _state(client: AIOKafkaClient, transactional_id: str) -> str | None:
+async def _state(client: Client, transactional_id: str) -> str | None:
     """As the coordinator names it; None: it knows of no such id, or is older than the request."""
     kind = CoordinationType.TRANSACTION
     try:
@@ -149,9 +150,7 @@ async def _state(client: AIOKafkaClient, transactional_id: str) -> str | None:
 # --- what is open ---------------------------------------------------------------------------------
 
 
-async def _open(
-    client: AIOKafkaClient, partitions: Collection[TopicPartition]
-) -> list[TopicPartition]:
+async def _open(client: Client, partitions: Collection[TopicPartition]) -> list[TopicPartition]:
     """Those in which somebody's transaction is open; a topic that is not there has none."""
     for tp in partitions:
         client.add_topic(tp.topic)
@@ -161,11 +160,11 @@ async def _open(
     return [tp for tp in there if await _is_open(client, tp)]
 
 
-async def _is_open(client: AIOKafkaClient, tp: TopicPartition) -> bool:
+async def _is_open(client: Client, tp: TopicPartition) -> bool:
     return await _end(client, tp, _COMMITTED) < await _end(client, tp, _UNCOMMITTED)
 
 
-async def _end(client: AIOKafkaClient, tp: TopicPartition, isolation: int) -> int:
+async def _end(client: Client, tp: TopicPartition, isolation: int) -> int:
     node = client.cluster.leader_for_partition(tp)
     if node is None or node < 0:
         raise LeaderNotAvailableError(tp)

@@ -11,9 +11,8 @@ import asyncio
 from collections.abc import Iterable
 from functools import partial
 
-from aiokafka import AIOKafkaProducer
-
 from lmerge_service.kafka.client import Connection, kafka_errors
+from lmerge_service.kafka.clients import producer
 from lmerge_service.kafka.closing import stop
 from lmerge_service.kafka.starting import started
 
@@ -29,8 +28,8 @@ class Writer:
         self._connection = connection
         self._topic = topic
         self._headers = list(headers)
-        self._producer = AIOKafkaProducer(
-            **connection.arguments, enable_idempotence=True, linger_ms=2, max_batch_size=1 << 18
+        self._producer = producer(
+            connection, enable_idempotence=True, linger_ms=2, max_batch_size=1 << 18
         )
 
     async def __aenter__(self) -> "Writer":

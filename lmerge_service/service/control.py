@@ -109,8 +109,8 @@ class LoggedControl:
         """
         while True:
             try:
-                async with aclosing(self._log.follow(self.ledger.offset)) as records:
-                    self.unreachable = None
+                following = self._log.follow(self.ledger.offset, begun=self._reached)
+                async with aclosing(following) as records:
                     async for record in records:
                         await self._fold(record.offset, record.value)
             except TransportError as error:
@@ -119,6 +119,11 @@ class LoggedControl:
                     log.warning("cannot follow the decisions", topic=topic, error=str(error))
                 self.unreachable = str(error)
                 await asyncio.sleep(_PAUSE_SECONDS)
+
+    def _reached(self) -> None:
+        if self.unreachable is not None:
+            log.info("the decisions can be followed again", topic=self._log.topic)
+        self.unreachable = None
 
     async def _fold(self, offset: int, value: bytes | None) -> None:
         unreadable, before = self.ledger.unreadable, self.ledger.cutover

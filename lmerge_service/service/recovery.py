@@ -21,6 +21,7 @@ Who owns what
 
 import asyncio
 import hashlib
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
 
@@ -45,6 +46,8 @@ __all__ = ("Recovery",)
 log = structlog.get_logger()
 
 _LATE_TRIES, _LATE_PAUSE = 300, 0.05
+_LOOK_SECONDS = 2.0
+"""While nothing is committed, the replicas' topics are looked for this often."""
 """How often, and in which seconds, a follower looks for output that a mark tells of."""
 
 
@@ -68,6 +71,9 @@ class Recovery:
         self._state_topic = state
         self._fresh = fresh
         self._replicas = replicas
+        self._seen: tuple[int, Mark | None] = (-1, None)  # where the marks ended, and the last one
+        self._followed: tuple[weakref.ref[TaskState], Mark, float] | None = None
+        """The state that was brought to a mark last, and when."""
         # What we wrote is read as it is, whatever limits the topology has now.
         self._decoder = WireDecoder(max_record_bytes=1 << 30, max_depth=DEEPEST)
 
@@ -80,8 +86,12 @@ class Recovery:
         """
         tp = self._state_topic
         ends = await (self._source.high_watermarks([tp]) if fenced else self._source.ends([tp]))
+        if not fenced and ends[tp] == self._seen[0]:
+            return self._seen[1]
         record = await last_with_key(self._source, tp, MARK_KEY, end=ends[tp])
-        return None if record is None else Mark.of(record.value)
+        mark = None if record is None else Mark.of(record.value)
+        self._seen = (ends[tp], mark)
+        return mark
 
     async def recover(self, mark: Mark | None, *, fenced: bool) -> TaskState:
         """The state at a mark, in the shortest way that there is.
@@ -142,7 +152,7 @@ class Recovery:
             StateError: the output does not hold what the mark says; the state is undefined.
         """
         await self._load_output(state, mark, fenced=fenced)
-        if mark is None:
+        if mark is None or (not fenced and self._has_followed(state, mark)):
             return
         merging = await self._reconcile(state, mark.replicas)
         await self._recall(state, merging)
@@ -150,6 +160,15 @@ class Recovery:
         state.quarantined, state.snapshots = dict(mark.quarantined), mark.snapshots
         state.diverged = mark.diverged
         state.merge.breaches()  # they were reported when they happened
+        self._followed = weakref.ref(state), mark, asyncio.get_running_loop().time()
+
+    def _has_followed(self, state: TaskState, mark: Mark) -> bool:
+        """The state is that of the mark, and the replicas were looked for a moment ago."""
+        if self._followed is None:
+            return False
+        known, at, when = self._followed
+        recent = asyncio.get_running_loop().time() - when < _LOOK_SECONDS
+        return recent and known() is state and at is mark
 
     # --- the output -----------------------------------------------------------------------------
 

@@ -175,6 +175,7 @@ class MergeTask:
             StateError: the output is not what this merge has written.
         """
         started = _clock()
+        self._begin()
         await self._connect(stack)
         largest = largest_record(self.topology)
         sink = await stack.enter_async_context(
@@ -256,6 +257,7 @@ class MergeTask:
             StateError: the output is not what this merge has written.
         """
         self.oversight = self.vouching = None
+        self._begin()
         async with AsyncExitStack() as stack:
             await self._connect(stack)
             for steps in itertools.count(1):
@@ -267,6 +269,11 @@ class MergeTask:
                 if steps % _TIDY_STEPS == 0:
                     gc.collect(1)
                 await asyncio.sleep(_FOLLOW_SECONDS if self._is_known else _REBUILD_SECONDS)
+
+    def _begin(self) -> None:
+        """In another role than before; after a failure or a fence it recovers already."""
+        if self.phase is not Phase.RECOVERING:
+            self.lifecycle.move(Event.ASSIGNED)
 
     async def _connect(self, stack: AsyncExitStack) -> None:
         self._topics = await stack.enter_async_context(self._cluster.topics())

@@ -115,6 +115,7 @@ class Worker:
                 self._cluster.members(
                     f"lmerge.{topology.name}.workers",
                     topology.output.state_topic,
+                    output=topology.output.topic,
                     worker=self.name,
                     warm=self._warm,
                     standby_only=self._standby_only,
@@ -179,7 +180,6 @@ class Worker:
                 # Of several assignments the last is seen: another may have led in between.
                 task.verify()
             else:
-                task.lifecycle.move(Event.ASSIGNED)
                 child = group.create_task(self._hold(task, role), name=f"{role} {partition}")
                 self.held[partition] = Held(task, role, child)
 

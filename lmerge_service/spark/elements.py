@@ -122,6 +122,7 @@ def kafka_records(spark: SparkSession, source: Topics, streaming: bool = False) 
         "startingOffsets": source.start,
         "includeHeaders": "true",
         "kafka.isolation.level": "read_committed",
+        "kafka.allow.auto.create.topics": "false",  # else one that was deleted is back
         **({} if streaming else {"endingOffsets": source.end}),
         **kafka_options(source.kafka),
         **source.options,

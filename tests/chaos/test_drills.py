@@ -19,6 +19,7 @@ from chaos.judging import Judged, Leading, Result, Timeline
 from chaos.page import page
 from chaos.plan import Refused, plan_of
 from chaos.replica import Part, Stream
+from chaos.variables import planned
 from chaos.watching import Arrivals, Hole
 from lmerge_service.errors import ConfigurationError
 from lmerge_service.kafka.broker import LocalBroker, free_port
@@ -181,6 +182,76 @@ def test_a_plan_that_has_what_there_is_not_is_refused() -> None:
         plan_of({"workers": 3})
     with pytest.raises(Refused, match="lying"):
         plan_of({"replicas": {"a": {"lying": "much"}}})
+
+
+@pytest.mark.timeout(290)
+def test_n17_a_probe_of_the_method_that_misses_its_tolerance_fails_the_drill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In an experiment with variables of its author's."""
+    monkeypatch.setenv("TOTAL_CREW", "1")
+    wanted = experiment("leader-dies")
+    wanted["title"] = "Nothing fails, ${who} leads"
+    wanted["configuration"] = {
+        "workers": "${crew}",
+        "crew": {"type": "env", "key": "TOTAL_CREW"},
+        "who": "nobody",
+        "expected": "w9",
+        "unused": {"type": "env", "key": "NOT_SET", "default": ""},
+    }
+    met = step("worker_leads", "chaos.probes") | {"type": "probe", "tolerance": "w1"}
+    missed = met | {"name": "who leads", "tolerance": "${expected}"}
+    wanted["method"] = [met, missed, wanted["method"][-1]]
+    path = tmp_path / "crew.json"
+    path.write_text(json.dumps(wanted))
+    code, found, said = drill(str(path))
+    assert (code, found["title"]) == (1, "Nothing fails, nobody leads"), said
+    assert found["why"] == ["who leads: w1, and it was to be ${expected}"], said
+
+
+@pytest.mark.parametrize(
+    ("configuration", "why"),
+    [
+        ({"wrokers": 3}, "wrokers"),
+        ({"wrokers": {"type": "env", "key": "X", "default": 3}}, "wrokers"),
+        ({"workers": 3}, "of 3 workers only 2 would have a task"),
+        ({"workers": "many"}, "Expected `int`"),
+        ({"rate": {"type": "env", "key": "LMERGE_NOT_SET"}}, "LMERGE_NOT_SET"),
+        ({"rate": {"type": "env"}}, "key"),
+        ([], "list"),
+    ],
+)
+def test_n17_a_mistake_in_a_configuration_is_a_mistake(
+    tmp_path: Path, configuration: object, why: str
+) -> None:
+    wanted = experiment("leader-dies") | {"configuration": configuration}
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(wanted))
+    code, _, said = drill(str(path))
+    assert code == 2, said
+    assert why in said
+    assert len(said.splitlines()) == 1
+
+
+def test_n17_variables_of_an_author_are_no_mistakes(tmp_path: Path) -> None:
+    wanted = experiment("leader-dies")
+    wanted["configuration"] = {
+        "wait": 3, "rate": "${speed}", "speed": "50",
+        "late": {"type": "probe", "name": "p", "provider": {"type": "process", "path": "date"}},
+    }  # fmt: skip
+    wanted["method"][0]["pauses"] = {"before": "${wait}"}
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(wanted))
+    assert planned(experiment(str(path)), wanted["configuration"]).rate == 50
+
+
+def test_n17_a_tolerance_that_nothing_can_meet_is_a_mistake(tmp_path: Path) -> None:
+    wanted = experiment("leader-dies")
+    wanted["method"][1]["tolerance"] = {"type": "rnage", "range": [0, 1]}
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(wanted))
+    with pytest.raises(ConfigurationError, match="rnage"):
+        experiment(str(path))
 
 
 RESULT = Result(

@@ -213,6 +213,36 @@ def test_a_bug_is_not_hidden(bug: BaseException, monkeypatch: pytest.MonkeyPatch
     assert raised.value is bug
 
 
+# Logs
+
+
+def test_nothing_that_a_library_logs_reaches_the_terminal_whatever_the_command(run: Run) -> None:
+    """Python itself prints warnings and errors that nobody handles."""
+    script = (
+        "import logging, sys\n"
+        "from lmerge_service import cli\n"
+        "played = []\n"
+        "def play(*_, **__):\n"
+        "    played.append(1)\n"
+        "    for name in ('aiokafka.cluster', 'asyncio', 'kafka', 'py4j', 'uvicorn.error'):\n"
+        "        logging.getLogger(name).critical('a leak')\n"
+        "def leaves(command, path):\n"
+        "    for name, each in getattr(command, 'commands', {}).items():\n"
+        "        yield from leaves(each, [*path, name])\n"
+        "    if not hasattr(command, 'commands'):\n"
+        "        command.callback, command.params = play, []\n"
+        "        yield path\n"
+        "root = cli.get_command(cli.app)\n"
+        "cli.get_command = lambda _: root\n"
+        "for path in list(leaves(root, [])):\n"
+        "    try: cli.main(path)\n"
+        "    except SystemExit as end: assert not end.code, (path, end.code)\n"
+        "print(len(played) > 30)\n"
+    )
+    done = run(command=[sys.executable, "-c", script])
+    assert (done.stdout, done.stderr) == ("True\n", "")
+
+
 # Start-up
 
 

@@ -27,6 +27,7 @@ async def main(bootstrap: str, group: str, topic: str, worker: str, session_ms: 
         Connection(bootstrap),
         group,
         topic,
+        output=topic,
         worker=worker,
         warm=lambda: dict.fromkeys([*members.assignment.active, *members.assignment.standby], 0),
         session_timeout_ms=session_ms,

@@ -236,7 +236,7 @@ def test_another_broker_that_was_quicker_does_not_answer_for_it(
     broker: LocalBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two that start at once find the same port free."""
-    monkeypatch.setattr("lmerge_service.kafka.broker._is_free", lambda _port: True)
+    monkeypatch.setattr("lmerge_service.kafka.broker.is_free", lambda _port: True)
     late = LocalBroker(tmp_path, broker.port)
     with pytest.raises(TransportError, match="Address already in use"):
         late.start()

@@ -13,8 +13,10 @@ from typing import Any, TypeVar
 
 import pytest
 from aiokafka import AIOKafkaConsumer
+from aiokafka.admin import NewPartitions
 
-from lmerge_service.errors import TransportError
+from lmerge_service.errors import ConfigurationError, TransportError
+from lmerge_service.kafka import members as members_module
 from lmerge_service.kafka.broker import LocalBroker
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.members import Assignment, Members
@@ -50,13 +52,14 @@ class Group:
     @asynccontextmanager
     async def member(self, worker: str, **arguments: Any) -> AsyncIterator["Seen"]:
         seen = Seen()
+        given: dict[str, Any] = {"output": self.name, "session_timeout_ms": SESSION_MS} | arguments
         members = Members(
             self.connection,
             self.name,
             self.name,
             worker=worker,
             warm=lambda: seen.warm,
-            **{"session_timeout_ms": SESSION_MS} | arguments,
+            **given,
         )
         async with members, asyncio.TaskGroup() as tasks:
             seen.members = members
@@ -64,6 +67,17 @@ class Group:
             yield seen
             for task in running:
                 task.cancel()
+
+    @asynccontextmanager
+    async def unwatched(
+        self, worker: str, topic: str | None = None, **arguments: Any
+    ) -> AsyncIterator[Members]:
+        """One whose `run` is the caller's."""
+        given: dict[str, Any] = {"output": self.name, "session_timeout_ms": SESSION_MS} | arguments
+        async with Members(
+            self.connection, self.name, topic or self.name, worker=worker, warm=dict, **given
+        ) as members:
+            yield members
 
     @contextmanager
     def process(self, worker: str) -> Iterator[subprocess.Popen[str]]:
@@ -294,6 +308,7 @@ def test_a_session_that_brokers_refuse_is_told_in_one_line(group: Group, session
             group.connection,
             group.name,
             group.name,
+            output=group.name,
             worker="a",
             warm=dict,
             session_timeout_ms=session_ms,
@@ -308,23 +323,93 @@ def test_a_session_that_brokers_refuse_is_told_in_one_line(group: Group, session
 
 def test_a_group_of_others_is_not_joined(group: Group) -> None:
     async def refused() -> None:
-        async with AIOKafkaConsumer(
-            group.name, bootstrap_servers=group.broker.bootstrap, group_id=group.name
+        async with (
+            AIOKafkaConsumer(
+                group.name,
+                bootstrap_servers=group.broker.bootstrap,
+                group_id=group.name,
+                client_id="somebody",
+            ),
+            group.unwatched("a") as members,
         ):
-            members = Members(group.connection, group.name, group.name, worker="a", warm=dict)
-            async with members:
-                await members.run()
+            await members.run()
 
-    with pytest.raises(TransportError, match="members of another kind") as told:
+    with pytest.raises(ConfigurationError, match=r"members of another kind.*\(somebody\)"):
         run(refused())
-    assert not told.value.retriable
 
 
-def test_without_its_topic_there_is_nothing_to_share(group: Group) -> None:
+def test_n8_a_merge_of_the_same_name_with_another_output_is_kept_out(group: Group) -> None:
+    async def kept_out() -> None:
+        async with group.member("a", output="first") as a:
+            await a.has(*ALL)
+            async with group.unwatched("b", output="second") as members:
+                with pytest.raises(ConfigurationError) as told:
+                    await members.run()
+            said = "another merge of this name is running (a), with output first, not second"
+            assert said in str(told.value)
+            assert members.assignment == Assignment()
+            assert len(a.given) == 1, "it had to share anew"
+            async with group.member("c", output="first") as c:  # of its own it lets in more
+                await c.until(lambda now: now.promised != frozenset())
+
+    run(kept_out())
+
+
+def test_n8_whoever_comes_first_the_other_is_kept_out(group: Group) -> None:
+    """Both join an empty group at once."""
+
+    async def both() -> None:
+        async with group.unwatched("a", output="x") as a, group.unwatched("b", output="y") as b:
+            running = {asyncio.ensure_future(each.run()): each for each in (a, b)}
+            done, left = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            (out,), (stays,) = done, left
+            assert running[stays].assignment.active == ALL
+            assert running[out].assignment == Assignment()
+            stays.cancel()
+            await asyncio.wait(left)
+            with pytest.raises(ConfigurationError, match="another merge of this name is running"):
+                out.result()
+
+    run(both())
+
+
+def test_n8_members_that_were_killed_are_waited_for(group: Group) -> None:
+    """Whoever changes the output of a merge and kills its workers need not wait by hand."""
+
+    async def succeeded() -> None:
+        with group.process("a") as a:
+            await line_with(a, *ALL)
+            a.kill()
+            async with group.member("b", output="another") as b:
+                await b.has(*ALL)
+
+    run(succeeded())
+
+
+def test_n8_one_output_with_two_widths_is_two_merges(group: Group) -> None:
+    async def widened() -> None:
+        async with group.member("a") as a:
+            await a.has(*ALL)
+            async with Topics(group.connection) as topics:
+                await topics._admin.create_partitions({group.name: NewPartitions(TASKS + 1)})
+                while await topics.width(group.name) == TASKS:
+                    pass
+            told = rf"\(a\) that know output .* with {TASKS} partitions, not {TASKS + 1}"
+            async with group.unwatched("b") as members:
+                with pytest.raises(ConfigurationError, match=told):
+                    await members.run()
+
+    run(widened())
+
+
+def test_without_its_topic_there_is_nothing_to_share(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def without() -> None:
-        async with Members(group.connection, group.name, "missing", worker="a", warm=dict):
+        async with group.unwatched("a", topic="missing"):
             pass
 
+    monkeypatch.setattr(members_module, "CONNECT_SECONDS", 1.0)
     with pytest.raises(TransportError, match="asking for topic missing"):
         run(without())
 

@@ -95,7 +95,7 @@ def test_without_ids_the_widths_are_told(monkeypatch: pytest.MonkeyPatch) -> Non
             old = MetadataRequest_v5.RESPONSE_TYPE
             return old(0, [], "c", 1, [(0, "a", False, [partition]), (3, "b", False, [])])
 
-        monkeypatch.setattr(topics._admin, "_send_request", answer)
+        monkeypatch.setattr(topics._admin._client, "ask", answer)
         return await topics.describe(["a", "b"])
 
     assert run(described()) == {"a": TopicInfo(None, 1)}

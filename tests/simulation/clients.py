@@ -25,12 +25,12 @@ from lmerge_service.errors import ConfigurationError, ElementError, StateError, 
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.assignor import Member
 from lmerge_service.kafka.find import Found
-from lmerge_service.kafka.members import Assignment
+from lmerge_service.kafka.members import KEPT_OUT_SECONDS, Assignment, Kind
 from lmerge_service.kafka.sink import Committed, Outbox
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.topics import TopicInfo
 from lmerge_service.tdb import Event
-from tests.simulation.groups import Given
+from tests.simulation.groups import Given, KeptOut
 from tests.simulation.memory import Message, OutOfRange, Producer, UnknownTopic
 from tests.simulation.network import Network
 
@@ -290,9 +290,12 @@ class MemoryLog:
             for record in records:
                 yield record
 
-    async def follow(self, start: int = 0) -> AsyncGenerator[Record, None]:
+    async def follow(
+        self, start: int = 0, *, begun: Callable[[], None] = lambda: None
+    ) -> AsyncGenerator[Record, None]:
         source = MemorySource(self._network)
         source.assign({self._tp: start})
+        begun()
         while True:
             for record in (await source.poll(1.0)).get(self._tp, ()):
                 yield record
@@ -307,6 +310,7 @@ class MemoryMembers:
         group: str,
         topic: str,
         *,
+        output: str,
         warm: Callable[[], Mapping[int, int]],
         standby_only: bool,
         standbys: int,
@@ -317,6 +321,8 @@ class MemoryMembers:
         self._network = network
         self._group = network.broker.group(group)
         self._topic = topic
+        self._output = output
+        self._kept_out_since: float | None = None
         self._warm = warm
         self._standby_only = standby_only
         self._standbys = standbys
@@ -330,7 +336,7 @@ class MemoryMembers:
         broker = self._network.broker
         found = await self._network.request(lambda: broker.describe(self._topic), "asking")
         assert found is not None
-        self._tasks = found[1]
+        self._kind = Kind(self._output, found[1])
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -371,15 +377,25 @@ class MemoryMembers:
                 await asyncio.sleep(1.0)
                 continue
             self.unreachable = None
-            self._assign(Assignment() if given is None else _assignment(given))
-            self._acknowledged = self._sent
-            self._heard.set()
-            self._heard = asyncio.Event()
+            if isinstance(given, KeptOut):
+                self._outwait(given)
+            else:
+                self._kept_out_since = None
+                self._assign(Assignment() if given is None else _assignment(given))
+                self._acknowledged = self._sent
+                self._heard.set()
+                self._heard = asyncio.Event()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1.0):
                     await self._again.wait()
 
-    def _beat(self, *, again: bool) -> Given | None:
+    def _outwait(self, others: KeptOut) -> None:
+        now = asyncio.get_running_loop().time()
+        since = self._kept_out_since = now if self._kept_out_since is None else self._kept_out_since
+        if now - since > self._session + KEPT_OUT_SECONDS:
+            raise self._kind.refusal("the group", others.kind, others.workers)
+
+    def _beat(self, *, again: bool) -> Given | KeptOut | None:
         now = self.assignment
         said = Member(
             self._network.name,
@@ -391,7 +407,7 @@ class MemoryMembers:
             dict(self._warm()),
         )
         return self._group.beat(
-            said, session=self._session, tasks=self._tasks, standbys=self._standbys, again=again
+            said, self._kind, session=self._session, standbys=self._standbys, again=again
         )
 
     def _assign(self, assignment: Assignment) -> None:

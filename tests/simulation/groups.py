@@ -8,14 +8,24 @@ Theory
 Invariants
     G1  A task has one owner, who is a member.
     G2  The generation rises with each sharing, and with nothing else.
+    G3  All members are of one kind.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from lmerge_service.kafka.assignor import Member, Share, share
+from lmerge_service.kafka.members import Kind
 
-__all__ = ("Given", "Group")
+__all__ = ("Given", "Group", "KeptOut")
+
+
+@dataclass(frozen=True, slots=True)
+class KeptOut:
+    """The members are of another kind."""
+
+    kind: Kind
+    workers: str
 
 
 @dataclass(slots=True)
@@ -39,21 +49,26 @@ class Group:
 
     clock: Callable[[], float]
     generation: int = -1
+    kind: Kind | None = None
+    """The members', as long as there are any."""
     members: dict[str, _Joined] = field(default_factory=dict)
     shares: dict[str, Share] = field(default_factory=dict)
 
     def beat(
-        self, said: Member, *, session: float, tasks: int, standbys: int = 1, again: bool = False
-    ) -> Given | None:
+        self, said: Member, kind: Kind, *, session: float, standbys: int = 1, again: bool = False
+    ) -> Given | KeptOut | None:
         """A heartbeat, which is also how a member joins; `again` asks for another sharing. None
         to one that was taken for dead."""
         gone = self._bury()
+        if self.members and self.kind is not None and kind != self.kind:
+            return KeptOut(self.kind, ", ".join(sorted(self.members)))
+        self.kind = kind
         joins = said.worker not in self.members
         if joins and said.generation >= 0:
             return None
         self.members[said.worker] = _Joined(self.clock() + session, said)
         if gone or joins or again or not self.shares:
-            self._share(tasks, standbys)
+            self._share(kind.tasks, standbys)
         owners = {task: name for name, each in self.shares.items() for task in each.active}
         return Given(self.generation, self.shares[said.worker], owners)
 
