@@ -6,9 +6,10 @@ Who owns what
 """
 
 import logging
+import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import msgspec
 from chaoslib.exceptions import ChaosException
@@ -21,6 +22,7 @@ from chaos.judging import Result
 from chaos.plan import Refused
 from chaos.variables import refuse_mistakes
 from lmerge_service.errors import ConfigurationError, LMergeError
+from lmerge_service.signals import orderly_end
 
 __all__ = ("STANDARD", "Interrupted", "experiment", "run")
 
@@ -91,7 +93,7 @@ def run(wanted: dict[str, Any], tell: Tell) -> Result:
     """Runs an experiment to its end.
 
     Raises:
-        Interrupted: by Ctrl-C or SIGTERM.
+        Interrupted: by Ctrl-C or SIGTERM; another one does not cut short how it ends.
         LMergeError: it could not begin.
     """
     _be_quiet()
@@ -99,7 +101,8 @@ def run(wanted: dict[str, Any], tell: Tell) -> Result:
     logger = logging.getLogger("chaostoolkit")
     logger.addHandler(complaints)
     try:
-        journal = run_experiment(wanted, settings={}, event_handlers=[_Progress(tell)])
+        with orderly_end(_interrupt):
+            journal = run_experiment(wanted, settings={}, event_handlers=[_Progress(tell)])
     finally:
         logger.removeHandler(complaints)
     if journal["status"] == "interrupted":
@@ -111,6 +114,10 @@ def run(wanted: dict[str, Any], tell: Tell) -> Result:
             f"{wanted['title']}: the experiment lacks the control chaos.control"
         )
     return msgspec.convert(journal["drill"], Result)
+
+
+def _interrupt(_: int) -> NoReturn:
+    raise KeyboardInterrupt
 
 
 def _be_quiet() -> None:
@@ -139,6 +146,8 @@ class _Progress(RunEventHandler):  # type: ignore[misc]
         self._tell = tell
 
     def started(self, experiment: dict[str, Any], journal: dict[str, Any]) -> None:
+        # The Chaos Toolkit has just put a handler of its own in our handler's place.
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
         self._tell("starting a broker, workers and replicas")
 
     def activity_completed(self, activity: dict[str, Any], run: dict[str, Any]) -> None:

@@ -22,7 +22,8 @@ from dataclasses import dataclass, field
 from chaos.records import Record, Topic
 from lmerge_service.elements import START, Adjust, Element, Insert, Stable
 from lmerge_service.errors import ElementError
-from lmerge_service.formats.headers import Repeats, incarnation_of
+from lmerge_service.formats.headers import incarnation_of
+from lmerge_service.formats.repeats import Repeats
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.tdb import TDB
 
@@ -143,7 +144,7 @@ def read_replica(topic: Topic, decoder: WireDecoder, *, keyed: bool) -> list[Lif
                     continue
                 if incarnation > latest:
                     latest, repeats = incarnation, Repeats()
-                if repeats.is_repeat(partition, record.headers):
+                if repeats.is_repeat(partition, record):
                     continue
                 if incarnation not in lives:
                     lives[incarnation] = Life(
@@ -221,7 +222,7 @@ def _heard(
     for record in topic.of(partition):
         clock = max(clock, record.timestamp)
         try:
-            if repeats.is_repeat(partition, record.headers):
+            if repeats.is_repeat(partition, record):
                 continue
             yield clock, record, decoder.decode(record.value)
         except ElementError as error:

@@ -10,6 +10,7 @@ section alone, for clients.
 import ipaddress
 import os
 import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -494,8 +495,18 @@ def _parse(path: Path, needed: str) -> Any:
 
 
 def _faults(path: Path | str, document: Any, error: ValidationError) -> list[str]:
-    found = [(_written(fault["loc"]), fault) for fault in error.errors()]
+    found = [(_written(fault["loc"]), fault) for fault in _faults_of_their_own(error.errors())]
     return [f"{path}:{_line(document, loc)}: {_field(loc)}{_said(fault)}" for loc, fault in found]
+
+
+def _faults_of_their_own(faults: Sequence[Any]) -> Iterator[Any]:
+    """Without what merely follows from another fault: a list is too short when the items that have
+    faults are not counted."""
+    for fault in faults:
+        at = fault["loc"]
+        within = (each["loc"][: len(at)] == at for each in faults if len(each["loc"]) > len(at))
+        if fault["type"] != "too_short" or not any(within):
+            yield fault
 
 
 def _written(loc: tuple[int | str, ...]) -> tuple[int | str, ...]:

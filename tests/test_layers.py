@@ -17,13 +17,16 @@ ROOMS: dict[str, set[str]] = {
     "formats": {"model", "core"},
     "page": {"model"},  # of HTML
     "credentials": set(),  # files, variables and certificates: nothing of streams
+    "signals": set(),  # of the operating system
     "startup": set(),  # what `lmerge up` starts, as the topology says it
     # the options of a dialect stand beside it
     "topology": {"model", "core", "formats", "credentials", "startup"},
     "kafka": {"model", "core", "formats"},
     # what a replica imports; the service answers in the same words
     "feedback": {"model", "formats", "kafka"},
-    "service": {"model", "core", "credentials", "feedback", "formats", "kafka", "topology"},
+    "service": {
+        *("model", "core", "credentials", "feedback", "formats", "kafka", "signals", "topology"),
+    },
     "offline": {"model", "core", "formats", "kafka"},
     "spark": {
         *("model", "core", "credentials", "feedback", "formats", "kafka", "offline", "present"),

@@ -286,3 +286,27 @@ def test_times_that_are_no_time_of_day_have_no_skew_but_may_have_leaps(tmp_path:
     text = "name: t\ntime_unit: none\nguards: {max_skew: 5, max_leap: 9}\n"
     topology = load(write(tmp_path, GOOD.replace("name: t\n", text)))
     assert (topology.max_skew, topology.max_leap) == (0, 9)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "faults"),
+    [
+        (
+            "[{name: a, topik: a.in}]",
+            ["[0].topic: is missing", "[0].topik: unknown"],
+        ),
+        ("[{name: a, topic: a.in, speed: 1}]", ["replicas[0].speed: unknown field"]),
+        ("[7]", ["replicas[0]: Input should be a valid dictionary"]),
+        ("[]", ["replicas: Tuple should have at least 1 item"]),
+    ],
+)
+def test_n11_a_fault_of_a_replica_is_the_only_line(
+    tmp_path: Path, replicas: str, faults: list[str]
+) -> None:
+    path = write(tmp_path, GOOD[: GOOD.index("replicas:")] + f"replicas: {replicas}\n")
+    with pytest.raises(ConfigurationError) as error:
+        load(path)
+    lines = str(error.value).splitlines()
+    assert len(lines) == len(faults), lines
+    for line, fault in zip(lines, faults, strict=True):
+        assert fault in line

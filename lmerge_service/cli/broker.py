@@ -8,6 +8,7 @@ import typer
 
 from lmerge_service.cli.options import BOOTSTRAP, Json
 from lmerge_service.errors import ConfigurationError
+from lmerge_service.signals import orderly_end, raise_exit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -71,7 +72,8 @@ def start(
     cluster = _cluster(data, nodes, port)
     if cluster is not None:
         already = all(each.running for each in _chosen(cluster, node).values())
-        answers = cluster.start(node)
+        with orderly_end(raise_exit):  # nodes that are not ready yet are ended
+            answers = cluster.start(node)
         verdict = "is running already" if already else "is up" if answers else "is started"
         _tell(_facts_of_nodes(cluster, node), verdict, as_json=as_json)
         if not (answers or as_json):
@@ -79,7 +81,8 @@ def start(
         return
     broker = _broker(data, port, node)
     already = broker.running
-    broker.start()
+    with orderly_end(raise_exit):  # what is not ready yet is ended
+        broker.start()
     _tell(_facts(broker), "is running already" if already else "is up", as_json=as_json)
 
 

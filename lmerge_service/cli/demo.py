@@ -1,7 +1,6 @@
 """`lmerge demo`: the whole thing, shown and proved."""
 
 import shutil
-import signal
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable
@@ -14,6 +13,7 @@ import typer
 from lmerge_service.cli.options import Json, address
 from lmerge_service.errors import ConfigurationError, single_error
 from lmerge_service.present.flights import MONTHS
+from lmerge_service.signals import orderly_end
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -115,14 +115,14 @@ def _play(spark: bool) -> "Callable[..., Awaitable[Result]]":
 async def _interruptible(
     play: "Callable[..., Awaitable[Result]]", folder: Path, **options: Any
 ) -> "Result":
-    """SIGTERM ends the play as Ctrl-C does, so that nothing it started outlives it."""
+    """SIGTERM ends the play as Ctrl-C does, so that nothing that it started outlives it."""
     import asyncio
 
     task = asyncio.current_task()
     assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    threadsafe = asyncio.get_running_loop().call_soon_threadsafe
     try:
-        with single_error():
+        with orderly_end(lambda _: threadsafe(task.cancel)), single_error():
             return await play(folder, **options)
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None

@@ -3,7 +3,6 @@
 Progress goes to standard error, and only where that is a terminal.
 """
 
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,6 +15,7 @@ import typer
 from lmerge_service.cli.options import BOOTSTRAP, TOPIC, check_topic, warnings_only
 from lmerge_service.cli.streams import check_files, is_parquet, label
 from lmerge_service.errors import ConfigurationError
+from lmerge_service.signals import orderly_end, raise_exit
 
 if TYPE_CHECKING:
     from lmerge_service.spark.places import Source
@@ -45,19 +45,15 @@ Memory: TypeAlias = Annotated[
 @contextmanager
 def spark_for(name: str, **settings: Any) -> Iterator[Any]:
     """A `spark_session` for a command: a terminal is told, since it takes seconds to start, and
-    SIGTERM ends it in order, too."""
+    SIGTERM ends it in order, as Ctrl-C does."""
     from lmerge_service.spark.session import is_submitted, spark_session
 
-    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     if sys.stderr.isatty():
         typer.echo("starting Spark …", err=True)
-    try:
-        with spark_session(name, **settings) as spark:
-            if not is_submitted():
-                spark.sparkContext.setLogLevel("OFF")  # what fails is raised, and told in one line
-            yield spark
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with orderly_end(raise_exit), spark_session(name, **settings) as spark:
+        if not is_submitted():
+            spark.sparkContext.setLogLevel("OFF")  # what fails is raised, and told in one line
+        yield spark
 
 
 @contextmanager

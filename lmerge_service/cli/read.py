@@ -20,6 +20,7 @@ from lmerge_service.cli.words import finite, point, say_json
 from lmerge_service.core import Case
 from lmerge_service.errors import ConfigurationError, StateError
 from lmerge_service.formats.wire import encode
+from lmerge_service.signals import orderly_end
 
 if TYPE_CHECKING:
     from lmerge_service.kafka.read_merged import MergedReader, ReaderStatus
@@ -87,7 +88,6 @@ def read(
 
 async def _read(reading: "MergedReader", *, must_exist: bool, token: Path | None) -> "ReaderStatus":
     import asyncio
-    import signal
 
     async with reading as reader:
         missing = [each.topic for each in reader.status().topics if each.state == "missing"]
@@ -96,17 +96,12 @@ async def _read(reading: "MergedReader", *, must_exist: bool, token: Path | None
                 f"kafka:{missing[0]}: there is no such topic (--follow waits for it)"
             )
         writing = asyncio.create_task(_write(reader))
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, writing.cancel)
-        try:
+        threadsafe = asyncio.get_running_loop().call_soon_threadsafe
+        with orderly_end(lambda _: threadsafe(writing.cancel)):  # until the token is there, too
             await asyncio.wait({writing})
-        finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)
-        failure = None if writing.cancelled() else writing.exception()
-        if token is not None and not isinstance(failure, OSError):  # all that was taken is written
-            _leave(token, reader.token())
+            failure = None if writing.cancelled() else writing.exception()
+            if token is not None and not isinstance(failure, OSError):  # what was taken is written
+                _leave(token, reader.token())
         if failure is not None:
             raise failure
         return reader.status()

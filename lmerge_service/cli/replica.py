@@ -1,5 +1,6 @@
 """`lmerge replica`: continuous queries over the flights, each by several plans, as Spark jobs."""
 
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from lmerge_service.cli.streams import watched
 from lmerge_service.cli.words import finite, point, say_json
 from lmerge_service.elements import START
 from lmerge_service.errors import ConfigurationError
+from lmerge_service.signals import orderly_end
 
 if TYPE_CHECKING:
     from lmerge_service.present.facts import Fact
@@ -322,15 +324,10 @@ def conclude(to: str, ended: bool, *, as_json: bool) -> None:
 
 @contextmanager
 def told_to_stop() -> Iterator[Any]:
-    """A question: has SIGTERM come?"""
-    import signal
-
+    """A question: has SIGTERM come? From then on another one does not interrupt what is left."""
     told: list[int] = []
-    before = signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
-    try:
+    with orderly_end(told.append, [signal.SIGTERM]):
         yield lambda: bool(told)
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _introduce(identity: "Identity", *, as_json: bool) -> None:

@@ -5,7 +5,6 @@ is decided or written. SIGINT and SIGTERM end it with the report of what was com
 """
 
 import asyncio
-import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -20,6 +19,7 @@ from lmerge_service.errors import ConfigurationError, fault_said
 from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.service.connection import connection_of
 from lmerge_service.service.shadow import Compared, Difference, DifferenceKind, Shadow
+from lmerge_service.signals import orderly_end
 from lmerge_service.topology import Replica, load
 
 if TYPE_CHECKING:
@@ -83,14 +83,8 @@ async def _compared(shadow: Shadow, span: int | None) -> Compared:
     loop = asyncio.get_running_loop()
     async with shadow:
         comparing = asyncio.create_task(shadow.run(span, _tell_progress))
-        ends = (signal.SIGINT, signal.SIGTERM)
-        for number in ends:
-            loop.add_signal_handler(number, comparing.cancel)
-        try:
+        with orderly_end(lambda _: loop.call_soon_threadsafe(comparing.cancel)):
             await asyncio.wait({comparing})
-        finally:
-            for number in ends:
-                loop.remove_signal_handler(number)
         if not comparing.cancelled() and (failure := comparing.exception()) is not None:
             raise failure
         return shadow.found

@@ -15,6 +15,7 @@ from lmerge_service.cli.options import (
 )
 from lmerge_service.cli.words import say_json
 from lmerge_service.errors import ConfigurationError
+from lmerge_service.signals import orderly_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,7 +100,6 @@ def _merge(
     serving: bool,
     as_json: bool,
 ) -> None:
-    import signal
     from contextlib import ExitStack
     from functools import partial
 
@@ -117,8 +117,7 @@ def _merge(
             address = stack.enter_context(served(topology, job, metrics))
             typer.echo(f"HTTP at {address}", err=True)
         spark = stack.enter_context(spark_for(f"lmerge {topology.name}", **session))
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: job.stop.set())
+        stack.enter_context(orderly_end(lambda _: job.stop.set()))
         until = "all that is there now" if settings.available_now else "until stopped"
         typer.echo(f"merging into {topology.output.topic}, {until}", err=True)
         job.run(spark)

@@ -15,6 +15,7 @@ import typer
 from lmerge_service.cli.options import Json, TopologyBootstrap, warnings_only
 from lmerge_service.cli.words import say_json
 from lmerge_service.errors import ConfigurationError, LMergeError, TransportError, single_error
+from lmerge_service.signals import orderly_end
 
 if TYPE_CHECKING:
     from lmerge_service.up.plan import Plan
@@ -90,17 +91,16 @@ def down(path: Topology, as_json: Json = False) -> None:
 async def _attended(plan: "Plan", folder: Path, *, as_json: bool) -> int:
     """The exit code: 0 when told to end, or all has ended well."""
     import asyncio
-    import signal
 
     from lmerge_service.up.supervisor import State, Supervisor
 
     task = asyncio.current_task()
     assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    threadsafe = asyncio.get_running_loop().call_soon_threadsafe
     _say(f"starting {plan.name} …", as_json=as_json)
     told = False
     try:
-        with single_error():
+        with orderly_end(lambda _: threadsafe(task.cancel)), single_error():
             async with Supervisor(plan, folder) as supervisor:
                 try:
                     await _show(supervisor, as_json=as_json)

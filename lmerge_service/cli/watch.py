@@ -19,6 +19,7 @@ import typer
 
 from lmerge_service.cli.asking import AT, address_of
 from lmerge_service.cli.words import printable
+from lmerge_service.signals import orderly_end
 
 if TYPE_CHECKING:
     import asyncio
@@ -241,14 +242,10 @@ def _speed(rates: Rates) -> "RenderableType":
 def _keys(stop: "asyncio.Event") -> Iterator[None]:
     """Lets q, Ctrl-C and SIGTERM set `stop`; keys only where standard input is a terminal."""
     import asyncio
-    import signal
     import termios
     import tty
 
     loop = asyncio.get_running_loop()
-    ends = (signal.SIGINT, signal.SIGTERM)
-    for number in ends:
-        loop.add_signal_handler(number, stop.set)
     keyboard = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None
     before = None
     if keyboard is not None:
@@ -261,14 +258,13 @@ def _keys(stop: "asyncio.Event") -> Iterator[None]:
                 stop.set()
 
         loop.add_reader(keyboard, pressed)
-    try:
-        yield
-    finally:
-        if keyboard is not None and before is not None:
-            loop.remove_reader(keyboard)
-            termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
-        for number in ends:
-            loop.remove_signal_handler(number)
+    with orderly_end(lambda _: loop.call_soon_threadsafe(stop.set)):
+        try:
+            yield
+        finally:
+            if keyboard is not None and before is not None:
+                loop.remove_reader(keyboard)
+                termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
 
 
 # --- elsewhere ------------------------------------------------------------------------------------
@@ -276,22 +272,15 @@ def _keys(stop: "asyncio.Event") -> Iterator[None]:
 
 async def _lines(addresses: Sequence[str], settings: Sequence[Mapping[str, Any]]) -> None:
     import asyncio
-    import signal
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    ends = (signal.SIGINT, signal.SIGTERM)
-    for number in ends:
-        loop.add_signal_handler(number, stop.set)
     known: dict[str, str] = {}
-    try:
+    with orderly_end(lambda _: loop.call_soon_threadsafe(stop.set)):
         async for workers in snapshots(addresses, settings, stop):
             for line in changes(workers, known):
                 typer.echo(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {line}")
             sys.stdout.flush()
-    finally:
-        for number in ends:
-            loop.remove_signal_handler(number)
 
 
 def changes(workers: Sequence[Seen], known: dict[str, str]) -> Iterator[str]:

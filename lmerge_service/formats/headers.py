@@ -6,13 +6,10 @@ from the beginning of time).
 
 `lmerge-seq` is for a writer that delivers at least once, and writes the same again after a crash:
 a decimal integer from 1 on that rises, from record to record of one partition and one
-incarnation. A record whose number is not above all before it was read already, and counts no
-more. That is exact where the writer makes the same records again, in the same order, even when
-two of its attempts write at the same time: of any mixture of `1 2 3 …` with `1 2 3 …` the first
-time that each number is met is in order. All that read replicas' topics ask `Repeats`.
+incarnation. What a number that does not rise means is `repeats`'.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 from lmerge_service.elements import INFINITY, START
@@ -23,7 +20,6 @@ __all__ = (
     "JOINING_AT_HEADER",
     "SEQ_HEADER",
     "RecordLike",
-    "Repeats",
     "TimedRecord",
     "incarnation_headers",
     "incarnation_of",
@@ -35,7 +31,6 @@ JOINING_AT_HEADER: Final = "lmerge-joining-at"
 SEQ_HEADER: Final = "lmerge-seq"
 
 _MAX_INCARNATION = 2**63 - 1
-_NOTHING: Final[Mapping[int, int]] = {}
 
 
 class RecordLike(Protocol):
@@ -100,43 +95,6 @@ def seq_of(headers: Sequence[tuple[str, bytes]]) -> int | None:
         if name == SEQ_HEADER:
             return _decimal(name, value, 1, _MAX_INCARNATION)
     return None
-
-
-class Repeats:
-    """Tells which records of one incarnation of a replica were read before, by their numbers.
-
-    >>> repeats = Repeats()
-    >>> headers = [[("lmerge-seq", b"%d" % number)] for number in (1, 2, 1, 2, 3)]
-    >>> [repeats.is_repeat(0, each) for each in headers]
-    [False, False, True, True, False]
-    >>> repeats.is_repeat(1, headers[0]), repeats.is_repeat(0, [])
-    (False, False)
-    """
-
-    __slots__ = ("last",)
-
-    def __init__(self, last: Mapping[int, int] = _NOTHING) -> None:
-        self.last = dict(last)
-        """By partition, the highest number that was read."""
-
-    def is_repeat(self, partition: int, headers: Sequence[tuple[str, bytes]]) -> bool:
-        """Whether the record counts no more; if it does, it is taken for read.
-
-        Raises:
-            ElementError: as `seq_of`.
-        """
-        seq = seq_of(headers)
-        if seq is None:
-            return False
-        if seq <= self.last.get(partition, 0):
-            return True
-        self.last[partition] = seq
-        return False
-
-    def take_back(self, partition: int, headers: Sequence[tuple[str, bytes]]) -> None:
-        """The record just looked at has not been taken: it will be read again."""
-        if (seq := seq_of(headers)) is not None:
-            self.last[partition] = seq - 1
 
 
 def _decimal(name: str, value: bytes | None, low: int, high: int) -> int:

@@ -11,6 +11,12 @@ Theory
     prefixes (promise 7 of docs/semantics.md), once it is known which incarnation that is. A record
     that its writer had written before (`lmerge-seq`) is ignored and counted as well.
 
+    What is ignored must be what it is taken for. A record that contradicts what was read under
+    its number is merged (`repeats`), and noted. An older incarnation is in flight in partitions
+    that have not come to the newer one; behind that, in the same partition, somebody still writes
+    who has been replaced, or who has gone back: such a run of records is *outdated*, and is
+    noted.
+
     A replica that is normalised has a normaliser per partition and incarnation, between decoding
     and the operator. What that says is a function of the partition's prefix, too, so that a
     rebuild hears what the original heard. It cannot join late: an interval that is under way at
@@ -43,19 +49,21 @@ from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.dialects import Decoder
 from lmerge_service.formats.headers import (
     JOINING_AT_HEADER,
-    Repeats,
     TimedRecord,
     incarnation_of,
+    seq_of,
 )
 from lmerge_service.formats.payload import DEEPEST
+from lmerge_service.formats.repeats import Reading, Repeats, content_of
 from lmerge_service.formats.wire import WireDecoder, encode
 
-__all__ = ("Ingest", "Judge", "Ruling", "front_of")
+__all__ = ("Contradiction", "Ingest", "Judge", "Outdated", "Ruling", "front_of")
 
 _NORMALISER: Final = "normaliser"
 _DECODER: Final = "decoder"
 _WAITING: Final = "waiting"
 _SEQ: Final = "seq"
+_OUTDATED: Final = "outdated"
 _MUST_BE_WHOLE = "a replica that is normalised must be correct from the beginning"
 
 
@@ -67,6 +75,27 @@ class Ruling(Enum):
     """It is the last of what is taken at once."""
     WAIT = "wait"
     """It is not merged, nor what is behind it."""
+
+
+class Contradiction(msgspec.Struct, frozen=True):
+    """A record that is another one than was read under its number; it was merged."""
+
+    offset: int
+    number: int
+    last: int
+    """The highest number before."""
+    trusted: int
+    """How many records before it were left out as repeats without being known."""
+
+
+class Outdated(msgspec.Struct, frozen=True):
+    """A run of records of an older incarnation behind the newer one's, in one partition."""
+
+    first: int
+    """The offset of the first."""
+    records: int
+    incarnation: int
+    """The last one's."""
 
 
 _MERGE: Final = Ruling.MERGE
@@ -138,6 +167,13 @@ class Ingest:
         """Which numbered records were read."""
         self.repeated = 0
         """Records that their writer had written before."""
+        self.contradicted = 0
+        """Records that are other ones than were read under their numbers."""
+        self.contradictions: list[Contradiction] = []
+        """Of what was taken last."""
+        self.outdated: dict[int, Outdated | None] = {}
+        """By partition that has come to this incarnation, the records of older ones behind it, as
+        long as no newer one has followed."""
         self._merge = merge
         self._decoder = decoder
         self._normalise = normalise
@@ -187,12 +223,13 @@ class Ingest:
         said: Sequence[Element] = ()
         vc: int | None
         ruling = _MERGE
+        self.contradictions.clear()
         for record in records:
             try:
                 if record.headers or self.incarnation:
                     incarnation, joining_at = incarnation_of(record.headers)
                     if incarnation < self.incarnation:
-                        self.stale += 1
+                        self._leave_out_stale(partition, record.offset, incarnation)
                         continue
                     if incarnation > self.incarnation:
                         out += self._process(elements, partition, process)
@@ -200,7 +237,9 @@ class Ingest:
                         self.start_over(incarnation, joining_at)
                         if judge is not None:
                             judge.started_over(self.name)
-                    if self.repeats.is_repeat(partition, record.headers):
+                    if incarnation:
+                        self.outdated[partition] = None
+                    if self._is_repeat(partition, record):
                         self.repeated += 1
                         continue
                 if in_wire:
@@ -226,7 +265,7 @@ class Ingest:
         if ruling is Ruling.MERGE_AND_STOP:
             elements += said
         elif ruling is Ruling.WAIT:
-            self.repeats.take_back(partition, record.headers)
+            self._take_back(partition, record)
             if not in_wire:
                 self._waiting[partition] = record.offset, said
         out += self._process(elements, partition, process)
@@ -234,6 +273,34 @@ class Ingest:
         if ruling is _MERGE:
             return records[-1].offset + 1 if records else 0
         return record.offset + (ruling is Ruling.MERGE_AND_STOP)
+
+    def _leave_out_stale(self, partition: int, offset: int, incarnation: int) -> None:
+        self.stale += 1
+        if partition in self.outdated:
+            run = self.outdated[partition] or Outdated(offset, 0, incarnation)
+            self.outdated[partition] = Outdated(run.first, run.records + 1, incarnation)
+
+    def _is_repeat(self, partition: int, record: TimedRecord) -> bool:
+        number = seq_of(record.headers)
+        if number is None:
+            return False
+        numbers = self.repeats.of(partition)
+        last, trusted = numbers.last, numbers.trusted
+        key = None if self._dialect is None else record.key
+        reading = numbers.read(number, content_of(record.value, key))
+        if reading is Reading.CONTRADICTION:
+            found = Contradiction(record.offset, number, last, trusted)
+            self.contradictions.append(found)
+            self.contradicted += 1
+        return reading is Reading.REPEAT
+
+    def _take_back(self, partition: int, record: TimedRecord) -> None:
+        """The record has to wait, and will be read again."""
+        if seq_of(record.headers) is not None:
+            self.repeats.of(partition).take_back()
+        if self.contradictions and self.contradictions[-1].offset == record.offset:
+            self.contradictions.pop()
+            self.contradicted -= 1
 
     def _translated(self, partition: int, record: TimedRecord) -> Sequence[Element]:
         assert self._dialect is not None
@@ -268,7 +335,7 @@ class Ingest:
         self.incarnation, self.joining_at = incarnation, joining_at
         self.gap_accepted = False
         self._normalisers, self._decoders, self._waiting = {}, {}, {}
-        self.repeats = Repeats()
+        self.repeats, self.outdated = Repeats(), {}
         self.front = START
         self._merge.attach(self.name, joining_at, self.partitions)
 
@@ -285,8 +352,10 @@ class Ingest:
             yield _DECODER, partition, decoder.snapshot()
         for partition, (offset, said) in self._waiting.items():
             yield _WAITING, partition, msgspec.msgpack.encode((offset, [*map(encode, said)]))
-        for partition, seq in self.repeats.last.items():
-            yield _SEQ, partition, msgspec.msgpack.encode(seq)
+        for partition, numbers in self.repeats.saved().items():
+            yield _SEQ, partition, numbers
+        for partition, run in self.outdated.items():
+            yield _OUTDATED, partition, msgspec.msgpack.encode(run)
 
     def restore(self, kind: str, partition: int, saved: bytes) -> None:
         """Takes one of `parts`.
@@ -304,7 +373,9 @@ class Ingest:
             ours = WireDecoder(max_record_bytes=1 << 30, max_depth=DEEPEST)
             self._waiting[partition] = offset, [*map(ours.decode, said)]
         elif kind == _SEQ:
-            self.repeats.last[partition] = msgspec.msgpack.decode(saved, type=int)
+            self.repeats.restore(partition, saved)
+        elif kind == _OUTDATED:
+            self.outdated[partition] = msgspec.msgpack.decode(saved, type=Outdated | None)
         else:
             raise StateError(f"the snapshot has a part {kind!r} of {self.name}, which needs none")
 

@@ -27,8 +27,9 @@ import msgspec
 from lmerge_service.core import Operator
 from lmerge_service.elements import INFINITY, START, Element
 from lmerge_service.formats.dead_letters import DeadLetter
-from lmerge_service.formats.headers import Repeats, TimedRecord
+from lmerge_service.formats.headers import TimedRecord
 from lmerge_service.formats.ingest import Ingest
+from lmerge_service.formats.repeats import Repeats
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.topics import TopicInfo
@@ -49,8 +50,8 @@ class Place(msgspec.Struct, frozen=True):
     """By partition."""
     incarnation: int
     joining_at: int
-    seqs: dict[int, int] = {}
-    """By partition, the highest number of a numbered record that was read."""
+    numbers: dict[int, bytes] = {}
+    """By partition whose writer numbers its records, what was read under which number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,8 @@ class TopicStatus:
     """Records of an incarnation that a later one had replaced."""
     repeated: int
     """Records that their writer had written before."""
+    contradicted: int
+    """Records that are other ones than were read under their numbers: they were merged."""
 
 
 @dataclass(slots=True)
@@ -144,7 +147,7 @@ class Inlets:
             list(inlet.positions),
             ingest.incarnation,
             ingest.joining_at,
-            dict(ingest.repeats.last),
+            ingest.repeats.saved(),
         )
 
     # --- records ------------------------------------------------------------------------------
@@ -259,7 +262,7 @@ class Inlets:
         inlet.positions = list(place.positions)
         self._read(inlet, place.joining_at, place.incarnation, attached=True)
         assert inlet.ingest is not None
-        inlet.ingest.repeats = Repeats(place.seqs)
+        inlet.ingest.repeats = Repeats(place.numbers)
         fresh = {n: start for n, start in starts.items() if n >= len(place.positions)}
         if fresh:
             self._begin(inlet, fresh)
@@ -329,6 +332,7 @@ class Inlets:
             dead=inlet.dead,
             stale=0 if inlet.ingest is None else inlet.ingest.stale,
             repeated=0 if inlet.ingest is None else inlet.ingest.repeated,
+            contradicted=0 if inlet.ingest is None else inlet.ingest.contradicted,
         )
 
 

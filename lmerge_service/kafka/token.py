@@ -7,8 +7,8 @@ Theory
 
 Invariants
     K1  Bytes that are not exactly those of a token of this version are refused.
-    K2  Its size is that of the live events, and of one batch at the most: it does not grow with
-        what was read.
+    K2  Its size is that of the live events, and of one batch at the most, and of a bounded number
+        of checksums where records are numbered: it does not grow with what was read.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ from lmerge_service.kafka.inlets import Place
 
 __all__ = ("Token",)
 
-_VERSION = 1
+_VERSION = 2
 _DIGEST_BYTES = 32
 
 

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 
 from lmerge_service.elements import INFINITY, Adjust, Element, Insert
 from lmerge_service.errors import ConfigurationError, ElementError, IllegalStreamError
-from lmerge_service.formats.headers import RecordLike, Repeats, incarnation_of
+from lmerge_service.formats.headers import RecordLike, incarnation_of
+from lmerge_service.formats.repeats import Repeats
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.tdb import TDB, Difference, differences
 
@@ -165,7 +166,7 @@ class TopicAudit:
 
     def _take(self, tp: "TopicPartition", record: RecordLike, element: Element, where: str) -> None:
         try:
-            if self._repeats.is_repeat(tp.partition, record.headers):
+            if self._repeats.is_repeat(tp.partition, record):
                 return
             self._streams[tp].take(element, where)
         except ElementError as error:

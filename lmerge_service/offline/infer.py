@@ -42,7 +42,8 @@ from lmerge_service.core.case import Case
 from lmerge_service.core.properties import StreamProperties
 from lmerge_service.elements import START, Element, Insert
 from lmerge_service.errors import ConfigurationError, ElementError
-from lmerge_service.formats.headers import RecordLike, Repeats, incarnation_of
+from lmerge_service.formats.headers import RecordLike, incarnation_of
+from lmerge_service.formats.repeats import Repeats
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.offline.inference import IN_ORDER, Break, Inference, Restriction, Said
 
@@ -277,7 +278,7 @@ class TopicDecoder:
         if incarnation > self._incarnation:
             self._incarnation, self._repeats = incarnation, Repeats()
             self.inference.restart()
-        if incarnation < self._incarnation or self._repeats.is_repeat(partition, record.headers):
+        if incarnation < self._incarnation or self._repeats.is_repeat(partition, record):
             return None
         return Said(where, element, partition)
 

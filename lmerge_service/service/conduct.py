@@ -23,6 +23,9 @@ Theory
 
         A and B, B behind: stable(10) stable(20) stable(10) stable(30) stable(20) stable(40) …
 
+    Two writers that number their records contradict each other's numbers again and again; a
+    restart does so once. `_DOUBLED` contradictions within the window are no restart any more.
+
 Invariants
     U1  The verdicts are a function of the chunks given and of nothing else: no clock. All of it
         may be lost at a restart; then the counting begins anew.
@@ -143,6 +146,9 @@ class Conduct:
         self._known: dict[BreachKind, int] = {}
         self._total = 0
         self._divergences = 0
+        self._records = 0
+        self._contradictions: deque[int] = deque(maxlen=_DOUBLED)
+        """After how many records the latest came."""
 
     def widen(self, partitions: int) -> None:
         self._partitions += [_Partition() for _ in range(partitions - len(self._partitions))]
@@ -179,6 +185,7 @@ class Conduct:
         """
         part = self._partitions[partition]
         news = self._news(breaches)
+        self._records += records
         self._window.add(records, dead)
         part.fresh += sum(count for kind, count in news.items() if kind in self._own)
         part.repeats += sum(count for kind, count in news.items() if kind in self._repeated)
@@ -190,6 +197,16 @@ class Conduct:
         divergences = sum(count for kind, count in news.items() if kind in DIVERGENT)
         self._divergences += divergences
         return self._findings(part, divergences > 0)
+
+    def contradicted(self) -> bool:
+        """After a record contradicted what was read under its number; whether two writers seem to
+        do that to each other."""
+        latest = self._contradictions
+        latest.append(self._records)
+        if len(latest) < _DOUBLED or latest[-1] - latest[0] > self._settings.breach_window:
+            return False
+        latest.clear()
+        return True
 
     def _news(self, breaches: Mapping[BreachKind, int]) -> dict[BreachKind, int]:
         total = sum(breaches.values())

@@ -59,8 +59,17 @@ from dataclasses import dataclass
 
 from lmerge_service.core import BreachKind
 from lmerge_service.elements import INFINITY, START
+from lmerge_service.formats.ingest import Contradiction, Outdated
 from lmerge_service.service.conduct import CHUNK, Conduct, Findings
-from lmerge_service.service.verdicts import Action, Guard, Held, Verdict, of_held
+from lmerge_service.service.verdicts import (
+    Action,
+    Guard,
+    Held,
+    Verdict,
+    of_contradiction,
+    of_held,
+    of_outdated,
+)
 from lmerge_service.topology import Topology
 
 __all__ = ("CHUNK", "Guards", "Now")
@@ -278,6 +287,37 @@ class Guards:
         conduct = self._replicas[replica].conduct
         found = conduct.after(partition, records, breaches, dead)
         return self._judged(replica, found, now) if found else ()
+
+    def contradicted(
+        self, replica: str, partition: int, found: Contradiction, count: int, now: Now
+    ) -> tuple[Verdict, ...]:
+        """After a record was merged that is another one than was read under its number, of so many
+        so far. It is told the 1st, 2nd, 4th, 8th … time, and when a second writer is likely."""
+        conduct, verdicts = self._replicas[replica].conduct, []
+        if count.bit_count() == 1:
+            claims = self._claims_beside(replica)
+            verdicts.append(of_contradiction(replica, partition, found, count, claims))
+        if conduct.contradicted():
+            quarantine = self._settings.duplicate_writer == "quarantine"
+            verdicts.append(
+                self._conduct(
+                    Guard.DUPLICATE_WRITER, quarantine, replica, now,
+                    "again and again its records contradict what was read under their numbers: "
+                    "two producers seem to write its topic",
+                    "stop one of them, then release it",
+                )
+            )  # fmt: skip
+        return tuple(verdicts)
+
+    def outdated(
+        self, replica: str, partition: int, run: Outdated, incarnation: int
+    ) -> tuple[Verdict, ...]:
+        """After records of an older incarnation were left out behind those of the latest."""
+        claims = self._claims_beside(replica)
+        return (of_outdated(replica, partition, run, incarnation, claims),)
+
+    def _claims_beside(self, replica: str) -> dict[str, int]:
+        return {name: seen.claim for name, seen in self._replicas.items() if name != replica}
 
     def _judged(self, replica: str, found: Findings, now: Now) -> tuple[Verdict, ...]:
         settings = self._settings

@@ -88,6 +88,19 @@ def _wrong_with(replica: ReplicaStatus) -> Iterator[tuple[ReasonKind, str]]:
     if replica.stale and not heard:
         text = f"all it sends ({replica.stale} records) is of an older incarnation"
         yield ReasonKind.STALE, text
+    for run in replica.outdated:
+        text = (
+            f"the latest {run.records} records of partition {run.partition}, from offset "
+            f"{run.offset} on, are of incarnation {run.incarnation}, which {replica.incarnation} "
+            "has replaced: they are left out"
+        )
+        yield ReasonKind.STALE, text
+    if replica.in_trouble and replica.contradicted:
+        text = (
+            f"{replica.contradicted} records are other ones than were read under their numbers, "
+            f"the last in {replica.contradicted_at}: a second writer, or one that counts again"
+        )
+        yield ReasonKind.NUMBERING, text
 
 
 def _is_moving(replica: ReplicaStatus) -> bool:

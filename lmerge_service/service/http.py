@@ -13,12 +13,14 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager
 
 import uvicorn
 from fastapi import Depends, FastAPI, Request, Response
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lmerge_service.errors import EnvironmentMissingError
 from lmerge_service.service.access import HEADER_BYTES, Access, Guard
 from lmerge_service.service.api import routes
 from lmerge_service.service.control import Control
+from lmerge_service.service.exposition import exposed
 from lmerge_service.service.feedback import FeedbackOut
 from lmerge_service.service.listener import CONNECTIONS, Patience
 from lmerge_service.service.metrics import metrics_of
@@ -69,7 +71,8 @@ def guarded(
     reasons, like everything else, only to who may read.
     """
     app = FastAPI(title="lmerge", docs_url=None, redoc_url=None)
-    app.add_middleware(Guard, access=access)
+    app.add_middleware(_Heads)
+    app.add_middleware(Guard, access=access)  # the outermost
     reads = [Depends(access.reads)]
 
     @app.get("/healthz")
@@ -88,12 +91,25 @@ def guarded(
         return {"state": found}
 
     @app.get("/metrics", dependencies=reads)
-    async def metrics() -> Response:
-        """The same for Prometheus."""
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+    async def metrics(request: Request) -> Response:
+        """The same for Prometheus, in the format that its Accept header prefers."""
+        text, content_type = exposed(registry, request.headers.getlist("accept"))
+        return Response(text, headers={"Content-Type": content_type, "Vary": "Accept"})
 
     app.include_router(routes(control, reads=reads, controls=[Depends(access.controls)]))
     return app
+
+
+class _Heads:
+    """ASGI middleware: HEAD is answered as GET is; the server leaves out the body."""
+
+    def __init__(self, app: ASGIApp):
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}
+        await self._app(scope, receive, send)
 
 
 class _Server(uvicorn.Server):

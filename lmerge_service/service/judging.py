@@ -16,12 +16,14 @@ Cost
     O(replicas) per batch; a stable as in `guards`.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from lmerge_service.core import Input, Operator
 from lmerge_service.formats.headers import TimedRecord
-from lmerge_service.formats.ingest import Ruling
+from lmerge_service.formats.ingest import Ingest, Outdated, Ruling
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.service.evidence import Place
 from lmerge_service.service.guards import Guards, Now
@@ -135,6 +137,28 @@ class Judging:
             self.found.append(finding)
             if verdict.action is Action.HOLD:
                 self.waiting[tp] = finding
+
+    def noted(
+        self, replica: str, tp: TopicPartition, records: Sequence[TimedRecord], ingest: Ingest,
+        outdated: Outdated | None,
+    ) -> None:  # fmt: skip
+        """Looks at what a chunk has shown of numbers and incarnations; `outdated` is the run of
+        records of an older one in the partition, where that is to be told."""
+        guards, now, incarnation = self._guards, self._now, ingest.incarnation
+        before = ingest.contradicted - len(ingest.contradictions)
+        for count, each in enumerate(ingest.contradictions, before + 1):
+            for verdict in guards.contradicted(replica, tp.partition, each, count, now):
+                self._find(verdict, tp, records, each.offset)
+        if outdated is not None:
+            for verdict in guards.outdated(replica, tp.partition, outdated, incarnation):
+                self._find(verdict, tp, records, max(outdated.first, records[0].offset))
+
+    def _find(
+        self, verdict: Verdict, tp: TopicPartition, records: Sequence[TimedRecord], offset: int
+    ) -> None:
+        shown = records[bisect_left(records, offset, key=attrgetter("offset"))]
+        place = Place.of(tp.topic, tp.partition, shown.offset, shown.value)
+        self.found.append(Finding(verdict, tp, place, self._now.seconds))
 
     def let_go(self) -> list[Finding]:
         """Held stables that may be merged now: their partitions are to be read on."""

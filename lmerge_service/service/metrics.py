@@ -263,6 +263,11 @@ _COUNTERS: Sequence[tuple[str, str, Callable[[ReplicaStatus], float]]] = (
     ("late_elements", "Elements about what was final already.", lambda each: each.late),
     ("stale_records", "Records of a replaced incarnation.", lambda each: each.stale),
     ("repeated_records", "Records that were written before.", lambda each: each.repeated),
+    (
+        "contradicted_records",
+        "Records that are other ones than were read under their numbers.",
+        lambda each: each.contradicted,
+    ),
     ("dead_letters", "Records that are not elements.", lambda each: each.dead_letters),
 )
 _GAUGES: Sequence[tuple[str, str, Callable[[ReplicaStatus], float | None]]] = (
@@ -271,6 +276,11 @@ _GAUGES: Sequence[tuple[str, str, Callable[[ReplicaStatus], float | None]]] = (
     ("idle_seconds", "Since its last record was read.", lambda each: each.idle_seconds),
     ("incarnation", "Its life that counts.", lambda each: each.incarnation),
     ("partitions", "Of its topic.", lambda each: each.partitions),
+    (
+        "outdated_records",
+        "The latest records of its partitions, of an older incarnation behind a newer one.",
+        lambda each: sum(run.records for run in each.outdated),
+    ),
     (
         "silent_partitions",
         "Partitions that never sent a stable.",

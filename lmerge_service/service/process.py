@@ -1,12 +1,11 @@
 """The worker's process: its HTTP side, and its life between start and SIGTERM.
 
 Who owns what
-    `run` owns the HTTP server and the worker. SIGTERM and SIGINT cancel them; the process ends
-    within 15 s even when Kafka is gone.
+    `run` owns the HTTP server and the worker. The first SIGTERM or SIGINT cancels them; the
+    process ends within 15 s even when Kafka is gone, and further signals do not cut that short.
 """
 
 import asyncio
-import signal
 
 import structlog
 from fastapi import Depends
@@ -20,6 +19,7 @@ from lmerge_service.service.feedback import FeedbackOut, feedback_router
 from lmerge_service.service.http import application, serve
 from lmerge_service.service.tuning import quieten_garbage_collector
 from lmerge_service.service.worker import Worker
+from lmerge_service.signals import orderly_end
 from lmerge_service.topology import Topology
 
 __all__ = ("run",)
@@ -36,17 +36,11 @@ async def run(topology: Topology, *, standby: bool = False) -> None:
     structlog.contextvars.bind_contextvars(merge=topology.name)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    try:
-        with single_error():
-            async with asyncio.TaskGroup() as group:
-                worker = group.create_task(_work(topology, standby), name="worker")
-                await _first_of(stop, worker)
-                worker.cancel()
-    finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)
+    with orderly_end(lambda _: loop.call_soon_threadsafe(stop.set)), single_error():
+        async with asyncio.TaskGroup() as group:
+            worker = group.create_task(_work(topology, standby), name="worker")
+            await _first_of(stop, worker)
+            worker.cancel()
     if not stop.is_set():
         raise LMergeError("the worker ended without being told to; start it again")
     log.info("stopped")

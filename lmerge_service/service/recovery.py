@@ -31,6 +31,7 @@ from lmerge_service.core import Case, Operator, lmerge
 from lmerge_service.errors import ElementError, StateError
 from lmerge_service.formats.headers import seq_of
 from lmerge_service.formats.payload import DEEPEST
+from lmerge_service.formats.repeats import content_of
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.records import Record
 from lmerge_service.kafka.source import Source, TopicPartition
@@ -222,14 +223,21 @@ class Recovery:
             state.said += 1
         state.counted += 1
         state.output = record.offset + 1
+        state.written.read(state.counted, content_of(record.value))
 
     def _is_repeat(self, state: TaskState, record: Record) -> bool:
-        """A merge in Spark wrote it before: its numbers count the records of the output."""
+        """A merge in Spark wrote it before: its numbers count the records of the output. What is
+        known of that one has to be the same."""
         try:
             seq = seq_of(record.headers)
         except ElementError as error:
             raise self._foreign(record.offset, str(error)) from error
-        return seq is not None and seq <= state.counted
+        if seq is None or seq > state.counted:
+            return False
+        known = state.written.known(seq)
+        if known is not None and known != content_of(record.value):
+            raise self._foreign(record.offset, f"it is not the record number {seq} that was there")
+        return True
 
     def _foreign(self, offset: int, why: str) -> StateError:
         tp = self._output

@@ -29,7 +29,7 @@ from lmerge_service.elements import START, Element, Stable
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.dialects import decoders_of
 from lmerge_service.formats.headers import TimedRecord
-from lmerge_service.formats.ingest import Ingest
+from lmerge_service.formats.ingest import Ingest, Outdated
 from lmerge_service.formats.reasons import Reason
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.routing import Router
@@ -58,10 +58,14 @@ class Tally:
     """What was counted of a replica since the process began."""
 
     counts: Counter[str] = field(default_factory=Counter)
-    """records, dead, stale, repeated, and the names in `_COUNTED`."""
+    """records, dead, stale, repeated, contradicted, and the names in `_COUNTED`."""
     breaches: Counter[str] = field(default_factory=Counter)
+    contradicted_at: tuple[str, int] | None = None
+    """Partition and offset of the last record that is another one than was read under its
+    number."""
     troubled: float | None = None
-    """When it last broke a rule or sent what is no element (the clock's seconds)."""
+    """When it last broke a rule, contradicted its own numbers, or sent what is no element (the
+    clock's seconds)."""
     last_record: float | None = None
     """When its last record was read (the clock's seconds)."""
 
@@ -365,6 +369,8 @@ class Replicas:
         ingest, tally = state.ingest, state.tally
         assert ingest is not None
         had, stale, repeated = len(dead), ingest.stale, ingest.repeated
+        contradicted = ingest.contradicted
+        older = ingest.outdated.get(tp.partition)
         before = self._merge.inputs[state.name]
         was = _of_input(before)
         following = ingest.take(tp.partition, records, out, dead, judge=judging)
@@ -375,6 +381,7 @@ class Replicas:
         # A source that delivers at least once is late with all that it repeats, and no liar.
         wrong = sum(letter.reason != Reason.LATE for letter in dead[had:])
         judging.after(state.name, slot, tp, records, taken, wrong)
+        judging.noted(state.name, tp, records, ingest, _grown(ingest, tp.partition, older))
         if self._reads_all(state.replica) and self._is_told_elsewhere(tp):
             del dead[had:]
         after = self._merge.inputs[state.name]
@@ -385,14 +392,26 @@ class Replicas:
         tally.counts.update(
             stale=ingest.stale - stale,
             repeated=ingest.repeated - repeated,
+            contradicted=ingest.contradicted - contradicted,
             records=taken,
             dead=len(dead) - had,
         )
         state.next[tp.partition] = following
         tally.last_record = self._clock()
-        if len(dead) > had:
+        if ingest.contradictions:
+            tally.contradicted_at = f"{tp.topic}-{tp.partition}", ingest.contradictions[-1].offset
+        if len(dead) > had or ingest.contradictions:
             tally.troubled = tally.last_record
         return taken
+
+
+def _grown(ingest: Ingest, partition: int, before: Outdated | None) -> Outdated | None:
+    """The run of records of an older incarnation, when it has just begun or doubled."""
+    run = ingest.outdated.get(partition)
+    if run is None:
+        return None
+    had = before.records if before is not None and before.first == run.first else 0
+    return run if run.records.bit_length() > had.bit_length() else None
 
 
 def _of_incarnation(ingest: Ingest) -> str:

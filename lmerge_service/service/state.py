@@ -18,6 +18,7 @@ import msgspec
 from lmerge_service.core import Operator, Restoring, lmerge
 from lmerge_service.elements import Element
 from lmerge_service.errors import StateError
+from lmerge_service.formats.repeats import Numbers
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.routing import Router
 from lmerge_service.service.marks import Diverged, Mark, SnapshotPlace
@@ -77,6 +78,8 @@ class TaskState:
         self.output, self.counted = 0, 0
         """An offset of the output, and how many records are before it: of those behind it the
         operator knows the first `said - counted`."""
+        self.written = Numbers()
+        """The records of the output that were read in this process, by their number."""
         self.decided = 0
         self.quarantined: dict[str, str] = {}
         """By guards of this task; a decision for all tasks follows."""

@@ -17,6 +17,7 @@ from lmerge_service.service.worker import Role
 
 __all__ = (
     "HeldStatus",
+    "OutdatedStatus",
     "OutputStatus",
     "Reason",
     "ReasonKind",
@@ -66,7 +67,11 @@ class ReasonKind(StrEnum):
     BREACHES = "breaches"
     """A replica has broken a rule, within the last ten minutes."""
     STALE = "stale"
-    """All that a replica sends is of an incarnation that was replaced."""
+    """All that a replica sends, or what it has sent last in a partition, is of an incarnation that
+    was replaced."""
+    NUMBERING = "numbering"
+    """Records of a replica contradict what was read under their numbers, within the last ten
+    minutes."""
     REDUNDANCY_LOST = "redundancy_lost"
     """Fewer than two replicas have spoken within the last minute."""
     GAP = "gap"
@@ -81,6 +86,16 @@ class Reason:
 
     kind: ReasonKind
     text: str
+
+
+class OutdatedStatus(BaseModel):
+    """Records of an incarnation that was replaced, behind the newer one's: they are left out."""
+
+    partition: int
+    offset: int
+    """Of the first."""
+    records: int
+    incarnation: int
 
 
 class ReplicaStatus(BaseModel):
@@ -115,10 +130,17 @@ class ReplicaStatus(BaseModel):
     """Records of an incarnation that a later one has replaced."""
     repeated: int
     """Records that their writer had written before, by their `lmerge-seq`."""
+    contradicted: int
+    """Records that are other ones than were read under their `lmerge-seq`: they were merged."""
+    contradicted_at: str | None
+    """Where the last of them is: topic, partition and offset."""
+    outdated: list[OutdatedStatus]
+    """Partitions whose latest records are of an older incarnation, behind the one that counts."""
     dead_letters: int
     breaches: dict[str, int]
     in_trouble: bool
-    """It broke a rule, or sent what is no element, within the last ten minutes."""
+    """It broke a rule, contradicted its own numbers, or sent what is no element, within the last
+    ten minutes."""
 
 
 class OutputStatus(BaseModel):

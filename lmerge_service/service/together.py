@@ -16,7 +16,7 @@ __all__ = ("output_of_all", "quantile_ms", "replicas_of_all")
 _WORST = (State.QUARANTINED, State.HELD_OUT, State.PAUSED, State.JOINING, State.JOINED)
 _SUMS = (
     "inserts", "adjusts", "stables", "delivered_first", "late", "stale", "repeated",
-    "dead_letters",
+    "contradicted", "dead_letters",
 )  # fmt: skip
 
 
@@ -105,6 +105,8 @@ def _together(views: Sequence[ReplicaStatus]) -> ReplicaStatus:
             "share_first": sum(first) / len(first) if first else None,
             "held": [held for each in views for held in each.held],
             "breaches": dict(breaches),
+            "contradicted_at": next((at for each in views if (at := each.contradicted_at)), None),
+            "outdated": max((each.outdated for each in views), key=len),
             "in_trouble": any(each.in_trouble for each in views),
         }
     )

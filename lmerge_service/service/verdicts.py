@@ -9,8 +9,18 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from lmerge_service.elements import INFINITY, START
+from lmerge_service.formats.ingest import Contradiction, Outdated
 
-__all__ = ("Action", "Guard", "Held", "Verdict", "of_held", "spoken")
+__all__ = (
+    "Action",
+    "Guard",
+    "Held",
+    "Verdict",
+    "of_contradiction",
+    "of_held",
+    "of_outdated",
+    "spoken",
+)
 
 
 class Guard(StrEnum):
@@ -28,6 +38,10 @@ class Guard(StrEnum):
     """The replica contradicts what the output has made final."""
     DUPLICATE_WRITER = "duplicate_writer"
     """Two producers seem to write the replica's topic."""
+    NUMBERING = "numbering"
+    """A record is another one than was read under its number."""
+    OUTDATED = "outdated"
+    """An older incarnation publishes behind a newer one."""
 
 
 class Action(StrEnum):
@@ -120,4 +134,46 @@ def _wait(until: str, patience: float | None) -> str:
     return (
         f"it is merged once another replica {until}{silent}; detach replicas that are gone for "
         "good; if it is wrong, quarantine and release its replica: it is read again without it"
+    )
+
+
+def of_contradiction(
+    replica: str, partition: int, found: Contradiction, count: int, others: Mapping[str, int]
+) -> Verdict:
+    """The verdict on a record that is another one than was read under its number, one of so many
+    so far."""
+    reason = (
+        f"record number {found.number} in partition {partition} at offset {found.offset} is "
+        f"another one than was read under that number (the last was {found.last}), {count} so far"
+    )
+    if found.trusted:
+        reason += (
+            f"; the {found.trusted} numbered records before it were left out as repeats, too far "
+            "back to be compared"
+        )
+    remedy = (
+        "it is merged, as what an unannounced restart publishes; give a writer that starts over a "
+        "higher lmerge-incarnation, and stop a second writer of the topic"
+    )
+    return Verdict(
+        Guard.NUMBERING, Action.REPORT, replica, reason, remedy, partition, found.offset,
+        others=others,
+    )  # fmt: skip
+
+
+def of_outdated(
+    replica: str, partition: int, run: Outdated, incarnation: int, others: Mapping[str, int]
+) -> Verdict:
+    """The verdict on records of an older incarnation behind those of the one that counts."""
+    reason = (
+        f"{run.records} records in partition {partition} from offset {run.first} on are of "
+        f"incarnation {run.incarnation}, behind records of incarnation {incarnation}: they are "
+        "left out"
+    )
+    remedy = (
+        "stop the writer that was replaced; an incarnation must not fall: start a replica again "
+        "with a higher lmerge-incarnation"
+    )
+    return Verdict(
+        Guard.OUTDATED, Action.REPORT, replica, reason, remedy, partition, run.first, others=others
     )

@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from lmerge_service.elements import INFINITY, START
+from lmerge_service.formats.ingest import Ingest
 from lmerge_service.service.documents import CutoverView
 from lmerge_service.service.health import reasons, unreachable
 from lmerge_service.service.life import State, Wish, seen
 from lmerge_service.service.replicas import ReplicaState
 from lmerge_service.service.status import (
     HeldStatus,
+    OutdatedStatus,
     OutputStatus,
     ReplicaStatus,
     SnapshotStatus,
@@ -190,10 +192,30 @@ def _replica(task: MergeTask, state: ReplicaState) -> ReplicaStatus:
         late=counts["late"],
         stale=counts["stale"],
         repeated=counts["repeated"],
+        contradicted=counts["contradicted"],
+        contradicted_at=_place(tally.contradicted_at),
+        outdated=[] if ingest is None else _outdated(ingest),
         dead_letters=counts["dead"],
         breaches=dict(tally.breaches),
         in_trouble=tally.troubled is not None and now - tally.troubled < _TROUBLE_SECONDS,
     )
+
+
+def _place(found: tuple[str, int] | None) -> str | None:
+    return None if found is None else f"{found[0]} at offset {found[1]}"
+
+
+def _outdated(ingest: Ingest) -> list[OutdatedStatus]:
+    return [
+        OutdatedStatus(
+            partition=partition,
+            offset=run.first,
+            records=run.records,
+            incarnation=run.incarnation,
+        )
+        for partition, run in sorted(ingest.outdated.items())
+        if run is not None
+    ]
 
 
 def _state(task: MergeTask, state: ReplicaState, *, joined: bool) -> State:

@@ -41,10 +41,10 @@ from lmerge_service.formats.headers import (
     INCARNATION_HEADER,
     JOINING_AT_HEADER,
     SEQ_HEADER,
-    Repeats,
     incarnation_of,
     seq_of,
 )
+from lmerge_service.formats.repeats import Reading, Repeats
 from lmerge_service.formats.wire import WireDecoder
 
 __all__ = ("HEADERS", "Keys", "decoding", "headers_of", "rows_of")
@@ -111,18 +111,19 @@ class _FirstTime:
             batch.column("source").to_pylist(),
             batch.column("partition").to_pylist(),
             headers.to_pylist(),
+            batch.column("value").to_pylist(),
             strict=True,
         )
         return batch.filter(pa.array([self._is_new(*each) for each in where], pa.bool_()))
 
-    def _is_new(self, source: str, partition: int, told: str | None) -> bool:
+    def _is_new(self, source: str, partition: int, told: str | None, value: bytes | None) -> bool:
         if told is None or SEQ_HEADER not in told:
             return True
         headers = headers_of(told)
         try:
             incarnation, _ = incarnation_of(headers)
             repeats = self._repeats.setdefault((source, incarnation), Repeats())
-            return not repeats.is_repeat(partition, headers)
+            return repeats.read(partition, headers, value) is not Reading.REPEAT
         except ElementError:  # it is refused when it is decoded
             return True
 

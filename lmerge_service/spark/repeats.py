@@ -1,10 +1,12 @@
-"""Raw records without those that their writer had written before (`formats.headers`).
+"""Raw records without those that their writer had written before (`formats.repeats`).
 
 Theory
     Of a writer that numbers its records, what is written again is the same, and the first time
-    that each number is met is in order. So a reader that goes through a topic keeps the highest
-    number; a query that sees all records at once keeps of each number the record that stands
-    first. Both are the same records. Those without a number are all kept.
+    that each number is met is in order. So a reader that goes through a topic leaves out what it
+    has read under that number (`formats.repeats`); a query that sees all records at once keeps of
+    each number and content the record that stands first. Both are the same records, also where
+    two writers use the same numbers for different contents, as long as neither says the same as
+    the other under one of them. Those without a number are all kept.
 """
 
 from pyspark.sql import Column, DataFrame, Window
@@ -23,7 +25,7 @@ def once(records: DataFrame) -> DataFrame:
     seq, incarnation = _number(SEQ_HEADER), F.coalesce(_number(INCARNATION_HEADER), F.lit(0))
     # Each of those without has a key of its own, so that they are not all in one task.
     key = F.coalesce(seq, -1 - F.col("offset"))
-    same = Window.partitionBy("source", "partition", incarnation, key).orderBy("offset")
+    same = Window.partitionBy("source", "partition", incarnation, key, "value").orderBy("offset")
     first = records.withColumn("place", F.row_number().over(same)).where(F.col("place") == 1)
     return first.drop("place")
 

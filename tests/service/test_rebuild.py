@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from lmerge_service.core import Operator, lmerge
 from lmerge_service.elements import START, Adjust, Element, Insert, Stable
-from lmerge_service.formats.headers import incarnation_headers
+from lmerge_service.formats.headers import SEQ_HEADER, incarnation_headers
 from lmerge_service.formats.ingest import Ingest
 from lmerge_service.formats.wire import WireDecoder, encode
 from tests.strategies import any_elements
@@ -48,7 +48,10 @@ def records(draw: st.DrawFn, partition: int) -> list[Record]:
         joining_at = START if incarnation in (0, 2) else 6 * incarnation
         headers = incarnation_headers(incarnation, joining_at)
         elements = draw(st.lists(any_elements(), max_size=8))
-        found += [Record(on_the_wire(each), partition, headers) for each in elements]
+        numbered = draw(st.booleans())  # with repeats, and with numbers that begin again
+        for each in elements:
+            number = [(SEQ_HEADER, b"%d" % draw(st.integers(1, 5)))] if numbered else []
+            found.append(Record(on_the_wire(each), partition, [*headers, *number]))
     return found
 
 

@@ -17,6 +17,7 @@ from aiokafka import TopicPartition
 from msgspec.structs import replace
 
 from lmerge_service.elements import INFINITY, Element, Insert, Stable
+from lmerge_service.errors import StateError
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.source import Source
 from lmerge_service.kafka.topics import Topics
@@ -300,6 +301,28 @@ class Late(Source):
                 self.asked += 1
                 found[tp] = found[tp] if self.asked > 3 else 0
         return found
+
+
+def test_n4_a_numbered_record_in_the_output_that_is_no_repeat_is_no_secret(merge: Merge) -> None:
+    """A merge in Spark writes some records twice; what only uses their numbers is another's."""
+    said = [ETERNAL, Insert(b'"next"', 3, 20)]
+    with merge.worker() as worker:
+        worker.wait_until_running()
+        merge.publish("a", said)
+        merge.wait_until_committed("a", 2)
+        worker.kill()
+    merge.topics["out"] = merge.output
+
+    async def followed() -> TaskState:
+        async with AsyncExitStack() as stack:
+            recovery = await recovery_of(merge, stack)
+            return await recovery.recover(None, fenced=True)
+
+    merge.publish("out", said[:1], seq=1)
+    assert asyncio.run(followed()).counted == 2
+    merge.publish("out", [Insert(b'"another"', 4, 20)], seq=1)
+    with pytest.raises(StateError, match="not the record number 1 that was there"):
+        asyncio.run(followed())
 
 
 def test_a_follower_waits_for_output_that_is_visible_later_than_its_mark(merge: Merge) -> None:

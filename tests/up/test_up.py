@@ -195,6 +195,27 @@ def test_a_process_begins_when_its_topics_exist(
         assert up.end(signal.SIGTERM) == 0
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_n10_what_is_up_is_ended_in_order_when_that_is_asked_for_twice(
+    tmp_path: Path, bootstrap: str, topic_name: TopicName, number: signal.Signals
+) -> None:
+    script = "trap 'sleep 0.5; echo in order; exit 0' TERM; echo ready; "
+    script += "while :; do sleep 0.05; done"
+    topology = write(
+        tmp_path, topic_name("t"), f'{{name: slow, command: [sh, -c, "{script}"]}}',
+        head="  workers: 0\n", bootstrap=bootstrap,
+    )  # fmt: skip
+    with Upped(tmp_path, topology) as up:
+        up.until("it to run", lambda: up.process_of("slow").get("state") == "running")
+        log = Path(up.process_of("slow")["log"])
+        up.until("it to be ready", lambda: log.read_text() == "ready\n")
+        up.process.send_signal(number)
+        time.sleep(0.1)  # what is tested is that a second one then does not matter
+        assert up.end(number) == 0
+    assert log.read_text() == "ready\nin order\n"
+    assert left_behind(tmp_path) == []
+
+
 @pytest.mark.deep
 def test_a_killed_kafka_is_started_again_and_down_ends_it_after_up_was_killed(
     tmp_path: Path, stream: Path

@@ -60,6 +60,9 @@ def test_what_a_worker_is_asked_a_job_is_asked(bootstrap: str, tmp_path: Path) -
         assert code == 6
         assert "replica a is detached" in said
         scraped = client.get("/metrics").text
+        for path in ("/healthz", "/readyz", "/metrics"):  # n11
+            head = client.head(path)
+            assert (head.status_code, head.content) == (200, b""), path
     assert scraped == generate_latest(metrics.registry).decode()
     assert "lmerge_spark_records_total 540.0" in scraped
     assert "lmerge_spark_batch_seconds_sum 1.8" in scraped
