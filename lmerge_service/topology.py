@@ -24,7 +24,7 @@ from lmerge_service.core.properties import weakest
 from lmerge_service.credentials import ClientTls, Sasl, Secret, ServerTls
 from lmerge_service.elements import INFINITY, START
 from lmerge_service.errors import ConfigurationError, fault_said
-from lmerge_service.formats.dialects import Format
+from lmerge_service.formats.dialects import Format, goes_by_partition
 from lmerge_service.startup import Up
 
 __all__ = (
@@ -180,6 +180,12 @@ class Stream(_Model):
     """Bring the replica to its canonical form first: it is the same as the others at every
     instant, but may cut its events into other intervals."""
 
+    @property
+    def is_known_by_partition(self) -> bool:
+        """What a record means depends on those before it in its partition, so that a topic that
+        gets more partitions cannot be read on."""
+        return self.normalise or goes_by_partition(self.format)
+
     _legal_topic = field_validator("topic")(_topic)
 
     @model_validator(mode="after")
@@ -326,6 +332,9 @@ class Topology(_Model):
     replicas: tuple[Replica, ...] = Field(min_length=1)
     nfc: bool = False
     """Normalise strings of payloads to NFC before they are compared."""
+    drop_nulls: bool = False
+    """Leave out members of payloads that are null before they are compared, for replicas some of
+    which write them and some of which don't."""
     time_unit: Literal["ns", "us", "ms", "s", "none"] = "ms"
     """What vs, ve and vc count since 1970; none: they are no time of day."""
     limits: Limits = Limits()

@@ -13,6 +13,7 @@ from lmerge_service.cli.jobs import Memory
 from lmerge_service.cli.options import (
     TOPIC,
     Bootstrap,
+    DropNulls,
     Json,
     KafkaConfig,
     Nfc,
@@ -23,7 +24,7 @@ from lmerge_service.cli.options import (
 from lmerge_service.cli.streams import check_files, is_parquet, label, reading
 from lmerge_service.cli.words import say_json
 from lmerge_service.errors import ConfigurationError
-from lmerge_service.formats.wire import WireDecoder
+from lmerge_service.formats.bulk import Rule
 from lmerge_service.offline.audit import Audited, audit_elements, audit_topic, compare
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ def audit(
     bootstrap: Bootstrap = None,
     kafka_config: KafkaConfig = None,
     nfc: Nfc = False,
+    drop_nulls: DropNulls = False,
     json: Json = False,
 ) -> None:
     """Tell whether streams mean the same: exit 0 if they do, 1 if not.
@@ -99,7 +101,16 @@ def audit(
         from lmerge_service.cli.audit_spark import Asked, audit_with_spark
 
         asked = Asked(
-            sources, case is _Rule.R3, clip, most, memory, html, bootstrap, kafka_config, nfc
+            sources,
+            case is _Rule.R3,
+            clip,
+            most,
+            memory,
+            html,
+            bootstrap,
+            kafka_config,
+            nfc,
+            drop_nulls,
         )
         raise typer.Exit(audit_with_spark(asked, as_json=json))
     _only_for_spark({"--case R3": case is _Rule.R3, "--html": html is not None})
@@ -109,7 +120,8 @@ def audit(
             raise ConfigurationError(f"{label(path)} is Parquet, which --engine spark reads")
     check_files(files)
     kafka = partial(connection, bootstrap, kafka_config)
-    verdict = compare(*(_audited(each, kafka, nfc) for each in sources), clipped=clip)
+    rule = Rule(nfc=nfc, drop_nulls=drop_nulls)
+    verdict = compare(*(_audited(each, kafka, rule) for each in sources), clipped=clip)
     names = [each.name for each in verdict.streams]
     if json:
         say_json(document(names, verdict, most))
@@ -124,12 +136,12 @@ def _only_for_spark(options: dict[str, bool]) -> None:
             raise ConfigurationError(f"{name} needs --engine spark")
 
 
-def _audited(source: str, kafka: "Callable[[], Connection]", nfc: bool) -> Audited:
+def _audited(source: str, kafka: "Callable[[], Connection]", rule: Rule) -> Audited:
     if source.startswith(TOPIC):
         import asyncio
 
         warnings_only()
         topic = source.removeprefix(TOPIC)
-        return asyncio.run(audit_topic(kafka(), topic, WireDecoder(nfc=nfc)))
-    with reading([source], nfc=nfc) as (stream,):
+        return asyncio.run(audit_topic(kafka(), topic, rule.decoder()))
+    with reading([source], nfc=rule.nfc, drop_nulls=rule.drop_nulls) as (stream,):
         return audit_elements(label(source), stream)

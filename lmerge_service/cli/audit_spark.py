@@ -40,6 +40,7 @@ class Asked:
     bootstrap: str | None
     kafka_config: Path | None
     nfc: bool
+    drop_nulls: bool
 
 
 def audit_with_spark(asked: Asked, *, as_json: bool) -> int:
@@ -68,7 +69,7 @@ def audit_with_spark(asked: Asked, *, as_json: bool) -> int:
             keyed=asked.keyed,
             clipped=asked.clipped,
             most=asked.most,
-            rule=Rule(nfc=asked.nfc),
+            rule=Rule(nfc=asked.nfc, drop_nulls=asked.drop_nulls),
             tell=tell,
         )
     if asked.html is not None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ("checkpoint_in",)
 
 
-def checkpoint_in(source: str, *, nfc: bool) -> "Checkpoint":
+def checkpoint_in(source: str, *, nfc: bool, drop_nulls: bool = False) -> "Checkpoint":
     """What a file or folder holds, whatever its form.
 
     Raises:
@@ -35,11 +35,13 @@ def checkpoint_in(source: str, *, nfc: bool) -> "Checkpoint":
         if (place / "manifests").is_dir():
             from lmerge_service.spark.table.read import held as held_by_table
 
-            return composed(name, [(held_by_table(source, Rule(nfc=nfc)), START)])
+            return composed(
+                name, [(held_by_table(source, Rule(nfc=nfc, drop_nulls=drop_nulls)), START)]
+            )
         if is_parquet(source):
             from lmerge_service.spark.recorded import recorded
 
-            streams = recorded(source, Rule(nfc=nfc))
+            streams = recorded(source, Rule(nfc=nfc, drop_nulls=drop_nulls))
             at = f"{name}: partition {{}} at offset ".format
             return composed(
                 name,
@@ -49,5 +51,5 @@ def checkpoint_in(source: str, *, nfc: bool) -> "Checkpoint":
             return composed(name, [(tdb, tdb.stable) for tdb in outputs(place)])
     except StateError as error:  # of a merge's own state it would be another matter
         raise ConfigurationError(str(error)) from error
-    with reading([source], nfc=nfc) as (stream,):
+    with reading([source], nfc=nfc, drop_nulls=drop_nulls) as (stream,):
         return checkpoint(name, stream)

@@ -11,6 +11,7 @@ import typer
 from lmerge_service.cli.options import (
     TOPIC,
     Bootstrap,
+    DropNulls,
     Json,
     KafkaConfig,
     Nfc,
@@ -22,7 +23,8 @@ from lmerge_service.cli.streams import check_files, label, reading
 from lmerge_service.cli.words import say_json, shortened
 from lmerge_service.core.case import Case
 from lmerge_service.elements import INFINITY
-from lmerge_service.formats.wire import WireDecoder, encode
+from lmerge_service.formats.bulk import Rule
+from lmerge_service.formats.wire import encode
 from lmerge_service.offline.infer import Inferred, Recorded, recorded, recorded_topic
 from lmerge_service.offline.infer import infer as infer_from
 from lmerge_service.offline.inference import Break, Inference, Restriction
@@ -43,6 +45,7 @@ def infer(
     bootstrap: Bootstrap = None,
     kafka_config: KafkaConfig = None,
     nfc: Nfc = False,
+    drop_nulls: DropNulls = False,
     json: Json = False,
 ) -> None:
     """Tell which case recorded streams obey, and which element is the first to break each.
@@ -61,7 +64,7 @@ def infer(
         if each.startswith(TOPIC):
             check_topic(each.removeprefix(TOPIC))
     kafka = partial(connection, bootstrap, kafka_config)
-    with _recordings(inputs, files, kafka, nfc) as recordings:
+    with _recordings(inputs, files, kafka, Rule(nfc=nfc, drop_nulls=drop_nulls)) as recordings:
         found = infer_from(recordings)
     if json:
         say_json(_document(found))
@@ -71,15 +74,19 @@ def infer(
 
 @contextmanager
 def _recordings(
-    inputs: Sequence[str], files: Sequence[str], kafka: "Callable[[], Connection]", nfc: bool
+    inputs: Sequence[str], files: Sequence[str], kafka: "Callable[[], Connection]", rule: Rule
 ) -> Iterator[list[Recorded]]:
     with ExitStack() as opened:
-        streams = iter(opened.enter_context(reading(files, nfc=nfc)) if files else ())
+        streams = iter(
+            opened.enter_context(reading(files, nfc=rule.nfc, drop_nulls=rule.drop_nulls))
+            if files
+            else ()
+        )
         recordings = []
         for each in inputs:
             if each.startswith(TOPIC):
                 warnings_only()
-                decoder, topic = WireDecoder(nfc=nfc), each.removeprefix(TOPIC)
+                decoder, topic = rule.decoder(), each.removeprefix(TOPIC)
                 found = recorded_topic(kafka(), topic, decoder)
                 recordings.append(opened.enter_context(found))
             else:

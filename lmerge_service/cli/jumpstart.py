@@ -14,6 +14,7 @@ from lmerge_service.cli.checkpoints import checkpoint_in
 from lmerge_service.cli.control import Name, other_fields
 from lmerge_service.cli.options import (
     Bootstrap,
+    DropNulls,
     Json,
     KafkaConfig,
     Nfc,
@@ -63,6 +64,7 @@ def jumpstart(
     bootstrap: Bootstrap = None,
     kafka_config: KafkaConfig = None,
     nfc: Nfc = False,
+    drop_nulls: DropNulls = False,
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Begin a replica with what a checkpoint holds, and attach it from its time on.
@@ -79,7 +81,7 @@ def jumpstart(
 
     check_topic(topic)
     fields = other_fields(more)
-    found = checkpoint_in(source, nfc=nfc)
+    found = checkpoint_in(source, nfc=nfc, drop_nulls=drop_nulls)
     if joining_at is not None and joining_at != found.correct_from:
         raise ConfigurationError(
             f"{label(source)} is correct from {found.correct_from} on, not {joining_at}: it is "

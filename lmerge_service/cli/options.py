@@ -90,6 +90,14 @@ Nfc: TypeAlias = Annotated[
     typer.Option("--nfc", help="Normalise strings to NFC first, as a topology with `nfc: true`."),
 ]
 
+DropNulls: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--drop-nulls",
+        help="Leave out members that are null first, as a topology with `drop_nulls: true`.",
+    ),
+]
+
 
 def check_topic(name: str) -> None:
     """Refuses what Kafka would refuse.

@@ -9,6 +9,7 @@ import typer
 from lmerge_service.cli.options import (
     TOPIC,
     Bootstrap,
+    DropNulls,
     Json,
     KafkaConfig,
     Nfc,
@@ -54,6 +55,7 @@ def read(
     bootstrap: Bootstrap = None,
     kafka_config: KafkaConfig = None,
     nfc: Nfc = False,
+    drop_nulls: DropNulls = False,
     json: Json = False,
 ) -> None:
     """Read topics that mean the same as one stream, a JSON element a line on standard output.
@@ -78,7 +80,9 @@ def read(
     saved = token.read_bytes() if token is not None and token.exists() else None
     kafka = connection(bootstrap, kafka_config)
     try:
-        reading = read_merged(kafka, names, case=case, token=saved, follow=follow, nfc=nfc)
+        reading = read_merged(
+            kafka, names, case=case, token=saved, follow=follow, nfc=nfc, drop_nulls=drop_nulls
+        )
     except StateError as error:  # of the token: nothing has been read
         raise StateError(f"{token}: {error}") from error
     warnings_only()

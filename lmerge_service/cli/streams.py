@@ -47,6 +47,7 @@ def reading(
     output: str | None = None,
     *,
     nfc: bool = False,
+    drop_nulls: bool = False,
     abreast: bool = False,
 ) -> Iterator[list[Stream]]:
     """(line, element) of each file, `-` being standard input; `output` is what will be written.
@@ -56,7 +57,8 @@ def reading(
         ConfigurationError: a file cannot be read, or is read twice over or also written.
     """
     check_files(paths, output)
-    decoder, shared = WireDecoder(nfc=nfc), abreast and len(paths) > 1
+    decoder = WireDecoder(nfc=nfc, drop_nulls=drop_nulls)
+    shared = abreast and len(paths) > 1
     if not _shows_progress(output):
         yield [read_elements(path, decoder, shared=shared) for path in paths]
         return

@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from lmerge_service.cli.jobs import Memory, session, stored_stream
-from lmerge_service.cli.options import Bootstrap, Json, KafkaConfig, Nfc
+from lmerge_service.cli.options import Bootstrap, DropNulls, Json, KafkaConfig, Nfc
 from lmerge_service.cli.streams import label
 from lmerge_service.cli.words import finite, point, say_json, shortened
 from lmerge_service.elements import INFINITY, START
@@ -50,6 +50,7 @@ def update(
     bootstrap: Bootstrap = None,
     kafka_config: KafkaConfig = None,
     nfc: Nfc = False,
+    drop_nulls: DropNulls = False,
     json: Json = False,
 ) -> None:
     """Take into the table what its stream has now; make the table if it is missing.
@@ -70,7 +71,9 @@ def update(
             typer.echo(f"{label(place)}: {_standing(manifest)}", err=True)
 
     with session(f"updating {label(place)}", memory, kafka=kafka) as spark:
-        done = update_table(spark, found, place, step=step, rule=Rule(nfc=nfc), told=told)
+        done = update_table(
+            spark, found, place, step=step, rule=Rule(nfc=nfc, drop_nulls=drop_nulls), told=told
+        )
     if json:
         say_json({"steps": done.steps, "records": done.records, **_document(done.manifest)})
     elif not done.steps:

@@ -53,9 +53,10 @@ _RETRY: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """By which rule records are read; a topology has the same (`nfc`, `limits`)."""
+    """By which rule records are read; a topology has the same (`nfc`, `drop_nulls`, `limits`)."""
 
     nfc: bool = False
+    drop_nulls: bool = False
     max_record_bytes: int = MAX_RECORD_BYTES
     max_depth: int = MAX_DEPTH
 
@@ -63,15 +64,19 @@ class Rule:
     def version(self) -> str:
         """When two payloads are equal; what is canonical by another version must not be mixed in.
 
-        >>> Rule().version, Rule(nfc=True).version
-        ('1', '1-nfc')
+        >>> Rule().version, Rule(nfc=True).version, Rule(nfc=True, drop_nulls=True).version
+        ('1', '1-nfc', '1-nfc-no-nulls')
         """
-        return f"{EQUALITY_VERSION}-nfc" if self.nfc else f"{EQUALITY_VERSION}"
+        nfc, nulls = "-nfc" * self.nfc, "-no-nulls" * self.drop_nulls
+        return f"{EQUALITY_VERSION}{nfc}{nulls}"
 
     def decoder(self) -> WireDecoder:
         """One that goes by it."""
         return WireDecoder(
-            nfc=self.nfc, max_record_bytes=self.max_record_bytes, max_depth=self.max_depth
+            nfc=self.nfc,
+            drop_nulls=self.drop_nulls,
+            max_record_bytes=self.max_record_bytes,
+            max_depth=self.max_depth,
         )
 
 
@@ -107,6 +112,8 @@ class Recogniser:
         if len(lines) > limit and max(map(len, records)) > limit:  # type: ignore[arg-type]
             return None
         if self._rule.nfc and not (lines.isascii() and b"\\" not in lines):
+            return None
+        if self._rule.drop_nulls and lines.count(b":null") > lines.count(b',"ve":null}\n'):
             return None
         return lines if lines.count(b"\n") == len(records) else None
 

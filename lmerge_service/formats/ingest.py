@@ -23,7 +23,10 @@ Theory
     the joining time has begun nobody knows when, so it has no canonical form.
 
     A replica that speaks a dialect (`formats.dialects`) has a decoder per partition and
-    incarnation in the same way. One record may say several elements then, or none.
+    incarnation in the same way. One record may say several elements then, or none. A key that is
+    in two partitions has no history in either (`dialects.homes`): the replica cannot be read beyond
+    that record (`torn`), and whoever merges it has to let it go. In what is recalled nothing is
+    torn, since it was merged.
 
     New stables are shown to a `Judge` before they are merged. One that has to wait stops its
     partition: what is before its record is merged, and reading goes on from that record some
@@ -46,7 +49,7 @@ from lmerge_service.core.normaliser import Normaliser
 from lmerge_service.elements import START, Element, Stable
 from lmerge_service.errors import ElementError, StateError
 from lmerge_service.formats.dead_letters import DeadLetter
-from lmerge_service.formats.dialects import Decoder
+from lmerge_service.formats.dialects import Decoder, Homes
 from lmerge_service.formats.headers import (
     JOINING_AT_HEADER,
     TimedRecord,
@@ -64,6 +67,7 @@ _DECODER: Final = "decoder"
 _WAITING: Final = "waiting"
 _SEQ: Final = "seq"
 _OUTDATED: Final = "outdated"
+_HOMES: Final = "homes"
 _MUST_BE_WHOLE = "a replica that is normalised must be correct from the beginning"
 
 
@@ -174,6 +178,8 @@ class Ingest:
         self.outdated: dict[int, Outdated | None] = {}
         """By partition that has come to this incarnation, the records of older ones behind it, as
         long as no newer one has followed."""
+        self.torn: str | None = None
+        """Why it cannot be read on, in words."""
         self._merge = merge
         self._decoder = decoder
         self._normalise = normalise
@@ -183,6 +189,7 @@ class Ingest:
         self._normalisers: dict[int, Normaliser] = {}
         self._dialect = dialect
         self._decoders: dict[int, Decoder] = {}
+        self._homes = Homes()
         self._waiting: dict[int, tuple[int, Sequence[Element]]] = {}
         """By partition, the offset of a record that was decoded and has to wait, and what it
         says."""
@@ -250,8 +257,10 @@ class Ingest:
                         continue
                     said, vc = (element,), element.vc
                 else:
-                    said = self._translated(partition, record)
+                    said = self._translated(partition, record, recall=recall)
                     vc = _highest(said)
+                    if self.torn is not None:
+                        break
             except ElementError as error:
                 dead.append(self._dead_letter(partition, record, error))
                 continue
@@ -270,6 +279,9 @@ class Ingest:
                 self._waiting[partition] = record.offset, said
         out += self._process(elements, partition, process)
         decoder.weigh(len(records))
+        if self.torn is not None:
+            self._take_back(partition, record)
+            return record.offset
         if ruling is _MERGE:
             return records[-1].offset + 1 if records else 0
         return record.offset + (ruling is Ruling.MERGE_AND_STOP)
@@ -302,7 +314,9 @@ class Ingest:
             self.contradictions.pop()
             self.contradicted -= 1
 
-    def _translated(self, partition: int, record: TimedRecord) -> Sequence[Element]:
+    def _translated(
+        self, partition: int, record: TimedRecord, *, recall: bool
+    ) -> Sequence[Element]:
         assert self._dialect is not None
         offset, said = self._waiting.pop(partition, (-1, ()))
         if offset == record.offset:
@@ -310,7 +324,27 @@ class Ingest:
         decoder = self._decoders.get(partition)
         if decoder is None:
             decoder = self._decoders[partition] = self._dialect()
-        return decoder.decode(record)
+        decoder.changes = ()
+        said = decoder.decode(record)
+        if self.partitions > 1:
+            self._compare(partition, record.offset, decoder, recall=recall)
+        return said
+
+    def _compare(self, partition: int, offset: int, decoder: Decoder, *, recall: bool) -> None:
+        """Whether the record changed what is another partition's."""
+        homes, decoders = self._homes, self._decoders
+        if not recall and (found := homes.elsewhere(partition, decoder.changes, decoders)):
+            key, other = found
+            self.torn = (
+                f"has key {_shown(key)} at offset {offset} of partition {partition}, and in "
+                f"partition {other} as well, so that neither holds its history"
+            )
+            return
+        homes.settle(partition, decoder.changes, decoder.latest)
+        passed = START
+        if len(decoders) == self.partitions:
+            passed = min(each.stable for each in decoders.values())
+        homes.forget(max(passed, self._merge.max_stable))
 
     def _process(self, elements: list[Element], partition: int, process: _Process) -> list[Element]:
         self.front = max(self.front, front_of(elements))
@@ -336,6 +370,7 @@ class Ingest:
         self.gap_accepted = False
         self._normalisers, self._decoders, self._waiting = {}, {}, {}
         self.repeats, self.outdated = Repeats(), {}
+        self._homes = Homes()
         self.front = START
         self._merge.attach(self.name, joining_at, self.partitions)
 
@@ -356,6 +391,8 @@ class Ingest:
             yield _SEQ, partition, numbers
         for partition, run in self.outdated.items():
             yield _OUTDATED, partition, msgspec.msgpack.encode(run)
+        if left := self._homes.saved():
+            yield _HOMES, 0, msgspec.msgpack.encode(left)
 
     def restore(self, kind: str, partition: int, saved: bytes) -> None:
         """Takes one of `parts`.
@@ -368,6 +405,8 @@ class Ingest:
         elif kind == _DECODER and self._dialect is not None:
             self._decoders[partition] = self._dialect()
             self._decoders[partition].restore(saved)
+        elif kind == _HOMES and self._dialect is not None:
+            self._homes.load(msgspec.msgpack.decode(saved))
         elif kind == _WAITING and self._dialect is not None:
             offset, said = msgspec.msgpack.decode(saved, type=tuple[int, list[bytes]])
             ours = WireDecoder(max_record_bytes=1 << 30, max_depth=DEEPEST)
@@ -390,3 +429,7 @@ class Ingest:
             key=record.key,
             value=record.value,
         )
+
+
+def _shown(key: bytes) -> str:
+    return repr(key[:100].decode(errors="replace"))

@@ -21,6 +21,8 @@ Theory
               another one as Python's `repr(float)`. Rounding in silence would merge payloads
               that differ, so what is not carried is refused: 2**63, 1e400, 1e-400, and decimals
               with more digits than a double keeps.
+    nulls     `{"a":null}` and `{}` differ. As an option, members of objects whose value is null are
+              left out, at any depth, since some writers leave them out; items of arrays stay.
     refused   besides: what is not JSON (NaN is not), invalid UTF-8, lone surrogates, a key twice
               (also when that shows only after unescaping or NFC), nesting beyond a limit.
               `reasons` has the closed set.
@@ -73,16 +75,22 @@ DEEPEST: Final = 200
 """No limit may be higher: the parsers recurse, and must not meet the interpreter's own limit."""
 
 
-def canonical(raw: bytes, *, nfc: bool = False, max_depth: int = MAX_DEPTH) -> bytes:
+def canonical(
+    raw: bytes, *, nfc: bool = False, drop_nulls: bool = False, max_depth: int = MAX_DEPTH
+) -> bytes:
     """The one text of the payload that `raw`, a JSON text in UTF-8, says.
 
-    `max_depth` is at most `DEEPEST`.
+    `drop_nulls` leaves out members that are null; `max_depth` is at most `DEEPEST`.
+
+    >>> canonical(b'{"a":null,"b":[null,{"c":null}]}', drop_nulls=True)
+    b'{"b":[null,{}]}'
 
     Raises:
         ElementError: `raw` is refused; `reason` is a `Reason`.
     """
     common = max_depth >= SHALLOW and (not nfc or (raw.isascii() and b"\\" not in raw))
-    return (_short_cut(raw) if common else None) or _long_way(raw, nfc, max_depth)
+    text = (_short_cut(raw) if common else None) or _long_way(raw, nfc, max_depth)
+    return _without_nulls(text) if drop_nulls and b":null" in text else text
 
 
 def _short_cut(raw: bytes) -> bytes | None:
@@ -162,7 +170,23 @@ def _long_way(raw: bytes, nfc: bool, max_depth: int) -> bytes:
         raise ElementError(Reason.LONE_SURROGATE, f"a lone surrogate, U+{half:04X}") from None
 
 
+def _without_nulls(text: bytes) -> bytes:
+    """A canonical text less the members that are null."""
+    return _print(_less_nulls(json.loads(text))).encode()
+
+
+def _less_nulls(value: object) -> object:
+    match value:
+        case list():
+            return [_less_nulls(item) for item in value]
+        case dict():
+            return {key: _less_nulls(item) for key, item in value.items() if item is not None}
+    return value
+
+
 def _decoded(raw: bytes) -> str:
+    if raw[:1] == b"\0" and len(raw) >= _REGISTRY_BYTES:
+        raise ElementError(Reason.NOT_JSON, _of_registry(raw))
     try:
         return raw.decode()
     except UnicodeDecodeError as error:
@@ -172,6 +196,21 @@ def _decoded(raw: bytes) -> str:
         else:
             reason, what = Reason.NOT_UTF8, f"not UTF-8, {error.reason}"
         raise ElementError(reason, f"{what} (byte {at})") from None
+
+
+_REGISTRY_BYTES: Final = 5
+_JSON_STARTS: Final = b'{["-0123456789tfn'
+
+
+def _of_registry(raw: bytes) -> str:
+    """What is wrong with a text that begins as serializers of a schema registry begin theirs."""
+    schema = int.from_bytes(raw[1:_REGISTRY_BYTES], "big")
+    behind = raw[_REGISTRY_BYTES:].lstrip()[:1]
+    what = "JSON behind them" if behind and behind in _JSON_STARTS else "no JSON behind them"
+    return (
+        f"not JSON: it begins with the five bytes of a schema registry, schema {schema}, and there "
+        f"is {what}: write plain JSON (in Kafka Connect by its JsonConverter)"
+    )
 
 
 _STRING: Final = re.compile(r'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
@@ -280,12 +319,13 @@ class PayloadCache:
     True
     """
 
-    __slots__ = ("_bytes", "_entries", "_held", "_old", "max_depth", "nfc", "young")
+    __slots__ = ("_bytes", "_entries", "_held", "_old", "drop_nulls", "max_depth", "nfc", "young")
 
     def __init__(
         self,
         *,
         nfc: bool = False,
+        drop_nulls: bool = False,
         max_depth: int = MAX_DEPTH,
         max_entries: int = 1 << 15,
         max_bytes: int = 16 << 20,
@@ -293,6 +333,7 @@ class PayloadCache:
         if not 0 <= max_depth <= DEEPEST:
             raise ValueError(f"max_depth must be between 0 and {DEEPEST}, got {max_depth}")
         self.nfc = nfc
+        self.drop_nulls = drop_nulls
         self.max_depth = max_depth
         self._entries = max_entries // 2
         self._bytes = max_bytes // 2
@@ -308,7 +349,9 @@ class PayloadCache:
         """The canonical text of what the young generation does not hold, which it then does."""
         text = self._old.get(raw)
         if text is None:
-            text = canonical(raw, nfc=self.nfc, max_depth=self.max_depth)
+            text = canonical(
+                raw, nfc=self.nfc, drop_nulls=self.drop_nulls, max_depth=self.max_depth
+            )
             if text is not raw:
                 text = self.young.get(text) or self._old.get(text) or text
         held = self._held + len(raw) + _ENTRY_BYTES

@@ -34,3 +34,5 @@ class Reason(StrEnum):
     """Nothing says which row it is about (`dialects`)."""
     UNKNOWN_EVENT = "unknown_event"
     """It closes an event that was not opened, or is final (`dialects`)."""
+    UNAVAILABLE = "unavailable"
+    """It leaves a value out that did not change, and nothing before has that value (`dialects`)."""

@@ -150,14 +150,17 @@ class WireDecoder:
         self,
         *,
         nfc: bool = False,
+        drop_nulls: bool = False,
         max_record_bytes: int = MAX_RECORD_BYTES,
         max_depth: int = MAX_DEPTH,
         cache: PayloadCache | None = None,
         kept_records: int = 1 << 14,
         kept_bytes: int = 16 << 20,
     ) -> None:
-        self._cache = PayloadCache(nfc=nfc, max_depth=max_depth) if cache is None else cache
-        if (self._cache.nfc, self._cache.max_depth) != (nfc, max_depth):
+        if cache is None:
+            cache = PayloadCache(nfc=nfc, drop_nulls=drop_nulls, max_depth=max_depth)
+        self._cache = cache
+        if (cache.nfc, cache.drop_nulls, cache.max_depth) != (nfc, drop_nulls, max_depth):
             raise ValueError("the cache goes by another rule than the decoder")
         self._max_bytes = max_record_bytes
         self._entries, self._kept_bytes = kept_records // 2, kept_bytes // 2

@@ -80,6 +80,7 @@ def read_merged(
     follow: bool = True,
     joining_at: Mapping[str, int] = _NOBODY,
     nfc: bool = False,
+    drop_nulls: bool = False,
     batch_records: int = 20_000,
     patience: float = 60.0,
     on_dead: Callable[[DeadLetter], object] = lambda _: None,
@@ -92,14 +93,14 @@ def read_merged(
     not exist is waited for, and the others flow.
 
     With `token`, from `MergedReader.token`, the reader goes on behind what had been handed out
-    then; `case`, `policy` and `nfc` must be as they were, `topics` may be others. Of a topic whose
-    beginning is gone `joining_at` says from when on it is correct. Records that are no elements
-    go to `on_dead` (`replica` is the topic), what a topic does wrong goes to `on_breach`; either
-    is called between two batches and must return soon.
+    then; `case`, `policy`, `nfc` and `drop_nulls` must be as they were, `topics` may be others. Of
+    a topic whose beginning is gone `joining_at` says from when on it is correct. Records that are
+    no elements go to `on_dead` (`replica` is the topic), what a topic does wrong goes to
+    `on_breach`; either is called between two batches and must return soon.
 
     Raises:
         ConfigurationError: no topics, or one twice; a quorum that so few cannot make; a token of
-            another case, policy or nfc.
+            another case, policy, nfc or drop_nulls.
         StateError: the token is damaged, or of another version.
     """
     if not topics or len(set(topics)) < len(topics):
@@ -111,8 +112,10 @@ def read_merged(
         raise ConfigurationError(str(error)) from None
     saved = None if token is None else Token.unsealed(token)
     if saved is not None:
-        merge = _resumed(saved, merge, nfc=nfc)
-    decoder = WireDecoder(nfc=nfc, max_record_bytes=1 << 30, max_depth=DEEPEST)
+        merge = _resumed(saved, merge, nfc=nfc, drop_nulls=drop_nulls)
+    decoder = WireDecoder(
+        nfc=nfc, drop_nulls=drop_nulls, max_record_bytes=1 << 30, max_depth=DEEPEST
+    )
     places = {} if saved is None else saved.places
     return MergedReader(
         connection,
@@ -120,6 +123,7 @@ def read_merged(
         Inlets(merge, topics, decoder, joining_at, places),
         [] if saved is None else saved.elements(),
         nfc=nfc,
+        drop_nulls=drop_nulls,
         follow=follow,
         batch_records=batch_records,
         patience=patience,
@@ -128,12 +132,13 @@ def read_merged(
     )
 
 
-def _resumed(saved: Token, wanted: Operator, *, nfc: bool) -> Operator:
+def _resumed(saved: Token, wanted: Operator, *, nfc: bool, drop_nulls: bool) -> Operator:
     merge = saved.merge()
     for what, was, now in (
         ("case", merge.case, wanted.case),
         ("policy", merge.policy, wanted.policy),
         ("nfc", saved.nfc, nfc),
+        ("drop_nulls", saved.drop_nulls, drop_nulls),
     ):
         if was != now:
             raise ConfigurationError(f"the token is of a reader with {what} {was}, not {now}")
@@ -151,6 +156,7 @@ class MergedReader:
         waiting: list[Element],
         *,
         nfc: bool,
+        drop_nulls: bool,
         follow: bool,
         batch_records: int,
         patience: float,
@@ -161,7 +167,7 @@ class MergedReader:
         self._merge = merge
         self._inlets = inlets
         self._waiting = waiting[::-1]  # the next one is the last
-        self._nfc = nfc
+        self._nfc, self._drop_nulls = nfc, drop_nulls
         self._follow = follow
         self._batch_records = batch_records
         self._patience = patience
@@ -308,7 +314,13 @@ class MergedReader:
         """What `read_merged(token=…)` goes on from, behind the last element handed out. Its size
         is that of the live events and of the rest of the batch; it costs as much to make."""
         waiting = self._waiting[::-1]
-        return Token.of(self._merge, self._inlets.places(), waiting, nfc=self._nfc).sealed()
+        return Token.of(
+            self._merge,
+            self._inlets.places(),
+            waiting,
+            nfc=self._nfc,
+            drop_nulls=self._drop_nulls,
+        ).sealed()
 
     @property
     def positions(self) -> dict[TopicPartition, int]:

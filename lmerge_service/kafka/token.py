@@ -43,10 +43,17 @@ class Token(msgspec.Struct, frozen=True):
     operator: bytes
     places: dict[str, Place]
     waiting: list[bytes]
+    drop_nulls: bool = False
 
     @classmethod
     def of(
-        cls, merge: Operator, places: Mapping[str, Place], waiting: Sequence[Element], *, nfc: bool
+        cls,
+        merge: Operator,
+        places: Mapping[str, Place],
+        waiting: Sequence[Element],
+        *,
+        nfc: bool,
+        drop_nulls: bool = False,
     ) -> "Token":
         return cls(
             _VERSION,
@@ -55,6 +62,7 @@ class Token(msgspec.Struct, frozen=True):
             merge.snapshot(),
             dict(places),
             [encode(element) for element in waiting],
+            drop_nulls,
         )
 
     def sealed(self) -> bytes:

@@ -70,6 +70,7 @@ class Declare(Struct, frozen=True, forbid_unknown_fields=True, tag_field="do", t
     case: Word
     policy: dict[str, Any]
     replicas: list[dict[str, Any]]
+    drop_nulls: bool = False
 
 
 class Attach(Struct, frozen=True, forbid_unknown_fields=True, tag_field="do", tag="attach"):

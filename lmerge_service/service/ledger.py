@@ -285,11 +285,11 @@ class Ledger:
             topic = self.topology.output.topic
             why = f"{topic} is the output of the merge {self.declared.merge}; use another topic"
             raise _RefusedError("invalid", why)
-        if self.declared is not None and (self.declared.key, self.declared.nfc) != (
-            action.key,
-            action.nfc,
-        ):
-            why = "key and nfc make the output what it is: to change them, use a new output topic"
+        if self.declared is not None and _identity(self.declared) != _identity(action):
+            why = (
+                "key, nfc and drop_nulls make the output what it is: to change them, use a new "
+                "output topic"
+            )
             raise _RefusedError("invalid", why)
         version = self.version + 1
         policy = self.policy.model_dump() if self._policy_decided else action.policy
@@ -542,10 +542,16 @@ def declaration(topology: Topology) -> Declare:
         output=dump(topology.output),
         key=list(topology.key),
         nfc=topology.nfc,
+        drop_nulls=topology.drop_nulls,
         case=topology.case,
         policy=dump(topology.policy),
         replicas=[dump(each) for each in topology.replicas],
     )
+
+
+def _identity(declared: Declare) -> tuple[list[str], bool, bool]:
+    """Which events of the output are one."""
+    return declared.key, declared.nfc, declared.drop_nulls
 
 
 def undisputed(topology: Topology) -> Ledger:

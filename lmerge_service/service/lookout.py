@@ -129,6 +129,8 @@ class Lookout:
         before = replicas.states[name].width
         fresh = replicas.needed(name, info.partitions)[before:]
         replicas.widen(name, info, await self._source.beginnings(fresh) if fresh else {})
+        if name not in replicas.merged:
+            return
         topic = replicas.states[name].replica.topic
         log.info("replica widened", replica=name, topic=topic, partitions=info.partitions)
 

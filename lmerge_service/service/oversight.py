@@ -204,6 +204,9 @@ class Oversight:
         news, replicas.news = replicas.news, []
         for kind, name, why in news:
             self._reporting.happened(kind, name, why)
+            if name in self._state.quarantined:
+                self.withdrew = True
+                self._asked.set()
         if gap is not None and (self._gap is None or self._gap.input != gap.input):
             why = f"nobody vouches for [{gap.start}, {gap.end}): the output waits for {gap.input}"
             self._reporting.happened(Happening.GAP, gap.input, why)

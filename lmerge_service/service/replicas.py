@@ -7,6 +7,10 @@ Theory
     anew, or the records to go on from are gone. It is then *held out*, with the reason in words,
     and the others go on. Where each stands goes into the mark of every transaction (`marks`).
 
+    Where rows or intervals are known by partition (a dialect, `normalise`), a topic that gets
+    wider, and a key that is in two partitions, break the order for good. Such a replica is put into
+    quarantine, since nothing but a person can give it a topic that can be read.
+
     Being merged again always begins at the beginning of what its topic holds, since what the
     operator held of it is gone. Stables that it had sent before the release from a quarantine do
     not count then: they are what it may have lied about.
@@ -43,6 +47,11 @@ from lmerge_service.topology import Replica
 __all__ = ("ReplicaState", "Replicas", "Tally")
 
 log = structlog.get_logger()
+
+_WHOLE = (
+    "write all of it to a new topic and attach that, or, if it began a new incarnation with the "
+    "new partitions, release it"
+)
 
 _COUNTED = {
     "inserts": "inserts",
@@ -135,9 +144,11 @@ class Replicas:
         router: Router,
         tallies: dict[str, Tally],
         clock: Callable[[], float],
+        distrusted: Callable[[str, str], object],
     ):
         """`partition` is the task's, of those of the output; `router` tells what belongs there;
-        `tallies` outlive this, by name."""
+        `tallies` outlive this, by name; `distrusted` is called with whoever is put into quarantine
+        here, and why."""
         self.states: dict[str, ReplicaState] = {}
         """By name."""
         self.news: list[tuple[Happening, str, str]] = []
@@ -148,6 +159,7 @@ class Replicas:
         self._router = router
         self._tallies = tallies
         self._clock = clock
+        self._distrusted = distrusted
 
     # --- who there is ---------------------------------------------------------------------------
 
@@ -167,6 +179,15 @@ class Replicas:
         state = self.states[name]
         self._stop_merging(state)
         state.quarantined = why
+
+    def distrust(self, name: str, why: str) -> None:
+        """Puts a replica into quarantine whose topic cannot be read as one table any more."""
+        state = self.states[name]
+        why = f"partitions: topic {state.replica.topic} {why}; {_WHOLE}"
+        self.quarantine(name, why)
+        self._distrusted(name, why)
+        self.news.append((Happening.HELD_OUT, name, why))
+        log.warning("replica held out", replica=name, topic=state.replica.topic, why=why)
 
     def hold_out(self, name: str, why: str, *, lost: bool = False, made_anew: bool = False) -> None:
         """Goes on without a replica; if its topic was `made_anew`, until that is begun."""
@@ -326,6 +347,14 @@ class Replicas:
         if (why := self._unfit(state.replica, info)) is not None:
             self.hold_out(name, why, lost=True)
             return
+        if state.replica.is_known_by_partition:
+            what = "intervals" if state.replica.format == "wire" else "rows"
+            self.distrust(
+                name,
+                f"got {info.partitions} partitions, {state.width} before, and its {what} are "
+                "known by partition: a key that moves leaves what it had behind",
+            )
+            return
         assert state.ingest is not None
         state.ingest.widen(info.partitions)
         for tp in self.needed(name, info.partitions)[state.width :]:
@@ -342,6 +371,7 @@ class Replicas:
         assert state.ingest is not None
         out: list[Element] = []
         state.ingest.take(tp.partition, records, out, [], recall=True)
+        assert state.ingest.torn is None
         return out
 
     def _is_told_elsewhere(self, tp: TopicPartition) -> bool:
@@ -402,6 +432,8 @@ class Replicas:
             tally.contradicted_at = f"{tp.topic}-{tp.partition}", ingest.contradictions[-1].offset
         if len(dead) > had or ingest.contradictions:
             tally.troubled = tally.last_record
+        if ingest.torn is not None:
+            self.distrust(state.name, ingest.torn)
         return taken
 
 

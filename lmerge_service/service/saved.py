@@ -131,6 +131,7 @@ def merge_of(topology: Topology) -> str:
         "partitions": output.partitions,
         "key": topology.key,
         "nfc": topology.nfc,
+        "drop_nulls": topology.drop_nulls,
     }
     return msgspec.json.encode(kind).decode()
 

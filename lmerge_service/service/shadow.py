@@ -117,6 +117,7 @@ class Shadow:
         limits = topology.limits
         self._decoder = WireDecoder(
             nfc=topology.nfc,
+            drop_nulls=topology.drop_nulls,
             max_record_bytes=limits.max_record_bytes,
             max_depth=limits.max_nesting,
         )
@@ -229,7 +230,10 @@ class Shadow:
         out: list[Element] = []
         dead: list[DeadLetter] = []
         for tp, records in batches.items():
-            self._ingests[self._names[tp.topic]].take(tp.partition, records, out, dead)
+            ingest = self._ingests[self._names[tp.topic]]
+            ingest.take(tp.partition, records, out, dead)
+            if ingest.torn is not None:
+                raise StateError(f"{tp.topic} {ingest.torn}")
         if self._source.lost:
             tp, why = next(iter(self._source.lost.items()))
             raise StateError(f"{tp.topic}, partition {tp.partition}: {why}")

@@ -96,6 +96,7 @@ class TaskState:
         limits = self.topology.limits
         decoder = WireDecoder(
             nfc=self.topology.nfc,
+            drop_nulls=self.topology.drop_nulls,
             max_record_bytes=limits.max_record_bytes,
             max_depth=limits.max_nesting,
         )
@@ -107,7 +108,11 @@ class TaskState:
             router=self.router,
             tallies=self._tallies,
             clock=self._clock,
+            distrusted=self._distrust,
         )
+
+    def _distrust(self, name: str, why: str) -> None:
+        self.quarantined[name] = why
 
     def mark(self) -> Mark:
         """What to commit beside all that has been said."""
@@ -135,6 +140,7 @@ class TaskState:
             "case": str(topology.resolved_case),
             "policy": str(self.policy),
             "nfc": topology.nfc,
+            "drop_nulls": topology.drop_nulls,
             "key": topology.key,
             "partitions": topology.output.partitions,
         }

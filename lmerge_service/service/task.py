@@ -521,6 +521,7 @@ class MergeTask:
         limits = self.topology.limits
         decoder = WireDecoder(
             nfc=self.topology.nfc,
+            drop_nulls=self.topology.drop_nulls,
             max_record_bytes=limits.max_record_bytes,
             max_depth=limits.max_nesting,
         )

@@ -113,7 +113,11 @@ def canonical_payload(text: Column, rule: Rule = Rule()) -> Column:  # noqa: B00
         for batch in batches:
             texts = batch.cast(pa.binary()).to_pylist()
             payloads = [
-                each if each is None else canonical(each, nfc=rule.nfc, max_depth=rule.max_depth)
+                each
+                if each is None
+                else canonical(
+                    each, nfc=rule.nfc, drop_nulls=rule.drop_nulls, max_depth=rule.max_depth
+                )
                 for each in texts
             ]
             yield pa.array(payloads, pa.binary()).view(pa.string())

@@ -169,6 +169,22 @@ def test_how_kafka_is_reached_comes_from_a_file_too(lmerge: Lmerge) -> None:
     assert (done.code, "127.0.0.1:1" in done.error) == (3, True)
 
 
+def test_n14_members_that_are_null_meet_ones_that_are_left_out_with_drop_nulls(
+    tmp_path: Path, lmerge: Lmerge
+) -> None:
+    for name, payload in (("written", {"id": 1, "a": None}), ("absent", {"id": 1})):
+        line = json.dumps({"op": "insert", "payload": payload, "vs": 1, "ve": 2})
+        (tmp_path / name).write_text(line + "\n")
+    assert lmerge("audit", "written", "absent").code == 1
+    assert lmerge("audit", "written", "absent", "--drop-nulls").code == 0
+    assert lmerge("merge", "written", "absent", "-o", "merged", "--drop-nulls").code == 0
+    assert lmerge("audit", "merged", "absent").code == 0
+    both = (tmp_path / "written").read_text() + (tmp_path / "absent").read_text()
+    (tmp_path / "both").write_text(both)
+    assert "R3: yes" in lmerge("infer", "both").out
+    assert "R3: no" in lmerge("infer", "both", "--drop-nulls").out
+
+
 def test_strings_that_differ_in_unicode_form_only_meet_with_nfc(
     tmp_path: Path, lmerge: Lmerge
 ) -> None:

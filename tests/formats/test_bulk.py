@@ -75,6 +75,15 @@ def test_what_the_rule_does_not_take_is_not_simple() -> None:
     assert recognised(accented, rule=Rule(max_record_bytes=len(accented) - 1)) == [0]
 
 
+def test_n14_where_nulls_are_dropped_what_may_hold_one_is_not_simple() -> None:
+    rule = Rule(drop_nulls=True)
+    for payload, simple in ((b'{"a":1}', 1), (b'{"a":null}', 0), (b'{"a":[{"b":null}]}', 0)):
+        for ve in (9, INFINITY):
+            assert recognised(encode(Insert(payload, 1, ve)), rule=rule) == [simple]
+    disguised = encode(Insert(b'{"a":{"vs":1,"ve":null}}', 1, INFINITY))
+    assert recognised(disguised, rule=rule) == [0]
+
+
 def test_poison_costs_its_neighbours_the_short_way_and_no_more() -> None:
     simple = b'{"op":"stable","vc":7}'
     said: list[bytes | None] = [simple] * MANY

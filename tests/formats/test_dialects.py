@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 
 from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
-from lmerge_service.errors import StateError
-from tests.formats.dialects import Record, decoded, decoder, refusal, value
+from lmerge_service.errors import ElementError, StateError
+from lmerge_service.formats.dialects import build_decoder
+from lmerge_service.formats.payload import PayloadCache
+from tests.formats.dialects import Record, decoded, decoder, options, refusal, value
 
 A, B = b'{"id":1,"n":"A"}', b'{"id":1,"n":"B"}'
 ONE, TWO = b'{"id":1}', b'{"id":2}'
@@ -249,6 +251,65 @@ def test_debezium_refuses_what_it_cannot_read() -> None:
     assert refusal(by_field, change("c", 4, None, {"id": None})) == "no_key"
 
 
+REGISTRY = b"\0\0\0\0\7"
+
+
+@pytest.mark.parametrize(
+    ("key", "what"),
+    [
+        (b"k1", "the record's key: not JSON"),
+        (b"\xff", "the record's key: not UTF-8"),
+        (REGISTRY + ONE, "the record's key: not JSON: .*schema registry, schema 7"),
+        (b'"' + b"k" * 2000 + b'"', "the record's key: larger than"),
+    ],
+)
+def test_n14_a_key_that_is_refused_is_what_is_blamed(key: bytes, what: str) -> None:
+    by_key = decoder(
+        dialect="upserts", max_record_bytes=1000, key_into="key", stable={"lateness": 1}
+    )
+    one = decoder(dialect="debezium", max_record_bytes=1000, stable={"lateness": 1})
+    for each, record in (
+        (one, change("c", 4, None, b, key=key)),
+        (one, Record(None, key)),
+        (by_key, Record(value(n=1), key, 4)),
+    ):
+        with pytest.raises(ElementError, match=what):
+            each.decode(record)
+    text = decoder(dialect="upserts", key_into="k", key_encoding="text", stable={"lateness": 1})
+    with pytest.raises(ElementError, match="the record's key: not UTF-8"):
+        text.decode(Record(value(n=1), b"\xff", 4))
+
+
+def test_n14_a_value_of_a_schema_registry_is_told_of_in_each_dialect() -> None:
+    behind = value(op="c", after=b, source={"ts_ms": 4})
+    forms: tuple[Any, ...] = (
+        {"dialect": "debezium", "stable": {"lateness": 1}},
+        {"dialect": "upserts", "stable": {"lateness": 1}},
+        {"dialect": "flink", "encoding": "rowkind", "stable": {"lateness": 1}},
+        {"dialect": "openclose"},
+    )
+    for form in forms:
+        with pytest.raises(ElementError, match=r"^not JSON: .*schema 7, and there is JSON behind"):
+            decoder(**form).decode(Record(REGISTRY + behind, ONE, 4))
+
+
+def test_n14_nulls_of_a_row_are_dropped_and_those_of_its_envelope_are_not() -> None:
+    def dropping(**fields: Any) -> Any:
+        return build_decoder(options(**fields), PayloadCache(drop_nulls=True), 1 << 20)
+
+    one = dropping(dialect="debezium", stable={"lateness": 100})
+    said = decoded(one, change("c", 3, None, {"id": 1, "n": None}), change("u", 5, None, {"id": 1}))
+    assert changes(said) == [opens(b'{"id":1}', 3)], "the update changes nothing"
+    assert changes(decoded(one, change("d", 9))) == [ends(b'{"id":1}', 3, 9)]
+    pairs = decoded(
+        dropping(dialect="openclose"),
+        Record(b'{"op":"open","payload":{"a":null},"vs":1}'),
+        Record(b'{"op":"close","payload":{},"vs":1,"ve":4}'),
+        Record(b'{"op":"close","payload":{},"vs":1,"ve":null}'),
+    )
+    assert pairs == [opens(b"{}", 1), ends(b"{}", 1, 4), Adjust(b"{}", 1, 4, INFINITY)]
+
+
 def test_a_truncated_table_has_no_rows() -> None:
     other = {"id": 2}
     said = decoded(
@@ -266,7 +327,7 @@ def test_a_value_that_the_log_does_not_repeat_is_taken_over() -> None:
     decoded(one, change("c", 3, None, {"id": 1, "big": [1, 2], "n": 1}))
     told = change("u", 5, None, {"id": 1, "big": "__debezium_unavailable_value", "n": 2})
     assert changes(decoded(one, told))[1] == opens(b'{"big":[1,2],"id":1,"n":2}', 5)
-    assert refusal(debezium(), told) == "not_an_element"
+    assert refusal(debezium(), told) == "unavailable"
 
 
 def test_heartbeats_count_when_they_are_to() -> None:

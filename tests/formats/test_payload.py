@@ -12,6 +12,7 @@ from lmerge_service.errors import ElementError
 from lmerge_service.formats import payload
 from lmerge_service.formats.payload import DEEPEST, PayloadCache, canonical
 from lmerge_service.formats.reasons import Reason
+from lmerge_service.formats.wire import WireDecoder
 from tests.formats.oracle import meaning
 from tests.formats.strategies import STYLES, damaged, json_texts, json_values, nfc_twins, written
 
@@ -108,6 +109,50 @@ def test_composed_and_decomposed_letters_differ_unless_nfc_is_asked_for() -> Non
     assert canonical(composed) != canonical(decomposed)
     assert canonical(decomposed, nfc=True) == composed == canonical(composed, nfc=True)
     assert canonical(rb'{"\u0065\u0301":"e\u0301"}', nfc=True) == composed
+
+
+REGISTRY = b"\0\0\0\0\7"
+
+
+def test_n14_null_and_absent_are_two_payloads_unless_nulls_are_dropped() -> None:
+    assert canonical(b'{"a":null}') == b'{"a":null}'
+    assert canonical(b'{"a":null}', drop_nulls=True) == canonical(b"{}", drop_nulls=True) == b"{}"
+    raw = b'{"b": {"c": null, "d": [null, {"e": null}]}, "a": 1e2, "t": "x:null", "z": 1e-7}'
+    less = b'{"a":100,"b":{"d":[null,{}]},"t":"x:null","z":1e-07}'
+    assert canonical(raw, drop_nulls=True) == less == canonical(less, drop_nulls=True)
+    assert canonical(b"null", drop_nulls=True) == b"null"
+
+
+def _less(value: object) -> object:
+    if isinstance(value, list):
+        return [_less(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _less(item) for key, item in value.items() if item is not None}
+    return value
+
+
+@given(json_values())
+def test_n14_dropping_nulls_leaves_the_rest_as_it_is(value: object) -> None:
+    raw, less = json.dumps(value).encode(), json.dumps(_less(value)).encode()
+    try:
+        expected = canonical(less)
+    except ElementError:
+        return
+    assert canonical(raw, drop_nulls=True) == expected
+    assert PayloadCache(drop_nulls=True).young[raw] == expected
+
+
+@pytest.mark.parametrize(
+    ("behind", "what"),
+    [(b'{"id":1}', "JSON behind"), (b"\x02\xc8\x01", "no JSON behind"), (b"", "no JSON behind")],
+)
+def test_n14_the_bytes_of_a_schema_registry_are_named(behind: bytes, what: str) -> None:
+    with pytest.raises(ElementError, match=rf"schema registry, schema 7, and there is {what}") as e:
+        canonical(REGISTRY + behind)
+    assert e.value.reason == "not_json"
+    with pytest.raises(ElementError, match="schema registry, schema 4279156991"):
+        WireDecoder().decode(b"\0\xff\x0e\xc0\xff" + behind)
+    assert refusal(b"\0\0\0") == "not_json"
 
 
 def test_nfc_does_not_join_an_escape_with_the_accent_behind_it() -> None:

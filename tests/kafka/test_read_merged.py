@@ -414,6 +414,7 @@ def test_a_token_is_refused_where_it_does_not_fit(written: Topic) -> None:
             ({"case": "R4"}, "case R3, not R4"),
             ({"policy": Policy(adjust="eager")}, "policy"),
             ({"nfc": True}, "nfc False, not True"),
+            ({"drop_nulls": True}, "drop_nulls False, not True"),
         ):
             with pytest.raises(ConfigurationError, match=what):
                 written.reader("a", token=token, **options)

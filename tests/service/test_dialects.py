@@ -28,7 +28,7 @@ from lmerge_service.formats.payload import PayloadCache
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.publish import publish
-from lmerge_service.tdb import reconstitute
+from lmerge_service.tdb import TDB, reconstitute
 from tests.formats.dialects import Record
 from tests.service.cluster import Merge
 
@@ -64,7 +64,9 @@ class Fed:
 
 
 def row(payload: bytes | None, t: int, partition: int = 0, incarnation: int = 0) -> Record:
-    return Record(payload, b"1", t, partition, headers=incarnation_headers(incarnation))
+    return Record(
+        payload, b"%d" % partition, t, partition, headers=incarnation_headers(incarnation)
+    )
 
 
 def test_a_record_may_say_several_elements_or_none() -> None:
@@ -191,8 +193,10 @@ REASONS = {
 }
 
 
-async def _letters(bootstrap: str, topic: str, count: int) -> list[tuple[str, str]]:
-    """(replica, reason) of so many dead letters."""
+async def _letters(
+    bootstrap: str, topic: str, count: int, header: str = "lmerge-reason"
+) -> list[tuple[str, str]]:
+    """(replica, reason or another header) of so many dead letters."""
     found: list[tuple[str, str]] = []
     async with (
         AIOKafkaConsumer(
@@ -205,7 +209,7 @@ async def _letters(bootstrap: str, topic: str, count: int) -> list[tuple[str, st
     ):
         while len(found) < count:
             headers = dict((await consumer.getone()).headers)
-            found.append((headers["lmerge-replica"].decode(), headers["lmerge-reason"].decode()))
+            found.append((headers["lmerge-replica"].decode(), headers[header].decode()))
     return found
 
 
@@ -259,3 +263,30 @@ def test_four_dialects_of_one_table_merge_to_it_past_poison_and_kill(
     assert merge.says(reconstitute(elements))
     assert [replica["why"] for replica in status["replicas"]] == [None] * 4
     assert all(replica["breaches"] == {} for replica in status["replicas"])
+
+
+@pytest.mark.kafka
+def test_n14_replicas_with_nulls_and_without_meet_and_a_registrys_bytes_are_named(
+    bootstrap: str, tmp_path: Path
+) -> None:
+    merge = Merge(bootstrap, tmp_path, ["nulls", "absent", "cdc"])
+    merge.extra = {"drop_nulls": True, "policy": {"stable": "quorum(2)"}}
+    merge.write()
+    document = json.loads(merge.path.read_text())
+    document["replicas"][2]["format"] = {"dialect": "debezium", "stable": {"lateness": 0}}
+    merge.path.write_text(json.dumps(document))
+    end = b'{"op":"stable","vc":null}'
+    for name, payload in (("nulls", b'{"id":1,"n":null}'), ("absent", b'{"id":1}')):
+        insert = b'{"op":"insert","payload":%b,"vs":1,"ve":9}' % payload
+        merge.send_raw(merge.topics[name], [b"\0\0\0\0\7" + insert, insert, end])
+    change = b'{"op":"c","after":{"id":1},"source":{"ts_ms":1}}'
+    merge.send_raw(merge.topics["cdc"], [change], b"not json")
+    with merge.worker() as worker:
+        status = worker.wait_until_ended()
+    assert merge.says(TDB([(b'{"id":1}', 1, 9)]))
+    assert all(replica["breaches"] == {} for replica in status["replicas"])
+    letters = asyncio.run(_letters(bootstrap, merge.dead_letters, 3, "lmerge-message"))
+    said = dict(letters)
+    for name in ("nulls", "absent"):
+        assert "the five bytes of a schema registry, schema 7, and there is JSON" in said[name]
+    assert said["cdc"].startswith("the record's key: not JSON")

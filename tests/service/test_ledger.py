@@ -111,8 +111,9 @@ def test_a_file_that_says_the_same_declares_nothing() -> None:
     ("change", "why"),
     [
         ({"name": "other"}, "out is the output of the merge t"),
-        ({"key": ["id"]}, "key and nfc make the output what it is"),
-        ({"nfc": True}, "key and nfc make the output what it is"),
+        ({"key": ["id"]}, "key, nfc and drop_nulls make the output what it is"),
+        ({"nfc": True}, "key, nfc and drop_nulls make the output what it is"),
+        ({"drop_nulls": True}, "key, nfc and drop_nulls make the output what it is"),
     ],
 )
 def test_what_makes_an_output_what_it_is_cannot_change(change: dict[str, Any], why: str) -> None:
@@ -195,6 +196,7 @@ def test_nothing_secret_is_declared() -> None:
         "merge": "t",
         "key": [],
         "nfc": False,
+        "drop_nulls": False,
         "output": {"topic": "out"},
         "case": "R3",
         "policy": {},

@@ -56,9 +56,10 @@ def test_a_file_that_is_cut_or_changed_anywhere_is_refused(tmp_path: Path) -> No
 def test_another_merges_or_another_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "saved"
     [one] = written(path, 4)
-    other = merge_of(TOPOLOGY.model_copy(update={"nfc": True}))
-    with pytest.raises(ConfigurationError, match=r"is the state of .*, and not of"):
-        sections(path, other)
+    for rule in ("nfc", "drop_nulls"):
+        other = merge_of(TOPOLOGY.model_copy(update={rule: True}))
+        with pytest.raises(ConfigurationError, match=r"is the state of .*, and not of"):
+            sections(path, other)
     written(path, 5)
     with pytest.raises(StateError, match="another one than the merge began from"):
         list(chunks_of(path, 0, one.digest))

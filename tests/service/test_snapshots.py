@@ -89,9 +89,10 @@ def test_bytes_that_are_cut_short_damaged_or_of_another_merge_are_refused() -> N
             restored([wrong])
     with pytest.raises(StateError, match=r"is of .*and not of"):
         restored([data], fresh(partition=1))
-    other = TOPOLOGY.model_copy(update={"nfc": True})
-    with pytest.raises(StateError, match=r"is of .*and not of"):
-        restored([data], fresh(topology=other))
+    for rule in ("nfc", "drop_nulls"):
+        other = TOPOLOGY.model_copy(update={rule: True})
+        with pytest.raises(StateError, match=r"is of .*and not of"):
+            restored([data], fresh(topology=other))
 
 
 def test_bytes_that_are_damaged_anywhere_are_refused_in_words_or_make_sense() -> None:

@@ -371,8 +371,10 @@ def test_a_table_is_of_one_stream_by_one_rule(
         update_table(spark, other, str(tmp_path / "new"))
     with pytest.raises(ConfigurationError, match=r"^a,b: a table is made of one topic$"):
         update_table(spark, Topics("127.0.0.1:1", ["a", "b"]), str(tmp_path / "new"))
-    with pytest.raises(ConfigurationError, match=r"has payloads by rule 1, not 1-nfc \(nfc\)$"):
+    with pytest.raises(ConfigurationError, match=r"by rule 1, not 1-nfc \(nfc, drop_nulls\)$"):
         update_table(spark, stored.source, stored.path, rule=Rule(nfc=True))
+    with pytest.raises(ConfigurationError, match=r"by rule 1, not 1-no-nulls \(nfc, drop_nulls\)$"):
+        update_table(spark, stored.source, stored.path, rule=Rule(drop_nulls=True))
 
 
 def test_without_record_times_only_offsets_are_asked_for(

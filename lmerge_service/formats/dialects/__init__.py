@@ -5,6 +5,7 @@ from collections.abc import Callable
 from lmerge_service.formats.dialects.debezium import DebeziumDecoder
 from lmerge_service.formats.dialects.decoding import Decoder
 from lmerge_service.formats.dialects.flink import FlinkDecoder
+from lmerge_service.formats.dialects.homes import Homes
 from lmerge_service.formats.dialects.openclose import OpenCloseDecoder
 from lmerge_service.formats.dialects.options import (
     Debezium,
@@ -31,6 +32,7 @@ __all__ = (
     "DialectFormat",
     "Flink",
     "Format",
+    "Homes",
     "Lateness",
     "Lifetime",
     "OpenClose",
@@ -41,6 +43,7 @@ __all__ = (
     "Written",
     "build_decoder",
     "decoders_of",
+    "goes_by_partition",
     "writer",
 )
 
@@ -63,3 +66,9 @@ def decoders_of(format_: Format, wire: WireDecoder) -> Callable[[], Decoder] | N
     if format_ == "wire":
         return None
     return lambda: build_decoder(format_, wire.cache, wire.max_record_bytes)
+
+
+def goes_by_partition(format_: Format) -> bool:
+    """What a record means depends on those before it in its partition. On the wire, and where
+    rows with a lifetime have no key, each stands for itself."""
+    return format_ != "wire" and not (isinstance(format_, Flink) and format_.lifetime is not None)

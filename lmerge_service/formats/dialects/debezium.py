@@ -18,15 +18,16 @@ Theory
     begun, whatever a connector knows about it (by default it knows the primary key). When fields
     of the row make the key and an update changes them, one row is gone and another comes.
 
-    Where the log has no value of a large column, because it did not change, Debezium writes
-    `__debezium_unavailable_value`: the value is taken over from the row before.
+    Where the log has no value of a large column, because it did not change, Debezium writes a mark
+    (`unavailable`): an update takes the value over from the row before, also where the update
+    changes fields of the row that make the key.
 
     A tombstone of a key that has a row deletes it nobody knows when (its `d` was compacted away):
     it is refused, so that somebody sees it.
 """
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 from lmerge_service.elements import START, Element
 from lmerge_service.errors import ElementError
@@ -39,16 +40,14 @@ from lmerge_service.formats.dialects.reading import (
     fields_of,
     find,
     malformed,
-    merged,
     word,
 )
 from lmerge_service.formats.dialects.tables import Change
+from lmerge_service.formats.dialects.unavailable import unavailable
 from lmerge_service.formats.headers import TimedRecord
 from lmerge_service.formats.reasons import Reason
 
 __all__ = ("DebeziumDecoder",)
-
-_UNAVAILABLE: Final = b'"__debezium_unavailable_value"'
 
 
 class DebeziumDecoder(TableDecoder):
@@ -63,6 +62,7 @@ class DebeziumDecoder(TableDecoder):
         self._heartbeats = isinstance(rule, Lateness) and rule.heartbeats
         self._by_transaction = isinstance(rule, Transactions)
         self._transaction: bytes | None = None
+        self._unavailable = unavailable(options.unavailable_value_placeholder, nfc=reader.nfc)
         self._beat = "ts_ms" if self._lifetime else path_of(self._time)[-1]
 
     def decode(self, record: TimedRecord) -> Sequence[Element]:
@@ -104,10 +104,17 @@ class DebeziumDecoder(TableDecoder):
             if old is None:
                 raise ElementError(Reason.NO_KEY, "the row before, which has the key, is missing")
             return [Change(old, None, when)]
-        key = self._row_key(record, after)
+        row = self._whole(record, old, after, op)
+        key = self._row_key(record, row)
         assert key is not None, "the row after is there"
         moved = [Change(old, None, when)] if old is not None and old != key else []
-        return [*moved, self._change(key, self._whole(key, after), when)]
+        return [*moved, self._change(key, row, when)]
+
+    def _whole(self, record: TimedRecord, old: bytes | None, after: bytes, op: str) -> bytes:
+        """The row after, with what the log did not repeat taken over from the row before."""
+        before = self._row_key(record, after) if old is None else old
+        assert before is not None, "the row after is there"
+        return self._unavailable.whole(after, self._table.holds(before), update=op == "u")
 
     def _row_key(self, record: TimedRecord, row: bytes) -> bytes | None:
         """What tells the row from others; None when the row would, but is missing."""
@@ -118,24 +125,10 @@ class DebeziumDecoder(TableDecoder):
     def _record_key(self, record: TimedRecord) -> bytes:
         if record.key is None:
             raise ElementError(Reason.NO_KEY, "the record has no key: name the row's key fields")
-        key = _payload(self._reader.text(record.key))
+        key = _payload(self._reader.key(record.key))
         if key == b"null":
             raise ElementError(Reason.NO_KEY, "the record's key is null: name the row's key fields")
         return key
-
-    def _whole(self, key: bytes, after: bytes) -> bytes:
-        """The row, with what the log did not repeat taken over from the row before."""
-        if _UNAVAILABLE not in after or not after.startswith(b"{"):
-            return after
-        fields = fields_of(after)
-        held = self._table.holds(key)
-        known = {} if held is None else fields_of(held)
-        for name, value in fields.items():
-            if value == _UNAVAILABLE:
-                if name not in known:
-                    raise malformed(f"the value of {name[:100]!a} is unavailable, and not known")
-                fields[name] = known[name]
-        return merged(fields)
 
     def _changed(
         self, changes: list[Change], envelope: Fields, when: int, mark: int | None

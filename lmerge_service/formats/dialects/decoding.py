@@ -45,6 +45,21 @@ _VERSION: Final = 1
 class Decoder(Protocol):
     """One partition of a replica that speaks a dialect, in one incarnation."""
 
+    changes: Sequence[Change]
+    """Those that the last record made, of keys that only this partition may have; whoever compares
+    partitions takes them away."""
+
+    @property
+    def stable(self) -> int:
+        """The own stable."""
+
+    @property
+    def latest(self) -> int:
+        """The latest time seen."""
+
+    def holds(self, key: bytes) -> bool:
+        """It has a row of this key."""
+
     def decode(self, record: TimedRecord) -> Sequence[Element]:
         """The elements that a record says, often none or two.
 
@@ -75,6 +90,8 @@ class TableDecoder:
     """A table, a horizon, and how rows, keys and times are found."""
 
     name: ClassVar[str]
+    keyed = True
+    """A key is in one partition only."""
 
     def __init__(self, options: Any, reader: Reader, table: Table | None = None) -> None:
         self._reader = reader
@@ -85,11 +102,21 @@ class TableDecoder:
         self._time = options.time
         marked = isinstance(options.stable, Watermark)
         self._watermark = path_of(options.stable.watermark) if marked else None
+        self.changes: Sequence[Change] = ()
 
     @property
     def stable(self) -> int:
         """The own stable."""
         return self._horizon.stable
+
+    @property
+    def latest(self) -> int:
+        """The latest time seen."""
+        return self._horizon.latest
+
+    def holds(self, key: bytes) -> bool:
+        """The table has a row of this key."""
+        return self._table.holds(key) is not None
 
     def _when(self, record: TimedRecord, fields: Fields) -> int:
         """The time of a change; with lifetimes there is none to look for."""
@@ -159,6 +186,7 @@ class TableDecoder:
         if mark is not None:
             said += self._horizon.reach(mark)
         self._table.forget(self._horizon.stable)
+        self.changes = changes if self.keyed else ()
         return said
 
     def _seen(self, changes: Sequence[Change], when: int | None) -> list[int]:

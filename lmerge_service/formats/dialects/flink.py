@@ -62,6 +62,7 @@ class FlinkDecoder(TableDecoder):
     def __init__(self, options: Flink, reader: Reader) -> None:
         super().__init__(options, reader, None if options.lifetime is None else Facts())
         self._key_paths = None if options.key is None else [path_of(each) for each in options.key]
+        self.keyed = options.key is not None
         self._kind = options.kind
         self._rows = {
             "rowkind": self._of_kind,

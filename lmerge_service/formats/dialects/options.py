@@ -7,9 +7,18 @@ down, everything else in the row.
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
 
 from lmerge_service.elements import INFINITY
+from lmerge_service.formats.dialects.unavailable import PLACEHOLDER, octets
 
 __all__ = (
     "TIMESTAMP",
@@ -30,6 +39,20 @@ TIMESTAMP = "timestamp"
 
 Path = Annotated[str, Field(pattern=r"^[^.]+(\.[^.]+)*$", max_length=1_000)]
 Keys = Annotated[tuple[Path, ...], Field(min_length=1)]
+
+
+def _with_octets(placeholder: str) -> str:
+    try:
+        found = octets(placeholder)
+    except ValueError:
+        raise ValueError("hex: needs hexadecimal digits behind it, two for each byte") from None
+    if not found:
+        raise ValueError("an empty placeholder would be a mark that values are, too")
+    return placeholder
+
+
+Placeholder = Annotated[str, Field(max_length=1_000), AfterValidator(_with_octets)]
+"""A connector's `unavailable.value.placeholder`, as it is set there."""
 
 
 class _Model(BaseModel):
@@ -113,6 +136,8 @@ class Debezium(_Model):
     """Instead of `time`."""
     key: Keys | None = None
     """Fields of the row that tell one row from another; by default the record key does."""
+    unavailable_value_placeholder: Placeholder = PLACEHOLDER
+    """What the connector writes for values that the log does not repeat; text, or `hex:…`."""
     stable: _DebeziumStable
 
 
@@ -151,6 +176,8 @@ class Upserts(_Model):
     key_into: Annotated[str, Field(min_length=1)] | None = None
     """Under which name the record key becomes part of the row, which must tell keys apart."""
     key_encoding: Literal["json", "text"] = "json"
+    unavailable_value_placeholder: Placeholder = PLACEHOLDER
+    """As with `debezium`, of whose connectors the rows may come without their envelope."""
     stable: _Stable
 
     @model_validator(mode="after")

@@ -60,6 +60,11 @@ class Reader:
         self._cache = cache
         self._max_bytes = max_record_bytes
 
+    @property
+    def nfc(self) -> bool:
+        """Strings of all texts are in this form."""
+        return self._cache.nfc
+
     def text(self, raw: bytes) -> bytes:
         """The canonical text of a record's value or key.
 
@@ -68,7 +73,19 @@ class Reader:
         """
         self.check_size(raw)
         cache = self._cache
+        # Nulls stay until a row is cut out: in an envelope they mean something.
         return canonical(raw, nfc=cache.nfc, max_depth=min(cache.max_depth + _ENVELOPE, DEEPEST))
+
+    def key(self, raw: bytes) -> bytes:
+        """The canonical text of a record's key.
+
+        Raises:
+            ElementError: it is refused; the message says that it is the key.
+        """
+        try:
+            return self.text(raw)
+        except ElementError as error:
+            raise ElementError(error.reason, f"the record's key: {error}") from None
 
     def fields(self, raw: bytes) -> Fields:
         """The members of a record that is an object, as canonical texts."""

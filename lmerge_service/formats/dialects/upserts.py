@@ -14,6 +14,9 @@ Theory
     replaces what its key said before, also the interval (so the key must name the window), and a
     tombstone takes it back.
 
+    Where a value holds Debezium's mark for one that did not change (`unavailable`; Debezium's rows
+    without their envelope are upserts), it is taken over from the key's row before.
+
     A record without a key, in which only a watermark stands, moves the stable alone. The *text*
     null is no row and no tombstone: it is refused.
 """
@@ -37,6 +40,7 @@ from lmerge_service.formats.dialects.reading import (
     without,
 )
 from lmerge_service.formats.dialects.tables import Change
+from lmerge_service.formats.dialects.unavailable import unavailable
 from lmerge_service.formats.headers import TimedRecord
 from lmerge_service.formats.reasons import Reason
 
@@ -51,6 +55,7 @@ class UpsertsDecoder(TableDecoder):
     def __init__(self, options: Upserts, reader: Reader) -> None:
         super().__init__(options, reader)
         self._into = options.key_into
+        self._unavailable = unavailable(options.unavailable_value_placeholder, nfc=reader.nfc)
         self._as_text = options.key_encoding == "text"
         named = () if options.time == TIMESTAMP or options.lifetime else (path_of(options.time),)
         marked = () if self._watermark is None else (self._watermark,)
@@ -74,17 +79,22 @@ class UpsertsDecoder(TableDecoder):
         if text == b"null":
             raise malformed("the text null is no row; a deletion is a record without a value")
         when = self._when(record, fields)
-        change = self._change(self._checked(key), self._with_key(key, row), when)
+        before = self._table.holds(self._checked(key))
+        row = self._unavailable.whole(row, before, update=before is not None)
+        change = self._change(key, self._with_key(key, row), when)
         return self._make([change], when, mark)
 
     def _checked(self, key: bytes) -> bytes:
-        self._reader.check_size(key)
+        try:
+            self._reader.check_size(key)
+        except ElementError as error:
+            raise ElementError(error.reason, f"the record's key: {error}") from None
         return key
 
     def _with_key(self, key: bytes, row: bytes) -> bytes:
         if self._into is None:
             return row
-        said = self._reader.text(_quoted(key) if self._as_text else key)
+        said = self._reader.key(_quoted(key) if self._as_text else key)
         own = fields_of(said) if said.startswith(b"{") else {self._into: said}
         if not row.startswith(b"{"):
             return merged({**own, "value": row})
@@ -102,7 +112,9 @@ def _quoted(key: bytes) -> bytes:
     try:
         return msgspec.json.encode(key.decode())
     except UnicodeDecodeError as error:
-        raise ElementError(Reason.NOT_UTF8, f"the key is not UTF-8: {error.reason}") from None
+        raise ElementError(
+            Reason.NOT_UTF8, f"the record's key: not UTF-8, {error.reason}"
+        ) from None
 
 
 def _no_key() -> ElementError:

@@ -106,6 +106,9 @@ class Bucket:
         replica.ingest.take(partition, records, said.elements, said.dead)
         if partition % self.ledger.topology.output.partitions != self.number:
             del said.dead[had:]  # another bucket tells of them
+        if (torn := replica.ingest.torn) is not None:
+            self.state.replicas.distrust(replica.name, torn)
+            return
         replica.next[partition] = records[-1].offset + 1
 
     def _widen(self, replica: ReplicaState, width: int, offset: int) -> None:

@@ -231,6 +231,11 @@ class Job:
         self._undone = []
         for name, why in step.gone.items():
             log.warning("replica held out", replica=name, why=why)
+        for name, begin in step.widens.items():
+            replica, width = self._ledger.replicas[name].replica, len(begin.beginnings)
+            if replica.is_known_by_partition:
+                why = f"topic {replica.topic} got {width} partitions, and is known by partition"
+                log.warning("replica held out", replica=name, why=why)
         return plan
 
     def _next(self, plan: Plan) -> Step | None:

@@ -55,7 +55,8 @@ def batch_number() -> int:
 
 def rule_of(work: Work) -> Rule:
     limits = work.topology.limits
-    return Rule(work.topology.nfc, limits.max_record_bytes, limits.max_nesting)
+    topology = work.topology
+    return Rule(topology.nfc, topology.drop_nulls, limits.max_record_bytes, limits.max_nesting)
 
 
 def packing(work: Work) -> Callable[[Iterator[pa.RecordBatch]], Any]:

@@ -106,7 +106,7 @@ def held(path: str, rule: Rule) -> TDB:
     manifest, batches = answer(path, None)
     if manifest.rule != rule.version:
         raise ConfigurationError(
-            f"{path} has payloads by rule {manifest.rule}, not {rule.version} (nfc)"
+            f"{path} has payloads by rule {manifest.rule}, not {rule.version} (nfc, drop_nulls)"
         )
     if manifest.incarnation > 0:
         raise ConfigurationError(

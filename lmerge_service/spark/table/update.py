@@ -112,7 +112,7 @@ def _check(base: Manifest, feed: Feed, extent: Extent, rule: Rule, path: str) ->
         raise ConfigurationError(f"{path} is a table of {base.source}, not of {feed.name}")
     if base.rule != rule.version:
         raise ConfigurationError(
-            f"{path} has payloads by rule {base.rule}, not {rule.version} (nfc)"
+            f"{path} has payloads by rule {base.rule}, not {rule.version} (nfc, drop_nulls)"
         )
     again = "make the table anew, in another folder"
     if None not in (base.source_id, extent.id) and base.source_id != extent.id:

@@ -383,6 +383,44 @@ def test_a_dialect_and_a_normalised_replica() -> None:
     assert events == [Event(b'"b"', 1, 15)]
 
 
+@pytest.mark.parametrize("seen", [True, False])
+def test_n13_rows_that_are_known_by_partition_are_let_go_when_their_topic_gets_wider(
+    seen: bool,
+) -> None:
+    """Whether the job has seen the topic get wider, or a record tells; also after a restart."""
+    row = b'{"id":1,"n":"%b"}'
+    form = {"dialect": "upserts", "stable": {"lateness": 0}}
+    replicas = [{"name": "a", "topic": "t.a"}, {"name": "b", "topic": "t.b", "format": form}]
+    topology = topology_of("ab", replicas=replicas)
+    plan, ledger = planned(topology, {"a": 1, "b": 1})
+    running = Running(topology, plan)
+    running.batch({("t.b", 0): [Record(0, b"1", row % b"A", (), 1000)]})
+    if seen:
+        running.go_on(decided(plan, ledger, {"a": 1, "b": 2}, batch=1, known=["t.a", "t.b"]))
+    running.batch({("t.b", 1): [Record(0, b"1", row % b"B", (), 2000)]})
+    running.cache.clear()
+    running.batch({("t.b", 1): [Record(1, b"1", None, (), 3000)]})
+    state = running.bucket.state.replicas.states["b"]
+    assert state.ingest is None
+    assert "got 2 partitions, 1 before" in (state.quarantined or "")
+    told: list[Element] = [Insert({"id": 1, "n": "A"}, 1000, INFINITY), Stable(1000)]
+    running.batch({("t.a", 0): records_of(*told, Stable(INFINITY))})
+    assert reconstitute(running.said) == TDB([(row % b"A", 1000, INFINITY)])
+
+
+def test_n13_a_key_in_two_partitions_is_noticed_by_a_bucket() -> None:
+    form = {"dialect": "upserts", "stable": {"lateness": 0}}
+    topology = topology_of("a", replicas=[{"name": "a", "topic": "t.a", "format": form}])
+    plan, _ = planned(topology, {"a": 2})
+    running = Running(topology, plan)
+    running.batch({("t.a", 0): [Record(0, b"1", b'{"id":1}', (), 1000)]})
+    running.batch({("t.a", 1): [Record(0, b"1", None, (), 3000)]})
+    running.batch({("t.a", 0): [Record(1, b"1", b'{"id":2}', (), 4000)]})
+    state = running.bucket.state.replicas.states["a"]
+    assert "has key '1' at offset 0 of partition 1" in (state.quarantined or "")
+    assert reconstitute(running.said) == TDB([(b'{"id":1}', 1000, INFINITY)])
+
+
 def test_what_is_stored_costs_what_changes() -> None:
     """With 2,000 and with 8,000 live events, small batches write about the same."""
     topology, widths = topology_of("a"), {"a": 1}
