@@ -100,13 +100,19 @@ def run(wanted: dict[str, Any], tell: Tell) -> Result:
     complaints = _Complaints()
     logger = logging.getLogger("chaostoolkit")
     logger.addHandler(complaints)
+    signals: list[int] = []
+
+    def interrupt(number: int) -> NoReturn:
+        signals.append(number)
+        raise KeyboardInterrupt
+
     try:
-        with orderly_end(_interrupt):
+        with orderly_end(interrupt):
             journal = run_experiment(wanted, settings={}, event_handlers=[_Progress(tell)])
     finally:
         logger.removeHandler(complaints)
     if journal["status"] == "interrupted":
-        if "drill" not in journal:
+        if "drill" not in journal and not signals:
             raise LMergeError(complaints.last)
         raise Interrupted
     if "drill" not in journal:
@@ -114,10 +120,6 @@ def run(wanted: dict[str, Any], tell: Tell) -> Result:
             f"{wanted['title']}: the experiment lacks the control chaos.control"
         )
     return msgspec.convert(journal["drill"], Result)
-
-
-def _interrupt(_: int) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 def _be_quiet() -> None:

@@ -86,6 +86,9 @@ class Playing:
         except TimeoutError:
             future.cancel()
             raise Unplayable(f"no end after {_PATIENCE_SECONDS:g} s") from None
+        except KeyboardInterrupt:  # nobody waits for it any more
+            future.cancel()
+            raise
 
     def judge(self) -> Judged:
         """The verdict on what the topics hold now."""

@@ -127,6 +127,9 @@ def audit(
         say_json(document(names, verdict, most))
     else:
         show(names, verdict, most)
+    for each in verdict.streams:
+        if each.contradicted is not None:
+            typer.echo(f"warning: {each.name}: {each.contradicted}", err=True)
     raise typer.Exit(0 if verdict.equivalent else 1)
 
 

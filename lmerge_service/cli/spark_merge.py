@@ -1,5 +1,6 @@
 """`lmerge spark-merge`: the merge of a topology as a Spark job."""
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -127,12 +128,19 @@ def _merge(
 
 
 def _tell(progress: "Progress", *, as_json: bool) -> None:
+    breaches: dict[str, Counter[str]] = {}
+    for (replica, _, kind), count in progress.breaches.items():
+        breaches.setdefault(replica, Counter())[kind] += count
     if as_json:
         batch, records = progress.batch, progress.records
-        say_json({"batch": batch, "records": records, "seconds": progress.seconds})
+        told = {"batch": batch, "records": records, "seconds": progress.seconds}
+        say_json({**told, "breaches": breaches})
     else:
-        told = f"{progress.records:,} records in {progress.seconds:.2f} s"
-        typer.echo(f"batch {progress.batch}: {told}", err=True)
+        said = f"{progress.records:,} records in {progress.seconds:.2f} s"
+        for replica, kinds in breaches.items():
+            said += f"; breaches of {replica}: "
+            said += ", ".join(f"{count:,} {kind}" for kind, count in kinds.items())
+        typer.echo(f"batch {progress.batch}: {said}", err=True)
 
 
 def _hand_over(spark: Any, topology: "Topology", checkpoint: str) -> None:

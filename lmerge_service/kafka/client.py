@@ -176,6 +176,8 @@ async def patient(
 
 
 def _may_pass(error: BaseException) -> bool:
+    if isinstance(error, TimeoutError):  # of a part of the work: all of it has its own
+        return True
     return isinstance(error, KafkaError) and bool(getattr(error, "retriable", False))
 
 

@@ -12,20 +12,30 @@ inside the consumer blocks its partition for ever.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import TypeAlias
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import (
     KafkaConnectionError,
     KafkaError,
+    NodeNotReadyError,
     OffsetOutOfRangeError,
     TopicAuthorizationFailedError,
 )
 
 from lmerge_service.errors import RefusedError, StateError, TransportError
 from lmerge_service.kafka import clients
-from lmerge_service.kafka.client import CONNECT_SECONDS, Connection, bounded, close_bounded, lacking
+from lmerge_service.kafka.client import (
+    CONNECT_SECONDS,
+    Connection,
+    bounded,
+    close_bounded,
+    lacking,
+    patient,
+)
 from lmerge_service.kafka.records import Record, as_it_is
 from lmerge_service.kafka.starting import started
 
@@ -92,17 +102,15 @@ class Source:
 
     async def beginnings(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         """The first offset that each partition still has."""
-        doing = "asking where topics begin"
-        await bounded(_locate(self._consumer, partitions), doing)
-        return dict(await bounded(self._consumer.beginning_offsets(partitions), doing))
+        asking = partial(_beginnings, self._consumer, partitions)
+        return await patient(asking, "asking where topics begin")
 
     async def ends(
         self, partitions: Sequence[TopicPartition], *, seconds: float = CONNECT_SECONDS
     ) -> dict[TopicPartition, int]:
         """The offset behind the last committed record or marker (the last stable offset)."""
-        doing = "asking where topics end"
-        await bounded(_locate(self._consumer, partitions), doing, seconds)
-        return dict(await bounded(self._consumer.end_offsets(partitions), doing, seconds))
+        asking = partial(_ends, self._consumer, partitions)
+        return await patient(asking, "asking where topics end", seconds)
 
     async def since(
         self, partitions: Sequence[TopicPartition], time: int
@@ -124,12 +132,10 @@ class Source:
 
         await started(uncommitted.start(), close, self._connection)
         try:
-            doing = "asking where topics end"
-            await bounded(_locate(uncommitted, partitions), doing)
-            found = await bounded(uncommitted.end_offsets(partitions), doing)
+            asking = partial(_ends, uncommitted, partitions)
+            return await patient(asking, "asking where topics end")
         finally:
             await close()
-        return dict(found)
 
     def position(self, tp: TopicPartition) -> int | None:
         """The next offset to be read; control records and aborted ones count as read."""
@@ -157,9 +163,8 @@ class Source:
         Raises:
             TransportError: one does not exist.
         """
-        client = self._consumer._client
-        await bounded(_locate(self._consumer, partitions), "looking for topics")
-        await bounded(client.force_metadata_update(), "looking for topics")
+        asking = partial(_refresh, self._consumer, partitions)
+        await patient(asking, "looking for topics")
         if missing := sorted({tp.topic for tp in partitions if self.is_missing(tp.topic)}):
             raise TransportError(f"topic {', '.join(missing)} does not exist: was it deleted?")
 
@@ -297,6 +302,41 @@ class Source:
                     for tp in sorted(remaining)
                 )
                 raise TransportError(f"reading stalled ({stuck}): is a transaction left open?")
+
+
+async def _beginnings(
+    consumer: AIOKafkaConsumer, partitions: Sequence[TopicPartition]
+) -> dict[TopicPartition, int]:
+    async with _leaders(consumer, partitions):
+        return dict(await consumer.beginning_offsets(partitions))
+
+
+async def _ends(
+    consumer: AIOKafkaConsumer, partitions: Sequence[TopicPartition]
+) -> dict[TopicPartition, int]:
+    async with _leaders(consumer, partitions):
+        return dict(await consumer.end_offsets(partitions))
+
+
+@asynccontextmanager
+async def _leaders(
+    consumer: AIOKafkaConsumer, partitions: Iterable[TopicPartition]
+) -> AsyncIterator[None]:
+    """For one try at asking those who lead partitions: where one stands still, another may lead by
+    the next."""
+    await _locate(consumer, partitions)
+    try:
+        async with asyncio.timeout(clients.NODE_SECONDS):
+            yield
+    except TimeoutError:
+        consumer._client.force_metadata_update()
+        raise
+
+
+async def _refresh(consumer: AIOKafkaConsumer, partitions: Iterable[TopicPartition]) -> None:
+    await _locate(consumer, partitions)
+    if not await consumer._client.force_metadata_update():
+        raise NodeNotReadyError("no broker answers")
 
 
 async def _locate(consumer: AIOKafkaConsumer, partitions: Iterable[TopicPartition]) -> None:

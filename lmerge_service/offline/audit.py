@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from lmerge_service.elements import INFINITY, Adjust, Element, Insert
 from lmerge_service.errors import ConfigurationError, ElementError, IllegalStreamError
 from lmerge_service.formats.headers import RecordLike, incarnation_of
-from lmerge_service.formats.repeats import Repeats
+from lmerge_service.formats.repeats import Reading, Repeats
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.tdb import TDB, Difference, differences
 
@@ -40,6 +40,8 @@ class Audited:
     inserts: int = 0
     adjusts: int = 0
     stables: int = 0
+    contradicted: str | None = None
+    """Where its numbers (`lmerge-seq`) were contradicted, and how often; None: nowhere."""
 
     @property
     def events(self) -> int:
@@ -143,6 +145,7 @@ class TopicAudit:
         self._topic = topic
         self._decoder = decoder
         self._incarnation, self._repeats = 0, Repeats()
+        self._contradicted: list[str] = []
         self._streams = {tp: Audited(topic, TDB()) for tp in partitions}
         self._illegal: dict[TopicPartition, IllegalStreamError] = {}
 
@@ -159,6 +162,7 @@ class TopicAudit:
                 raise ElementError(error.reason, f"{where}: {error}") from None
             if incarnation > self._incarnation:
                 self._incarnation, self._repeats = incarnation, Repeats()
+                self._contradicted.clear()
                 self._streams = {each: Audited(self._topic, TDB()) for each in self._streams}
                 self._illegal.clear()
             if incarnation == self._incarnation and tp not in self._illegal:
@@ -166,8 +170,11 @@ class TopicAudit:
 
     def _take(self, tp: "TopicPartition", record: RecordLike, element: Element, where: str) -> None:
         try:
-            if self._repeats.is_repeat(tp.partition, record):
+            reading = self._repeats.read(tp.partition, record.headers, record.value)
+            if reading is Reading.REPEAT:
                 return
+            if reading is Reading.CONTRADICTION:
+                self._contradicted.append(where)
             self._streams[tp].take(element, where)
         except ElementError as error:
             raise ElementError(error.reason, f"{where}: {error}") from None
@@ -194,4 +201,13 @@ class TopicAudit:
             sum(each.inserts for each in streams),
             sum(each.adjusts for each in streams),
             sum(each.stables for each in streams),
+            self._told_of_numbers(),
+        )
+
+    def _told_of_numbers(self) -> str | None:
+        if not self._contradicted:
+            return None
+        return (
+            f"{len(self._contradicted)} records are other ones than were read under their numbers, "
+            f"the first in {self._contradicted[0]}"
         )

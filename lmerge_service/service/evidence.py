@@ -23,10 +23,23 @@ from enum import StrEnum
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
+from lmerge_service.core import Breach
+from lmerge_service.elements import START, Stable
 from lmerge_service.service.verdicts import Action, Guard, Verdict
+from lmerge_service.tdb import Event
 
-__all__ = ("MAX_RECORD_BYTES", "Evidence", "Happening", "Place", "Said", "Tally", "found")
+__all__ = (
+    "MAX_RECORD_BYTES",
+    "Evidence",
+    "Happening",
+    "Place",
+    "Said",
+    "Tally",
+    "found",
+    "with_versions",
+)
 
 MAX_RECORD_BYTES: Final = 4_096
 
@@ -94,7 +107,7 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """One thing that happened."""
 
     kind: str
-    """A `Guard` or a `Happening`."""
+    """A `Guard` or a `Happening`; in Spark, which has no guards, also a `BreachKind`."""
     at_ms: int
     """Wall clock, milliseconds since the epoch."""
     task: int
@@ -113,6 +126,12 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     output: Said | None = None
     replicas: dict[str, Said] = {}
     """What each other replica said; of a divergence, also the one that it is about."""
+    id: str = ""
+    """Of a record that may be written twice: the same in both."""
+
+    def identified(self, by: str) -> "Evidence":
+        """The same, with an id."""
+        return replace(self, id=by)
 
     def to_record(self) -> tuple[bytes | None, bytes]:
         """Key (the replica) and value."""
@@ -171,4 +190,22 @@ def found(
         first=first,
         output=Said(output_stable),
         replicas=said | dict(ends or {}),
+    )
+
+
+def with_versions(evidence: Evidence, breach: Breach, event: Event) -> Evidence:
+    """With the event that it is about, and what the output and all replicas say of it."""
+    assert evidence.output is not None
+    reached = {name: said.stable for name, said in evidence.replicas.items()}
+    if type(breach.element) is Stable:
+        reached[breach.input] = breach.element.vc
+    said = {name: Said(reached.get(name, START), ends, None) for name, ends in breach.versions}
+    payload = event.payload
+    assert isinstance(payload, bytes)
+    return replace(
+        evidence,
+        payload=payload[:MAX_RECORD_BYTES].decode(errors="replace"),
+        vs=event.vs,
+        output=replace(evidence.output, ends=(event.ve,)),
+        replicas=evidence.replicas | said,
     )

@@ -22,18 +22,16 @@ import structlog
 from msgspec.structs import replace
 
 from lmerge_service.core import Breach
-from lmerge_service.elements import START, Stable
 from lmerge_service.errors import StateError, TransportError
 from lmerge_service.kafka.find import Found
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.service.evidence import (
-    MAX_RECORD_BYTES,
     Evidence,
     Happening,
     Place,
-    Said,
     Tally,
     found,
+    with_versions,
 )
 from lmerge_service.service.judging import Finding
 from lmerge_service.tdb import Event
@@ -112,7 +110,7 @@ class Reporting:
         if breach is None or breach.kept is None:
             self._put(evidence)
             return
-        evidence = _with_versions(evidence, breach, breach.kept)
+        evidence = with_versions(evidence, breach, breach.kept)
         told = {name: before[name] for name, ends in breach.versions if ends and name in before}
         wanted = dict(list(told.items())[:_LOOKED_UP])
         try:
@@ -143,24 +141,6 @@ async def _look_up(each: _Divergence, search: Search, places: dict[str, Place]) 
     for name, before in each.before.items():
         if (found := await search(before, each.event)) is not None:
             places[name] = Place.of(found.topic, found.partition, found.offset, found.value)
-
-
-def _with_versions(evidence: Evidence, breach: Breach, event: Event) -> Evidence:
-    """With the event that it is about, and what the output and all replicas say of it."""
-    assert evidence.output is not None
-    reached = {name: said.stable for name, said in evidence.replicas.items()}
-    if type(breach.element) is Stable:
-        reached[breach.input] = breach.element.vc
-    said = {name: Said(reached.get(name, START), ends, None) for name, ends in breach.versions}
-    payload = event.payload
-    assert isinstance(payload, bytes)
-    return replace(
-        evidence,
-        payload=payload[:MAX_RECORD_BYTES].decode(errors="replace"),
-        vs=event.vs,
-        output=replace(evidence.output, ends=(event.ve,)),
-        replicas=evidence.replicas | said,
-    )
 
 
 def _with_places(evidence: Evidence, places: Mapping[str, Place]) -> Evidence:

@@ -12,6 +12,15 @@ from lmerge_service.errors import ConfigurationError, LMergeError, StateError, T
 
 __all__ = ("spark_errors",)
 
+_LOST: Final = re.compile(
+    r"Some data may have been lost because .*?Reason:\s*(.*?\.)(?:\s|$)", re.S
+)
+_PLACES: Final = (
+    r"in offset \[(?P<offset>\d+), .* for topic partition (?P<place>\S+)",
+    r"Added partition (?P<place>\S+) starts from \d+ instead of (?P<offset>0)",
+    r"Partition (?P<place>\S+) offset was changed from (?P<offset>\d+) to \d+",
+    r"Starting offset for (?P<place>\S+) was (?P<offset>\d+) but",
+)
 _OF_KAFKA: Final = re.compile(r"org\.apache\.kafka\.[\w.]*\.(\w+Exception): ?(.*)")
 _RAISED: Final = re.compile(r"\[USER_RAISED_EXCEPTION\] (.*?)$", re.MULTILINE)
 _WORKER: Final = re.compile(r"Python worker (failed to connect back|exited unexpectedly)")
@@ -31,7 +40,8 @@ def spark_errors(doing: str) -> Iterator[None]:
     Raises:
         ConfigurationError: Spark refuses the query: no such path, column or option.
         TransportError: Kafka cannot be reached, or refuses.
-        StateError: a file is damaged, or not what it should be.
+        StateError: a file is damaged, or not what it should be; a topic has lost records that
+            were to be read.
         LMergeError: Spark lost a Python worker; the same again may well succeed.
     """
     try:
@@ -42,6 +52,8 @@ def spark_errors(doing: str) -> Iterator[None]:
 
 def _translated(doing: str, error: PySparkException | Py4JJavaError) -> LMergeError:
     text = str(error)
+    if found := _LOST.search(text):
+        return StateError(f"{doing}: {_lost(found[1])}")
     if found := _OF_KAFKA.search(text):
         why = found[2].strip() or found[1]
         late = "Kafka does not answer: " if found[1] == "TimeoutException" else ""
@@ -59,6 +71,20 @@ def _translated(doing: str, error: PySparkException | Py4JJavaError) -> LMergeEr
     if isinstance(error, AnalysisException):
         return ConfigurationError(f"{doing}: {gist}")
     return StateError(f"{doing}: {gist}")
+
+
+def _lost(reason: str) -> str:
+    """
+    >>> _lost("Could not read records in offset [3, 9) for topic partition t-0")
+    't-0@3: these records are not in Kafka any more, and were not read yet: retention has deleted \
+them, or the topic was recreated'
+    """
+    where = next(filter(None, (re.search(each, reason) for each in _PLACES)), None)
+    place = " ".join(reason.split()) if where is None else f"{where['place']}@{where['offset']}"
+    return (
+        f"{place}: these records are not in Kafka any more, and were not read yet: retention has "
+        "deleted them, or the topic was recreated"
+    )
 
 
 def _gist(message: str) -> str:

@@ -1,5 +1,6 @@
 """A process that is asked to end more than once ends in order all the same."""
 
+import asyncio
 import signal
 import subprocess
 import sys
@@ -13,8 +14,10 @@ import pytest
 from lmerge_service.elements import Element, Insert, Stable
 from lmerge_service.kafka.broker import free_port
 from tests.cli.conftest import LMERGE, Lmerge, environment
+from tests.leaving import left_behind
 from tests.offline.streams import on_the_wire, write
 from tests.service.cluster import Merge
+from tests.waiting import come_true
 
 LIVE: list[Element] = [*(Insert(f"{n}", n, n + 1_000_000) for n in range(40_000)), Stable(1)]
 PAUSES = (0.0, 0.05, 0.1, 0.2)
@@ -128,3 +131,23 @@ def test_n10_lmerge_watch_that_is_asked_to_end_twice_ends_with_0(
         with _asked_twice(process, signal.SIGTERM, pause):
             assert process.communicate(timeout=30) == ("", "")
         assert process.returncode == 0
+
+
+@pytest.mark.deep
+@TWICE
+def test_n10_a_drill_that_is_asked_to_end_twice_while_it_starts_leaves_nothing(
+    tmp_path: Path, pause: float
+) -> None:
+    with subprocess.Popen(
+        [*LMERGE, "drill", "leader-dies"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment() | {"TMPDIR": str(tmp_path), "LMERGE_HOME": str(tmp_path)},
+    ) as process:
+        asyncio.run(come_true(lambda: bool(left_behind(tmp_path)), seconds=120))
+        with _asked_twice(process, signal.SIGTERM, pause):
+            said = process.communicate(timeout=60)[1]
+    assert process.returncode == 130, said
+    assert "Traceback" not in said
+    assert left_behind(tmp_path) == []

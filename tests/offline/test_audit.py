@@ -220,6 +220,21 @@ def test_what_its_writer_has_written_before_does_not_count() -> None:
     assert found.tdb == TDB([(b'"A"', 6, 20)])
 
 
+def test_n4_what_only_uses_its_numbers_counts_and_is_told() -> None:
+    audit = topic_audit()
+    said: list[Element] = [Insert("A", 6, 20), Stable(2), Insert("B", 7, 20), Stable(3)]
+    numbered = [
+        _Record(encode(on_the_wire(element)), offset, [("lmerge-seq", b"%d" % seq)])
+        for offset, (seq, element) in enumerate(zip((1, 2, 1, 2), said, strict=True))
+    ]
+    audit.take(ZERO, numbered)
+    found = audit.result()
+    assert sorted(found.tdb) == [(b'"A"', 6, 20), (b'"B"', 7, 20)]
+    assert found.contradicted is not None
+    assert found.contradicted.startswith("1 records are other ones")
+    assert found.contradicted.endswith("the first in t-0 at offset 2")
+
+
 @pytest.mark.parametrize(
     ("record", "reason"),
     [

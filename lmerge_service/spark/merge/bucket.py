@@ -8,6 +8,8 @@ Theory
 
         apply(7, chunks)  →  elements to say, dead letters       the same whenever it is run
 
+    What replicas do wrong is counted and told on the way (`findings`).
+
     The records that it says are numbered: `said`, which the service counts as well, is the number
     of the last one. So whoever reads skips what is written twice.
 
@@ -24,16 +26,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
+from lmerge_service.core import Gap
 from lmerge_service.elements import Element
 from lmerge_service.errors import StateError
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.topics import TopicInfo
 from lmerge_service.service.carrying import carry_out, is_of_kind
-from lmerge_service.service.ledger import Ledger
+from lmerge_service.service.evidence import Happening
+from lmerge_service.service.ledger import AcceptedGap, Ledger
 from lmerge_service.service.replicas import ReplicaState
 from lmerge_service.service.state import RestoringState, TaskState
 from lmerge_service.spark.merge.chunks import Chunk, Record, slices
+from lmerge_service.spark.merge.findings import Counted, Findings, Found
 from lmerge_service.spark.merge.plan import Begin, Plan, Step
 from lmerge_service.topology import Topology
 
@@ -48,6 +53,7 @@ class Said:
     """The number of the first element."""
     elements: list[Element] = field(default_factory=list)
     dead: list[DeadLetter] = field(default_factory=list)
+    found: Found = field(default_factory=Found)
 
 
 class Bucket:
@@ -60,6 +66,7 @@ class Bucket:
         self.steps = 1
         """How many of the plan's are carried out."""
         self.ledger = Ledger(topology)
+        self.findings = Findings(topology, number)
         self._offset = 0
         self._fold(plan.steps[0])
         self.state = self._fresh()
@@ -76,7 +83,8 @@ class Bucket:
         Raises:
             StateError: what was decided cannot be carried out here.
         """
-        said = Said(self.state.said + 1)
+        found = self.findings.begin(self.state.transaction + 1)
+        said = Said(self.state.said + 1, found=found)
         while self.steps < len(self.plan.steps) and self.plan.steps[self.steps].since <= batch:
             step = self.plan.steps[self.steps]
             self.steps += 1
@@ -86,7 +94,8 @@ class Bucket:
         for topic, partition, records in slices(chunks):
             if (replica := names.get(topic)) is not None and replica.ingest is not None:
                 self._feed(replica, partition, records, said)
-        self.state.merge.breaches()
+        news, self.state.replicas.news = self.state.replicas.news, []
+        self.findings.end(news, self.state.merge.gap)
         self.state.transaction += 1
         self.state.said += len(said.elements)
         return said
@@ -102,8 +111,10 @@ class Bucket:
             records = records[bisect_left(records, start, key=attrgetter("offset")) :]
         if not records or replica.ingest is None:
             return
-        had = len(said.dead)
+        had, merge = len(said.dead), self.state.merge
+        merged = self.findings.before(merge, replica, partition, records)
         replica.ingest.take(partition, records, said.elements, said.dead)
+        self.findings.after(merge, merged)
         if partition % self.ledger.topology.output.partitions != self.number:
             del said.dead[had:]  # another bucket tells of them
         if (torn := replica.ingest.torn) is not None:
@@ -134,10 +145,19 @@ class Bucket:
                 "another case or policy was decided, which this job cannot go on with: the service "
                 "can (docs/spark-merge.md)"
             )
-        carry_out(state, self.ledger, accepted=lambda _, __, said: out.extend(said))
+
+        def accepted(each: AcceptedGap, gap: Gap, said: list[Element]) -> None:
+            out.extend(said)
+            why = f"by {each.who}: [{gap.start}, {gap.end}) is lost"
+            self.findings.happened(Happening.ACCEPTED_GAP, gap.input, why)
+
+        carry_out(state, self.ledger, accepted=accepted)
         for name, why in step.gone.items():
             if name in replicas.states:
                 replicas.hold_out(name, why)
+        for name, lost in step.lost.items():
+            if name in replicas.states:
+                replicas.hold_out(name, lost.why, lost=True)
         for name, begin in step.begins.items():
             have = replicas.states.get(name)
             if have is not None and have.ingest is None and have.quarantined is None:
@@ -150,9 +170,17 @@ class Bucket:
 
     # --- state ----------------------------------------------------------------------------------
 
-    def adopt(self, chunks: Iterable[bytes], steps: int, *, foreign: bool = False) -> None:
-        """Takes the state that a snapshot's chunks are, at which so many steps were carried out;
-        a `foreign` one was the service's, which knows nothing of steps.
+    def adopt(
+        self,
+        chunks: Iterable[bytes],
+        steps: int,
+        *,
+        counted: Counted = (),
+        foreign: bool = False,
+    ) -> None:
+        """Takes the state that a snapshot's chunks are, at which so many steps were carried out,
+        and what was counted by then; a `foreign` one was the service's, which knows nothing of
+        steps.
 
         Raises:
             StateError: it is damaged, or of another merge.
@@ -165,6 +193,7 @@ class Bucket:
             restoring.take(chunk)
         attached = {each.replica.name: each.replica for each in self.ledger.attached()}
         self.state = restoring.finished(attached)
+        self.findings.resume(counted, self.state.merge.gap)
         if foreign:
             self._begin(self.plan.steps[0], [])
         else:  # who is wanted and is not merged is expected again

@@ -19,11 +19,10 @@ What happens on a crash
 import hashlib
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F  # noqa: N812
 
 from lmerge_service.errors import StateError
 from lmerge_service.kafka.cluster import Cluster
@@ -34,14 +33,13 @@ from lmerge_service.service.marks import MARK_KEY, SnapshotPlace, chunk_key
 from lmerge_service.service.own_topics import largest_record
 from lmerge_service.service.saved import rechunked
 from lmerge_service.service.state import TaskState
-from lmerge_service.spark.errors import spark_errors
 from lmerge_service.spark.merge.checkpoint import committed, planned
 from lmerge_service.spark.merge.keys import bucket_keys
 from lmerge_service.spark.merge.plan import Plan, Work, work_of
 from lmerge_service.spark.merge.planning import Planned
 from lmerge_service.spark.merge.processor import fresh
 from lmerge_service.spark.merge.store import Stored
-from lmerge_service.spark.places import located
+from lmerge_service.spark.merge.stored import StoredVariables
 from lmerge_service.topology import Topology
 
 __all__ = ("hand_over", "last_batch", "states_of")
@@ -79,11 +77,11 @@ def states_of(spark: SparkSession, topology: Topology, checkpoint: str) -> Itera
     _ = spark.streams  # starts what state is asked of, in a session that has run no query yet
     work = work_of(topology, plan, bucket_keys(topology.output.partitions))
     for number, key in enumerate(work.keys):
-        yield _state(work, number, _Read(spark, checkpoint, key), done.topics)
+        yield _state(work, number, StoredVariables(spark, checkpoint, key), done.topics)
 
 
 def _state(
-    work: Work, number: int, variables: "_Read", read: Mapping[str, Mapping[int, int]]
+    work: Work, number: int, variables: StoredVariables, read: Mapping[str, Mapping[int, int]]
 ) -> TaskState:
     bucket = Stored(variables).opened(None, lambda: fresh(work, number)).bucket
     state = bucket.state
@@ -92,40 +90,6 @@ def _state(
         replica.next = {n: max(at, upto.get(n, at)) for n, at in replica.next.items()}
     state.counted = state.said
     return state
-
-
-class _Read:
-    """A bucket's variables, out of the checkpoint."""
-
-    def __init__(self, spark: SparkSession, checkpoint: str, key: int) -> None:
-        self._spark, self._path, self._key = spark, located(checkpoint), key
-        self._known: dict[str, dict[int, bytes]] = {}
-
-    def _frame(self, variable: str) -> Any:
-        reader = self._spark.read.format("statestore").option("stateVarName", variable)
-        return reader.load(self._path).where(F.col("key.bucket") == self._key)
-
-    def head(self) -> bytes | None:
-        with spark_errors(f"reading {self._path}"):
-            rows = self._frame("head").select("value.data").collect()
-        return bytes(rows[0]["data"]) if rows else None
-
-    def _map(self, variable: str) -> Mapping[int, bytes]:
-        if variable not in self._known:
-            with spark_errors(f"reading {self._path}"):
-                rows = self._frame(variable).select(
-                    F.col("user_map_key.number").alias("number"),
-                    F.col("user_map_value.data").alias("data"),
-                )
-                found = {row["number"]: bytes(row["data"]) for row in rows.collect()}
-            self._known[variable] = found
-        return self._known[variable]
-
-    def entry(self, number: int) -> bytes | None:
-        return self._map("log").get(number)
-
-    def page(self, number: int) -> bytes | None:
-        return self._map("pages").get(number)
 
 
 async def hand_over(

@@ -4,7 +4,13 @@ Theory
     Spark's query reads the topics that it was started with. So whenever the plan has a next step
     (`planning`), the query is stopped, the step written to the checkpoint, and the query started
     again, which goes on where it was; that takes a second or two. A batch that was under way is
-    run again, by the steps that counted when it was planned.
+    run again, by the steps that counted when it was planned; where topics come or go, alone, since
+    what is read next can be told to Spark between two batches only (`checkpoint`).
+
+    Records that are gone before they were merged exclude their replica, as in the service. They
+    are noticed by looking where logs begin and end: before a query is started, every two seconds,
+    and whenever a query has failed, as Spark's does when it finds them gone (`failOnDataLoss`)
+    while it reads. Nothing of that batch has been written then, so it is planned anew.
 
 Who owns what
     A `Job` owns the streaming query while `run` runs. The session is the caller's. Kafka's clients
@@ -26,7 +32,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -45,16 +51,19 @@ from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.service.connection import connection_of
 from lmerge_service.service.control import LoggedControl
+from lmerge_service.service.evidence import Evidence, Happening
 from lmerge_service.service.inspection import recoveries
 from lmerge_service.service.ledger import Ledger
+from lmerge_service.service.life import Wish
 from lmerge_service.service.own_topics import prepare
 from lmerge_service.service.saved import Section, merge_of, sections
 from lmerge_service.spark.errors import spark_errors
-from lmerge_service.spark.merge.checkpoint import planned
+from lmerge_service.spark.merge.checkpoint import align, committed, planned, unplan
 from lmerge_service.spark.merge.keys import bucket_keys
-from lmerge_service.spark.merge.plan import Adopted, Plan, Step
-from lmerge_service.spark.merge.planning import Planned, Seen, next_step
-from lmerge_service.spark.merge.query import start
+from lmerge_service.spark.merge.plan import Adopted, Plan, Step, work_of
+from lmerge_service.spark.merge.planning import Seen, next_step, unreadable
+from lmerge_service.spark.merge.query import observed, start
+from lmerge_service.spark.merge.unfinished import emitted, require_unwritten
 from lmerge_service.topology import Topology
 
 __all__ = ("Job", "Progress", "Settings")
@@ -64,6 +73,7 @@ log = structlog.get_logger()
 _LOOK_SECONDS: Final = 2
 _BELIEVED: Final = 2
 _EARLIEST: Final = -2
+_PLACE: Final = ("topic", "partition", "offset")
 
 R = TypeVar("R")
 
@@ -92,6 +102,8 @@ class Progress:
     seconds: float
     behind: Mapping[str, int]
     """Of each topic, the records that were there by then and are not read yet."""
+    breaches: Mapping[tuple[str, int, str], int] = field(default_factory=dict)
+    """Found with it, by replica, output partition and kind."""
 
 
 class Job:
@@ -110,15 +122,18 @@ class Job:
         """Spark's query runs."""
         self.trouble: str | None = None
         """Why the topics cannot be looked at, so that decisions have to wait."""
+        self.excluded: Mapping[str, str] = {}
+        """By replica that is not merged since its topic has lost records, why."""
         self._topology = topology
         self._settings = settings
         self._tell = tell
         self._cluster = Cluster(connection_of(topology.kafka))
         self._ledger = Ledger(topology)
+        self._out: set[str] = set()
+        """Replicas of which the log has told that they are not merged."""
         self._undone: list[bytes | None] = []
         """Decisions that the ledger has and no step."""
         self._missing: Counter[str] = Counter()
-        self._widths: dict[str, int] = {}
         self._told = -1
         self._plan: Plan | None = None
 
@@ -142,16 +157,29 @@ class Job:
         plan = self._plan or self._opened()
         keys = bucket_keys(self._topology.output.partitions)
         while not self.stop.is_set():
-            plan = self._stepped(plan)
-            query = self._start(spark, plan, keys)
-            try:
-                self.merging = True
-                ended = self._watch(query, plan)
-            finally:
-                self.merging = False
-                query.stop()
-            if ended and not self._is_due(plan):
+            plan = self._stepped(spark, plan, keys)
+            due = self._due_topics(plan)
+            finishing = due is not None and not self._is_whole()
+            if due is not None and not finishing:
+                align(self._settings.checkpoint, due)
+                if planned(self._settings.checkpoint).next:
+                    continue  # what was dropped may be begun now
+            if self._ends(spark, plan, keys, finishing=finishing) and not finishing:
                 return
+
+    def _ends(
+        self, spark: SparkSession, plan: Plan, keys: tuple[int, ...], *, finishing: bool
+    ) -> bool:
+        """Runs the query until something is to be done; whether the job ends with it. `finishing`
+        only runs the batch that is not complete."""
+        query = self._start(spark, plan, keys, finishing=finishing)
+        try:
+            self.merging = True
+            ended = self._watch(query, plan)
+        finally:
+            self.merging = False
+            query.stop()
+        return ended and not self._is_due(plan)
 
     # --- the plan ---------------------------------------------------------------------------------
 
@@ -222,27 +250,80 @@ class Job:
                     "and export it again"
                 )
 
-    def _stepped(self, plan: Plan) -> Plan:
-        """The plan with the step that is due, if one is; written down."""
-        if (step := self._next(plan)) is None:
-            return plan
-        plan = plan.with_step(step)
-        plan.save(self._settings.checkpoint)
-        self._undone = []
-        for name, why in step.gone.items():
-            log.warning("replica held out", replica=name, why=why)
-        for name, begin in step.widens.items():
-            replica, width = self._ledger.replicas[name].replica, len(begin.beginnings)
-            if replica.is_known_by_partition:
-                why = f"topic {replica.topic} got {width} partitions, and is known by partition"
-                log.warning("replica held out", replica=name, why=why)
+    def _stepped(self, spark: SparkSession, plan: Plan, keys: tuple[int, ...]) -> Plan:
+        """The plan with the step that is due, if one is; written down.
+
+        Raises:
+            StateError: a batch that was partly written can be run no more.
+        """
+        seen = _run(self._look())
+        plan = self._readable(spark, plan, keys, seen)
+        if (step := self._next(plan, seen)) is not None:
+            plan = plan.with_step(step)
+            plan.save(self._settings.checkpoint)
+            self._undone = []
+            self._out -= step.begins.keys()
+            for name, why in step.gone.items():
+                self._tell_out(name, why)
+            for name, begin in step.widens.items():
+                replica, width = self._ledger.replicas[name].replica, len(begin.beginnings)
+                if replica.is_known_by_partition:
+                    why = f"topic {replica.topic} got {width} partitions, and is known by partition"
+                    self._tell_out(name, why)
+        self._exclude(plan)
         return plan
 
-    def _next(self, plan: Plan) -> Step | None:
-        seen = _run(self._look())
+    def _exclude(self, plan: Plan) -> None:
+        """Knows, and tells of, who is excluded since records were lost."""
+        excluded = {}
+        for name, lost in plan.lost().items():
+            wanted = self._ledger.replicas.get(name)
+            if wanted is None or wanted.wish is Wish.DETACHED or wanted.epoch != lost.epoch:
+                continue
+            excluded[name] = f"topic {wanted.replica.topic} {lost.why}"
+            if name not in self.excluded:
+                self._tell_out(name, lost.why)
+        self.excluded = excluded
+
+    def _tell_out(self, name: str, why: str) -> None:
+        self._out.add(name)
+        topic = self._ledger.replicas[name].replica.topic
+        log.warning("replica held out", replica=name, topic=topic, why=why)
+
+    def _readable(self, spark: SparkSession, plan: Plan, keys: tuple[int, ...], seen: Seen) -> Plan:
+        """The plan without a batch that was planned and can never be run."""
+        checkpoint, done = self._settings.checkpoint, committed(self._settings.checkpoint)
+        why = unreadable(plan, seen, done, planned(checkpoint))
+        if why is None:
+            return plan
+        work = work_of(self._topology, plan, keys)
+        numbers = emitted(spark, work, checkpoint, batches=done.next)
+        _run(require_unwritten(self._cluster, work, numbers, why))
+        log.warning("batch planned anew", batch=done.next, why=why)
+        plan = plan.unplanned(done.next)
+        plan.save(checkpoint)
+        unplan(checkpoint, done.next)
+        return plan
+
+    def _next(self, plan: Plan, seen: Seen) -> Step | None:
         if plan.steps:
             self._require_same_rules(plan)
         return next_step(plan, self._ledger, seen, planned(self._settings.checkpoint))
+
+    def _is_whole(self) -> bool:
+        """All batches that were planned are complete."""
+        checkpoint = self._settings.checkpoint
+        return planned(checkpoint).next == committed(checkpoint).next
+
+    def _due_topics(self, plan: Plan) -> dict[str, Mapping[int, int]] | None:
+        """From where the next batch is to read each topic, if Spark has other topics."""
+        known = planned(self._settings.checkpoint).topics
+        control = self._topology.output.control_topic
+        if known.keys() - {control} == plan.topics.keys():
+            return None
+        starts = plan.starts()
+        due = {t: known[t] if t in known else dict(enumerate(starts[t])) for t in plan.topics}
+        return {**due, control: known.get(control, {0: 0})}
 
     def _require_same_rules(self, plan: Plan) -> None:
         first = Ledger(self._topology)
@@ -255,9 +336,16 @@ class Job:
                 "over to the service (--hand-over), which can"
             )
 
-    def _is_due(self, plan: Plan) -> bool:
+    def _is_due(self, plan: Plan, *, failed: bool = False) -> bool:
+        """Whether something is to be done with the plan before the query goes on; also about the
+        batch under way if the query has `failed`."""
         try:
-            due = self._next(plan) is not None
+            seen = _run(self._look())
+            due = self._next(plan, seen) is not None
+            if failed:
+                checkpoint = self._settings.checkpoint
+                known, done = planned(checkpoint), committed(checkpoint)
+                due = due or unreadable(plan, seen, done, known) is not None
         except TransportError as error:
             if not error.retriable:
                 raise
@@ -273,11 +361,13 @@ class Job:
     async def _look(self) -> Seen:
         """Folds what was decided, and asks which topics there are."""
         ledger, cluster, limits = self._ledger, self._cluster, self._topology.limits
+        read = planned(self._settings.checkpoint).topics
         async with cluster.log(self._topology.output.control_topic) as decisions:
             async for record in decisions.read(ledger.offset):
                 ledger.fold(record.offset, record.value)
                 self._undone.append(record.value)
         wanted = {each.replica.topic for each in ledger.attached()}
+        wanted |= read.keys() - {self._topology.output.control_topic}
         async with (
             cluster.topics() as topics,
             cluster.source(max_record_bytes=limits.max_record_bytes) as source,
@@ -291,16 +381,19 @@ class Job:
             beginnings, ends = await source.beginnings(places), await source.ends(places)
         for topic in wanted:
             self._missing[topic] = 0 if topic in found else self._missing[topic] + 1
-        self._widths = {topic: info.partitions for topic, info in found.items()}
         believed = frozenset(t for t, times in self._missing.items() if times >= _BELIEVED)
-        return Seen(found, beginnings, ends, self._undone, believed)
+        return Seen(found, beginnings, ends, self._undone, believed, read)
 
     # --- the query --------------------------------------------------------------------------------
 
-    def _start(self, spark: SparkSession, plan: Plan, keys: tuple[int, ...]) -> StreamingQuery:
+    def _start(
+        self, spark: SparkSession, plan: Plan, keys: tuple[int, ...], *, finishing: bool
+    ) -> StreamingQuery:
         settings = self._settings
         trigger: Mapping[str, Any] = {"processingTime": "0 seconds"}
-        if settings.available_now:
+        if finishing:
+            trigger = {"once": True}
+        elif settings.available_now:
             trigger = {"availableNow": True}
         with spark_errors(self._doing):
             return start(
@@ -309,7 +402,7 @@ class Job:
                 plan,
                 settings.checkpoint,
                 keys=keys,
-                starts=self._starts(plan, planned(settings.checkpoint)),
+                starts=self._starts(plan),
                 batch_records=settings.batch_records,
                 trigger=trigger,
             )
@@ -318,15 +411,11 @@ class Job:
     def _doing(self) -> str:
         return f"merging into {self._topology.output.topic}"
 
-    def _starts(self, plan: Plan, known: Planned) -> str:
-        if plan.adopted is None or known.next:
-            return "earliest"
+    def _starts(self, plan: Plan) -> str:
+        """From where a new checkpoint reads."""
         starts = {self._topology.output.control_topic: {"0": _EARLIEST}}
-        for topic in plan.steps[-1].topics:
-            at = plan.adopted.starts.get(topic, [])
-            width = self._widths[topic]
-            at = [*at, *[_EARLIEST] * (width - len(at))]
-            starts[topic] = {str(number): at[number] for number in range(width)}
+        for topic, at in plan.starts().items():
+            starts[topic] = {str(number): offset for number, offset in enumerate(at)}
         return msgspec.json.encode(starts).decode()
 
     def _watch(self, query: StreamingQuery, plan: Plan) -> bool:
@@ -339,7 +428,7 @@ class Job:
                 if self.stop.is_set():  # Spark's Python workers were told to end, too
                     return False
                 # Spark does not bear that a topic is deleted; looking twice is to believe it.
-                if any(self._is_due(plan) for _ in range(_BELIEVED)):
+                if any(self._is_due(plan, failed=True) for _ in range(_BELIEVED)):
                     return False
                 raise
             self._report(query)
@@ -355,7 +444,21 @@ class Job:
             if number > self._told and each["durationMs"].get("addBatch") is not None:
                 self._told = number
                 seconds = each["durationMs"]["triggerExecution"] / 1000
-                self._tell(Progress(number, each["numInputRows"], seconds, _behind(each)))
+                found = observed(each.observedMetrics)
+                records, behind = each["numInputRows"], _behind(each)
+                self._tell(Progress(number, records, seconds, behind, found.breaches))
+                for evidence in found.evidence:
+                    if evidence.kind != Happening.HELD_OUT or evidence.replica not in self._out:
+                        _warn(evidence)
+
+
+def _warn(evidence: Evidence) -> None:
+    place = evidence.first
+    where = {} if place is None else {n: getattr(place, n) for n in _PLACE}
+    log.warning(
+        "found", kind=evidence.kind, replica=evidence.replica, task=evidence.task, **where,
+        count=evidence.count, reason=evidence.reason, remedy=evidence.remedy,
+    )  # fmt: skip
 
 
 def _behind(progress: Mapping[str, Any]) -> dict[str, int]:

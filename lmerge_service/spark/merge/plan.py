@@ -15,11 +15,15 @@ Theory
     the service finds out for itself when it begins to merge a replica.
 
     A topic that is to be read from its beginning once more (a release, an attachment anew, a topic
-    made anew) is dropped in one step and begun in a later one, when a batch has been planned
-    without it: only then does Spark know it no more.
+    made anew) is dropped in one step and begun in a later one, when Spark's offsets are without it
+    (`checkpoint.align`).
+
+    A batch that was planned, and whose records are gone before it was run, can never be run. It is
+    *unplanned* if the output has nothing of it: its number is planned again, by the steps of then.
 
 Invariants
-    P1  since rises from step to step; what a batch goes by never changes once it was planned.
+    P1  since rises from step to step; what a batch goes by never changes once something of it may
+        have been written.
 """
 
 import uuid
@@ -35,7 +39,7 @@ from lmerge_service.service.saved import merge_of
 from lmerge_service.spark.places import located
 from lmerge_service.topology import Http, Kafka, Topology
 
-__all__ = ("Adopted", "Begin", "Kind", "Plan", "Step", "Work", "work_of")
+__all__ = ("Adopted", "Begin", "Kind", "Lost", "Plan", "Step", "Work", "work_of")
 
 _VERSION: Final = 1
 _FOLDER, _FILE = "lmerge", "plan.json"
@@ -63,6 +67,15 @@ class Kind(msgspec.Struct, frozen=True):
     co_partitioned: bool = False
 
 
+class Lost(msgspec.Struct, frozen=True):
+    """A replica whose topic has lost records that were not merged: it is excluded until it is
+    attached anew, or its topic recreated."""
+
+    epoch: int
+    topic_id: str | None
+    why: str
+
+
 class Step(msgspec.Struct, frozen=True):
     """What changes with a batch."""
 
@@ -76,6 +89,8 @@ class Step(msgspec.Struct, frozen=True):
     """By replica, why its topic is not merged any more."""
     topics: dict[str, Kind]
     """All that are read from this batch on."""
+    lost: dict[str, Lost] = {}
+    """By replica."""
 
 
 class Adopted(msgspec.Struct, frozen=True):
@@ -108,12 +123,49 @@ class Plan(msgspec.Struct, frozen=True):
         assert not self.steps or step.since >= self.steps[-1].since, "P1"
         return msgspec.structs.replace(self, steps=(*self.steps, step))
 
+    def unplanned(self, batch: int) -> "Plan":
+        """The plan for when a batch is planned once more, of which nothing was written: what was
+        to count from the batch behind it on counts from it on."""
+        steps = (msgspec.structs.replace(s, since=min(s.since, batch)) for s in self.steps)
+        return msgspec.structs.replace(self, steps=tuple(steps))
+
     def topics_at(self, batch: int) -> Mapping[str, Kind]:
         """What is read with a batch."""
         found: Mapping[str, Kind] = {}
         for step in self.steps:
             if step.since <= batch:
                 found = step.topics
+        return found
+
+    @property
+    def topics(self) -> Mapping[str, Kind]:
+        """What is read as of the last step."""
+        return self.steps[-1].topics if self.steps else {}
+
+    def starts(self) -> dict[str, list[int]]:
+        """By topic that is read and partition, the offset at which it was begun."""
+        found: dict[str, list[int]] = {}
+        for number, step in enumerate(self.steps):
+            topic_of = {kind.replica: topic for topic, kind in step.topics.items()}
+            for name, begin in step.begins.items():
+                found[topic_of[name]] = list(begin.beginnings)
+            for name, begin in step.widens.items():
+                had = found[topic_of[name]]
+                had += begin.beginnings[len(had) :]
+            if number == 0 and self.adopted is not None:
+                for topic, at in self.adopted.starts.items():
+                    had = found.get(topic, [])
+                    found[topic] = [max(pair) for pair in zip(had, at, strict=False)]
+                    found[topic] += had[len(at) :]
+        return {topic: found[topic] for topic in self.topics}
+
+    def lost(self) -> dict[str, Lost]:
+        """By replica, those that the last step leaves excluded since records were lost."""
+        found: dict[str, Lost] = {}
+        for step in self.steps:
+            for name in step.begins:
+                found.pop(name, None)
+            found |= step.lost
         return found
 
     def require_ours(self, checkpoint: str) -> None:

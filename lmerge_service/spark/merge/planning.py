@@ -7,10 +7,15 @@ Theory
     |---|---|
     | read under this epoch, the same topic | it goes on; a wider topic is told |
     | read under this epoch, made anew or deleted | gone; dropped |
+    | to be read, and what is next of it is gone | lost; dropped, and not begun under this epoch |
     | not read, and Spark knows nothing of the topic | begun |
     | not read, or under another epoch, and Spark still knows the topic | dropped, and waits |
 
     What is read and not wanted is dropped. Nothing here asks or changes anything.
+
+    Next of a partition is where the last planned batch ends; of one that no batch has read, where
+    it was begun; of one that the topic has got since, 0. It is gone if the log begins behind it or
+    ends before it. A gap between the offsets of records is no loss: transactions leave some.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,10 +26,10 @@ import msgspec
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.topics import TopicInfo
 from lmerge_service.service.ledger import Ledger, Wanted
-from lmerge_service.spark.merge.plan import Begin, Kind, Plan, Step
+from lmerge_service.spark.merge.plan import Begin, Kind, Lost, Plan, Step
 from lmerge_service.topology import Replica
 
-__all__ = ("Planned", "Seen", "kind_of", "next_step")
+__all__ = ("Planned", "Seen", "kind_of", "next_step", "unreadable")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,9 @@ class Seen:
     """Those of the control log that no step has; the ledger has folded them."""
     believed: frozenset[str] = frozenset()
     """Topics that have been missing for so long that it is believed."""
+    read: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    """By topic and partition, up to where batches that were planned by then read: what `ends` may
+    be compared with, as a query that runs goes on meanwhile."""
 
 
 @dataclass(slots=True)
@@ -58,14 +66,14 @@ class _Next:
     begins: dict[str, Begin] = field(default_factory=dict)
     widens: dict[str, Begin] = field(default_factory=dict)
     gone: dict[str, str] = field(default_factory=dict)
+    lost: dict[str, Lost] = field(default_factory=dict)
 
 
 def next_step(plan: Plan, ledger: Ledger, seen: Seen, planned: Planned) -> Step | None:
     """The step that is due; None if there is nothing new."""
-    before: Mapping[str, Kind] = plan.steps[-1].topics if plan.steps else {}
-    due = _Next()
+    before, due = plan.topics, _Next()
     for wanted in ledger.attached():
-        _compare(wanted, before, seen, planned, due)
+        _compare(wanted, plan, seen, planned, due)
     if plan.steps and not seen.decisions and due == _Next(topics=dict(before)):
         return None
     return Step(
@@ -75,15 +83,70 @@ def next_step(plan: Plan, ledger: Ledger, seen: Seen, planned: Planned) -> Step 
         widens=due.widens,
         gone=due.gone,
         topics=due.topics,
+        lost=due.lost,
     )
 
 
-def _compare(
-    wanted: Wanted, before: Mapping[str, Kind], seen: Seen, planned: Planned, due: _Next
-) -> None:
+def unreadable(plan: Plan, seen: Seen, done: Planned, planned: Planned) -> str | None:
+    """Why the batch that was planned behind the last complete one can never be run; None: it can,
+    or there is none."""
+    if planned.next == done.next:
+        return None
+    for topic in done.topics.keys() - planned.topics.keys():
+        return f"topic {topic} was deleted"
+    for topic, kind in plan.topics_at(done.next).items():
+        since = _next_of(plan, done, topic)
+        read = {n: (since.get(n, 0), end) for n, end in planned.topics.get(topic, {}).items()}
+        read = {number: (start, end) for number, (start, end) in read.items() if start < end}
+        if not read:
+            continue
+        info = seen.topics.get(topic)
+        if info is None:
+            why = "was deleted" if topic in seen.believed else None
+        elif info.id != kind.topic_id:
+            why = "was recreated"
+        else:
+            why = _loss(topic, seen, read)
+        if why is not None:
+            return f"topic {topic} {why}"
+    return None
+
+
+def _next_of(plan: Plan, planned: Planned, topic: str) -> Mapping[int, int]:
+    """By partition, from where a topic is read next."""
+    begun = plan.starts().get(topic, []) if plan.steps else []
+    return {**dict(enumerate(begun)), **planned.topics.get(topic, {})}
+
+
+def _loss(topic: str, seen: Seen, needed: Mapping[int, tuple[int, int]]) -> str | None:
+    """Why a topic lacks records, in words; `needed` gives by partition the offset of the first
+    one that is needed, and the one behind the last that is known to have been there."""
+    for number, (position, known) in sorted(needed.items()):
+        begins = seen.beginnings.get(TopicPartition(topic, number), 0)
+        ends = seen.ends.get(TopicPartition(topic, number), known)
+        if begins > position:
+            return (
+                f"partition {number} begins at offset {begins}, and {position} is the next to "
+                "merge: what is between is gone; say from when the replica is correct "
+                "(joining_at, in the topology or with `lmerge attach`), or give it a new topic"
+            )
+        if ends < known:
+            return (
+                f"partition {number} ends at offset {ends}, and was read up to {known}: it has "
+                "lost records, after an unclean election for instance; give the replica a new topic"
+            )
+    return None
+
+
+def _compare(wanted: Wanted, plan: Plan, seen: Seen, planned: Planned, due: _Next) -> None:
     replica, name, topic = wanted.replica, wanted.replica.name, wanted.replica.topic
-    info, have = seen.topics.get(topic), before.get(topic)
+    info, have = seen.topics.get(topic), plan.topics.get(topic)
     known = have is not None and (have.replica, have.epoch) == (name, wanted.epoch)
+    lost = plan.lost().get(name)
+    if lost is not None and lost.epoch == wanted.epoch:
+        if info is None or info.id == lost.topic_id:
+            return
+        have, known = None, False
     if known and info is None:
         assert have is not None
         if topic in seen.believed:
@@ -94,14 +157,32 @@ def _compare(
         assert have is not None
         if info.id != have.topic_id:
             due.gone[name] = "was made anew: what it holds is merged from its beginning"
+        elif (why := _lacks(plan, planned, topic, info, seen)) is not None:
+            due.lost[name] = Lost(wanted.epoch, info.id, why)
         elif info.partitions > have.width and not replica.co_partitioned:
             due.widens[name] = _begin(topic, info, seen)
             due.topics[topic] = msgspec.structs.replace(have, width=info.partitions)
         else:
             due.topics[topic] = have
     elif info is not None and have is None and topic not in planned.topics:
+        if not plan.steps and (why := _lacks(plan, planned, topic, info, seen)) is not None:
+            due.lost[name] = Lost(wanted.epoch, info.id, why)  # since the state was exported
+            return
         due.begins[name] = _begin(topic, info, seen)
         due.topics[topic] = kind_of(replica, wanted.epoch, info)
+
+
+def _lacks(plan: Plan, planned: Planned, topic: str, info: TopicInfo, seen: Seen) -> str | None:
+    """Why the next records of a topic that is merged are not there."""
+    if plan.steps:
+        since = _next_of(plan, planned, topic)
+    elif plan.adopted is not None and topic in plan.adopted.starts:
+        since = dict(enumerate(plan.adopted.starts[topic]))
+    else:
+        return None
+    read = seen.read.get(topic, {})
+    needed = {n: (since.get(n, 0), read.get(n, 0)) for n in range(info.partitions)}
+    return _loss(topic, seen, {n: at for n, at in needed.items() if at[0] >= 0})
 
 
 def kind_of(replica: Replica, epoch: int, info: TopicInfo) -> Kind:

@@ -2,17 +2,20 @@
 
 Theory
     The key of a group is a bucket; its rows are chunks (`packing`). What comes out are records for
-    Spark's Kafka sink, of the output and of the dead-letter topic. A dead letter's headers are a
-    string, as in `decoding`: an array would cost each record that has none.
+    Spark's Kafka sink, of the output and of the topics of dead letters and events, and one row in
+    JSON for the job, which counts what was found (`Counts`). A dead letter's headers are a string,
+    as in `decoding`: an array would cost each record that has none.
 
 What happens on a crash
     Spark runs the batch again, from the state before it. It says the same, with the same numbers.
 """
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import pandas as pd  # type: ignore[import-untyped]
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import BinaryType, LongType, StructField, StructType
@@ -26,13 +29,25 @@ from lmerge_service.spark.merge.packing import batch_number
 from lmerge_service.spark.merge.plan import Work
 from lmerge_service.spark.merge.store import run
 
-__all__ = ("RECORDS", "MergeProcessor", "fresh")
+__all__ = ("EVIDENCE", "JOB", "LETTER", "RECORDS", "Counts", "MergeProcessor", "fresh")
 
-RECORDS: Final = "partition int, seq bigint, key binary, value binary, letter string"
-_COLUMNS: Final = ("partition", "seq", "key", "value", "letter")
+RECORDS: Final = "target string, partition int, seq bigint, key binary, value binary, letter string"
+_COLUMNS: Final = ("target", "partition", "seq", "key", "value", "letter")
+LETTER: Final = "letter"
+EVIDENCE: Final = "evidence"
+JOB: Final = "job"
+"""Where a row goes to that is no record of the output."""
 _ROWS: Final = 20_000
 _DATA: Final = StructType([StructField("data", BinaryType())])
 _NUMBER: Final = StructType([StructField("number", LongType())])
+
+
+class Counts(msgspec.Struct, frozen=True):
+    """What a bucket has counted in a batch."""
+
+    task: int
+    breaches: Sequence[tuple[str, str, int]]
+    """(replica, kind, count)."""
 
 
 class MergeProcessor(StatefulProcessor):
@@ -120,6 +135,7 @@ def _frames(bucket: Bucket, said: Said) -> Iterator[pd.DataFrame]:
         first = said.first + start
         yield pd.DataFrame(
             {
+                "target": None,
                 "partition": bucket.number,
                 "seq": range(first, first + len(some)),
                 "key": [None if type(e) is Stable else key_of(e.payload) for e in some],  # type: ignore[union-attr]
@@ -130,16 +146,32 @@ def _frames(bucket: Bucket, said: Said) -> Iterator[pd.DataFrame]:
         )
     if said.dead:
         letters = [letter.to_record() for letter in said.dead]
-        yield pd.DataFrame(
-            {
-                "partition": 0,
-                "seq": 0,
-                "key": [key for key, _, _ in letters],
-                "value": [value for _, value, _ in letters],
-                "letter": [
-                    ",".join(f"{name}={text.hex()}" for name, text in headers)
-                    for _, _, headers in letters
-                ],
-            },
-            columns=_COLUMNS,
-        )
+        headers = [",".join(f"{n}={text.hex()}" for n, text in each) for _, _, each in letters]
+        yield _aside(LETTER, [(key, value) for key, value, _ in letters], headers)
+    if said.found.evidence:
+        now = int(time.time() * 1000)
+        told = (msgspec.structs.replace(each, at_ms=now) for each in said.found.evidence)
+        yield _aside(EVIDENCE, [each.to_record() for each in told])
+    if said.found.breaches:
+        found = [(*key, count) for key, count in said.found.breaches.items()]
+        counts = msgspec.json.encode(Counts(bucket.number, found))
+        yield _aside(JOB, [(None, counts)])
+
+
+def _aside(
+    target: str,
+    records: Sequence[tuple[bytes | None, bytes | None]],
+    headers: Sequence[str] | None = None,
+) -> pd.DataFrame:
+    """Rows that are no records of the output."""
+    return pd.DataFrame(
+        {
+            "target": target,
+            "partition": 0,
+            "seq": 0,
+            "key": [key for key, _ in records],
+            "value": [value for _, value in records],
+            "letter": headers,
+        },
+        columns=_COLUMNS,
+    )

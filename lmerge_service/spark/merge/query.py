@@ -9,27 +9,42 @@ Theory
 
     Spark's sink writes at least once. What a batch writes again bears the same numbers, so that
     readers know it (`formats.headers`).
+
+    What buckets find about replicas goes to the events topic, and with the counts to the job, as an
+    observed metric of the batch (`found_in`).
 """
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, Final
 
+import msgspec
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.query import StreamingQuery
 
 from lmerge_service.formats.headers import SEQ_HEADER
+from lmerge_service.service.evidence import Evidence
 from lmerge_service.service.own_topics import largest_record
 from lmerge_service.spark.connection import kafka_options
 from lmerge_service.spark.elements import kafka_records, told
 from lmerge_service.spark.merge.packing import CHUNKS, packing
 from lmerge_service.spark.merge.plan import Plan, work_of
-from lmerge_service.spark.merge.processor import RECORDS, MergeProcessor
+from lmerge_service.spark.merge.processor import (
+    EVIDENCE,
+    JOB,
+    LETTER,
+    RECORDS,
+    Counts,
+    MergeProcessor,
+)
 from lmerge_service.spark.places import Topics, located
 from lmerge_service.topology import Topology
 
-__all__ = ("start",)
+__all__ = ("Observed", "observed", "start")
+
+_FOUND: Final = "found"
 
 _STATE: Final = "spark.sql.streaming.stateStore"
 _ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -42,7 +57,7 @@ def start(
     checkpoint: str,
     *,
     keys: tuple[int, ...],
-    starts: str = "earliest",
+    starts: str,
     batch_records: int,
     trigger: Mapping[str, Any],
 ) -> StreamingQuery:
@@ -54,8 +69,9 @@ def start(
         [*plan.steps[-1].topics, output.control_topic],
         start=starts,
         options={
-            # A topic that is gone is dropped by a step; what a replica lacks is the merge's to say.
-            "failOnDataLoss": "false",
+            # Also where a replica's records are gone before they are read: the job finds out whose,
+            # and goes on without it.
+            "failOnDataLoss": "true",
             "maxOffsetsPerTrigger": str(batch_records),
             "kafka.fetch.max.wait.ms": "20",
         },
@@ -93,7 +109,10 @@ def _raw(records: DataFrame) -> DataFrame:
 
 def _written(merged: DataFrame, topology: Topology) -> DataFrame:
     """Records for Spark's Kafka sink."""
-    output, is_letter = topology.output, F.col("letter").isNotNull()
+    output, target = topology.output, F.col("target")
+    found = F.struct("target", F.col("value").cast("string").alias("value"))
+    found = F.when(target.isin(EVIDENCE, JOB), found)
+    noted = merged.observe(_FOUND, F.collect_list(found).alias("rows"))
     seq = F.col("seq").cast("string").cast("binary")
     numbered = F.array(_header(F.lit(SEQ_HEADER), seq))
     letter = F.transform(
@@ -102,13 +121,36 @@ def _written(merged: DataFrame, topology: Topology) -> DataFrame:
             F.substring_index(each, "=", 1), F.unhex(F.substring_index(each, "=", -1))
         ),
     )
-    return merged.select(
-        F.when(is_letter, output.dead_letter_topic).otherwise(output.topic).alias("topic"),
+    topic = F.when(target.isNull(), output.topic).when(target == LETTER, output.dead_letter_topic)
+    return noted.where(target.isNull() | (target != JOB)).select(
+        topic.otherwise(output.events_topic).alias("topic"),
         "key",
         "value",
         "partition",
-        F.when(is_letter, letter).otherwise(numbered).alias("headers"),
+        F.when(target.isNull(), numbered).otherwise(letter).alias("headers"),
     )
+
+
+@dataclass(slots=True)
+class Observed:
+    """What a batch has found in all buckets."""
+
+    breaches: dict[tuple[str, int, str], int] = field(default_factory=dict)
+    """By replica, output partition and kind."""
+    evidence: list[Evidence] = field(default_factory=list)
+
+
+def observed(metrics: Mapping[str, Any]) -> Observed:
+    """Of the metrics that Spark has observed with a batch."""
+    found = Observed()
+    for row in metrics[_FOUND]["rows"] if metrics.get(_FOUND) else ():
+        if row["target"] == EVIDENCE:
+            found.evidence.append(Evidence.of_record(row["value"].encode()))
+            continue
+        counts = msgspec.json.decode(row["value"], type=Counts)
+        for replica, kind, count in counts.breaches:
+            found.breaches[replica, counts.task, kind] = count
+    return found
 
 
 def _header(name: Column, value: Column) -> Column:

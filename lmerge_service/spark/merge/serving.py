@@ -12,13 +12,17 @@ Who owns what
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
+from itertools import product
 from typing import Final
 
 from anyio.from_thread import start_blocking_portal
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
+from lmerge_service.core import BreachKind
 from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.service.access import Access
 from lmerge_service.service.connection import connection_of
@@ -53,6 +57,17 @@ class Metrics:
             "lmerge_spark_last_batch_timestamp_seconds", "When the last batch was through.",
             registry=self.registry,
         )  # fmt: skip
+        self._breaches = Counter(
+            "lmerge_replica_breaches", "What the replica did wrong.",
+            ["replica", "partition", "kind"], registry=self.registry,
+        )  # fmt: skip
+
+    def know(self, topology: Topology, job: Job) -> None:
+        """Shows what there is to know of a job's replicas from its start on."""
+        names = [each.name for each in topology.replicas]
+        for labels in product(names, range(topology.output.partitions), BreachKind):
+            self._breaches.labels(*labels)
+        self.registry.register(_Excluded(names, job))
 
     def tell(self, progress: Progress) -> None:
         """A batch is through."""
@@ -62,6 +77,23 @@ class Metrics:
         self._behind.clear()
         for topic, records in progress.behind.items():
             self._behind.labels(topic).set(records)
+        for labels, count in progress.breaches.items():
+            self._breaches.labels(*labels).inc(count)
+
+
+class _Excluded(Collector):
+    """Who is not merged, as of now."""
+
+    def __init__(self, names: Sequence[str], job: Job) -> None:
+        self._names, self._job = names, job
+
+    def collect(self) -> Iterator[Metric]:
+        text = "1 when the replica's topic has lost records that were not merged."
+        found = GaugeMetricFamily("lmerge_spark_replica_excluded", text, labels=["replica"])
+        excluded = self._job.excluded
+        for name in sorted({*self._names, *excluded}):
+            found.add_metric([name], name in excluded)
+        yield found
 
 
 @contextmanager
@@ -81,13 +113,17 @@ def served(topology: Topology, job: Job, metrics: Metrics) -> Iterator[str]:
 
 @asynccontextmanager
 async def _served(topology: Topology, job: Job, metrics: Metrics) -> AsyncIterator[str]:
+    metrics.know(topology, job)
     log = Cluster(connection_of(topology.kafka)).log(topology.output.control_topic)
     async with LoggedControl(topology, log) as control:
         app = guarded(
             Access(topology.http),
             metrics.registry,
             lambda: control,
-            reasons=lambda: [each for each in (job.trouble, control.unreachable) if each],
+            reasons=lambda: [
+                *(each for each in (job.trouble, control.unreachable) if each),
+                *(f"replica {name} is excluded: {why}" for name, why in job.excluded.items()),
+            ],
             state=lambda: "running" if job.merging else "starting",
         )
         following = asyncio.create_task(control.run(), name="decisions")

@@ -44,11 +44,12 @@ import msgspec
 from lmerge_service.errors import StateError
 from lmerge_service.spark.merge.bucket import Bucket, Said
 from lmerge_service.spark.merge.chunks import unpacked
+from lmerge_service.spark.merge.findings import Counted
 from lmerge_service.spark.merge.plan import Plan
 
 __all__ = ("LEAST_LOG", "Cache", "Kept", "Readable", "Store", "Stored", "Variables", "run")
 
-_VERSION: Final = 1
+_VERSION: Final = 2
 _PAGE_BYTES: Final = 1 << 20
 LEAST_LOG: Final = 16 << 20
 """Bytes of log without a new snapshot, however small the last one was."""
@@ -89,6 +90,10 @@ class _Head(msgspec.Struct, frozen=True, array_like=True):
     """The log's first entry; the others follow."""
     next: int
     log_bytes: int
+    said: int
+    """The number of the last record that the bucket has emitted."""
+    counted: Counted
+    """In the snapshot, of `findings`."""
 
 
 class _Entry(msgspec.Struct, frozen=True, array_like=True):
@@ -169,6 +174,11 @@ class Stored:
             )
         return head
 
+    @property
+    def said(self) -> int | None:
+        """The number of the last record that the bucket has emitted; None: nothing is stored."""
+        return None if self._head is None else self._head.said
+
     def opened(self, kept: Kept | None, fresh: Fresh) -> Kept:
         """The bucket as of the head, from what a worker has if that is of use."""
         head = self._head
@@ -180,7 +190,7 @@ class Stored:
             return self._caught_up(kept, head, start)
         bucket = fresh()
         if head.pages:
-            bucket.adopt(self._pages(head), head.steps)
+            bucket.adopt(self._pages(head), head.steps, counted=head.counted)
         return self._caught_up(Kept(bucket, b""), head, head.first)
 
     def _lacking(self, kept: Kept, head: _Head) -> int | None:
@@ -251,6 +261,7 @@ class Store(Stored):
                 token=token,
                 next=number,
                 log_bytes=head.log_bytes + size,
+                said=kept.bucket.state.said,
             )
         )
         return token
@@ -275,6 +286,8 @@ class Store(Stored):
                 first=0,
                 next=0,
                 log_bytes=0,
+                said=state.said,
+                counted=bucket.findings.counted(),
             )
         )
 

@@ -58,8 +58,9 @@ async def mark_of(connection: Connection, facts: str, width: int, lateness: int)
     return min(known) - lateness if len(known) == width else None
 
 
-async def check_kept(connection: Connection, facts: str, width: int, since: int) -> None:
-    """Refuses to begin with the facts of a time that Kafka may not keep any more.
+async def check_kept(connection: Connection, facts: str, width: int, since: int | None) -> None:
+    """Refuses to begin with the facts of a time that Kafka may not keep any more; None: with the
+    first there was.
 
     Raises:
         StateError: before the first record that is not earlier some have been deleted.
@@ -67,12 +68,14 @@ async def check_kept(connection: Connection, facts: str, width: int, since: int)
     """
     places = [TopicPartition(facts, number) for number in range(width)]
     async with Source(connection) as source:
-        kept, begins = await source.beginnings(places), await source.since(places, since)
+        kept = await source.beginnings(places)
+        begins = kept if since is None else await source.since(places, since)
     for place in places:
         if 0 < kept[place] == begins[place]:
+            which = "facts before it are" if since is None else f"facts from {since} on may be"
             raise StateError(
-                f"{facts}-{place.partition} begins with offset {kept[place]}: facts from {since} "
-                "on may be gone; begin with later ones (--since TIME, --rejoin)"
+                f"{facts}-{place.partition} begins with offset {kept[place]}: {which} gone; begin "
+                "with later ones (--since TIME, --rejoin)"
             )
 
 

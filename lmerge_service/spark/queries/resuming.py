@@ -100,7 +100,7 @@ async def begin(
         if asked.rejoin and tail:
             since = await mark_of(connection, asked.facts, width, asked.lateness)
         begins = anew(tail, since, asked.query.shape.memory)
-    if begins.since is not None and begins.since != INFINITY:
+    if begins.since != INFINITY:
         await check_kept(connection, asked.facts, width, begins.since)
     return begins, held
 

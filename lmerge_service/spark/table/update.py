@@ -129,6 +129,12 @@ def _check(base: Manifest, feed: Feed, extent: Extent, rule: Rule, path: str) ->
                 f"{feed.name}-{number} begins at offset {begins}, and was read up to "
                 f"{reached.next}: what lay between is gone; {again}"
             )
+    for number in extent.begins.keys() - base.reached.keys() if extent.id is not None else ():
+        if extent.begins[number] > 0:
+            raise StateError(
+                f"{feed.name}-{number} begins at offset {extent.begins[number]}: what was before "
+                "is gone, and a table needs its stream from the beginning"
+            )
 
 
 def _next(

@@ -11,14 +11,17 @@ from hypothesis import strategies as st
 from pyspark.sql.streaming.tws_tester import TwsTester
 
 from lmerge_service.core import Policy
-from lmerge_service.elements import INFINITY, Element, Insert, Stable
+from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
 from lmerge_service.errors import StateError
 from lmerge_service.formats.headers import SEQ_HEADER, incarnation_headers
 from lmerge_service.formats.wire import WireDecoder, encode
+from lmerge_service.kafka.source import TopicPartition
+from lmerge_service.service import evidence
 from lmerge_service.service.decisions import AcceptGap, Attach, Detach, Quarantine, Release
 from lmerge_service.spark.merge.bucket import Bucket, Said
 from lmerge_service.spark.merge.chunks import Record, packed, slices, unpacked
 from lmerge_service.spark.merge.plan import Plan, Work
+from lmerge_service.spark.merge.planning import Planned, next_step
 from lmerge_service.spark.merge.processor import MergeProcessor
 from lmerge_service.spark.merge.store import run
 from lmerge_service.tdb import TDB, Event, reconstitute
@@ -33,6 +36,7 @@ from tests.spark.merge.batches import (
     in_bytes,
     partitioned,
     planned,
+    seen_of,
     the_plain_operator,
     topology_of,
     work_for,
@@ -97,7 +101,7 @@ def test_a_bucket_says_what_the_plain_operator_says(
     work, workers = work_for(topology, plan), (fresh_cache(), fresh_cache())
     least_log = data.draw(st.sampled_from((0, 300, 1 << 20)), "least log")
     for number in range(topology.output.partitions):
-        memory, said_before = Memory(), 0
+        memory, said_before, undisturbed = Memory(), 0, bucket_of(work, number)
         expected = the_plain_operator(topology, widths, batches, number)
         for at, (batch, elements) in enumerate(zip(batches, expected, strict=True)):
             for real in (False, True) if data.draw(st.booleans(), "fails") else (True,):
@@ -119,6 +123,8 @@ def test_a_bucket_says_what_the_plain_operator_says(
                 )
                 assert said.elements == elements
                 assert said.first == said_before + 1
+            chunks = chunks_for(work, batch, number, at, 5)
+            assert said.found == undisturbed.apply(at, map(unpacked, chunks)).found
             said_before += len(elements)
 
 
@@ -169,6 +175,7 @@ def test_sparks_processor_says_the_same(
             if not chunks:
                 assert elements == []
                 continue
+            found = found if found.empty else found[found["target"].isna()]
             values = [] if found.empty else list(found["value"])
             assert [decoder.decode(each) for each in values] == elements
             if values:
@@ -225,6 +232,7 @@ class Running:
             cache=self.cache,
         )
         self.next += 1
+        self.found = said.found
         self.dead += said.dead
         self.said += said.elements
         return said.elements
@@ -306,6 +314,70 @@ def test_an_accepted_gap_is_said_with_the_batch() -> None:
     assert running.batch({("t.a", 0): records_of(Stable(60))}) == []
     running.go_on(decided(plan, ledger, {"a": 1}, AcceptGap("a", 50), batch=1))
     assert running.batch({("t.a", 0): records_of(Stable(70), start=1)}) == [Stable(60), Stable(70)]
+
+
+def test_n16_breaches_are_counted_and_told_with_their_place() -> None:
+    """Of many of one kind, those whose count has reached a power of two."""
+    topology = topology_of("ab")
+    plan, _ = planned(topology, {"a": 1, "b": 1})
+    running = Running(topology, plan)
+    running.batch({("t.a", 0): records_of(A, Stable(5)), ("t.b", 0): records_of(B)})
+    assert running.found.breaches == {}
+    assert running.found.evidence == []
+
+    running.batch({("t.b", 0): records_of(Adjust("C", 8, 20, 30), Stable(7), start=1)})
+    assert running.found.breaches == {("b", "unknown_event"): 1, ("b", "half_frozen_missing"): 1}
+    unknown, divergence = running.found.evidence
+    assert (unknown.kind, unknown.replica, unknown.count) == ("unknown_event", "b", 1)
+    assert (unknown.action, unknown.task, unknown.id) == ("report", 0, "0-2-0")
+    assert unknown.first is not None
+    assert (unknown.first.topic, unknown.first.partition, unknown.first.offset) == ("t.b", 0, 1)
+    assert unknown.first.record == encode(in_bytes(Adjust("C", 8, 20, 30))).decode()
+    assert (divergence.kind, divergence.replica, divergence.id) == ("divergence", "b", "0-2-1")
+    assert divergence.first is not None
+    assert divergence.first.offset == 2
+    assert (divergence.payload, divergence.vs) == ('"A"', 2)
+    assert divergence.output == evidence.Said(7, (9,))
+    assert divergence.replicas == {"a": evidence.Said(5, (9,)), "b": evidence.Said(7, ())}
+
+    counts = []
+    for offset in range(3, 12):
+        running.batch({("t.b", 0): records_of(Insert("A", 3, 4), start=offset)})
+        assert running.found.breaches == {("b", "broke_own_stable"): 1}
+        counts += [each.count for each in running.found.evidence]
+    assert counts == [1, 2, 4, 8]
+
+
+def test_n16_more_breaches_than_the_operator_keeps_are_counted() -> None:
+    topology = topology_of("ab")
+    plan, _ = planned(topology, {"a": 1, "b": 1})
+    running = Running(topology, plan)
+    running.batch({("t.a", 0): records_of(*(Insert(f"{n}", n, n + 5) for n in range(3_000)))})
+    adjusts = (Adjust(f"{n}", n, n + 5, n + 7) for n in range(2_000))
+    running.batch({("t.b", 0): records_of(*adjusts)})
+    assert running.found.breaches == {("b", "unknown_event"): 2_000}
+    [found] = running.found.evidence
+    assert found.count == 2_000
+
+
+def test_n15_who_has_lost_records_is_told_of_with_the_batch_from_which_it_is_excluded() -> None:
+    topology = topology_of("ab")
+    plan, ledger = planned(topology, {"a": 1, "b": 1})
+    running = Running(topology, plan)
+    running.batch({("t.a", 0): records_of(A), ("t.b", 0): records_of(A)})
+    seen = seen_of({"a": 1, "b": 1})
+    seen.beginnings[TopicPartition("t.a", 0)] = 9  # type: ignore[index]
+    step = next_step(plan, ledger, seen, Planned(1, {"t.a": {0: 1}, "t.b": {0: 1}}))
+    assert step is not None
+    running.go_on(plan.with_step(step))
+    assert running.batch({("t.b", 0): records_of(B, Stable(10), start=1)}) == [
+        in_bytes(B),
+        Stable(10),
+    ]
+    assert "a" not in running.bucket.state.replicas.merged
+    [found] = running.found.evidence
+    assert (found.kind, found.replica, found.id) == ("held_out", "a", "0-2-0")
+    assert found.reason.startswith("topic t.a partition 0 begins at offset 9, and 1 is the next")
 
 
 def test_what_is_no_element_is_a_dead_letter_once_in_one_bucket() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -21,6 +22,7 @@ from lmerge_service.kafka.topics import Topics
 from lmerge_service.present.facts import Fact, disordered, facts
 from lmerge_service.spark.queries.beginnings import Beginning
 from lmerge_service.spark.queries.catalogue import QUERIES
+from lmerge_service.spark.queries.identity import Replica, identify
 from lmerge_service.spark.queries.plain import Plain, run_plain
 from lmerge_service.spark.queries.plans import Batch
 from lmerge_service.tdb import TDB, differences, reconstitute
@@ -180,6 +182,30 @@ def test_facts_that_may_be_gone_are_not_begun_with(
     with pytest.raises(StateError, match="-0 begins with offset 50: facts from 87600000 on may be"):
         begins(DAY + 20 * MINUTE)
     assert begins(DAY + 60 * MINUTE).since == DAY + 60 * MINUTE
+
+
+def test_n15_a_replica_that_is_to_be_whole_needs_the_first_fact(
+    bootstrap: str, topic_name: Callable[..., str], tmp_path: Path
+) -> None:
+    """Without a time to begin with it claims to be correct from the beginning on."""
+    source, connection = topic_name("facts"), Connection(bootstrap)
+    told = [Fact("departed", DAY + n * MINUTE, origin="EWR", delay=n) for n in range(10)]
+    asyncio.run(feed(connection, source, told))
+
+    class Before:
+        before_offset = 4
+
+    async def delete() -> None:
+        async with Topics(connection) as topics:
+            await topics._admin.delete_records({TopicPartition(source, 0): Before()})
+
+    asyncio.run(delete())
+    replica = Replica(
+        query=QUERIES["delays"], plan="speculative", kafka=bootstrap, facts=source,
+        to=topic_name("to"), checkpoint=tmp_path / "checkpoint", lateness=LATENESS,
+    )  # fmt: skip
+    with pytest.raises(StateError, match="-0 begins with offset 4: facts before it are gone;"):
+        identify(replica)
 
 
 def test_what_cannot_be_told_from_what_was_said_is_not_resumed(bootstrap: str) -> None:
