@@ -21,6 +21,7 @@ __all__ = (
     "RefusedError",
     "StateError",
     "TransportError",
+    "UnwritableError",
     "fault_said",
     "single_error",
 )
@@ -78,6 +79,20 @@ class RefusedError(TransportError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, retriable=False)
+
+
+class UnwritableError(TransportError):
+    """A topic of a transaction cannot be written; the transaction has not taken place."""
+
+    def __init__(
+        self, message: str, *, topic: str, why: str, needs_bytes: int | None = None
+    ) -> None:
+        """`why` is of the topic alone; `needs_bytes` is how large a batch it must take, where that
+        is the reason."""
+        super().__init__(message, retriable=False)
+        self.topic = topic
+        self.why = why
+        self.needs_bytes = needs_bytes
 
 
 class StateError(LMergeError):

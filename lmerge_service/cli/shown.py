@@ -56,6 +56,13 @@ def headline(status: Document) -> Text:
         f"case {_word(output.get('case'))}, policy {_word(speaks)}",
         style="not bold",
     )
+    if (since := output.get("leader_since")) is not None:
+        moment, before = _moment(int(since * 1000)), output.get("leader_before") or "nobody"
+        line.append(
+            f"\nthe last change of leader was at {moment}, from {_word(before)}: "
+            f"{shortened(_word(output.get('leader_why')))}",
+            style="not bold",
+        )
     return line
 
 
@@ -99,7 +106,8 @@ def replicas_table(
     table.add_column("why", overflow="fold")
     leader = _part(status, "output").get("leader")
     for name, seen, known in _rows(status, decided):
-        cells = _cells(name, seen, known, leads=name == leader)
+        since = _part(status, "detached").get(name)
+        cells = _cells(name, seen, known, leads=name == leader, since=since)
         rate = [] if rates is None else [Text(_number(rates.get(name), ".0f"))]
         table.add_row(*cells[:-1], *rate, cells[-1])
     return table
@@ -112,13 +120,18 @@ def _rows(status: Document, decided: Document | None) -> Iterator[tuple[str, Doc
         yield name, seen.get(name, {}), known.get(name, {})
 
 
-def _cells(name: str, seen: Document, known: Document, *, leads: bool) -> list[Text]:
+def _cells(
+    name: str, seen: Document, known: Document, *, leads: bool, since: object = None
+) -> list[Text]:
+    """`since`: how many records its topic has got since it was detached."""
     wish = known.get("state")
     state = str(wish if wish in {"quarantined", "detached"} else seen.get("state", UNKNOWN))
     if seen.get("ended") and state == "joined":
         state = "ended"
     incarnation = f" #{seen['incarnation']}" if seen.get("incarnation") else ""
     why = seen.get("why") or known.get("reason") or ""
+    if state == "detached" and since:
+        why = f"{why}; {since} records since" if why else f"{since} records since"
     return [
         Text(printable(name) + incarnation + (" ◀" if leads else "")),
         Text(printable(state), style=_STYLES.get(state, "")),

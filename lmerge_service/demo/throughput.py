@@ -110,7 +110,7 @@ async def merge_all(topology: Topology, to: str) -> float:
         finally:
             merging.cancel()
             await asyncio.gather(merging, return_exceptions=True)
-        return task.progress.elements_in / seconds
+        return task.elements_in / seconds
 
 
 async def _ends(topology: Topology) -> dict[TopicPartition, int]:

@@ -167,6 +167,9 @@ class Ingest:
         """The highest vs or vc that a chunk of it ended with."""
         self.stale = 0
         """Records of an incarnation that a later one had replaced."""
+        self.lately: list[Element] = []
+        """Elements that were processed together with late ones; whoever looks at them takes them
+        away."""
         self.repeats = Repeats()
         """Which numbered records were read."""
         self.repeated = 0
@@ -350,13 +353,16 @@ class Ingest:
         self.front = max(self.front, front_of(elements))
         if self._mine is not None:
             elements = self._mine(elements)
-        slot = self.slot(partition)
-        if not self._normalise:
-            return process(self.name, elements, slot)
-        normaliser = self._normalisers.setdefault(slot, Normaliser())
-        heard = normaliser.process_batch(elements)
-        normaliser.blame(self._merge, self.name)
-        return process(self.name, heard, slot)
+        slot, source = self.slot(partition), self._merge.inputs[self.name]
+        if self._normalise:
+            normaliser = self._normalisers.setdefault(slot, Normaliser())
+            elements = normaliser.process_batch(elements)
+            normaliser.blame(self._merge, self.name)
+        late = source.late
+        out = process(self.name, elements, slot)
+        if source.late > late:
+            self.lately += elements
+        return out
 
     def start_over(self, incarnation: int, joining_at: int) -> None:
         """A new incarnation of the replica: what the old one said is dropped.

@@ -118,10 +118,13 @@ class TopicsRequest(Request[MetadataRequest_v4 | MetadataRequest_v5 | _Request])
 
     API_KEY = 3
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], *, rights: bool = False) -> None:
+        """`rights`: also what our user may do with each topic."""
         self._names = list(names)
+        self._rights = rights
 
     def build(self, version: type[Any]) -> Any:
         if version is not _Request:
             return version(self._names, False)
-        return _Request([(None, name, {}) for name in self._names], False, False, False, {})
+        names: list[Any] = [(None, name, {}) for name in self._names]
+        return _Request(names, False, False, self._rights, {})

@@ -16,18 +16,27 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from aiokafka import AIOKafkaProducer, TopicPartition
+from aiokafka.errors import (
+    KafkaError,
+    MessageSizeTooLargeError,
+    RecordListTooLargeError,
+    TopicAuthorizationFailedError,
+)
 from aiokafka.producer import sender
 from aiokafka.producer.message_accumulator import BatchBuilder
 
+from lmerge_service.errors import UnwritableError
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.kafka import clients
-from lmerge_service.kafka.client import Connection, bounded
+from lmerge_service.kafka.client import Connection, bounded, lacking
 from lmerge_service.kafka.closing import stop
 from lmerge_service.kafka.unfinished import take_over
 
-__all__ = ("Committed", "Condition", "Outbox", "Sink")
+__all__ = ("BATCH_BYTES", "Committed", "Condition", "Origin", "Outbox", "Sink")
 
-_BATCH_BYTES = 256 * 1024
+BATCH_BYTES = 256 * 1024
+"""A batch has no more, unless it is a single record: brokers hold `max.message.bytes` against
+batches."""
 _COMMIT_SECONDS = 60.0
 
 # The client sleeps this long while the coordinator still writes the last transaction's markers;
@@ -36,6 +45,18 @@ sender.BACKOFF_OVERRIDE = 0.002
 
 Condition: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 _Records = Sequence[tuple[bytes | None, bytes | None]]
+_TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Records of an input, and the first of an outbox's records that came of them."""
+
+    index: int
+    tp: TopicPartition
+    first: int
+    last: int
+    """Offsets."""
 
 
 @dataclass(slots=True)
@@ -49,6 +70,8 @@ class Outbox:
     """For the task's partition of the state topic."""
     events: list[tuple[bytes | None, bytes]] = field(default_factory=list)
     """For the events topic."""
+    origins: list["Origin"] = field(default_factory=list)
+    """Which of the inputs' records had `records` published, in order."""
     size: int = 0
     """Bytes of records and dead letters, more or less."""
 
@@ -85,7 +108,7 @@ class Sink:
             connection,
             transactional_id=transactional_id,
             acks="all",
-            max_batch_size=_BATCH_BYTES,
+            max_batch_size=BATCH_BYTES,
             max_request_size=max(max_record_bytes, 1 << 20) * 2,
             retry_backoff_ms=5,
             transaction_timeout_ms=60_000,
@@ -106,6 +129,7 @@ class Sink:
 
         Raises:
             FencedError: another instance has taken over.
+            UnwritableError: a topic refuses its part: nothing is published.
             TransportError: the outcome may be unknown: close this sink and rebuild.
         """
         return await bounded(self._commit(outbox, provided), "committing", _COMMIT_SECONDS, "Write")
@@ -131,8 +155,7 @@ class Sink:
         events = [await self._send(self._events, each) for each in self._batches(outbox.events)]
         state = [await self._send(self._state, each) for each in self._batches(outbox.state)]
         # What was refused must not pass for committed.
-        for acknowledged in (*output, *dead, *events, *state):
-            await acknowledged
+        await self._acknowledged([*output, *dead, *events, *state])
         if condition is not None:
             await condition
         await producer.commit_transaction()
@@ -140,9 +163,46 @@ class Sink:
 
     async def _send(self, to: TopicPartition, batch: BatchBuilder) -> "_Sent":
         count = batch.record_count()
+        size = batch.size()
         sent = await self._producer.send_batch(batch, to.topic, partition=to.partition)
         sent.add_done_callback(_retrieve)
-        return _Sent(sent, count)
+        return _Sent(sent, to, count, size)
+
+    async def _acknowledged(self, sent: "Sequence[_Sent]") -> None:
+        """Waits until all batches are written.
+
+        Raises:
+            UnwritableError: a topic does not take one of them.
+            KafkaError: what else went wrong, a right to output or state that we lack among it.
+        """
+        failed: list[tuple[_Sent, KafkaError]] = []
+        for each in sent:
+            try:
+                await each
+            except KafkaError as error:
+                failed.append((each, error))
+        if not failed:
+            return
+        # Where one topic is not ours to write, the client fails the batches of all.
+        refused = self._refused_topics()
+        for each, cause in failed:
+            topic, ours = each.to.topic, each.to in (self._output, self._state)
+            if ours and (topic in refused or isinstance(cause, TopicAuthorizationFailedError)):
+                raise TopicAuthorizationFailedError(topic)
+            if (why := _why_refused(each, cause, refused)) is not None:
+                needs = each.size if isinstance(cause, _TOO_LARGE) else None
+                message = f"committing: topic {topic} {why}"
+                raise UnwritableError(message, topic=topic, why=why, needs_bytes=needs) from cause
+        raise failed[0][1]
+
+    def _refused_topics(self) -> set[str]:
+        """The topics for whose sake the coordinator refused the transaction."""
+        ended = self._producer._txn_manager.wait_for_transaction_end()
+        error = ended.exception() if ended.done() and not ended.cancelled() else None
+        if not isinstance(error, TopicAuthorizationFailedError) or not error.args:
+            return set()
+        named = error.args[0]
+        return set(named) if isinstance(named, set | frozenset) else {str(named)}
 
     def _batches(self, records: _Records) -> Iterator[BatchBuilder]:
         """Builders of up to 256 KiB: appending to them directly is the producer's fast path."""
@@ -172,14 +232,29 @@ def _retrieve(acknowledged: "asyncio.Future[Any]") -> None:
 
 
 class _Sent:
-    """A batch under way, and how many records it has."""
+    """A batch under way: where to, how many records it has, and how many bytes."""
 
-    def __init__(self, acknowledged: Awaitable[Any], records: int):
+    def __init__(self, acknowledged: Awaitable[Any], to: TopicPartition, records: int, size: int):
         self._acknowledged = acknowledged
+        self.to = to
         self.records = records
+        self.size = size
 
     def __await__(self) -> Any:
         return self._acknowledged.__await__()
+
+
+def _why_refused(sent: _Sent, error: KafkaError, refused: set[str]) -> str | None:
+    """Why the topic does not take the batch, in words; None: it is not the topic's doing."""
+    topic = sent.to.topic
+    if topic in refused or isinstance(error, TopicAuthorizationFailedError):
+        return f"cannot be written: {lacking('Write', f'topic {topic}')}"
+    if isinstance(error, _TOO_LARGE):
+        return (
+            f"refuses a batch of {sent.size} bytes: raise its max.message.bytes to "
+            f"{sent.size} at least"
+        )
+    return None
 
 
 async def _end_of(sent: Sequence[_Sent]) -> int | None:

@@ -40,6 +40,10 @@ _BROKERS_DEFAULT: Final = -1
 """As many replicas as the brokers' `default.replication.factor` says, however many are up now."""
 _CHANGE_MS: Final = 4_000
 """How long brokers may take to make or delete a topic; less than one is asked for."""
+_MAY_WRITE = 1 << 4
+"""Kafka's bit of the operation Write among a topic's authorized operations."""
+_RIGHTS_UNKNOWN = -(2**31)
+"""What brokers answer who were not asked for rights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,10 @@ class TopicInfo:
     """Another one when the topic was deleted and made anew; None if the brokers tell none."""
     partitions: int
     """How many."""
+    leaderless: tuple[int, ...] = ()
+    """Those that no broker leads, so that nobody can write or read them."""
+    writable: bool = True
+    """False: our user may not write it; only known where rights were asked for."""
 
 
 class Topics:
@@ -72,10 +80,10 @@ class Topics:
         await close_bounded(self._admin.close())
 
     async def describe(
-        self, names: Iterable[str], *, seconds: float = CONNECT_SECONDS
+        self, names: Iterable[str], *, seconds: float = CONNECT_SECONDS, rights: bool = False
     ) -> dict[str, TopicInfo]:
-        """Those of the topics that exist; one request."""
-        asked = TopicsRequest(list(names))
+        """Those of the topics that exist; one request. `rights`: also whether we may write."""
+        asked = TopicsRequest(list(names), rights=rights)
         doing = "asking which topics there are"
         answer = await patient(lambda: self._client.ask(asked), doing, seconds)
         found = answer.to_object()["topics"]
@@ -83,7 +91,7 @@ class Topics:
             refused = topic["error_code"] == TopicAuthorizationFailedError.errno
             (self.refused.add if refused else self.refused.discard)(str(topic["topic"]))
         return {
-            str(topic["topic"]): TopicInfo(topic.get("topic_id"), len(topic["partitions"]))
+            str(topic["topic"]): _info(topic)
             for topic in found
             if topic["error_code"] == 0 and topic["partitions"]
         }
@@ -164,10 +172,18 @@ class Topics:
             ConfigurationError: the key's value does not meet the condition.
             TransportError: the broker does not tell.
         """
-        doing = f"asking for {name}'s configuration"
-        value = await patient(lambda: self._config(name, key, doing), doing)
+        value = await self.config(name, key)
         if value is not None and not holds(value):
             raise ConfigurationError(f"topic {name} has {key}={value}; it {must}")
+
+    async def config(self, name: str, key: str) -> str | None:
+        """A topic's value of a configuration key; None if it has no such key.
+
+        Raises:
+            TransportError: the broker does not tell.
+        """
+        doing = f"asking for {name}'s configuration"
+        return await patient(lambda: self._config(name, key, doing), doing)
 
     async def _config(self, name: str, key: str, doing: str) -> str | None:
         asked = DescribeConfigsRequest([(ConfigResourceType.TOPIC, name, [key])])
@@ -187,3 +203,15 @@ class Topics:
     @property
     def _client(self) -> clients.Client:
         return self._admin._client  # type: ignore[no-any-return]
+
+
+def _info(topic: dict[str, Any]) -> TopicInfo:
+    """Of a topic as the brokers describe it."""
+    partitions = topic["partitions"]
+    rights = topic.get("authorized_operations", _RIGHTS_UNKNOWN)
+    return TopicInfo(
+        topic.get("topic_id"),
+        len(partitions),
+        tuple(sorted(each["partition"] for each in partitions if each["leader"] < 0)),
+        rights == _RIGHTS_UNKNOWN or bool(rights & _MAY_WRITE),
+    )

@@ -31,6 +31,7 @@ from lmerge_service.service.verdicts import Action, Guard, Verdict
 from lmerge_service.tdb import Event
 
 __all__ = (
+    "LASTING",
     "MAX_RECORD_BYTES",
     "Evidence",
     "Happening",
@@ -67,11 +68,19 @@ class Happening(StrEnum):
     """Too much is live, and nobody who is read can change that."""
     REBUILD = "rebuild"
     """The operator was built anew: after a start, a takeover or a failed commit."""
+    LOST = "lost"
+    """This replica's stable came before events that another one has: the output lacks them."""
+    LEADER = "leader"
+    """This replica leads from now on; the reason names the one before, and why it does not."""
     CUTOVER = "cutover"
     """A cutover to this replica has begun, goes on, is done, or was aborted."""
 
 
 _EACH: Final = frozenset({Happening.ACCEPTED_GAP, Happening.CUTOVER})
+
+
+LASTING: Final = frozenset({Happening.REBUILD.value})
+"""What a task that goes on from its last mark does not find once more."""
 
 
 class Place(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -158,12 +167,32 @@ class Tally:
     def __init__(self) -> None:
         self.counts: Counter[tuple[str, str | None]] = Counter()
         """By kind and replica: all that happened."""
+        self.shown: Counter[tuple[str, str | None]] = Counter()
+        """The same as it is shown: it does not fall when a failed commit is made again."""
+        self._begun: Counter[tuple[str, str | None]] = Counter()
+        self._committed: Counter[tuple[str, str | None]] = Counter()
 
     def admit(self, kind: Guard | Happening, replica: str | None) -> int | None:
         """Its count, if it is to be published."""
         self.counts[kind.value, replica] += 1
         count = self.counts[kind.value, replica]
+        self.shown[kind.value, replica] = max(self.shown[kind.value, replica], count)
         return count if count.bit_count() == 1 or kind in _EACH else None
+
+    def begin(self) -> None:
+        """A commit of all that happened begins."""
+        self._begun = self.counts.copy()
+
+    def commit(self) -> None:
+        """It took place."""
+        self._committed = self._begun
+
+    def forget(self) -> None:
+        """What was not committed is found once more, but for what is `LASTING`."""
+        for kind, replica in list(self.counts):
+            if kind not in LASTING:
+                self.counts[kind, replica] = self._committed[kind, replica]
+        self.counts = +self.counts
 
 
 def found(

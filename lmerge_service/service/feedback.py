@@ -30,7 +30,7 @@ import structlog
 from fastapi import APIRouter, HTTPException, Query
 
 from lmerge_service.elements import INFINITY, START
-from lmerge_service.errors import TransportError
+from lmerge_service.errors import TransportError, single_error
 from lmerge_service.feedback import FeedbackAnswer
 from lmerge_service.formats.feedback import FeedbackRecord, feedback_topic
 from lmerge_service.kafka.client import Connection
@@ -43,6 +43,7 @@ log = structlog.get_logger()
 
 _LONGEST_WAIT_SECONDS = 60
 _PAUSE_SECONDS = 1.0
+_WATCH_SECONDS = 2.0
 _COMPACTED = {"cleanup.policy": "compact", "segment.ms": "600000"}
 
 
@@ -81,6 +82,7 @@ class FeedbackOut:
         self._every, self._step = every, step
         self._points: dict[tuple[str, int], tuple[int, int]] = {}
         self._told: dict[tuple[str, int], _Told] = {}
+        self._topic_id: str | None = None
         self._news = asyncio.Event()
 
     def tell(self, task: int, points: Mapping[str, int], stable: int) -> None:
@@ -99,10 +101,11 @@ class FeedbackOut:
         """Publishes until cancelled; while Kafka is away, it waits and tries again."""
         while True:
             try:
-                output_id = await self._prepare()
-                async with Notices(self._connection, feedback_topic(self._output)) as notices:
-                    self.unreachable = None
-                    await self._publish(notices, output_id)
+                async with Topics(self._connection) as topics:
+                    output_id = await self._prepare(topics)
+                    async with Notices(self._connection, feedback_topic(self._output)) as notices:
+                        self.unreachable = None
+                        await self._publish_and_watch(notices, topics, output_id)
             except TransportError as error:
                 if self.unreachable is None:
                     topic = feedback_topic(self._output)
@@ -110,14 +113,42 @@ class FeedbackOut:
                 self.unreachable = str(error)
                 await asyncio.sleep(_PAUSE_SECONDS)
 
-    async def _prepare(self) -> str | None:
-        """Makes the feedback topic when it is missing; tells which topic the output is."""
-        async with Topics(self._connection) as topics:
-            await topics.ensure(feedback_topic(self._output), config=_COMPACTED)
-            found = await topics.describe([self._output])
+    async def _prepare(self, topics: Topics) -> str | None:
+        """Makes the feedback topic when it is missing, in which case all points are to be sent
+        again; tells which topic the output is."""
+        topic = feedback_topic(self._output)
+        await topics.ensure(topic, config=_COMPACTED)
+        found = await topics.describe([self._output, topic])
         if self._output not in found:
             raise TransportError(f"the output topic {self._output} is not there")
+        if topic not in found:
+            raise TransportError(f"topic {topic} is not there")
+        if (topic_id := found[topic].id) != self._topic_id:
+            self._topic_id = topic_id
+            self._told.clear()
+            self._news.set()
         return found[self._output].id
+
+    async def _publish_and_watch(
+        self, notices: Notices, topics: Topics, output_id: str | None
+    ) -> None:
+        with single_error():
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._publish(notices, output_id), name="points")
+                group.create_task(self._watch(topics), name="feedback topic")
+
+    async def _watch(self, topics: Topics) -> None:
+        """Looks whether the topic is still there: what is sent to one that was deleted waits.
+
+        Raises:
+            TransportError: it was deleted, or Kafka does not answer.
+        """
+        topic = feedback_topic(self._output)
+        while True:
+            info = (await topics.describe([topic])).get(topic)
+            if info is None or info.id != self._topic_id:
+                raise TransportError(f"topic {topic} was deleted; it is created again")
+            await asyncio.sleep(_WATCH_SECONDS)
 
     async def _publish(self, notices: Notices, output_id: str | None) -> None:
         while True:

@@ -1,5 +1,6 @@
 """Why a worker's health is degraded: each reason in words for people, and of a kind for alerts."""
 
+import asyncio
 from collections.abc import Iterator, Sequence
 
 from lmerge_service.service.life import State
@@ -12,9 +13,11 @@ from lmerge_service.service.status import (
 )
 from lmerge_service.service.worker import Worker
 
-__all__ = ("reasons", "unreachable")
+__all__ = ("reasons", "stalled", "unreachable")
 
 _IDLE_AFTER_SECONDS = 60.0
+_STALLED_SECONDS = 5.0
+_LATELY_SECONDS = 600.0
 _HELD_SECONDS = 5.0
 """An honest early end is held for less than this where the others end as well."""
 
@@ -29,6 +32,11 @@ def reasons(
     if state not in ("running", "standby"):
         yield Reason(ReasonKind.NOT_RUNNING, f"the worker is {state}")
     yield from unreachable(worker)
+    for topic, fault in worker.outlets.faults.items():
+        yield Reason(ReasonKind.UNWRITABLE_TOPIC, f"topic {topic} of the merge {fault.why}")
+    yield from stalled(worker)
+    yield from _left_out(worker)
+    yield from _lost(worker)
     for stuck in dict.fromkeys(each.stuck for each in tasks if each.stuck is not None):
         yield Reason(ReasonKind.STUCK, stuck)
     for each in replicas:
@@ -46,6 +54,43 @@ def reasons(
     elif joined < voters:
         text = f"nothing moves: {joined} replicas are joined, and {voters} must be"
         yield Reason(ReasonKind.NOTHING_MOVES, text)
+
+
+def stalled(worker: Worker) -> Iterator[Reason]:
+    """Commits that take long."""
+    now = asyncio.get_running_loop().time()
+    for partition, held in sorted(worker.held.items()):
+        since = held.task.progress.committing
+        if since is not None and now - since > _STALLED_SECONDS:
+            text = f"a commit of task {partition} has been under way for {now - since:.0f} s"
+            yield Reason(ReasonKind.COMMIT_STALLED, text)
+
+
+def _lost(worker: Worker) -> Iterator[Reason]:
+    """What the output lacks though a replica has it, by what was found within the last minutes."""
+    now = asyncio.get_running_loop().time()
+    for held in worker.held.values():
+        progress = held.task.progress
+        if progress.lost_at is not None and now - progress.lost_at < _LATELY_SECONDS:
+            yield Reason(ReasonKind.LOST_EVENTS, f"events are lost: {progress.loss}")
+
+
+def _left_out(worker: Worker) -> Iterator[Reason]:
+    """What the output went on without, within the last minutes."""
+    now = asyncio.get_running_loop().time()
+    output = worker.topology.output
+    topics = {"dead_letters": output.dead_letter_topic, "events": output.events_topic}
+    lately = [
+        held.task.progress
+        for held in worker.held.values()
+        if held.task.progress.left_out is not None
+        and now - held.task.progress.left_out < _LATELY_SECONDS
+    ]
+    for what, topic in topics.items():
+        if count := sum(each.unwritten[what] for each in lately):
+            named = what.replace("_", " ")
+            text = f"not written to {topic}: {count} {named}; the output went on without them"
+            yield Reason(ReasonKind.NOT_WRITTEN, text)
 
 
 def unreachable(worker: Worker) -> Iterator[Reason]:

@@ -11,7 +11,7 @@ Who owns what
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import structlog
 
@@ -34,7 +34,17 @@ _BELIEVED = 2
 class Lookout:
     """Over the topics of one task's replicas."""
 
-    def __init__(self, state: TaskState, source: Source, topics: Topics):
+    def __init__(
+        self,
+        state: TaskState,
+        source: Source,
+        topics: Topics,
+        *,
+        detached: Callable[[], Mapping[str, str]],
+        unheeded: Counter[str],
+    ):
+        """`detached` gives the topics of the replicas that are detached, by name; `unheeded` counts
+        what they have published since then, by name, and outlives this."""
         self._state = state
         self._source = source
         self._topics = topics
@@ -42,6 +52,10 @@ class Lookout:
         """What was seen and is not acted on yet."""
         self._missing: Counter[str] = Counter()
         self._ends: dict[TopicPartition, int] = {}
+        self._detached = detached
+        self._unheeded = unheeded
+        self._counted: dict[TopicPartition, int] = {}
+        """Of detached replicas' partitions, up to where they are counted."""
 
     async def look(self) -> None:
         """Asks which topics there are, and where they end.
@@ -51,25 +65,56 @@ class Lookout:
         """
         replicas = self._state.replicas
         topics = {state.replica.topic for state in replicas.states.values()}
-        found = await self._topics.describe(topics, seconds=WATCH_SECONDS)
+        detached = {name: topic for name, topic in self._detached().items() if topic not in topics}
+        asked = topics | set(detached.values())
+        found = await self._topics.describe(asked, seconds=WATCH_SECONDS)
         for name, state in replicas.states.items():
             if state.replica.topic in found:
                 self._missing.pop(name, None)
         self._found = found
         there = [tp for tp in replicas.positions() if tp.topic in found]
-        ends = await self._source.ends(there, seconds=WATCH_SECONDS) if there else {}
+        left = [
+            TopicPartition(topic, number)
+            for topic in dict.fromkeys(detached.values())
+            if topic in found
+            for number in range(found[topic].partitions)
+        ]
+        ends = (
+            await self._source.ends([*there, *left], seconds=WATCH_SECONDS) if there or left else {}
+        )
         self._ends = ends
         self.measure()
+        self._count_unheeded(detached, ends)
+
+    def _count_unheeded(
+        self, detached: Mapping[str, str], ends: Mapping[TopicPartition, int]
+    ) -> None:
+        """Counts what the topics of detached replicas have got since they were; where it is not
+        known how far they were merged, since they were first looked at."""
+        topics = {topic: name for name, topic in detached.items()}
+        for tp in [tp for tp in self._counted if tp.topic not in topics]:
+            del self._counted[tp]  # attached again
+        for tp, end in ends.items():
+            if (name := topics.get(tp.topic)) is None:
+                continue
+            merged = self._state.replicas.left.get(name, {}).get(tp.partition, end)
+            counted = self._counted.get(tp, merged)
+            self._unheeded[name] += max(0, end - counted)
+            self._counted[tp] = end
 
     async def act(self) -> bool:
         """Holds out replicas that cannot be read on, takes in topics that appeared, were made
         anew or got wider; whether other partitions are to be read now."""
         replicas = self._state.replicas
         lost, self._source.lost = self._source.lost, {}
-        for tp, why in lost.items():
-            if (state := replicas.merging(tp)) is not None:
-                replicas.hold_out(state.name, f"partition {tp.partition} {why}", lost=True)
         infos, self._found = self._found, None
+        if lost:  # in a topic that was made anew there may be less than was read
+            infos = await self._topics.describe(
+                {each.replica.topic for each in replicas.states.values()}
+            )
+        for tp, why in lost.items():
+            if (state := replicas.merging(tp)) is not None and _is_the_same(state, infos):
+                replicas.hold_out(state.name, f"partition {tp.partition} {why}", lost=True)
         compared = infos is not None and await self._compare(infos)
         return bool(lost) or compared
 
@@ -82,13 +127,13 @@ class Lookout:
                 continue
             if info is None:
                 changed |= self._miss(name, state)
-            elif state.ingest is None:
-                if not state.lost or info.id != state.topic_id:
-                    changed |= await self._begin(name, info)
-            elif info.id != state.topic_id:
+            elif state.topic_id not in (None, info.id):
                 why = "was made anew: what it holds is merged from its beginning"
                 replicas.hold_out(name, why, made_anew=True)
                 changed |= await self._begin(name, info)
+            elif state.ingest is None:
+                if not state.lost:
+                    changed |= await self._begin(name, info)
             elif info.partitions > state.width:
                 await self._widen(name, info)
                 changed = True
@@ -158,3 +203,9 @@ class Lookout:
             info = infos.get(standing.topic)
             if info is not None and info.id != standing.topic_id:
                 raise TransportError(f"topic {standing.topic} of {name} was made anew meanwhile")
+
+
+def _is_the_same(state: ReplicaState, infos: Mapping[str, TopicInfo] | None) -> bool:
+    """The replica's topic is the one that is merged, as far as anybody knows."""
+    info = None if infos is None else infos.get(state.replica.topic)
+    return info is None or info.id == state.topic_id

@@ -127,6 +127,12 @@ def _worker_metrics(worker: Worker, status: Status) -> Iterator[Metric]:
     yield _gauge("degraded", "1 when /status gives a reason to look.", (), degraded)
     reasons = (((kind,), status.reason_kinds.count(kind)) for kind in ReasonKind)
     yield _gauge("health_reasons", "Reasons to look, by kind.", ("kind",), reasons)
+    topics = (((name,), name in status.unwritable) for name in worker.topology.output.own_topics)
+    text = "1 while a topic of the merge cannot be written."
+    yield _gauge("topic_unwritable", text, ("topic",), topics)
+    recreated = (((name,), worker.topic_watch.recreated[name]) for name in worker.outlets.side)
+    text = "Topics for dead letters and evidence that were created again."
+    yield _counter("topics_recreated", text, ("topic",), recreated)
     group = None if worker.members is None else worker.members.assignment.generation
     known = [((), group if group is not None and group >= 0 else None)]
     yield _gauge("group_generation", "Rises whenever the workers share tasks anew.", (), known)
@@ -187,6 +193,14 @@ def _task_metrics(tasks: _Tasks) -> Iterator[Metric]:
     yield _gauge("cutover_divergences", text, _TASK, diverged)
     text = "Whatever was committed so long ago is known to who follows."
     yield _gauge("standby_behind_seconds", text, _TASK, behind)
+    stalled = ((label, each.commit_seconds or 0.0) for label, each in tasks)
+    text = "How long the commit has taken that is under way; 0: none is."
+    yield _gauge("commit_under_way_seconds", text, _TASK, stalled)
+    unwritten = (
+        ((*label, what), count) for label, each in tasks for what, count in each.unwritten.items()
+    )
+    text = "Dead letters and evidence left out, since their topic could not be written."
+    yield _counter("unwritten_records", text, (*_TASK, "what"), unwritten)
     live = ((label, each.output.live_events) for label, each in tasks)
     yield _gauge("live_events", "Events that are not fully frozen.", _TASK, live)
 
@@ -208,6 +222,9 @@ def _output_metrics(tasks: _Tasks, unit: int | None) -> Iterator[Metric]:
     yield _counter("transactions", "Transactions committed.", _TASK, transactions)
     switches = ((label, each.leader_switches) for label, each in outputs)
     yield _counter("leader_switches", "Changes of the leading replica.", _TASK, switches)
+    since = ((label, each.leader_since) for label, each in outputs)
+    text = "When the leading replica changed last, as Unix time."
+    yield _gauge("leader_since_timestamp_seconds", text, _TASK, since)
     points = [(label, each.stable_point) for label, each in outputs]
     yield _gauge("output_stable_point", "As committed, in the topology's unit.", _TASK, points)
     text = "The same as Unix time."
@@ -269,6 +286,11 @@ _COUNTERS: Sequence[tuple[str, str, Callable[[ReplicaStatus], float]]] = (
         lambda each: each.contradicted,
     ),
     ("dead_letters", "Records that are not elements.", lambda each: each.dead_letters),
+    (
+        "lost_events",
+        "Events that others have and the output lacks, since its stable came first.",
+        lambda each: each.lost_events,
+    ),
 )
 _GAUGES: Sequence[tuple[str, str, Callable[[ReplicaStatus], float | None]]] = (
     ("ended", "1 when the replica is complete.", lambda each: each.ended),
@@ -295,6 +317,13 @@ def _replica_metrics(views: _Views, tasks: _Tasks, unit: int | None) -> Iterator
     for name, text, known in _GAUGES:
         yield _gauge(f"replica_{name}", text, _REPLICA, _each(views, known))
     yield from _replica_points(views, unit)
+    unheeded = (
+        ((name, *label), each.detached.get(name, 0))
+        for label, each in tasks
+        for name in dict.fromkeys([*(known.name for known in each.replicas), *each.detached])
+    )
+    text = "Records that a replica's topic has got since it was detached."
+    yield _counter("detached_records", text, _REPLICA, unheeded)
     kinds = (*_REPLICA, "kind")
     heard = [x for label, each in views for x in _heard(label, each)]
     yield _counter("replica_elements", "Elements received.", kinds, heard)

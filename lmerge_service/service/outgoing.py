@@ -3,7 +3,8 @@
 Theory
     One transaction carries output, dead letters, evidence, chunks of a snapshot, and the mark that
     says what it all rests on. While one commits, the next is gathered; so small ones commit at
-    once, and under load they grow by themselves.
+    once, and under load they grow by themselves. Dead letters and evidence whose topic cannot be
+    written are left out, and counted (`outlets`).
 
 What happens on a crash at each await
     Nothing counts as said before its commit; the next owner finds out whether it took place.
@@ -12,19 +13,21 @@ What happens on a crash at each await
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
 import structlog
 
 from lmerge_service.elements import Adjust, Element, Insert, Stable
-from lmerge_service.errors import FencedError, TransportError
+from lmerge_service.errors import FencedError, TransportError, UnwritableError
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.wire import encode
-from lmerge_service.kafka.sink import Outbox, Sink
+from lmerge_service.kafka.sink import Origin, Outbox, Sink
+from lmerge_service.service.counting import Accounts
 from lmerge_service.service.lookout import Lookout
 from lmerge_service.service.marks import MARK_KEY, Mark
+from lmerge_service.service.outlets import Outlets
 from lmerge_service.service.progress import Progress
 from lmerge_service.service.reporting import Reporting
 from lmerge_service.service.snapshots import Snapshots
@@ -69,6 +72,8 @@ class Outgoing:
         snapshots: Snapshots,
         reporting: Reporting,
         progress: Progress,
+        accounts: Accounts,
+        outlets: Outlets,
         *,
         feedback: FeedbackSink,
         clock: Callable[[], float],
@@ -83,10 +88,15 @@ class Outgoing:
         self._snapshots = snapshots
         self._reporting = reporting
         self._progress = progress
+        self._accounts = accounts
+        self._outlets = outlets
+        self._topics = state.topology.output
         self._feedback = feedback
         self._clock = clock
         self._limit = state.topology.limits.batch_records
         self._outbox, self._said = Outbox(), Counter[str]()
+        self._committed: Outbox | None = None
+        """The outbox of the commit under way."""
         self._moved = self._marked = 0
         """Counts what a mark would tell, and what the last one has told."""
         self._fetched = self._mark_due = 0.0
@@ -122,8 +132,11 @@ class Outgoing:
         self._moved += 1
         self._mark_due = 0.0
 
-    def say(self, elements: Iterable[Element]) -> None:
-        """Puts elements into the outbox: the key is the logical one; a stable has none."""
+    def say(self, elements: Iterable[Element], origins: Iterable[Origin] = ()) -> None:
+        """Puts elements into the outbox: the key is the logical one; a stable has none. `origins`
+        are of these elements."""
+        begins = len(self._outbox.records)
+        self._outbox.origins += [replace(each, index=begins + each.index) for each in origins]
         outbox, said, key_of = self._outbox, self._said, self._state.router.key_of
         for element in elements:
             value = encode(element)
@@ -167,9 +180,14 @@ class Outgoing:
         if self._snapshots.is_due:
             self._snapshots.start(state.transaction, state.stream(mark), state.snapshots)
         self._outbox.state.append((MARK_KEY, mark.encoded()))
-        self._outbox.events += self._reporting.pending
-        commit = self._commit(self._outbox, self._said, self._fetched, sight, feedback, chunks)
-        self._outbox, self._said = Outbox(), Counter()
+        self._outbox.events += self._reporting.begin()
+        self._accounts.begin(mark)
+        left_out = self._leave_out(self._outbox)
+        commit = self._commit(
+            self._outbox, self._said, self._fetched, sight, feedback, chunks, left_out
+        )
+        self._progress.committing = self._clock()
+        self._committed, self._outbox, self._said = self._outbox, Outbox(), Counter()
         self.committing = asyncio.create_task(commit, name="commit")
         self._marked, self._mark_due = self._moved, self._clock() + _OFFSETS_ONLY_SECONDS
 
@@ -181,10 +199,19 @@ class Outgoing:
         sight: Sight,
         feedback: Mapping[str, int],
         chunks: int,
+        left_out: Counter[str],
     ) -> None:
         mark = sight.mark
         unchanged = partial(self._lookout.unchanged, mark.replicas)
-        committed = await self._sink.commit(outbox, unchanged)
+        try:
+            committed = await self._sink.commit(outbox, unchanged)
+        except UnwritableError as error:
+            why = error.why
+            if error.needs_bytes is not None and error.topic == self._topics.topic:
+                why += f"; {self._largest(outbox)}"
+            self._outlets.refuse(error.topic, why, error.needs_bytes)
+            raise
+        self._progress.committing = None
         state, progress = self._state, self._progress
         if committed.output is not None:
             state.output, state.counted = committed.output, mark.said
@@ -193,7 +220,9 @@ class Outgoing:
             state.snapshots = (place, *state.snapshots[:1])
             progress.snapshot_seconds = self._snapshots.seconds
             self._moved += 1
-        self._reporting.committed(len(outbox.events))
+        self._reporting.committed()
+        self._accounts.commit()
+        self._count_left_out(left_out)
         progress.transactions += 1
         progress.published.update(said)
         progress.committed_stable, self.sight = mark.stable, sight
@@ -202,14 +231,75 @@ class Outgoing:
             progress.latencies.append(self._clock() - fetched)
             progress.commits.observe(progress.latencies[-1])
 
+    def _largest(self, outbox: Outbox) -> str:
+        """The largest record for the output, and where it comes from, in words."""
+        sizes = [len(key or b"") + len(value) for key, value in outbox.records]
+        at = max(range(len(sizes)), key=sizes.__getitem__)
+        text = f"the largest record of it has {sizes[at]} bytes"
+        if not (before := [each for each in outbox.origins if each.index <= at]):
+            return text
+        origin = before[-1]
+        state = self._state.replicas.merging(origin.tp)
+        of = "" if state is None else f" of replica {state.name}"
+        where = f"{origin.tp.topic}-{origin.tp.partition}, offsets {origin.first} to {origin.last}"
+        return f"{text}, and came{of} with {where}"
+
+    def _leave_out(self, outbox: Outbox) -> Counter[str]:
+        """Takes out of an outbox what its topic does not take, and tells how much that is."""
+        left_out = Counter[str]()
+        if outbox.dead and self._outlets.leaves_out(self._topics.dead_letter_topic):
+            left_out["dead_letters"], outbox.dead = len(outbox.dead), []
+        if outbox.events and self._outlets.leaves_out(self._topics.events_topic):
+            left_out["events"], outbox.events = len(outbox.events), []
+        return left_out
+
+    def _count_left_out(self, left_out: Counter[str]) -> None:
+        unwritten = self._progress.unwritten
+        topics = {
+            "dead_letters": self._topics.dead_letter_topic,
+            "events": self._topics.events_topic,
+        }
+        for what, count in left_out.items():
+            before = unwritten[what]
+            unwritten[what] += count
+            self._progress.left_out = self._clock()
+            if before.bit_length() < unwritten[what].bit_length():  # the 1st, 2nd, 4th, 8th, …
+                fault = self._outlets.leaves_out(topics[what])
+                why = "it can be written again" if fault is None else fault.why
+                log.warning(
+                    "not written", what=what, topic=topics[what], why=why, count=unwritten[what]
+                )
+
+    def give_up(self) -> None:
+        """Ends a commit that waits for a topic which the output can do without.
+
+        Raises:
+            UnwritableError: it did.
+        """
+        commit, outbox = self.committing, self._committed
+        if commit is None or commit.done() or outbox is None:
+            return
+        topics = self._topics
+        wanted = {topics.dead_letter_topic: outbox.dead, topics.events_topic: outbox.events}
+        for topic, records in wanted.items():
+            if records and (fault := self._outlets.leaves_out(topic)) is not None:
+                commit.cancel()
+                self._outlets.refuse(topic, fault.why, fault.needs_bytes)
+                message = f"committing: topic {topic} {fault.why}"
+                raise UnwritableError(message, topic=topic, why=fault.why)
+
     async def finish(self) -> None:
         """Waits for the last commit when the task stops; its failure is the next owner's to see."""
         commit, self.committing = self.committing, None
+        self._progress.committing = None
         if commit is None:
             return
         try:
             async with asyncio.timeout(_FINISH_SECONDS):
                 await commit
+        except asyncio.CancelledError:
+            if not commit.cancelled():  # it is us who are
+                raise
         except (TimeoutError, TransportError, FencedError) as error:
             # Raised from here, it would take the place of the cancellation that stops the task.
             log.warning("stopped while committing; the next start finds out", error=str(error))

@@ -23,6 +23,7 @@ What happens on a crash at each await
 """
 
 import asyncio
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
@@ -34,14 +35,17 @@ from lmerge_service.elements import Element
 from lmerge_service.errors import TransportError
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.kafka.records import Record
+from lmerge_service.kafka.sink import Origin
 from lmerge_service.kafka.source import Batches, Source, TopicPartition
 from lmerge_service.service.control import Control
 from lmerge_service.service.decisions import LONGEST_REASON, Decision, Quarantine
 from lmerge_service.service.evidence import Happening
 from lmerge_service.service.guards import CHUNK
 from lmerge_service.service.judging import Finding, Judging
+from lmerge_service.service.leading import Leading
 from lmerge_service.service.ledger import Ledger
 from lmerge_service.service.life import Wish
+from lmerge_service.service.losses import Loss, Losses, Place
 from lmerge_service.service.pacing import Pacing
 from lmerge_service.service.replicas import ReplicaState
 from lmerge_service.service.reporting import Reporting
@@ -67,18 +71,25 @@ class Oversight:
         clock: Callable[[], float],
         unix_ns: Callable[[], int],
         heard: dict[str, float],
+        leading: Leading,
     ) -> None:
-        """`heard`: see `Judging`."""
+        """`heard`: see `Judging`; `leading` outlives this."""
         self.judging = Judging(
             state.topology, state.merge, clock=clock, unix_ns=unix_ns, heard=heard
         )
         self.pacing = Pacing(state.topology.limits, state.merge)
         self.withdrew = False
         """A replica was put into quarantine: others are to be assigned."""
+        self._leading = leading
         self._state = state
         self._source = source
         self._reporting = reporting
         self._unix_ns = unix_ns
+        self.origins: list[Origin] = []
+        """Of what the last `take` has put out: from which records."""
+        self.lost: list[Loss] = []
+        """Whoever counts losses takes them away."""
+        self._losses = Losses(state.merge)
         self._divergent: dict[str, Breach] = {}
         self._gap: Gap | None = None
         self._asked = asyncio.Event()
@@ -92,6 +103,7 @@ class Oversight:
         the breaches that it showed."""
         taken, breaches = 0, deque[Breach]()
         self.judging.begin()
+        self.origins = []
         for tp, records in batches.items():
             taken += self._take(tp, records, out, dead, breaches)
         self._drain(breaches)
@@ -108,13 +120,47 @@ class Oversight:
         replicas, judging, at = self._state.replicas, self.judging, 0
         self.pacing.read(records)
         while at < len(records) and replicas.merging(tp) and tp not in judging.waiting:
+            had, first = len(out), records[at].offset
             at += replicas.take(tp, records[at : at + CHUNK], out, dead, judging)
+            last = records[max(at - 1, 0)].offset
+            if len(out) > had:
+                self.origins.append(Origin(had, tp, first, last))
+                self._see_who_leads(tp, first, last)
+                self._losses.emitted(itertools.islice(out, had, None), Place(tp, first, last))
+            self._look_for_losses(tp, Place(tp, first, last))
             if judging.found:
                 self._drain(breaches)
                 found, judging.found = judging.found, []
                 for finding in found:
                     self._act(finding)
         return at
+
+    def _look_for_losses(self, tp: TopicPartition, place: Place) -> None:
+        replicas = self._state.replicas
+        if (state := replicas.merging(tp)) is None or state.ingest is None:
+            return
+        lately, state.ingest.lately = state.ingest.lately, []
+        for loss in self._losses.look(state.name, lately, place):
+            replicas.lose(loss.leader, loss.count)
+            self.lost.append(loss)
+            self._reporting.happened(Happening.LOST, loss.leader, str(loss))
+            log.warning(
+                "events lost", replica=loss.leader, topic=loss.stable.tp.topic,
+                partition=loss.stable.tp.partition, offset=loss.stable.last, why=str(loss),
+                count=loss.count,
+            )  # fmt: skip
+
+    def _see_who_leads(self, tp: TopicPartition, first: int, last: int) -> None:
+        state = self._state
+        change = self._leading.look(state.merge, state.replicas, tp, first, last)
+        if change is None or change.before is None:
+            return
+        reason = f"from {change.before}: {change.why}"
+        if count := self._reporting.happened(Happening.LEADER, change.leader, reason):
+            log.info(
+                "leader changed", replica=change.leader, before=change.before, why=change.why,
+                count=count,
+            )  # fmt: skip
 
     def _drain(self, breaches: deque[Breach]) -> None:
         for breach in self._state.merge.breaches():

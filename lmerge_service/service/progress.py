@@ -13,12 +13,9 @@ __all__ = ("Progress",)
 class Progress:
     """What this process has done; its counts never fall, whatever is rebuilt."""
 
-    elements_in: int = 0
     published: Counter[str] = field(default_factory=Counter)
     """Committed inserts, adjusts (removals among them, and counted apart) and stables."""
     transactions: int = 0
-    switches: int = 0
-    """How often the leading replica changed."""
     committed_stable: int = START
     latencies: deque[float] = field(default_factory=lambda: deque(maxlen=2_000))
     """Seconds from a batch's read to its commit, latest last."""
@@ -40,3 +37,15 @@ class Progress:
     that was committed by then is in the state."""
     unreachable: str | None = None
     """Why Kafka does not answer at the moment."""
+    committing: float | None = None
+    """Since when a commit has been under way (the clock's seconds); None: none is."""
+    unwritten: Counter[str] = field(default_factory=Counter)
+    """`dead_letters` and `events` that their topic did not take, while the output went on."""
+    left_out: float | None = None
+    """When that happened last (the clock's seconds)."""
+    unheeded: Counter[str] = field(default_factory=Counter)
+    """By replica, records and markers that its topic has got since it was detached."""
+    loss: str | None = None
+    """The last events that were lost, in words."""
+    lost_at: float | None = None
+    """When that was found (the clock's seconds)."""

@@ -275,7 +275,13 @@ class Recovery:
         if info is None or info.id != standing.topic_id:
             if have is None:
                 replicas.expect(replica, epoch=standing.epoch)
-            replicas.hold_out(name, "is gone" if info is None else "was made anew")
+            if info is None:
+                replicas.states[name].topic_id = standing.topic_id  # another one will be anew
+                replicas.hold_out(name, "is gone")
+            else:  # who leads merges it from there
+                replicas.states[name].topic_id = info.id
+                why = "was made anew: what it holds is merged from its beginning"
+                replicas.hold_out(name, why, made_anew=True)
             return
         # Of a co-partitioned replica the task reads one partition, whatever the topic's width.
         width = info.partitions if replica.co_partitioned else max(standing.partitions) + 1

@@ -20,7 +20,6 @@ Theory
 """
 
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -39,12 +38,13 @@ from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.routing import Router
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.topics import TopicInfo
+from lmerge_service.service.counting import Tally
 from lmerge_service.service.evidence import Happening
 from lmerge_service.service.judging import Judging
 from lmerge_service.service.marks import PartitionMark, Standing
 from lmerge_service.topology import Replica
 
-__all__ = ("ReplicaState", "Replicas", "Tally")
+__all__ = ("ReplicaState", "Replicas")
 
 log = structlog.get_logger()
 
@@ -60,23 +60,6 @@ _COUNTED = {
     "first": "first",
     "late": "late",
 }
-
-
-@dataclass(slots=True)
-class Tally:
-    """What was counted of a replica since the process began."""
-
-    counts: Counter[str] = field(default_factory=Counter)
-    """records, dead, stale, repeated, contradicted, and the names in `_COUNTED`."""
-    breaches: Counter[str] = field(default_factory=Counter)
-    contradicted_at: tuple[str, int] | None = None
-    """Partition and offset of the last record that is another one than was read under its
-    number."""
-    troubled: float | None = None
-    """When it last broke a rule, contradicted its own numbers, or sent what is no element (the
-    clock's seconds)."""
-    last_record: float | None = None
-    """When its last record was read (the clock's seconds)."""
 
 
 @dataclass(slots=True)
@@ -151,6 +134,8 @@ class Replicas:
         here, and why."""
         self.states: dict[str, ReplicaState] = {}
         """By name."""
+        self.left: dict[str, dict[int, int]] = {}
+        """Of replicas that were detached: up to where each partition was merged."""
         self.news: list[tuple[Happening, str, str]] = []
         """What happened to replicas by itself, and why; whoever tells it takes it away."""
         self._merge = merge
@@ -172,7 +157,9 @@ class Replicas:
 
     def leave(self, name: str) -> None:
         """The replica is detached."""
-        self._stop_merging(self.states.pop(name))
+        state = self.states.pop(name)
+        self.left[name] = dict(state.next)
+        self._stop_merging(state)
 
     def quarantine(self, name: str, why: str) -> None:
         """What it says does not count until it is released."""
@@ -196,7 +183,12 @@ class Replicas:
         state.held_out, state.lost = f"topic {state.replica.topic} {why}", lost
         kind = Happening.MADE_ANEW if made_anew else Happening.HELD_OUT
         self.news.append((kind, name, state.held_out))
-        log.warning("replica held out", replica=name, topic=state.replica.topic, why=state.held_out)
+        log.warning(
+            "topic made anew" if made_anew else "replica held out",
+            replica=name,
+            topic=state.replica.topic,
+            why=state.held_out,
+        )
 
     def _stop_merging(self, state: ReplicaState) -> None:
         state.lag = None
@@ -372,12 +364,17 @@ class Replicas:
         out: list[Element] = []
         state.ingest.take(tp.partition, records, out, [], recall=True)
         assert state.ingest.torn is None
+        state.ingest.lately.clear()
         return out
 
     def _is_told_elsewhere(self, tp: TopicPartition) -> bool:
         """All tasks meet the same dead letters; of a partition one of them tells of them."""
         number: int = tp.partition
         return number % self._router.partitions != self._partition
+
+    def lose(self, name: str, count: int) -> None:
+        """Its stables have made the output lose events; it may be gone by now."""
+        self._tallies.setdefault(name, Tally()).counts.add({"lost": count})
 
     def arrive(self, tp: TopicPartition, offset: int) -> None:
         """Everything before the offset is recalled."""
@@ -418,13 +415,15 @@ class Replicas:
         if after is not before:  # a new incarnation counts from nothing
             was = dict.fromkeys(was, 0)
             self.news.append((Happening.INCARNATION, state.name, _of_incarnation(ingest)))
-        tally.counts.update({what: now - was[what] for what, now in _of_input(after).items()})
-        tally.counts.update(
-            stale=ingest.stale - stale,
-            repeated=ingest.repeated - repeated,
-            contradicted=ingest.contradicted - contradicted,
-            records=taken,
-            dead=len(dead) - had,
+        tally.counts.add({what: now - was[what] for what, now in _of_input(after).items()})
+        tally.counts.add(
+            {
+                "stale": ingest.stale - stale,
+                "repeated": ingest.repeated - repeated,
+                "contradicted": ingest.contradicted - contradicted,
+                "records": taken,
+                "dead": len(dead) - had,
+            }
         )
         state.next[tp.partition] = following
         tally.last_record = self._clock()

@@ -1,9 +1,10 @@
 """Reporting: what happened in a task, counted, logged, and as evidence for the events topic.
 
 Theory
-    Evidence rides in the task's transactions, beside what it is about. What was told and not
-    committed stays `pending` over a rebuild, so that a failed commit loses none of it; it may be
-    there twice when the outcome of a commit was unknown.
+    Evidence rides in the task's transactions, beside what it is about. After a failed commit the
+    task goes on from its last mark and finds the same again, so that what is not committed is
+    forgotten, but for what is not found again (`evidence.LASTING`): nothing is lost, and nothing
+    is published or counted twice.
 
     A divergence is told with where each replica says so, which has to be looked up in their
     topics. That is done in the background, one after the other and for a bounded time; what comes
@@ -26,6 +27,7 @@ from lmerge_service.errors import StateError, TransportError
 from lmerge_service.kafka.find import Found
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.service.evidence import (
+    LASTING,
     Evidence,
     Happening,
     Place,
@@ -68,13 +70,38 @@ class Reporting:
         self.tally = Tally()
         self.pending: list[tuple[bytes | None, bytes]] = []
         """Keys and values of records that are not committed yet."""
+        self._lasting: list[bool] = []
+        """Of each of them, whether it stays over a rebuild."""
+        self._begun = 0
+        """So many of them are in the commit that is under way."""
         self._task = task
         self._unix_ns = unix_ns
         self._divergences: asyncio.Queue[_Divergence] = asyncio.Queue(_WAITING)
 
-    def committed(self, count: int) -> None:
-        """So many of the pending records are there."""
-        del self.pending[:count]
+    def begin(self) -> list[tuple[bytes | None, bytes]]:
+        """A commit of what is pending begins; gives that."""
+        self.tally.begin()
+        self._begun = len(self.pending)
+        return list(self.pending)
+
+    def committed(self) -> None:
+        """It took place."""
+        self.tally.commit()
+        del self.pending[: self._begun], self._lasting[: self._begun]
+        self._begun = 0
+
+    def settle(self, *, took_place: bool) -> None:
+        """The task goes on from its last mark; whether that is of the commit under way."""
+        if took_place:
+            self.committed()
+        self._begun = 0
+        self.tally.forget()
+        while not self._divergences.empty():
+            self._divergences.get_nowait()
+        self.pending = [
+            each for each, lasts in zip(self.pending, self._lasting, strict=True) if lasts
+        ]
+        self._lasting = [True] * len(self.pending)
 
     def happened(self, kind: Happening, replica: str | None, reason: str) -> int | None:
         """Tells what is no finding of a guard; its count, if that is worth a line in the log."""
@@ -120,6 +147,7 @@ class Reporting:
 
     def _put(self, evidence: Evidence) -> None:
         self.pending.append(evidence.to_record())
+        self._lasting.append(evidence.kind in LASTING)
 
     def _at_ms(self) -> int:
         return self._unix_ns() // 1_000_000

@@ -21,8 +21,9 @@ from lmerge_service.errors import StateError
 from lmerge_service.formats.repeats import Numbers
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.routing import Router
+from lmerge_service.service.counting import Tally
 from lmerge_service.service.marks import Diverged, Mark, SnapshotPlace
-from lmerge_service.service.replicas import Replicas, Tally
+from lmerge_service.service.replicas import Replicas
 from lmerge_service.topology import Replica, Topology
 
 __all__ = ("OpenedState", "RestoringState", "TaskState")

@@ -78,6 +78,14 @@ class ReasonKind(StrEnum):
     """Nobody vouches for a range of time, and the output waits."""
     NOTHING_MOVES = "nothing_moves"
     """Too few replicas are joined for the quorum."""
+    LOST_EVENTS = "lost_events"
+    """A replica's stable came before events that another one has, within the last ten minutes."""
+    UNWRITABLE_TOPIC = "unwritable_topic"
+    """A topic of the merge cannot be written."""
+    COMMIT_STALLED = "commit_stalled"
+    """A commit has been under way for some seconds."""
+    NOT_WRITTEN = "not_written"
+    """Dead letters or evidence were left out, within the last ten minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +145,8 @@ class ReplicaStatus(BaseModel):
     outdated: list[OutdatedStatus]
     """Partitions whose latest records are of an older incarnation, behind the one that counts."""
     dead_letters: int
+    lost_events: int
+    """Events that others have and the output lacks, since this replica's stable came first."""
     breaches: dict[str, int]
     in_trouble: bool
     """It broke a rule, contradicted its own numbers, or sent what is no element, within the last
@@ -159,6 +169,12 @@ class OutputStatus(BaseModel):
     removals: int
     stables: int
     leader: str | None
+    leader_since: float | None
+    """Unix time in seconds of the last change of leader that this process has seen."""
+    leader_before: str | None
+    """Who led until then; null: nobody, as far as this process knows."""
+    leader_why: str | None
+    """The stable that made it lead, and why the one before does not."""
     leader_switches: int
     transactions: int
     commit_ms_p50: float | None
@@ -209,6 +225,14 @@ class TaskStatus(BaseModel):
     something was found or happened, in this process."""
     snapshots_taken: int
     snapshots_failed: int
+    commit_seconds: float | None
+    """How long the commit has taken that is under way; null: none is."""
+    unwritten: dict[str, int]
+    """`dead_letters` and `events` that were left out of commits, since their topic could not be
+    written."""
+    detached: dict[str, int]
+    """Of each replica that is detached, how many records its topic has got since: nobody merges
+    them."""
     output: OutputStatus
     replicas: list[ReplicaStatus]
 
@@ -231,6 +255,13 @@ class Status(BaseModel):
     """The longest of the tasks'."""
     cutover: CutoverView | None
     """The latest one, whether it runs or has ended."""
+    unwritable: dict[str, str]
+    """Topics of the merge that cannot be written, and why."""
+    recreated: dict[str, int]
+    """Side topics that this worker has created again after they were deleted, and how often."""
+    detached: dict[str, int]
+    """Of each replica that is detached, how many records its topic has got since, as far as this
+    process has seen."""
     tasks: list[TaskStatus]
     output: OutputStatus
     """Of all tasks that this worker leads, or else follows."""

@@ -49,17 +49,20 @@ from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.source import Batches, TopicPartition
 from lmerge_service.service.carrying import carry_out, is_of_kind
 from lmerge_service.service.control import Control
+from lmerge_service.service.counting import Accounts, Tally
 from lmerge_service.service.evidence import Happening
+from lmerge_service.service.leading import Leading
 from lmerge_service.service.ledger import AcceptedGap, Ledger, Wanted
 from lmerge_service.service.life import Wish
 from lmerge_service.service.lookout import WATCH_SECONDS, Lookout
 from lmerge_service.service.marks import Mark
 from lmerge_service.service.outgoing import FeedbackSink, Outgoing
+from lmerge_service.service.outlets import Outlets
 from lmerge_service.service.oversight import Oversight
 from lmerge_service.service.own_topics import largest_record
 from lmerge_service.service.progress import Progress
 from lmerge_service.service.recovery import Recovery
-from lmerge_service.service.replicas import ReplicaState, Tally
+from lmerge_service.service.replicas import ReplicaState
 from lmerge_service.service.reporting import Reporting
 from lmerge_service.service.snapshots import Snapshots
 from lmerge_service.service.state import TaskState
@@ -95,10 +98,12 @@ class MergeTask:
         cluster: Cluster,
         partition: int = 0,
         *,
+        outlets: Outlets | None = None,
         feedback: FeedbackSink = lambda *_: None,
         unix_ns: Callable[[], int] = time.time_ns,
     ):
-        """`ledger` is read only: what is decided about the replicas. `feedback` is told the
+        """`ledger` is read only: what is decided about the replicas. `outlets` tells which topics
+        cannot be written, as whoever watches them knows. `feedback` is told the
         partition, and after each commit the points of its inputs and its stable point. `unix_ns`
         is the wall clock: nanoseconds since the epoch."""
         self.topology = topology
@@ -108,13 +113,15 @@ class MergeTask:
         self.share = 1
         """How many tasks this worker leads, among which its limits are divided."""
         self.reporting = Reporting(partition, unix_ns=unix_ns)
+        self.outlets = Outlets(topology, _clock) if outlets is None else outlets
+        self.leading = Leading(unix_ns)
         self.oversight: Oversight | None = None
         """While it leads."""
         self.vouching: Vouching | None = None
         """While it leads."""
         self._unix_ns = unix_ns
         self._heard: dict[str, float] = {}
-        self._tallies: dict[str, Tally] = {}
+        self._accounts = Accounts()
         self._ledger = ledger
         self._feedback = feedback
         self._cluster = cluster
@@ -131,15 +138,20 @@ class MergeTask:
 
     def _fresh(self) -> TaskState:
         topology = self._ledger.topology
-        return TaskState(topology, self.partition, tallies=self._tallies, clock=_clock)
+        return TaskState(topology, self.partition, tallies=self._accounts.tallies, clock=_clock)
 
     def forget(self) -> None:
         """Lets go of the state: the group has revoked the task."""
         self._replace(self._fresh())
+        self._settle(None)
         self._is_known = False
         self.lifecycle.move(Event.REVOKED)
         self.oversight = self.vouching = None
         self.progress.caught_up = None
+
+    def _settle(self, mark: Mark | None) -> None:
+        """What was merged behind the last mark is forgotten: it is merged again, if by us."""
+        self.reporting.settle(took_place=self._accounts.settle(mark))
 
     def _replace(self, state: TaskState) -> None:
         """The state before, if it was in use, is large and in cycles of references."""
@@ -153,12 +165,23 @@ class MergeTask:
         return self.lifecycle.phase
 
     @property
+    def elements_in(self) -> int:
+        """Records that were merged and committed."""
+        return self._accounts.merged.committed["elements"]
+
+    @property
+    def switches(self) -> int:
+        """How often the leading replica changed."""
+        return self._accounts.merged.committed["switches"]
+
+    @property
     def replicas(self) -> list[ReplicaState]:
         """Those that are wanted, in the order of the decisions; while the state is rebuilt, what
         was counted of them is all that is known."""
         states = self.state.replicas.states
         return [
-            states.get(name) or ReplicaState(each.replica, self._tallies.get(name, Tally()))
+            states.get(name)
+            or ReplicaState(each.replica, self._accounts.tallies.get(name, Tally()))
             for name, each in self._ledger.replicas.items()
             if each.wish is not Wish.DETACHED
         ]
@@ -195,7 +218,13 @@ class MergeTask:
             every=self.topology.snapshot_seconds, clock=_clock, counts=self.progress.snapshots
         )
         stack.callback(self._snapshots.close)
-        self._lookout = Lookout(self.state, self._source, self._topics)
+        self._lookout = Lookout(
+            self.state,
+            self._source,
+            self._topics,
+            detached=self._detached,
+            unheeded=self.progress.unheeded,
+        )
         self._outgoing = Outgoing(
             self.state,
             sink,
@@ -203,6 +232,8 @@ class MergeTask:
             self._snapshots,
             self.reporting,
             self.progress,
+            self._accounts,
+            self.outlets,
             feedback=self._feedback,
             clock=_clock,
         )
@@ -216,6 +247,7 @@ class MergeTask:
             clock=_clock,
             unix_ns=self._unix_ns,
             heard=self._heard,
+            leading=self.leading,
         )
         self.vouching = Vouching(
             self.state,
@@ -293,6 +325,8 @@ class MergeTask:
         """To the last mark, from where we are if that is possible."""
         mark = await self._recovery.last_mark(fenced=fenced)
         self._require_ours(mark)
+        if fenced:
+            self._settle(mark)
         known, self._is_known = self._is_known, False
         if known and is_of_kind(self.state, self._ledger):
             try:
@@ -340,6 +374,11 @@ class MergeTask:
             raise
 
     # --- what is decided --------------------------------------------------------------------------
+
+    def _detached(self) -> dict[str, str]:
+        """The topics of those that are detached, by name."""
+        wanted = self._ledger.replicas.items()
+        return {n: each.replica.topic for n, each in wanted if each.wish is Wish.DETACHED}
 
     def _attached(self) -> dict[str, Replica]:
         return {each.replica.name: each.replica for each in self._ledger.attached()}
@@ -467,10 +506,13 @@ class MergeTask:
         assert self.vouching is not None
         taken, breaches = self.oversight.take(batches, out, dead)
         self.vouching.count(breaches)
-        self.progress.elements_in += taken
-        self.progress.switches += merge.stats().switches - switches
+        lost, self.oversight.lost = self.oversight.lost, []
+        if lost:
+            self.progress.loss, self.progress.lost_at = str(lost[-1]), _clock()
+        switched = merge.stats().switches - switches
+        self._accounts.merged.add({"elements": taken, "switches": switched})
         outgoing.move(taken)
-        outgoing.say(out)
+        outgoing.say(out, self.oversight.origins)
         outgoing.bury(dead)
         self._report(dead, breaches)
 
@@ -478,7 +520,7 @@ class MergeTask:
         states, left = self.state.replicas.states, Counter(letter.replica for letter in dead)
         for letter in dead:
             left[letter.replica] -= 1
-            count = states[letter.replica].tally.counts["dead"] - left[letter.replica]
+            count = states[letter.replica].tally.counts.total("dead") - left[letter.replica]
             if count.bit_count() == 1:  # the 1st, 2nd, 4th, 8th, …
                 log.warning(
                     "not an element", replica=letter.replica, topic=letter.topic,
@@ -488,8 +530,8 @@ class MergeTask:
         for breach in breaches:
             tally = states[breach.input].tally
             tally.troubled = _clock()
-            tally.breaches[breach.kind.value] += 1
-            if (count := tally.breaches[breach.kind.value]).bit_count() == 1:
+            tally.breaches.add({breach.kind.value: 1})
+            if (count := tally.breaches.total(breach.kind.value)).bit_count() == 1:
                 log.warning(
                     "breach", replica=breach.input, incarnation=breach.incarnation,
                     kind=breach.kind.value, element=repr(breach.element), kept=breach.kept,
@@ -533,8 +575,14 @@ class MergeTask:
         self._source.assign(self.state.replicas.positions())
 
     async def watch(self) -> None:
-        """Measures lag from the topics' ends and looks for topics that come and go."""
+        """Measures lag from the topics' ends and looks for topics that come and go; gives a commit
+        up that waits for a topic which the output can do without.
+
+        Raises:
+            UnwritableError: one does; open anew.
+        """
         while True:
+            self._outgoing.give_up()
             try:
                 await self._lookout.look()
                 if self.progress.unreachable is not None:

@@ -16,7 +16,7 @@ __all__ = ("output_of_all", "quantile_ms", "replicas_of_all")
 _WORST = (State.QUARANTINED, State.HELD_OUT, State.PAUSED, State.JOINING, State.JOINED)
 _SUMS = (
     "inserts", "adjusts", "stables", "delivered_first", "late", "stale", "repeated",
-    "contradicted", "dead_letters",
+    "contradicted", "dead_letters", "lost_events",
 )  # fmt: skip
 
 
@@ -44,11 +44,19 @@ def output_of_all(
             "ended": not points,
             "stable_point": _lowest(points) if points else None,
             "leader": leaders.pop() if len(leaders) == 1 else None,
+            **_last_change(outputs),
             "commit_ms_p50": quantile_ms(waits, 0.50),
             "commit_ms_p99": quantile_ms(waits, 0.99),
             "gap": next((each.gap for each in outputs if each.gap is not None), None),
         }
     )
+
+
+def _last_change(outputs: Sequence[OutputStatus]) -> dict[str, object]:
+    """The latest change of leader in any of them."""
+    latest = max(outputs, key=lambda each: each.leader_since or 0.0)
+    names = ("leader_since", "leader_before", "leader_why")
+    return {name: getattr(latest, name) for name in names}
 
 
 def _nothing(topology: Topology) -> OutputStatus:
@@ -65,6 +73,9 @@ def _nothing(topology: Topology) -> OutputStatus:
         removals=0,
         stables=0,
         leader=None,
+        leader_since=None,
+        leader_before=None,
+        leader_why=None,
         leader_switches=0,
         transactions=0,
         commit_ms_p50=None,

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from lmerge_service.elements import INFINITY, START
 from lmerge_service.formats.ingest import Ingest
 from lmerge_service.service.documents import CutoverView
-from lmerge_service.service.health import reasons, unreachable
+from lmerge_service.service.health import reasons, stalled, unreachable
 from lmerge_service.service.life import State, Wish, seen
 from lmerge_service.service.replicas import ReplicaState
 from lmerge_service.service.status import (
@@ -50,10 +50,13 @@ def status_of(worker: Worker) -> Status:
         reasons=[each.text for each in whys],
         reason_kinds=[each.kind for each in whys],
         version=0 if worker.control is None else worker.control.ledger.version,
-        elements_in=sum(each.task.progress.elements_in for _, each in held),
+        elements_in=sum(each.task.elements_in for _, each in held),
         rebuilds=sum(each.rebuilds for each in tasks),
         recovery_seconds=max(recoveries, default=None),
         cutover=_cutover(worker),
+        unwritable={topic: fault.why for topic, fault in worker.outlets.faults.items()},
+        recreated=dict(worker.topic_watch.recreated),
+        detached=_detached(shown),
         tasks=tasks,
         output=output_of_all(worker.topology, shown, _waits(worker, shown)),
         replicas=replicas,
@@ -63,6 +66,12 @@ def status_of(worker: Worker) -> Status:
 def _cutover(worker: Worker) -> CutoverView | None:
     cutover = None if worker.control is None else worker.control.ledger.cutover
     return None if cutover is None else CutoverView.of(cutover)
+
+
+def _detached(tasks: Sequence[TaskStatus]) -> dict[str, int]:
+    """All tasks see the same records."""
+    names = dict.fromkeys(name for each in tasks for name in each.detached)
+    return {name: max(each.detached.get(name, 0) for each in tasks) for name in names}
 
 
 def _waits(worker: Worker, tasks: Sequence[TaskStatus]) -> list[float]:
@@ -87,10 +96,16 @@ def state_of(worker: Worker) -> WorkerState:
 
 
 def readiness_of(worker: Worker) -> str:
-    """The state, or "unreachable" if Kafka is."""
+    """The state; or "unreachable" if Kafka is, "unwritable" while output or state cannot be
+    written, or "stalled" while a commit takes long."""
     state = state_of(worker)
-    away = state in ("running", "standby") and any(True for _ in unreachable(worker))
-    return "unreachable" if away else state
+    if state not in ("running", "standby"):
+        return state
+    if any(True for _ in unreachable(worker)):
+        return "unreachable"
+    if worker.outlets.stops_output:
+        return "unwritable"
+    return "stalled" if any(True for _ in stalled(worker)) else state
 
 
 def _task(task: MergeTask, role: Role) -> TaskStatus:
@@ -113,6 +128,9 @@ def _task(task: MergeTask, role: Role) -> TaskStatus:
         findings=_findings(task),
         snapshots_taken=progress.snapshots["taken"],
         snapshots_failed=progress.snapshots["failed"],
+        commit_seconds=_since(progress.committing),
+        detached=dict(progress.unheeded),
+        unwritten={what: progress.unwritten[what] for what in ("dead_letters", "events")},
         output=_output(task),
         replicas=[_replica(task, each) for each in task.replicas],
     )
@@ -120,7 +138,7 @@ def _task(task: MergeTask, role: Role) -> TaskStatus:
 
 def _findings(task: MergeTask) -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = {}
-    for (kind, replica), count in task.reporting.tally.counts.items():
+    for (kind, replica), count in task.reporting.tally.shown.items():
         found.setdefault(kind, {})[replica or ""] = count
     return found
 
@@ -139,7 +157,7 @@ def _snapshot(task: MergeTask) -> SnapshotStatus | None:
 
 
 def _output(task: MergeTask) -> OutputStatus:
-    progress, merge = task.progress, task.state.merge
+    progress, merge, change = task.progress, task.state.merge, task.leading.change
     stable, gap = progress.committed_stable, merge.gap
     ordered = sorted(progress.latencies)
     return OutputStatus(
@@ -154,7 +172,10 @@ def _output(task: MergeTask) -> OutputStatus:
         removals=progress.published["removals"],
         stables=progress.published["stables"],
         leader=merge.stats().leader,
-        leader_switches=progress.switches,
+        leader_since=None if change is None else change.at_ms / 1000,
+        leader_before=None if change is None else change.before,
+        leader_why=None if change is None else change.why,
+        leader_switches=task.switches,
         transactions=progress.transactions,
         commit_ms_p50=quantile_ms(ordered, 0.50),
         commit_ms_p99=quantile_ms(ordered, 0.99),
@@ -165,8 +186,8 @@ def _output(task: MergeTask) -> OutputStatus:
 def _replica(task: MergeTask, state: ReplicaState) -> ReplicaStatus:
     merge = task.state.merge
     source = merge.inputs.get(state.name)
-    ingest, tally, counts = state.ingest, state.tally, state.tally.counts
-    first = sum(each.tally.counts["first"] for each in task.replicas)
+    ingest, tally, counts = state.ingest, state.tally, state.tally.counts.committed
+    first = sum(each.tally.counts.committed["first"] for each in task.replicas)
     now = asyncio.get_running_loop().time()
     return ReplicaStatus(
         name=state.name,
@@ -196,7 +217,8 @@ def _replica(task: MergeTask, state: ReplicaState) -> ReplicaStatus:
         contradicted_at=_place(tally.contradicted_at),
         outdated=[] if ingest is None else _outdated(ingest),
         dead_letters=counts["dead"],
-        breaches=dict(tally.breaches),
+        lost_events=counts["lost"],
+        breaches=dict(tally.breaches.committed),
         in_trouble=tally.troubled is not None and now - tally.troubled < _TROUBLE_SECONDS,
     )
 

@@ -39,7 +39,8 @@ from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.members import Members
 from lmerge_service.service.control import LoggedControl
 from lmerge_service.service.outgoing import FeedbackSink
-from lmerge_service.service.own_topics import prepare
+from lmerge_service.service.outlets import Outlets
+from lmerge_service.service.own_topics import TopicWatch, prepare
 from lmerge_service.service.task import MergeTask
 from lmerge_service.service.task_phases import Event
 from lmerge_service.topology import Topology
@@ -91,6 +92,9 @@ class Worker:
         self.stopping = False
         self.name = f"{socket.gethostname()}-{os.getpid()}"
         """For people."""
+        self.outlets = Outlets(topology, _clock)
+        """Which topics of the merge cannot be written."""
+        self.topic_watch = TopicWatch(cluster, topology, self.outlets)
         self._feedback = feedback
         self._unix_ns = unix_ns
         self._cluster = cluster
@@ -130,6 +134,7 @@ class Worker:
             async with asyncio.TaskGroup() as group:
                 group.create_task(control.run(), name="control")
                 group.create_task(members.run(), name="members")
+                group.create_task(self.topic_watch.run(), name="topics")
                 group.create_task(self._claim(members), name="claim")
                 try:
                     async for assignment in members.changes():
@@ -192,6 +197,7 @@ class Worker:
                 ledger,
                 self._cluster,
                 partition,
+                outlets=self.outlets,
                 feedback=self._feedback,
                 unix_ns=self._unix_ns,
             )
@@ -276,3 +282,7 @@ class Worker:
             pass  # the next acknowledgement, until the change of role arrives and cancels this
         task.lifecycle.move(Event.CONFIRMED)
         log.info("assigned to this worker all the same")
+
+
+def _clock() -> float:
+    return asyncio.get_running_loop().time()

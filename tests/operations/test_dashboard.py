@@ -84,6 +84,11 @@ def test_no_metric_of_ours_is_left_out_but_those_that_others_say_better() -> Non
         "lmerge_build_info",  # the variable `job`
         "lmerge_ready", "lmerge_degraded", "lmerge_task_phase",  # states and reasons tell more
         "lmerge_group_generation", "lmerge_leader_switches_total",
+        "lmerge_leader_since_timestamp_seconds",  # /status has the reason beside it
+        "lmerge_detached_records_total",
+        "lmerge_replica_lost_events_total",  # a reason, with both replicas
+        "lmerge_topic_unwritable", "lmerge_topics_recreated_total",  # reasons, with what to do
+        "lmerge_commit_under_way_seconds", "lmerge_unwritten_records_total",
         "lmerge_feedback_records_total",
         "lmerge_cutover_state", "lmerge_cutover_divergences",  # its command shows it
         "lmerge_output_ended", "lmerge_output_gap",  # a reason; points end

@@ -156,6 +156,27 @@ def test_an_output_that_was_made_anew_takes_its_feedback_with_it(
     in_time(play())
 
 
+def test_n5_a_feedback_topic_that_was_deleted_is_created_again_with_all_points(
+    bootstrap: str, output: str
+) -> None:
+    async def play() -> None:
+        topic = feedback_topic(output)
+        async with publishing(bootstrap, output) as out, Topics(Connection(bootstrap)) as topics:
+            out.tell(0, {"a": 10}, stable=10)
+            while not out.published:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            await vanish(topics, topic)
+            while await topics.width(topic) is None:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            while not (found := await records_of(bootstrap, output)):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            assert {each.point for each in found} == {10}, "though nothing has happened since"
+            async with Feedback(Connection(bootstrap), output=output, replica="a") as feedback:
+                assert feedback.point == 10
+
+    in_time(play())
+
+
 def test_a_record_that_is_no_feedback_is_passed_over(bootstrap: str, output: str) -> None:
     async def play() -> None:
         await _make(bootstrap, feedback_topic(output))

@@ -12,6 +12,7 @@ from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.service.decisions import Decision, Release, decide
 from lmerge_service.service.decisions import encode as encoded
 from lmerge_service.service.evidence import Evidence
+from lmerge_service.service.leading import Leading
 from lmerge_service.service.ledger import Entry, Ledger, undisputed
 from lmerge_service.service.life import Wish
 from lmerge_service.service.marks import PartitionMark, Standing
@@ -71,6 +72,7 @@ class Overseen:
         self.oversight = Oversight(
             self.state, self.source, self.reporting,  # type: ignore[arg-type]
             clock=lambda: self.now, unix_ns=lambda: UNIX_NS, heard=self.heard,
+            leading=Leading(lambda: UNIX_NS),
         )  # fmt: skip
 
     def read(self, **said: Sequence[Element | bytes]) -> int:
@@ -114,7 +116,7 @@ def test_a_held_stable_is_rewound_and_its_partition_paused_until_another_confirm
     assert task.source.paused == frozenset()
     task.read(a=[Stable(900), Insert(b'"y"', 901, 902)])
     assert task.out[-2:] == [Stable(900), Insert(b'"y"', 901, 902)]
-    assert task.told() == [("leap", "a"), ("let_go", "a")]
+    assert task.told() == [("leap", "a"), ("let_go", "a"), ("leader", "a")]
 
 
 def test_a_new_incarnation_takes_the_hold_away() -> None:
@@ -151,6 +153,7 @@ def test_after_a_restart_guards_know_how_far_everybody_was() -> None:
     again = Oversight(
         task.state, task.source, task.reporting,  # type: ignore[arg-type]
         clock=lambda: task.now, unix_ns=lambda: UNIX_NS, heard=task.heard,
+        leading=Leading(lambda: UNIX_NS),
     )  # fmt: skip
     task.oversight = again
     task.read(b=[Stable(120), Stable(221)])
@@ -166,6 +169,7 @@ def test_rebuilds_however_often_do_not_wear_patience_out() -> None:
         task.oversight = Oversight(
             task.state, task.source, task.reporting,  # type: ignore[arg-type]
             clock=lambda: task.now, unix_ns=lambda: UNIX_NS, heard=task.heard,
+            leading=Leading(lambda: UNIX_NS),
         )  # fmt: skip
         task.pace()
         task.read(a=[Stable(INFINITY)])

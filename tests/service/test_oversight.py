@@ -134,6 +134,89 @@ def test_w6_a_stable_from_the_far_future_harms_nobody(merge: Merge) -> None:
     merge.audit()
 
 
+def test_n7_who_leads_since_when_from_whom_and_why(merge: Merge) -> None:
+    async def play() -> None:
+        async with running(merge) as worker:
+            await publish(merge, "a", ins("x", 1, 9), Stable(2))
+            status = await until(worker, lambda s: s.output.stable_point == 2)
+            assert (status.output.leader, status.output.leader_before) == ("a", None)
+            assert (
+                status.output.leader_why == f"stable(2) at offset 0 to 1 of {merge.topics['a']}-0"
+            )
+            await publish(merge, "b", ins("x", 1, 9), Stable(3))
+            status = await until(worker, lambda s: s.output.stable_point == 3)
+            assert (status.output.leader, status.output.leader_before) == ("b", "a")
+            assert status.output.leader_why is not None
+            assert status.output.leader_why.endswith(f"of {merge.topics['b']}-0; a is at 2")
+            assert status.output.leader_since is not None
+            assert abs(status.output.leader_since - time.time()) < 30
+            sample = registry_of(worker).get_sample_value
+            since = sample("lmerge_leader_since_timestamp_seconds", {"partition": "0"})
+            assert since == status.output.leader_since
+            await decided(worker, Quarantine("b", "it lies"))
+            await until(worker, lambda s: of(s, "b").state == "quarantined")
+            await publish(merge, "a", Stable(4))
+            await until(worker, lambda s: s.output.leader == "a" and s.output.stable_point == 4)
+            await until(worker, lambda s: s.tasks[0].findings.get("leader") == {"b": 1, "a": 1})
+            told = [each for each in await events(merge) if each.kind == "leader"]
+        assert [each.replica for each in told] == ["b", "a"]
+        assert told[0].reason.startswith("from a: stable(3) at offset ")
+        assert told[1].reason == (
+            f"from b: stable(4) at offset 2 of {merge.topics['a']}-0; b is not merged: it lies"
+        )
+
+    with structlog.testing.capture_logs() as logs:
+        asyncio.run(play())
+    logged = [each for each in logs if each["event"] == "leader changed"]
+    assert [(each["replica"], each["before"]) for each in logged] == [("b", "a"), ("a", "b")]
+
+
+def test_n7_events_that_a_lying_stable_loses_are_reported_with_both_replicas(merge: Merge) -> None:
+    events_of = [ins(f"{number}", number, number + 5) for number in range(1, 101)]
+
+    async def play() -> None:
+        async with running(merge) as worker:
+            await publish(merge, "a", *events_of[:50], Stable(101))
+            await until(worker, lambda s: s.output.stable_point == 101)
+            await publish(merge, "b", *events_of, Stable(101))
+            status = await until(worker, lambda s: of(s, "a").lost_events == 50)
+            (why,) = [each for each in status.reasons if each.startswith("events are lost")]
+            places = (f"at offset 50 of {merge.topics['a']}-0", f"of {merge.topics['b']}-0")
+            assert f"a published stable(101) {places[0]} without 50 events that b has" in (
+                why.replace("offsets 0 to 50", "offset 50")
+            )
+            assert why.endswith(places[1])
+            assert "lost_events" in status.reason_kinds
+            labels = {"replica": "a", "partition": "0"}
+            sample = registry_of(worker).get_sample_value
+            assert sample("lmerge_replica_lost_events_total", labels) == 50
+            await until(worker, lambda s: s.tasks[0].findings.get("lost") == {"a": 1})
+            (told,) = [each for each in await events(merge) if each.kind == "lost"]
+            assert (told.replica, told.reason) == ("a", why.removeprefix("events are lost: "))
+
+    with structlog.testing.capture_logs() as logs:
+        asyncio.run(play())
+    (logged,) = [each for each in logs if each["event"] == "events lost"]
+    assert (logged["replica"], logged["offset"], logged["count"]) == ("a", 50, 50)
+
+
+def test_n7_records_of_a_detached_replica_are_counted(merge: Merge) -> None:
+    async def play() -> None:
+        async with running(merge) as worker:
+            await publish(merge, "a", ins("x", 1, 9), Stable(2))
+            await publish(merge, "b", ins("x", 1, 9), Stable(2))
+            await until(worker, lambda s: all(of(s, n).stable_point == 2 for n in "ab"))
+            await decided(worker, Detach("b"))
+            await until(worker, lambda _: worker.held[0].task.state.decided == 2)
+            await publish(merge, "b", ins("y", 3, 9), Stable(4), Stable(5))
+            await until(worker, lambda s: s.detached == {"b": 3})
+            labels = {"replica": "b", "partition": "0"}
+            metric = registry_of(worker).get_sample_value("lmerge_detached_records_total", labels)
+            assert metric == 3
+
+    asyncio.run(play())
+
+
 def test_a_quarantine_survives_death_before_and_after_its_decision(
     merge: Merge, monkeypatch: pytest.MonkeyPatch
 ) -> None:

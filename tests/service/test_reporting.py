@@ -46,12 +46,31 @@ async def run(by: Reporting, search: object, records: int) -> None:
 def test_what_was_told_is_pending_until_it_is_committed() -> None:
     by = reporting()
     by.happened(Happening.PAUSED, "a", "it is far ahead")
-    carried = len(by.pending)
+    assert len(by.begin()) == 1
     by.happened(Happening.RESUMED, "a", "")
-    by.committed(carried)
+    by.committed()
     (evidence,) = told(by)
     assert (evidence.kind, evidence.replica, evidence.task) == ("resumed", "a", 3)
     assert evidence.at_ms == 5
+
+
+def test_n5_what_a_failed_commit_told_is_told_and_counted_once_when_it_is_found_again() -> None:
+    by = reporting()
+    by.happened(Happening.PAUSED, "a", "")
+    by.begin()
+    by.committed()
+    for _ in range(3):  # each time the commit fails, and the same is found once more
+        by.happened(Happening.PAUSED, "a", "")
+        by.happened(Happening.REBUILD, None, "")
+        by.begin()
+        by.settle(took_place=False)
+        assert by.tally.shown["paused", "a"] == 2, "what is shown does not fall"
+    assert {each.kind for each in told(by)} == {"rebuild"}, "each rebuild did take place"
+    by.happened(Happening.PAUSED, "a", "")
+    by.begin()
+    by.settle(took_place=True)  # its outcome was unknown
+    assert told(by) == []
+    assert by.tally.counts == {("paused", "a"): 2, ("rebuild", None): 3}
 
 
 def test_of_what_happens_often_ever_fewer_are_told() -> None:

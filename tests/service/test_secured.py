@@ -221,3 +221,21 @@ def _a_replica_that_may_not_be_read_waits_until_it_may(kafka: Secured, merge: Me
         allow(kafka.broker, [("without0", rights(merge)[0])])
         running.wait_until_ended()
     assert merge.says(MEANING)
+
+
+def test_n5_dead_letters_that_are_not_ours_to_write_stop_nothing(kafka: Secured) -> None:
+    merge = merge_of(kafka, section(kafka, "SASL", sasl=sasl("PLAIN", "least")), "ab")
+    letters = f"{merge.name}.letters"
+    merge.extra["output"] = {"topic": merge.output, "dead_letters": letters}
+    merge.write()
+    merge.send_raw(merge.topics["b"], [b"no element"])
+    granted = [*rights(merge), Acl("Read", "Topic", merge.topics["b"])]
+    granted += [Acl(each, "Topic", letters) for each in ("Create", "Read", "DescribeConfigs")]
+    allow(kafka.broker, [("least", acl) for acl in granted])
+    with merge.worker() as running:
+        status = running.wait(lambda s: s["replicas"][1]["dead_letters"], "the dead letter", 90)
+        assert status["tasks"][0]["unwritten"] == {"dead_letters": 1, "events": 0}
+        assert f"lacks the ACL Write on topic {letters}" in status["unwritable"][letters]
+        running.wait_until_ended()
+        assert running.terminate() == 0
+    assert merge.says(MEANING)

@@ -44,6 +44,7 @@ __all__ = (
 )
 
 _STALL_SECONDS = 120.0
+_COMMIT_SECONDS = 60.0
 
 
 class MemoryTopics:
@@ -59,13 +60,19 @@ class MemoryTopics:
 
     async def __aexit__(self, *_: object) -> None: ...
 
-    async def describe(self, names: Iterable[str], *, seconds: float = 15) -> dict[str, TopicInfo]:
+    async def describe(
+        self, names: Iterable[str], *, seconds: float = 15, rights: bool = False
+    ) -> dict[str, TopicInfo]:
         broker, wanted = self._network.broker, list(names)
         found = await self._network.request(
             lambda: {name: broker.describe(name) for name in wanted},
             "asking which topics there are",
         )
-        return {name: TopicInfo(*info) for name, info in found.items() if info is not None}
+        return {
+            name: TopicInfo(*info, leaderless=(0,) if name in broker.leaderless else ())
+            for name, info in found.items()
+            if info is not None
+        }
 
     async def partitions(self, names: Iterable[str], *, seconds: float = 15) -> dict[str, int]:
         return {name: info.partitions for name, info in (await self.describe(names)).items()}
@@ -77,17 +84,23 @@ class MemoryTopics:
         await self._network.request(
             lambda: broker.create(name, partitions, config), f"making topic {name}"
         )
-        return (await self.partitions([name]))[name]
+        width = (await self.partitions([name])).get(name)
+        if width is None:  # somebody has deleted it meanwhile
+            raise TransportError(f"waiting for topic {name}: no answer from Kafka in time")
+        return width
 
     async def delete(self, *names: str) -> None:
         for name in names:
             await self._network.request(lambda n=name: self._network.broker.delete(n), "deleting")  # type: ignore[misc]
 
     async def require(self, name: str, key: str, holds: Callable[[str], bool], must: str) -> None:
-        broker = self._network.broker
-        value = (await self._network.request(lambda: broker.config(name), "asking"))[key]
-        if not holds(value):
+        value = await self.config(name, key)
+        if value is not None and not holds(value):
             raise ConfigurationError(f"topic {name} has {key}={value}; it {must}")
+
+    async def config(self, name: str, key: str) -> str | None:
+        broker = self._network.broker
+        return (await self._network.request(lambda: broker.config(name), "asking")).get(key)
 
 
 class MemorySource:
@@ -247,6 +260,8 @@ class MemorySink:
 
     async def _produce(self, tp: TopicPartition, messages: Sequence[Message]) -> int | None:
         end: int | None = None
+        if messages:
+            await self._until_writable(tp.topic)
         for start in range(0, len(messages), 16):
             part = messages[start : start + 16]
             end = await self._network.request(
@@ -254,6 +269,15 @@ class MemorySink:
                 "committing",
             )
         return end
+
+    async def _until_writable(self, topic: str) -> None:
+        """As the client does, it waits for a topic that is not there, or that nobody leads."""
+        try:
+            async with asyncio.timeout(_COMMIT_SECONDS):
+                while not self._network.broker.is_writable(topic):  # noqa: ASYNC110
+                    await asyncio.sleep(0.1)
+        except TimeoutError:
+            raise TransportError("committing: no answer from Kafka in time") from None
 
 
 class MemoryLog:

@@ -119,6 +119,8 @@ class Broker:
         self._topics: dict[str, _Topic] = {}
         self._made = 0
         self._transactions: dict[str, _Transaction] = {}
+        self.leaderless: set[str] = set()
+        """Topics whose brokers are down: nobody can write them."""
         self.groups: dict[str, Group] = {}
         self.on_arrival: list[Callable[[], None]] = []
         """Called when there may be something new to read."""
@@ -149,6 +151,9 @@ class Broker:
         """(id, partitions) of a topic that exists."""
         topic = self._topics.get(name)
         return None if topic is None else (topic.id, len(topic.partitions))
+
+    def is_writable(self, name: str) -> bool:
+        return name in self._topics and name not in self.leaderless
 
     def config(self, name: str) -> dict[str, str]:
         return self._topic(name).config

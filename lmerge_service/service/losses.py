@@ -1,0 +1,201 @@
+"""Losses: events that a replica has, and the output lacks because another's stable came first.
+
+Theory
+    A stable makes final what starts before it. Where one replica leads, its stable does so for
+    all, also for events that it does not have and others have not published yet: these come late,
+    and the output never has them. Nobody breaks a rule that the operator could see.
+
+        a: stable(61), without 40…60   the output is at 61
+        b: insert(k, 40, 45) …         late; the output has no such event: b had it, and a's
+                                       stable(61) is what lost it
+
+    So what was emitted is remembered, by hash of (payload, vs). A late insert that is not among it
+    is *pending* until its replica's own stable has passed its start, since the replica may take
+    it back until then; then it is lost. Where several replicas vote on stables, they decide what
+    is left out, and it is no loss.
+
+Invariants
+    X1  Only events are reported that start at `since` or later: of those, all that were emitted
+        are remembered.
+    X2  An event is reported once, whoever has it.
+
+Cost
+    A hash per inserted element of the output; a comparison per element of a chunk that has late
+    ones. Memory: at most 2 · `_REMEMBERED` hashes, `_PENDING` late events a replica.
+"""
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from lmerge_service.core import Operator
+from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert
+from lmerge_service.kafka.source import TopicPartition
+
+__all__ = ("Loss", "Losses", "Place")
+
+_REMEMBERED = 50_000
+_PENDING = 10_000
+_STABLES = 4_096
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Records of a partition, the first and the last."""
+
+    tp: TopicPartition
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        offsets = (
+            f"offset {self.first}"
+            if self.first == self.last
+            else (f"offsets {self.first} to {self.last}")
+        )
+        return f"{offsets} of {self.tp.topic}-{self.tp.partition}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Moved:
+    """The output's stable moved."""
+
+    vc: int
+    leader: str | None
+    place: Place
+
+
+@dataclass(slots=True)
+class Loss:
+    """Events that one chunk has shown to be lost."""
+
+    leader: str
+    """Whose stable made them final."""
+    vc: int
+    stable: Place
+    """That stable, and where it was published."""
+    holder: str
+    """Who has them."""
+    first: Insert[bytes]
+    place: Place
+    """Where the first of them was published."""
+    count: int = 1
+
+    def __str__(self) -> str:
+        return (
+            f"{self.leader} published stable({self.vc}) at {self.stable} without {self.count} "
+            f"events that {self.holder} has, so that the output lacks them; the first starts at "
+            f"{self.first.vs}, at {self.place}"
+        )
+
+
+@dataclass(slots=True)
+class _Generation:
+    hashes: set[int] = field(default_factory=set)
+    latest: int = START
+    """The highest vs in it."""
+
+
+class Losses:
+    """Of one task, from taking over to giving up."""
+
+    def __init__(self, merge: Operator) -> None:
+        self._merge = merge
+        self._young, self._old = _Generation(), _Generation()
+        self._since = _begin(merge, self._young)
+        self._moved: deque[_Moved] = deque(maxlen=_STABLES)
+        self._pending: dict[str, dict[int, tuple[Insert[bytes], Place]]] = {}
+        self._incarnations: dict[str, int] = {}
+        self._reported: deque[int] = deque(maxlen=_REMEMBERED)
+        self._known: set[int] = set()
+        """What is in `_reported`."""
+
+    def emitted(self, elements: Iterable[Element], place: Place) -> None:
+        """The output's elements that came of some records."""
+        young = self._young
+        for each in elements:
+            kind = type(each)
+            if kind is Insert:
+                young.hashes.add(hash((each.payload, each.vs)))  # type: ignore[union-attr]
+                if each.vs > young.latest:  # type: ignore[union-attr]
+                    young.latest = each.vs  # type: ignore[union-attr]
+            elif kind is Adjust:
+                if each.ve == each.vs:  # type: ignore[union-attr]
+                    key = hash((each.payload, each.vs))  # type: ignore[union-attr]
+                    young.hashes.discard(key)
+                    self._old.hashes.discard(key)
+            else:
+                vc: int = each.vc  # type: ignore[union-attr]
+                self._moved.append(_Moved(vc, self._merge.stats().leader, place))
+        if len(young.hashes) > _REMEMBERED:
+            self._since = max(self._since, self._old.latest + 1)
+            self._old, self._young = young, _Generation()
+
+    def look(self, name: str, elements: Iterable[Element], place: Place) -> list[Loss]:
+        """What a chunk of a replica shows to be lost; `elements` are of chunks with late ones."""
+        source = self._merge.inputs.get(name)
+        if source is None or self._merge.policy.voters > 1:
+            return []
+        if source.incarnation != self._incarnations.get(name):  # what it had said before is gone
+            self._incarnations[name], self._pending[name] = source.incarnation, {}
+        pending = self._pending[name]
+        horizon = max(self._since, source.joining_at)
+        for each in elements:
+            if type(each) is Insert and horizon <= each.vs < self._merge.max_stable:
+                self._wait(pending, each, place)
+            elif type(each) is Adjust and each.ve == each.vs:
+                pending.pop(hash((each.payload, each.vs)), None)
+        return self._settle(name, pending, source.stable) if pending else []
+
+    def _wait(
+        self, pending: dict[int, tuple[Insert[bytes], Place]], event: Insert[bytes], place: Place
+    ) -> None:
+        key = hash((event.payload, event.vs))
+        known = key in self._young.hashes or key in self._old.hashes
+        if not known and len(pending) < _PENDING:
+            pending[key] = event, place
+
+    def _settle(
+        self, name: str, pending: dict[int, tuple[Insert[bytes], Place]], stable: int
+    ) -> list[Loss]:
+        """What the replica itself has made final."""
+        losses: dict[_Moved, Loss] = {}
+        final = [key for key, (event, _) in pending.items() if event.vs < stable]
+        for key in final:
+            event, place = pending.pop(key)
+            moved = self._moved_past(event.vs)
+            if moved is None or moved.leader in (None, name) or key in self._known:
+                continue
+            self._remember(key)
+            if moved in losses:
+                losses[moved].count += 1
+            else:
+                assert moved.leader is not None
+                losses[moved] = Loss(moved.leader, moved.vc, moved.place, name, event, place)
+        return list(losses.values())
+
+    def _moved_past(self, vs: int) -> _Moved | None:
+        """The stable that made final what starts then."""
+        at = bisect_right(self._moved, vs, key=lambda each: each.vc)
+        return self._moved[at] if at < len(self._moved) else None
+
+    def _remember(self, key: int) -> None:
+        if len(self._reported) == self._reported.maxlen:
+            self._known.discard(self._reported[0])
+        self._reported.append(key)
+        self._known.add(key)
+
+
+def _begin(merge: Operator, known: _Generation) -> int:
+    """Remembers what the output holds that may be published again; gives the time from which on
+    that is all."""
+    live = merge.live_output()
+    if live is None:
+        return INFINITY if merge.max_stable > START else START
+    for event in live:
+        known.latest = max(known.latest, event.vs)
+        if len(known.hashes) <= _REMEMBERED:
+            known.hashes.add(hash((event.payload, event.vs)))
+    whole = len(known.hashes) <= _REMEMBERED
+    return merge.max_stable if whole else known.latest + 1
