@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-deep test-mutants lint bench bench-service soak rolling lock clean
+.PHONY: help demo test test-deep test-mutants lint bench bench-service soak rolling kill-loop lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -42,6 +42,9 @@ soak: $(VENV)/.dev  ## MINUTES=10 of restarts and kills under load: leaks, and t
 
 rolling: $(VENV)/.dev  ## MINUTES=10 of workers restarted in turn under load: silence, the audit
 	$(BIN)/python -m benchmarks rolling --minutes $(or $(MINUTES),10) $(ARGS)
+
+kill-loop: $(VENV)/.dev  ## MINUTES=10 of workers and three brokers killed and frozen; the audit
+	$(BIN)/python -m benchmarks kill-loop --minutes $(or $(MINUTES),10) $(ARGS)
 
 lock: $(VENV)/.dev  ## resolve the dependencies anew
 	$(PIP) uv

@@ -9,7 +9,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TypeAlias
@@ -26,6 +26,7 @@ from benchmarks import (
     in_process,
     jumpstart,
     kafka_to_kafka,
+    kill_loop,
     policies,
     rolling,
     service,
@@ -35,6 +36,7 @@ from benchmarks import (
     spark_merge,
 )
 from benchmarks.sizes import TINY, Sizes
+from chaos.plan import Refused
 from lmerge_service.service.tuning import quieten_garbage_collector
 
 __all__ = ("Row", "main")
@@ -63,7 +65,7 @@ def main() -> None:
     what = parser.add_subparsers(
         dest="what",
         metavar="figures | availability | forward | drills | policies | service | soak | rolling | "
-        "jumpstart | spark | spark-merge | generated",
+        "kill-loop | jumpstart | spark | spark-merge | generated",
     )
     _add_figures(what)
     _add_availability(what)
@@ -73,6 +75,7 @@ def main() -> None:
     _add_service(what)
     _add_soak(what)
     _add_rolling(what)
+    _add_kill_loop(what)
     _add_jumpstart(what)
     _add_spark(what)
     _add_generated(what)
@@ -84,6 +87,8 @@ def main() -> None:
     if options.what == "drills":
         _run_drills(options)
         return
+    if options.what == "kill-loop":
+        sys.exit(not _run_kill_loop(options))
     if options.what == "soak":
         print(_machine(), flush=True)
         sys.exit(not _run_soak(options))
@@ -233,6 +238,51 @@ def _add_rolling(what: _Subparsers) -> None:
         "--rate", type=float, default=default.rate, help="events a second of each replica (500)"
     )
     of_rolling.add_argument("--json", action="store_true", help="speak JSON")
+
+
+def _add_kill_loop(what: _Subparsers) -> None:
+    default = kill_loop.Killing()
+    loop = what.add_parser("kill-loop", help="workers and brokers killed and frozen at random")
+    loop.add_argument("--minutes", type=float, default=default.minutes, help="how long (10)")
+    loop.add_argument(
+        "--nodes", type=int, choices=(1, 3), default=default.nodes, help="brokers (3)"
+    )
+    loop.add_argument("--workers", type=int, default=default.workers, help="workers (3)")
+    loop.add_argument("--tasks", type=int, default=default.tasks, help="output partitions (4)")
+    loop.add_argument(
+        "--rate", type=int, default=default.rate, help="events a second of each replica (100)"
+    )
+    loop.add_argument(
+        "--session", type=float, default=default.session, help="session_seconds of workers (6)"
+    )
+    loop.add_argument("--seed", type=int, default=default.seed, help="of the faults (1)")
+    loop.add_argument(
+        "--bound", type=float, default=default.bound, help="seconds without a leader (60)"
+    )
+    loop.add_argument("--json", action="store_true", help="speak JSON")
+
+
+def _run_kill_loop(options: argparse.Namespace) -> bool:
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # what is broken is reported by fault
+    names = [field.name for field in fields(kill_loop.Killing)]
+    killing = kill_loop.Killing(**{name: getattr(options, name) for name in names})
+    try:
+        verdict = asyncio.run(kill_loop.kill_loop(killing))
+    except Refused as error:
+        sys.exit(f"error: {error}")
+    if options.json:
+        found = msgspec.to_builtins(verdict) | {"good": verdict.good, "machine": _machine()}
+        print(json.dumps(found))
+        return verdict.good
+    print(f"{_machine()}\n{len(verdict.struck)} times, worst of all:")
+    print(
+        f"  without a leader {max(max(each.without_leader) for each in verdict.struck):.1f} s, "
+        f"no output {max(each.still for each in verdict.struck):.1f} s"
+    )
+    for line in (*verdict.audit, *(f"FAILED: {line}" for line in verdict.trouble)):
+        print(f"  {line}")
+    print("well" if verdict.good else "NOT WELL")
+    return verdict.good
 
 
 def _add_jumpstart(what: _Subparsers) -> None:

@@ -30,7 +30,11 @@ _NOT_PLAYED: Final = frozenset(
     {"control-lost", "control-conflicts", "cutover-interrupted", "damaged-checkpoint"}
 )
 """About decisions, of which the other program has none."""
-DRILLS: Final = (CALM, *(name for name in STANDARD if name not in _NOT_PLAYED))
+DRILLS: Final = (
+    CALM,
+    *(name for name in STANDARD if name not in _NOT_PLAYED and not name.startswith("nodes-")),
+)
+"""What brokers do for each other they do for any program."""
 MERGERS: Final[Mapping[str, Sequence[str]]] = {
     "LMerge": (),
     "dedup, first": ("benchmarks.dedup", "first"),

@@ -1,27 +1,32 @@
 """What is done to a drill under way, as actions of the Chaos Toolkit.
 
-Workers are w1, w2, …, or `leader` and `standby`; replicas a, b, c, or `leader`. What an action
-gives is the name of whom it has met. A fault that has not come about fails its action, and with it
-the drill: nothing would be known of what it was to show.
+Workers are w1, w2, …, or `leader` and `standby`; replicas a, b, c, or `leader`; brokers 1, 2, 3, or
+`output-leader` (of partition 0), `transaction-coordinator` (of who writes that) and
+`group-coordinator` (of the workers). What an action gives is the name of whom it has met. A fault
+that has not come about fails its action, and with it the drill: nothing would be known of what it
+was to show.
 """
 
 import asyncio
 from collections.abc import Callable
-from typing import Literal, TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 from chaos.playing import current, on_rig
 from chaos.proxy import API_KEYS, Direction, Moment, Proxy, toxic
 from chaos.rig import Rig, Unplayable
+from chaos.roles import Role
 
 __all__ = (
     "abort_cutover",
     "add_toxic",
     "begin_cutover",
+    "cut_broker",
     "cut_link",
     "damage_file",
     "decide_at_once",
     "delete_topic",
     "deploy_replica",
+    "end_broker",
     "end_worker",
     "fill_disk",
     "finish",
@@ -51,6 +56,8 @@ __all__ = (
 )
 
 T = TypeVar("T")
+Node: TypeAlias = int | Role | None
+"""A broker by its number or by what it does now; None: all."""
 
 # --- replicas -------------------------------------------------------------------------------------
 
@@ -208,28 +215,43 @@ def jumpstart(replica: str, file: str, refused: bool = False) -> str:
 # --- the broker -----------------------------------------------------------------------------------
 
 
-def kill_broker() -> None:
-    """kill -9."""
-    on_rig(lambda rig: rig.kill_broker())
+def kill_broker(node: Node = None) -> str:
+    """kill -9; of one of several brokers, or of all."""
+    return _named(on_rig(lambda rig: rig.kill_broker(node)))
 
 
-def start_broker() -> None:
-    """With the data that it had; returns when it answers."""
-    on_rig(lambda rig: rig.start_broker())
+def end_broker(node: Node = None) -> str:
+    """SIGTERM, and its end is waited for."""
+    return _named(on_rig(lambda rig: rig.end_broker(node)))
 
 
-def pause_broker() -> None:
+def start_broker(node: int | None = None) -> None:
+    """With the data that it had, or all that are down; returns when they answer."""
+    on_rig(lambda rig: rig.start_broker(node))
+
+
+def pause_broker(node: Node = None) -> str:
     """SIGSTOP."""
-    _plainly(lambda rig: rig.broker.pause())
+    return _named(on_rig(lambda rig: rig.pause_broker(node)))
 
 
 def resume_broker() -> None:
-    """SIGCONT."""
-    _plainly(lambda rig: rig.broker.resume())
+    """SIGCONT, to all."""
+    _plainly(lambda rig: rig.resume_brokers())
+
+
+def cut_broker(node: int | Role) -> str:
+    """From all other brokers, in both directions: no byte passes between them, and nobody is
+    told. Clients still reach it. `mend_links` mends it."""
+    return _named(on_rig(lambda rig: rig.cut_broker(node)))
+
+
+def _named(nodes: list[int]) -> str:
+    return f"node {', '.join(map(str, nodes))}"
 
 
 def fill_disk() -> None:
-    """None of its files can grow any more, until it is started again."""
+    """None of the brokers' files can grow any more, until they are started again."""
     _plainly(lambda rig: rig.fill_disk())
 
 
@@ -278,15 +300,17 @@ def strike_in_transaction(
     moment: Moment = "before",
     victim: Literal["worker", "broker"] = "worker",
     worker: str = "leader",
+    node: Node = None,
 ) -> str:
-    """kill -9 of the worker or of the broker at a step of the worker's transaction: `before` such a
-    request reaches the broker, or `after`, when it has and is not answered yet."""
+    """kill -9 of the worker or of the broker (all, or one of several) at a step of the worker's
+    transaction: `before` such a request reaches the broker, or `after`, when it has and is not
+    answered yet."""
     if request not in API_KEYS:
         raise Unplayable(f"no request {request!r}: choose from {', '.join(API_KEYS)}")
 
     async def strike(rig: Rig) -> str:
         async def struck() -> None:
-            await (rig.kill_worker(name) if victim == "worker" else rig.kill_broker())
+            await (rig.kill_worker(name) if victim == "worker" else rig.kill_broker(node))
 
         name = rig.set_trap(worker, API_KEYS[request], moment, struck)
         await rig.until_sprung()
@@ -303,7 +327,7 @@ def heal() -> None:
 
     async def heal_all(rig: Rig) -> None:
         await rig.mend_links()
-        rig.broker.resume()
+        rig.resume_brokers()
         for worker in rig.workers.values():
             if worker.ended is None:
                 worker.resume()

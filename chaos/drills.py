@@ -43,6 +43,12 @@ STANDARD: Final = (
     "control-conflicts",
     "cutover-interrupted",
     "damaged-checkpoint",
+    "nodes-leader-dies",
+    "nodes-coordinators-die",
+    "nodes-rolling-restart",
+    "nodes-two-down",
+    "nodes-frozen",
+    "nodes-partition",
 )
 """In the order in which `--all` runs them."""
 

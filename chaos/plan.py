@@ -1,7 +1,7 @@
 """What a drill is played with: the `configuration` of an experiment, checked."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -23,10 +23,16 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     )
     workers: int = 2
     partitions: int = 1
+    nodes: Literal[1, 3] = 1
+    """Brokers; of three, each has a replica of everything."""
+    broker_links: bool = False
+    """Whether brokers reach each other by links that can be cut."""
     rate: int = 100
     """Events a second of the logical stream."""
     within: float = 10
     """Within so many seconds the output's stable follows the replicas' (K5); 0: not asked."""
+    session_seconds: Annotated[float, msgspec.Meta(gt=0)] = 2
+    """After so long a worker that does not answer is taken for dead."""
     policy: dict[str, str] = {}
     guards: dict[str, Any] = {}
     traces: list[Fault] = []
@@ -52,4 +58,6 @@ def plan_of(configuration: Mapping[str, Any]) -> Plan:
             f"configuration: of {plan.workers} workers only {2 * plan.partitions} would have a "
             f"task: more partitions, or fewer workers"
         )
+    if plan.broker_links and plan.nodes == 1:
+        raise Refused("configuration: broker_links: one broker has no links to others: nodes: 3")
     return plan

@@ -1,5 +1,6 @@
 """What is asked of a drill under way, as probes of the Chaos Toolkit."""
 
+import asyncio
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -11,10 +12,12 @@ __all__ = (
     "leading_replica",
     "logged",
     "longest_hole",
+    "records_in",
     "seconds_until_all_serve",
     "seconds_until_cutover",
     "seconds_until_joined",
     "seconds_until_moving",
+    "standstill",
     "verdict",
     "worker_leads",
 )
@@ -38,6 +41,26 @@ def longest_hole() -> float:
 def seconds_until_moving(within: float | None = None) -> float:
     """How long it takes until the output is stable beyond the present moment."""
     return _seconds(lambda rig: rig.until_moving(within))
+
+
+def standstill(within: float | None = None) -> float:
+    """Seconds: the longest time in which a reader of any partition got nothing, from the last
+    action until the output moves on, which is waited for."""
+    rig = current().rig
+    since = rig.happened[-1].at if rig.happened else rig.opened
+    on_rig(lambda rig: rig.until_moving(within))
+    return round(rig.arrivals.longest_hole(since, time.time()).seconds, 2)
+
+
+def records_in(seconds: float) -> int:
+    """How many records a reader of the output gets in the next seconds."""
+
+    async def counted(rig: Rig) -> int:
+        before = sum(map(len, rig.arrivals.times))
+        await asyncio.sleep(seconds)
+        return sum(map(len, rig.arrivals.times)) - before
+
+    return on_rig(counted)
 
 
 def seconds_until_all_serve(within: float | None = None) -> float:

@@ -1,10 +1,11 @@
 """A TCP proxy that spoils what goes through it, in the words of toxiproxy.
 
 Theory
-    A `Proxy` listens on a port of its own and passes bytes to a target and back. Its *toxics* may
-    be changed at any time, and hold for the connections there are as well as for new ones. A toxic
-    has the name and the attributes that it has in toxiproxy, and works on the *downstream* (what
-    the target says, the default there too) or on the *upstream* (what the client says):
+    A `Proxy` listens on a port of its own for each of its targets and passes bytes to it and back.
+    Its *toxics* may be changed at any time, and hold for the connections there are as well as for
+    new ones. A toxic has the name and the attributes that it has in toxiproxy, and works on the
+    *downstream* (what the target says, the default there too) or on the *upstream* (what the client
+    says):
 
         latency      each piece comes `latency` milliseconds later, plus or minus `jitter`
         bandwidth    so many kilobytes a second, `rate`
@@ -34,10 +35,13 @@ import struct
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Literal, Self, TypeAlias
 
-__all__ = ("API_KEYS", "TOXICS", "Proxy", "Toxic", "Trap", "toxic")
+__all__ = ("API_KEYS", "TOXICS", "Proxy", "Target", "Toxic", "Trap", "toxic")
 
+Target: TypeAlias = Callable[[], tuple[str, int]]
+"""Host and port, asked for at each connection, since what is behind may move."""
 Direction: TypeAlias = Literal["upstream", "downstream"]
 Moment: TypeAlias = Literal["before", "after"]
 
@@ -110,35 +114,42 @@ class Trap:
 class Proxy:
     """A link that can be spoilt; use as `async with`."""
 
-    def __init__(
-        self, target: Callable[[], tuple[str, int]], *, port: int = 0, traps: bool = False
-    ):
-        """`target` is asked for each connection, since what is behind may move; with port 0 the
-        proxy is on a free one. `traps`: what the client says is Kafka's protocol."""
+    def __init__(self, *targets: Target, port: int = 0, traps: bool = False):
+        """It is on a free port for each target; with `port`, the first is on that one. `traps`:
+        what the client says is Kafka's protocol."""
         self.traps = traps
-        self._target = target
+        self._targets = targets
         self._wanted = port
         self._toxics: dict[str, Toxic] = {}
         self._serving: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
         self._enabled = True
         self.trap: Trap | None = None
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, _HOST, self._wanted)
+        for number, target in enumerate(self._targets):
+            port = 0 if number else self._wanted
+            serving = partial(self.serve, target)
+            self._servers.append(await asyncio.start_server(serving, _HOST, port))
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._server is not None
-        self._server.close()
+        for server in self._servers:
+            server.close()
         await self._close_all()
-        await self._server.wait_closed()
+        for server in self._servers:
+            await server.wait_closed()
+
+    @property
+    def ports(self) -> list[int]:
+        """One for each target."""
+        return [int(server.sockets[0].getsockname()[1]) for server in self._servers]
 
     @property
     def port(self) -> int:
-        assert self._server is not None, "the proxy is open"
-        return int(self._server.sockets[0].getsockname()[1])
+        """The first target's."""
+        return self.ports[0]
 
     # --- what is spoilt ------------------------------------------------------------------------
 
@@ -182,13 +193,16 @@ class Proxy:
 
     # --- connections ---------------------------------------------------------------------------
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(
+        self, target: Target, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """A connection that has come, here or elsewhere, until it ends."""
         task = asyncio.current_task()
         assert task is not None
         self._serving.add(task)
         try:
             if self._enabled:
-                far = await asyncio.open_connection(*self._target())
+                far = await asyncio.open_connection(*target())
                 await _Link(self, (reader, writer), far).run()
         except (OSError, asyncio.CancelledError):
             pass  # nobody is behind us, or `_close_all`, which waits for what follows

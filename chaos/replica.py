@@ -29,7 +29,7 @@ from typing import Annotated, Final
 import msgspec
 import tenacity
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-from aiokafka.errors import KafkaConnectionError
+from aiokafka.errors import KafkaConnectionError, KafkaTimeoutError
 
 from lmerge_service.elements import START, Element, Insert, Stable
 from lmerge_service.formats.headers import incarnation_headers
@@ -155,13 +155,18 @@ class _Mouth:
 
     async def say(self, value: bytes, place: int) -> None:
         headers = [*self._headers, (_PLACE, b"%d" % place)]
-        self._pending.append(
-            await self._producer.send(
-                self._part.topic, value, partition=0, headers=headers, timestamp_ms=int(self.now())
-            )
-        )
+        self._pending.append(await self._send(value, headers))
         if len(self._pending) > _UNACKNOWLEDGED:
             await self._pending.popleft()
+
+    @tenacity.retry(retry=tenacity.retry_if_exception_type(KafkaTimeoutError))
+    async def _send(self, value: bytes, headers: list[tuple[str, bytes]]) -> asyncio.Future[object]:
+        """Waits for room for as long as no broker takes what was said before; what is refused for
+        want of room was not taken, and can be said again."""
+        sent: asyncio.Future[object] = await self._producer.send(
+            self._part.topic, value, partition=0, headers=headers, timestamp_ms=int(self.now())
+        )
+        return sent
 
     async def leap(self, place: int) -> None:
         ahead = int(self.now() + self._part.manner.leap * 1_000)

@@ -1,9 +1,10 @@
-"""What a drill is played on: a broker, replicas, workers, each a process behind a link of its own.
+"""What a drill is played on: brokers, replicas, workers, each a process behind a link of its own.
 
 Theory
-    Each party (worker or replica) reaches the broker by a listener of its own, and the port that
+    Each party (worker or replica) reaches each broker by a listener of its own, and the port that
     the broker tells clients of that listener is a proxy's. So each link can be spoilt by itself,
-    and no client can go around its proxy. Those who watch use the plain listener.
+    and no client can go around its proxy. Those who watch use the plain listener. Where links
+    between brokers are to be cut, brokers reach each other in the same way (`chaos.between`).
 
 Who owns what
     A rig owns all processes, proxies and watchers, and one folder; leaving it ends them all, by
@@ -20,6 +21,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any, Final, Self
@@ -28,15 +30,19 @@ import httpx
 import msgspec
 import psutil
 
+from chaos.between import BROKERS, CONTROLLERS, Between
 from chaos.decided import Answer
 from chaos.merging import LMerge, Merger, Post, Program
 from chaos.plan import Plan
 from chaos.proxy import Moment, Proxy, Trap
 from chaos.replica import Manner, Part, Stream
+from chaos.roles import ROLES, Role, holder
 from chaos.watching import Arrivals, Sightings
 from lmerge_service.demo.stage import Process, Stage
-from lmerge_service.kafka.broker import SETTINGS, LocalBroker
+from lmerge_service.errors import TransportError
+from lmerge_service.kafka.broker import SETTINGS
 from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.nodes import LocalCluster
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.service.status import Status
 
@@ -44,8 +50,9 @@ __all__ = ("CONTROL", "OUTPUT", "Happened", "Rig", "Seat", "Unplayable")
 
 OUTPUT: Final = "out"
 CONTROL: Final = f"{OUTPUT}.control"
+NAME: Final = "drill"
+GROUP: Final = f"lmerge.{NAME}.workers"
 _HOST: Final = "127.0.0.1"
-_SESSION_SECONDS: Final = 2.0
 _AHEAD_MS: Final = 2_000
 """The stream ends so long after that was decided; replicas have looked no further ahead."""
 _EVERY_SECONDS: Final = 0.05
@@ -108,6 +115,7 @@ class Rig:
         self._throttles: dict[str, _Throttle] = {}
         self._stack = AsyncExitStack()
         self._sprung = asyncio.Event()
+        self._between: Between | None = None
 
     async def __aenter__(self) -> Self:
         try:
@@ -128,7 +136,7 @@ class Rig:
     async def _open(self) -> None:
         self._token_file.touch(mode=0o600)
         self._token_file.write_text(self._token)
-        await self._open_links()
+        await self._open_brokers()
         self.stage = await self._stack.enter_async_context(
             Stage(self.folder, self.broker.bootstrap)
         )
@@ -146,7 +154,7 @@ class Rig:
         )
         for number, (name, manner) in enumerate(self.plan.replicas.items()):
             part = Part(
-                bootstrap=f"{_HOST}:{self.proxies[name].port}", topic=self.topic(name),
+                bootstrap=self._bootstrap(name), topic=self.topic(name),
                 number=number, stream=self._stream, manner=manner,
             )  # fmt: skip
             self.seats[name] = Seat(name, part)
@@ -154,28 +162,54 @@ class Rig:
         await self.until_moving()
         self.opened = time.time()
 
-    async def _open_links(self) -> None:
-        """Proxies first, since the broker must tell their ports."""
+    async def _open_brokers(self) -> None:
+        """Proxies first, since brokers must tell their ports."""
         parties = [*self._names, *self.plan.replicas]
+        nodes = range(1, self.plan.nodes + 1)
         for name in parties:
-            proxy = Proxy(self._behind(name), traps=name in self._names)
+            targets = [partial(self._behind, node, name.upper()) for node in nodes]
+            proxy = Proxy(*targets, traps=name in self._names)
             self.proxies[name] = await self._stack.enter_async_context(proxy)
-        protocols = ",".join(f"{name.upper()}:PLAINTEXT" for name in parties)
+        listeners = [name.upper() for name in parties]
+        told = {
+            node: {name.upper(): proxy.ports[node - 1] for name, proxy in self.proxies.items()}
+            for node in nodes
+        }
+        settings, voters = {"num.network.threads": "1"}, dict[int, Mapping[int, int]]()
+        if self.plan.broker_links:
+            self._between = Between(nodes, self._behind, self._process)
+            await self._stack.enter_async_context(self._between)
+            listeners.append(BROKERS)
+            settings["inter.broker.listener.name"] = BROKERS
+            for node in nodes:
+                told[node][BROKERS] = self._between.door(node)
+                voters[node] = self._between.controllers(node)
+        protocols = ",".join(f"{name}:PLAINTEXT" for name in listeners)
         key = "listener.security.protocol.map"
-        self.broker = LocalBroker(
+        self.broker = LocalCluster(
             self.folder / "kafka",
-            settings={key: f"{SETTINGS[key]},{protocols}", "num.network.threads": "1"},
-            listeners=[name.upper() for name in parties],
-            advertised={name.upper(): proxy.port for name, proxy in self.proxies.items()},
+            self.plan.nodes,
+            settings={key: f"{SETTINGS[key]},{protocols}", **settings},
+            listeners=listeners,
+            advertised=told,
+            voters=voters,
         )
         await self._stack.enter_async_context(self.broker)
 
-    def _behind(self, name: str) -> Callable[[], tuple[str, int]]:
-        def target() -> tuple[str, int]:
-            host, _, port = self.broker.address(name.upper()).rpartition(":")
-            return host, int(port)
+    def _behind(self, node: int, listener: str) -> tuple[str, int]:
+        """Where a node's listener really is."""
+        if listener == CONTROLLERS:
+            return _HOST, self.broker.controller(node)
+        host, _, port = self.broker.node(node).address(listener).rpartition(":")
+        return host, int(port)
 
-        return target
+    def _process(self, node: int) -> int | None:
+        broker = self.broker.node(node)
+        return broker.pid if broker.running else None
+
+    def _bootstrap(self, party: str) -> str:
+        """Of all nodes, by the links of a party."""
+        return ",".join(f"{_HOST}:{port}" for port in self.proxies[party].ports)
 
     async def _open_topics(self) -> None:
         async with Topics(self.connection) as topics:
@@ -322,11 +356,11 @@ class Rig:
 
     def _topology(self, name: str) -> dict[str, Any]:
         return {
-            "name": "drill",
-            "kafka": {"bootstrap": f"{_HOST}:{self.proxies[name].port}"},
+            "name": NAME,
+            "kafka": {"bootstrap": self._bootstrap(name)},
             "output": {"topic": OUTPUT, "partitions": self.plan.partitions},
             "replicas": [{"name": n, "topic": self.topic(n)} for n in self.plan.replicas],
-            "session_seconds": _SESSION_SECONDS,
+            "session_seconds": self.plan.session_seconds,
             "snapshot_seconds": 5,
             "guards": {"patience_seconds": 3, **self.plan.guards},
             "http": {"control_token": {"file": str(self._token_file)}},
@@ -335,12 +369,12 @@ class Rig:
 
     def _post(self, name: str, run: str) -> Post:
         return Post(
-            bootstrap=f"{_HOST}:{self.proxies[name].port}",
+            bootstrap=self._bootstrap(name),
             replicas={each: self.topic(each) for each in self.plan.replicas},
             output=OUTPUT,
             partitions=self.plan.partitions,
-            group="drill",
-            session_seconds=_SESSION_SECONDS,
+            group=NAME,
+            session_seconds=self.plan.session_seconds,
             status=str(self.folder / f"{run}.status"),
         )
 
@@ -585,6 +619,8 @@ class Rig:
     async def mend_links(self) -> None:
         for proxy in self.proxies.values():
             await proxy.reset()
+        if self._between is not None:
+            await self._between.mend()
 
     async def delete_topic(self, topic: str) -> None:
         async with Topics(self.connection) as topics:
@@ -592,21 +628,72 @@ class Rig:
 
     # --- the broker ----------------------------------------------------------------------------
 
-    async def kill_broker(self) -> None:
-        """kill -9."""
-        await asyncio.to_thread(self.broker.kill)
-        self.kills += 1
+    async def nodes_of(self, node: int | Role | None) -> list[int]:
+        """A broker by its number, or by what it does now; None: all.
 
-    async def start_broker(self) -> None:
-        await self.broker.astart()
+        Raises:
+            Unplayable: there is no such broker, or nobody tells which it is.
+        """
+        if node is None:
+            return list(self.broker.nodes)
+        if isinstance(node, int):
+            if node not in self.broker.nodes:
+                raise Unplayable(f"there is no broker {node}: `nodes` is {self.plan.nodes}")
+            return [node]
+        if node not in ROLES:
+            raise Unplayable(f"there is no broker {node!r}: choose from {', '.join(ROLES)}")
+        try:
+            return [await holder(self.connection, node, OUTPUT, GROUP)]
+        except TransportError as error:
+            raise Unplayable(f"which broker is the {node}: {error}") from error
+
+    async def kill_broker(self, node: int | Role | None = None) -> list[int]:
+        """kill -9."""
+        nodes = await self.nodes_of(node)
+        for each in nodes:
+            await asyncio.to_thread(self.broker.node(each).kill)
+            self.kills += 1
+        return nodes
+
+    async def end_broker(self, node: int | Role | None = None) -> list[int]:
+        """SIGTERM, and its end is waited for."""
+        nodes = await self.nodes_of(node)
+        for each in nodes:
+            await self.broker.astop(each)
+        return nodes
+
+    async def start_broker(self, node: int | None = None) -> None:
+        await self.broker.astart(node)
+
+    async def pause_broker(self, node: int | Role | None = None) -> list[int]:
+        """SIGSTOP."""
+        nodes = await self.nodes_of(node)
+        for each in nodes:
+            self.broker.node(each).pause()
+        return nodes
+
+    def resume_brokers(self) -> None:
+        """SIGCONT to all."""
+        for broker in self.broker.nodes.values():
+            broker.resume()
+
+    async def cut_broker(self, node: int | Role) -> list[int]:
+        """From the other brokers; clients still reach it."""
+        if self._between is None:
+            raise Unplayable("brokers reach each other without links: `broker_links: true`")
+        nodes = await self.nodes_of(node)
+        for each in nodes:
+            self._between.cut(each)
+        return nodes
 
     def fill_disk(self) -> None:
-        """No file of the broker can grow any more: its writes fail as on a full disk.
+        """No file of the brokers can grow any more: their writes fail as on a full disk.
 
         What a process without rights can do: a limit on the size of files (RLIMIT_FSIZE), so that
         errno is EFBIG and not ENOSPC; Kafka takes any IOException of its log for a broken disk.
         """
-        psutil.Process(self.broker.pid).rlimit(psutil.RLIMIT_FSIZE, (1, 1))
+        for broker in self.broker.nodes.values():
+            psutil.Process(broker.pid).rlimit(psutil.RLIMIT_FSIZE, (1, 1))
 
     # --- the end -------------------------------------------------------------------------------
 

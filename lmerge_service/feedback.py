@@ -210,7 +210,7 @@ class FeedbackFollower(_Background):
 
     async def _look(self, topics: Topics) -> dict[str, TopicInfo]:
         names = [*self.board.outputs, *map(feedback_topic, self.board.outputs)]
-        return await topics.describe(names)
+        return await topics.describe(names, seconds=_LOOK_SECONDS)
 
     async def _listen(
         self, source: Source, seen: Mapping[str, TopicInfo], found: Mapping[str, TopicInfo]

@@ -15,6 +15,7 @@ from benchmarks import (
     forward,
     inputs,
     jumpstart,
+    kill_loop,
     policies,
     service,
     soak,
@@ -443,6 +444,49 @@ def test_a_rolling_restart_ends_with_the_audit() -> None:
     assert found["restarts"][0] >= 1
     assert all(value > 0 for values in found.values() for value in values)
     assert "audit: 2,400 events, equivalent to the logical stream" in said.stderr
+
+
+def test_n18_a_kill_loop_strikes_everybody_in_every_way_and_one_broker_at_a_time() -> None:
+    workers = ("w1", "w2", "w3")
+    drawn = [both for both, _ in zip(kill_loop.compose(1, workers, 3), range(300), strict=False)]
+    again = [both for both, _ in zip(kill_loop.compose(1, workers, 3), range(300), strict=False)]
+    assert drawn == again
+    struck = {(fault.victim, fault.way) for both in drawn for fault in both}
+    victims = (*workers, 1, 2, 3)
+    assert struck == {(v, w) for v in victims for w in ("kill -9", "SIGTERM", "SIGSTOP")}
+    assert {len(both) for both in drawn} == {1, 2}
+    for both in drawn:
+        assert len({fault.victim for fault in both}) == len(both)
+        assert sum(isinstance(fault.victim, int) for fault in both) <= 1
+    frozen = [f.seconds for both in drawn for f in both if f.way == "SIGSTOP"]
+    assert min(frozen) < 2 < 9 < max(frozen), "shorter and longer than every session"
+
+
+@pytest.mark.kafka
+@pytest.mark.deep
+@pytest.mark.timeout(600)
+def test_n18_a_kill_loop_ends_with_the_audit() -> None:
+    said = _benchmarks("kill-loop", "--minutes", "0.5", "--workers", "2", "--tasks", "2", "--json")
+    found = json.loads(said.stdout)
+    assert (said.returncode, found["trouble"]) == (0, []), said.stderr[-2_000:]
+    assert found["struck"]
+    for struck in found["struck"]:
+        assert len(struck["without_leader"]) == 2
+        assert 0 < max(struck["without_leader"]) <= struck["back"]
+    assert "K1 is valid" in found["audit"]
+
+
+@pytest.mark.kafka
+@pytest.mark.deep
+@pytest.mark.timeout(600)
+def test_n18_a_kill_loop_fails_when_a_bound_is_exceeded() -> None:
+    """So tight a bound that nothing is back in it."""
+    said = _benchmarks(
+        "kill-loop", "--minutes", "0.1", "--nodes", "1", "--workers", "1", "--tasks", "1",
+        "--bound", "0.01",
+    )  # fmt: skip
+    assert said.returncode == 1, said.stderr[-2_000:]
+    assert said.stdout.splitlines()[-1] == "NOT WELL"
 
 
 @pytest.mark.kafka

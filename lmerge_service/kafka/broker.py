@@ -419,8 +419,9 @@ class LocalBroker:
     async def _ready(self) -> None:
         try:
             async with asyncio.timeout(self._timeout):
-                # Of two that start at once on one port, one ends, and the other answers for it.
-                while not (self._listens() and self._node in await members_seen(self.port)):
+                # Of two that start at once on one port, one ends, and the other answers for it. Who
+                # listens is asked last: it takes 10 ms of a core.
+                while not (self._node in await members_seen(self.port) and self._listens()):
                     if not self.running:
                         raise TransportError(f"Kafka ended while it started: {self._tail()}")
                     await asyncio.sleep(_POLL_SECONDS)

@@ -42,6 +42,7 @@ NODES: Final = 3
 
 _FILE: Final = "cluster.json"
 _HEAP_MB: Final = 320
+_LAST_PORT: Final = 65_535
 _POLL_SECONDS: Final = 0.1
 _LAST_GRACE_SECONDS: Final = 3.0
 """Of a node that finds no quorum any more: it would wait for one before it ends."""
@@ -65,12 +66,12 @@ class LocalCluster:
 
     Nodes are numbered from 1. `port` is the first node's, and the others have those that follow;
     without it each has the one that it had, or a free one. `detached`, `settings` and `listeners`
-    are as of a `LocalBroker`, for each node; `advertised` is by node. `voters` are the ports at
-    which nodes reach each other's controllers, if that is not directly.
+    are as of a `LocalBroker`, for each node; `advertised` is by node. `voters` are, by node, the
+    ports at which it reaches the controllers of others, if that is not directly.
 
     Raises:
         ConfigurationError: the directory belongs to a broker of one node, or to another number of
-            nodes.
+            nodes; or there are not so many ports.
         StateError: `cluster.json` cannot be read.
     """
 
@@ -84,7 +85,7 @@ class LocalCluster:
         settings: Mapping[str, str] | None = None,
         listeners: Sequence[str] = (),
         advertised: Mapping[int, Mapping[str, int]] | None = None,
-        voters: Mapping[int, int] | None = None,
+        voters: Mapping[int, Mapping[int, int]] | None = None,
         timeout: float = 120.0,
     ):
         self.directory = Path(directory).absolute()
@@ -93,10 +94,15 @@ class LocalCluster:
         self._settings = settings or {}
         self._listeners = listeners
         self._advertised = advertised or {}
-        self._voters = voters
+        self._voters = voters or {}
         self._timeout = timeout
         self._wanted = nodes
-        self._agree(self._written() or _agreed(range(1, (nodes or NODES) + 1)))
+        agreed = self._written() or _agreed(range(1, (nodes or NODES) + 1))
+        if port + len(agreed.controllers) - 1 > _LAST_PORT:
+            raise ConfigurationError(
+                f"port {port}: {len(agreed.controllers)} nodes need as many ports from there on"
+            )
+        self._agree(agreed)
 
     async def __aenter__(self) -> Self:
         await self.astart()
@@ -286,7 +292,7 @@ class LocalCluster:
                 cluster=self._agreed.cluster,
                 node=number,
                 controller=ports[number],
-                voters=self._voters or ports,
+                voters={**ports, **self._voters.get(number, {})},
                 heap_mb=_HEAP_MB,
             ),
             timeout=self._timeout,
@@ -306,6 +312,15 @@ def _settings(nodes: int) -> dict[str, str]:
     """How often everything is replicated, and how many replicas must have what was written."""
     copies, least = str(min(nodes, 3)), str(min(nodes, 2))
     return {
+        # All start at once, and a busy machine is slow: else a node ends when it was not let in for
+        # a minute.
+        "initial.broker.registration.timeout.ms": "120000",
+        # Kafka's own session, and twice its patience with a controller: nodes that share two busy
+        # cores take each other for dead too easily.
+        "broker.session.timeout.ms": "9000",
+        "broker.heartbeat.interval.ms": "1000",
+        "controller.quorum.fetch.timeout.ms": "4000",
+        "controller.quorum.request.timeout.ms": "4000",
         "default.replication.factor": copies,
         "min.insync.replicas": least,
         "offsets.topic.replication.factor": copies,

@@ -25,8 +25,8 @@ from aiokafka.protocol.admin import (
 from lmerge_service.errors import ConfigurationError, RefusedError, TransportError
 from lmerge_service.kafka import clients
 from lmerge_service.kafka.client import (
-    CONNECT_SECONDS,
     Connection,
+    bounded,
     close_bounded,
     lacking,
     patient,
@@ -80,12 +80,17 @@ class Topics:
         await close_bounded(self._admin.close())
 
     async def describe(
-        self, names: Iterable[str], *, seconds: float = CONNECT_SECONDS, rights: bool = False
+        self, names: Iterable[str], *, seconds: float | None = None, rights: bool = False
     ) -> dict[str, TopicInfo]:
-        """Those of the topics that exist; one request. `rights`: also whether we may write."""
+        """Those of the topics that exist; one request. Who asks now and then gives the `seconds`
+        that it may take: each broker is asked once. Else they are asked until one answers.
+        `rights`: also whether we may write."""
         asked = TopicsRequest(list(names), rights=rights)
         doing = "asking which topics there are"
-        answer = await patient(lambda: self._client.ask(asked), doing, seconds)
+        if seconds is None:
+            answer = await patient(lambda: self._client.ask(asked), doing)
+        else:
+            answer = await bounded(self._client.ask(asked), doing, seconds)
         found = answer.to_object()["topics"]
         for topic in found:
             refused = topic["error_code"] == TopicAuthorizationFailedError.errno
@@ -97,7 +102,7 @@ class Topics:
         }
 
     async def partitions(
-        self, names: Iterable[str], *, seconds: float = CONNECT_SECONDS
+        self, names: Iterable[str], *, seconds: float | None = None
     ) -> dict[str, int]:
         """The number of partitions of each topic that exists."""
         found = await self.describe(names, seconds=seconds)

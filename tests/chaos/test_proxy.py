@@ -36,6 +36,29 @@ async def proxied(*, traps: bool = False) -> AsyncIterator[tuple[Proxy, list[byt
     await asyncio.gather(*filter(None, echoing))
 
 
+def test_n18_a_proxy_of_several_targets_has_a_port_for_each_and_spoils_all_alike() -> None:
+    async def play() -> None:
+        async with proxied() as (one, heard), proxied() as (two, others):
+            addresses = [("127.0.0.1", each.port) for each in (one, two)]
+            async with Proxy(lambda: addresses[0], lambda: addresses[1]) as proxy:
+                assert len({*proxy.ports}) == 2
+                for port in proxy.ports:
+                    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                    writer.write(b"%d" % port)
+                    assert await reader.read(9) == b"%d" % port
+                    await closed(writer)
+                assert [heard, others] == [[b"%d" % port] for port in proxy.ports]
+                proxy.add(toxic("timeout", "upstream"))
+                for port in proxy.ports:
+                    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                    writer.write(b"held")
+                    with pytest.raises(TimeoutError):
+                        await asyncio.wait_for(reader.read(1), 0.2)
+                    await closed(writer)
+
+    asyncio.run(play())
+
+
 @asynccontextmanager
 async def through(proxy: Proxy) -> AsyncIterator[_Pair]:
     reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)

@@ -232,6 +232,8 @@ def test_n18_what_cannot_be_asked_of_nodes_is_told_in_one_line(tmp_path: Path) -
     none = lmerge_broker("stop", "--node", "2", *data).exception
     assert isinstance(none, ConfigurationError)
     assert "has no nodes" in str(none)
+    ports = lmerge_broker("start", "--nodes", "3", "--port", "65534", *data).exception
+    assert isinstance(ports, ConfigurationError)
     (tmp_path / "data").mkdir()
     single = lmerge_broker("start", "--nodes", "3", *data).exception
     assert isinstance(single, ConfigurationError)
