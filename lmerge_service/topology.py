@@ -250,8 +250,10 @@ class GuardSettings(_Model):
     early_end: bool = True
     """An end of stream waits until another replica ends, or no other is left to wait for."""
     patience_seconds: float | None = Field(default=300, ge=0)
-    """A replica that has been read to its end and is silent for so long is not waited for any
+    """A replica that has nothing unread and has made no progress for so long is not waited for any
     more; null: a person decides."""
+    open_transaction_seconds: float = Field(default=10, ge=0)
+    """A replica's transaction that is open for longer is a reason to look."""
     max_breaches: int = Field(default=50, ge=0, le=1_000)
     """More breaches and dead letters than this per 1,000 records quarantine a replica."""
     breach_window: int = Field(default=10_000, ge=1_000)

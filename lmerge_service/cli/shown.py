@@ -134,7 +134,7 @@ def _cells(
         why = f"{why}; {since} records since" if why else f"{since} records since"
     return [
         Text(printable(name) + incarnation + (" ◀" if leads else "")),
-        Text(printable(state), style=_STYLES.get(state, "")),
+        Text(printable(state) + _liveness(seen, state), style=_STYLES.get(state, "")),
         Text(_stable(seen)),
         Text(_number(seen.get("behind_output"))),
         Text(_number(seen.get("lag_records"))),
@@ -142,6 +142,12 @@ def _cells(
         Text(_breaches(seen)),
         Text(shortened(_word(why))),
     ]
+
+
+def _liveness(seen: Document, state: str) -> str:
+    """What is to be known of a replica that brings nothing new."""
+    still = seen.get("liveness") in {"not progressing", "silent"}
+    return f", {seen['liveness']}" if still and state == "joined" else ""
 
 
 def _breaches(seen: Document) -> str:

@@ -90,10 +90,10 @@ def screen(status: Status | None, follower: Follower, news: list[str]) -> Group:
         share = "–" if each.share_first is None else f"{each.share_first:.0%}"
         lag = "?" if each.lag_records is None else f"{each.lag_records:,}"
         elements = each.inserts + each.adjusts + each.stables
-        idle = each.idle_seconds
+        silent = each.silent_seconds
         state: str = "ended" if each.ended else each.state
-        if not each.ended and idle is not None and idle > 2:
-            state += f", silent for {idle:.0f} s"
+        if not each.ended and silent is not None and silent > 2:
+            state += f", silent for {silent:.0f} s"
         incarnation = f" #{each.incarnation}" if each.incarnation else ""
         table.add_row(
             each.name + incarnation, state, _when(each.stable_point, each.ended), lag,

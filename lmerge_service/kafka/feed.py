@@ -55,7 +55,7 @@ async def feed(
     if width is not None:
         async with Source(connection) as source:
             places = [TopicPartition(topic, number) for number in range(width)]
-            if any((await source.ends(places)).values()):
+            if any((await source.high_watermarks(places)).values()):
                 raise ConfigurationError(f"{topic} holds records already: facts need a new topic")
     sent = await publish(
         connection, topic, _and_end(facts, ended), rate=rate, partitions=partitions, written=_record

@@ -18,7 +18,7 @@ Invariants
     T2  A position is the offset behind the last record that the operator has taken.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -33,6 +33,7 @@ from lmerge_service.formats.repeats import Repeats
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.topics import TopicInfo
+from lmerge_service.kafka.unread import OpenTransaction
 
 __all__ = ("Inlets", "Place", "TopicState", "TopicStatus")
 
@@ -67,7 +68,10 @@ class TopicStatus:
     stable: int | None
     """The minimum over its partitions; START while one has said none."""
     lag: int | None
-    """Records and markers that were committed and not read when Kafka was last asked."""
+    """Records and markers that were not read when Kafka was last asked, those of open transactions
+    included."""
+    open: tuple[OpenTransaction, ...]
+    """What cannot be read, and keeps from being read what is behind it."""
     first: int
     """Inserts that this topic delivered before any other, since it was attached."""
     late: int
@@ -96,6 +100,8 @@ class _Inlet:
     given_up: bool = False
     missed: int = 0
     lag: int | None = None
+    open: dict[int, OpenTransaction] = field(default_factory=dict)
+    """By partition."""
     dead: int = 0
 
 
@@ -197,6 +203,7 @@ class Inlets:
         if attached:
             self._merge.detach(inlet.topic)
         inlet.ingest, inlet.place, inlet.lag, inlet.why = None, None, None, why
+        inlet.open = {}
         return attached
 
     def wanted(self, found: Mapping[str, TopicInfo]) -> list[TopicPartition]:
@@ -296,18 +303,32 @@ class Inlets:
 
     # --- what is seen of it ---------------------------------------------------------------------
 
-    def measure(self, ends: Mapping[TopicPartition, int]) -> None:
-        """Notes the lag, given the ends of what is read."""
-        lags: dict[str, int] = {}
-        for tp, end in ends.items():
-            behind = max(0, end - self._inlets[tp.topic].positions[tp.partition])
-            lags[tp.topic] = lags.get(tp.topic, 0) + behind
+    def measure(
+        self, ends: Mapping[TopicPartition, int], stable: Mapping[TopicPartition, int], now: float
+    ) -> None:
+        """Notes the lag and what is open, given the high watermarks of what is read, and the last
+        stable offsets, which were asked for later."""
         for inlet in self._inlets.values():
-            inlet.lag = lags.get(inlet.topic)
+            inlet.lag = None
+        for tp, end in ends.items():
+            inlet = self._inlets[tp.topic]
+            position = inlet.positions[tp.partition]
+            inlet.lag = (inlet.lag or 0) + max(0, end - position)
+            before = inlet.open.pop(tp.partition, None)
+            if position <= (at := stable[tp]) < end:
+                since = before.since if before is not None and before.offset == at else now
+                found = OpenTransaction(tp.topic, tp.partition, at, end - at, since)
+                inlet.open[tp.partition] = found
 
     def unknown(self) -> None:
         """Kafka does not answer, so no lag is known."""
-        self.measure({})
+        for inlet in self._inlets.values():
+            inlet.lag = None
+
+    def open(self) -> Iterator[OpenTransaction]:
+        """All transactions that were open when Kafka was last asked."""
+        for inlet in self._inlets.values():
+            yield from inlet.open.values()
 
     def status(self) -> list[TopicStatus]:
         return [self._status(inlet) for inlet in self._inlets.values()]
@@ -326,6 +347,7 @@ class Inlets:
             incarnation=None if inlet.ingest is None else inlet.ingest.incarnation,
             stable=None if source is None else source.stable,
             lag=inlet.lag,
+            open=tuple(inlet.open.values()),
             first=0 if source is None else source.first,
             late=0 if source is None else source.late,
             breaches={} if source is None else {k.value: n for k, n in source.breaches.items()},

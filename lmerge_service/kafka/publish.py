@@ -119,7 +119,7 @@ async def seed(
 
 async def _require_empty(connection: Connection, parts: Sequence[TopicPartition]) -> None:
     async with Source(connection) as source:
-        begins, ends = await source.beginnings(parts), await source.ends(parts)
+        begins, ends = await source.beginnings(parts), await source.settled(parts)
         async for tp, records in source.backlog(begins, ends):
             raise ConfigurationError(
                 f"{tp.topic} has records, the first at offset {records[0].offset} of partition "

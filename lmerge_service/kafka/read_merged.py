@@ -27,6 +27,11 @@ When Kafka goes away
     At the start: a TransportError at once. Later: the reader waits, `status().unreachable` says
     why, and after `patience` seconds without an answer it raises a TransportError. Its token is
     as good as before.
+
+When a transaction is left open
+    Nothing behind it can be read. `status()` tells where and for how long; the other topics flow.
+    Without `follow` the end is behind it: if it is open for longer than `patience` a TransportError
+    says so, since what was read until then is not all there was.
 """
 
 import asyncio
@@ -89,8 +94,9 @@ def read_merged(
     """A reader of the one stream that `topics` mean, to be used as `async with`.
 
     Payloads are canonical JSON, as bytes. The stream ends after stable(INFINITY); without
-    `follow` also where the topics that exist ended when the reader was opened. A topic that does
-    not exist is waited for, and the others flow.
+    `follow` also where the topics that exist ended when the reader was opened; what was in an open
+    transaction then is waited for, `patience` seconds. A topic that does not exist is waited for,
+    and the others flow.
 
     With `token`, from `MergedReader.token`, the reader goes on behind what had been handed out
     then; `case`, `policy`, `nfc` and `drop_nulls` must be as they were, `topics` may be others. Of
@@ -184,7 +190,7 @@ class MergedReader:
             self._heard = self._looked = self._polled = asyncio.get_running_loop().time()
             await self._look(CONNECT_SECONDS)
             if not self._follow:
-                self._upto = await self._ends(CONNECT_SECONDS)
+                self._upto = await self._high_watermarks(CONNECT_SECONDS)
             self._opened = stack.pop_all()
         return self
 
@@ -226,7 +232,19 @@ class MergedReader:
             out = self._take(await self._poll())
             if out:
                 return out
+            self._require_readable()
         return []
+
+    def _require_readable(self) -> None:
+        """Raises TransportError where the end is behind a transaction that is left open."""
+        now = asyncio.get_running_loop().time()
+        for each in self._inlets.open():
+            upto = self._upto.get(TopicPartition(each.topic, each.partition), 0)
+            if each.offset < upto and each.age(now) > self._patience:
+                raise TransportError(
+                    f"{each.words(now)}: wait for its writer, or abort it "
+                    "(`kafka-transactions.sh abort`)"
+                )
 
     async def _poll(self) -> Batches:
         clock = asyncio.get_running_loop().time
@@ -295,11 +313,14 @@ class MergedReader:
         if not self._assigned:
             self._source.assign(inlets.positions())
             self._assigned = True
-        inlets.measure(await self._ends(seconds))
+        now = asyncio.get_running_loop().time()
+        ends = await self._high_watermarks(seconds)
+        stable = await self._source.ends(list(ends), seconds=seconds) if ends else {}
+        inlets.measure(ends, stable, now)
 
-    async def _ends(self, seconds: float) -> dict[TopicPartition, int]:
+    async def _high_watermarks(self, seconds: float) -> dict[TopicPartition, int]:
         read = list(self._inlets.positions())
-        return await self._source.ends(read, seconds=seconds) if read else {}
+        return await self._source.high_watermarks(read, seconds=seconds) if read else {}
 
     def _leave_out_lost(self) -> None:
         lost, self._source.lost = self._source.lost, {}

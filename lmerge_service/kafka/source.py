@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TypeAlias
 
+import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import (
     KafkaConnectionError,
@@ -36,10 +37,13 @@ from lmerge_service.kafka.client import (
     lacking,
     patient,
 )
+from lmerge_service.kafka.ends import high_watermarks
 from lmerge_service.kafka.records import Record, as_it_is
 from lmerge_service.kafka.starting import started
 
 __all__ = ("Batches", "Source", "TopicPartition")
+
+log = structlog.get_logger()
 
 Batches: TypeAlias = dict[TopicPartition, list[Record]]
 
@@ -48,6 +52,8 @@ _BACKLOG_POLL_SECONDS = 0.02
 """Short, since an end that stands on a control record is reached without a record to wake us."""
 _ANSWER_SECONDS = 0.1
 """A broker refuses a fetch at once."""
+_SHORT_SECONDS, _SETTLED_POLL_SECONDS = 5.0, 0.05
+"""For how long an open transaction is not worth a word; how often its end is asked for."""
 
 
 class Source:
@@ -108,7 +114,8 @@ class Source:
     async def ends(
         self, partitions: Sequence[TopicPartition], *, seconds: float = CONNECT_SECONDS
     ) -> dict[TopicPartition, int]:
-        """The offset behind the last committed record or marker (the last stable offset)."""
+        """The offset up to where can be read: behind the last committed record or marker, before
+        any open transaction (the last stable offset). See `high_watermarks`."""
         asking = partial(_ends, self._consumer, partitions)
         return await patient(asking, "asking where topics end", seconds)
 
@@ -122,20 +129,37 @@ class Source:
         return {tp: ends[tp] if at is None else at.offset for tp, at in found.items()}
 
     async def high_watermarks(
-        self, partitions: Sequence[TopicPartition]
+        self, partitions: Sequence[TopicPartition], *, seconds: float = CONNECT_SECONDS
     ) -> dict[TopicPartition, int]:
-        """The offset behind the last record of all, those of open transactions included."""
-        uncommitted = clients.consumer(self._connection)
+        """The offset behind the last record of all, those of open transactions included: whoever
+        has not read up to there does not know all that was written."""
+        asking = partial(_high_watermarks, self._consumer, partitions)
+        return await patient(asking, "asking where topics end", seconds)
 
-        async def close() -> None:
-            await close_bounded(uncommitted.stop())
+    async def settled(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        """The high watermarks as they are now, once nothing before them is open any more: for who
+        reads to the end and must know that it is the end.
 
-        await started(uncommitted.start(), close, self._connection)
-        try:
-            asking = partial(_ends, uncommitted, partitions)
-            return await patient(asking, "asking where topics end")
-        finally:
-            await close()
+        Raises:
+            TransportError: a transaction is left open for two minutes.
+        """
+        ends = await self.high_watermarks(partitions)
+        loop = asyncio.get_running_loop()
+        deadline, told = loop.time() + _STALL_SECONDS, False
+        while stuck := {
+            tp: at for tp, at in (await self.ends(partitions)).items() if at < ends[tp]
+        }:
+            where = ", ".join(f"{tp.topic}-{tp.partition}@{at}" for tp, at in stuck.items())
+            if loop.time() > deadline:
+                raise TransportError(
+                    f"a transaction is left open at {where}: what is behind it cannot be read; "
+                    "wait for its writer, or abort it (`kafka-transactions.sh abort`)"
+                )
+            if not told and loop.time() > deadline - _STALL_SECONDS + _SHORT_SECONDS:
+                log.warning("waiting for an open transaction", places=where)
+                told = True
+            await asyncio.sleep(_SETTLED_POLL_SECONDS)
+        return ends
 
     def position(self, tp: TopicPartition) -> int | None:
         """The next offset to be read; control records and aborted ones count as read."""
@@ -316,6 +340,13 @@ async def _ends(
 ) -> dict[TopicPartition, int]:
     async with _leaders(consumer, partitions):
         return dict(await consumer.end_offsets(partitions))
+
+
+async def _high_watermarks(
+    consumer: AIOKafkaConsumer, partitions: Sequence[TopicPartition]
+) -> dict[TopicPartition, int]:
+    async with _leaders(consumer, partitions):
+        return await high_watermarks(consumer._client, partitions)
 
 
 @asynccontextmanager

@@ -32,13 +32,15 @@ def next_incarnation(tail: Iterable[Tail]) -> int:
 async def tails(connection: Connection, topic: str, partitions: int) -> list[Tail]:
     """Of those partitions that have said anything; records that are no elements are passed over.
 
+    An open transaction is waited for: an incarnation may have begun in it.
+
     Raises:
-        TransportError: Kafka cannot be reached, or refuses.
+        TransportError: Kafka cannot be reached, or refuses; a transaction is left open.
     """
     places = [TopicPartition(topic, number) for number in range(partitions)]
     found = []
     async with Source(connection) as source:
-        beginnings, ends = await source.beginnings(places), await source.ends(places)
+        beginnings, ends = await source.beginnings(places), await source.settled(places)
         for place in places:
             for start, end in windows(beginnings[place], ends[place]):
                 if (tail := await _last(source, place, start, end)) is not None:

@@ -29,14 +29,12 @@ from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.client import ConnectionGroup, CoordinationType
 from aiokafka.errors import (
     IncompatibleBrokerVersion,
-    LeaderNotAvailableError,
     NodeNotReadyError,
     NoError,
     TransactionalIdAuthorizationFailed,
     for_code,
 )
 from aiokafka.protocol.api import Request, RequestStruct, Response
-from aiokafka.protocol.offset import OffsetRequest, OffsetResetStrategy
 from aiokafka.protocol.types import (
     CompactArray,
     CompactString,
@@ -50,6 +48,7 @@ from aiokafka.protocol.types import (
 from lmerge_service.kafka.client import Connection, bounded, close_bounded, patient
 from lmerge_service.kafka.clients import Client
 from lmerge_service.kafka.closing import stop
+from lmerge_service.kafka.ends import high_watermarks, last_stable_offsets
 from lmerge_service.kafka.starting import started
 
 __all__ = ("take_over",)
@@ -59,7 +58,6 @@ log = structlog.get_logger()
 _SECONDS = 90.0
 """For the coordinator to end what an earlier owner left open."""
 _NOT_FOUND = 105
-_UNCOMMITTED, _COMMITTED = 0, 1
 
 
 async def take_over(
@@ -157,23 +155,8 @@ async def _open(client: Client, partitions: Collection[TopicPartition]) -> list[
     if not await client.force_metadata_update():
         raise NodeNotReadyError("no broker tells of the topics")
     there = [tp for tp in partitions if client.cluster.partitions_for_topic(tp.topic)]
-    return [tp for tp in there if await _is_open(client, tp)]
-
-
-async def _is_open(client: Client, tp: TopicPartition) -> bool:
-    return await _end(client, tp, _COMMITTED) < await _end(client, tp, _UNCOMMITTED)
-
-
-async def _end(client: Client, tp: TopicPartition, isolation: int) -> int:
-    node = client.cluster.leader_for_partition(tp)
-    if node is None or node < 0:
-        raise LeaderNotAvailableError(tp)
-    asked = [(tp.topic, [(tp.partition, OffsetResetStrategy.LATEST)])]
-    response = await client.send(node, OffsetRequest(-1, isolation, asked))
-    ((_, ((_, code, _, offset),)),) = response.topics
-    if (error := for_code(code)) is not NoError:
-        raise error(tp)
-    return int(offset)
+    ends = await high_watermarks(client, there)  # before what is compared with it, which may rise
+    return [tp for tp, at in (await last_stable_offsets(client, there)).items() if at < ends[tp]]
 
 
 # --- the request ----------------------------------------------------------------------------------

@@ -117,8 +117,11 @@ def audit_elements(name: str, stream: Iterable[tuple[int, Element]]) -> Audited:
 async def audit_topic(connection: "Connection", topic: str, decoder: WireDecoder) -> Audited:
     """Audits a topic from its beginning to its present end, as a read_committed consumer sees it.
 
+    What is in an open transaction belongs to it, and is waited for.
+
     Raises:
         ConfigurationError: there is no such topic.
+        TransportError: Kafka cannot be reached, or refuses; a transaction is left open.
         ElementError, IllegalStreamError: with topic-partition at offset.
     """
     # Slow to import, and of no use to the audit of files.
@@ -133,7 +136,7 @@ async def audit_topic(connection: "Connection", topic: str, decoder: WireDecoder
     reader = TopicAudit(topic, partitions, decoder)
     async with Source(connection) as source:
         starts = await source.beginnings(partitions)
-        async for tp, records in source.backlog(starts, await source.ends(partitions)):
+        async for tp, records in source.backlog(starts, await source.settled(partitions)):
             reader.take(tp, records)
     return reader.result()
 

@@ -333,5 +333,5 @@ async def _batches(
     parts = [TopicPartition(topic, number) for number in range(partitions)]
     async with Source(connection) as source:
         starts = await source.beginnings(parts)
-        async for tp, records in source.backlog(starts, await source.ends(parts)):
+        async for tp, records in source.backlog(starts, await source.settled(parts)):
             yield tp.partition, records

@@ -81,6 +81,11 @@ class Tally:
     clock's seconds)."""
     last_record: float | None = None
     """When its last record was read (the clock's seconds)."""
+    last_progress: float | None = None
+    """When it made progress last (`liveness`); before it has made any, when its first record was
+    read."""
+    open_since: dict[int, tuple[int, float]] = field(default_factory=dict)
+    """By partition, the offset of a transaction that is open, and when it was first seen."""
 
 
 class Accounts:

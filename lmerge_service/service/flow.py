@@ -17,7 +17,9 @@ Theory
     below 80 %     everybody is read.
     80 to 100 %    who is paused stays so: no flapping.
     from 100 %     who has said anything beyond the output's stable is paused, but for the needed
-                   one: of the movers with something unread the one with the highest stable.
+                   one: of the movers with something to be read the one with the highest stable.
+                   What an open transaction holds back is unread, but nothing to be read: one that
+                   is blocked by it comes before the silent only.
     from 150 %     all but one are paused. That one is a mover that is not the furthest read: what
                    it says others have said before, nearly always, so it adds next to nothing.
                    If there is none, nobody is read. Then only a person helps, and it is said.
@@ -81,9 +83,11 @@ class Reading:
     """The highest stable, or vs, that was read of it (`Ingest.front`)."""
     joined: bool
     unread: bool | None
-    """Whether its topic has more; None: unknown."""
+    """Whether its topic has more that can be read; None: unknown."""
     held: bool = False
     """A guard holds it, so that its stable cannot rise."""
+    blocked: str | None = None
+    """In words, what keeps all that is unread from being read: an open transaction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +145,8 @@ class Flow:
             furthest = max((each.front for each in readings), default=START)
             movers = [each for each in movers if each.front < furthest]
         talking = [each for each in movers if each.unread is not False]
-        return next(iter(talking or movers), None)
+        blocked = [each for each in movers if each.blocked is not None]
+        return next(iter(talking or blocked or movers), None)
 
     def _stuck(
         self,
@@ -153,12 +158,9 @@ class Flow:
         waiting = [each.name for each in readings if each.name in paused and each.unread]
         if not waiting or (needed is not None and needed.unread is not False):
             return None
-        movers = [each.name for each in self._movers(readings) if each.name not in paused]
-        why = (
-            f"{', '.join(movers)} could, and is silent"
-            if movers
-            else "no replica that is read could"
-        )
+        movers = [each for each in self._movers(readings) if each.name not in paused]
+        could = [f"{each.name} could, and {each.blocked or 'is silent'}" for each in movers]
+        why = ", ".join(could) or "no replica that is read could"
         return (
             f"{', '.join(waiting)} paused at {level:.0%} of the limit on live events, and nothing "
             f"moves the output: {why}; start or detach a replica, see to what a guard holds, or "

@@ -20,9 +20,21 @@ Theory
 
     * another replica has come as far (of a leap: within `max_leap`; its own stable may be held
       as well: two that say the same thing are believed), or
-    * there is nobody to wait for: every other replica has ended, or never spoke and has nothing
-      unread, or has been read to its end and is silent for `patience_seconds`, or is held
-      itself, at a lower stable.
+    * there is nobody to wait for: every other replica has ended, or never published an element and
+      has nothing unread, or has nothing unread and has made no progress (`liveness`) for
+      `patience_seconds`, or is held itself, at a lower stable.
+
+    *Unread* is what its topic holds up to the high watermark, open transactions included: what
+    they hold may be all that the replica has to say. And it is known only by a look at the topic
+    that began after the stable was held and after patience was over: what came since the look
+    before it, in a transaction that is open, shows nowhere else. A transaction that has ended
+    starts patience anew, since one that was aborted is written again; but `_EXCUSES` times only
+    without progress, so that one that aborts for ever is not waited for for ever.
+
+        patience 5 s   a: stable(9), silent    b: ins ins (open)         → a's end is held
+                       a: stable(∞)            b: ins ins, open for 40 s → held
+                                               b: ins ins (aborted)      → held for 5 s more
+                                               b: nothing unread         → a's end is merged
 
     A person who knows better detaches who is gone for good, so that nobody is left to wait for; or
     quarantines and releases the replica itself, which reads it again without the stables that it
@@ -56,10 +68,12 @@ Cost
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from lmerge_service.core import BreachKind
 from lmerge_service.elements import INFINITY, START
 from lmerge_service.formats.ingest import Contradiction, Outdated
+from lmerge_service.kafka.unread import Unread
 from lmerge_service.service.conduct import CHUNK, Conduct, Findings
 from lmerge_service.service.verdicts import (
     Action,
@@ -73,6 +87,8 @@ from lmerge_service.service.verdicts import (
 from lmerge_service.topology import Topology
 
 __all__ = ("CHUNK", "Guards", "Now")
+
+_EXCUSES: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +104,31 @@ class Now:
 class _Seen:
     """What is known of one incarnation of a replica."""
 
-    __slots__ = ("conduct", "heard_at", "held", "spoke", "stables", "unread")
+    __slots__ = (
+        "blocked",
+        "conduct",
+        "excuses",
+        "held",
+        "progressed",
+        "since",
+        "stables",
+        "unread",
+    )
 
-    def __init__(self, stables: list[int], conduct: Conduct, heard_at: float) -> None:
+    def __init__(
+        self, stables: list[int], conduct: Conduct, since: float, *, progressed: bool
+    ) -> None:
         self.stables = stables
         self.conduct = conduct
         self.held: dict[int, Held] = {}
-        self.spoke = max(stables) > START
-        self.heard_at = heard_at
-        self.unread: bool | None = None
+        self.progressed = progressed or max(stables) > START
+        self.since = since
+        """When it made progress last, or when patience with it began anew."""
+        self.unread: Unread | None = None
+        self.blocked = False
+        """A transaction was open at the last look."""
+        self.excuses = 0
+        """How many have ended since it made progress last."""
 
     @property
     def merged(self) -> int:
@@ -120,13 +152,35 @@ class _Seen:
                 stables[number] = held.vc
         return min(stables)
 
-    def is_awaited(self, now: Now, patience: float | None) -> bool:
-        """It may still have something to say before its end."""
+    def read(self, now: Now, *, progress: bool) -> None:
+        if progress:
+            self.progressed, self.excuses, self.since = True, 0, now.seconds
+
+    def know_unread(self, unread: Unread | None, now: Now) -> None:
+        self.unread = unread
+        if unread is None:
+            return
+        if self.blocked and not unread.open and self.excuses < _EXCUSES:
+            self.progressed, self.since = True, now.seconds
+            self.excuses += 1
+        self.blocked = bool(unread.open)
+
+    def is_awaited(self, patience: float | None, held_since: float) -> bool:
+        """It may still have something to say before its end, as far as is known since then."""
         if self.claim == INFINITY:
             return False
-        if self.unread is not False:
+        unread = self.unread
+        if unread is None or unread.records or unread.asked_at < held_since:
             return True
-        return self.spoke and (patience is None or now.seconds - self.heard_at <= patience)
+        return self.progressed and (patience is None or unread.asked_at - self.since <= patience)
+
+    def could_stand_in(self, now: Now, patience: float | None) -> bool:
+        """It could carry the output alone: it has something to be read, or made progress lately."""
+        if self.claim == INFINITY:
+            return False
+        if self.unread is None or self.unread.readable:
+            return True
+        return self.progressed and (patience is None or now.seconds - self.since <= patience)
 
 
 class Guards:
@@ -152,18 +206,19 @@ class Guards:
         now: Now,
         breaches: Mapping[BreachKind, int] | None = None,
         *,
-        heard_at: float | None = None,
+        since: float | None = None,
+        progressed: bool = False,
     ) -> None:
         """A replica, or a new incarnation of it, or one as a rebuild has left it: the stables of
-        its partitions as they were merged, the breaches that are no news, and since when it has
-        been silent, if it was."""
+        its partitions as they were merged, the breaches that are no news, since when it has made
+        no progress, if that is known, and whether it ever has."""
         conduct = Conduct(self._settings, self._case, stables)
         conduct.start_from(breaches or {})
         self.detach(replica)
-        self._replicas[replica] = seen = _Seen(
-            list(stables), conduct, now.seconds if heard_at is None else heard_at
-        )
-        self._front = max(self._front, *seen.stables)
+        since = now.seconds if since is None else since
+        seen = _Seen(list(stables), conduct, since, progressed=progressed)
+        self._replicas[replica] = seen
+        self._advance(seen, *seen.stables)
 
     def widen(self, replica: str, partitions: int) -> None:
         """The replica's topic has got more partitions."""
@@ -176,15 +231,14 @@ class Guards:
         self._replicas.pop(replica, None)
         self._going = {each for each in self._going if each.replica != replica}
 
-    def hear(self, replica: str, now: Now) -> None:
-        """Records of it were read."""
-        seen = self._replicas[replica]
-        seen.spoke, seen.heard_at = True, now.seconds
+    def read(self, replica: str, now: Now, *, progress: bool) -> None:
+        """Records of it were read, which were progress (`liveness`) or were not."""
+        self._replicas[replica].read(now, progress=progress)
 
-    def know_unread(self, replica: str, unread: bool | None) -> None:
-        """Whether its topic has records that were not read; None: unknown, so it may."""
+    def know_unread(self, replica: str, unread: Unread | None, now: Now) -> None:
+        """What of its topic was not read; None: unknown, so there may be something."""
         if (seen := self._replicas.get(replica)) is not None:
-            seen.unread = unread
+            seen.know_unread(unread, now)
 
     # --- stables ------------------------------------------------------------------------------
 
@@ -197,7 +251,7 @@ class Guards:
         if guard is not None:
             held = Held(replica, partition, offset, vc, guard, now.seconds)
             held = seen.held.setdefault(partition, held)
-            if held not in self._going and not self._goes(held, now):
+            if held not in self._going and not self._goes(held):
                 return self._refuse(held, now)
         self._pass(seen, partition, vc)
         return None
@@ -218,26 +272,31 @@ class Guards:
             self._going.discard(held)
         if vc > seen.stables[partition]:
             seen.stables[partition] = vc
-            self._front = max(self._front, vc)
+            self._advance(seen, vc)
 
-    def _goes(self, held: Held, now: Now) -> bool:
+    def _advance(self, seen: _Seen, *stables: int) -> None:
+        """These were merged. An end of one partition is none of its replica, and nobody may end
+        unseen behind it."""
+        ended = seen.merged == INFINITY
+        self._front = max(self._front, *(vc for vc in stables if vc < INFINITY or ended), START)
+
+    def _goes(self, held: Held) -> bool:
         """It may go now. Who is confirmed goes before who merely waits for nobody; among equals,
         of two words for the same the one behind the higher stable."""
-        reason = self._reason_to_go(held, now)
+        reason = self._reason_to_go(held)
         own = self._replicas[held.replica].merged
         for other in self.held():
             if reason and other.replica != held.replica:
-                others = self._reason_to_go(other, now)
+                others = self._reason_to_go(other)
                 better = self._replicas[other.replica].merged > own and other.vc >= held.vc
                 if others > reason or (others == reason and better):
                     return False
         return reason > 0
 
-    def _reason_to_go(self, held: Held, now: Now) -> int:
+    def _reason_to_go(self, held: Held) -> int:
         """2: another replica says the same. 1: there is nobody to wait for. 0: none."""
         if held.guard is Guard.SKEW:
             return 0
-        own = self._replicas[held.replica].merged
         others = [seen for name, seen in self._replicas.items() if name != held.replica]
         if held.guard is Guard.EARLY_END:
             confirmed = any(seen.claim == INFINITY for seen in others)
@@ -245,23 +304,29 @@ class Guards:
             confirmed = any(seen.leapt >= held.vc - self._leap for seen in others)
         if confirmed:
             return 2
-        patience = self._settings.patience_seconds
-        awaited = any(
-            seen.is_awaited(now, patience) and not (seen.held and seen.merged < own)
-            for seen in others
+        return 0 if self.awaited(held.replica, held.since) else 1
+
+    def awaited(self, replica: str, held_since: float) -> tuple[str, ...]:
+        """For whom a stable of a replica waits that is held since then."""
+        own, patience = self._replicas[replica].merged, self._settings.patience_seconds
+        return tuple(
+            name
+            for name, seen in self._replicas.items()
+            if name != replica
+            and seen.is_awaited(patience, held_since)
+            and not (seen.held and seen.merged < own)
         )
-        return 0 if awaited else 1
 
     def held(self) -> tuple[Held, ...]:
         """The stables that wait, for status and metrics."""
         return tuple(each for seen in self._replicas.values() for each in seen.held.values())
 
-    def let_go(self, now: Now) -> tuple[Held, ...]:
+    def let_go(self) -> tuple[Held, ...]:
         """Held stables that may be merged now: read their partitions again from their offsets on.
 
         To be asked after each poll.
         """
-        going = [each for each in self.held() if each in self._going or self._goes(each, now)]
+        going = [each for each in self.held() if each in self._going or self._goes(each)]
         self._going.update(going)
         return tuple(going)
 
@@ -356,7 +421,7 @@ class Guards:
     ) -> Verdict:
         others = {name: seen for name, seen in self._replicas.items() if name != replica}
         patience = self._settings.patience_seconds
-        if quarantine and not any(each.is_awaited(now, patience) for each in others.values()):
+        if quarantine and not any(each.could_stand_in(now, patience) for each in others.values()):
             quarantine = False
             reason += "; it is merged on, since no other replica could take its place"
         action = Action.QUARANTINE if quarantine else Action.REPORT

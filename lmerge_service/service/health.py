@@ -5,6 +5,8 @@ from collections.abc import Iterator, Sequence
 
 from lmerge_service.service.life import State
 from lmerge_service.service.status import (
+    Liveness,
+    OpenTransactionStatus,
     Reason,
     ReasonKind,
     ReplicaStatus,
@@ -15,7 +17,6 @@ from lmerge_service.service.worker import Worker
 
 __all__ = ("reasons", "stalled", "unreachable")
 
-_IDLE_AFTER_SECONDS = 60.0
 _STALLED_SECONDS = 5.0
 _LATELY_SECONDS = 600.0
 _HELD_SECONDS = 5.0
@@ -40,12 +41,13 @@ def reasons(
     for stuck in dict.fromkeys(each.stuck for each in tasks if each.stuck is not None):
         yield Reason(ReasonKind.STUCK, stuck)
     for each in replicas:
-        yield from _reasons_of(each)
+        yield from _reasons_of(each, worker.topology.guards.open_transaction_seconds)
     if state != "running":
         return
     moving = [each for each in replicas if each.ended or _is_moving(each)]
     if len(replicas) > 1 and len(moving) < 2:
         text = f"redundancy is lost: {len(moving)} of {len(replicas)} replicas are moving"
+        text += _still(replicas)
         yield Reason(ReasonKind.REDUNDANCY_LOST, text)
     voters = worker.held[tasks[0].partition].task.state.policy.voters
     joined = sum(each.state is State.JOINED for each in replicas)
@@ -93,6 +95,17 @@ def _left_out(worker: Worker) -> Iterator[Reason]:
             yield Reason(ReasonKind.NOT_WRITTEN, text)
 
 
+def _still(replicas: Sequence[ReplicaStatus]) -> str:
+    """Which are not, and whether they are silent."""
+    still = (Liveness.NOT_PROGRESSING, Liveness.SILENT)
+    words = [
+        f"{each.name} is {each.liveness} for {each.idle_seconds:.0f} s"
+        for each in replicas
+        if each.liveness in still and not each.ended
+    ]
+    return f" ({', '.join(words)})" if words else ""
+
+
 def unreachable(worker: Worker) -> Iterator[Reason]:
     """What of Kafka does not answer."""
     whys = [held.task.progress.unreachable for held in worker.held.values()]
@@ -104,13 +117,21 @@ def unreachable(worker: Worker) -> Iterator[Reason]:
         yield Reason(ReasonKind.KAFKA_UNREACHABLE, f"Kafka does not answer: {why}")
 
 
-def _reasons_of(replica: ReplicaStatus) -> Iterator[Reason]:
+def _reasons_of(replica: ReplicaStatus, open_after: float) -> Iterator[Reason]:
     """What is wrong with one replica now, or was within the last minutes."""
-    for kind, text in _wrong_with(replica):
+    for kind, text in _wrong_with(replica, open_after):
         yield Reason(kind, f"replica {replica.name}: {text}")
 
 
-def _wrong_with(replica: ReplicaStatus) -> Iterator[tuple[ReasonKind, str]]:
+def _of_open(transaction: OpenTransactionStatus) -> str:
+    return (
+        f"a transaction is open at partition {transaction.partition}, offset {transaction.offset} "
+        f"for {transaction.seconds:.0f} s, and {transaction.records:,} records cannot be read: "
+        "wait for its writer, or abort it (`kafka-transactions.sh abort`)"
+    )
+
+
+def _wrong_with(replica: ReplicaStatus, open_after: float) -> Iterator[tuple[ReasonKind, str]]:
     if replica.state is State.QUARANTINED:
         yield ReasonKind.QUARANTINED, f"in quarantine: {replica.why or 'no reason was given'}"
     elif replica.why:
@@ -118,8 +139,18 @@ def _wrong_with(replica: ReplicaStatus) -> Iterator[tuple[ReasonKind, str]]:
     for held in replica.held:
         if held.seconds > _HELD_SECONDS:
             where = f"partition {held.partition}, offset {held.offset}"
-            text = f"{held.guard} holds it at {where}: {held.reason}; {held.remedy}"
+            waits = f"; it waits for {', '.join(held.waits_for)}" if held.waits_for else ""
+            text = f"{held.guard} holds it at {where}: {held.reason}{waits}; {held.remedy}"
             yield ReasonKind.HELD_STABLE, text
+    for open_ in replica.open_transactions:
+        if 0 < open_after <= open_.seconds:
+            yield ReasonKind.OPEN_TRANSACTION, _of_open(open_)
+    if replica.liveness is Liveness.NOT_PROGRESSING:
+        text = (
+            f"it is not progressing: nothing new for {replica.idle_seconds:.0f} s, though the last "
+            f"record was read {replica.silent_seconds:.0f} s ago"
+        )
+        yield ReasonKind.NOT_PROGRESSING, text
     spoken = replica.partitions is not None and len(replica.silent_partitions) < replica.partitions
     if spoken and replica.silent_partitions:
         text = f"partitions {replica.silent_partitions} never sent a stable, and hold it back"
@@ -149,9 +180,5 @@ def _wrong_with(replica: ReplicaStatus) -> Iterator[tuple[ReasonKind, str]]:
 
 
 def _is_moving(replica: ReplicaStatus) -> bool:
-    idle = replica.idle_seconds
-    return (
-        replica.state not in (State.HELD_OUT, State.QUARANTINED)
-        and idle is not None
-        and idle < _IDLE_AFTER_SECONDS
-    )
+    merged = replica.state not in (State.HELD_OUT, State.QUARANTINED)
+    return merged and replica.liveness is Liveness.PROGRESSING

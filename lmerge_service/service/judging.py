@@ -25,8 +25,10 @@ from lmerge_service.core import Input, Operator
 from lmerge_service.formats.headers import TimedRecord
 from lmerge_service.formats.ingest import Ingest, Outdated, Ruling
 from lmerge_service.kafka.source import TopicPartition
+from lmerge_service.kafka.unread import Unread
 from lmerge_service.service.evidence import Place
 from lmerge_service.service.guards import Guards, Now
+from lmerge_service.service.liveness import Liveness
 from lmerge_service.service.verdicts import Action, Verdict
 from lmerge_service.topology import Topology
 
@@ -54,10 +56,10 @@ class Judging:
         *,
         clock: Callable[[], float],
         unix_ns: Callable[[], int],
-        heard: dict[str, float],
+        living: dict[str, Liveness],
     ) -> None:
-        """`heard` outlives this: by replica, when something of it was read last, or when it was
-        met; so that rebuilds, however many, do not wear patience out."""
+        """`living` outlives this, by replica; so that rebuilds, however many, neither wear
+        patience out nor begin it anew."""
         self.waiting: dict[TopicPartition, Finding] = {}
         """The stables that are held."""
         self.found: list[Finding] = []
@@ -65,7 +67,7 @@ class Judging:
         self._guards = Guards(topology, merge.max_stable)
         self._merge = merge
         self._clock, self._unix_ns = clock, unix_ns
-        self._heard = heard
+        self._living = living
         self._inputs: dict[str, Input] = {}
         self._verdicts: list[Verdict] = []
         self.begin()
@@ -76,10 +78,10 @@ class Judging:
         inputs = self._merge.inputs
         for name in self._inputs.keys() - inputs.keys():
             self._guards.detach(name)
-            del self._inputs[name]
+            del self._inputs[name], self._living[name]
         for name, source in inputs.items():
-            if self._inputs.get(name) is not source:
-                self.started_over(name)
+            if (known := self._inputs.get(name)) is not source:
+                self._meet(name, source, known is not None)
             else:
                 self._guards.widen(name, len(source.stables))
         if self.waiting:
@@ -91,16 +93,36 @@ class Judging:
                 in held
             }
 
+    def _meet(self, replica: str, source: Input, decided: bool) -> None:
+        """A replica that is new here, or that was attached anew by a decision."""
+        living = self._living.setdefault(replica, Liveness(self._now.seconds))
+        if decided:
+            living.begin_anew(source)
+        else:
+            living.follow(source)
+        self._attach(replica, source)
+
     def started_over(self, replica: str) -> None:
         """See `ingest.Judge`."""
         source = self._merge.inputs[replica]
-        self._inputs[replica] = source
-        heard_at = self._heard.setdefault(replica, self._now.seconds)
-        self._guards.attach(replica, source.stables, self._now, source.breaches, heard_at=heard_at)
+        self._living[replica].start_over(source)
+        self._attach(replica, source)
 
-    def know_unread(self, replica: str, unread: bool | None) -> None:
-        """Whether its topic has records that were not read; None: unknown."""
-        self._guards.know_unread(replica, unread)
+    def _attach(self, replica: str, source: Input) -> None:
+        self._inputs[replica] = source
+        living = self._living[replica]
+        self._guards.attach(
+            replica, source.stables, self._now, source.breaches, since=living.at,
+            progressed=living.progressed,
+        )  # fmt: skip
+
+    def know_unread(self, replica: str, unread: Unread | None) -> None:
+        """What of its topic was not read; None: unknown."""
+        self._guards.know_unread(replica, unread, self._now)
+
+    def awaited(self, finding: Finding) -> tuple[str, ...]:
+        """The replicas for which a held stable waits."""
+        return self._guards.awaited(finding.verdict.replica, finding.at)
 
     def stable(self, replica: str, partition: int, vc: int, offset: int) -> Ruling:
         """See `ingest.Judge`."""
@@ -119,16 +141,17 @@ class Judging:
         records: Sequence[TimedRecord],
         taken: int,
         dead: int,
-    ) -> None:
+        elsewhere: int,
+    ) -> bool:
         """Looks at what a chunk has shown of which so many records were taken, `dead` letters
-        among them. `partition` is the operator's."""
-        guards, now = self._guards, self._now
-        guards.hear(replica, now)
-        self._heard[replica] = now.seconds
-        breaches = self._merge.inputs[replica].breaches
-        verdicts = guards.after(replica, partition, taken, breaches, dead, now)
+        and elements for other tasks (`elsewhere`) among them; whether it was progress. `partition`
+        is the operator's."""
+        guards, now, source = self._guards, self._now, self._merge.inputs[replica]
+        progress = self._living[replica].look(source, records[:taken], now.seconds, elsewhere)
+        guards.read(replica, now, progress=progress)
+        verdicts = guards.after(replica, partition, taken, source.breaches, dead, now)
         if not verdicts and not self._verdicts:
-            return
+            return progress
         verdicts, self._verdicts = (*self._verdicts, *verdicts), []
         shown = records[min(taken, len(records) - 1)]
         place = Place.of(tp.topic, tp.partition, shown.offset, shown.value)
@@ -137,6 +160,7 @@ class Judging:
             self.found.append(finding)
             if verdict.action is Action.HOLD:
                 self.waiting[tp] = finding
+        return progress
 
     def noted(
         self, replica: str, tp: TopicPartition, records: Sequence[TimedRecord], ingest: Ingest,
@@ -163,7 +187,7 @@ class Judging:
     def let_go(self) -> list[Finding]:
         """Held stables that may be merged now: their partitions are to be read on."""
         gone = []
-        for held in self._guards.let_go(self._now) if self.waiting else ():
+        for held in self._guards.let_go() if self.waiting else ():
             for tp, finding in list(self.waiting.items()):
                 verdict = finding.verdict
                 if (verdict.replica, verdict.partition) == (held.replica, held.partition):

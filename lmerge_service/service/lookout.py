@@ -6,12 +6,17 @@ Theory
     changes the replicas. A topic that was made anew meanwhile may have had records at the very
     offsets that were read; that is found out before anything of them is committed.
 
+    How far it is to a topic's end is asked in the same look: to the high watermark, since what is
+    in an open transaction is unread as well, and then to the last stable offset. In this order the
+    second is below the first only where a transaction is open (`unread`).
+
 Who owns what
     Nothing: source and topics are the task's.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 import structlog
 
@@ -19,6 +24,7 @@ from lmerge_service.errors import TransportError
 from lmerge_service.kafka.client import lacking
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.topics import TopicInfo, Topics
+from lmerge_service.kafka.unread import OpenTransaction, Unread
 from lmerge_service.service.marks import Standing
 from lmerge_service.service.replicas import ReplicaState
 from lmerge_service.service.state import TaskState
@@ -31,6 +37,16 @@ WATCH_SECONDS = 2.0
 _BELIEVED = 2
 
 
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    """Of a partition, as they were asked for last."""
+
+    high: int
+    """The high watermark."""
+    stable: int
+    """The last stable offset."""
+
+
 class Lookout:
     """Over the topics of one task's replicas."""
 
@@ -40,18 +56,23 @@ class Lookout:
         source: Source,
         topics: Topics,
         *,
+        clock: Callable[[], float],
         detached: Callable[[], Mapping[str, str]],
         unheeded: Counter[str],
     ):
         """`detached` gives the topics of the replicas that are detached, by name; `unheeded` counts
         what they have published since then, by name, and outlives this."""
         self._state = state
+        self._clock = clock
         self._source = source
         self._topics = topics
         self._found: dict[str, TopicInfo] | None = None
         """What was seen and is not acted on yet."""
         self._missing: Counter[str] = Counter()
-        self._ends: dict[TopicPartition, int] = {}
+        self._ends: dict[TopicPartition, _Ends] = {}
+        self._asked_at = 0.0
+        self._told: dict[TopicPartition, int] = {}
+        """Of open transactions that were logged, the offsets."""
         self._detached = detached
         self._unheeded = unheeded
         self._counted: dict[TopicPartition, int] = {}
@@ -79,12 +100,15 @@ class Lookout:
             if topic in found
             for number in range(found[topic].partitions)
         ]
-        ends = (
-            await self._source.ends([*there, *left], seconds=WATCH_SECONDS) if there or left else {}
-        )
-        self._ends = ends
+        asked_at = self._clock()
+        high = await self._source.high_watermarks(there, seconds=WATCH_SECONDS) if there else {}
+        both = [*there, *left]
+        stable = await self._source.ends(both, seconds=WATCH_SECONDS) if both else {}
+        self._ends = {tp: _Ends(high[tp], stable[tp]) for tp in there}
+        self._asked_at = asked_at
         self.measure()
-        self._count_unheeded(detached, ends)
+        self._tell_of_open()
+        self._count_unheeded(detached, stable)
 
     def _count_unheeded(
         self, detached: Mapping[str, str], ends: Mapping[TopicPartition, int]
@@ -161,7 +185,7 @@ class Lookout:
         replicas = self._state.replicas
         partitions = replicas.needed(name, info.partitions)
         beginnings = await self._source.beginnings(partitions)
-        ends = await self._source.ends(partitions)
+        ends = await self._source.high_watermarks(partitions)
         replicas.begin(name, info, beginnings, ends, since=self._state.transaction + 1)
         merged = name in replicas.merged
         if merged:
@@ -182,14 +206,62 @@ class Lookout:
     def measure(self) -> None:
         """How far it is to the topics' ends, as they were seen last."""
         for state in self._state.replicas.states.values():
-            gaps = [self._unread(state.replica.topic, number) for number in state.next]
-            unknown = not gaps or None in gaps
-            state.lag = None if unknown else sum(gap for gap in gaps if gap is not None)
+            state.unread = self._unread(state)
 
-    def _unread(self, topic: str, number: int) -> int | None:
-        tp = TopicPartition(topic, number)
-        end, position = self._ends.get(tp), self._source.position(tp)
-        return None if end is None or position is None else max(0, end - position)
+    def _unread(self, state: ReplicaState) -> Unread | None:
+        records, readable, found = 0, False, list[OpenTransaction]()
+        for number in state.next:
+            tp = TopicPartition(state.replica.topic, number)
+            ends, position = self._ends.get(tp), self._source.position(tp)
+            if ends is None or position is None:
+                return None
+            records += max(0, ends.high - position)
+            readable |= position < ends.stable
+            if (transaction := self._open(state, tp, ends, position)) is not None:
+                found.append(transaction)
+        return Unread(records, readable, tuple(found), self._asked_at) if state.next else None
+
+    def _open(
+        self, state: ReplicaState, tp: TopicPartition, ends: _Ends, position: int
+    ) -> OpenTransaction | None:
+        """The transaction that is open in a partition; one that was is over when we have read on
+        behind its beginning."""
+        known = state.tally.open_since
+        if ends.stable >= ends.high or position > ends.stable:
+            known.pop(tp.partition, None)
+            return None
+        offset, since = known.get(tp.partition, (-1, 0.0))
+        if offset != ends.stable:
+            since = self._asked_at
+            known[tp.partition] = ends.stable, since
+        records = ends.high - ends.stable
+        return OpenTransaction(tp.topic, tp.partition, ends.stable, records, since)
+
+    def _tell_of_open(self) -> None:
+        """Logs transactions that are open for long, once each, and that they are over."""
+        before, self._told = self._told, {}
+        for name, each in self._open_for_long():
+            tp = TopicPartition(each.topic, each.partition)
+            self._told[tp] = each.offset
+            if before.get(tp) != each.offset:
+                log.warning(
+                    "replica has left a transaction open", replica=name, topic=each.topic,
+                    partition=each.partition, offset=each.offset, records=each.records,
+                    open_seconds=round(each.age(self._clock()), 3),
+                )  # fmt: skip
+        for tp, offset in before.items():
+            if self._told.get(tp) != offset:
+                log.info(
+                    "open transaction is over", topic=tp.topic, partition=tp.partition,
+                    offset=offset,
+                )  # fmt: skip
+
+    def _open_for_long(self) -> Iterator[tuple[str, OpenTransaction]]:
+        limit, now = self._state.topology.guards.open_transaction_seconds, self._clock()
+        for name, state in self._state.replicas.merged.items():
+            for each in () if state.unread is None else state.unread.open:
+                if 0 < limit <= each.age(now):
+                    yield name, each
 
     async def unchanged(self, standings: Mapping[str, Standing]) -> None:
         """A topic that was made anew may have had records at the offsets that were read: what was

@@ -295,7 +295,17 @@ _COUNTERS: Sequence[tuple[str, str, Callable[[ReplicaStatus], float]]] = (
 _GAUGES: Sequence[tuple[str, str, Callable[[ReplicaStatus], float | None]]] = (
     ("ended", "1 when the replica is complete.", lambda each: each.ended),
     ("lag_records", "Records of its topic that are not read yet.", lambda each: each.lag_records),
-    ("idle_seconds", "Since its last record was read.", lambda each: each.idle_seconds),
+    (
+        "open_transaction_seconds",
+        "How long its oldest open transaction is known to be open; 0: none is.",
+        lambda each: (
+            None
+            if each.lag_records is None
+            else max((open_.seconds for open_ in each.open_transactions), default=0.0)
+        ),
+    ),
+    ("idle_seconds", "Since it made progress last.", lambda each: each.idle_seconds),
+    ("silent_seconds", "Since its last record was read.", lambda each: each.silent_seconds),
     ("incarnation", "Its life that counts.", lambda each: each.incarnation),
     ("partitions", "Of its topic.", lambda each: each.partitions),
     (

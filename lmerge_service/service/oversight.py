@@ -45,6 +45,7 @@ from lmerge_service.service.judging import Finding, Judging
 from lmerge_service.service.leading import Leading
 from lmerge_service.service.ledger import Ledger
 from lmerge_service.service.life import Wish
+from lmerge_service.service.liveness import Liveness
 from lmerge_service.service.losses import Loss, Losses, Place
 from lmerge_service.service.pacing import Pacing
 from lmerge_service.service.replicas import ReplicaState
@@ -70,20 +71,21 @@ class Oversight:
         *,
         clock: Callable[[], float],
         unix_ns: Callable[[], int],
-        heard: dict[str, float],
+        living: dict[str, Liveness],
         leading: Leading,
     ) -> None:
-        """`heard`: see `Judging`; `leading` outlives this."""
+        """`living`: see `Judging`; `leading` outlives this."""
         self.judging = Judging(
-            state.topology, state.merge, clock=clock, unix_ns=unix_ns, heard=heard
+            state.topology, state.merge, clock=clock, unix_ns=unix_ns, living=living
         )
-        self.pacing = Pacing(state.topology.limits, state.merge)
+        self.pacing = Pacing(state.topology.limits, state.merge, clock)
         self.withdrew = False
         """A replica was put into quarantine: others are to be assigned."""
         self._leading = leading
         self._state = state
         self._source = source
         self._reporting = reporting
+        self._clock = clock
         self._unix_ns = unix_ns
         self.origins: list[Origin] = []
         """Of what the last `take` has put out: from which records."""
@@ -199,6 +201,30 @@ class Oversight:
         waiting = self.judging.waiting.values()
         return [each for each in waiting if each.verdict.replica == name]
 
+    def waits_for(self, finding: Finding) -> list[str]:
+        """For whom a held stable waits, and why, in words."""
+        if finding.verdict.action is not Action.HOLD:
+            return []
+        states = self._state.replicas.states
+        return [
+            f"{name}: {self._awaited_why(states[name])}"
+            for name in self.judging.awaited(finding)
+            if name in states
+        ]
+
+    def _awaited_why(self, state: ReplicaState) -> str:
+        unread = state.unread
+        if unread is None:
+            return "Kafka has not told yet whether it has something unread"
+        if unread.open:
+            return unread.open[0].words(self._clock())
+        if unread.records:
+            return f"{unread.records:,} records of it are not read yet"
+        progress = state.tally.last_progress
+        if progress is None:
+            return "it may still publish something"
+        return f"it made progress {self._clock() - progress:.0f} s ago"
+
     # --- once a poll ----------------------------------------------------------------------------
 
     def pace(self, share: int) -> None:
@@ -206,7 +232,7 @@ class Oversight:
         judging, merged = self.judging, self._state.replicas.merged
         judging.begin()
         for name, each in merged.items():
-            judging.know_unread(name, None if each.lag is None else each.lag > 0)
+            judging.know_unread(name, each.unread)
         for finding in judging.let_go():
             self._tell_let_go(finding)
         held = frozenset(each.verdict.replica for each in judging.waiting.values())

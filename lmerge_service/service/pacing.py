@@ -8,7 +8,7 @@ Theory
     The limits are a worker's. A task that is one of n has an n-th of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from lmerge_service.core import Operator
@@ -26,8 +26,9 @@ _EVERY: Final = 64
 class Pacing:
     """Flow control of one task's operator."""
 
-    def __init__(self, limits: Limits, merge: Operator) -> None:
+    def __init__(self, limits: Limits, merge: Operator, clock: Callable[[], float]) -> None:
         self._merge = merge
+        self._clock = clock
         self._flow = Flow(
             max_live_events=limits.max_live_events,
             max_live_bytes=limits.max_live_bytes,
@@ -61,5 +62,9 @@ class Pacing:
         source, ingest = self._merge.inputs[state.name], state.ingest
         assert ingest is not None
         front = max(ingest.front, source.stable)
-        unread = None if state.lag is None else state.lag > 0
-        return Reading(state.name, source.stable, front, source.joined, unread, held)
+        unread = state.unread
+        readable = None if unread is None else unread.readable
+        blocked = None
+        if unread is not None and unread.open and not readable:
+            blocked = unread.open[0].words(self._clock())
+        return Reading(state.name, source.stable, front, source.joined, readable, held, blocked)

@@ -38,6 +38,7 @@ from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.routing import Router
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.topics import TopicInfo
+from lmerge_service.kafka.unread import Unread
 from lmerge_service.service.counting import Tally
 from lmerge_service.service.evidence import Happening
 from lmerge_service.service.judging import Judging
@@ -89,8 +90,13 @@ class ReplicaState:
     """By number, those that this task reads, as they stood when merging began."""
     next: dict[int, int] = field(default_factory=dict)
     """Of each of them, the offset to go on from."""
-    lag: int | None = None
-    """Records and markers in its topic that have not been read."""
+    unread: Unread | None = None
+    """What its topic holds that was not read; None: unknown."""
+
+    @property
+    def lag(self) -> int | None:
+        """Records and markers in its topic that have not been read."""
+        return None if self.unread is None else self.unread.records
 
     @property
     def name(self) -> str:
@@ -145,6 +151,8 @@ class Replicas:
         self._tallies = tallies
         self._clock = clock
         self._distrusted = distrusted
+        self._elsewhere = 0
+        """Elements that were not late, and other tasks'."""
 
     # --- who there is ---------------------------------------------------------------------------
 
@@ -191,7 +199,8 @@ class Replicas:
         )
 
     def _stop_merging(self, state: ReplicaState) -> None:
-        state.lag = None
+        state.unread = None
+        state.tally.open_since.clear()
         if state.ingest is not None:
             state.ingest = None
             state.partitions, state.next = {}, {}
@@ -315,7 +324,13 @@ class Replicas:
         """Those that are routed to this task; stables are for all."""
         route = self._router.partition_of
         self._router.learn(e.payload for e in elements if type(e) is not Stable)  # type: ignore[union-attr]
-        return [e for e in elements if type(e) is Stable or route(e.payload) == self._partition]  # type: ignore[union-attr]
+        kept, stable = list[Element](), self._merge.max_stable
+        for e in elements:
+            if type(e) is Stable or route(e.payload) == self._partition:  # type: ignore[union-attr]
+                kept.append(e)
+            elif e.vs >= stable:  # type: ignore[union-attr]
+                self._elsewhere += 1
+        return kept
 
     def _unfit(self, replica: Replica, info: TopicInfo) -> str | None:
         """What about its topic rules a replica out, in words."""
@@ -398,6 +413,7 @@ class Replicas:
         had, stale, repeated = len(dead), ingest.stale, ingest.repeated
         contradicted = ingest.contradicted
         older = ingest.outdated.get(tp.partition)
+        elsewhere = self._elsewhere
         before = self._merge.inputs[state.name]
         was = _of_input(before)
         following = ingest.take(tp.partition, records, out, dead, judge=judging)
@@ -407,7 +423,8 @@ class Replicas:
         slot = ingest.slot(tp.partition)
         # A source that delivers at least once is late with all that it repeats, and no liar.
         wrong = sum(letter.reason != Reason.LATE for letter in dead[had:])
-        judging.after(state.name, slot, tp, records, taken, wrong)
+        elsewhere = self._elsewhere - elsewhere
+        progress = judging.after(state.name, slot, tp, records, taken, wrong, elsewhere)
         judging.noted(state.name, tp, records, ingest, _grown(ingest, tp.partition, older))
         if self._reads_all(state.replica) and self._is_told_elsewhere(tp):
             del dead[had:]
@@ -427,6 +444,8 @@ class Replicas:
         )
         state.next[tp.partition] = following
         tally.last_record = self._clock()
+        if progress or tally.last_progress is None:
+            tally.last_progress = tally.last_record
         if ingest.contradictions:
             tally.contradicted_at = f"{tp.topic}-{tp.partition}", ingest.contradictions[-1].offset
         if len(dead) > had or ingest.contradictions:

@@ -189,14 +189,17 @@ class Shadow:
     # --- comparing ------------------------------------------------------------------------------
 
     async def run(self, span: int | None, tell: Callable[[Compared], object]) -> Compared:
-        """Compares what the topics hold by now; with a `span` of the streams' time, so much beyond
-        where the output stands by then. `tell` is told how far it is, every two seconds.
+        """Compares what the topics hold by now, once what is in open transactions can be read;
+        with a `span` of the streams' time, so much beyond where the output stands by then. `tell`
+        is told how far it is, every two seconds.
 
         Raises:
             StateError: a topic has lost what is to be read, or was made anew or wider.
-            TransportError: Kafka went away.
+            TransportError: Kafka went away; a transaction is left open before the end.
         """
         clock = asyncio.get_running_loop().time
+        if span is None:
+            self._upto = await self._source.settled(self._partitions())
         looked, until = clock(), None
         while not self._is_over(until):
             await self._compare(await self._source.poll(_POLL_SECONDS, _BATCH))
@@ -303,6 +306,6 @@ class Shadow:
             if topic in found and found[topic] != info:
                 raise StateError(f"{topic} was made anew, or has got more partitions: begin again")
         behind = Counter[str]()
-        for tp, end in (await self._source.ends(self._partitions())).items():
+        for tp, end in (await self._source.high_watermarks(self._partitions())).items():
             behind[tp.topic] += max(0, end - (self._source.position(tp) or 0))
         self.found.lag = (behind[self._topology.output.topic], behind[self._replica.topic])

@@ -17,6 +17,8 @@ from lmerge_service.service.worker import Role
 
 __all__ = (
     "HeldStatus",
+    "Liveness",
+    "OpenTransactionStatus",
     "OutdatedStatus",
     "OutputStatus",
     "Reason",
@@ -45,6 +47,34 @@ class HeldStatus(BaseModel):
     """For how long."""
     reason: str
     remedy: str
+    waits_for: list[str]
+    """The replicas that may still have something to say before it, each with why."""
+
+
+class OpenTransactionStatus(BaseModel):
+    """A transaction of a replica's writer: what is in it, and behind it in its partition, is not
+    merged before it has ended."""
+
+    partition: int
+    """Of the replica's topic."""
+    offset: int
+    """Of its first record."""
+    records: int
+    """Records and markers that cannot be read."""
+    seconds: float
+    """For how long it is open, since it was first seen."""
+
+
+class Liveness(StrEnum):
+    """Whether a replica brings anything new; the words never change."""
+
+    PROGRESSING = "progressing"
+    """A stable of it has risen, or it has published what it had not before, within a minute."""
+    NOT_PROGRESSING = "not progressing"
+    """Records of it were read within a minute, and none for a minute was news: repeats,
+    duplicates, elements about what is final, records of a replaced incarnation or no elements."""
+    SILENT = "silent"
+    """No record of it was read for a minute."""
 
 
 class ReasonKind(StrEnum):
@@ -62,6 +92,10 @@ class ReasonKind(StrEnum):
     """Too much is live, and nobody who is read can change that."""
     SILENT_PARTITIONS = "silent_partitions"
     """Some partitions of a replica have sent a stable, and others never did."""
+    OPEN_TRANSACTION = "open_transaction"
+    """A replica's transaction is open for long, and what is behind it cannot be read."""
+    NOT_PROGRESSING = "not_progressing"
+    """A replica is read, and has brought nothing new for a minute."""
     DEAD_LETTERS = "dead_letters"
     """A replica has sent what is no element, within the last ten minutes."""
     BREACHES = "breaches"
@@ -73,7 +107,7 @@ class ReasonKind(StrEnum):
     """Records of a replica contradict what was read under their numbers, within the last ten
     minutes."""
     REDUNDANCY_LOST = "redundancy_lost"
-    """Fewer than two replicas have spoken within the last minute."""
+    """Fewer than two replicas have made progress within the last minute."""
     GAP = "gap"
     """Nobody vouches for a range of time, and the output waits."""
     NOTHING_MOVES = "nothing_moves"
@@ -125,7 +159,14 @@ class ReplicaStatus(BaseModel):
     behind_output: int | None
     """How far its stable point is behind the output's, in the topology's unit of time."""
     lag_records: int | None
+    """Records and markers of its topic that are not merged, those of open transactions included."""
+    open_transactions: list[OpenTransactionStatus]
+    liveness: Liveness | None
+    """Null where nothing was read of it yet, and once it has ended."""
     idle_seconds: float | None
+    """Since it made progress last (before it has made any: since its first record was read)."""
+    silent_seconds: float | None
+    """Since its last record was read, whatever it was."""
     inserts: int
     adjusts: int
     stables: int

@@ -54,6 +54,7 @@ from lmerge_service.service.evidence import Happening
 from lmerge_service.service.leading import Leading
 from lmerge_service.service.ledger import AcceptedGap, Ledger, Wanted
 from lmerge_service.service.life import Wish
+from lmerge_service.service.liveness import Liveness
 from lmerge_service.service.lookout import WATCH_SECONDS, Lookout
 from lmerge_service.service.marks import Mark
 from lmerge_service.service.outgoing import FeedbackSink, Outgoing
@@ -120,7 +121,7 @@ class MergeTask:
         self.vouching: Vouching | None = None
         """While it leads."""
         self._unix_ns = unix_ns
-        self._heard: dict[str, float] = {}
+        self._living: dict[str, Liveness] = {}
         self._accounts = Accounts()
         self._ledger = ledger
         self._feedback = feedback
@@ -222,6 +223,7 @@ class MergeTask:
             self.state,
             self._source,
             self._topics,
+            clock=_clock,
             detached=self._detached,
             unheeded=self.progress.unheeded,
         )
@@ -246,7 +248,7 @@ class MergeTask:
             self.reporting,
             clock=_clock,
             unix_ns=self._unix_ns,
-            heard=self._heard,
+            living=self._living,
             leading=self.leading,
         )
         self.vouching = Vouching(
@@ -593,7 +595,7 @@ class MergeTask:
                     log.warning("cannot see the topics", error=str(error))
                 self.progress.unreachable = str(error)
                 for state in self.state.replicas.states.values():
-                    state.lag = None
+                    state.unread = None
             await asyncio.sleep(WATCH_SECONDS)
 
 

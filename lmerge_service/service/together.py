@@ -6,12 +6,22 @@ Each task of a worker has its own view of the output and of the replicas.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
+from typing import Final
 
 from lmerge_service.service.life import State
-from lmerge_service.service.status import OutputStatus, ReplicaStatus, TaskStatus
+from lmerge_service.service.status import (
+    Liveness,
+    OpenTransactionStatus,
+    OutputStatus,
+    ReplicaStatus,
+    TaskStatus,
+)
 from lmerge_service.topology import Topology
 
-__all__ = ("output_of_all", "quantile_ms", "replicas_of_all")
+__all__ = ("IDLE_AFTER_SECONDS", "liveness_of", "output_of_all", "quantile_ms", "replicas_of_all")
+
+IDLE_AFTER_SECONDS: Final = 60.0
+"""For so long without progress, or without a record, is standing still, or silent."""
 
 _WORST = (State.QUARANTINED, State.HELD_OUT, State.PAUSED, State.JOINING, State.JOINED)
 _SUMS = (
@@ -104,15 +114,20 @@ def _together(views: Sequence[ReplicaStatus]) -> ReplicaStatus:
     first = [each.share_first for each in views if each.share_first is not None]
     breaches = sum((Counter(each.breaches) for each in views), Counter())
     lags = [each.lag_records for each in views]
-    idle = [each.idle_seconds for each in views if each.idle_seconds is not None]
+    ended = all(each.ended for each in views)
+    idle = min((x for each in views if (x := each.idle_seconds) is not None), default=None)
+    silent = min((x for each in views if (x := each.silent_seconds) is not None), default=None)
     return worst.model_copy(
         update={
             **{name: sum(getattr(each, name) for each in views) for name in _SUMS},
             "silent_partitions": sorted({p for each in views for p in each.silent_partitions}),
             "stable_point": _lowest(each.stable_point for each in views if not each.ended),
-            "ended": all(each.ended for each in views),
+            "ended": ended,
             "lag_records": None if None in lags else max(lag for lag in lags if lag is not None),
-            "idle_seconds": min(idle, default=None),
+            "open_transactions": _transactions_of_all(views),
+            "liveness": liveness_of(idle, silent, ended=ended),
+            "idle_seconds": idle,
+            "silent_seconds": silent,
             "share_first": sum(first) / len(first) if first else None,
             "held": [held for each in views for held in each.held],
             "breaches": dict(breaches),
@@ -121,6 +136,29 @@ def _together(views: Sequence[ReplicaStatus]) -> ReplicaStatus:
             "in_trouble": any(each.in_trouble for each in views),
         }
     )
+
+
+def _transactions_of_all(views: Sequence[ReplicaStatus]) -> list[OpenTransactionStatus]:
+    """All tasks see the same ones; who has seen one for longest knows best."""
+    found: dict[tuple[int, int], OpenTransactionStatus] = {}
+    for each in (each for view in views for each in view.open_transactions):
+        known = found.get((each.partition, each.offset))
+        if known is None or known.seconds < each.seconds:
+            found[each.partition, each.offset] = each
+    return [found[place] for place in sorted(found)]
+
+
+def liveness_of(idle: float | None, silent: float | None, *, ended: bool) -> Liveness | None:
+    """By the seconds without progress and without a record.
+
+    >>> liveness_of(3.0, 3.0, ended=False), liveness_of(90.0, 0.2, ended=False)
+    (<Liveness.PROGRESSING: 'progressing'>, <Liveness.NOT_PROGRESSING: 'not progressing'>)
+    """
+    if ended or idle is None or silent is None:
+        return None
+    if idle < IDLE_AFTER_SECONDS:
+        return Liveness.PROGRESSING
+    return Liveness.NOT_PROGRESSING if silent < IDLE_AFTER_SECONDS else Liveness.SILENT
 
 
 def _lowest(values: Iterable[int | None]) -> int | None:

@@ -130,9 +130,13 @@ def of_held(held: Held, ahead: int, others: Mapping[str, int], patience: float |
 
 
 def _wait(until: str, patience: float | None) -> str:
-    silent = "" if patience is None else f", or all others are silent for {patience:g} s"
+    idle = (
+        ""
+        if patience is None
+        else (f", or no other has anything unread or has made progress for {patience:g} s")
+    )
     return (
-        f"it is merged once another replica {until}{silent}; detach replicas that are gone for "
+        f"it is merged once another replica {until}{idle}; detach replicas that are gone for "
         "good; if it is wrong, quarantine and release its replica: it is read again without it"
     )
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from lmerge_service.core import Input
 from lmerge_service.elements import INFINITY, START
 from lmerge_service.formats.ingest import Ingest
 from lmerge_service.service.documents import CutoverView
@@ -16,6 +17,7 @@ from lmerge_service.service.life import State, Wish, seen
 from lmerge_service.service.replicas import ReplicaState
 from lmerge_service.service.status import (
     HeldStatus,
+    OpenTransactionStatus,
     OutdatedStatus,
     OutputStatus,
     ReplicaStatus,
@@ -26,7 +28,12 @@ from lmerge_service.service.status import (
 )
 from lmerge_service.service.task import MergeTask
 from lmerge_service.service.task_phases import Phase
-from lmerge_service.service.together import output_of_all, quantile_ms, replicas_of_all
+from lmerge_service.service.together import (
+    liveness_of,
+    output_of_all,
+    quantile_ms,
+    replicas_of_all,
+)
 from lmerge_service.service.worker import Role, Worker
 
 __all__ = ("readiness_of", "state_of", "status_of")
@@ -201,10 +208,15 @@ def _replica(task: MergeTask, state: ReplicaState) -> ReplicaStatus:
         else [number for number, stable in enumerate(source.stables) if stable == START],
         incarnation=None if ingest is None else ingest.incarnation,
         stable_point=None if source is None else _point(source.stable),
-        ended=source is not None and source.stable == INFINITY,
+        ended=_has_ended(source),
         behind_output=None if source is None else _behind(source.stable, merge.max_stable),
         lag_records=state.lag,
-        idle_seconds=_since(tally.last_record),
+        open_transactions=_open(state, now),
+        liveness=liveness_of(
+            _since(tally.last_progress), _since(tally.last_record), ended=_has_ended(source)
+        ),
+        idle_seconds=_since(tally.last_progress),
+        silent_seconds=_since(tally.last_record),
         inserts=counts["inserts"],
         adjusts=counts["adjusts"],
         stables=counts["stables"],
@@ -240,6 +252,22 @@ def _outdated(ingest: Ingest) -> list[OutdatedStatus]:
     ]
 
 
+def _has_ended(source: Input | None) -> bool:
+    return source is not None and source.stable == INFINITY
+
+
+def _open(state: ReplicaState, now: float) -> list[OpenTransactionStatus]:
+    return [
+        OpenTransactionStatus(
+            partition=each.partition,
+            offset=each.offset,
+            records=each.records,
+            seconds=round(each.age(now), 3),
+        )
+        for each in (() if state.unread is None else state.unread.open)
+    ]
+
+
 def _state(task: MergeTask, state: ReplicaState, *, joined: bool) -> State:
     return seen(
         Wish.ATTACHED if state.quarantined is None else Wish.QUARANTINED,
@@ -251,7 +279,9 @@ def _state(task: MergeTask, state: ReplicaState, *, joined: bool) -> State:
 
 
 def _held(task: MergeTask, name: str, now: float) -> list[HeldStatus]:
-    findings = [] if task.oversight is None else task.oversight.held(name)
+    oversight = task.oversight
+    if oversight is None:
+        return []
     return [
         HeldStatus(
             guard=each.verdict.guard,
@@ -261,8 +291,9 @@ def _held(task: MergeTask, name: str, now: float) -> list[HeldStatus]:
             seconds=round(now - each.at, 3),
             reason=each.verdict.reason,
             remedy=each.verdict.remedy,
+            waits_for=oversight.waits_for(each),
         )
-        for each in findings
+        for each in oversight.held(name)
     ]
 
 

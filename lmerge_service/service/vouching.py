@@ -2,8 +2,9 @@
 
 Theory
     A task says that it is *ready* when the coming replica alone would do in its partition: it is
-    joined, without the leaving one enough are joined for the policy, it is read on, and it is
-    where the output was `max_behind` seconds ago. While the cutover watches, it must have come
+    joined, without the leaving one enough are joined for the policy, it is read on, no transaction
+    of it is open for longer than `max_behind`, and it is where the output was `max_behind` seconds
+    ago. While the cutover watches, it must have come
     through the span as well. Once that holds no more the task takes its word back, and what
     contradicts the output is counted.
 
@@ -150,6 +151,8 @@ class Vouching:
             return f"{coming} is paused"
         if self._oversight.held(coming):
             return f"a guard holds a stable of {coming}"
+        if (why := self._unreadable(coming, cutover.max_behind)) is not None:
+            return f"{coming}: {why}"
         if point < self._past[0][1]:
             return f"{coming} is {spoken(point)} and lags, the output is {spoken(stable)}"
         until = cutover.watched_until(self._state.partition)
@@ -157,6 +160,13 @@ class Vouching:
             at = f"{coming} is {spoken(point)} and the output {spoken(stable)}"
             return f"{at}; they are watched up to {'the end' if until == INFINITY else until}"
         return None
+
+    def _unreadable(self, coming: str, seconds: float) -> str | None:
+        """What it may have published so long ago cannot be read: how far it is, nobody knows."""
+        state, now = self._state.replicas.states.get(coming), self._clock()
+        transactions = () if state is None or state.unread is None else state.unread.open
+        long = (each for each in transactions if each.age(now) > seconds)
+        return next((each.words(now) for each in long), None)
 
     def _not_joined(self, coming: str, mark: Mark) -> str:
         state = self._state.replicas.states.get(coming)

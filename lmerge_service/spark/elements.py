@@ -354,12 +354,14 @@ def topic_width(sink: Topic) -> int:
     return _asked(ask())
 
 
-def existing_offsets(kafka: Kafka | str, name: str) -> dict[int, tuple[int, int]] | None:
-    """By partition of a topic, its first offset and the one behind its last committed record;
-    None if there is no such topic.
+def existing_offsets(
+    kafka: Kafka | str, name: str, *, settled: bool = False
+) -> dict[int, tuple[int, int]] | None:
+    """By partition of a topic, its first offset and the one behind its last record; None if there
+    is no such topic. `settled`: once no transaction is open before that, so that all can be read.
 
     Raises:
-        TransportError: Kafka cannot be reached, or refuses.
+        TransportError: Kafka cannot be reached, or refuses; a transaction is left open.
     """
 
     async def ask() -> dict[int, tuple[int, int]] | None:
@@ -371,7 +373,7 @@ def existing_offsets(kafka: Kafka | str, name: str) -> dict[int, tuple[int, int]
         partitions = [TopicPartition(name, number) for number in range(width)]
         async with Consumer(connection) as consumer:
             begin = await consumer.beginnings(partitions)
-            end = await consumer.ends(partitions)
+            end = await (consumer.settled if settled else consumer.high_watermarks)(partitions)
         return {each.partition: (begin[each], end[each]) for each in partitions}
 
     return _asked(ask())

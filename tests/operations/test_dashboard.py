@@ -95,4 +95,5 @@ def test_no_metric_of_ours_is_left_out_but_those_that_others_say_better() -> Non
         "lmerge_replica_behind_output_seconds",  # in the topology's unit
         "lmerge_replica_ended", "lmerge_replica_idle_seconds", "lmerge_replica_incarnation",
         "lmerge_replica_partitions", "lmerge_replica_silent_partitions",
+        "lmerge_replica_open_transaction_seconds", "lmerge_replica_silent_seconds",  # reasons
     }  # fmt: skip

@@ -7,9 +7,12 @@ its replica until the guards let it go; a quarantine ends it.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from chaos.records import Record
 from lmerge_service.core import Operator, lmerge
 from lmerge_service.elements import Element, Stable
+from lmerge_service.kafka.unread import Unread
 from lmerge_service.service.guards import CHUNK, Guards, Now
+from lmerge_service.service.liveness import Liveness
 from lmerge_service.service.verdicts import Action, Verdict
 from lmerge_service.topology import Kafka, Output, Replica, Speaking, Topology
 
@@ -52,10 +55,15 @@ class Judged:
         for name in streams:
             self.merge.attach(name)
             self.guards.attach(name, [self.merge.max_stable], self.now)
+        self.living = {name: Liveness(self.now.seconds) for name in streams}
+        for name, living in self.living.items():
+            living.follow(self.merge.inputs[name])
         self._look()
 
     def pass_time(self, seconds: float) -> None:
+        """Also looks at what is unread then."""
         self.now = Now(self.now.unix_ns + int(seconds * 10**9), self.now.seconds + seconds)
+        self._look()
 
     def read(self, name: str, records: int = 1) -> None:
         """Reads so many records of a replica on, unless it is stopped."""
@@ -86,7 +94,6 @@ class Judged:
         stop = min(start + min(most, CHUNK), len(stream))
         if start == stop:
             return
-        self.guards.hear(name, self.now)
         taken: list[Element] = []
         verdicts: list[Verdict] = []
         for offset in range(start, stop):
@@ -101,6 +108,11 @@ class Judged:
             if type(element) is Stable and self.guards.watches(name, 0):
                 break
         self.out += self.merge.process_batch(name, taken)
+        records = [
+            Record(name, 0, offset, 0, repr(each).encode()) for offset, each in enumerate(taken)
+        ]
+        progress = self.living[name].look(self.merge.inputs[name], records, self.now.seconds)
+        self.guards.read(name, self.now, progress=progress)
         breaches = self.merge.inputs[name].breaches
         verdicts += self.guards.after(name, 0, len(taken), breaches, 0, self.now)
         for verdict in verdicts:
@@ -118,8 +130,10 @@ class Judged:
 
     def _look(self) -> None:
         for name, stream in self.streams.items():
-            self.guards.know_unread(name, self.at[name] < len(stream))
+            left = len(stream) - self.at[name]
+            unread = Unread(left, readable=left > 0, open=(), asked_at=self.now.seconds)
+            self.guards.know_unread(name, unread, self.now)
 
     def _resume(self) -> None:
-        for held in self.guards.let_go(self.now):
+        for held in self.guards.let_go():
             self.stopped.discard(held.replica)

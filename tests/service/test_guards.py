@@ -193,8 +193,23 @@ def test_each_partition_is_held_by_itself() -> None:
     assert guards.stable("a", 1, 60, 3, now) is None
     assert guards.stable("b", 0, 9_010, 7, now) is not None
     assert guards.stable("b", 1, 9_010, 7, now) is not None  # a is at 60 as a whole
-    assert [held.replica for held in guards.let_go(now)] == ["a"]  # b is beyond
+    assert [held.replica for held in guards.let_go()] == ["a"]  # b is beyond
     assert guards.stable("a", 0, 9_000, 3, now) is None
+
+
+def test_an_end_of_one_partition_opens_no_way_for_the_end_of_its_replica() -> None:
+    """a has ended with all it had, b early, and of b one partition is read later: its end must not
+    pass unjudged since the other's has."""
+    guards = Guards(topology_of("ab"))
+    now = Now(UNIX_NS, 0)
+    guards.attach("a", [90], now)
+    guards.attach("b", [5, 5], now)
+    assert guards.stable("b", 0, INFINITY, 7, now) is not None
+    assert guards.stable("a", 0, INFINITY, 30, now) is not None
+    assert [held.replica for held in guards.let_go()] == ["b"], "a has ended, so b's may go"
+    assert guards.stable("b", 0, INFINITY, 7, now) is None
+    assert guards.stable("b", 1, INFINITY, 8, now) is not None
+    assert [held.replica for held in guards.let_go()] == ["a"], "who has said more goes first"
 
 
 def test_a_partition_that_appears_late_is_judged_by_the_front_of_all() -> None:

@@ -9,12 +9,14 @@ from lmerge_service.elements import INFINITY, START, Element, Insert, Stable
 from lmerge_service.errors import TransportError
 from lmerge_service.formats.wire import encode
 from lmerge_service.kafka.source import TopicPartition
+from lmerge_service.kafka.unread import Unread
 from lmerge_service.service.decisions import Decision, Release, decide
 from lmerge_service.service.decisions import encode as encoded
 from lmerge_service.service.evidence import Evidence
 from lmerge_service.service.leading import Leading
 from lmerge_service.service.ledger import Entry, Ledger, undisputed
 from lmerge_service.service.life import Wish
+from lmerge_service.service.liveness import Liveness
 from lmerge_service.service.marks import PartitionMark, Standing
 from lmerge_service.service.oversight import Oversight
 from lmerge_service.service.reporting import Reporting
@@ -58,7 +60,7 @@ class Overseen:
 
     def __init__(self, topology: Topology, merged: str = "ab", *, decided: int = 1) -> None:
         self.now, self.source = 0.0, Source()
-        self.heard: dict[str, float] = {}
+        self.living: dict[str, Liveness] = {}
         self.state = TaskState(topology, 0, tallies={}, clock=lambda: self.now)
         self.state.decided = decided
         for replica in topology.replicas:
@@ -69,9 +71,13 @@ class Overseen:
         self.reporting = Reporting(0, unix_ns=lambda: UNIX_NS)
         self.ends = dict.fromkeys([A, B], 0)
         self.out: list[Element] = []
+        self.rebuild()
+
+    def rebuild(self) -> None:
+        """As after a failed commit: guards begin anew, over the same state."""
         self.oversight = Oversight(
             self.state, self.source, self.reporting,  # type: ignore[arg-type]
-            clock=lambda: self.now, unix_ns=lambda: UNIX_NS, heard=self.heard,
+            clock=lambda: self.now, unix_ns=lambda: UNIX_NS, living=self.living,
             leading=Leading(lambda: UNIX_NS),
         )  # fmt: skip
 
@@ -89,7 +95,8 @@ class Overseen:
 
     def pace(self, *, lags: dict[str, int] | None = None, share: int = 1) -> None:
         for name, state in self.state.replicas.states.items():
-            state.lag = (lags or {}).get(name, 0)
+            left = (lags or {}).get(name, 0)
+            state.unread = Unread(left, readable=left > 0, open=(), asked_at=self.now)
         self.oversight.pace(share)
 
     def told(self) -> list[tuple[str, str | None]]:
@@ -150,12 +157,7 @@ def test_a_quarantine_stops_the_replica_in_the_middle_of_a_batch() -> None:
 def test_after_a_restart_guards_know_how_far_everybody_was() -> None:
     task = Overseen(topology_of("ab", max_leap=100))
     task.read(a=[Stable(10)], b=[Stable(50)])
-    again = Oversight(
-        task.state, task.source, task.reporting,  # type: ignore[arg-type]
-        clock=lambda: task.now, unix_ns=lambda: UNIX_NS, heard=task.heard,
-        leading=Leading(lambda: UNIX_NS),
-    )  # fmt: skip
-    task.oversight = again
+    task.rebuild()
     task.read(b=[Stable(120), Stable(221)])
     assert task.out[-1] == Stable(120)
     assert task.state.replicas.states["b"].next == {0: 2}
@@ -166,11 +168,7 @@ def test_rebuilds_however_often_do_not_wear_patience_out() -> None:
     task.read(b=[Stable(5)], a=[Stable(9)])
     for _ in range(10):
         task.now += 31
-        task.oversight = Oversight(
-            task.state, task.source, task.reporting,  # type: ignore[arg-type]
-            clock=lambda: task.now, unix_ns=lambda: UNIX_NS, heard=task.heard,
-            leading=Leading(lambda: UNIX_NS),
-        )  # fmt: skip
+        task.rebuild()
         task.pace()
         task.read(a=[Stable(INFINITY)])
         assert (task.out[-1] == Stable(INFINITY)) == (task.now > 300)

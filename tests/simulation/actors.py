@@ -2,8 +2,10 @@
 
 Theory
     A replica publishes its stream in portions. A portion that may be written or not is written
-    again, so that its topic holds repetitions; some write in transactions; some stop for ever;
-    some start over, saying so by an incarnation or not. One that is merged no more may turn
+    again, so that its topic holds repetitions; some write in transactions, and some of these leave
+    them open for long, to commit them, or to die in them and write the same again; some stop for
+    ever, or repeat themselves for ever; some end in the middle, as if that were all; some start
+    over, saying so by an incarnation or not. One that is merged no more may turn
     liar: what it says from then on is false. A worker is killed at some request, is overtaken by
     another, or meets bad weather only; a supervisor starts the next one. In the end the weather
     stays, but nobody is killed any more, and what remains must come to its end.
@@ -17,9 +19,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import Final, Literal, TypeAlias
 
 from lmerge_service.elements import INFINITY, Element, Insert, Stable
-from lmerge_service.errors import LMergeError
+from lmerge_service.errors import LMergeError, TransportError
 from lmerge_service.formats.headers import incarnation_headers
 from lmerge_service.formats.wire import encode
 from lmerge_service.kafka.source import TopicPartition
@@ -29,7 +32,10 @@ from tests.simulation.adapter import build, work
 from tests.simulation.memory import Broker, Message, Producer
 from tests.simulation.network import Network, Weather
 
-__all__ = ("Decay", "Publisher", "Supervisor")
+__all__ = ("LINGERING_SECONDS", "Decay", "Mumbling", "Publisher", "Supervisor")
+
+LINGERING_SECONDS: Final = (25.0, 50.0)
+Mumbling: TypeAlias = Literal["repeats", "lives"]
 
 
 @dataclass(slots=True)
@@ -51,13 +57,24 @@ class Publisher:
     """After so many elements it begins its stream again."""
     says_so: bool = False
     """Starting over, it takes a new incarnation."""
+    lingers: float = 0.0
+    """The share of its transactions that are open for long."""
+    died: bool = False
+    """It has died in its latest long transaction; not in two, one after the other."""
+    mumbles: Mumbling | None = None
+    """Having stopped, it repeats what it has published, in the same life or in ever new ones."""
+    ends_early: bool = False
+    """Its stream ends in the middle."""
+    seen: Counter[str] = field(default_factory=Counter)
+    """Where what it does is counted."""
     turned_at: int | None = None
     """When it became a liar, in milliseconds."""
 
     @property
     def is_whole(self) -> bool:
         """It tells the truth, and all of it in the end."""
-        return self.stops_at is None and self.turned_at is None and self.correct_from is None
+        cut = self.stops_at is not None or self.ends_early
+        return not cut and self.turned_at is None and self.correct_from is None
 
     async def run(self, broker: Broker, chance: Random, weather: Weather) -> None:
         network = Network(broker, chance, weather)
@@ -73,6 +90,18 @@ class Publisher:
                 await self._publish(network, portion, incarnation if self.says_so else 0)
                 position += size
                 await asyncio.sleep(chance.expovariate(1.0))
+        if self.mumbles is not None:
+            await self._mumble(network, len(lives) - 1 if self.says_so else 0)
+
+    async def _mumble(self, network: Network, incarnation: int) -> None:
+        """Brings nothing new, for ever."""
+        chance, told = network.chance, self.stream[: self.stops_at]
+        while self.turned_at is None:
+            start = 0 if self.mumbles == "lives" else chance.randrange(len(told) + 1)
+            incarnation += self.mumbles == "lives"
+            await self._publish(network, told[start : start + 8], incarnation)
+            self.seen["mumbled"] += 1
+            await asyncio.sleep(chance.uniform(0.1, 5))
 
     def turn(self, broker: Broker, chance: Random) -> None:
         """Says what is not so, at once, and that this is all there is."""
@@ -125,7 +154,21 @@ class Publisher:
                 tp = TopicPartition(self.topic, number)
                 await _produce(network, tp, messages, producer)
         if producer is not None:
+            if network.chance.random() < self.lingers:
+                await self._linger(network.chance)
             await network.request(lambda: broker.end(producer, commit=True), "publishing")
+
+    async def _linger(self, chance: Random) -> None:
+        """Longer than the guards' patience, and less than the broker's.
+
+        Raises:
+            TransportError: it dies; started again, it aborts what it has left open.
+        """
+        await asyncio.sleep(chance.uniform(*LINGERING_SECONDS))
+        self.seen["lingered"] += 1
+        self.died = not self.died and chance.random() < 0.4
+        if self.died:
+            raise TransportError("the writer has died")
 
 
 async def _produce(

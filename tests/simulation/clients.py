@@ -127,7 +127,7 @@ class MemorySource:
         return await self._ask(self._network.broker.last_stable, partitions)
 
     async def high_watermarks(
-        self, partitions: Sequence[TopicPartition]
+        self, partitions: Sequence[TopicPartition], *, seconds: float = 15
     ) -> dict[TopicPartition, int]:
         return await self._ask(self._network.broker.high_watermark, partitions)
 

@@ -172,6 +172,7 @@ class Broker:
         return self._partition(tp).last_stable
 
     def high_watermark(self, tp: TopicPartition) -> int:
+        self._expire()
         return self._partition(tp).end
 
     def fetch(self, tp: TopicPartition, offset: int, most: int) -> tuple[list[Record], int]:

@@ -5,7 +5,8 @@
 Theory
     Three replicas present one logical stream, each in its own way, to topics of one to three
     partitions each. The output has one to three of its own, which as many workers share. Everything
-    else is chance: how replicas publish, how often workers are killed and where, how bad the
+    else is chance: how replicas publish, whether they leave transactions open, repeat themselves
+    for ever or end too early, how often workers are killed and where, how bad the
     network is, whether snapshots are taken and spoilt, and what people decide meanwhile. When the
     output has ended, the topics are handed to the judge (`chaos.history`), with what is so as the
     reference, and with what the decisions mean for it. An output that does not end within an hour
@@ -17,7 +18,7 @@ import hashlib
 import traceback
 from collections import Counter
 from collections.abc import Coroutine, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -33,7 +34,7 @@ from lmerge_service.kafka.routing import Router
 from lmerge_service.present.life import Life
 from lmerge_service.topology import Topology
 from tests.service.cluster import crc32, logical, meaning, replica_streams
-from tests.simulation.actors import Decay, Publisher, Supervisor
+from tests.simulation.actors import LINGERING_SECONDS, Decay, Publisher, Supervisor
 from tests.simulation.adapter import machine
 from tests.simulation.leaders import Leaders
 from tests.simulation.loop import run
@@ -148,7 +149,48 @@ class _Play:
             slow=chance.choice([0.005, 0.02, 0.1]),
             cut_off=chance.choice([0, 0, 0, 0.001]),
         )
-        self.topology = _topology(chance, self.publishers.values(), width, lags)
+        self._trouble(Random(f"trouble {self.seed}"), faithful)
+        patience = LINGERING_SECONDS[0] - 5 if self._one_ends_early else 10
+        self.topology = _topology(chance, self.publishers.values(), width, lags, patience)
+
+    def _trouble(self, chance: Random, faithful: str) -> None:
+        """Some leave transactions open, repeat themselves for ever, or end in the middle."""
+        publishers = {each.name: each for each in self.publishers.values()}
+        lower = _first_stable(publishers[faithful].stream)
+        alone = chance.random() < 0.15  # what is new comes from one only, and no end is confirmed
+        # Of a co-partitioned one that carries the output a task sees one partition only.
+        may_end_early = chance.random() < 0.4 and not publishers[faithful].co_partitioned
+        for name, each in publishers.items():
+            each.seen = self.seen
+            if alone and name != faithful:
+                each.stops_at = each.stops_at or 1
+            each.lingers = chance.choice([0, 0, 0.1]) if each.transactional else 0.0
+            if each.stops_at:
+                each.mumbles = chance.choice(["repeats", "lives", "repeats" if alone else None])
+            elif name != faithful and may_end_early and not self._one_ends_early:
+                self._end_early(each, chance, lower)
+        if self._one_ends_early:  # nobody else may be silent for longer than patience lasts
+            self.weather = replace(self.weather, cut_off=0.0)
+            carrying = publishers[faithful]
+            carrying.transactional, carrying.lingers = True, 0.3
+            carrying.says_so = True
+            for each in publishers.values():
+                if each is not carrying and not each.ends_early:
+                    each.stops_at, each.mumbles = 0, None
+
+    def _end_early(self, publisher: Publisher, chance: Random, lower: int) -> None:
+        """Ends a stream in the middle, without a stable before: of two that end, guards believe
+        the one that has said more, and who is late with all it publishes makes no progress."""
+        kept = publisher.stream[: chance.randrange(len(publisher.stream))]
+        kept = [each for each in kept if type(each) is not Stable]
+        if lower < INFINITY:
+            publisher.stream, publisher.ends_early = [*kept, Stable(INFINITY)], True
+            publisher.starts_over_at = None
+            self.seen["ends early"] += 1
+
+    @property
+    def _one_ends_early(self) -> bool:
+        return any(each.ends_early for each in self.publishers.values())
 
     def _plan(self, name: str, stream: Sequence[Element], width: int, *, faithful: bool) -> None:
         chance = self.chance
@@ -194,7 +236,8 @@ class _Play:
         if chance.random() < 0.5:
             decay = Decay(self.topology, self.broker, Random(chance.random()), self.seen)
             self._start(decay.run())
-        if chance.random() < 0.7:
+        # Where one ends early, others must not be taken away.
+        if chance.random() < 0.7 and not self._one_ends_early:
             self._start(self._people().run())
 
     def _people(self) -> People:
@@ -284,13 +327,20 @@ def _replica(topic: Topic, publisher: Publisher, right: Decided) -> Replica:
     end = INFINITY if publisher.turned_at is None else publisher.turned_at - 1
     return Replica(
         topic,
+        honest=not publisher.ends_early,  # what it would have removed is final then
         co_partitioned=publisher.co_partitioned,
         attached=[Interval(*span) for span in spans],
         merged=[Interval(min(start for start, _ in spans), end)] if spans else [],
     )
 
 
-def _topology(chance: Random, publishers: Iterable[Publisher], width: int, lags: bool) -> Topology:
+def _first_stable(stream: Sequence[Element]) -> int:
+    return next(each.vc for each in stream if type(each) is Stable)
+
+
+def _topology(
+    chance: Random, publishers: Iterable[Publisher], width: int, lags: bool, patience: float
+) -> Topology:
     return Topology.model_validate(
         {
             "name": "simulated",
@@ -308,6 +358,6 @@ def _topology(chance: Random, publishers: Iterable[Publisher], width: int, lags:
             "standbys": chance.choice([0, 1, 2]),
             "snapshot_seconds": chance.choice([0.5, 3, 10, 86_400]),
             "limits": {"batch_records": chance.choice([3, 10, 100])},
-            "guards": {"patience_seconds": 10},
+            "guards": {"patience_seconds": patience},
         }
     )

@@ -6,23 +6,27 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from chaos.verdicts import Outcome
+from lmerge_service.core import Input
 from lmerge_service.errors import FencedError, TransportError
+from lmerge_service.formats.headers import RecordLike
 from lmerge_service.kafka.sink import Committed, Outbox
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.service.ledger import Ledger
+from lmerge_service.service.liveness import Liveness
 from lmerge_service.service.marks import Standing
 from lmerge_service.service.recovery import Recovery
 from lmerge_service.service.replicas import Replicas
 from lmerge_service.service.state import TaskState
 from lmerge_service.service.task import MergeTask
 from lmerge_service.service.worker import Worker
-from tests.simulation.clients import MemorySink
+from tests.simulation import simulate as playing
+from tests.simulation.clients import MemorySink, MemorySource
 from tests.simulation.memory import BrokerError
 from tests.simulation.simulate import Run, command, simulate
 
@@ -43,6 +47,7 @@ def test_whatever_the_schedule_the_output_is_right_and_comes_to_its_end() -> Non
     least = {"kills": 25, "overtaken": 15, "snapshot": 60, "restored": 40, "spoilt": 40}
     least |= {"duels": 10, "refused: version": 25, "gap accepted": 1, "turned": 8, "rescues": 1}
     least |= {"pauses": 60, "fenced": 30, "assigned to this worker all the same": 10}
+    least |= {"ends early": 5, "lingered": 15, "mumbled": 300}
     assert {what: seen[what] for what in least if seen[what] < least[what]} == {}, "it is rare"
 
 
@@ -71,9 +76,9 @@ def test_one_seed_is_one_history_in_any_process() -> None:
 # Mistakes that the schedules must bring to light.
 
 
-def found() -> list[str]:
+def found(seeds: Iterable[int] = SEEDS) -> list[str]:
     """The checks that some seed breaks, or what the service itself noticed."""
-    for seed in SEEDS:
+    for seed in seeds:
         played = simulate(seed)
         if not played.good:
             wrong = [each.check for each in played.report.findings if each.outcome is not VALID]
@@ -207,6 +212,30 @@ def test_a_replica_that_is_merged_on_in_quarantine_is_found(
 
     monkeypatch.setattr(Replicas, "quarantine", only_said)
     assert {"K1", "K4"} & {*found()}
+
+
+def test_n2_unread_that_stops_at_the_last_stable_offset_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Somebody ends early, while another's transaction is open for longer than patience lasts."""
+    monkeypatch.setattr(MemorySource, "high_watermarks", MemorySource.ends)
+    assert "K1" in found((41, 44))
+
+
+def test_n3_any_record_that_counts_as_progress_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody repeats itself for ever, and is waited for for ever."""
+    look = Liveness.look
+
+    def alive(
+        self: Liveness, source: Input, records: Sequence[RecordLike], now: float, elsewhere: int = 0
+    ) -> bool:
+        look(self, source, records, now, elsewhere)
+        self.at, self.progressed = now, True
+        return True
+
+    monkeypatch.setattr(Liveness, "look", alive)
+    monkeypatch.setattr(playing, "_HOUR", 300.0)
+    assert "it does not end" in found((14, 19))
 
 
 def test_an_event_that_goes_to_every_partition_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

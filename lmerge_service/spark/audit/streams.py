@@ -124,7 +124,7 @@ def _opened(
 ) -> Given:
     width = None
     if isinstance(source, Topics):
-        offsets = existing_offsets(source.kafka, source.subscribed)
+        offsets = existing_offsets(source.kafka, source.subscribed, settled=True)
         if offsets is None:
             raise ConfigurationError(f"{name}: there is no such topic")
         if (source.start, source.end) == ("earliest", "latest"):

@@ -67,8 +67,11 @@ def align(checkpoint: str, topics: Mapping[str, Mapping[int, int]]) -> None:
 
 
 def unplan(checkpoint: str, batch: int) -> None:
-    """Forgets the last planned batch, which must not have been run."""
+    """Forgets the last planned batch, of which nothing may have been written. Of the first one also
+    what it began of the state: Spark begins in an empty folder only."""
     files, root = pafs.FileSystem.from_uri(located(checkpoint))
+    if batch == 0 and files.get_file_info(f"{root}/state").type != pafs.FileType.NotFound:
+        files.delete_dir(f"{root}/state")
     _remove(files, f"{root}/offsets", str(batch))
 
 

@@ -378,7 +378,8 @@ class Job:
                 for topic, info in found.items()
                 for number in range(info.partitions)
             ]
-            beginnings, ends = await source.beginnings(places), await source.ends(places)
+            beginnings = await source.beginnings(places)
+            ends = await source.high_watermarks(places)
         for topic in wanted:
             self._missing[topic] = 0 if topic in found else self._missing[topic] + 1
         believed = frozenset(t for t, times in self._missing.items() if times >= _BELIEVED)

@@ -111,7 +111,7 @@ async def _held_in(connection: Connection, topic: str, partitions: int) -> Held 
     places = [TopicPartition(topic, number) for number in range(partitions)]
     said = [_Said() for _ in places]
     async with Source(connection) as source:
-        beginnings, ends = await source.beginnings(places), await source.ends(places)
+        beginnings, ends = await source.beginnings(places), await source.settled(places)
         for place, each in zip(places, said, strict=True):
             whole = {place: beginnings[place]}, {place: ends[place]}
             async for _, records in source.backlog(*whole):

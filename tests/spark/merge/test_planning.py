@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,7 +33,7 @@ def read(batch: int, **topics: Mapping[int, int]) -> Planned:
     return Planned(batch, {f"t.{name}": at for name, at in topics.items()})
 
 
-def topology(**fields: object) -> Topology:
+def topology(**fields: Any) -> Topology:
     return batches.topology_of("ab", **fields)
 
 

@@ -31,8 +31,8 @@ from tests.spark.merge.test_job import (
     running,
 )
 
-EARLY = [*(Insert(f'"e{n}"'.encode(), n, n + 1) for n in range(1, 6)), Stable(6)]
-LATE = [*(Insert(f'"e{n}"'.encode(), n, n + 1) for n in range(6, 12)), Stable(12)]
+EARLY: list[Element] = [*(Insert(f'"e{n}"'.encode(), n, n + 1) for n in range(1, 6)), Stable(6)]
+LATE: list[Element] = [*(Insert(f'"e{n}"'.encode(), n, n + 1) for n in range(6, 12)), Stable(12)]
 
 
 class Until:
@@ -102,7 +102,8 @@ def twice(merge: Merge, elements: Sequence[Element]) -> None:
 
 def looking_first(job: Job, then: Callable[[], Coroutine[Any, Any, None]]) -> Job:
     """Something happens when the job has looked at the topics, and goes by what it has seen."""
-    look, done = job._look, []
+    look = job._look
+    done: list[Any] = []
 
     async def looked() -> Any:
         seen = await look()
