@@ -94,14 +94,14 @@ class Publisher:
             await self._mumble(network, len(lives) - 1 if self.says_so else 0)
 
     async def _mumble(self, network: Network, incarnation: int) -> None:
-        """Brings nothing new, for ever."""
+        """Brings nothing new, for ever; little enough for whoever reads it in any weather."""
         chance, told = network.chance, self.stream[: self.stops_at]
         while self.turned_at is None:
             start = 0 if self.mumbles == "lives" else chance.randrange(len(told) + 1)
             incarnation += self.mumbles == "lives"
-            await self._publish(network, told[start : start + 8], incarnation)
+            await self._publish(network, told[start : start + 2], incarnation)
             self.seen["mumbled"] += 1
-            await asyncio.sleep(chance.uniform(0.1, 5))
+            await asyncio.sleep(chance.uniform(1, 8))
 
     def turn(self, broker: Broker, chance: Random) -> None:
         """Says what is not so, at once, and that this is all there is."""

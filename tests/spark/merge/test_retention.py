@@ -86,7 +86,7 @@ def test_n15_records_that_were_deleted_between_two_runs(
     assert log["why"].startswith(why)
     assert job.excluded["a"].startswith(f"topic {merge.topics['a']} {why}")
 
-    more = [Insert(b'"e12"', 12, 13), Stable(13)]
+    more: list[Element] = [Insert(b'"e12"', 12, 13), Stable(13)]
     for name in "ab":
         merge.publish(name, more)
     again = job_of(merge)
