@@ -56,7 +56,7 @@ __all__ = ("In3t", "Node", "beyond", "has")
 class Node:
     """The events of one key, as each input and the output have them."""
 
-    __slots__ = ("blamed", "ends", "half_frozen", "number", "out", "payload", "vs")
+    __slots__ = ("blamed", "ended", "ends", "half_frozen", "number", "out", "payload", "vs")
 
     def __init__(self, vs: int, payload: Hashable, number: int):
         self.vs = vs
@@ -64,6 +64,8 @@ class Node:
         self.number = number  # in order of arrival, which decides among nodes of one vs
         self.ends: dict[Input, list[int]] = {}
         self.out: list[int] = []
+        self.ended = 0
+        """How many events of the output were final already, and are not in `out` any more."""
         self.half_frozen = False
         self.blamed: set[Input] | None = None
         """Inputs already reported for contradicting the output's half-frozen events."""
@@ -133,6 +135,7 @@ class In3t(Index[Node]):
             final = bisect_left(out, t)
             self._doubles -= min(final, len(out) - 1)
             del out[:final]
+            node.ended += final
         if not out:
             return
         self.frozen[node.vs, node.payload] = node

@@ -46,14 +46,15 @@ Cost
     d)).
 """
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from lmerge_service.core.breaches import BreachKind
 from lmerge_service.core.case import Case
+from lmerge_service.core.confirmation import Agreement
 from lmerge_service.core.in3t import In3t, Node, beyond, has
 from lmerge_service.core.inputs import Input
 from lmerge_service.core.operator import Operator, foreign
@@ -63,6 +64,8 @@ from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
 from lmerge_service.tdb import Event
 
 __all__ = ("LMR4", "changes")
+
+_NONE: Final[list[int]] = []
 
 
 class LMR4(Operator):
@@ -104,6 +107,7 @@ class LMR4(Operator):
         index = self._index
         nodes, frozen, add, tell_first = index.nodes, index.frozen, index.add, index.tell_first
         own_stable, max_stable = source.stables[partition], self.max_stable
+        insert_late = source.agreement.insert
         new = told = late = 0
         for element in elements:
             if type(element) is Insert and own_stable <= (vs := element.vs) < element.ve:
@@ -112,9 +116,11 @@ class LMR4(Operator):
                     node = frozen.get((vs, payload))
                     if node is None:
                         late += 1
+                        insert_late(payload, vs, element.ve)
                         continue
                     if source not in node.ends:
                         tell_first(node, source, element.ve)
+                        self._compare_late(source, node, None, element.ve)
                         told += 1
                         continue
                 else:
@@ -149,10 +155,12 @@ class LMR4(Operator):
         if node is None:
             if vs < self.max_stable:
                 source.late += 1
+                source.agreement.insert(element.payload, vs, ve)
                 return
             node = self._index.add(vs, element.payload)
         if node.half_frozen:
             self._index.revise(node, source, None, ve)
+            self._compare_late(source, node, None, ve)
         else:
             ends = node.ends.get(source)
             if ends is None:
@@ -174,6 +182,7 @@ class LMR4(Operator):
         if node is None:
             if vs < self.max_stable:
                 source.late += 1
+                source.agreement.adjust(element.payload, vs, vold, ve, horizon=self.max_stable)
             else:
                 self._blame(source, BreachKind.UNKNOWN_EVENT, element)
             return
@@ -185,6 +194,7 @@ class LMR4(Operator):
         left = ve if ve > vs else None
         if node.half_frozen:
             self._index.revise(node, source, vold, left)
+            self._compare_late(source, node, vold, left)
         else:
             node.revise(source, vold, left)
         if not self._lazy:
@@ -245,17 +255,68 @@ class LMR4(Operator):
 
     def _freeze(self, voters: Sequence[Input], t: int, out: list[Element]) -> None:
         index = self._index
+        inputs = [(each, each.agreement) for each in self.inputs.values()]
         if t == INFINITY:  # every event becomes final, and the index empty (M4)
             for node in index:
                 self._follow(voters, node, t, out)
+                self._compare(node, t, inputs)
             index.clear()
             return
         leader = voters[0] if len(voters) == 1 else None
         for node in chain(index.due(voters, t), index.newly_half_frozen(t)):
             if leader is None or node.ends.get(leader) != node.out:  # as a rule they agree
                 self._follow(voters, node, t, out)
+            self._compare(node, t, inputs)
             index.file(node)
         index.sweep()
+
+    def _compare(self, node: Node, t: int, inputs: Sequence[tuple[Input, Agreement]]) -> None:
+        """Compares what stable(t) makes final of a key: how many events of it there are when it
+        gets half frozen, and which ends are below t. To be called before it is filed."""
+        out, ends, newly = node.out, node.ends, node.vs >= self.max_stable
+        events, all_stay = len(out), bool(out) and out[0] >= t
+        for source, agreement in inputs:
+            mine = ends.get(source, _NONE)
+            if mine != out and not (
+                newly and all_stay and len(mine) == events and mine[0] >= t  # they may agree yet
+            ):
+                self._compare_with(source, node, mine, t)
+            elif newly:
+                agreement.repeated += events
+
+    def _compare_with(self, source: Input, node: Node, mine: Sequence[int], t: int) -> None:
+        if node.blamed and source in node.blamed:
+            return
+        payload, vs, out, before = node.payload, node.vs, node.out, self.max_stable
+        agreement, lacks = source.agreement, 0
+        live = mine[bisect_left(mine, before) :] if vs < before else mine
+        more = node.ended + len(out) - len(mine)
+        if vs >= before:
+            agreement.owe_starts(payload, vs, out[-1] if more > 0 else (mine or out)[-1], more)
+            agreement.repeated += min(len(out), len(mine))
+        elif vs < source.stable:
+            lacks = max(more, 0)  # which it left out
+        ended = out if t == INFINITY else out[: bisect_left(out, t)]
+        goes = len(ended) == len(out)  # with the key, whatever the input has of it
+        theirs = live if goes else live[: bisect_left(live, t)]
+        for end in beyond(ended, theirs)[lacks:]:
+            agreement.owe_end(payload, vs, end, 1, until=end)
+        for end in beyond(theirs, ended):
+            agreement.owe_end(payload, vs, end, -1, until=min(end, t))
+
+    def _compare_late(self, source: Input, node: Node, vold: int | None, ve: int | None) -> None:
+        """Notes that an input has one event less of a half-frozen key, or one more."""
+        payload, vs, t = node.payload, node.vs, self.max_stable
+        agreement = source.agreement
+        if vold is None:
+            assert ve is not None
+            agreement.owe_starts(payload, vs, ve, -1)
+        elif vold < t:
+            agreement.owe_end(payload, vs, vold, 1, until=t)
+        if ve is None:
+            agreement.take_back(payload, vs)
+        elif ve < t:
+            agreement.owe_end(payload, vs, ve, -1, until=t)
 
     def _follow(self, voters: Sequence[Input], node: Node, t: int, out: list[Element]) -> None:
         """Makes the output's events of a key agree with the leader's as far as stable(t) forces
@@ -304,6 +365,8 @@ class LMR4(Operator):
     def _blame_once(self, source: Input, kind: BreachKind, node: Node, t: int) -> None:
         excused = node.vs < source.gap_until and kind is BreachKind.HALF_FROZEN_MISSING
         if self._index.blame(node, source) and not excused:
+            if kind is BreachKind.HALF_FROZEN_MISSING:
+                source.agreement.leave_out(node.vs + 1)
             kept = self._kept(source, node)
             self._blame(source, kind, Stable(t), kept, self._versions(node))
 
@@ -373,10 +436,14 @@ class LMR4(Operator):
 
     def _load_stable(self, vc: int) -> None:
         index = self._index
+        inputs = [(each, each.agreement) for each in self.inputs.values()]
         if vc == INFINITY:
+            for node in index:
+                self._compare(node, vc, inputs)
             index.clear()
             return
         for node in chain(index.due((), vc), index.newly_half_frozen(vc)):
+            self._compare(node, vc, inputs)
             index.file(node)
         index.sweep()
 
@@ -386,9 +453,10 @@ class LMR4(Operator):
         list[list[int]],
         list[list[list[int] | None]],
         list[tuple[int, list[int]]],
+        list[tuple[int, int]],
     ]
     """Of all nodes: vs; payload; the output's ends; for each input its ends. Of some, by place: who
-    is blamed."""
+    is blamed; how many events of the output have ended."""
 
     def _size(self) -> int:
         return self._index.count()
@@ -403,6 +471,7 @@ class LMR4(Operator):
             [node.out for node in items],
             [[node.ends.get(source) for node in items] for source in numbers],
             [(at, some(node.blamed, numbers)) for at, node in enumerate(items) if node.blamed],
+            [(at, node.ended) for at, node in enumerate(items) if node.ended],
         )
 
     def load_head(self, head: Head) -> None:
@@ -411,7 +480,7 @@ class LMR4(Operator):
 
     def load_body(self, body: Any) -> None:
         index, sources = self._index, list(self.inputs.values())
-        all_vs, payloads, outs, ends, blamed = body
+        all_vs, payloads, outs, ends, blamed, ended = body
         nodes = []
         for vs, payload, said in zip(all_vs, payloads, outs, strict=True):
             made = index.make if vs < self.max_stable else index.add
@@ -425,6 +494,8 @@ class LMR4(Operator):
                     node.ends[source] = told
         for place, numbers in blamed:
             nodes[place].blamed = {sources[number] for number in numbers}
+        for place, count in ended:
+            nodes[place].ended = count
         for node in nodes:
             if node.vs < self.max_stable:
                 index.file(node)
