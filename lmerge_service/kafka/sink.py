@@ -111,6 +111,7 @@ class Sink:
             max_batch_size=BATCH_BYTES,
             max_request_size=max(max_record_bytes, 1 << 20) * 2,
             retry_backoff_ms=5,
+            request_timeout_ms=clients.REQUEST_MS,
             transaction_timeout_ms=60_000,
         )
 

@@ -84,6 +84,7 @@ class Source:
             max_partition_fetch_bytes=max(1 << 20, max_record_bytes),
             fetch_max_wait_ms=fetch_wait_ms,
             retry_backoff_ms=50,
+            request_timeout_ms=clients.REQUEST_MS,
         )
         self.lost: dict[TopicPartition, str] = {}
         """Partitions that cannot be read on, and why."""
