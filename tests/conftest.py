@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 from lmerge_service.kafka.broker import SETTINGS, LocalBroker
@@ -67,6 +68,14 @@ def bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             return
     with LocalBroker(tmp_path_factory.mktemp("kafka"), settings=MAKES_TOPICS) as broker:
         yield broker.bootstrap
+
+
+@pytest.fixture(autouse=True)
+def _own_log() -> Iterator[None]:
+    """Commands that are called in this process set up its log; the next test's is its own."""
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)
 
 
 @pytest.fixture

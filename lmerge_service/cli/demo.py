@@ -1,7 +1,6 @@
 """`lmerge demo`: the whole thing, shown and proved."""
 
 import shutil
-import sys
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from lmerge_service.cli.options import Json, address
+from lmerge_service.cli.options import Json, address, warnings_only
 from lmerge_service.errors import ConfigurationError, single_error
 from lmerge_service.present.flights import MONTHS
 from lmerge_service.signals import orderly_end
@@ -70,13 +69,9 @@ def demo(
     import asyncio
     import logging
 
-    import structlog
     from rich.console import Console
 
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
+    warnings_only(logging.ERROR)
     console = Console(stderr=json)
     folder = keep or Path(tempfile.mkdtemp(prefix="lmerge-demo-"))
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,10 @@
 """Options that several commands share."""
 
+import logging
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -27,6 +28,7 @@ __all__ = (
     "check_topic",
     "connection",
     "controlled_by",
+    "to_stderr",
     "warnings_only",
 )
 
@@ -126,17 +128,22 @@ def connection(bootstrap: str | None, kafka_config: Path | None) -> "Connection"
     return connection_of(load_kafka(kafka_config, bootstrap=bootstrap))
 
 
-def warnings_only() -> None:
+def warnings_only(least: int = logging.WARNING) -> None:
     """Of what we log, warnings reach the user, on standard error; what libraries log does not
-    (`cli.main`). Of every command that uses Kafka or Spark, but those that say more (`run`)."""
-    import logging
-
+    (`cli.main`). Of every command that uses Kafka or Spark, but those that say more (`run`) or
+    less (`demo`)."""
     import structlog
 
     structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        wrapper_class=structlog.make_filtering_bound_logger(least), logger_factory=to_stderr
     )
+
+
+def to_stderr(*_: object) -> Any:
+    """Where our log goes: standard error as it is when a line is logged, not as it was once."""
+    import structlog
+
+    return structlog.PrintLogger(sys.stderr)
 
 
 def at_port(loaded: "Topology", port: int | None) -> "Topology":

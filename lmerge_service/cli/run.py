@@ -6,7 +6,13 @@ from typing import Annotated
 
 import typer
 
-from lmerge_service.cli.options import HttpPort, TopologyBootstrap, at_port, controlled_by
+from lmerge_service.cli.options import (
+    HttpPort,
+    TopologyBootstrap,
+    at_port,
+    controlled_by,
+    to_stderr,
+)
 
 __all__ = ("run",)
 
@@ -65,5 +71,5 @@ def _log(*, as_json: bool) -> None:
             structlog.processors.format_exc_info,
             renderer,
         ],
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=to_stderr,
     )

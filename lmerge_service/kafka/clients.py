@@ -62,9 +62,9 @@ NODE_SECONDS: Final = 5.0
 """How long one broker may take to answer what any other could answer as well."""
 
 REQUEST_MS: Final = 10_000
-"""How long a broker may take to answer a fetch or a write that only it can answer. aiokafka waits 40
-seconds; for so long a partition would stand still whose leader is frozen, though another has been
-elected."""
+"""How long a broker may take to answer a fetch or a write that only it can answer. aiokafka waits
+40 seconds; for so long a partition would stand still whose leader is frozen, though another has
+been elected."""
 
 _STAGGER_SECONDS: Final = 0.3
 """The next address is tried beside those before it when they take longer."""
