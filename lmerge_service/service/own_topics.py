@@ -124,6 +124,7 @@ class TopicWatch:
         """How often this worker has created a side topic again, by topic."""
         self._cluster = cluster
         self._outlets = outlets
+        self._control = output.control_topic
         self._side = _side_topics(topology)
         self._remedies = {
             output.topic: "what it held is gone: stop all workers, and use a new output topic",
@@ -182,7 +183,7 @@ class TopicWatch:
             await self._create(topics, name)
             return
         self._note(name, "was deleted")
-        if self._missing[name] >= _BELIEVED:
+        if self._missing[name] >= _BELIEVED and name != self._control:  # what was decided holds
             raise StateError(f"topic {name} was deleted: {self._remedies[name]}")
 
     async def _create(self, topics: Topics, name: str) -> None:

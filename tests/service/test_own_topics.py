@@ -114,7 +114,6 @@ def test_n5_a_side_topic_that_is_deleted_is_created_again_and_one_record_counts_
     [
         ("", "use a new output topic"),
         (".state", "stop all workers and start them"),
-        (".control", "to go on by the topology file alone"),
     ],
 )
 def test_n5_what_the_merge_rests_on_is_reported_by_name_and_ends_it(
@@ -131,6 +130,26 @@ def test_n5_what_the_merge_rests_on_is_reported_by_name_and_ends_it(
         assert worker.process.wait(20) == 4
     assert f"error: topic {topic} was deleted: " in worker.text(2)
     assert remedy in worker.text(2)
+
+
+def test_n5_without_a_control_log_what_was_decided_holds_and_its_loss_is_reported(
+    merge: Merge,
+) -> None:
+    topic = f"{merge.output}.control"
+    with merge.worker() as worker:
+        started(merge, worker)
+        delete(merge, topic)
+        status = worker.wait(lambda status: topic in status["unwritable"], "the report", 10)
+        assert f"topic {topic} of the merge was deleted" in status["reasons"]
+        for number in range(2, 10):  # longer than the others' loss is borne
+            merge.publish("a", [ins(number), Stable(number)])
+            worker.wait(
+                lambda status, n=number: status["output"]["stable_point"] == n,  # type: ignore[misc]
+                "the output to go on",
+            )
+            time.sleep(1)
+        assert worker.get("/readyz").status_code == 200  # type: ignore[union-attr]
+        assert worker.terminate() == 0
 
 
 def test_n5_an_output_that_something_else_created_again_is_not_written_on(merge: Merge) -> None:

@@ -144,7 +144,7 @@ def test_n5_the_same_of_hundreds_of_schedules() -> None:
     assert_true(range(100, 500))
 
 
-@pytest.mark.parametrize("topic", [OUTPUT.topic, OUTPUT.state_topic, OUTPUT.control_topic], ids=str)
+@pytest.mark.parametrize("topic", [OUTPUT.topic, OUTPUT.state_topic], ids=str)
 def test_n5_a_topic_that_the_merge_rests_on_ends_it_by_name(topic: str) -> None:
     async def main() -> None:
         broker = Broker(asyncio.get_running_loop().time)
