@@ -23,10 +23,17 @@ Theory
     until the input starts over.
 
 Which of both
-    Sums show that an interval differs, and by how many events on either side, not how. If the
-    input has at least as many late events as it owed, they are not some of those it owed: it
-    contradicts. If it has fewer, it is known as long as all it owed are remembered, at most
-    `_SAMPLES` an interval and in `_SAMPLED` intervals. Beyond that it counts as left out.
+    Sums show that an interval differs, and by how many events on either side, not how. Whoever is
+    honest must never be blamed, so what can be explained by leaving out counts as left out.
+    Where (vs, payload) is a key, a late event that comes again is known by `held`. So if the input
+    has at least as many late events as it owed, they are not some of those it owed: it
+    contradicts. If it has fewer, that is known as long as all it owed are remembered, at most
+    `_SAMPLES` an interval and in `_SAMPLED` intervals. Where all starts agree, ends that do not
+    contradict. What may be a repeat of an event that was there in time (`common`) makes the
+    interval doubtful, in which nothing contradicts.
+    Where it is no key, an input may repeat one event and leave out another one, whose numbers and
+    ends then say nothing. There only an event that was never owed contradicts, and only if it
+    starts after all that input and output are known to have in common: else it may repeat that.
 
 Invariants
     V1  The sums of an interval are those of the output's events that the input did not hold when
@@ -37,36 +44,70 @@ Invariants
 Cost
     Nothing for an input whose version the index holds when an event is let go. Otherwise O(1) an
     event, and O(lg intervals) for another interval; memory O(intervals), and the hash and end of
-    each late event that starts after the input's own stable, by which repeats are known.
+    at most `_HELD` late events in each, by which repeats are known.
 
-The hashes are Python's own, which every process salts in its own way. So a snapshot carries the
-sums with a mark of the salt: under another one, a restored operator compares from its output's
-stable point on.
+The hashes are the same in every process, so that snapshots carry the sums.
 """
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Hashable
 from dataclasses import dataclass
+from hashlib import blake2b
 from operator import attrgetter
 from typing import Any, Final
 
 from lmerge_service.elements import INFINITY, START, Insert
 from lmerge_service.tdb import Event
 
-__all__ = ("SALT", "Agreement", "Compared", "Difference", "Disagreement", "Intervals")
+__all__ = ("Agreement", "Compared", "Difference", "Disagreement", "Intervals", "digest")
 
 _MASK: Final = 2**64 - 1
+_ODD: Final = 0x9E3779B97F4A7C15
 _INTERVALS: Final = 128
 _SAMPLES: Final = 8
 _SAMPLED: Final = 32
 _DOUBTED: Final = 10
 _TRUSTED: Final = 100
 _WAITING: Final = 1_000
+_HELD: Final = 10_000
 
 _vs_of = attrgetter("vs")
 
-SALT: Final = hash("lmerge") & _MASK
-"""Another one where hashes are others."""
+
+def digest(vs: int, payload: Hashable) -> int:
+    """A hash that is the same in every process, and for payloads that are equal.
+
+    >>> digest(5, b"A") == digest(5, b"A"), digest(5, 1) == digest(5, 1.0)
+    (True, True)
+    >>> len({digest(5, "A"), digest(5, b"A"), digest(6, "A"), digest(5, ("A",))})
+    4
+    """
+    said = b"b" + payload if type(payload) is bytes else _spelt(payload)
+    found = blake2b(vs.to_bytes(8, "little", signed=True) + said, digest_size=8)
+    return int.from_bytes(found.digest(), "little")
+
+
+def _spelt(payload: Hashable) -> bytes:
+    if isinstance(payload, tuple):
+        parts = [_spelt(part) for part in payload]
+        return b"t" + b"".join(len(part).to_bytes(8, "little") + part for part in parts)
+    if isinstance(payload, bytes):
+        return b"b" + payload
+    if isinstance(payload, str):
+        return b"s" + payload.encode(errors="surrogatepass")
+    if isinstance(payload, float) and not payload.is_integer():
+        return b"f" + repr(payload).encode()
+    if isinstance(payload, (int, float)):
+        return b"i" + hex(int(payload)).encode()
+    if payload is None:
+        return b"n"
+    return b"h" + hex(hash(payload)).encode()  # of a kind that no snapshot holds
+
+
+def _at(key: int, end: int) -> int:
+    """A hash of an event's digest and its end."""
+    mixed = ((key ^ (end * _ODD)) & _MASK) * 0xD6E8FEB86659FD93 & _MASK
+    return (mixed ^ (mixed >> 32)) * _ODD & _MASK
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +138,7 @@ class Difference:
 
     __slots__ = (
         "complete",
+        "doubtful",
         "emitted",
         "ends",
         "extra",
@@ -120,7 +162,9 @@ class Difference:
         self.until = START
         """Up to where the input may still move an end to where the output has it."""
         self.complete = room > 0
-        """All that was owed has been in `owed`."""
+        """All that was owed has been in `owed`, and nothing makes it doubtful what `extra` has."""
+        self.doubtful = False
+        """What is not owed may be repeated, so that nothing here contradicts."""
         self.held: dict[int, int] = {}
         """Where (vs, payload) is a key: the ends of the input's late events."""
         self.owed: dict[int, Event] = {}
@@ -144,20 +188,26 @@ class Difference:
         self.starts += key
         self.emitted += 1
         self.first_start = min(self.first_start, event.vs)
-        if len(self.owed) < self.room and key not in self.owed:
+        if len(self.owed) < self.room:
             self.owed[key] = event
-        else:
+        elif key not in self.owed:
             self.complete = False
 
-    def receive(self, key: int, event: Event) -> None:
-        """The input has one that it owed, or one that the output does not have."""
+    def receive(self, key: int, event: Event, *, may_be_repeated: bool) -> bool:
+        """The input has one that it owed, or one that the output does not have; whether it is
+        known to be one that it owed."""
         self.starts -= key
         self.received += 1
         if event.vs < self.first_start:
             self.first_start = event.vs
-        if self.owed.pop(key, None) is None and self.complete:
+        if self.owed.pop(key, None) is not None:
+            return True
+        if may_be_repeated:
+            self.doubtful = True
+        elif self.complete:
             self.complete = len(self.extra) < self.room and key not in self.extra
             self.extra.setdefault(key, event)
+        return False
 
     def take_back(self, key: int, vs: int) -> None:
         """The input does not have that any more."""
@@ -169,7 +219,7 @@ class Difference:
 
     def move(self, key: int, vold: int, ve: int) -> None:
         """The input has an end at ve, where it, or the output, has one at vold."""
-        self.ends += hash((key, vold)) - hash((key, ve))
+        self.ends += _at(key, vold) - _at(key, ve)
         self.first_end = min(self.first_end, vold, ve)
         if self.other_ends and key in self.other_ends and self.other_ends[key].ve == ve:
             del self.other_ends[key]
@@ -179,11 +229,11 @@ class Difference:
         if len(self.other_ends) < self.room:
             self.other_ends[key] = event
 
-    def contradicts(self) -> bool:
-        """Whether the starts differ by more than what the input may have left out."""
-        if self.received >= self.emitted:
-            return True
-        return self.complete and bool(self.extra)
+    def contradicts(self, *, keyed: bool) -> bool:
+        """Whether the two differ by more than what the input may have left out or repeated."""
+        if keyed and (self.starts_agree or self.received >= self.emitted):
+            return not self.doubtful
+        return self.complete and bool(self.extra) and not (keyed and self.doubtful)
 
     def add(self, other: "Difference") -> None:
         """Takes in the difference in the next interval."""
@@ -195,6 +245,7 @@ class Difference:
         self.first_end = min(self.first_end, other.first_end)
         self.until = max(self.until, other.until)
         self.complete &= other.complete
+        self.doubtful |= other.doubtful
         self.held |= other.held
         self.owed |= other.owed
         self.other_ends |= other.other_ends
@@ -272,16 +323,14 @@ class Agreement:
         "_intervals",
         "_keyed",
         "_starts",
+        "common",
         "confirmed",
         "confirmed_from",
         "contradicted",
         "differences",
-        "differences",
         "got",
-        "kept",
         "left_out",
         "left_out_lately",
-        "most_kept",
         "owed",
         "repeated",
         "since",
@@ -307,10 +356,9 @@ class Agreement:
         """Events of the output that it passed by its stable without having them."""
         self.left_out_lately = 0
         """The same since it last had repeated so many in a row as to be trusted."""
-        self.kept: dict[int, int] = {}
-        """Where (vs, payload) is a key: ends of events that the output has let go of and the input
-        has alike, and may still repeat or revise."""
-        self.most_kept = _SAMPLES
+        self.common = START
+        """Events that start before this may be the input's already, without being known here: one
+        that is not owed may be repeated."""
         self.owed: list[Insert[Any]] = []
         """Of inputs in order of vs: what went out and is not compared yet."""
         self.got: list[Insert[Any]] = []
@@ -325,10 +373,11 @@ class Agreement:
     def first_interval(self) -> int:
         return self._starts[0] if self._starts else INFINITY
 
-    def restart(self) -> None:
-        """Nothing of what the output has let go of so far is compared any more."""
-        self.differences, self._starts, self.kept = {}, [], {}
-        self.since = max(self.since, self._intervals.reached)
+    def restart(self, since: int = START) -> None:
+        """Nothing of what the output has let go of so far is compared any more, nor what starts
+        before `since`."""
+        self.differences, self._starts = {}, []
+        self.since = max(self.since, since, self._intervals.reached)
         self.confirmed_from = max(self.confirmed_from, self.since)
         self.repeated = 0
 
@@ -341,22 +390,22 @@ class Agreement:
         end, which it may still revise up to `until`. Complexity: O(lg intervals)."""
         if vs < self.since:
             return
-        key, difference = hash((vs, payload)), self._of(vs)
+        key, difference = digest(vs, payload), self._of(vs)
         difference.until = max(difference.until, until)
         if held is None:
-            difference.ends += hash((key, ve))
+            difference.ends += _at(key, ve)
             difference.first_end = min(difference.first_end, ve)
             difference.owe(key, Event(payload, vs, ve))
             return
         difference.move(key, ve, held)
-        if self._keyed:
-            difference.held[key] = held
+        self._hold(difference, key, held)
         difference.differ(key, Event(payload, vs, ve))
 
-    def keep(self, payload: Hashable, vs: int, ve: int) -> None:
-        """The output has let go of an event that the input holds alike, with an end that it has not
-        passed by its stable: it may repeat its insert, or revise it."""
-        self.kept[hash((vs, payload))] = ve
+    def hold_until(self, t: int) -> None:
+        """The output has let go of events that start before t, the input holds them alike, and has
+        not passed their ends by its stable: it may repeat or revise them."""
+        if t > self.common:
+            self.common = t
 
     def insert(self, payload: Hashable, vs: int, ve: int) -> None:
         """The input has an event that the output does not hold, or not any more.
@@ -364,80 +413,86 @@ class Agreement:
         Complexity: O(lg intervals)."""
         if vs < self.since:
             return
-        key = hash((vs, payload))
-        if self.kept and key in self.kept:  # a repeated insert: the latest end counts
-            if self.kept[key] != ve:
-                self._revise_kept(key, self._of(vs), ve)
-            return
-        difference = self._of(vs)
+        key, difference = digest(vs, payload), self._of(vs)
         if self._keyed:
             before = difference.held.get(key)
-            difference.held[key] = ve
-            if before is not None:  # likewise
+            self._hold(difference, key, ve)
+            if before is not None:  # a repeated insert: the latest end counts
                 difference.move(key, before, ve)
                 return
-        difference.ends -= hash((key, ve))
+        difference.ends -= _at(key, ve)
         if ve < difference.first_end:
             difference.first_end = ve
-        difference.receive(key, Event(payload, vs, ve))
+        self._receive(difference, key, Event(payload, vs, ve))
 
-    def adjust(
-        self, payload: Hashable, vs: int, vold: int, ve: int, *, horizon: int, own: int = START
-    ) -> None:
+    def adjust(self, payload: Hashable, vs: int, vold: int, ve: int, *, horizon: int) -> None:
         """The input revises an event that the output does not hold, or not any more. What the
-        output made final of it lies below the horizon. What the input does not have, of before its
-        `own` stable, it only repeats: its own word had made that final."""
+        output made final of it lies below the horizon."""
         if vs < self.since:
             return
-        key, difference = hash((vs, payload)), self._of(vs)
-        if key in self.kept:
-            difference.held[key] = self.kept.pop(key)
-        elif self._keyed and vs < own and key not in difference.held:
-            return
+        if vs < self.confirmed_from and self._intervals.of(vs) not in self.differences:
+            return  # of an interval in which it left something out, and which is not compared more
+        key, difference = digest(vs, payload), self._of(vs)
+        if key not in difference.held:  # it was there in time, so that this may be repeated
+            difference.doubtful = True
         vold = difference.held.get(key, vold)
         difference.until = max(difference.until, horizon)
         if ve > vs:
-            if self._keyed:
-                difference.held[key] = ve
+            self._hold(difference, key, ve)
             difference.move(key, vold, ve)
             return
         difference.held.pop(key, None)
-        difference.ends += hash((key, vold))
-        difference.take_back(key, vs)
+        difference.ends += _at(key, vold)
+        self._take_back(difference, key, vs)
 
     def owe_starts(self, payload: Hashable, vs: int, ve: int, events: int) -> None:
         """The output has so many events of a key more than the input (or fewer), whatever their
         ends; one of them is ve."""
         if vs < self.since:
             return
-        key, difference = hash((vs, payload)), self._of(vs)
+        key, difference = digest(vs, payload), self._of(vs)
         for _ in range(events):
             difference.owe(key, Event(payload, vs, ve))
         for _ in range(-events):
-            difference.receive(key, Event(payload, vs, ve))
+            if difference.receive(key, Event(payload, vs, ve), may_be_repeated=True):
+                self.hold_until(vs + 1)
+            else:
+                difference.complete = False
 
     def take_back(self, payload: Hashable, vs: int) -> None:
         """The input removes an event that `owe_starts` has compared."""
         if vs >= self.since:
-            self._of(vs).take_back(hash((vs, payload)), vs)
+            self._take_back(self._of(vs), digest(vs, payload), vs)
 
     def owe_end(self, payload: Hashable, vs: int, ve: int, events: int, *, until: int) -> None:
         """Of the events of a key the output has ended so many more at ve than the input (or
         fewer); the input may still revise that up to `until`."""
         if vs < self.since:
             return
-        key, difference = hash((vs, payload)), self._of(vs)
-        difference.ends += events * hash((key, ve))
+        key, difference = digest(vs, payload), self._of(vs)
+        difference.ends += events * _at(key, ve)
         difference.until = max(difference.until, until)
         difference.first_end = min(difference.first_end, ve)
         if events > 0:
             difference.differ(key, Event(payload, vs, ve))
 
-    def _revise_kept(self, key: int, difference: Difference, ve: int) -> None:
-        before = self.kept.pop(key)
-        difference.held[key] = ve
-        difference.until = max(difference.until, before)
-        difference.move(key, before, ve)
+    def _receive(self, difference: Difference, key: int, event: Event) -> None:
+        may_be_repeated = event.vs < self.common
+        if difference.receive(key, event, may_be_repeated=may_be_repeated) and not self._keyed:
+            self.hold_until(event.vs + 1)
+
+    def _take_back(self, difference: Difference, key: int, vs: int) -> None:
+        difference.take_back(key, vs)
+        if not self._keyed:
+            difference.complete = False  # it may have repeated the insert, and not this
+
+    def _hold(self, difference: Difference, key: int, ve: int) -> None:
+        """Remembers a late event by which a repeated one is known, up to a bound."""
+        if self._keyed:
+            difference.held[key] = ve
+            if len(difference.held) > _HELD:
+                difference.held.clear()
+                difference.doubtful = True
 
     def _of(self, vs: int) -> Difference:
         start = self._intervals.of(vs)
@@ -457,6 +512,8 @@ class Agreement:
         alike = min(len(owed), len(got))
         if owed[:alike] != got[:alike]:  # as a rule they are
             alike = self._align()
+        if alike:
+            self.hold_until(owed[alike - 1].vs + 1)
         del owed[:alike], got[:alike]
         self.has(alike)
         for each in got:
@@ -477,6 +534,7 @@ class Agreement:
             one, other = owed[at], got[place]
             if one == other:
                 alike.append(one)
+                self.hold_until(one.vs + 1)
                 at, place = at + 1, place + 1
             elif other.vs < one.vs:  # of what went into the sums before
                 self.insert(other.payload, other.vs, other.ve)
@@ -502,44 +560,41 @@ class Agreement:
         self.left_out_lately += events
         self.repeated = 0
 
-    def judge(self, t: int) -> list[Disagreement]:
-        """The input's stable and the output's have passed t: settles what that settles.
+    def judge(self, t: int, limit: int = INFINITY) -> list[Disagreement]:
+        """The input's stable and the output's have passed t: settles what that settles. Of what
+        the output has not let go of, both agree up to `limit`.
 
         Complexity: O(intervals that are passed and not settled)."""
         found: list[Disagreement] = []
-        if len(self.kept) > self.most_kept or (self.kept and t == INFINITY):
-            self.kept = {key: end for key, end in self.kept.items() if end >= t}
-            self.most_kept = 2 * len(self.kept) + _SAMPLES
-        limit = min(t, self.owed[0].vs) if self.owed else t
+        limit = min(t, limit, self.owed[0].vs) if self.owed else min(t, limit)
         for start in self._starts[: bisect_right(self._starts, t)] if self._starts else ():
             difference, end = self.differences[start], self._intervals.end_of(start)
             passed = end is not None and end <= t
             if difference.starts_agree and difference.ends_agree:
                 self._settle(difference)
                 if passed:
-                    self.kept |= {key: end for key, end in difference.held.items() if end >= t}
+                    if difference.held:
+                        self.hold_until(end)  # type: ignore[arg-type]
                     self._drop(start)
-            elif not difference.starts_agree:
-                if end is None or end > t:
-                    limit = min(limit, difference.first_start, difference.first_end)
-                    continue
-                self._drop(start)
-                if difference.contradicts():
-                    found.append(_disagreement(difference, start, end))
-                else:
-                    self.leave_out(end, difference.emitted - difference.received)
-            elif not passed or (t <= difference.until and t < INFINITY):
+            elif not passed or (difference.starts_agree and t <= difference.until and t < INFINITY):
                 limit = min(limit, difference.first_end)
+                if not difference.starts_agree:
+                    limit = min(limit, difference.first_start)
             else:
                 assert end is not None
                 self._drop(start)
-                found.append(_disagreement(difference, start, end))
+                if difference.contradicts(keyed=self._keyed):
+                    found.append(_disagreement(difference, start, end))
+                else:
+                    self.leave_out(end, max(difference.emitted - difference.received, 1))
         self.contradicted |= bool(found)
         if not self.contradicted and self.repeated and limit > self.confirmed_from:
             self.confirmed = max(self.confirmed, limit)
         return found
 
     def _settle(self, difference: Difference) -> None:
+        if not self._keyed and difference.received:
+            self.common = max(self.common, self._intervals.reached)
         self.has(max(difference.received, 0))
         difference.emitted = difference.received = 0
         difference.forget_times()

@@ -305,6 +305,12 @@ class In2t(Index[Node]):
         self.touched += len(found)
         return found
 
+    def first_early_end(self, source: Input, t: int) -> int | None:
+        """The earliest end before t that `source` gives a half-frozen node whose end on the output
+        is later."""
+        ends = self._by_end.get(source)
+        return None if ends is None else ends.first_before(t, partial(_is_end_of, source))
+
     def _sweep(self) -> None:
         """Lets go of stale entries where there are many (X5)."""
         most = len(self.frozen)

@@ -45,7 +45,7 @@ from lmerge_service.core.inputs import Input
 from lmerge_service.core.operator import Operator, foreign
 from lmerge_service.core.policy import Policy
 from lmerge_service.core.snapshots import Head, hashable, portable, some
-from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
+from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
 from lmerge_service.tdb import Event
 
 __all__ = ("LMR3",)
@@ -166,9 +166,8 @@ class LMR3(Operator):
             if vs < self.max_stable:
                 source.late += 1
                 source.agreement.adjust(
-                    element.payload, vs, element.vold, ve,
-                    horizon=self.max_stable, own=self._own_stable,
-                )  # fmt: skip
+                    element.payload, vs, element.vold, ve, horizon=self.max_stable
+                )
                 return
             if vs < self._own_stable:
                 self._blame(source, BreachKind.BROKE_OWN_STABLE, element)
@@ -261,48 +260,52 @@ class LMR3(Operator):
         self._count_repeats(newly)
         self._compare(gone)
 
-    def _count_repeats(self, nodes: Iterable[Node]) -> None:
+    def _count_repeats(self, nodes: Sequence[Node]) -> None:
         """Counts who has what the output has now half frozen, or made final."""
-        attached, everybody = len(self.inputs), 0
-        counts: Counter[Input] = Counter()
-        for node in nodes:
+        attached = len(self.inputs)
+        some = [node for node in nodes if len(node.ends) != attached or node.out is None]
+        counts = dict.fromkeys(self.inputs.values(), len(nodes) - len(some))
+        for node in some:
             if node.out is not None:
-                if len(node.ends) == attached:  # as a rule
-                    everybody += 1
-                else:
-                    counts.update(node.ends.keys())
-        for source in self.inputs.values():
-            if repeated := everybody + counts[source]:
+                for source in node.ends:
+                    counts[source] += 1
+        for source, repeated in counts.items():
+            if repeated:
                 source.agreement.has(repeated)
 
     def _compare(self, gone: Iterable[Node]) -> None:
         """Compares the ends that inputs give with the output's, of events that are let go."""
-        attached = len(self.inputs)
-        slowest = min((source.stable for source in self.inputs.values()), default=INFINITY)
+        attached, latest = len(self.inputs), START
         for node in gone:
-            out, ends, vs = node.out, node.ends, node.vs
-            if len(ends) == attached and (out is None or out < slowest):
+            out, ends = node.out, node.ends
+            if len(ends) == attached:
                 for end in ends.values():
                     if end != out:
                         break
                 else:  # as a rule
+                    if out is not None and out > latest:
+                        latest = out
                     continue
-            for source, end in ends.items():
-                if end != out:
-                    self._differ(source, node)
-                elif end >= source.stable:
-                    source.agreement.keep(node.payload, vs, end)
-            if len(ends) < attached and out is not None:
-                for source in self.inputs.values():
-                    if source not in ends:
-                        self._differ(source, node)
+            self._compare_each(node)
+        if latest > START:
+            for source in self.inputs.values():
+                if source.stable <= latest:
+                    source.agreement.hold_until(latest)
+
+    def _compare_each(self, node: Node) -> None:
+        out, ends = node.out, node.ends
+        for source in self.inputs.values():
+            end = ends.get(source)
+            if end != out:
+                self._differ(source, node)
+            elif end is not None and end >= source.stable:
+                source.agreement.hold_until(node.vs + 1)
 
     def _differ(self, source: Input, node: Node) -> None:
         """Notes that an event that is let go is another one for an input, or none."""
         held, vs = node.ends.get(source), node.vs
         if node.out is None:
-            assert held is not None
-            if node.claims and source in node.claims:
+            if held is None or (node.claims and source in node.claims):
                 return
             source.agreement.insert(node.payload, vs, held)
         elif node.blamed and source in node.blamed:
@@ -310,11 +313,13 @@ class LMR3(Operator):
         elif held is not None or not vs < min(source.stable, self.max_stable):
             source.agreement.owe(node.payload, vs, node.out, held, until=node.out)
 
-    def _pass(self, source: Input, t: int) -> None:
+    def _pass(self, source: Input, t: int) -> int:
         since = source.agreement.since
         passed = [node.vs for node in self._index.passed(source, t) if node.vs >= since]
         if passed:
             source.agreement.leave_out(max(passed) + 1, len(passed))
+        early = self._index.first_early_end(source, t)
+        return t if early is None else early
 
     def _finish(self, voters: Sequence[Input], out: list[Element]) -> None:
         """stable(INFINITY): every event becomes final, and the index empty (L4)."""
@@ -329,7 +334,7 @@ class LMR3(Operator):
     def _compare_all(self) -> None:
         """The same at the end of the stream."""
         nodes = list(self._index)
-        self._count_repeats(node for node in nodes if not node.half_frozen)
+        self._count_repeats([node for node in nodes if not node.half_frozen])
         self._compare(nodes)
 
     def _follow(self, voters: Sequence[Input], node: Node, t: int, out: list[Element]) -> None:

@@ -55,7 +55,7 @@ from typing import Any, ClassVar, Final
 from lmerge_service.core.breaches import BreachKind
 from lmerge_service.core.case import Case
 from lmerge_service.core.confirmation import Agreement
-from lmerge_service.core.in3t import In3t, Node, beyond, has
+from lmerge_service.core.in3t import Coming, In3t, Node, beyond, has
 from lmerge_service.core.inputs import Input
 from lmerge_service.core.operator import Operator, foreign
 from lmerge_service.core.policy import Policy
@@ -86,9 +86,11 @@ class LMR4(Operator):
     def __init__(self, policy: Policy = Policy()) -> None:
         super().__init__(policy)
         self._index = In3t()
+        self._coming: dict[Input, Coming] = {}
 
     def _enter(self, source: Input) -> None:
         self._index.attach(source)
+        self._coming[source] = Coming()
 
     def __len__(self) -> int:
         return len(self._index)
@@ -256,44 +258,71 @@ class LMR4(Operator):
     def _freeze(self, voters: Sequence[Input], t: int, out: list[Element]) -> None:
         index = self._index
         inputs = [(each, each.agreement) for each in self.inputs.values()]
+        alike = 0
         if t == INFINITY:  # every event becomes final, and the index empty (M4)
             for node in index:
                 self._follow(voters, node, t, out)
-                self._compare(node, t, inputs)
+                alike += self._compare(node, t, inputs)
             index.clear()
+            self._have(alike, t)
             return
         leader = voters[0] if len(voters) == 1 else None
         for node in chain(index.due(voters, t), index.newly_half_frozen(t)):
             if leader is None or node.ends.get(leader) != node.out:  # as a rule they agree
                 self._follow(voters, node, t, out)
-            self._compare(node, t, inputs)
+            alike += self._compare(node, t, inputs)
             index.file(node)
         index.sweep()
+        self._have(alike, t)
 
-    def _compare(self, node: Node, t: int, inputs: Sequence[tuple[Input, Agreement]]) -> None:
+    def _compare(self, node: Node, t: int, inputs: Sequence[tuple[Input, Agreement]]) -> int:
         """Compares what stable(t) makes final of a key: how many events of it there are when it
-        gets half frozen, and which ends are below t. To be called before it is filed."""
+        gets half frozen, and which ends are below t. To be called before it is filed. Gives how
+        many events more all inputs have in common with the output (`_have`)."""
         out, ends, newly = node.out, node.ends, node.vs >= self.max_stable
-        events, all_stay = len(out), bool(out) and out[0] >= t
+        events = len(out)
+        if len(ends) == len(inputs):
+            for mine in ends.values():
+                if mine != out:
+                    break
+            else:  # as a rule
+                return events if newly else 0
+        all_stay = bool(out) and out[0] >= t
         for source, agreement in inputs:
             mine = ends.get(source, _NONE)
             if mine != out and not (
                 newly and all_stay and len(mine) == events and mine[0] >= t  # they may agree yet
             ):
                 self._compare_with(source, node, mine, t)
-            elif newly:
+            elif newly and events:
                 agreement.repeated += events
+                agreement.hold_until(t)
+        return 0
+
+    def _have(self, events: int, t: int) -> None:
+        """All inputs have so many events more in common with the output, which start before t."""
+        if events:
+            for source in self.inputs.values():
+                source.agreement.has(events)
+                source.agreement.hold_until(t)
 
     def _compare_with(self, source: Input, node: Node, mine: Sequence[int], t: int) -> None:
         if node.blamed and source in node.blamed:
             return
         payload, vs, out, before = node.payload, node.vs, node.out, self.max_stable
-        agreement, lacks = source.agreement, 0
+        agreement, lacks, coming = source.agreement, 0, self._coming[source]
+        if vs >= before and not mine and out and out[0] >= t < INFINITY:
+            coming.add(node)
+            return
+        if vs < before and coming.take(node):
+            self._owe_all(source, node)
         live = mine[bisect_left(mine, before) :] if vs < before else mine
         more = node.ended + len(out) - len(mine)
         if vs >= before:
             agreement.owe_starts(payload, vs, out[-1] if more > 0 else (mine or out)[-1], more)
-            agreement.repeated += min(len(out), len(mine))
+            if out and mine:
+                agreement.repeated += min(len(out), len(mine))
+                agreement.hold_until(t)
         elif vs < source.stable:
             lacks = max(more, 0)  # which it left out
         ended = out if t == INFINITY else out[: bisect_left(out, t)]
@@ -304,10 +333,30 @@ class LMR4(Operator):
         for end in beyond(theirs, ended):
             agreement.owe_end(payload, vs, end, -1, until=min(end, t))
 
+    def _owe_all(self, source: Input, node: Node) -> None:
+        """Notes that an input has no event of a half-frozen key so far."""
+        payload, out = node.payload, node.out
+        source.agreement.owe_starts(payload, node.vs, out[-1], node.ended + len(out))
+
+    def _pass(self, source: Input, t: int) -> int:
+        for node in self._coming[source].pass_before(t):
+            self._owe_all(source, node)
+        return t
+
+    def _reported(self, source: Input) -> None:
+        super()._reported(source)
+        self._coming[source].clear()
+
     def _compare_late(self, source: Input, node: Node, vold: int | None, ve: int | None) -> None:
         """Notes that an input has one event less of a half-frozen key, or one more."""
         payload, vs, t = node.payload, node.vs, self.max_stable
         agreement = source.agreement
+        if self._coming[source].take(node):
+            if len(node.out) == 1 and ve is not None and ve >= t:  # as a rule
+                agreement.has(1)
+                agreement.hold_until(vs + 1)
+                return
+            self._owe_all(source, node)
         if vold is None:
             assert ve is not None
             agreement.owe_starts(payload, vs, ve, -1)
@@ -410,6 +459,7 @@ class LMR4(Operator):
 
     def _forget(self, source: Input) -> None:
         self._index.forget(source)
+        del self._coming[source]
 
     # --- state --------------------------------------------------------------------------------
 
@@ -437,15 +487,18 @@ class LMR4(Operator):
     def _load_stable(self, vc: int) -> None:
         index = self._index
         inputs = [(each, each.agreement) for each in self.inputs.values()]
+        alike = 0
         if vc == INFINITY:
             for node in index:
-                self._compare(node, vc, inputs)
+                alike += self._compare(node, vc, inputs)
             index.clear()
+            self._have(alike, vc)
             return
         for node in chain(index.due((), vc), index.newly_half_frozen(vc)):
-            self._compare(node, vc, inputs)
+            alike += self._compare(node, vc, inputs)
             index.file(node)
         index.sweep()
+        self._have(alike, vc)
 
     body: ClassVar[Any] = tuple[
         list[int],
@@ -463,6 +516,12 @@ class LMR4(Operator):
 
     def _items(self) -> Iterator[Node]:
         return iter(self._index)
+
+    def _head(self) -> bytes:
+        for source in self.inputs.values():  # a snapshot has sums only
+            for node in self._coming[source].pass_before(INFINITY):
+                self._owe_all(source, node)
+        return super()._head()
 
     def _packed(self, items: list[Node], numbers: Mapping[Input, int]) -> Any:
         return (

@@ -34,7 +34,7 @@ from typing import Any, ClassVar
 
 from lmerge_service.core.breaches import Breach, BreachKind
 from lmerge_service.core.case import Case
-from lmerge_service.core.confirmation import SALT, Agreement, Compared, Intervals
+from lmerge_service.core.confirmation import Agreement, Compared, Intervals
 from lmerge_service.core.inputs import Input
 from lmerge_service.core.policy import Policy
 from lmerge_service.core.snapshots import Head, SavedInput, headed, parted, sealed
@@ -112,12 +112,20 @@ class Operator(ABC):
             self._forget(before)
         number = self._incarnations.get(name, -1) + 1
         self._incarnations[name] = number
-        agreement = self._agreement(max(joining_at, self.max_stable))
+        gap_until = max((each.gap_until for each in self.inputs.values()), default=START)
+        agreement = self._agreement(max(joining_at, self.max_stable, gap_until))
         source = Input(name, number, joining_at, partitions, agreement)
         source.joined = accepted_gap or joining_at <= self.max_stable
         source.gap_until = joining_at if accepted_gap else START
         self.inputs[name] = source
         self._enter(source)
+        if accepted_gap:
+            self._ignore_before(joining_at)
+
+    def _ignore_before(self, t: int) -> None:
+        """A gap is accepted up to t, in which any input may have more than the output."""
+        for source in self.inputs.values():
+            source.agreement.restart(t)
 
     def _agreement(self, since: int = START) -> Agreement:
         return Agreement(self._intervals, keyed=self.has_key, since=since)
@@ -169,6 +177,7 @@ class Operator(ABC):
             raise ValueError("there is no gap to accept")
         source = self.inputs[gap.input]
         source.accept_gap()
+        self._ignore_before(gap.end)
         out: list[Element] = []
         self._welcome(source, out)
         self._settle(out)
@@ -186,6 +195,7 @@ class Operator(ABC):
         if source is None or source.joining_at != end:
             raise ValueError(f"no input {name!r} that joins at {end} is attached")
         source.accept_gap()
+        self._ignore_before(end)
         self._take_up()
 
     # --- elements -----------------------------------------------------------------------------
@@ -272,10 +282,10 @@ class Operator(ABC):
             return
         t = min(source.stable, self.max_stable)
         agreement = source.agreement
-        self._pass(source, t)
+        limit = self._pass(source, t)
         if self._intervals.touched:
             self._close_interval(self.max_stable)
-        for each in agreement.judge(t):
+        for each in agreement.judge(t, limit):
             if not self._recalling:
                 kind, element = BreachKind.DISAGREEMENT, Stable(source.stable)
                 self._blame(source, kind, element, each.kept, compared=each.compared)
@@ -350,9 +360,10 @@ class Operator(ABC):
         """Makes the output compatible with what it is about to say: stable(t), as the voters
         did."""
 
-    def _pass(self, source: Input, t: int) -> None:  # noqa: B027 (few cases do)
+    def _pass(self, source: Input, t: int) -> int:
         """The input has passed t: what the output has half frozen before t, and the input does
-        not have, is left out."""
+        not have, is left out. Gives up to where what it does have agrees, t at most."""
+        return t
 
     def _enter(self, source: Input) -> None:  # noqa: B027 (few cases do)
         """Makes room for a new input."""
@@ -547,7 +558,6 @@ class Operator(ABC):
             stats=self._stats,
             inputs=[SavedInput.of(source) for source in self.inputs.values()],
             items=self._size(),
-            salt=SALT,
             bounds=self._intervals.bounds,
             weights=self._intervals.weights,
             touched=self._intervals.touched,
@@ -563,7 +573,7 @@ class Operator(ABC):
         self.inputs = {}
         for each in head.inputs:
             agreement = self._agreement()
-            each.agreement.load_into(agreement, salted_alike=head.salt == SALT)
+            each.agreement.load_into(agreement)
             self.inputs[each.name] = each.to_input(agreement)
         for source in self.inputs.values():
             self._enter(source)

@@ -86,7 +86,10 @@ class Ordered(InOrder):
         elif self._is_in_order(source, element):
             if element.vs < self.max_vs or element.vs < self.max_stable:
                 source.late += 1
-                self._repeated(source, element)
+                got = source.agreement.got
+                got.append(element)
+                if len(got) >= _MOST:
+                    self._match(source, START)
                 return
             if element.vs > self.max_vs:
                 self._advance(element.vs)
@@ -152,12 +155,6 @@ class Ordered(InOrder):
     def _repeated(self, source: Input, element: Insert[Any]) -> None:
         """An input has what the output has, or has had, or should have had."""
         got = source.agreement.got
-        if self.has_key:
-            for before in reversed(got):
-                if before.vs != element.vs:
-                    break
-                if before.payload == element.payload:
-                    return  # it repeats itself
         got.append(element)
         if len(got) >= _MOST:
             self._match(source, START)
@@ -197,7 +194,10 @@ class Ordered(InOrder):
     def _emit(self, source: Input, element: Insert[Any], out: list[Element]) -> None:
         out.append(element)
         source.agreement.got.append(element)
-        self._goes(element)
+        sent = self._sent
+        sent.append(element)
+        if len(sent) >= _MOST:
+            self._match_all()
         source.first += 1
         self._stats.inserts += 1
 

@@ -34,7 +34,7 @@ import msgspec
 
 from lmerge_service.core.breaches import BreachKind
 from lmerge_service.core.case import Case
-from lmerge_service.core.confirmation import Agreement, Difference
+from lmerge_service.core.confirmation import Agreement, Difference, digest
 from lmerge_service.core.inputs import Input
 from lmerge_service.core.stats import Stats
 from lmerge_service.elements import START
@@ -77,6 +77,7 @@ class SavedDifference(msgspec.Struct, array_like=True):
     counts: tuple[int, int, int]
     times: tuple[int, int, int]
     complete: bool
+    doubtful: bool
     held: dict[int, int]
     events: tuple[list[_Triple], list[_Triple], list[_Triple]]
 
@@ -88,6 +89,7 @@ class SavedDifference(msgspec.Struct, array_like=True):
             (difference.room, difference.emitted, difference.received),
             (difference.first_start, difference.first_end, difference.until),
             difference.complete,
+            difference.doubtful,
             difference.held,
             (
                 _triples(difference.owed),
@@ -102,7 +104,7 @@ class SavedDifference(msgspec.Struct, array_like=True):
         made.emitted, made.received = emitted, received
         made.starts, made.ends = self.sums
         made.first_start, made.first_end, made.until = self.times
-        made.complete = self.complete
+        made.complete, made.doubtful = self.complete, self.doubtful
         made.held = self.held
         made.owed, made.other_ends, made.extra = map(_events, self.events)
         return made
@@ -114,40 +116,33 @@ def _triples(events: Mapping[int, Event]) -> list[_Triple]:
 
 def _events(triples: list[_Triple]) -> dict[int, Event]:
     made = (Event(hashable(payload), vs, ve) for payload, vs, ve in triples)
-    return {hash((each.vs, each.payload)): each for each in made}
+    return {digest(each.vs, each.payload): each for each in made}
 
 
 class SavedAgreement(msgspec.Struct, array_like=True):
     """An `Agreement`, field by field."""
 
-    times: tuple[int, int, int]
+    times: tuple[int, int, int, int]
     contradicted: bool
     counts: tuple[int, int, int]
     differences: list[SavedDifference]
-    kept: dict[int, int]
-    most_kept: int
 
     @classmethod
     def of(cls, agreement: Agreement) -> "SavedAgreement":
         return cls(
-            (agreement.since, agreement.confirmed_from, agreement.confirmed),
+            (agreement.since, agreement.confirmed_from, agreement.confirmed, agreement.common),
             agreement.contradicted,
             (agreement.repeated, agreement.left_out, agreement.left_out_lately),
             [SavedDifference.of(*each) for each in sorted(agreement.differences.items())],
-            agreement.kept,
-            agreement.most_kept,
         )
 
-    def load_into(self, agreement: Agreement, *, salted_alike: bool) -> None:
-        """Gives an input what was saved; `salted_alike` tells whether hashes are what they were."""
-        agreement.since, agreement.confirmed_from, agreement.confirmed = self.times
+    def load_into(self, agreement: Agreement) -> None:
+        """Gives an input what was saved."""
+        since, agreement.confirmed_from, agreement.confirmed, agreement.common = self.times
+        agreement.since = since
         agreement.contradicted = self.contradicted
         agreement.repeated, agreement.left_out, agreement.left_out_lately = self.counts
-        if salted_alike:
-            agreement.load({each.start: each.to_difference() for each in self.differences})
-            agreement.kept, agreement.most_kept = self.kept, self.most_kept
-        elif self.differences or self.kept:  # their sums mean nothing here
-            agreement.restart()
+        agreement.load({each.start: each.to_difference() for each in self.differences})
 
 
 class SavedInput(msgspec.Struct, array_like=True):
@@ -205,8 +200,6 @@ class Head(msgspec.Struct, tag_field="kind", tag="operator"):
     incarnations: dict[str, int]
     stats: Stats
     inputs: list[SavedInput]
-    salt: int
-    """Of the hashes that inputs are compared by."""
     bounds: list[int]
     weights: list[int]
     """Of the intervals in which they are compared."""

@@ -47,7 +47,7 @@ async def _ends(
     client: AIOKafkaClient, partitions: Collection[TopicPartition], isolation: int
 ) -> dict[TopicPartition, int]:
     by_leader: dict[int, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for tp in partitions:
+    for tp in dict.fromkeys(partitions):  # brokers refuse a request that names one twice
         leader = client.cluster.leader_for_partition(tp)
         if leader is None or leader < 0:
             client.force_metadata_update()

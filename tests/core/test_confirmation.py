@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmerge_service.core import Breach, BreachKind, Case, Operator, Policy, lmerge, restore
+from lmerge_service.core import Breach, BreachKind, Case, Operator, Policy, lmerge, quorum, restore
 from lmerge_service.elements import INFINITY, START, Element, Insert, Stable
 from lmerge_service.tdb import TDB, Event
 from tests.core.test_cases import deep, every_case, honest, logical_of, operator, policies
@@ -158,18 +158,48 @@ def test_a_half_frozen_event_that_is_passed_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("again", [1, 3])
-def test_a_repeated_insert_is_one_event_also_when_the_output_has_let_go_of_it(again: int) -> None:
-    merge = led(0, "b")
+def test_a_repeated_insert_is_one_event_also_when_both_come_late(again: int) -> None:
+    merge = led(1, "b")
+    merge.process_batch("b", [short("x", 0)] * (again + 1))
+    merge.process("b", Stable(9))
+    assert merge.breaches() == []
+    assert merge.inputs["b"].agreement.confirmed == 9
+
+
+@pytest.mark.parametrize("case", [Case.R1, Case.R3, Case.R4])
+def test_an_event_that_is_repeated_late_is_not_confirmed_and_no_breach(case: Case) -> None:
+    """It was there in time, and the output has let go of it, so that nobody knows what it is."""
+    merge = led(0, "b", case=case)
     for name in "ba":
-        merge.process("a" if name == "a" else "b", short("x", 0))
-    merge.process("a", Stable(9))
-    merge.process_batch("b", [short("x", 0)] * again)
-    late = led(1, "b")
-    late.process_batch("b", [short("x", 0)] * (again + 1))
-    for each in (merge, late):
-        each.process("b", Stable(9))
-        assert each.breaches() == []
-        assert each.inputs["b"].agreement.confirmed == 9
+        merge.process(name, short("x", 0))
+    merge.process_batch("a", [short("x", 1), Stable(19)])
+    merge.process_batch("b", [short("x", 0), short("x", 0), Stable(19)])  # and leaves out x1
+    merge.breaches()  # R1: a step back
+    merge.process_batch("a", [short("x", 2), Stable(29)])
+    merge.process_batch("b", [short("x", 2), Stable(29)])
+    b = merge.inputs["b"].agreement
+    assert merge.breaches() == []
+    assert not b.contradicted
+    assert (b.confirmed_from, b.confirmed) == (19, 29)
+
+
+@pytest.mark.parametrize("case", [Case.R1, Case.R4])
+def test_without_a_key_one_that_repeats_and_leaves_out_is_not_blamed(case: Case) -> None:
+    merge = led(0, "b", case=case)
+    merge.process_batch("a", [*(short("x", k) for k in range(3)), Stable(39)])
+    merge.process_batch("b", [short("x", 0), short("x", 0), short("x", 2), Stable(39)])
+    assert merge.breaches() == []
+
+
+@pytest.mark.parametrize("case", Case)
+def test_one_of_many_that_is_another_is_a_breach(case: Case) -> None:
+    merge = led(0, "b", case=case)
+    for k in range(30):
+        merge.process_batch("a", [short("x", k), Stable(10 * k + 9)])
+        merge.process_batch("b", [short("y" if k == 20 else "x", k), Stable(10 * k + 9)])
+    assert [each.compared and each.compared.event for each in disagreements(merge)] == [
+        Event("y20", 200, 205)
+    ]
 
 
 def test_an_input_attached_later_is_compared_from_then_on() -> None:
@@ -195,29 +225,52 @@ def test_what_is_kept_for_a_laggard_is_bounded(lie: int | None) -> None:
     assert len(disagreements(merge)) == (lie is not None)
     assert b.confirmed <= (19_999 if lie is None else 10 * lie)
     assert b.confirmed > (19_900 if lie is None else 10 * lie - 500)
-    assert not b.kept
     merge.process("a", Stable(INFINITY))
     merge.process("b", Stable(INFINITY))
     assert not b.differences
 
 
-def test_under_another_salt_it_is_compared_from_the_output_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    merge = led(3, "b")
+@every_case
+def test_what_is_owed_is_the_same_after_a_restart(case: Case) -> None:
+    merge = led(3, "b", case=case)
     merge.process_batch("b", [short("x", 0), Stable(9)])
-    saved = merge.snapshot()
-    alike = restore(saved)
-    monkeypatch.setattr("lmerge_service.core.operator.SALT", 1)
-    other = restore(saved)
-    for twin in (alike, other):
-        twin.process_batch("b", [short("x", 1), short("x", 2), Stable(29)])
-        twin.process_batch("a", [short("x", 3), Stable(39)])
-        twin.process_batch("b", [short("x", 3), Stable(39)])
-        assert twin.breaches() == []
-        assert twin.inputs["b"].agreement.confirmed == 39
-    assert alike.inputs["b"].agreement.confirmed_from == START
-    assert other.inputs["b"].agreement.confirmed_from == 29
+    twin = restore(merge.snapshot())
+    twin.process_batch("b", [short("x", 1), short("x", 2), Stable(29)])
+    twin.process_batch("a", [short("x", 3), Stable(39)])
+    twin.process_batch("b", [short("x", 3), Stable(39)])
+    assert twin.breaches() == []
+    b = twin.inputs["b"].agreement
+    assert (b.confirmed_from, b.confirmed) == (START, 39)
+
+
+@every_case
+def test_who_has_more_than_the_output_after_an_accepted_gap_is_not_blamed(case: Case) -> None:
+    merge = lmerge(case)
+    merge.attach("a", 100)
+    merge.process_batch("a", [short("x", 11), Stable(125)])
+    merge.accept_gap()
+    merge.attach("b")
+    merge.process_batch("b", [short("x", k) for k in range(9)])
+    merge.process_batch("b", [short("x", 11), Stable(125)])
+    merge.process_batch("a", [short("x", 13), Stable(139)])
+    merge.process_batch("b", [short("x", 13), Stable(139)])
+    assert merge.breaches() == []
+    assert merge.inputs["b"].agreement.confirmed == 139
+
+
+@every_case
+def test_whoever_was_there_before_a_gap_was_accepted_is_not_blamed(case: Case) -> None:
+    merge = lmerge(case, Policy(stable=quorum(2)))
+    for name, joining_at in (("b", START), ("a", 100)):
+        merge.attach(name, joining_at)
+    merge.process_batch("a", [short("x", 11), Stable(125)])
+    merge.process_batch("b", [short("x", 0), Stable(9)])
+    merge.accept_gap()
+    merge.attach("c")
+    merge.process_batch("c", [short("x", 11), Stable(125)])
+    merge.process_batch("b", [short("x", k) for k in (3, 5, 11)])
+    merge.process("b", Stable(125))
+    assert [each.kind for each in disagreements(merge)] == []
 
 
 def test_new_partitions_may_hold_what_is_late_without_blame() -> None:

@@ -581,8 +581,7 @@ def run(n: int) -> int:
     for one, two in zip(stream(3), stream(7), strict=True):
         merge.process("a", one)
         merge.process("b", two)
-    kinds = {breach.kind for breach in merge.breaches()}
-    assert kinds <= {BreachKind.DISAGREEMENT}, "the first key has two ends, and nothing mends it"
+    assert merge.breaches() == []
     touched = merge._index.touched
     merge.process("b", Stable(INFINITY))
     assert len(merge) == 0
