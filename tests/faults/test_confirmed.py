@@ -52,15 +52,19 @@ async def late(
 def test_n6_a_laggard_that_publishes_other_events_is_found_out_while_the_leader_lives(
     pair: Merge,
 ) -> None:
-    status = asyncio.run(late(pair, events("y"), lambda b: b.stable_point == 10 * EVENTS - 1))
+    def found_out(b: ReplicaStatus) -> bool:
+        """What is counted is committed."""
+        return b.stable_point == 10 * EVENTS - 1 and "disagreement" in b.breaches
+
+    status = asyncio.run(late(pair, events("y"), found_out))
     b = of(status, "b")
-    assert b.breaches["disagreement"] > 0
     assert b.disagrees
     assert b.confirmed is None
     assert status.health == "degraded"
-    assert status.reason_kinds == [ReasonKind.BREACHES, ReasonKind.DISAGREES]
-    assert status.reasons[1] == (
+    assert {ReasonKind.BREACHES, ReasonKind.DISAGREES} <= {*status.reason_kinds}
+    assert (
         "replica b: it contradicts the output; confirmed nowhere, it is no redundancy"
+        in status.reasons
     )
     assert status.tasks[0].findings["divergence"]["b"] > 0, "with topic, partition and offset"
     a = of(status, "a")

@@ -107,6 +107,7 @@ def test_n18_three_nodes_are_one_cluster_with_everything_on_each(whole: LocalClu
     assert replicas(whole.bootstrap, "__transaction_state") == [[1, 2, 3]] * 4
 
 
+@pytest.mark.deep
 def test_n18_a_topic_that_is_made_while_a_node_is_down_is_replicated_to_it_too(
     whole: LocalCluster,
 ) -> None:
@@ -116,6 +117,7 @@ def test_n18_a_topic_that_is_made_while_a_node_is_down_is_replicated_to_it_too(
     assert replicas(whole.node(1).bootstrap, "made-of-two") == [[1, 2, 3]]
 
 
+@pytest.mark.deep
 def test_n18_with_one_node_down_writes_go_on_and_with_two_they_wait(whole: LocalCluster) -> None:
     bootstrap = whole.bootstrap
     ensure(bootstrap, "written")
@@ -137,6 +139,7 @@ def test_n18_with_one_node_down_writes_go_on_and_with_two_they_wait(whole: Local
     assert asyncio.run(wait_and_go_on()) == 1
 
 
+@pytest.mark.deep
 def test_n18_one_node_that_has_no_quorum_is_not_waited_for(whole: LocalCluster) -> None:
     whole.kill()
     assert whole.start(1) is False
@@ -145,6 +148,7 @@ def test_n18_one_node_that_has_no_quorum_is_not_waited_for(whole: LocalCluster) 
     assert {1, 2} <= seen(whole, 1)
 
 
+@pytest.mark.deep
 def test_a_directory_is_of_as_many_nodes_as_it_was_first(
     whole: LocalCluster, tmp_path: Path
 ) -> None:
@@ -165,6 +169,7 @@ def test_a_damaged_description_of_a_cluster_is_told_in_one_line(tmp_path: Path) 
         LocalCluster(tmp_path)
 
 
+@pytest.mark.deep
 def test_all_nodes_die_when_their_starter_is_killed(tmp_path: Path) -> None:
     script = f"""
 from lmerge_service.kafka.nodes import LocalCluster
@@ -192,6 +197,7 @@ def told(*arguments: str) -> tuple[int, Any]:
     return found.exit_code, json.loads(found.stdout)
 
 
+@pytest.mark.deep
 def test_n18_the_commands_start_tell_stop_and_clean_each_node(tmp_path: Path) -> None:
     directory = tmp_path / "broker"
     data = ("--data", str(directory))
