@@ -512,6 +512,9 @@ class LMR3(Operator):
         for place, numbers in claims:
             nodes[place].claims = {sources[number] for number in numbers}
         index.freeze(node for node in nodes if node.vs < self.max_stable)
+        for source in sources:
+            if source.joined:  # what it had passed was counted then
+                index.passed(source, min(source.stable, self.max_stable))
 
     def check(self) -> None:
         super().check()

@@ -561,6 +561,7 @@ class Operator(ABC):
             bounds=self._intervals.bounds,
             weights=self._intervals.weights,
             touched=self._intervals.touched,
+            reached=self._intervals.reached,
         )
 
     def load_head(self, head: Head) -> None:
@@ -569,7 +570,7 @@ class Operator(ABC):
         self._stats = head.stats
         self._incarnations = head.incarnations
         self._intervals.bounds, self._intervals.touched = head.bounds, head.touched
-        self._intervals.weights, self._intervals.reached = head.weights, head.max_stable
+        self._intervals.weights, self._intervals.reached = head.weights, head.reached
         self.inputs = {}
         for each in head.inputs:
             agreement = self._agreement()

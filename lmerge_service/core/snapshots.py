@@ -205,6 +205,8 @@ class Head(msgspec.Struct, tag_field="kind", tag="operator"):
     """Of the intervals in which they are compared."""
     touched: bool
     """Something was compared beyond the last bound."""
+    reached: int
+    """Whatever the output has let go of starts before this."""
 
 
 class NormaliserHead(msgspec.Struct, tag_field="kind", tag="normaliser"):
