@@ -106,7 +106,9 @@ class Liveness:
             news = True
         else:
             due = now - self.at >= _RECENT_SECONDS
-            some = self._accepted > before or elsewhere > 0
+            # What it repeats after starting over is late where the output has it, and no less
+            # the way back to where it was.
+            some = self._accepted > before or elsewhere > 0 or self._restarts == 1
             news = due and some and self._remember(records)
         furthest = max(self._stables)
         if furthest > self._furthest:

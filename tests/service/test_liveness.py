@@ -141,6 +141,17 @@ def test_n3_who_starts_over_may_catch_up_and_who_does_so_for_ever_may_not() -> N
     assert began + PATIENCE < playing.task.now < began + 2 * PATIENCE
 
 
+def test_n3_who_starts_over_is_waited_for_while_it_repeats_what_is_final() -> None:
+    """Seed 97 of the simulation: all that it repeats at first is late, and its latest events are
+    still to come."""
+    playing = Playing()
+    for number in range(1, 12):
+        playing.task.now += PATIENCE - 1
+        playing.read([event(number)], incarnation=2)
+        playing.look()
+        assert playing.is_waited_for
+
+
 def test_n3_a_restart_that_comes_further_than_before_is_progress_again() -> None:
     playing = Playing()
     for life in range(2, 12):
