@@ -69,7 +69,8 @@ class Liveness:
         self.at = now
         """When it made progress last, or else when it was met, in the clock's seconds."""
         self.progressed = False
-        """It has made progress since it was met."""
+        """It has published an element that was accepted, or a stable: it is not one of those that
+        never began."""
         self._stables: list[int] = []
         self._accepted = 0
         self._published: set[int] = set()
@@ -80,6 +81,7 @@ class Liveness:
     def follow(self, source: Input) -> None:
         """Goes on with the replica as the operator has it: after a rebuild."""
         self._stables, self._accepted = list(source.stables), _accepted(source)
+        self.progressed |= self._accepted > 0 or max(source.stables) > START
         self._furthest = max(self._furthest, *source.stables)
 
     def start_over(self, source: Input) -> None:
@@ -105,7 +107,7 @@ class Liveness:
             self._published = set()
             news = True
         else:
-            due = now - self.at >= _RECENT_SECONDS
+            due = now - self.at >= _RECENT_SECONDS or not self.progressed
             # What it repeats after starting over is late where the output has it, and no less
             # the way back to where it was.
             some = self._accepted > before or elsewhere > 0 or self._restarts == 1

@@ -152,6 +152,25 @@ def test_n3_who_starts_over_is_waited_for_while_it_repeats_what_is_final() -> No
         assert playing.is_waited_for
 
 
+def test_n3_who_has_published_is_waited_for_by_a_worker_that_has_just_taken_over() -> None:
+    """Seed 88 of the simulation: what it publishes at once is no less than what comes later, and
+    what it had published before was recalled."""
+    task = Overseen(topology_of("ab", patience_seconds=PATIENCE, max_breaches=0))
+    task.read(a=[event(31)], b=[*map(event, range(1, 29)), Stable(29), Stable(INFINITY)])
+    assert task.oversight.held("b")
+    for rebuilt in (False, True):
+        if rebuilt:
+            task.living.clear()  # another process
+            task.rebuild()
+            task.read(b=[Stable(INFINITY)])
+        for _ in range(PATIENCE):
+            task.now += 1 - 0.01
+            for state in task.state.replicas.merged.values():
+                state.unread = Unread(0, False, (), task.now)
+            task.oversight.pace(1)
+            assert task.oversight.held("b"), f"rebuilt: {rebuilt}"
+
+
 def test_n3_a_restart_that_comes_further_than_before_is_progress_again() -> None:
     playing = Playing()
     for life in range(2, 12):
