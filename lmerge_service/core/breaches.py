@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from lmerge_service.core.confirmation import Compared
 from lmerge_service.elements import Element
 from lmerge_service.tdb import Event
 
@@ -36,18 +35,13 @@ class BreachKind(StrEnum):
     FROZEN_END_DISAGREES = "frozen_end_disagrees"
     """The input gives an event another end than the output, which cannot follow it: it is final,
     or the majority of the voting inputs decided otherwise."""
-    DISAGREEMENT = "disagreement"
-    """The input has passed an interval by its stable in which it has other events than the output,
-    or other ends of them: found late, when the output had let go of its events."""
     AFTER_DETACH = "after_detach"
     """An element of an input that is not attached any more."""
     STABLE_REGRESSION = "stable_regression"
     """A stable below the one that the same partition of the input sent before."""
 
 
-DIVERGENT: Final = frozenset(
-    {BreachKind.HALF_FROZEN_MISSING, BreachKind.FROZEN_END_DISAGREES, BreachKind.DISAGREEMENT}
-)
+DIVERGENT: Final = frozenset({BreachKind.HALF_FROZEN_MISSING, BreachKind.FROZEN_END_DISAGREES})
 """What contradicts what the output has made final."""
 
 
@@ -65,6 +59,3 @@ class Breach:
     """What each attached input had said of that (payload, vs) until then: its name, and its ends,
     none if it does not have it. Only breaches about an event that the merge knows of, in cases
     with an index, have any."""
-    compared: Compared | None = None
-    """Of a disagreement: in which interval, and how many events were compared on either side.
-    `kept` is then an event of the output that the input does not have, if one is known."""

@@ -22,8 +22,7 @@ Invariants
     X2  A half-frozen node is on the output and has an entry (out, node) in the queue of outputs;
         for every input s with ends[s] < out it has one in the queue of s; and if an input was
         blamed for it, it has one for each end in [stable, out) in the queue of disputes.
-    X3  Each attached input has the set of half-frozen nodes that it lacks and was not blamed for;
-        those that it never had and has not passed are in order of vs.
+    X3  Each attached input has the set of half-frozen nodes that it lacks and was not blamed for.
     X4  Only half-frozen nodes have a vs that does not wait (`index`).
     X5  No queue of ends is longer than twice the entries that can count in it, plus a constant.
 
@@ -33,9 +32,8 @@ Cost
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
-from itertools import chain
 from operator import attrgetter
 from typing import Any
 
@@ -45,7 +43,7 @@ from lmerge_service.core.index import SLACK, Ends, Index
 from lmerge_service.core.inputs import Input
 from lmerge_service.elements import START
 
-__all__ = ("In2t", "Lacking", "Node")
+__all__ = ("In2t", "Node")
 
 
 class Node(msgspec.Struct, eq=False):
@@ -87,46 +85,6 @@ class Node(msgspec.Struct, eq=False):
         return f"Node(vs={self.vs}, payload={self.payload!r}, ends={ends}, out={self.out})"
 
 
-class Lacking:
-    """The half-frozen nodes that an input lacks, apart by what is known about them."""
-
-    __slots__ = ("_holes", "coming", "passed", "withdrawn")
-
-    def __init__(self, nodes: Iterable[Node] = ()) -> None:
-        self.coming: dict[Node, None] = dict.fromkeys(nodes)
-        """Those that it never had, by vs: it may have them yet."""
-        self.withdrawn: dict[Node, None] = {}
-        """Those that it had."""
-        self.passed: dict[Node, None] = {}
-        """Those that it has passed by its stable."""
-        self._holes = 0
-        """How many were taken out of `coming`: a dict is slow to find its first behind many."""
-
-    def __iter__(self) -> Iterator[Node]:
-        return chain(self.coming, self.withdrawn, self.passed)
-
-    def discard(self, node: Node) -> None:
-        if self.coming.pop(node, 0) is None:
-            self._holes += 1
-        else:  # it was not there
-            self.withdrawn.pop(node, None)
-            self.passed.pop(node, None)
-
-    def pass_before(self, t: int) -> list[Node]:
-        """Those that start before t and had not been passed. Complexity: O(found + withdrawn)."""
-        if self._holes > len(self.coming) + SLACK:
-            self.coming, self._holes = dict(self.coming), 0
-        found = [node for node in self.withdrawn if node.vs < t]
-        for node in self.coming:
-            if node.vs >= t:
-                break
-            found.append(node)
-        for node in found:
-            self.discard(node)
-            self.passed[node] = None
-        return found
-
-
 class In2t(Index[Node]):
     """The index; see the module's text.
 
@@ -145,7 +103,7 @@ class In2t(Index[Node]):
         self._by_out: Ends[Node] = Ends()
         self._by_end: defaultdict[Input, Ends[Node]] = defaultdict(Ends)
         self._disputed: Ends[Node] = Ends()
-        self._lacking: dict[Input, Lacking] = {}
+        self._lacking: dict[Input, dict[Node, None]] = {}
         self._stable = START  # ends below it are final, so that nothing can follow them
 
     def __len__(self) -> int:
@@ -171,22 +129,18 @@ class In2t(Index[Node]):
                 blamed = node.blamed or ()
                 for source, lacks in lacking.items():
                     if source not in ends and source not in blamed:
-                        lacks.coming[node] = None
+                        lacks[node] = None
             self._file(node)
 
-    def refile(self, nodes: Iterable[Node], t: int) -> list[Node]:
-        """Files nodes that were due at t by their ends of now, or forgets them when final; gives
-        the latter."""
+    def refile(self, nodes: Iterable[Node], t: int) -> None:
+        """Files nodes that were due at t by their ends of now, or forgets them when final."""
         self._stable = t
-        gone = []
         for node in nodes:
             if node.out < t:  # type: ignore[operator]
                 self._let_go(node)
-                gone.append(node)
             else:
                 self._file(node)
         self._sweep()
-        return gone
 
     def _let_go(self, node: Node) -> None:
         """Forgets a half-frozen node. Complexity: O(inputs)."""
@@ -194,7 +148,7 @@ class In2t(Index[Node]):
         node.half_frozen = False
         if len(node.ends) < len(self._lacking):
             for lacks in self._lacking.values():
-                lacks.discard(node)
+                lacks.pop(node, None)
 
     def clear(self) -> None:
         """Forgets all nodes, at the end of the stream."""
@@ -207,7 +161,7 @@ class In2t(Index[Node]):
 
     def set_end(self, node: Node, source: Input, ve: int) -> None:
         """An input gives a half-frozen node an end. (Of others `ends` may be set directly.)"""
-        self._lacking[source].discard(node)
+        self._lacking[source].pop(node, None)
         node.ends[source] = ve
         assert node.out is not None
         if ve < node.out:
@@ -222,7 +176,7 @@ class In2t(Index[Node]):
         del node.ends[source]
         node.withdraw_claim(source)
         if node.half_frozen and source not in (node.blamed or ()):
-            self._lacking[source].withdrawn[node] = None
+            self._lacking[source][node] = None
 
     def set_out(self, node: Node, ve: int) -> None:
         """The output gives a half-frozen node another end. Complexity: O(inputs + lg w)."""
@@ -249,7 +203,7 @@ class In2t(Index[Node]):
             return False
         node.blamed.add(source)
         if node.half_frozen:
-            self._lacking[source].discard(node)
+            self._lacking[source].pop(node, None)
             self._dispute(node)
         return True
 
@@ -264,7 +218,7 @@ class In2t(Index[Node]):
 
     def attach(self, source: Input) -> None:
         """A new input, which lacks everything. Complexity: O(w)."""
-        self._lacking[source] = Lacking(sorted(self.frozen.values(), key=attrgetter("vs")))
+        self._lacking[source] = dict.fromkeys(self.frozen.values())
 
     def forget(self, source: Input) -> None:
         """Drops every entry of an input, and the nodes that are then unused. Complexity: O(w)."""
@@ -294,22 +248,9 @@ class In2t(Index[Node]):
 
     def lacking(self, source: Input) -> list[Node]:
         """Half-frozen nodes that `source` lacks without having been blamed for it, by vs."""
-        found = list(self._lacking[source])
+        found = self._lacking[source]
         self.touched += len(found)
         return sorted(found, key=attrgetter("vs", "number"))
-
-    def passed(self, source: Input, t: int) -> list[Node]:
-        """Half-frozen nodes that `source` lacks and has passed by its stable(t), and had not
-        passed before."""
-        found = self._lacking[source].pass_before(t)
-        self.touched += len(found)
-        return found
-
-    def first_early_end(self, source: Input, t: int) -> int | None:
-        """The earliest end before t that `source` gives a half-frozen node whose end on the output
-        is later."""
-        ends = self._by_end.get(source)
-        return None if ends is None else ends.first_before(t, partial(_is_end_of, source))
 
     def _sweep(self) -> None:
         """Lets go of stale entries where there are many (X5)."""
@@ -341,11 +282,7 @@ class In2t(Index[Node]):
                 for node in half_frozen
                 if source not in node.ends and source not in (node.blamed or ())
             }
-            found = list(lacking)
-            assert len(found) == len(lacks), f"X3: {source} lacks {len(lacks)}, not {len(found)}"
-            assert lacks.issuperset(found), f"X3: {source} lacks {lacks}, not {found}"
-            coming = [node.vs for node in lacking.coming]
-            assert coming == sorted(coming), f"X3: what {source} may have yet is out of order"
+            assert lacking.keys() == lacks, f"X3: {source} lacks {lacks}, not {lacking}"
         for ends in (self._by_out, *self._by_end.values()):
             ends.check(len(self.frozen))
         self._disputed.check(len(self.frozen) * (len(self._lacking) + 1))

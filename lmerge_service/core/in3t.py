@@ -50,13 +50,13 @@ from lmerge_service.core.index import SLACK, Ends, Index
 from lmerge_service.core.inputs import Input
 from lmerge_service.elements import START
 
-__all__ = ("Coming", "In3t", "Node", "beyond", "has")
+__all__ = ("In3t", "Node", "beyond", "has")
 
 
 class Node:
     """The events of one key, as each input and the output have them."""
 
-    __slots__ = ("blamed", "ended", "ends", "half_frozen", "number", "out", "payload", "vs")
+    __slots__ = ("blamed", "ends", "half_frozen", "number", "out", "payload", "vs")
 
     def __init__(self, vs: int, payload: Hashable, number: int):
         self.vs = vs
@@ -64,8 +64,6 @@ class Node:
         self.number = number  # in order of arrival, which decides among nodes of one vs
         self.ends: dict[Input, list[int]] = {}
         self.out: list[int] = []
-        self.ended = 0
-        """How many events of the output were final already, and are not in `out` any more."""
         self.half_frozen = False
         self.blamed: set[Input] | None = None
         """Inputs already reported for contradicting the output's half-frozen events."""
@@ -88,42 +86,6 @@ class Node:
     def __repr__(self) -> str:
         ends = {source.name: ends for source, ends in self.ends.items()}
         return f"Node(vs={self.vs}, payload={self.payload!r}, ends={ends}, out={self.out})"
-
-
-class Coming:
-    """Half-frozen nodes of which an input has had nothing yet, by vs: it may have them yet."""
-
-    __slots__ = ("_holes", "_nodes")
-
-    def __init__(self) -> None:
-        self._nodes: dict[Node, None] = {}
-        self._holes = 0
-        """How many were taken out: a dict is slow to find its first behind many."""
-
-    def add(self, node: Node) -> None:
-        self._nodes[node] = None
-
-    def take(self, node: Node) -> bool:
-        """Takes a node out; whether it was there."""
-        found = self._nodes.pop(node, 0) is None
-        self._holes += found
-        return found
-
-    def pass_before(self, t: int) -> list[Node]:
-        """Takes out those that start before t. Complexity: O(found)."""
-        if self._holes > len(self._nodes) + SLACK:
-            self._nodes, self._holes = dict(self._nodes), 0
-        found = []
-        for node in self._nodes:
-            if node.vs >= t:
-                break
-            found.append(node)
-        for node in found:
-            self.take(node)
-        return found
-
-    def clear(self) -> None:
-        self._nodes, self._holes = {}, 0
 
 
 class In3t(Index[Node]):
@@ -171,7 +133,6 @@ class In3t(Index[Node]):
             final = bisect_left(out, t)
             self._doubles -= min(final, len(out) - 1)
             del out[:final]
-            node.ended += final
         if not out:
             return
         self.frozen[node.vs, node.payload] = node

@@ -175,15 +175,6 @@ class Ends(Generic[N]):
         self.size -= len(found)
         return found
 
-    def first_before(self, t: int, counts: Callable[[N, int], bool]) -> int | None:
-        """The earliest end before t that counts. Complexity: O(lg) for each that does not, once."""
-        heap, nodes = self._heap, self._nodes
-        while heap and (end := heap[0]) < t:
-            if any(counts(node, end) for node in nodes[end]):
-                return end
-            self.size -= len(nodes.pop(heappop(heap)))
-        return None
-
     def sweep(self, most: int, counts: Callable[[N, int], bool]) -> None:
         """Drops entries that do not count, and repeated ones, if there may be more of these than
         the `most` that can count. Complexity: O(size), so O(1) for each entry that was pushed."""

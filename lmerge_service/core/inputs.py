@@ -17,7 +17,6 @@ Invariants
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from lmerge_service.core.confirmation import Agreement, Intervals
 from lmerge_service.elements import START
 
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ class Input:
 
     __slots__ = (
         "adjusts",
-        "agreement",
         "at_front",
         "breaches",
         "first",
@@ -48,14 +46,7 @@ class Input:
         "stables_in",
     )
 
-    def __init__(
-        self,
-        name: str,
-        incarnation: int,
-        joining_at: int,
-        partitions: int,
-        agreement: Agreement | None = None,
-    ):
+    def __init__(self, name: str, incarnation: int, joining_at: int, partitions: int):
         if partitions < 1:
             raise ValueError(f"an input has at least one partition, got {partitions}")
         self.name = name
@@ -76,8 +67,6 @@ class Input:
         self.late = 0
         """Elements about what the output had already made final: a laggard's ordinary life."""
         self.breaches: Counter[BreachKind] = Counter()
-        self.agreement = agreement or Agreement(Intervals(), keyed=True)
-        """How far it has been confirmed to agree with the output."""
 
     def __repr__(self) -> str:
         state = "joined" if self.joined else f"joining at {self.joining_at}"
@@ -96,10 +85,7 @@ class Input:
         self.gap_until = self.joining_at
 
     def add_partitions(self, count: int) -> None:
-        """Widens the input to `count` partitions; the new ones hold it back until they speak. What
-        they contain of before is late, and no fault of its."""
-        if count > len(self.stables):
-            self.agreement.restart()
+        """Widens the input to `count` partitions; the new ones hold it back until they speak."""
         self.stables.extend([START] * (count - len(self.stables)))
         self.stable = min(self.stables)
 

@@ -22,7 +22,7 @@ Cost
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from lmerge_service.core.breaches import BreachKind
 from lmerge_service.core.case import Case
@@ -44,7 +44,6 @@ class LMR0(Ordered):
     """
 
     case = Case.R0
-    has_key: ClassVar[bool] = True
 
     def __init__(self, policy: Policy = Policy()) -> None:
         super().__init__(policy)
@@ -59,8 +58,6 @@ class LMR0(Ordered):
             self._emit(source, element, out)
         elif element != self._last:
             self._blame(source, BreachKind.BROKE_CASE, element)
-        else:
-            self._repeated(source, element)
 
     def _clear(self) -> None:
         self._last = None

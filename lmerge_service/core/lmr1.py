@@ -67,8 +67,6 @@ class LMR1(Ordered):
         elif self._tied[place] != element:
             self._blame(source, BreachKind.BROKE_CASE, element)
             return
-        else:
-            self._repeated(source, element)
         source.at_front = place + 1
 
     def _clear(self) -> None:

@@ -22,7 +22,7 @@ Cost
 """
 
 from collections.abc import Hashable, Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from lmerge_service.core.breaches import BreachKind
 from lmerge_service.core.case import Case
@@ -57,7 +57,6 @@ class LMR2(Ordered):
     """
 
     case = Case.R2
-    has_key: ClassVar[bool] = True
 
     def __init__(self, policy: Policy = Policy()) -> None:
         super().__init__(policy)
@@ -82,8 +81,6 @@ class LMR2(Ordered):
         if element.ve != tie.ve:
             kept = Event(element.payload, element.vs, tie.ve)
             self._blame(source, BreachKind.FROZEN_END_DISAGREES, element, kept)
-        else:
-            self._repeated(source, element)
 
     def _clear(self) -> None:
         self._tied = {}

@@ -45,7 +45,7 @@ from lmerge_service.core.inputs import Input
 from lmerge_service.core.operator import Operator, foreign
 from lmerge_service.core.policy import Policy
 from lmerge_service.core.snapshots import Head, hashable, portable, some
-from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
+from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
 from lmerge_service.tdb import Event
 
 __all__ = ("LMR3",)
@@ -65,7 +65,6 @@ class LMR3(Operator):
     """
 
     case = Case.R3
-    has_key: ClassVar[bool] = True
 
     def __init__(self, policy: Policy = Policy()) -> None:
         super().__init__(policy)
@@ -91,8 +90,7 @@ class LMR3(Operator):
         index = self._index
         nodes, frozen, add, set_end = index.nodes, index.frozen, index.add, index.set_end
         own_stable, max_stable = source.stables[partition], self.max_stable
-        insert_late = source.agreement.insert
-        new = told = late = repeated = 0
+        new = told = late = 0
         for element in elements:
             if type(element) is Insert and own_stable <= (vs := element.vs) < element.ve:
                 payload = element.payload
@@ -100,12 +98,10 @@ class LMR3(Operator):
                     node = frozen.get((vs, payload))
                     if node is None:
                         late += 1
-                        insert_late(payload, vs, element.ve)
                         continue
                     if source not in node.ends:
                         set_end(node, source, element.ve)
                         told += 1
-                        repeated += 1
                         continue
                 else:
                     found = nodes.get(vs)
@@ -123,14 +119,9 @@ class LMR3(Operator):
                         node.ends[source] = element.ve
                         told += 1
                         continue
-            if repeated:
-                source.agreement.has(repeated)
-                repeated = 0
             self._element(source, element, partition, out)
             own_stable, max_stable = source.stables[partition], self.max_stable
             nodes, frozen = index.nodes, index.frozen
-        if repeated:
-            source.agreement.has(repeated)
         source.inserts += new + told + late
         source.first += new
         source.late += late
@@ -143,13 +134,11 @@ class LMR3(Operator):
         if node is None:
             if vs < self.max_stable:
                 source.late += 1
-                source.agreement.insert(element.payload, vs, ve)
                 return
             node = self._index.add(vs, element.payload)
         if source in node.ends and not node.withdraw_claim(source):
             self._blame_at(source, BreachKind.DUPLICATE_KEY, element, node)
         if node.half_frozen:
-            source.agreement.has(source not in node.ends)
             self._index.set_end(node, source, ve)
         else:
             node.ends[source] = ve  # the input's latest word counts (line 10)
@@ -165,9 +154,6 @@ class LMR3(Operator):
         if node is None:
             if vs < self.max_stable:
                 source.late += 1
-                source.agreement.adjust(
-                    element.payload, vs, element.vold, ve, horizon=self.max_stable
-                )
                 return
             if vs < self._own_stable:
                 self._blame(source, BreachKind.BROKE_OWN_STABLE, element)
@@ -247,79 +233,14 @@ class LMR3(Operator):
         disputed = [n for n in due if several or n.out != n.ends.get(leader)]
         for node in sorted(disputed, key=attrgetter("vs", "number")):
             self._follow(voters, node, t, out)
-        gone = index.refile(due, t)
-        staying, newly = [], index.newly_half_frozen(t)
-        for node in newly:
+        index.refile(due, t)
+        staying = []
+        for node in index.newly_half_frozen(t):
             if several or node.out != node.ends.get(leader):
                 self._follow(voters, node, t, out)
             if node.out is not None and node.out >= t:
                 staying.append(node)
-            else:
-                gone.append(node)
         index.freeze(staying)
-        self._count_repeats(newly)
-        self._compare(gone)
-
-    def _count_repeats(self, nodes: Sequence[Node]) -> None:
-        """Counts who has what the output has now half frozen, or made final."""
-        attached = len(self.inputs)
-        some = [node for node in nodes if len(node.ends) != attached or node.out is None]
-        counts = dict.fromkeys(self.inputs.values(), len(nodes) - len(some))
-        for node in some:
-            if node.out is not None:
-                for source in node.ends:
-                    counts[source] += 1
-        for source, repeated in counts.items():
-            if repeated:
-                source.agreement.has(repeated)
-
-    def _compare(self, gone: Iterable[Node]) -> None:
-        """Compares the ends that inputs give with the output's, of events that are let go."""
-        attached, latest = len(self.inputs), START
-        for node in gone:
-            out, ends = node.out, node.ends
-            if len(ends) == attached:
-                for end in ends.values():
-                    if end != out:
-                        break
-                else:  # as a rule
-                    if out is not None and out > latest:
-                        latest = out
-                    continue
-            self._compare_each(node)
-        if latest > START:
-            for source in self.inputs.values():
-                if source.stable <= latest:
-                    source.agreement.hold_until(latest)
-
-    def _compare_each(self, node: Node) -> None:
-        out, ends = node.out, node.ends
-        for source in self.inputs.values():
-            end = ends.get(source)
-            if end != out:
-                self._differ(source, node)
-            elif end is not None and end >= source.stable:
-                source.agreement.hold_until(node.vs + 1)
-
-    def _differ(self, source: Input, node: Node) -> None:
-        """Notes that an event that is let go is another one for an input, or none."""
-        held, vs = node.ends.get(source), node.vs
-        if node.out is None:
-            if held is None or (node.claims and source in node.claims):
-                return
-            source.agreement.insert(node.payload, vs, held)
-        elif node.blamed and source in node.blamed:
-            return
-        elif held is not None or not vs < min(source.stable, self.max_stable):
-            source.agreement.owe(node.payload, vs, node.out, held, until=node.out)
-
-    def _pass(self, source: Input, t: int) -> int:
-        since = source.agreement.since
-        passed = [node.vs for node in self._index.passed(source, t) if node.vs >= since]
-        if passed:
-            source.agreement.leave_out(max(passed) + 1, len(passed))
-        early = self._index.first_early_end(source, t)
-        return t if early is None else early
 
     def _finish(self, voters: Sequence[Input], out: list[Element]) -> None:
         """stable(INFINITY): every event becomes final, and the index empty (L4)."""
@@ -328,14 +249,7 @@ class LMR3(Operator):
                 if node.half_frozen and voter not in node.ends:
                     self._blame_once(voter, BreachKind.HALF_FROZEN_MISSING, node, INFINITY)
             self._follow(voters, node, INFINITY, out)
-        self._compare_all()
         self._index.clear()
-
-    def _compare_all(self) -> None:
-        """The same at the end of the stream."""
-        nodes = list(self._index)
-        self._count_repeats([node for node in nodes if not node.half_frozen])
-        self._compare(nodes)
 
     def _follow(self, voters: Sequence[Input], node: Node, t: int, out: list[Element]) -> None:
         """Makes the output's version of an event agree with the leader's as far as stable(t)
@@ -347,7 +261,6 @@ class LMR3(Operator):
                 self._emit_insert(leader, node, end, out)
         elif end is None and not node.half_frozen:
             self._emit_adjust(node, node.vs, out)  # unfrozen, and the leader says it is not there
-            node.out = None
         elif end is not None and end >= self.max_stable:
             if end != node.out and (end < t or node.out < t):
                 self._emit_adjust(node, end, out)
@@ -395,8 +308,6 @@ class LMR3(Operator):
     def _blame_once(self, source: Input, kind: BreachKind, node: Node, t: int) -> None:
         excused = node.vs < source.gap_until and kind is BreachKind.HALF_FROZEN_MISSING
         if self._index.blame(node, source) and not excused:
-            if kind is BreachKind.HALF_FROZEN_MISSING:
-                source.agreement.leave_out(node.vs + 1)
             self._blame_at(source, kind, Stable(t), node)
 
     def _blame_at(self, source: Input, kind: BreachKind, element: Element, node: Node) -> None:
@@ -453,15 +364,11 @@ class LMR3(Operator):
     def _load_stable(self, vc: int) -> None:
         index = self._index
         if vc == INFINITY:
-            self._compare_all()
             index.clear()
             return
-        gone = index.refile(index.due((), vc), vc)
+        index.refile(index.due((), vc), vc)
         newly = index.newly_half_frozen(vc)
         index.freeze(node for node in newly if node.out is not None and node.out >= vc)
-        gone += [node for node in newly if node.out is None or node.out < vc]
-        self._count_repeats(newly)
-        self._compare(gone)
 
     body: ClassVar[Any] = tuple[
         list[int],
@@ -512,9 +419,6 @@ class LMR3(Operator):
         for place, numbers in claims:
             nodes[place].claims = {sources[number] for number in numbers}
         index.freeze(node for node in nodes if node.vs < self.max_stable)
-        for source in sources:
-            if source.joined:  # what it had passed was counted then
-                index.passed(source, min(source.stable, self.max_stable))
 
     def check(self) -> None:
         super().check()

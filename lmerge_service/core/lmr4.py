@@ -46,16 +46,15 @@ Cost
     d)).
 """
 
-from bisect import bisect_left, insort
+from bisect import insort
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 from lmerge_service.core.breaches import BreachKind
 from lmerge_service.core.case import Case
-from lmerge_service.core.confirmation import Agreement
-from lmerge_service.core.in3t import Coming, In3t, Node, beyond, has
+from lmerge_service.core.in3t import In3t, Node, beyond, has
 from lmerge_service.core.inputs import Input
 from lmerge_service.core.operator import Operator, foreign
 from lmerge_service.core.policy import Policy
@@ -64,8 +63,6 @@ from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
 from lmerge_service.tdb import Event
 
 __all__ = ("LMR4", "changes")
-
-_NONE: Final[list[int]] = []
 
 
 class LMR4(Operator):
@@ -86,11 +83,9 @@ class LMR4(Operator):
     def __init__(self, policy: Policy = Policy()) -> None:
         super().__init__(policy)
         self._index = In3t()
-        self._coming: dict[Input, Coming] = {}
 
     def _enter(self, source: Input) -> None:
         self._index.attach(source)
-        self._coming[source] = Coming()
 
     def __len__(self) -> int:
         return len(self._index)
@@ -109,7 +104,6 @@ class LMR4(Operator):
         index = self._index
         nodes, frozen, add, tell_first = index.nodes, index.frozen, index.add, index.tell_first
         own_stable, max_stable = source.stables[partition], self.max_stable
-        insert_late = source.agreement.insert
         new = told = late = 0
         for element in elements:
             if type(element) is Insert and own_stable <= (vs := element.vs) < element.ve:
@@ -118,11 +112,9 @@ class LMR4(Operator):
                     node = frozen.get((vs, payload))
                     if node is None:
                         late += 1
-                        insert_late(payload, vs, element.ve)
                         continue
                     if source not in node.ends:
                         tell_first(node, source, element.ve)
-                        self._compare_late(source, node, None, element.ve)
                         told += 1
                         continue
                 else:
@@ -157,12 +149,10 @@ class LMR4(Operator):
         if node is None:
             if vs < self.max_stable:
                 source.late += 1
-                source.agreement.insert(element.payload, vs, ve)
                 return
             node = self._index.add(vs, element.payload)
         if node.half_frozen:
             self._index.revise(node, source, None, ve)
-            self._compare_late(source, node, None, ve)
         else:
             ends = node.ends.get(source)
             if ends is None:
@@ -184,7 +174,6 @@ class LMR4(Operator):
         if node is None:
             if vs < self.max_stable:
                 source.late += 1
-                source.agreement.adjust(element.payload, vs, vold, ve, horizon=self.max_stable)
             else:
                 self._blame(source, BreachKind.UNKNOWN_EVENT, element)
             return
@@ -196,7 +185,6 @@ class LMR4(Operator):
         left = ve if ve > vs else None
         if node.half_frozen:
             self._index.revise(node, source, vold, left)
-            self._compare_late(source, node, vold, left)
         else:
             node.revise(source, vold, left)
         if not self._lazy:
@@ -257,115 +245,17 @@ class LMR4(Operator):
 
     def _freeze(self, voters: Sequence[Input], t: int, out: list[Element]) -> None:
         index = self._index
-        inputs = [(each, each.agreement) for each in self.inputs.values()]
-        alike = 0
         if t == INFINITY:  # every event becomes final, and the index empty (M4)
             for node in index:
                 self._follow(voters, node, t, out)
-                alike += self._compare(node, t, inputs)
             index.clear()
-            self._have(alike, t)
             return
         leader = voters[0] if len(voters) == 1 else None
         for node in chain(index.due(voters, t), index.newly_half_frozen(t)):
             if leader is None or node.ends.get(leader) != node.out:  # as a rule they agree
                 self._follow(voters, node, t, out)
-            alike += self._compare(node, t, inputs)
             index.file(node)
         index.sweep()
-        self._have(alike, t)
-
-    def _compare(self, node: Node, t: int, inputs: Sequence[tuple[Input, Agreement]]) -> int:
-        """Compares what stable(t) makes final of a key: how many events of it there are when it
-        gets half frozen, and which ends are below t. To be called before it is filed. Gives how
-        many events more all inputs have in common with the output (`_have`)."""
-        out, ends, newly = node.out, node.ends, node.vs >= self.max_stable
-        events = len(out)
-        if len(ends) == len(inputs):
-            for mine in ends.values():
-                if mine != out:
-                    break
-            else:  # as a rule
-                return events if newly else 0
-        all_stay = bool(out) and out[0] >= t
-        for source, agreement in inputs:
-            mine = ends.get(source, _NONE)
-            if mine != out and not (
-                newly and all_stay and len(mine) == events and mine[0] >= t  # they may agree yet
-            ):
-                self._compare_with(source, node, mine, t)
-            elif newly and events:
-                agreement.repeated += events
-                agreement.hold_until(t)
-        return 0
-
-    def _have(self, events: int, t: int) -> None:
-        """All inputs have so many events more in common with the output, which start before t."""
-        if events:
-            for source in self.inputs.values():
-                source.agreement.has(events)
-                source.agreement.hold_until(t)
-
-    def _compare_with(self, source: Input, node: Node, mine: Sequence[int], t: int) -> None:
-        if node.blamed and source in node.blamed:
-            return
-        payload, vs, out, before = node.payload, node.vs, node.out, self.max_stable
-        agreement, lacks, coming = source.agreement, 0, self._coming[source]
-        if vs >= before and not mine and out and out[0] >= t < INFINITY:
-            coming.add(node)
-            return
-        if vs < before and coming.take(node):
-            self._owe_all(source, node)
-        live = mine[bisect_left(mine, before) :] if vs < before else mine
-        more = node.ended + len(out) - len(mine)
-        if vs >= before:
-            agreement.owe_starts(payload, vs, out[-1] if more > 0 else (mine or out)[-1], more)
-            if out and mine:
-                agreement.repeated += min(len(out), len(mine))
-                agreement.hold_until(t)
-        elif vs < source.stable:
-            lacks = max(more, 0)  # which it left out
-        ended = out if t == INFINITY else out[: bisect_left(out, t)]
-        goes = len(ended) == len(out)  # with the key, whatever the input has of it
-        theirs = live if goes else live[: bisect_left(live, t)]
-        for end in beyond(ended, theirs)[lacks:]:
-            agreement.owe_end(payload, vs, end, 1, until=end)
-        for end in beyond(theirs, ended):
-            agreement.owe_end(payload, vs, end, -1, until=min(end, t))
-
-    def _owe_all(self, source: Input, node: Node) -> None:
-        """Notes that an input has no event of a half-frozen key so far."""
-        payload, out = node.payload, node.out
-        source.agreement.owe_starts(payload, node.vs, out[-1], node.ended + len(out))
-
-    def _pass(self, source: Input, t: int) -> int:
-        for node in self._coming[source].pass_before(t):
-            self._owe_all(source, node)
-        return t
-
-    def _reported(self, source: Input) -> None:
-        super()._reported(source)
-        self._coming[source].clear()
-
-    def _compare_late(self, source: Input, node: Node, vold: int | None, ve: int | None) -> None:
-        """Notes that an input has one event less of a half-frozen key, or one more."""
-        payload, vs, t = node.payload, node.vs, self.max_stable
-        agreement = source.agreement
-        if self._coming[source].take(node):
-            if len(node.out) == 1 and ve is not None and ve >= t:  # as a rule
-                agreement.has(1)
-                agreement.hold_until(vs + 1)
-                return
-            self._owe_all(source, node)
-        if vold is None:
-            assert ve is not None
-            agreement.owe_starts(payload, vs, ve, -1)
-        elif vold < t:
-            agreement.owe_end(payload, vs, vold, 1, until=t)
-        if ve is None:
-            agreement.take_back(payload, vs)
-        elif ve < t:
-            agreement.owe_end(payload, vs, ve, -1, until=t)
 
     def _follow(self, voters: Sequence[Input], node: Node, t: int, out: list[Element]) -> None:
         """Makes the output's events of a key agree with the leader's as far as stable(t) forces
@@ -414,8 +304,6 @@ class LMR4(Operator):
     def _blame_once(self, source: Input, kind: BreachKind, node: Node, t: int) -> None:
         excused = node.vs < source.gap_until and kind is BreachKind.HALF_FROZEN_MISSING
         if self._index.blame(node, source) and not excused:
-            if kind is BreachKind.HALF_FROZEN_MISSING:
-                source.agreement.leave_out(node.vs + 1)
             kept = self._kept(source, node)
             self._blame(source, kind, Stable(t), kept, self._versions(node))
 
@@ -459,7 +347,6 @@ class LMR4(Operator):
 
     def _forget(self, source: Input) -> None:
         self._index.forget(source)
-        del self._coming[source]
 
     # --- state --------------------------------------------------------------------------------
 
@@ -486,19 +373,12 @@ class LMR4(Operator):
 
     def _load_stable(self, vc: int) -> None:
         index = self._index
-        inputs = [(each, each.agreement) for each in self.inputs.values()]
-        alike = 0
         if vc == INFINITY:
-            for node in index:
-                alike += self._compare(node, vc, inputs)
             index.clear()
-            self._have(alike, vc)
             return
         for node in chain(index.due((), vc), index.newly_half_frozen(vc)):
-            alike += self._compare(node, vc, inputs)
             index.file(node)
         index.sweep()
-        self._have(alike, vc)
 
     body: ClassVar[Any] = tuple[
         list[int],
@@ -506,22 +386,15 @@ class LMR4(Operator):
         list[list[int]],
         list[list[list[int] | None]],
         list[tuple[int, list[int]]],
-        list[tuple[int, int]],
     ]
     """Of all nodes: vs; payload; the output's ends; for each input its ends. Of some, by place: who
-    is blamed; how many events of the output have ended."""
+    is blamed."""
 
     def _size(self) -> int:
         return self._index.count()
 
     def _items(self) -> Iterator[Node]:
         return iter(self._index)
-
-    def _head(self) -> bytes:
-        for source in self.inputs.values():  # a snapshot has sums only
-            for node in self._coming[source].pass_before(INFINITY):
-                self._owe_all(source, node)
-        return super()._head()
 
     def _packed(self, items: list[Node], numbers: Mapping[Input, int]) -> Any:
         return (
@@ -530,7 +403,6 @@ class LMR4(Operator):
             [node.out for node in items],
             [[node.ends.get(source) for node in items] for source in numbers],
             [(at, some(node.blamed, numbers)) for at, node in enumerate(items) if node.blamed],
-            [(at, node.ended) for at, node in enumerate(items) if node.ended],
         )
 
     def load_head(self, head: Head) -> None:
@@ -539,7 +411,7 @@ class LMR4(Operator):
 
     def load_body(self, body: Any) -> None:
         index, sources = self._index, list(self.inputs.values())
-        all_vs, payloads, outs, ends, blamed, ended = body
+        all_vs, payloads, outs, ends, blamed = body
         nodes = []
         for vs, payload, said in zip(all_vs, payloads, outs, strict=True):
             made = index.make if vs < self.max_stable else index.add
@@ -553,8 +425,6 @@ class LMR4(Operator):
                     node.ends[source] = told
         for place, numbers in blamed:
             nodes[place].blamed = {sources[number] for number in numbers}
-        for place, count in ended:
-            nodes[place].ended = count
         for node in nodes:
             if node.vs < self.max_stable:
                 index.file(node)

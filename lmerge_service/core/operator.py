@@ -34,7 +34,6 @@ from typing import Any, ClassVar
 
 from lmerge_service.core.breaches import Breach, BreachKind
 from lmerge_service.core.case import Case
-from lmerge_service.core.confirmation import Agreement, Compared, Intervals
 from lmerge_service.core.inputs import Input
 from lmerge_service.core.policy import Policy
 from lmerge_service.core.snapshots import Head, SavedInput, headed, parted, sealed
@@ -63,8 +62,6 @@ class Operator(ABC):
 
     case: ClassVar[Case]
     """The restriction that the inputs obey."""
-    has_key: ClassVar[bool] = False
-    """Whether an input has one event of a (payload, vs) at most, so that a second is a repeat."""
     any_partitions: ClassVar[bool] = True
     """Whether an input may be spread over several partitions, which give no order together."""
 
@@ -82,7 +79,6 @@ class Operator(ABC):
         self._eager = policy.adjust == "eager"
         self._first = policy.insert == "first"
         self._voters, self._lag = policy.voters, policy.lag
-        self._intervals = Intervals()
 
     # --- inputs -------------------------------------------------------------------------------
 
@@ -112,23 +108,11 @@ class Operator(ABC):
             self._forget(before)
         number = self._incarnations.get(name, -1) + 1
         self._incarnations[name] = number
-        gap_until = max((each.gap_until for each in self.inputs.values()), default=START)
-        agreement = self._agreement(max(joining_at, self.max_stable, gap_until))
-        source = Input(name, number, joining_at, partitions, agreement)
+        source = Input(name, number, joining_at, partitions)
         source.joined = accepted_gap or joining_at <= self.max_stable
         source.gap_until = joining_at if accepted_gap else START
         self.inputs[name] = source
         self._enter(source)
-        if accepted_gap:
-            self._ignore_before(joining_at)
-
-    def _ignore_before(self, t: int) -> None:
-        """A gap is accepted up to t, in which any input may have more than the output."""
-        for source in self.inputs.values():
-            source.agreement.restart(t)
-
-    def _agreement(self, since: int = START) -> Agreement:
-        return Agreement(self._intervals, keyed=self.has_key, since=since)
 
     def attach_like(self, other: "Operator") -> None:
         """Attaches the inputs of another operator, which have not said anything here, and takes
@@ -177,7 +161,6 @@ class Operator(ABC):
             raise ValueError("there is no gap to accept")
         source = self.inputs[gap.input]
         source.accept_gap()
-        self._ignore_before(gap.end)
         out: list[Element] = []
         self._welcome(source, out)
         self._settle(out)
@@ -195,7 +178,6 @@ class Operator(ABC):
         if source is None or source.joining_at != end:
             raise ValueError(f"no input {name!r} that joins at {end} is attached")
         source.accept_gap()
-        self._ignore_before(end)
         self._take_up()
 
     # --- elements -----------------------------------------------------------------------------
@@ -255,8 +237,6 @@ class Operator(ABC):
         before = source.stables[partition]
         if element.vc > before:
             source.advance(partition, element.vc)
-            if source.stable <= self.max_stable:
-                self._judge(source)
             self._settle(out)
         elif element.vc < before:
             self._blame(source, BreachKind.STABLE_REGRESSION, element)
@@ -264,36 +244,12 @@ class Operator(ABC):
     def _settle(self, out: list[Element]) -> None:
         """Moves the output to the stable that the joined inputs give, as often as that helps
         others to be joined."""
-        before = self.max_stable
         while True:
             t, voters = self._decided()
             if t <= self.max_stable:
-                break
+                return
             self._freeze(voters, t, out)
             self._emit_stable(t, voters[0], out)
-        if self.max_stable > before:
-            for source in self.inputs.values():
-                if source.stable > before:
-                    self._judge(source)
-
-    def _judge(self, source: Input) -> None:
-        """Settles what the input and the output have both passed by their stables."""
-        if not source.joined:
-            return
-        t = min(source.stable, self.max_stable)
-        agreement = source.agreement
-        limit = self._pass(source, t)
-        if self._intervals.touched:
-            self._close_interval(self.max_stable)
-        for each in agreement.judge(t, limit):
-            if not self._recalling:
-                kind, element = BreachKind.DISAGREEMENT, Stable(source.stable)
-                self._blame(source, kind, element, each.kept, compared=each.compared)
-
-    def _close_interval(self, t: int) -> None:
-        """The output's stable has passed t, so that nothing below belongs to the next interval."""
-        if self._intervals.close(t):
-            self._intervals.coarsen([source.agreement for source in self.inputs.values()])
 
     def _decided(self) -> tuple[int, Sequence[Input]]:
         """The stable point that the policy gives, and the inputs that decide what is frozen by
@@ -310,7 +266,6 @@ class Operator(ABC):
 
     def _emit_stable(self, t: int, leader: Input, out: list[Element]) -> None:
         self.max_stable = t
-        self._close_interval(t)
         out.append(Stable(t))
         self._stats.stables += 1
         if self._stats.leader != leader.name:
@@ -360,11 +315,6 @@ class Operator(ABC):
         """Makes the output compatible with what it is about to say: stable(t), as the voters
         did."""
 
-    def _pass(self, source: Input, t: int) -> int:
-        """The input has passed t: what the output has half frozen before t, and the input does
-        not have, is left out. Gives up to where what it does have agrees, t at most."""
-        return t
-
     def _enter(self, source: Input) -> None:  # noqa: B027 (few cases do)
         """Makes room for a new input."""
 
@@ -397,20 +347,9 @@ class Operator(ABC):
         element: Element,
         kept: Event | None = None,
         versions: tuple[tuple[str, tuple[int, ...]], ...] = (),
-        compared: Compared | None = None,
     ) -> None:
         source.breaches[kind] += 1
-        if kind is BreachKind.FROZEN_END_DISAGREES:
-            source.agreement.contradicted = True
-        if kind in (BreachKind.FROZEN_END_DISAGREES, BreachKind.HALF_FROZEN_MISSING):
-            self._reported(source)
-        blamed = (source.name, source.incarnation, kind, element, kept, versions, compared)
-        self._record(Breach(*blamed))
-
-    def _reported(self, source: Input) -> None:
-        """An input was blamed for an event: it is not to be compared with the output once more."""
-        if not self.has_key:  # where there is one, the event's node knows
-            source.agreement.restart()
+        self._record(Breach(source.name, source.incarnation, kind, element, kept, versions))
 
     def _record(self, breach: Breach) -> None:
         if len(self._breaches) == _KEPT_BREACHES:
@@ -488,7 +427,6 @@ class Operator(ABC):
                     self._load_stable(vc)
                     self._stats.stables += 1
                     self.max_stable = vc
-                    self._close_interval(vc)
                     self._join(vc)
         self._take_up()
 
@@ -558,10 +496,6 @@ class Operator(ABC):
             stats=self._stats,
             inputs=[SavedInput.of(source) for source in self.inputs.values()],
             items=self._size(),
-            bounds=self._intervals.bounds,
-            weights=self._intervals.weights,
-            touched=self._intervals.touched,
-            reached=self._intervals.reached,
         )
 
     def load_head(self, head: Head) -> None:
@@ -569,13 +503,7 @@ class Operator(ABC):
         self.max_stable = head.max_stable
         self._stats = head.stats
         self._incarnations = head.incarnations
-        self._intervals.bounds, self._intervals.touched = head.bounds, head.touched
-        self._intervals.weights, self._intervals.reached = head.weights, head.reached
-        self.inputs = {}
-        for each in head.inputs:
-            agreement = self._agreement()
-            each.agreement.load_into(agreement)
-            self.inputs[each.name] = each.to_input(agreement)
+        self.inputs = {each.name: each.to_input() for each in head.inputs}
         for source in self.inputs.values():
             self._enter(source)
 

@@ -29,7 +29,6 @@ from typing import Any, ClassVar, TypeAlias
 
 from lmerge_service.core.breaches import BreachKind
 from lmerge_service.core.case import Case
-from lmerge_service.core.confirmation import Agreement
 from lmerge_service.core.inputs import Input
 from lmerge_service.core.operator import Operator, foreign
 from lmerge_service.core.policy import Policy
@@ -40,9 +39,6 @@ __all__ = ("BEFORE", "InOrder", "Ordered", "Restricted")
 
 BEFORE = START - 1
 """Before every time: the highest vs of a stream without inserts."""
-
-_MOST = 1_000
-"""So many events wait to be compared, at most."""
 
 _Item: TypeAlias = tuple[Input | None, Insert[Any], Sequence[Input]]
 """An insert that waits, by its input, or one at max_vs, and who has told it."""
@@ -76,7 +72,6 @@ class Ordered(InOrder):
         super().__init__(policy)
         self.max_vs = BEFORE
         self._waiting: dict[Input, deque[Insert[Any]]] = {}
-        self._sent: list[Insert[Any]] = []  # what went out and is not compared yet
 
     def _insert(self, source: Input, element: Insert[Any], out: list[Element]) -> None:
         if element.vs < source.joining_at:
@@ -86,10 +81,6 @@ class Ordered(InOrder):
         elif self._is_in_order(source, element):
             if element.vs < self.max_vs or element.vs < self.max_stable:
                 source.late += 1
-                got = source.agreement.got
-                got.append(element)
-                if len(got) >= _MOST:
-                    self._match(source, START)
                 return
             if element.vs > self.max_vs:
                 self._advance(element.vs)
@@ -149,55 +140,8 @@ class Ordered(InOrder):
     def _forget(self, source: Input) -> None:
         self._waiting.pop(source, None)
 
-    def _agreement(self, since: int = START) -> Agreement:
-        return super()._agreement(max(since, self.max_vs + 1))  # no event before is known
-
-    def _repeated(self, source: Input, element: Insert[Any]) -> None:
-        """An input has what the output has, or has had, or should have had."""
-        got = source.agreement.got
-        got.append(element)
-        if len(got) >= _MOST:
-            self._match(source, START)
-
-    def _goes(self, element: Insert[Any]) -> None:
-        """An event goes out, which all inputs have to repeat."""
-        self._sent.append(element)
-        if len(self._sent) >= _MOST:
-            self._match_all()
-
-    def _match(self, source: Input, t: int) -> None:
-        if self._sent:
-            for each in self.inputs.values():
-                each.agreement.owed += self._sent
-            self._sent.clear()
-        source.agreement.match(t)
-
-    def _match_all(self) -> None:
-        for source in self.inputs.values():
-            self._match(source, START)
-        self._sent.clear()
-
-    def _judge(self, source: Input) -> None:
-        if source.joined:
-            self._match(source, min(source.stable, self.max_stable))
-        super()._judge(source)
-
-    def _close_interval(self, t: int) -> None:
-        super()._close_interval(max(t, self.max_vs + 1))  # what is compared is not above max_vs
-
-    def _head(self) -> bytes:
-        self._match_all()
-        for source in self.inputs.values():
-            source.agreement.match(INFINITY)  # a snapshot has sums only
-        return super()._head()
-
     def _emit(self, source: Input, element: Insert[Any], out: list[Element]) -> None:
         out.append(element)
-        source.agreement.got.append(element)
-        sent = self._sent
-        sent.append(element)
-        if len(sent) >= _MOST:
-            self._match_all()
         source.first += 1
         self._stats.inserts += 1
 
@@ -207,7 +151,6 @@ class Ordered(InOrder):
         if element.vs > self.max_vs:
             self._advance(element.vs)
         self._load(element)
-        self._goes(element)
 
     @abstractmethod
     def _repeats(self, element: Insert[Any]) -> bool:

@@ -6,7 +6,7 @@ Theory
     msgpack document of its own, and all but the head begin with its mark and their number, so that
     parts of two states do not mix, and none is missed:
 
-        {"kind": "operator", "version": 4, "items": 3, ...}    head
+        {"kind": "operator", "version": 3, "items": 3, ...}    head
         [mark, 0, 2, body]  [mark, 1, 1, body]                  two items, and one
 
     A body is what the class of the state packs its items into: the indexes column by column, which
@@ -28,25 +28,21 @@ Cost
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from hashlib import sha256
 from itertools import islice
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from lmerge_service.core.breaches import BreachKind
 from lmerge_service.core.case import Case
-from lmerge_service.core.confirmation import Agreement, Difference, digest
 from lmerge_service.core.inputs import Input
 from lmerge_service.core.stats import Stats
 from lmerge_service.elements import START
 from lmerge_service.errors import StateError
-from lmerge_service.tdb import Event
 
 __all__ = (
     "Head",
     "Items",
     "NormaliserHead",
-    "SavedAgreement",
-    "SavedDifference",
     "SavedInput",
     "hashable",
     "headed",
@@ -59,90 +55,11 @@ __all__ = (
     "unsealed",
 )
 
-_VERSION = 4
+_VERSION = 3
 _DIGEST_BYTES = 32
 _MARK_BYTES = 8
 _LARGEST = 2**64 - 1
 _PORTABLE = frozenset({type(None), bool, float, str, bytes})
-
-
-_Triple: TypeAlias = tuple[Any, int, int]
-
-
-class SavedDifference(msgspec.Struct, array_like=True):
-    """A `Difference` of an input from the output, field by field."""
-
-    start: int
-    sums: tuple[int, int]
-    counts: tuple[int, int, int]
-    times: tuple[int, int, int]
-    complete: bool
-    doubtful: bool
-    held: dict[int, int]
-    events: tuple[list[_Triple], list[_Triple], list[_Triple]]
-
-    @classmethod
-    def of(cls, start: int, difference: Difference) -> "SavedDifference":
-        return cls(
-            start,
-            (difference.starts & _LARGEST, difference.ends & _LARGEST),
-            (difference.room, difference.emitted, difference.received),
-            (difference.first_start, difference.first_end, difference.until),
-            difference.complete,
-            difference.doubtful,
-            difference.held,
-            (
-                _triples(difference.owed),
-                _triples(difference.other_ends),
-                _triples(difference.extra),
-            ),
-        )
-
-    def to_difference(self) -> Difference:
-        room, emitted, received = self.counts
-        made = Difference(room)
-        made.emitted, made.received = emitted, received
-        made.starts, made.ends = self.sums
-        made.first_start, made.first_end, made.until = self.times
-        made.complete, made.doubtful = self.complete, self.doubtful
-        made.held = self.held
-        made.owed, made.other_ends, made.extra = map(_events, self.events)
-        return made
-
-
-def _triples(events: Mapping[int, Event]) -> list[_Triple]:
-    return [(portable(each.payload), each.vs, each.ve) for each in events.values()]
-
-
-def _events(triples: list[_Triple]) -> dict[int, Event]:
-    made = (Event(hashable(payload), vs, ve) for payload, vs, ve in triples)
-    return {digest(each.vs, each.payload): each for each in made}
-
-
-class SavedAgreement(msgspec.Struct, array_like=True):
-    """An `Agreement`, field by field."""
-
-    times: tuple[int, int, int, int]
-    contradicted: bool
-    counts: tuple[int, int, int]
-    differences: list[SavedDifference]
-
-    @classmethod
-    def of(cls, agreement: Agreement) -> "SavedAgreement":
-        return cls(
-            (agreement.since, agreement.confirmed_from, agreement.confirmed, agreement.common),
-            agreement.contradicted,
-            (agreement.repeated, agreement.left_out, agreement.left_out_lately),
-            [SavedDifference.of(*each) for each in sorted(agreement.differences.items())],
-        )
-
-    def load_into(self, agreement: Agreement) -> None:
-        """Gives an input what was saved."""
-        since, agreement.confirmed_from, agreement.confirmed, agreement.common = self.times
-        agreement.since = since
-        agreement.contradicted = self.contradicted
-        agreement.repeated, agreement.left_out, agreement.left_out_lately = self.counts
-        agreement.load({each.start: each.to_difference() for each in self.differences})
 
 
 class SavedInput(msgspec.Struct, array_like=True):
@@ -157,7 +74,6 @@ class SavedInput(msgspec.Struct, array_like=True):
     front: tuple[int | None, int]
     counts: tuple[int, int, int, int, int]
     breaches: dict[BreachKind, int]
-    agreement: SavedAgreement
 
     @classmethod
     def of(cls, source: Input) -> "SavedInput":
@@ -172,12 +88,10 @@ class SavedInput(msgspec.Struct, array_like=True):
             (source.front if source.front >= START else None, source.at_front),
             counts,
             dict(source.breaches),
-            SavedAgreement.of(source.agreement),
         )
 
-    def to_input(self, agreement: Agreement) -> Input:
-        """`agreement` is the input's, as it is to be."""
-        source = Input(self.name, self.incarnation, self.joining_at, len(self.stables), agreement)
+    def to_input(self) -> Input:
+        source = Input(self.name, self.incarnation, self.joining_at, len(self.stables))
         source.joined = self.joined
         source.gap_until = self.gap_until
         source.stables = self.stables
@@ -200,13 +114,6 @@ class Head(msgspec.Struct, tag_field="kind", tag="operator"):
     incarnations: dict[str, int]
     stats: Stats
     inputs: list[SavedInput]
-    bounds: list[int]
-    weights: list[int]
-    """Of the intervals in which they are compared."""
-    touched: bool
-    """Something was compared beyond the last bound."""
-    reached: int
-    """Whatever the output has let go of starts before this."""
 
 
 class NormaliserHead(msgspec.Struct, tag_field="kind", tag="normaliser"):

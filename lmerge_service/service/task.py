@@ -537,7 +537,7 @@ class MergeTask:
                 log.warning(
                     "breach", replica=breach.input, incarnation=breach.incarnation,
                     kind=breach.kind.value, element=repr(breach.element), kept=breach.kept,
-                    compared=breach.compared, count=count,
+                    count=count,
                 )  # fmt: skip
 
     def _pace(self) -> None:

@@ -7,7 +7,6 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
 
 from lmerge_service.core import Input
 from lmerge_service.elements import INFINITY, START
@@ -232,7 +231,6 @@ def _replica(task: MergeTask, state: ReplicaState) -> ReplicaStatus:
         dead_letters=counts["dead"],
         lost_events=counts["lost"],
         breaches=dict(tally.breaches.committed),
-        **_agreement(source),
         in_trouble=tally.troubled is not None and now - tally.troubled < _TROUBLE_SECONDS,
     )
 
@@ -268,21 +266,6 @@ def _open(state: ReplicaState, now: float) -> list[OpenTransactionStatus]:
         )
         for each in (() if state.unread is None else state.unread.open)
     ]
-
-
-def _agreement(source: Input | None) -> dict[str, Any]:
-    """How far a replica has been confirmed to agree with the output."""
-    agreement = None if source is None else source.agreement
-    end = START if agreement is None else agreement.confirmed
-    never = agreement is None or end <= agreement.confirmed_from
-    return {
-        "confirmed": None if never else _point(end),
-        "confirmed_from": None if agreement is None else _point(agreement.confirmed_from),
-        "confirmed_to_the_end": not never and end == INFINITY,
-        "disagrees": agreement is not None and agreement.contradicted,
-        "left_out": 0 if agreement is None else agreement.left_out,
-        "unconfirmed": agreement is not None and agreement.is_doubtful,
-    }
 
 
 def _state(task: MergeTask, state: ReplicaState, *, joined: bool) -> State:

@@ -38,10 +38,8 @@ def test_inputs_may_come_through_pipes(pipeline: str, run: Run) -> None:
     expected = run("merge", "small", "large", "-o", "-")
     assert expected.returncode == 0
     piped = run(pipeline=pipeline)
-    assert piped.returncode == 0
+    assert (piped.returncode, piped.stderr) == (0, "")
     assert piped.stdout == expected.stdout
-    assert "disagreement" in piped.stderr  # the one warning: these inputs differ
-    assert piped.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -136,8 +134,7 @@ def test_elsewhere_than_on_a_terminal_nothing_is_drawn(run: Run) -> None:
 
 
 def test_a_terminal_shows_progress_on_standard_error_alone(tmp_path: Path) -> None:
-    (tmp_path / "same").write_text((tmp_path / "large").read_text())
-    code, out, drawn = on_a_terminal(tmp_path, ["merge", "large", "same", "-o", "-"])
+    code, out, drawn = on_a_terminal(tmp_path, ["merge", "large", "small", "-o", "-"])
     assert code == 0
     assert out.startswith('{"op":"insert","payload":0,')
     assert out.endswith(END)

@@ -258,7 +258,7 @@ def test_a_damaged_or_foreign_snapshot_is_refused(damage: bytes | None) -> None:
     saved = merge.snapshot()
     with pytest.raises(StateError):
         restore(saved[:-1] if damage is None else damage)
-    other = saved[32:].replace(b"\xa7version\x04", b"\xa7version\x09")
+    other = saved[32:].replace(b"\xa7version\x03", b"\xa7version\x09")
     with pytest.raises(StateError, match="version 9"):
         restore(sha256(other).digest() + other)
 
