@@ -129,6 +129,8 @@ class Real:
                 await producer.send_and_wait(topic, value, partition=0)
             yield
             await producer.abort_transaction()
+        async with Source(self._connection) as source:  # the marker comes behind the answer
+            await source.settled([TopicPartition(topic, 0)])
 
     async def truncate(self, tp: TopicPartition, before: int) -> None:
         class Before:
