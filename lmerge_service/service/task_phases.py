@@ -61,7 +61,8 @@ class Event(StrEnum):
 
 
 PHASES: Final[Mapping[Phase, Mapping[Event, Phase]]] = {
-    Phase.GONE: {Event.ASSIGNED: Phase.RECOVERING},
+    # A task may be revoked before it has begun to lead or follow.
+    Phase.GONE: {Event.ASSIGNED: Phase.RECOVERING, Event.REVOKED: Phase.GONE},
     Phase.RECOVERING: {
         Event.TOOK_OVER: Phase.LEADING,
         Event.CAUGHT_UP: Phase.FOLLOWING,

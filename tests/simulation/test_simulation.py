@@ -154,6 +154,11 @@ def test_n1_a_task_that_a_fenced_worker_keeps_to_itself_is_found(
     assert any("has had no leader" in each for each in found())
 
 
+def test_n1_a_task_may_be_revoked_before_it_has_begun() -> None:
+    played = simulate(10_002, pauses=True)
+    assert played.good, f"{played}\n{played.report}"
+
+
 @pytest.mark.deep
 @pytest.mark.parametrize("block", range(20))
 def test_n1_pauses_of_any_length_at_any_request(block: int) -> None:
