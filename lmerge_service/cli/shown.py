@@ -129,7 +129,7 @@ def _cells(
     if seen.get("ended") and state == "joined":
         state = "ended"
     incarnation = f" #{seen['incarnation']}" if seen.get("incarnation") else ""
-    why = seen.get("why") or known.get("reason") or ""
+    why = seen.get("why") or known.get("reason") or _confirmed(seen)
     if state == "detached" and since:
         why = f"{why}; {since} records since" if why else f"{since} records since"
     return [
@@ -148,6 +148,15 @@ def _liveness(seen: Document, state: str) -> str:
     """What is to be known of a replica that brings nothing new."""
     still = seen.get("liveness") in {"not progressing", "silent"}
     return f", {seen['liveness']}" if still and state == "joined" else ""
+
+
+def _confirmed(seen: Document) -> str:
+    """Up to where a replica agrees with the output, if that is not as far as it is."""
+    if not (seen.get("disagrees") or seen.get("unconfirmed")):
+        return ""
+    said = "disagrees" if seen.get("disagrees") else "leaves events out"
+    confirmed = seen.get("confirmed")
+    return f"{said}: confirmed " + ("nowhere" if confirmed is None else f"to {confirmed:,}")
 
 
 def _breaches(seen: Document) -> str:

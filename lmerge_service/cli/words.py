@@ -31,6 +31,7 @@ BREACHES: Final[Mapping[BreachKind, str]] = {
     BreachKind.DUPLICATE_KEY: "inserts an event that this input holds already",
     BreachKind.HALF_FROZEN_MISSING: "passes an event that this input does not have",
     BreachKind.FROZEN_END_DISAGREES: "passes an event that this input ended too early to follow",
+    BreachKind.DISAGREEMENT: "passes an interval in which it has other events than the output",
     BreachKind.AFTER_DETACH: "ignored, this input was detached",
     BreachKind.STABLE_REGRESSION: "ignored, it is below the last stable of this input",
 }

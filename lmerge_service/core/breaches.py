@@ -35,6 +35,9 @@ class BreachKind(StrEnum):
     FROZEN_END_DISAGREES = "frozen_end_disagrees"
     """The input gives an event another end than the output, which cannot follow it: it is final,
     or the majority of the voting inputs decided otherwise."""
+    DISAGREEMENT = "disagreement"
+    """The input has passed a range of time in which it has other events than the output, or other
+    ends of them, late ones included; only a worker looks for that (`service.confirmation`)."""
     AFTER_DETACH = "after_detach"
     """An element of an input that is not attached any more."""
     STABLE_REGRESSION = "stable_regression"

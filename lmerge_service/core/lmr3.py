@@ -42,7 +42,7 @@ from lmerge_service.core.breaches import BreachKind
 from lmerge_service.core.case import Case
 from lmerge_service.core.in2t import In2t, Node
 from lmerge_service.core.inputs import Input
-from lmerge_service.core.operator import Operator, foreign
+from lmerge_service.core.operator import Operator, Versions, foreign
 from lmerge_service.core.policy import Policy
 from lmerge_service.core.snapshots import Head, hashable, portable, some
 from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
@@ -340,6 +340,11 @@ class LMR3(Operator):
         for node in self._index:
             if node.out is not None:
                 yield Event(node.payload, node.vs, node.out)
+
+    def versions(self) -> Iterator[Versions]:
+        for node in self._index:
+            ends = [(source.name, [node.ends[source]]) for source in node.tellers()]
+            yield node.payload, node.vs, [] if node.out is None else [node.out], ends
 
     def _load_insert(self, element: Insert[Any]) -> None:
         node = self._index.find(element.vs, element.payload)

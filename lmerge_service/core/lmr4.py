@@ -56,7 +56,7 @@ from lmerge_service.core.breaches import BreachKind
 from lmerge_service.core.case import Case
 from lmerge_service.core.in3t import In3t, Node, beyond, has
 from lmerge_service.core.inputs import Input
-from lmerge_service.core.operator import Operator, foreign
+from lmerge_service.core.operator import Operator, Versions, foreign
 from lmerge_service.core.policy import Policy
 from lmerge_service.core.snapshots import Head, hashable, portable, some
 from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
@@ -354,6 +354,11 @@ class LMR4(Operator):
         for node in self._index:
             for end in node.out:
                 yield Event(node.payload, node.vs, end)
+
+    def versions(self) -> Iterator[Versions]:
+        for node in self._index:
+            ends = [(source.name, held) for source, held in node.ends.items()]
+            yield node.payload, node.vs, node.out, ends
 
     def _load_insert(self, element: Insert[Any]) -> None:
         node = self._index.find(element.vs, element.payload)

@@ -30,7 +30,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 from lmerge_service.core.breaches import Breach, BreachKind
 from lmerge_service.core.case import Case
@@ -42,7 +42,11 @@ from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, St
 from lmerge_service.errors import StateError
 from lmerge_service.tdb import Event
 
-__all__ = ("Gap", "Operator", "foreign")
+__all__ = ("Gap", "Operator", "Versions", "foreign")
+
+Versions: TypeAlias = tuple[Any, int, Sequence[int], Sequence[tuple[str, Sequence[int]]]]
+"""Payload and vs of live events; the ends that the output gives them; for inputs that have them, by
+name, the ends that they give."""
 
 _KEPT_BREACHES = 1_000
 
@@ -383,6 +387,20 @@ class Operator(ABC):
         >>> merge.load_output([Insert("p", 1, 5), Insert("q", 2, 9), Stable(7), Insert("r", 8, 12)])
         >>> [(event.payload, event.ve) for event in merge.live_output()]
         [('q', 9), ('r', 12)]
+        """
+        return None
+
+    def versions(self) -> Iterator[Versions] | None:
+        """The live events by (payload, vs): the ends that the output gives them, and each input
+        that has inserted them; an input's late ones are missing. None: the case has no index.
+
+        >>> from lmerge_service.core import lmerge
+        >>> merge = lmerge("R3")
+        >>> merge.attach("a"); merge.attach("b")
+        >>> [*merge.process("a", Insert("p", 1, 5)), *merge.process("b", Insert("p", 1, 7))]
+        [Insert(payload='p', vs=1, ve=5)]
+        >>> list(merge.versions())
+        [('p', 1, [5], [('a', [5]), ('b', [7])])]
         """
         return None
 

@@ -170,6 +170,8 @@ class Ingest:
         self.lately: list[Element] = []
         """Elements that were processed together with late ones; whoever looks at them takes them
         away."""
+        self.taken: list[Element] = []
+        """What the operator was given last."""
         self.repeats = Repeats()
         """Which numbered records were read."""
         self.repeated = 0
@@ -358,7 +360,7 @@ class Ingest:
             normaliser = self._normalisers.setdefault(slot, Normaliser())
             elements = normaliser.process_batch(elements)
             normaliser.blame(self._merge, self.name)
-        late = source.late
+        late, self.taken = source.late, elements
         out = process(self.name, elements, slot)
         if source.late > late:
             self.lately += elements
@@ -377,7 +379,7 @@ class Ingest:
         self._normalisers, self._decoders, self._waiting = {}, {}, {}
         self.repeats, self.outdated = Repeats(), {}
         self._homes = Homes()
-        self.front = START
+        self.front, self.taken = START, []
         self._merge.attach(self.name, joining_at, self.partitions)
 
     def accept_gap(self) -> None:

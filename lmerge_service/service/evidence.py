@@ -70,6 +70,9 @@ class Happening(StrEnum):
     """The operator was built anew: after a start, a takeover or a failed commit."""
     LOST = "lost"
     """This replica's stable came before events that another one has: the output lacks them."""
+    DISAGREES = "disagrees"
+    """This replica has other events than the output; the reason has the range of time, and where
+    the replica published them."""
     LEADER = "leader"
     """This replica leads from now on; the reason names the one before, and why it does not."""
     CUTOVER = "cutover"

@@ -160,6 +160,11 @@ def _wrong_with(replica: ReplicaStatus, open_after: float) -> Iterator[tuple[Rea
     if replica.in_trouble and replica.breaches:
         kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(replica.breaches.items()))
         yield ReasonKind.BREACHES, f"breaches: {kinds}"
+    if replica.disagrees:
+        yield ReasonKind.DISAGREES, f"it contradicts the output; {_confirmed(replica)}"
+    elif replica.unconfirmed:
+        text = f"its stables have passed {replica.left_out} events of the output that it lacks"
+        yield ReasonKind.UNCONFIRMED, f"{text}; {_confirmed(replica)}"
     heard = replica.inserts + replica.adjusts + replica.stables
     if replica.stale and not heard:
         text = f"all it sends ({replica.stale} records) is of an older incarnation"
@@ -177,6 +182,12 @@ def _wrong_with(replica: ReplicaStatus, open_after: float) -> Iterator[tuple[Rea
             f"the last in {replica.contradicted_at}: a second writer, or one that counts again"
         )
         yield ReasonKind.NUMBERING, text
+
+
+def _confirmed(replica: ReplicaStatus) -> str:
+    if replica.confirmed is None:
+        return "confirmed nowhere, it is no redundancy"
+    return f"confirmed up to {replica.confirmed} only, it is no redundancy beyond"
 
 
 def _is_moving(replica: ReplicaStatus) -> bool:

@@ -291,9 +291,24 @@ _COUNTERS: Sequence[tuple[str, str, Callable[[ReplicaStatus], float]]] = (
         "Events that others have and the output lacks, since its stable came first.",
         lambda each: each.lost_events,
     ),
+    (
+        "left_out_events",
+        "Events of the output that its stables passed without it having them.",
+        lambda each: each.left_out,
+    ),
 )
 _GAUGES: Sequence[tuple[str, str, Callable[[ReplicaStatus], float | None]]] = (
     ("ended", "1 when the replica is complete.", lambda each: each.ended),
+    (
+        "disagrees",
+        "1 once it has contradicted the output, until it starts over.",
+        lambda each: each.disagrees,
+    ),
+    (
+        "unconfirmed",
+        "1 while it passes events of the output without repeating them.",
+        lambda each: each.unconfirmed,
+    ),
     ("lag_records", "Records of its topic that are not read yet.", lambda each: each.lag_records),
     (
         "open_transaction_seconds",
@@ -357,6 +372,12 @@ def _replica_points(views: _Views, unit: int | None) -> Iterator[Metric]:
     yield _gauge("replica_stable_point", text, _REPLICA, points)
     text = "The same as Unix time."
     yield _gauge("replica_stable_timestamp_seconds", text, _REPLICA, _in_seconds(points, unit))
+    confirmed = list(_each(views, lambda each: each.confirmed))
+    text = "Up to where it agrees with the output, in the topology's unit."
+    yield _gauge("replica_confirmed_point", text, _REPLICA, confirmed)
+    text = "The same as Unix time."
+    seconds = _in_seconds(confirmed, unit)
+    yield _gauge("replica_confirmed_timestamp_seconds", text, _REPLICA, seconds)
     text = "How far it is behind the output, in the topology's unit; below 0: ahead."
     yield _gauge("replica_behind_output", text, _REPLICA, behind)
     text = "The same in seconds."

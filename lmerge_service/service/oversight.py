@@ -23,20 +23,20 @@ What happens on a crash at each await
 """
 
 import asyncio
-import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import structlog
 
-from lmerge_service.core import DIVERGENT, Breach, Gap
-from lmerge_service.elements import Element
+from lmerge_service.core import DIVERGENT, Breach, BreachKind, Gap
+from lmerge_service.elements import Element, Stable
 from lmerge_service.errors import TransportError
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.kafka.records import Record
 from lmerge_service.kafka.sink import Origin
 from lmerge_service.kafka.source import Batches, Source, TopicPartition
+from lmerge_service.service.confirmation import Confirmation
 from lmerge_service.service.control import Control
 from lmerge_service.service.decisions import LONGEST_REASON, Decision, Quarantine
 from lmerge_service.service.evidence import Happening
@@ -92,6 +92,7 @@ class Oversight:
         self.lost: list[Loss] = []
         """Whoever counts losses takes them away."""
         self._losses = Losses(state.merge)
+        self.confirmation = Confirmation(state.merge, clock)
         self._divergent: dict[str, Breach] = {}
         self._gap: Gap | None = None
         self._asked = asyncio.Event()
@@ -108,6 +109,7 @@ class Oversight:
         self.origins = []
         for tp, records in batches.items():
             taken += self._take(tp, records, out, dead, breaches)
+        self._look_for_disagreements()
         self._drain(breaches)
         return taken, list(breaches)
 
@@ -128,8 +130,10 @@ class Oversight:
             if len(out) > had:
                 self.origins.append(Origin(had, tp, first, last))
                 self._see_who_leads(tp, first, last)
-                self._losses.emitted(itertools.islice(out, had, None), Place(tp, first, last))
-            self._look_for_losses(tp, Place(tp, first, last))
+                emitted = out[had:]
+                self._losses.emitted(emitted, Place(tp, first, last))
+                self.confirmation.emitted(emitted, Place(tp, first, last))
+            self._compare(tp, Place(tp, first, last))
             if judging.found:
                 self._drain(breaches)
                 found, judging.found = judging.found, []
@@ -137,10 +141,20 @@ class Oversight:
                     self._act(finding)
         return at
 
-    def _look_for_losses(self, tp: TopicPartition, place: Place) -> None:
+    def _look_for_disagreements(self) -> None:
+        for found in self.confirmation.look():
+            stable = self._state.merge.inputs[found.replica].stable
+            self._state.merge.blame(found.replica, BreachKind.DISAGREEMENT, Stable(stable))
+            count = self._reporting.happened(Happening.DISAGREES, found.replica, str(found))
+            if count is not None:
+                log.warning("disagreement", replica=found.replica, why=str(found), count=count)
+
+    def _compare(self, tp: TopicPartition, place: Place) -> None:
         replicas = self._state.replicas
         if (state := replicas.merging(tp)) is None or state.ingest is None:
             return
+        slot = state.ingest.slot(tp.partition)
+        self.confirmation.received(state.name, slot, state.ingest.taken, place)
         lately, state.ingest.lately = state.ingest.lately, []
         for loss in self._losses.look(state.name, lately, place):
             replicas.lose(loss.leader, loss.count)

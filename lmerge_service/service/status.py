@@ -98,6 +98,10 @@ class ReasonKind(StrEnum):
     """A replica is read, and has brought nothing new for a minute."""
     DEAD_LETTERS = "dead_letters"
     """A replica has sent what is no element, within the last ten minutes."""
+    DISAGREES = "disagrees"
+    """A replica contradicts the output: it is no redundancy."""
+    UNCONFIRMED = "unconfirmed"
+    """A replica passes what the output has without repeating it: it is no redundancy."""
     BREACHES = "breaches"
     """A replica has broken a rule, within the last ten minutes."""
     STALE = "stale"
@@ -189,6 +193,17 @@ class ReplicaStatus(BaseModel):
     lost_events: int
     """Events that others have and the output lacks, since this replica's stable came first."""
     breaches: dict[str, int]
+    confirmed: int | None
+    """Up to where it has been found to agree with the output; null: nowhere yet, or to the end."""
+    confirmed_from: int | None
+    """Since when; null: from its beginning."""
+    confirmed_to_the_end: bool
+    disagrees: bool
+    """It contradicts the output; nothing more is confirmed until it starts over."""
+    left_out: int
+    """Events of the output that its stables have passed without it having them."""
+    unconfirmed: bool
+    """It has left out events, and has not repeated enough since."""
     in_trouble: bool
     """It broke a rule, contradicted its own numbers, or sent what is no element, within the last
     ten minutes."""

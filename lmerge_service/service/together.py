@@ -26,7 +26,7 @@ IDLE_AFTER_SECONDS: Final = 60.0
 _WORST = (State.QUARANTINED, State.HELD_OUT, State.PAUSED, State.JOINING, State.JOINED)
 _SUMS = (
     "inserts", "adjusts", "stables", "delivered_first", "late", "stale", "repeated",
-    "contradicted", "dead_letters", "lost_events",
+    "contradicted", "dead_letters", "lost_events", "left_out",
 )  # fmt: skip
 
 
@@ -133,6 +133,13 @@ def _together(views: Sequence[ReplicaStatus]) -> ReplicaStatus:
             "breaches": dict(breaches),
             "contradicted_at": next((at for each in views if (at := each.contradicted_at)), None),
             "outdated": max((each.outdated for each in views), key=len),
+            "confirmed": _lowest(e.confirmed for e in views if not e.confirmed_to_the_end),
+            "confirmed_from": max(
+                (e.confirmed_from for e in views if e.confirmed_from is not None), default=None
+            ),
+            "confirmed_to_the_end": all(each.confirmed_to_the_end for each in views),
+            "disagrees": any(each.disagrees for each in views),
+            "unconfirmed": any(each.unconfirmed for each in views),
             "in_trouble": any(each.in_trouble for each in views),
         }
     )

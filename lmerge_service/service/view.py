@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Any
 
 from lmerge_service.core import Input
 from lmerge_service.elements import INFINITY, START
@@ -231,6 +232,7 @@ def _replica(task: MergeTask, state: ReplicaState) -> ReplicaStatus:
         dead_letters=counts["dead"],
         lost_events=counts["lost"],
         breaches=dict(tally.breaches.committed),
+        **_confirmed(task, state.name),
         in_trouble=tally.troubled is not None and now - tally.troubled < _TROUBLE_SECONDS,
     )
 
@@ -266,6 +268,24 @@ def _open(state: ReplicaState, now: float) -> list[OpenTransactionStatus]:
         )
         for each in (() if state.unread is None else state.unread.open)
     ]
+
+
+def _confirmed(task: MergeTask, name: str) -> dict[str, Any]:
+    """How far a replica has been confirmed to agree with the output."""
+    known = None if task.oversight is None else task.oversight.confirmation.of(name)
+    if known is None:
+        return dict.fromkeys(("confirmed", "confirmed_from")) | {
+            "confirmed_to_the_end": False, "disagrees": False, "left_out": 0, "unconfirmed": False,
+        }  # fmt: skip
+    nowhere = known.point <= known.since
+    return {
+        "confirmed": None if nowhere else _point(known.point),
+        "confirmed_from": _point(known.since),
+        "confirmed_to_the_end": not nowhere and known.point == INFINITY,
+        "disagrees": known.disagrees,
+        "left_out": known.left_out,
+        "unconfirmed": known.is_doubtful,
+    }
 
 
 def _state(task: MergeTask, state: ReplicaState, *, joined: bool) -> State:

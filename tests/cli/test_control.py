@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from fastapi import Depends, FastAPI
 
+from lmerge_service.cli.shown import replicas_table
 from lmerge_service.errors import TransportError
 from lmerge_service.kafka.broker import free_port
 from lmerge_service.service.access import Access, Guard
@@ -450,3 +451,17 @@ def test_where_there_was_no_cutover_there_is_none_to_watch(lmerge: Lmerge, serve
     assert (done.code, done.err) == (
         6, "error: there was no cutover yet: --from and --to begin one\n",
     )  # fmt: skip
+
+
+def test_a_replica_that_is_no_redundancy_says_so() -> None:
+    rows = [
+        {"name": "a", "state": "joined", "confirmed": 90},
+        {"name": "b", "state": "joined", "confirmed": 1_200, "disagrees": True},
+        {"name": "c", "state": "joined", "confirmed": None, "unconfirmed": True},
+    ]
+    *_, why = replicas_table({"replicas": rows}).columns
+    assert [str(cell) for cell in why.cells] == [
+        "",
+        "disagrees: confirmed to 1,200",
+        "leaves events out: confirmed nowhere",
+    ]

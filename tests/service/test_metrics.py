@@ -73,8 +73,11 @@ async def leading_and_following(merge: Merge) -> AsyncIterator[tuple[Worker, Wor
 
 
 def has_read_all(worker: Worker) -> bool:
-    """What `merge` has published, and has put it out."""
-    number = Scrape(registry_of(worker)).number
+    """What `merge` has published, and has put it out and compared it."""
+    scraped = Scrape(registry_of(worker))
+    if not any(name == "lmerge_replica_confirmed_point" for name, _ in scraped.labels()):
+        return False
+    number = scraped.number
     repeated = number("lmerge_replica_repeated_records_total", replica="b")
     return (repeated, number("lmerge_output_elements_total", kind="insert")) == (2, 2)
 

@@ -32,6 +32,7 @@ from lmerge_service.elements import INFINITY, Element, Stable
 from lmerge_service.formats.wire import encode
 from lmerge_service.kafka.routing import Router
 from lmerge_service.present.life import Life
+from lmerge_service.service.evidence import Evidence, Happening
 from lmerge_service.topology import Topology
 from tests.service.cluster import crc32, logical, meaning, replica_streams
 from tests.simulation.actors import LINGERING_SECONDS, Decay, Publisher, Supervisor
@@ -65,10 +66,13 @@ class Run:
     leaderless: float
     """The longest time in seconds that any task had no leader, since something last happened to a
     worker."""
+    blamed: tuple[str, ...]
+    """What was found of replicas that are said to disagree, though none has lied."""
 
     @property
     def good(self) -> bool:
-        return self.ended and self.failed is None and self.report.outcome is Outcome.VALID
+        valid = self.report.outcome is Outcome.VALID
+        return self.ended and self.failed is None and valid and not self.blamed
 
     def history(self) -> bytes:
         """Every record of every topic."""
@@ -78,6 +82,7 @@ class Run:
         return (
             f"seed {self.seed}: {self.report.outcome}, "
             f"{self.failed or ('ended' if self.ended else 'NOT ENDED')}, "
+            f"{''.join(f'BLAMED {each}, ' for each in self.blamed)}"
             f"{self.seen['kills']} kills, {self.seen['overtaken']} overtaken, "
             f"{self.seen['pauses']} pauses, {self.leaderless:.1f} s without a leader at most, "
             f"{self.seconds:.0f} s, history {hashlib.sha256(self.history()).hexdigest()[:16]}"
@@ -126,9 +131,11 @@ class _Play:
         await asyncio.gather(*self.running, return_exceptions=True)
         seconds = asyncio.get_running_loop().time()
         topics = tuple(self.broker.topic(name) for name in self.broker.names())
-        report = check(self._history({topic.name: topic for topic in topics}))
+        by_name = {topic.name: topic for topic in topics}
+        report = check(self._history(by_name))
+        blamed = self._blamed(by_name[self.topology.output.events_topic])
         leaderless = self.leaders.longest
-        return Run(self.seed, report, topics, ended, failed, seconds, self.seen, leaderless)
+        return Run(self.seed, report, topics, ended, failed, seconds, self.seen, leaderless, blamed)
 
     # --- the beginning --------------------------------------------------------------------------
 
@@ -293,6 +300,23 @@ class _Play:
             return False
         ends = {r.partition for r in self.broker.topic(output.topic).records if r.value == _END}
         return len(ends) == output.partitions
+
+    def _blamed(self, events: Topic) -> tuple[str, ...]:
+        """Who is said to disagree with the output, where nobody has lied and no gap was accepted.
+        Who starts over without a word repeats itself: of a multiset that is one event too many."""
+        publishers = self.publishers.values()
+        if any(each.ends_early or each.turned_at is not None for each in publishers):
+            return ()
+        if self.topology.resolved_case == "R4" and not all(each.says_so for each in publishers):
+            return ()
+        found = [Evidence.of_record(each.value) for each in events.records if each.value]
+        if any(each.kind == Happening.ACCEPTED_GAP for each in found):
+            return ()
+        return tuple(
+            f"{each.replica} in task {each.task}: {each.reason}"
+            for each in found
+            if each.kind == Happening.DISAGREES
+        )
 
     def _history(self, topics: dict[str, Topic]) -> History:
         output = self.topology.output
