@@ -36,7 +36,7 @@ from benchmarks import (
     spark_merge,
 )
 from benchmarks.sizes import TINY, Sizes
-from chaos.plan import Refused
+from lmerge_service.drills.plan import Refused
 from lmerge_service.service.tuning import quieten_garbage_collector
 
 __all__ = ("Row", "main")

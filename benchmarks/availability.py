@@ -26,21 +26,21 @@ from typing import Final
 
 from benchmarks.fleet import Report, say, staged
 from benchmarks.traffic import Sender, following
-from lmerge_service import topology as topologies
+from lmerge_service.config import topology as topologies
 from lmerge_service.demo.stage import shipped_topology
 from lmerge_service.demo.watch import StatusClient
 from lmerge_service.elements import INFINITY, Element, Stable
 from lmerge_service.errors import LMergeError
 from lmerge_service.formats.wire import WireDecoder
-from lmerge_service.kafka.broker import free_port
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.records import Record
 from lmerge_service.kafka.source import Source, TopicPartition
+from lmerge_service.local.broker import free_port
 from lmerge_service.offline.audit import Audited, audit_topic, compare
-from lmerge_service.present.flights import flights
-from lmerge_service.present.life import final_tdb
-from lmerge_service.present.pace import due
-from lmerge_service.present.presentation import Variation, present
+from lmerge_service.workloads.flights import flights
+from lmerge_service.workloads.lifetime import final_tdb
+from lmerge_service.workloads.pace import due
+from lmerge_service.workloads.presentation import Variation, present
 
 __all__ = (
     "OUTPUT",

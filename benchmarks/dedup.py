@@ -48,7 +48,7 @@ from aiokafka import (
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 from aiokafka.errors import KafkaError, ProducerFenced
 
-from chaos.merging import Look, Post
+from lmerge_service.drills.merging import Look, Post
 from lmerge_service.elements import START, Adjust, Element, Insert, Stable
 from lmerge_service.errors import ElementError
 from lmerge_service.formats.wire import WireDecoder, encode

@@ -19,9 +19,9 @@ from typing import Any, Final
 import msgspec
 
 from benchmarks.fleet import say
-from chaos.drills import STANDARD, experiment, run
-from chaos.judging import Result
-from chaos.verdicts import Tally
+from lmerge_service.drills.drills import STANDARD, experiment, run
+from lmerge_service.drills.report import Result
+from lmerge_service.drills.verdicts import Tally
 
 __all__ = ("CALM", "DRILLS", "MERGERS", "Verdict", "play", "table", "wanted")
 

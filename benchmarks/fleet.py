@@ -19,9 +19,9 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from lmerge_service.demo.stage import Stage
 from lmerge_service.demo.workers import Worker
-from lmerge_service.kafka.broker import LocalBroker
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.topics import Topics
+from lmerge_service.local.broker import LocalBroker
 
 __all__ = ("NEVER", "TOPICS", "Merge", "Report", "by_topic", "say", "staged")
 

@@ -28,18 +28,18 @@ from typing import Final
 from benchmarks.availability import Consumer, Flow, until_running
 from benchmarks.fleet import Report, say, staged
 from benchmarks.traffic import following
-from lmerge_service import topology as topologies
+from lmerge_service.config import topology as topologies
 from lmerge_service.demo.stage import Process, Stage, shipped_topology
 from lmerge_service.demo.watch import StatusClient
 from lmerge_service.errors import LMergeError
 from lmerge_service.formats.wire import WireDecoder
-from lmerge_service.kafka.broker import free_port
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.records import Record
 from lmerge_service.kafka.topics import Topics
+from lmerge_service.local.broker import free_port
 from lmerge_service.offline.audit import Audited, audit_topic, compare
-from lmerge_service.present.readings import readings
 from lmerge_service.tdb import TDB
+from lmerge_service.workloads.readings import readings
 
 __all__ = ("WAYS", "Run", "Way", "draw", "measure", "run")
 

@@ -28,9 +28,9 @@ _STEP: Final = 1_000_000
 
 def run(events: int, report: Report) -> None:
     """Once each: `events` of 100 bytes, a fifth as many of a kilobyte, and a table of a fifth."""
-    from lmerge_service.present.presentation import Variation
     from lmerge_service.spark.generator.workload import Workload
     from lmerge_service.spark.session import spark_session
+    from lmerge_service.workloads.presentation import Variation
 
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -57,10 +57,10 @@ def run(events: int, report: Report) -> None:
 def _generate(
     spark: Any, workload: Any, variation: Any, name: str, folder: Path, report: Report
 ) -> Any:
-    from lmerge_service.spark.elements import write_elements
     from lmerge_service.spark.generator.job import generated
     from lmerge_service.spark.generator.slices import Presentation
-    from lmerge_service.spark.places import ParquetFiles
+    from lmerge_service.spark.io.elements import write_elements
+    from lmerge_service.spark.io.places import ParquetFiles
 
     place = ParquetFiles(str(folder / name))
 

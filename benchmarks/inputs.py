@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from lmerge_service.elements import Element
-from lmerge_service.present.generator import workload
-from lmerge_service.present.presentation import Variation, present
+from lmerge_service.workloads.generator import workload
+from lmerge_service.workloads.presentation import Variation, present
 
 __all__ = ("interleaved", "lazily", "ordered", "replicas")
 

@@ -34,7 +34,7 @@ from lmerge_service.elements import Element, Insert, Stable
 from lmerge_service.errors import LMergeError
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.publish import publish
-from lmerge_service.service.status import Status
+from lmerge_service.service.status.document import Status
 
 __all__ = ("WAYS", "Play", "run")
 

@@ -12,16 +12,16 @@ import structlog
 
 from benchmarks.inputs import replicas
 from benchmarks.traffic import quantile, waits
+from lmerge_service.config.topology import Kafka, Output, Replica, Topology
 from lmerge_service.demo.throughput import measure
 from lmerge_service.demo.watch import Follower
-from lmerge_service.kafka.broker import LocalBroker
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.publish import publish
-from lmerge_service.service.ledger import undisputed
-from lmerge_service.service.own_topics import prepare
+from lmerge_service.local.broker import LocalBroker
+from lmerge_service.merge.decisions.ledger import undisputed
+from lmerge_service.merge.internal_topics import prepare
 from lmerge_service.service.task import MergeTask
-from lmerge_service.topology import Kafka, Output, Replica, Topology
 
 __all__ = ("run",)
 

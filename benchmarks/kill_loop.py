@@ -33,9 +33,9 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 import msgspec
 
 from benchmarks.fleet import say
-from chaos.judging import judge
-from chaos.plan import Plan, plan_of
-from chaos.rig import Rig, Unplayable
+from lmerge_service.drills.environment import Rig, Unplayable
+from lmerge_service.drills.plan import Plan, plan_of
+from lmerge_service.drills.report import judge
 from lmerge_service.errors import LMergeError
 
 __all__ = ("Fault", "Killing", "Struck", "Verdict", "compose", "kill_loop", "longest_gap")

@@ -16,8 +16,8 @@ from lmerge_service.demo.stage import Process, Stage
 from lmerge_service.errors import LMergeError
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.offline.audit import Audited, audit_topic, compare
-from lmerge_service.present.life import final_tdb
-from lmerge_service.service.status import Status
+from lmerge_service.service.status.document import Status
+from lmerge_service.workloads.lifetime import final_tdb
 
 __all__ = ("Load", "has_a_task", "has_ended")
 

@@ -27,7 +27,7 @@ from lmerge_service.demo.workers import Worker
 from lmerge_service.elements import Insert
 from lmerge_service.errors import LMergeError
 from lmerge_service.kafka.client import Connection
-from lmerge_service.service.status import Status
+from lmerge_service.service.status.document import Status
 
 __all__ = ("by_history", "by_live_events", "takeover")
 

@@ -19,9 +19,9 @@ import msgspec
 from benchmarks.traffic import Sender
 from lmerge_service.elements import START, Element
 from lmerge_service.kafka.client import Connection
-from lmerge_service.present.generator import workload
-from lmerge_service.present.life import Life
-from lmerge_service.present.presentation import Variation, timed
+from lmerge_service.workloads.generator import workload
+from lmerge_service.workloads.lifetime import Life
+from lmerge_service.workloads.presentation import Variation, timed
 
 __all__ = ("SECOND", "Part", "lives")
 

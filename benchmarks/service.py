@@ -22,6 +22,7 @@ from benchmarks.pass_through import plain_pass_through
 from benchmarks.sizes import Sizes
 from benchmarks.streams import deduplicated
 from benchmarks.traffic import Receipts, Replicas, following, quantile, waits
+from lmerge_service.config.topology import Topology
 from lmerge_service.demo.stage import Stage
 from lmerge_service.demo.throughput import pass_through
 from lmerge_service.demo.workers import Worker
@@ -30,9 +31,8 @@ from lmerge_service.errors import LMergeError
 from lmerge_service.formats.dialects import Written
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.publish import on_the_wire
-from lmerge_service.service.status import Status
+from lmerge_service.service.status.document import Status
 from lmerge_service.service.tuning import quieten_garbage_collector
-from lmerge_service.topology import Topology
 
 __all__ = ("NAMES", "run")
 

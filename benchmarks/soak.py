@@ -25,7 +25,7 @@ from benchmarks.fleet import Merge, staged
 from benchmarks.load import Load, has_a_task, has_ended
 from lmerge_service.demo.stage import Stage
 from lmerge_service.demo.workers import Worker
-from lmerge_service.service.status import Status, TaskStatus
+from lmerge_service.service.status.document import Status, TaskStatus
 
 __all__ = ("Bounds", "Sample", "Soaking", "grown", "soak")
 

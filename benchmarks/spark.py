@@ -21,9 +21,9 @@ import pyarrow as pa
 from benchmarks.formats import flight
 from lmerge_service.elements import Adjust, Insert, Stable
 from lmerge_service.formats.wire import encode
-from lmerge_service.kafka.broker import LocalBroker
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.topics import Topics as AskedTopics
+from lmerge_service.local.broker import LocalBroker
 
 __all__ = ("busy_seconds", "run", "spent")
 
@@ -49,13 +49,13 @@ def _measure(
 ) -> None:
     from pyspark.sql import functions as F  # noqa: N812
 
-    from lmerge_service.spark.elements import (
+    from lmerge_service.spark.io.elements import (
         decode_records,
         kafka_records,
         read_elements,
         write_elements,
     )
-    from lmerge_service.spark.places import JsonFiles, ParquetFiles, Topic, Topics
+    from lmerge_service.spark.io.places import JsonFiles, ParquetFiles, Topic, Topics
 
     made = spark.range(count, numPartitions=_PARTITIONS).mapInArrow(
         _records, "offset long, key binary, value binary"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.spark import busy_seconds
-from lmerge_service.kafka.broker import LocalBroker
+from lmerge_service.local.broker import LocalBroker
 
 __all__ = ("run",)
 
@@ -25,8 +25,8 @@ _BEGIN = 1_700_000_000_000
 def run(runs: int, count: int, report: Report, *, memory: str = "2g", kafka: bool = True) -> None:
     """Audits two replicas of `count` elements each from Parquet, and of half as many from Kafka;
     each once more before, to warm up, but with no `runs`, when that is what is told."""
-    from lmerge_service.spark.elements import write_elements
-    from lmerge_service.spark.places import ParquetFiles, Topic, Topics
+    from lmerge_service.spark.io.elements import write_elements
+    from lmerge_service.spark.io.places import ParquetFiles, Topic, Topics
     from lmerge_service.spark.session import spark_session
 
     with (

@@ -23,12 +23,12 @@ from aiokafka import AIOKafkaProducer
 
 from benchmarks.inputs import lazily
 from benchmarks.spark import busy_seconds
+from lmerge_service.config.topology import Topology
 from lmerge_service.elements import INFINITY, Element, Insert, Stable
 from lmerge_service.formats.wire import encode
-from lmerge_service.kafka.broker import LocalBroker
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.topics import Topics
-from lmerge_service.topology import Topology
+from lmerge_service.local.broker import LocalBroker
 
 __all__ = ("run",)
 
@@ -124,8 +124,8 @@ class _Bench:
     def _deduplicated(self, batch: int) -> list["_Step"]:
         from pyspark.sql import functions as F  # noqa: N812
 
-        from lmerge_service.spark.elements import kafka_records
-        from lmerge_service.spark.places import Topics as Read
+        from lmerge_service.spark.io.elements import kafka_records
+        from lmerge_service.spark.io.places import Topics as Read
 
         source = Read(
             self.bootstrap,

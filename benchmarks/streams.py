@@ -20,7 +20,8 @@ from benchmarks.fleet import say
 from lmerge_service.demo.stage import Process, Stage
 from lmerge_service.errors import EnvironmentMissingError, LMergeError
 from lmerge_service.kafka.client import Connection
-from lmerge_service.kafka.jars import (
+from lmerge_service.kafka.topics import Topics
+from lmerge_service.local.jars import (
     EXTRA_MISSING,
     KAFKA_VERSION,
     JarSet,
@@ -28,7 +29,6 @@ from lmerge_service.kafka.jars import (
     find_java,
     kafka_jars,
 )
-from lmerge_service.kafka.topics import Topics
 
 __all__ = ("Deduplicated", "deduplicated")
 

@@ -34,8 +34,8 @@ from json import loads
 from typing import Final, TypeAlias
 
 from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
-from lmerge_service.present.generator import workload
-from lmerge_service.present.presentation import Variation, timed
+from lmerge_service.workloads.generator import workload
+from lmerge_service.workloads.presentation import Variation, timed
 
 __all__ = (
     "MEAN_GAP",

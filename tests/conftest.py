@@ -11,8 +11,8 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
-from lmerge_service.kafka.broker import SETTINGS, LocalBroker
-from lmerge_service.kafka.jars import KAFKA_VERSION
+from lmerge_service.local.broker import SETTINGS, LocalBroker
+from lmerge_service.local.jars import KAFKA_VERSION
 
 for name, examples in {"default": 50, "deep": 2000}.items():
     settings.register_profile(

@@ -5,7 +5,7 @@ collide in vs, in payload and in their ends. Presentations come in two kinds:
 
 - *drawn* (`presentations`): each end, each place in the order and each stable is a choice of its
   own, so that a failure shrinks to told at once, in order, without stables;
-- *seeded* (`seeded_presentations`): `lmerge_service.present` with a drawn variation and seed, as
+- *seeded* (`seeded_presentations`): `lmerge_service.workloads` with a drawn variation and seed, as
   the demo and the benchmarks use it.
 
 Both vary order, provisional ends above and below the final one, phantoms, removal and second
@@ -20,10 +20,10 @@ from typing import Any, Final, TypeVar
 from hypothesis import strategies as st
 
 from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
-from lmerge_service.present.lies import KINDS, said_instead
-from lmerge_service.present.life import deadline, lives_of, told
-from lmerge_service.present.presentation import Variation, present
 from lmerge_service.tdb import Event
+from lmerge_service.workloads.lies import KINDS, said_instead
+from lmerge_service.workloads.lifetime import deadline, lives_of, told
+from lmerge_service.workloads.presentation import Variation, present
 
 __all__ = (
     "HORIZON",
@@ -156,7 +156,7 @@ def _punctuated(said: Sequence[_Told], slacks: Sequence[int | None]) -> Iterator
 def seeded_presentations(
     draw: st.DrawFn, logical: Logical, n: int, case: str = "R3"
 ) -> list[list[Element]]:
-    """n presentations by `lmerge_service.present`, each with its own variation and seed."""
+    """n presentations by `lmerge_service.workloads`, each with its own variation and seed."""
     lives = lives_of(logical)
     return [
         list(present(lives, draw(variations(case)), draw(st.integers(0, 2**16)))) for _ in range(n)

@@ -26,8 +26,8 @@ from benchmarks.traffic import Arrivals
 from lmerge_service.core import Policy, lag, quorum
 from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
 from lmerge_service.kafka.client import Connection
-from lmerge_service.present.life import final_tdb
 from lmerge_service.tdb import TDB, reconstitute
+from lmerge_service.workloads.lifetime import final_tdb
 
 ALL = ["LMR0", "LMR1", "LMR2", "LMR3", "LMR3−", "LMR4"]
 REVISING = ["LMR3", "LMR3−", "LMR4", "C+LMR1"]

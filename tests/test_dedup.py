@@ -9,9 +9,9 @@ import pytest
 
 from benchmarks.dedup import Passed, Stables
 from benchmarks.drills import CALM, DRILLS, MERGERS, Verdict, table, wanted
-from chaos.drills import STANDARD
-from chaos.plan import plan_of
-from chaos.verdicts import Tally
+from lmerge_service.drills.drills import STANDARD
+from lmerge_service.drills.plan import plan_of
+from lmerge_service.drills.verdicts import Tally
 from lmerge_service.elements import Adjust, Element, Insert, Stable
 
 A = b'"A"'

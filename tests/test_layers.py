@@ -1,63 +1,36 @@
-"""The shape of the project: imports point inward, without cycles; public modules say what is
-public; every module opens with what it is."""
+"""The shape of the project: rooms import earlier rooms only, without cycles; what is pure stays
+pure; every module states what it is and what is public."""
 
 import ast
+from graphlib import TopologicalSorter
 from pathlib import Path
 
-import pytest
-
 PACKAGE = Path("lmerge_service")
-MODULES = sorted(PACKAGE.rglob("*.py"))
+MODULES = {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
 
-# Each room may import the rooms it names, and itself. The model is elements, tdb and errors.
-ROOMS: dict[str, set[str]] = {
-    "model": set(),
-    "core": {"model"},
-    "present": {"model"},
-    "formats": {"model", "core"},
-    "page": {"model"},  # of HTML
-    "credentials": set(),  # files, variables and certificates: nothing of streams
-    "signals": set(),  # of the operating system
-    "startup": set(),  # what `lmerge up` starts, as the topology says it
-    # the options of a dialect stand beside it
-    "topology": {"model", "core", "formats", "credentials", "startup"},
-    "kafka": {"model", "core", "formats"},
-    # what a replica imports; the service answers in the same words
-    "feedback": {"model", "formats", "kafka"},
-    "service": {
-        *("model", "core", "credentials", "feedback", "formats", "kafka", "signals", "topology"),
-    },
-    "offline": {"model", "core", "formats", "kafka"},
-    "spark": {
-        *("model", "core", "credentials", "feedback", "formats", "kafka", "offline", "present"),
-        *("page", "service", "topology"),
-    },
-    "up": {"model", "kafka", "service", "startup", "topology"},
-    "demo": {
-        *("model", "feedback", "formats", "kafka", "offline", "present", "service", "topology"),
-        "up",
-    },
-}
-ROOMS["cli"] = set(ROOMS)
-ONLY_IN: dict[str, set[str]] = {
-    "aiokafka": {"kafka"},
+ORDER = (
+    *("model", "core", "workloads", "formats", "config", "kafka", "merge", "reader", "http"),
+    *("service", "local", "offline", "spark", "demo", "drills", "cli"),
+)
+"""Each room may import those before it, and itself."""
+MODEL = {"elements", "tdb", "errors", "signals", "page"}
+"""Modules beside the rooms: the streams, and what knows nothing of them."""
+NEVER = {("spark", "service"), ("offline", "service")}
+ONLY_IN = {
+    "aiokafka": {"kafka", "local", "drills"},
     "pyspark": {"spark"},
     "pyarrow": {"spark"},
-    "typer": {"cli"},
+    "typer": {"cli", "drills"},
 }
-# The judge of a run must not share the mistakes of what it judges: of the package it may use the
-# model and the decoding of records, and nothing of chaos/ that is not part of it.
-JUDGE = ("__main__", "decided", "dump", "history", "records", "seen", "streams", "verdicts")
+PURE = {"core", "model", "workloads"}
+IMPURE = {"asyncio", "logging", "time", "structlog"}
+NOT_PURE = {"signals"}
+# The judge of a drill must not share the mistakes of what it judges.
+JUDGE = {
+    *("__main__", "control_log_check", "dump", "history", "observability_checks", "records"),
+    *("streams", "verdicts"),
+}
 JUDGE_MAY_USE = {"model", "formats"}
-PURE = {"core", "model", "present"}
-IMPURE_MODULES = {"asyncio", "logging", "time", "structlog"}
-
-
-def room_of(module: str) -> str:
-    parts = module.split(".")
-    if len(parts) == 1:
-        return "top"
-    return "model" if parts[1] in {"elements", "tdb", "errors"} else parts[1]
 
 
 def name_of(path: Path) -> str:
@@ -65,100 +38,78 @@ def name_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imports_of(path: Path) -> set[str]:
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+def room_of(module: str) -> str:
+    parts = module.split(".")
+    if parts[0] != PACKAGE.name or len(parts) == 1:
+        return ""
+    return "model" if parts[1] in MODEL else parts[1]
+
+
+def imports_of(tree: ast.Module) -> set[str]:
+    """Modules, those of the standard library and of others among them."""
+    names, found = {name_of(path) for path in MODULES}, set()
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: a relative import"
-            if not all(is_module(node.module, alias.name) for alias in node.names):
-                found.add(node.module or "")
-            found |= {
-                f"{node.module}.{a.name}" for a in node.names if is_module(node.module, a.name)
-            }
+            assert node.level == 0, f"a relative import of {node.module}"
+            full = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= full & names or {node.module or ""}
     return found
 
 
-def is_module(package: str | None, name: str) -> bool:
-    place = Path(*(package or "").split("."), name)
-    return place.with_suffix(".py").exists() or (place / "__init__.py").exists()
+def test_every_room_has_its_place() -> None:
+    assert {room_of(name_of(path)) for path in MODULES} - {""} == set(ORDER)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=str)
-def test_imports_point_inward(path: Path) -> None:
-    room = room_of(name_of(path))
-    if room == "top":
-        return  # the package's front door re-exports core and model
-    for imported in imports_of(path):
-        head = imported.split(".")[0]
-        if head == "lmerge_service":
-            other = room_of(imported)
-            allowed = ROOMS[room] | {room}
-            # `from lmerge_service import topology` names the package and then the module
-            assert other in allowed or imported == "lmerge_service", f"{path} imports {imported}"
-        assert room in ONLY_IN.get(head, {room}), f"{path} imports {imported}"
-        assert not (room in PURE and head in IMPURE_MODULES), f"{path} imports {imported}"
+def test_rooms_import_earlier_rooms_only() -> None:
+    for path, tree in MODULES.items():
+        if not (room := room_of(name_of(path))):
+            continue  # the package's front door
+        for imported in imports_of(tree):
+            other, head = room_of(imported), imported.partition(".")[0]
+            if other:
+                assert ORDER.index(other) <= ORDER.index(room), f"{path} imports {imported}"
+                assert (room, other) not in NEVER, f"{path} imports {imported}"
+            assert room in ONLY_IN.get(head, {room}), f"{path} imports {imported}"
+            pure = room in PURE and path.stem not in NOT_PURE
+            assert not (pure and head in IMPURE), f"{path} imports {imported}"
 
 
 def test_no_import_cycle() -> None:
-    graph = {
-        name_of(path): {m for m in imports_of(path) if m.startswith("lmerge_service.")}
-        for path in MODULES
-    }
-    names = set(graph)
-    done: set[str] = set()
-
-    def visit(module: str, trail: tuple[str, ...]) -> None:
-        assert module not in trail, f"cycle: {' -> '.join([*trail, module])}"
-        if module not in done:
-            for other in graph[module] & names:
-                visit(other, (*trail, module))
-            done.add(module)
-
-    for module in names:
-        visit(module, ())
+    graph = {name_of(path): imports_of(tree) - {name_of(path)} for path, tree in MODULES.items()}
+    TopologicalSorter(graph).prepare()
 
 
-def _decorating(node: ast.AST) -> list[ast.expr]:
-    """The objects whose attributes decorate a definition: `app` for @app.command()."""
-    found = []
-    for decorator in getattr(node, "decorator_list", []):
-        target = decorator.func if isinstance(decorator, ast.Call) else decorator
-        found += [target.value] if isinstance(target, ast.Attribute) else []
-    return found
+def test_the_judge_knows_nothing_of_what_it_judges() -> None:
+    for name in JUDGE:
+        path = PACKAGE / "drills" / f"{name}.py"
+        for imported in imports_of(MODULES[path]):
+            if room_of(imported) == "drills":
+                assert imported.rpartition(".")[2] in JUDGE, f"{path} imports {imported}"
+            elif room_of(imported):
+                assert room_of(imported) in JUDGE_MAY_USE, f"{path} imports {imported}"
+            assert imported not in {"aiokafka", "asyncio"} or name in {"dump", "__main__"}
 
 
-@pytest.mark.parametrize("name", JUDGE)
-def test_the_judge_knows_nothing_of_what_it_judges(name: str) -> None:
-    path = Path("chaos", f"{name}.py")
-    for imported in imports_of(path):
-        head, _, rest = imported.partition(".")
-        if head == "lmerge_service":
-            assert room_of(imported) in JUDGE_MAY_USE, f"{path} imports {imported}"
-        assert head != "chaos" or rest in JUDGE, f"{path} imports {imported}"
-        assert head not in {"aiokafka", "asyncio"} or name in {"dump", "__main__"}, f"{path}"
-
-
-@pytest.mark.parametrize("path", [*MODULES, *sorted(Path("chaos").rglob("*.py"))], ids=str)
-def test_a_module_says_what_it_is_and_what_is_public(path: Path) -> None:
-    tree = ast.parse(path.read_text())
-    assert ast.get_docstring(tree), f"{path} does not say what it is"
-    public = [
-        node.name
-        for node in tree.body
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-        and not node.name.startswith("_")
-        and "app" not in map(ast.unparse, _decorating(node))  # a command, found by its app
-    ]
-    exports = [
-        node.value
-        for node in tree.body
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__"
-    ]
-    if public or exports:
-        assert exports, f"{path} has no __all__"
-        names = ast.literal_eval(exports[0])
-        assert isinstance(names, tuple)
-        missing = set(public) - set(names)
+def test_a_module_states_what_it_is_and_what_is_public() -> None:
+    for path, tree in MODULES.items():
+        assert ast.get_docstring(tree), f"{path} does not say what it is"
+        public = {node.name for node in tree.body if _is_public(node)}  # type: ignore[attr-defined]
+        exports = [
+            node.value
+            for node in tree.body
+            if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__"
+        ]
+        names = ast.literal_eval(exports[0]) if exports else None
+        assert names is None or isinstance(names, tuple)
+        missing = public - set(names or ())
         assert not missing, f"{path} leaves {missing} out of __all__"
+
+
+def _is_public(node: ast.stmt) -> bool:
+    """A definition without an underscore; a command is found by its app."""
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return False
+    decorators = {ast.unparse(each).partition(".")[0] for each in node.decorator_list}
+    return not node.name.startswith("_") and "app" not in decorators

@@ -18,9 +18,9 @@ from lmerge_service.cli.words import payload_json, payload_text, say_json, short
 from lmerge_service.errors import ConfigurationError, IllegalStreamError
 
 if TYPE_CHECKING:
+    from lmerge_service.config.topology import Kafka
     from lmerge_service.spark.audit.findings import Report
-    from lmerge_service.spark.places import Source
-    from lmerge_service.topology import Kafka
+    from lmerge_service.spark.io.places import Source
 
 __all__ = ("Asked", "audit_with_spark")
 
@@ -92,7 +92,7 @@ def _called(source: str) -> str:
 
 
 def _source(source: str, kafka: "Kafka | str | None") -> "Source":
-    from lmerge_service.spark.places import JsonFiles, ParquetFiles, Topics
+    from lmerge_service.spark.io.places import JsonFiles, ParquetFiles, Topics
 
     if kafka is not None and source.startswith(TOPIC):
         topic = source.removeprefix(TOPIC)

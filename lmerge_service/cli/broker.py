@@ -13,8 +13,8 @@ from lmerge_service.signals import orderly_end, raise_exit
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from lmerge_service.kafka.broker import LocalBroker
-    from lmerge_service.kafka.nodes import LocalCluster
+    from lmerge_service.local.broker import LocalBroker
+    from lmerge_service.local.nodes import LocalCluster
 
 __all__ = ("app",)
 
@@ -142,14 +142,14 @@ def clean(
 
 
 def _directory(data: Path | None) -> Path:
-    from lmerge_service.kafka.broker import default_directory  # slow to import
+    from lmerge_service.local.broker import default_directory  # slow to import
 
     return data or default_directory()
 
 
 def _cluster(data: Path | None, nodes: int | None = None, port: int = 0) -> "LocalCluster | None":
     """Several nodes, if the directory has them or is to have them."""
-    from lmerge_service.kafka.nodes import LocalCluster, is_cluster
+    from lmerge_service.local.nodes import LocalCluster, is_cluster
 
     directory = _directory(data)
     if is_cluster(directory) or nodes == 3:
@@ -158,7 +158,7 @@ def _cluster(data: Path | None, nodes: int | None = None, port: int = 0) -> "Loc
 
 
 def _broker(data: Path | None, port: int = 0, node: int | None = None) -> "LocalBroker":
-    from lmerge_service.kafka.broker import LocalBroker
+    from lmerge_service.local.broker import LocalBroker
 
     directory = _directory(data)
     if node is not None:

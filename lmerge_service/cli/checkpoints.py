@@ -27,8 +27,8 @@ def checkpoint_in(source: str, *, nfc: bool, drop_nulls: bool = False) -> "Check
         EnvironmentMissingError: it is Parquet, and nothing is installed that reads it.
     """
     from lmerge_service.formats.bulk import Rule
+    from lmerge_service.merge.state_file import is_state, outputs
     from lmerge_service.offline.checkpoint import checkpoint, composed, held
-    from lmerge_service.service.saved import is_state, outputs
 
     place, name = Path(source), label(source)
     try:
@@ -39,7 +39,7 @@ def checkpoint_in(source: str, *, nfc: bool, drop_nulls: bool = False) -> "Check
                 name, [(held_by_table(source, Rule(nfc=nfc, drop_nulls=drop_nulls)), START)]
             )
         if is_parquet(source):
-            from lmerge_service.spark.recorded import recorded
+            from lmerge_service.spark.io.recorded import recorded
 
             streams = recorded(source, Rule(nfc=nfc, drop_nulls=drop_nulls))
             at = f"{name}: partition {{}} at offset ".format

@@ -11,8 +11,8 @@ import typer
 
 from lmerge_service.cli.options import Json, address, warnings_only
 from lmerge_service.errors import ConfigurationError, single_error
-from lmerge_service.present.flights import MONTHS
 from lmerge_service.signals import orderly_end
+from lmerge_service.workloads.flights import MONTHS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -98,7 +98,7 @@ def _play(spark: bool) -> "Callable[..., Awaitable[Result]]":
     if spark:
         import lmerge_service.spark  # noqa: F401 (says if the extra is missing)
         from lmerge_service.demo.queries import play_queries
-        from lmerge_service.kafka.jars import find_java
+        from lmerge_service.local.jars import find_java
 
         find_java("spark")  # where there is none, here and not in a replica's log
         return play_queries

@@ -14,8 +14,8 @@ from lmerge_service.errors import ConfigurationError, EnvironmentMissingError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from chaos.composing import Schedule
-    from chaos.judging import Result
+    from lmerge_service.drills.random_schedules import Schedule
+    from lmerge_service.drills.report import Result
 
 __all__ = ("drill",)
 
@@ -55,7 +55,7 @@ def drill(
     """
     _require_toolkit()
     warnings_only()
-    from chaos.drills import STANDARD
+    from lmerge_service.drills.drills import STANDARD
 
     if list_:
         _list(STANDARD, json=json)
@@ -86,13 +86,13 @@ def _require_toolkit() -> None:
 
 def _known(names: "Sequence[str]") -> "Sequence[dict[str, Any]]":
     """Finds a mistake in the last name before the first drill is run."""
-    from chaos.drills import experiment
+    from lmerge_service.drills.drills import experiment
 
     return [experiment(name) for name in names]
 
 
 def _list(names: "Sequence[str]", *, json: bool) -> None:
-    from chaos.drills import experiment
+    from lmerge_service.drills.drills import experiment
 
     told = [
         {"name": name, "title": found["title"], "description": found["description"].strip()}
@@ -110,7 +110,7 @@ def _by_chance(seed: int, minutes: float, html: Path | None, *, json: bool) -> b
     """Seed after seed until the time is over; of the first that fails, the shortest schedule."""
     from itertools import count
 
-    from chaos.composing import compose, experiment_of, failures, shrink
+    from lmerge_service.drills.random_schedules import compose, experiment_of, failures, shrink
 
     until = time.monotonic() + minutes * 60
     for each in count(seed):
@@ -137,7 +137,7 @@ def _by_chance(seed: int, minutes: float, html: Path | None, *, json: bool) -> b
 
 
 def _run(wanted: "dict[str, Any]", html: Path | None, *, json: bool) -> "Result":
-    from chaos.drills import Interrupted, run
+    from lmerge_service.drills.drills import Interrupted, run
 
     began = time.monotonic()
     typer.echo(f"{wanted['title']}", err=True)
@@ -159,7 +159,7 @@ def _run(wanted: "dict[str, Any]", html: Path | None, *, json: bool) -> "Result"
 
 
 def _write(result: "Result", path: Path) -> None:
-    from chaos.page import page
+    from lmerge_service.drills.page import page
     from lmerge_service.page import write_page
 
     write_page(page(result), path)

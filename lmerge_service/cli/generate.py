@@ -15,9 +15,9 @@ from lmerge_service.cli.streams import label
 from lmerge_service.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from lmerge_service.present.presentation import Variation
     from lmerge_service.spark.generator.slices import Presentation
-    from lmerge_service.spark.places import Sink
+    from lmerge_service.spark.io.places import Sink
+    from lmerge_service.workloads.presentation import Variation
 
 __all__ = ("generate",)
 
@@ -191,7 +191,7 @@ def generate(
     Example: `lmerge generate --presentation 1 --provisional 0.3 -o kafka:replica.b`
     """
     given = dict(locals())
-    from lmerge_service.spark.elements import write_elements
+    from lmerge_service.spark.io.elements import write_elements
 
     make, in_kafka = _stored(given) if of is not None else (_generated(given), False)
     topic = output.removeprefix(TOPIC) if output.startswith(TOPIC) else None
@@ -214,8 +214,8 @@ def _generated(given: Mapping[str, Any]) -> Make:
 
 def _stored(given: Mapping[str, Any]) -> "tuple[Make, bool]":
     """The presentation of a stored stream, and whether that is in Kafka."""
-    from lmerge_service.spark.elements import read_elements
     from lmerge_service.spark.generator.stored import inserts_of, mean_length, presented
+    from lmerge_service.spark.io.elements import read_elements
 
     source, in_kafka = stored_stream(given["of"], given["bootstrap"], given["kafka_config"])
     _variation(given, 1)  # mistakes are told before Spark starts
@@ -243,7 +243,7 @@ def _presentation(given: Mapping[str, Any]) -> "Presentation":
 
 def _variation(given: Mapping[str, Any], length: int) -> "Variation":
     """How it is told; `length` is an event's usual one."""
-    from lmerge_service.present.presentation import Variation
+    from lmerge_service.workloads.presentation import Variation
 
     if given["logical"]:
         return Variation()
@@ -282,8 +282,8 @@ def _sink(
     bootstrap: str | None,
     kafka_config: Path | None,
 ) -> "Sink":
-    from lmerge_service.spark.elements import existing_offsets
-    from lmerge_service.spark.places import JsonFiles, ParquetFiles, Topic
+    from lmerge_service.spark.io.elements import existing_offsets
+    from lmerge_service.spark.io.places import JsonFiles, ParquetFiles, Topic
 
     if topic is not None:
         check_topic(topic)

@@ -18,8 +18,8 @@ from lmerge_service.errors import ConfigurationError
 from lmerge_service.signals import orderly_end, raise_exit
 
 if TYPE_CHECKING:
-    from lmerge_service.spark.places import Source
-    from lmerge_service.topology import Kafka
+    from lmerge_service.config.topology import Kafka
+    from lmerge_service.spark.io.places import Source
 
 __all__ = (
     "Memory",
@@ -82,7 +82,7 @@ def kafka_place(bootstrap: str | None, kafka_config: Path | None) -> "Kafka | st
     warnings_only()
     if kafka_config is None:
         return bootstrap or BOOTSTRAP
-    from lmerge_service.topology import load_kafka
+    from lmerge_service.config.topology import load_kafka
 
     return load_kafka(kafka_config, bootstrap=bootstrap)
 
@@ -94,8 +94,8 @@ def require_topic(kafka: "Kafka | str", topic: str) -> None:
         ConfigurationError: there is no such topic.
         TransportError: Kafka cannot be reached, or refuses.
     """
-    from lmerge_service.spark.connection import kafka_section
-    from lmerge_service.spark.elements import existing_offsets
+    from lmerge_service.spark.io.connection import kafka_section
+    from lmerge_service.spark.io.elements import existing_offsets
 
     if existing_offsets(kafka, topic) is None:
         address = kafka_section(kafka).bootstrap
@@ -111,7 +111,7 @@ def stored_stream(
         ConfigurationError: there is no such file or topic, or no name of a topic.
         TransportError: Kafka cannot be reached, or refuses.
     """
-    from lmerge_service.spark.places import JsonFiles, ParquetFiles, Topics
+    from lmerge_service.spark.io.places import JsonFiles, ParquetFiles, Topics
 
     if place.startswith(TOPIC):
         topic, kafka = place.removeprefix(TOPIC), kafka_place(bootstrap, kafka_config)

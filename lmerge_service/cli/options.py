@@ -11,8 +11,8 @@ import typer
 from lmerge_service.errors import ConfigurationError, fault_said
 
 if TYPE_CHECKING:
+    from lmerge_service.config.topology import Topology
     from lmerge_service.kafka.client import Connection
-    from lmerge_service.topology import Topology
 
 __all__ = (
     "BOOTSTRAP",
@@ -119,9 +119,9 @@ def connection(bootstrap: str | None, kafka_config: Path | None) -> "Connection"
     Raises:
         ConfigurationError: the file is wrong.
     """
+    from lmerge_service.config.topology import load_kafka
     from lmerge_service.kafka.client import Connection  # slow to import
-    from lmerge_service.service.connection import connection_of
-    from lmerge_service.topology import load_kafka
+    from lmerge_service.kafka.connection import connection_of
 
     if kafka_config is None:
         return Connection(bootstrap or BOOTSTRAP)
@@ -163,7 +163,7 @@ def controlled_by(loaded: "Topology", token: Path | None) -> "Topology":
         return loaded
     from pydantic import ValidationError
 
-    from lmerge_service.topology import Http
+    from lmerge_service.config.topology import Http
 
     http = loaded.http.model_dump() | {"control_token": {"file": token}}
     try:

@@ -12,13 +12,13 @@ from lmerge_service.cli.streams import check_files, label, reading, watched
 from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
 from lmerge_service.errors import ConfigurationError
 from lmerge_service.formats.ndjson import ElementWriter
-from lmerge_service.present.flights import MONTHS, VARIATIONS, flights
-from lmerge_service.present.joining import restart
-from lmerge_service.present.lies import KINDS, Lie, lie
-from lmerge_service.present.life import Life, lives_of
-from lmerge_service.present.presentation import Variation
-from lmerge_service.present.presentation import present as present_lives
 from lmerge_service.tdb import Event
+from lmerge_service.workloads.flights import MONTHS, VARIATIONS, flights
+from lmerge_service.workloads.joining import restart
+from lmerge_service.workloads.lies import KINDS, Lie, lie
+from lmerge_service.workloads.lifetime import Life, lives_of
+from lmerge_service.workloads.presentation import Variation
+from lmerge_service.workloads.presentation import present as present_lives
 
 __all__ = ("months_of", "present")
 

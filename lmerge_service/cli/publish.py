@@ -131,7 +131,7 @@ def publish(
 def _due(
     rate: float | None, stalls: float, congested: Sequence[str], seed: int
 ) -> "Iterator[float] | None":
-    from lmerge_service.present.pace import due
+    from lmerge_service.workloads.pace import due
 
     if rate is None:
         if stalls or congested:

@@ -24,7 +24,7 @@ from lmerge_service.formats.wire import encode
 from lmerge_service.signals import orderly_end
 
 if TYPE_CHECKING:
-    from lmerge_service.kafka.read_merged import MergedReader, ReaderStatus
+    from lmerge_service.reader.read_merged import MergedReader, ReaderStatus
 
 __all__ = ("read",)
 
@@ -68,7 +68,7 @@ def read(
     """
     import asyncio
 
-    from lmerge_service.kafka.read_merged import read_merged
+    from lmerge_service.reader.read_merged import read_merged
 
     names = [topic.removeprefix(TOPIC) for topic in topics]
     for name in names:

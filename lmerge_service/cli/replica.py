@@ -25,11 +25,11 @@ from lmerge_service.errors import ConfigurationError
 from lmerge_service.signals import orderly_end
 
 if TYPE_CHECKING:
-    from lmerge_service.present.facts import Fact
     from lmerge_service.spark.queries.beginnings import Beginning
     from lmerge_service.spark.queries.identity import Identity, Replica
     from lmerge_service.spark.queries.plain import Plain
     from lmerge_service.spark.queries.plans import Batch
+    from lmerge_service.workloads.facts import Fact
 
 __all__ = ("app", "conclude", "told_to_stop")
 
@@ -105,7 +105,7 @@ def feed(
     import asyncio
 
     from lmerge_service.kafka.feed import feed as send
-    from lmerge_service.present.facts import disordered, facts
+    from lmerge_service.workloads.facts import disordered, facts
 
     check_topic(topic)
     months = months_of(flights)
@@ -212,7 +212,7 @@ def run(
 
     Example: `lmerge replica run delays --plan speculative --facts flights.facts --to delays.a`
     """
-    from lmerge_service.kafka.broker import default_directory
+    from lmerge_service.local.broker import default_directory
     from lmerge_service.spark.queries.catalogue import plan_of, query_of
 
     chosen = query_of(query)

@@ -45,7 +45,7 @@ def run(
     """
     import asyncio
 
-    from lmerge_service import topology
+    from lmerge_service.config import topology
     from lmerge_service.service import process
 
     loaded = topology.load(path, bootstrap=bootstrap)

@@ -44,8 +44,8 @@ def readings(
     import asyncio
 
     from lmerge_service.kafka.publish import seed as send
-    from lmerge_service.present.readings import readings as drawn
-    from lmerge_service.present.readings import told
+    from lmerge_service.workloads.readings import readings as drawn
+    from lmerge_service.workloads.readings import told
 
     check_topic(topic)
     elements = told(drawn(count, batch=_sizes(batch), seed=seed))

@@ -14,13 +14,13 @@ from pydantic import ValidationError
 
 from lmerge_service.cli.options import warnings_only
 from lmerge_service.cli.words import finite, payload_json, payload_text, point, say_json, shortened
+from lmerge_service.config.topology import Replica, load
 from lmerge_service.elements import INFINITY
 from lmerge_service.errors import ConfigurationError, fault_said
 from lmerge_service.kafka.cluster import Cluster
-from lmerge_service.service.connection import connection_of
-from lmerge_service.service.shadow import Compared, Difference, DifferenceKind, Shadow
+from lmerge_service.kafka.connection import connection_of
+from lmerge_service.merge.dry_run import Compared, Difference, DifferenceKind, Shadow
 from lmerge_service.signals import orderly_end
-from lmerge_service.topology import Replica, load
 
 if TYPE_CHECKING:
     from lmerge_service.kafka.find import Found

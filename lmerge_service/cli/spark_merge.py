@@ -21,8 +21,8 @@ from lmerge_service.signals import orderly_end
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from lmerge_service.config.topology import Topology
     from lmerge_service.spark.merge.job import Progress, Settings
-    from lmerge_service.topology import Topology
 
 __all__ = ("spark_merge",)
 
@@ -73,7 +73,7 @@ def spark_merge(
 
     Example: `lmerge spark-merge topologies/flights.yaml --checkpoint flights.checkpoint`
     """
-    from lmerge_service import topology
+    from lmerge_service.config import topology
 
     loaded = at_port(topology.load(path, bootstrap=bootstrap), http_port)
     if hand_over and (origin is not None or available_now):
@@ -147,7 +147,7 @@ def _hand_over(spark: Any, topology: "Topology", checkpoint: str) -> None:
     import asyncio
 
     from lmerge_service.kafka.cluster import Cluster
-    from lmerge_service.service.connection import connection_of
+    from lmerge_service.kafka.connection import connection_of
     from lmerge_service.spark.merge.handover import hand_over, states_of
 
     states = states_of(spark, topology, checkpoint)

@@ -10,7 +10,7 @@ from lmerge_service.cli.words import point, say_json
 from lmerge_service.errors import StateError
 
 if TYPE_CHECKING:
-    from lmerge_service.service.inspection import Inspected
+    from lmerge_service.merge.inspection import Inspected
 
 __all__ = ("app",)
 
@@ -64,10 +64,10 @@ def export(
     """
     import asyncio
 
-    from lmerge_service import topology
+    from lmerge_service.config import topology
     from lmerge_service.kafka.cluster import Cluster
-    from lmerge_service.service.connection import connection_of
-    from lmerge_service.service.saved import export_to
+    from lmerge_service.kafka.connection import connection_of
+    from lmerge_service.merge.state_file import export_to
 
     loaded = topology.load(path, bootstrap=bootstrap)
     warnings_only()
@@ -88,10 +88,10 @@ def export(
 def _inspected(path: Path, bootstrap: str | None, *, verify: bool) -> "list[Inspected]":
     import asyncio
 
-    from lmerge_service import topology
+    from lmerge_service.config import topology
     from lmerge_service.kafka.cluster import Cluster
-    from lmerge_service.service.connection import connection_of
-    from lmerge_service.service.inspection import inspect
+    from lmerge_service.kafka.connection import connection_of
+    from lmerge_service.merge.inspection import inspect
 
     loaded = topology.load(path, bootstrap=bootstrap)
     warnings_only()

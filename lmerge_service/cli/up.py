@@ -18,9 +18,9 @@ from lmerge_service.errors import ConfigurationError, LMergeError, TransportErro
 from lmerge_service.signals import orderly_end
 
 if TYPE_CHECKING:
-    from lmerge_service.up.plan import Plan
-    from lmerge_service.up.runs import Run
-    from lmerge_service.up.supervisor import Supervisor
+    from lmerge_service.local.up.plan import Plan
+    from lmerge_service.local.up.runs import Run
+    from lmerge_service.local.up.supervisor import Supervisor
 
 __all__ = ("down", "up")
 
@@ -47,8 +47,8 @@ def up(
     import asyncio
     import os
 
-    from lmerge_service.up.plan import plan
-    from lmerge_service.up.runs import folder_of
+    from lmerge_service.local.up.plan import plan
+    from lmerge_service.local.up.runs import folder_of
 
     warnings_only()
     planned = plan(path, bootstrap or os.environ.get("LMERGE_BOOTSTRAP"))
@@ -65,7 +65,7 @@ def down(path: Topology, as_json: Json = False) -> None:
 
     Also what goes on after `lmerge up` itself was killed. Logs stay.
     """
-    from lmerge_service.up.runs import end, run_of
+    from lmerge_service.local.up.runs import end, run_of
 
     found = run_of(path)
     if found is None:
@@ -92,7 +92,7 @@ async def _attended(plan: "Plan", folder: Path, *, as_json: bool) -> int:
     """The exit code: 0 when told to end, or all has ended well."""
     import asyncio
 
-    from lmerge_service.up.supervisor import State, Supervisor
+    from lmerge_service.local.up.supervisor import State, Supervisor
 
     task = asyncio.current_task()
     assert task is not None
@@ -164,9 +164,9 @@ def _detached(plan: "Plan", folder: Path, bootstrap: str | None) -> "Run":
     import os
     import time
 
-    from lmerge_service.kafka import jvm
-    from lmerge_service.up.processes import LMERGE
-    from lmerge_service.up.runs import read
+    from lmerge_service.local import jvm
+    from lmerge_service.local.up.processes import LMERGE
+    from lmerge_service.local.up.runs import read
 
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "up.log"

@@ -14,7 +14,7 @@ from lmerge_service.cli.words import printable, say_json
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from lmerge_service.up.supervisor import Life, Supervisor
+    from lmerge_service.local.up.supervisor import Life, Supervisor
 
 __all__ = ("view",)
 

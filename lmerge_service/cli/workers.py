@@ -81,7 +81,7 @@ def _token(file: Path | None) -> str | None:
 def _trust(ca: Path | None, certificate: Path | None) -> Any:
     from pydantic import ValidationError
 
-    from lmerge_service.credentials import ClientTls
+    from lmerge_service.config.credentials import ClientTls
 
     try:
         return ClientTls(ca=ca, certificate=certificate).context()

@@ -15,7 +15,7 @@ from lmerge_service.demo.throughput import Throughput
 from lmerge_service.demo.verdict import Finding
 from lmerge_service.demo.watch import Follower, StatusClient, plain_line, screen
 from lmerge_service.errors import LMergeError, TransportError
-from lmerge_service.service.status import Status
+from lmerge_service.service.status.document import Status
 
 __all__ = ("Play", "Result", "act", "until_caught_up", "wait")
 

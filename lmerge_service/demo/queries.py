@@ -23,17 +23,17 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from lmerge_service import topology as topologies
+from lmerge_service.config import topology as topologies
 from lmerge_service.demo.acting import Play, Result, act, until_caught_up, wait
 from lmerge_service.demo.stage import Process, Stage, shipped_topology
 from lmerge_service.demo.verdict import find
 from lmerge_service.demo.watch import Follower
 from lmerge_service.errors import LMergeError
 from lmerge_service.formats.payload import canonical
-from lmerge_service.kafka.broker import free_port
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.topics import Topics
+from lmerge_service.local.broker import free_port
 from lmerge_service.tdb import TDB
 
 __all__ = ("delays", "play_queries")

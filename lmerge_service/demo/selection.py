@@ -5,7 +5,7 @@ Theory
     the payload. Plan UDF0 takes long for a reading with small x, UDF1 for one with large x, and
     both mean the same (the paper's VI-E3). Readings come in order and are never revised, so a
     filter passes stables on as they are, and an event's end is final from the start: it may be left
-    out as soon as it is below the point (`lmerge_service.feedback`).
+    out as soon as it is below the point (`lmerge_service.kafka.feedback`).
 
     What a reading takes is a wait. It stands for work that is done elsewhere: a plan that has half
     of what it needs at hand and must ask for the other half. Two plans that computed instead would
@@ -35,16 +35,16 @@ import msgspec
 
 from lmerge_service.elements import INFINITY, START, Element, Insert, Stable
 from lmerge_service.errors import ConfigurationError, ElementError, StateError
-from lmerge_service.feedback import Feedback
 from lmerge_service.formats.headers import incarnation_headers
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.feedback import Feedback
 from lmerge_service.kafka.records import Record
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.tails import next_incarnation, tails
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.kafka.writing import Writer
-from lmerge_service.present.readings import is_low, is_whole
+from lmerge_service.workloads.readings import is_low, is_whole
 
 __all__ = ("Costs", "Heard", "Plan", "Replica", "Selection", "Step", "select")
 

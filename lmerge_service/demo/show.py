@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from lmerge_service import topology as topologies
+from lmerge_service.config import topology as topologies
 from lmerge_service.demo.acting import Play, Result, act, until_caught_up, wait
 from lmerge_service.demo.stage import Process, Stage, shipped_topology
 from lmerge_service.demo.throughput import measure
@@ -23,13 +23,13 @@ from lmerge_service.demo.verdict import find
 from lmerge_service.demo.watch import Follower
 from lmerge_service.errors import LMergeError
 from lmerge_service.formats.ndjson import ElementWriter
-from lmerge_service.kafka.broker import free_port
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.topics import Topics
-from lmerge_service.present.flights import VARIATIONS, flights
-from lmerge_service.present.life import Life, final_tdb
-from lmerge_service.present.presentation import present
+from lmerge_service.local.broker import free_port
 from lmerge_service.tdb import TDB
+from lmerge_service.workloads.flights import VARIATIONS, flights
+from lmerge_service.workloads.lifetime import Life, final_tdb
+from lmerge_service.workloads.presentation import present
 
 __all__ = ("play",)
 

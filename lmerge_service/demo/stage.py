@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Self
 
 from lmerge_service.errors import EnvironmentMissingError
-from lmerge_service.kafka.broker import LocalBroker
-from lmerge_service.up.processes import LMERGE, Process, Processes
+from lmerge_service.local.broker import LocalBroker
+from lmerge_service.local.up.processes import LMERGE, Process, Processes
 
 __all__ = ("Process", "Stage", "shipped_topology")
 

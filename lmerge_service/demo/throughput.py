@@ -11,17 +11,17 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
+from lmerge_service.config.topology import Topology
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.cluster import Cluster
+from lmerge_service.kafka.connection import connection_of
 from lmerge_service.kafka.sink import Committed, Outbox, Sink
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.topics import Topics
-from lmerge_service.service.connection import connection_of
-from lmerge_service.service.ledger import undisputed
-from lmerge_service.service.own_topics import prepare
+from lmerge_service.merge.decisions.ledger import undisputed
+from lmerge_service.merge.internal_topics import prepare
 from lmerge_service.service.task import MergeTask
 from lmerge_service.service.tuning import quieten_garbage_collector
-from lmerge_service.topology import Topology
 
 __all__ = ("Throughput", "measure", "merge_all", "pass_through")
 

@@ -14,7 +14,7 @@ from lmerge_service.elements import INFINITY, Insert, Stable
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.source import Source, TopicPartition
-from lmerge_service.service.status import Status
+from lmerge_service.service.status.document import Status
 
 __all__ = ("Follower", "StatusClient", "plain_line", "screen")
 

@@ -19,8 +19,8 @@ import psutil
 from lmerge_service.demo.stage import Process, Stage
 from lmerge_service.demo.watch import StatusClient
 from lmerge_service.errors import LMergeError
-from lmerge_service.kafka.broker import free_port
-from lmerge_service.service.status import Status
+from lmerge_service.local.broker import free_port
+from lmerge_service.service.status.document import Status
 
 __all__ = ("Worker",)
 

@@ -10,17 +10,18 @@ import asyncio
 import structlog
 from fastapi import Depends
 
+from lmerge_service.config.topology import Topology
 from lmerge_service.errors import LMergeError, single_error
-from lmerge_service.feedback import FeedbackFollower
+from lmerge_service.http.access import Access
+from lmerge_service.http.server import serve
 from lmerge_service.kafka.cluster import Cluster
-from lmerge_service.service.access import Access
-from lmerge_service.service.connection import connection_of
-from lmerge_service.service.feedback import FeedbackOut, feedback_router
-from lmerge_service.service.http import application, serve
+from lmerge_service.kafka.connection import connection_of
+from lmerge_service.kafka.feedback import FeedbackFollower
+from lmerge_service.merge.feedback import FeedbackOut, feedback_router
+from lmerge_service.service.application import application
 from lmerge_service.service.tuning import quieten_garbage_collector
 from lmerge_service.service.worker import Worker
 from lmerge_service.signals import orderly_end
-from lmerge_service.topology import Topology
 
 __all__ = ("run",)
 

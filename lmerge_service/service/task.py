@@ -33,6 +33,7 @@ from typing import Any
 
 import structlog
 
+from lmerge_service.config.topology import Replica, Topology
 from lmerge_service.core import Breach
 from lmerge_service.core.operator import Gap
 from lmerge_service.elements import Element
@@ -47,29 +48,28 @@ from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.source import Batches, TopicPartition
-from lmerge_service.service.carrying import carry_out, is_of_kind
-from lmerge_service.service.control import Control
-from lmerge_service.service.counting import Accounts, Tally
-from lmerge_service.service.evidence import Happening
-from lmerge_service.service.leading import Leading
-from lmerge_service.service.ledger import AcceptedGap, Ledger, Wanted
-from lmerge_service.service.life import Wish
-from lmerge_service.service.liveness import Liveness
-from lmerge_service.service.lookout import WATCH_SECONDS, Lookout
-from lmerge_service.service.marks import Mark
-from lmerge_service.service.outgoing import FeedbackSink, Outgoing
-from lmerge_service.service.outlets import Outlets
-from lmerge_service.service.oversight import Oversight
-from lmerge_service.service.own_topics import largest_record
-from lmerge_service.service.progress import Progress
-from lmerge_service.service.recovery import Recovery
-from lmerge_service.service.replicas import ReplicaState
-from lmerge_service.service.reporting import Reporting
-from lmerge_service.service.snapshots import Snapshots
-from lmerge_service.service.state import TaskState
+from lmerge_service.merge.commit_record import Mark
+from lmerge_service.merge.counting import Accounts, Tally
+from lmerge_service.merge.decisions.control_log import Control
+from lmerge_service.merge.decisions.ledger import AcceptedGap, Ledger, Wanted
+from lmerge_service.merge.decisions.reconcile import carry_out, is_of_kind
+from lmerge_service.merge.findings.evidence import Happening
+from lmerge_service.merge.findings.leading import Leading
+from lmerge_service.merge.findings.reporting import Reporting
+from lmerge_service.merge.internal_topics import largest_record
+from lmerge_service.merge.liveness import Liveness
+from lmerge_service.merge.outlets import Outlets
+from lmerge_service.merge.progress import Progress
+from lmerge_service.merge.recovery import Recovery
+from lmerge_service.merge.replica_states import Wish
+from lmerge_service.merge.replicas import ReplicaState
+from lmerge_service.merge.snapshots.writer import Snapshots
+from lmerge_service.merge.task_state import TaskState
+from lmerge_service.merge.topic_monitor import WATCH_SECONDS, Lookout
+from lmerge_service.merge.transaction import FeedbackSink, Outgoing
+from lmerge_service.service.cutover_readiness import Vouching
+from lmerge_service.service.merge_loop import Oversight
 from lmerge_service.service.task_phases import Event, Lifecycle, Phase
-from lmerge_service.service.vouching import Vouching
-from lmerge_service.topology import Replica, Topology
 
 __all__ = ("MergeTask",)
 

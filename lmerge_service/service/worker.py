@@ -28,6 +28,7 @@ from typing import Literal, TypeAlias
 
 import structlog
 
+from lmerge_service.config.topology import Topology
 from lmerge_service.errors import (
     FencedError,
     OtherMergeError,
@@ -37,13 +38,12 @@ from lmerge_service.errors import (
 )
 from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.members import Members
-from lmerge_service.service.control import LoggedControl
-from lmerge_service.service.outgoing import FeedbackSink
-from lmerge_service.service.outlets import Outlets
-from lmerge_service.service.own_topics import TopicWatch, prepare
+from lmerge_service.merge.decisions.control_log import LoggedControl
+from lmerge_service.merge.internal_topics import TopicWatch, prepare
+from lmerge_service.merge.outlets import Outlets
+from lmerge_service.merge.transaction import FeedbackSink
 from lmerge_service.service.task import MergeTask
 from lmerge_service.service.task_phases import Event
-from lmerge_service.topology import Topology
 
 __all__ = ("Held", "Role", "Worker")
 

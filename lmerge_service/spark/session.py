@@ -41,7 +41,7 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from lmerge_service.errors import ConfigurationError, EnvironmentMissingError, LMergeError
-from lmerge_service.kafka.jars import JarSet, Java, find_java
+from lmerge_service.local.jars import JarSet, Java, find_java
 from lmerge_service.spark.hushing import heard
 
 __all__ = ("SPARK_VERSION", "connector_jars", "is_submitted", "java_home", "spark_session")

@@ -14,19 +14,19 @@ import pytest
 from fastapi import Depends, FastAPI
 
 from lmerge_service.cli.shown import replicas_table
+from lmerge_service.config.topology import Http
 from lmerge_service.errors import TransportError
-from lmerge_service.kafka.broker import free_port
-from lmerge_service.service.access import Access, Guard
-from lmerge_service.service.api import routes
-from lmerge_service.service.cutover import CutoverState
-from lmerge_service.service.documents import CutoverView
-from lmerge_service.service.http import serve
-from lmerge_service.service.ledger import Ledger
-from lmerge_service.service.status import OutputStatus, ReplicaStatus, Status
-from lmerge_service.topology import Http
+from lmerge_service.http.access import Access, Guard
+from lmerge_service.http.api import routes
+from lmerge_service.http.documents import CutoverView
+from lmerge_service.http.server import serve
+from lmerge_service.local.broker import free_port
+from lmerge_service.merge.decisions.cutover import CutoverState
+from lmerge_service.merge.decisions.ledger import Ledger
+from lmerge_service.service.status.document import OutputStatus, ReplicaStatus, Status
 from tests.certificates import Authority
 from tests.cli.conftest import Lmerge
-from tests.service.test_api import MemoryControl
+from tests.http.test_api import MemoryControl
 
 STATUS: dict[str, Any] = {
     "name": "flights", "state": "running", "health": "degraded", "elements_in": 300,

@@ -21,7 +21,7 @@ from lmerge_service.errors import (
     StateError,
     TransportError,
 )
-from lmerge_service.present.flights import flights
+from lmerge_service.workloads.flights import flights
 from tests.cli.conftest import Lmerge, Run
 
 CONTROL = (

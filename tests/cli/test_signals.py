@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from lmerge_service.elements import Element, Insert, Stable
-from lmerge_service.kafka.broker import free_port
+from lmerge_service.local.broker import free_port
 from tests.cli.conftest import LMERGE, Lmerge, environment
 from tests.leaving import left_behind
 from tests.offline.streams import on_the_wire, write

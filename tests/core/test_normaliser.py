@@ -19,9 +19,9 @@ from lmerge_service.core import BreachKind, lmerge, restore
 from lmerge_service.core.normaliser import Normaliser
 from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
 from lmerge_service.errors import StateError
-from lmerge_service.present.life import lives_of
-from lmerge_service.present.presentation import Variation, present
 from lmerge_service.tdb import TDB, Event, reconstitute
+from lmerge_service.workloads.lifetime import lives_of
+from lmerge_service.workloads.presentation import Variation, present
 from tests.core.harness import Watched
 from tests.strategies import (
     any_elements,

@@ -14,8 +14,8 @@ from lmerge_service.formats.wire import WireDecoder, encode
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.publish import seed
 from lmerge_service.kafka.topics import Topics
-from lmerge_service.present.readings import STEP, is_low, is_whole, readings, told
 from lmerge_service.tdb import TDB, reconstitute
+from lmerge_service.workloads.readings import STEP, is_low, is_whole, readings, told
 
 COSTS = Costs(cheap=0.001, dear=0.02)
 GIVEN = list(readings(300, batch=(20, 60)))

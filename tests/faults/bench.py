@@ -10,15 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from chaos.history import History, Interval, Replica, check
-from chaos.records import Record, Topic
-from chaos.verdicts import Outcome, Report
 from lmerge_service.core import BreachKind, Operator, Policy, lmerge
+from lmerge_service.drills.history import History, Interval, Replica, check
+from lmerge_service.drills.records import Record, Topic
+from lmerge_service.drills.verdicts import Outcome, Report
 from lmerge_service.elements import START, Element, Stable
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.headers import incarnation_headers
-from lmerge_service.formats.ingest import Ingest
 from lmerge_service.formats.wire import WireDecoder, encode
+from lmerge_service.merge.ingest import Ingest
 from lmerge_service.tdb import TDB, reconstitute
 
 STEP_MS = 10

@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from chaos.dump import dump
-from chaos.history import ALWAYS, History, Interval, Replica, check
-from chaos.records import Record
-from chaos.seen import Capture
-from chaos.verdicts import Report
+from lmerge_service.drills.dump import dump
+from lmerge_service.drills.history import ALWAYS, History, Interval, Replica, check
+from lmerge_service.drills.observability_checks import Capture
+from lmerge_service.drills.records import Record
+from lmerge_service.drills.verdicts import Report
 from tests.service.cluster import Merge, Worker
 
 __all__ = ("capture", "judged", "letters")

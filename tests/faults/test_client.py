@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from aiokafka import AIOKafkaProducer, TopicPartition
 
-from chaos.history import Progress
-from chaos.records import Record
-from chaos.seen import Capture, Fault, k8
-from chaos.verdicts import Outcome
+from lmerge_service.drills.history import Progress
+from lmerge_service.drills.observability_checks import Capture, Fault, k8
+from lmerge_service.drills.records import Record
+from lmerge_service.drills.verdicts import Outcome
 from lmerge_service.elements import INFINITY, Element, Insert, Stable
 from lmerge_service.formats.wire import encode
-from lmerge_service.kafka.broker import LocalBroker
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.topics import Topics
+from lmerge_service.local.broker import LocalBroker
 from lmerge_service.tdb import TDB
 from tests.faults.bench import assert_valid
 from tests.faults.stage import capture, judged, letters

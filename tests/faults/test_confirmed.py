@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from lmerge_service.elements import Element, Insert, Stable
-from lmerge_service.service.status import ReasonKind, ReplicaStatus, Status
-from lmerge_service.service.view import status_of
+from lmerge_service.service.status.build import status_of
+from lmerge_service.service.status.document import ReasonKind, ReplicaStatus, Status
 from tests.service.cluster import Merge, running
 
 EVENTS = 200

@@ -5,16 +5,16 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from chaos.history import Interval, Progress
-from chaos.verdicts import Outcome
+from lmerge_service.config.topology import load
+from lmerge_service.drills.history import Interval, Progress
+from lmerge_service.drills.verdicts import Outcome
 from lmerge_service.elements import INFINITY, Element, Insert, Stable
 from lmerge_service.kafka.cluster import Cluster
-from lmerge_service.service.connection import connection_of
-from lmerge_service.service.control import LoggedControl
-from lmerge_service.service.decisions import Action, Attach, Detach
-from lmerge_service.service.decisions import decide as decision
+from lmerge_service.kafka.connection import connection_of
+from lmerge_service.merge.decisions.control_log import LoggedControl
+from lmerge_service.merge.decisions.records import Action, Attach, Detach
+from lmerge_service.merge.decisions.records import decide as decision
 from lmerge_service.tdb import TDB
-from lmerge_service.topology import load
 from tests.faults.bench import assert_valid
 from tests.faults.stage import judged
 from tests.service.cluster import Merge, Worker

@@ -2,7 +2,7 @@
 
 import pytest
 
-from chaos.verdicts import Outcome
+from lmerge_service.drills.verdicts import Outcome
 from lmerge_service.elements import Stable
 from tests.faults.bench import Bench, assert_valid
 

@@ -1,8 +1,8 @@
 """Replays of failovers that left gaps, or followed the wrong replica."""
 
-from chaos.history import Progress
-from chaos.verdicts import Outcome
 from lmerge_service.core import Policy, quorum
+from lmerge_service.drills.history import Progress
+from lmerge_service.drills.verdicts import Outcome
 from lmerge_service.elements import INFINITY, Insert, Stable
 from lmerge_service.tdb import TDB
 from tests.faults.bench import Bench, assert_valid

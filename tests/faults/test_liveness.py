@@ -11,11 +11,11 @@ from aiokafka import AIOKafkaProducer
 from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
 from lmerge_service.formats.headers import incarnation_headers
 from lmerge_service.formats.wire import encode
-from lmerge_service.service import together
-from lmerge_service.service.status import Liveness
+from lmerge_service.service.status import aggregate as together
+from lmerge_service.service.status.document import Liveness
 from tests.service.cluster import Merge, running
+from tests.service.test_merge_loop import configured, of, publish, until
 from tests.service.test_metrics import registry_of
-from tests.service.test_oversight import configured, of, publish, until
 
 EVERY_SECONDS = 0.2
 

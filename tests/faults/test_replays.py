@@ -8,9 +8,9 @@ import pytest
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.protocol.admin import DeleteGroupsRequest
 
-from chaos.seen import Fault, k8
-from chaos.verdicts import Outcome
 from lmerge_service.core import BreachKind
+from lmerge_service.drills.observability_checks import Fault, k8
+from lmerge_service.drills.verdicts import Outcome
 from lmerge_service.elements import INFINITY, Element, Insert, Stable
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.sink import Committed, Outbox, Sink

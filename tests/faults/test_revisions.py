@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from chaos.verdicts import Outcome
 from lmerge_service.core import BreachKind, Policy, quorum
+from lmerge_service.drills.verdicts import Outcome
 from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
 from lmerge_service.tdb import TDB
 from tests.faults.bench import Bench, assert_valid

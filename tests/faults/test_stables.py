@@ -2,9 +2,9 @@
 
 import pytest
 
-from chaos.history import Progress
-from chaos.verdicts import Outcome
 from lmerge_service.core import BreachKind, Policy, quorum
+from lmerge_service.drills.history import Progress
+from lmerge_service.drills.verdicts import Outcome
 from lmerge_service.elements import INFINITY, Insert, Stable
 from lmerge_service.errors import ElementError
 from lmerge_service.formats.wire import WireDecoder, encode

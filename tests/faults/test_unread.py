@@ -14,17 +14,17 @@ from lmerge_service.elements import INFINITY, Element, Insert, Stable
 from lmerge_service.errors import TransportError
 from lmerge_service.formats.wire import WireDecoder, encode
 from lmerge_service.kafka.client import Connection
-from lmerge_service.kafka.read_merged import read_merged
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.tails import next_incarnation, tails
 from lmerge_service.kafka.topics import Topics
+from lmerge_service.merge.decisions.cutover import CutoverState
+from lmerge_service.merge.decisions.records import BeginCutover
 from lmerge_service.offline.audit import audit_topic
-from lmerge_service.service.cutover import CutoverState
-from lmerge_service.service.decisions import BeginCutover
-from lmerge_service.service.view import status_of
+from lmerge_service.reader.read_merged import read_merged
+from lmerge_service.service.status.build import status_of
 from tests.service.cluster import Merge, running
+from tests.service.test_merge_loop import configured, decided, of, publish, until
 from tests.service.test_metrics import registry_of
-from tests.service.test_oversight import configured, decided, of, publish, until
 
 END = Stable(INFINITY)
 

@@ -11,7 +11,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.types import Array, Int8, Int16, Int32, Schema, String
 
-from lmerge_service.kafka.broker import SETTINGS, LocalBroker
+from lmerge_service.local.broker import SETTINGS, LocalBroker
 from tests.certificates import Authority, Identity
 
 __all__ = ("PASSWORD", "Acl", "Secured", "allow", "secured")

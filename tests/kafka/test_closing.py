@@ -7,9 +7,9 @@ from typing import Any
 
 from aiokafka import AIOKafkaProducer
 
-from lmerge_service.kafka.broker import LocalBroker
 from lmerge_service.kafka.client import CLOSE_SECONDS
 from lmerge_service.kafka.closing import stop
+from lmerge_service.local.broker import LocalBroker
 
 KINDS: tuple[dict[str, Any], ...] = (
     {"transactional_id": "closing"},

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from lmerge_service.errors import ConfigurationError, StateError, TransportError
-from lmerge_service.kafka.broker import LocalBroker
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.log import Log
 from lmerge_service.kafka.topics import Topics
+from lmerge_service.local.broker import LocalBroker
 
 pytestmark = pytest.mark.kafka
 

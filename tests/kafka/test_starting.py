@@ -6,9 +6,9 @@ import pytest
 from aiokafka.errors import KafkaConnectionError
 
 from lmerge_service.errors import TransportError
-from lmerge_service.kafka.broker import free_port
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.starting import started
+from lmerge_service.local.broker import free_port
 
 
 class Client:

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 import pytest
 from aiokafka import AIOKafkaProducer
 
-from lmerge_service.kafka.broker import LocalBroker
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.sink import Outbox, Sink
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.topics import Topics
+from lmerge_service.local.broker import LocalBroker
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from lmerge_service.kafka.jars import KAFKA_VERSION
-from lmerge_service.topology import load
+from lmerge_service.config.topology import load
+from lmerge_service.local.jars import KAFKA_VERSION
 
 TEXT = Path("docker-compose.yml").read_text()
 COMPOSE: dict[str, Any] = YAML(typ="safe").load(TEXT)

@@ -13,16 +13,16 @@ from pydantic import BaseModel
 from ruamel.yaml import YAML
 
 from lmerge_service import errors
+from lmerge_service.config.topology import Kafka, Output, Replica, Topology
 from lmerge_service.core import BreachKind
-from lmerge_service.service.evidence import Happening
-from lmerge_service.service.status import ReasonKind
-from lmerge_service.service.verdicts import Guard
-from lmerge_service.topology import Kafka, Output, Replica, Topology
+from lmerge_service.merge.findings.evidence import Happening
+from lmerge_service.merge.guards.verdicts import Guard
+from lmerge_service.service.status.document import ReasonKind
 from tests.operations.documented import PAGES, anchors_of, commands
 
 NIGHT = Path("docs/operations.md")
 REFERENCE = Path("docs/operations/topology.md")
-SERVICE, KAFKA = Path("lmerge_service/service"), Path("lmerge_service/kafka")
+PACKAGE = Path("lmerge_service")
 
 
 def blocks(page: Path) -> list[Any]:
@@ -130,11 +130,11 @@ def _texts(nodes: Any) -> Iterator[str]:
 
 
 REASONS = [
-    *texts_of(SERVICE / "health.py", "reasons", "unreachable", "_wrong_with"),
-    *texts_of(SERVICE / "replicas.py", "begin", "_unfit"),
-    *texts_of(SERVICE / "recovery.py", "_stand", "_recall"),
-    *texts_of(SERVICE / "lookout.py", "_compare", "_miss"),
-    *texts_of(KAFKA / "source.py", "poll", "_why"),
+    *texts_of(PACKAGE / "service/status/health.py", "reasons", "unreachable", "_wrong_with"),
+    *texts_of(PACKAGE / "merge/replicas.py", "begin", "_unfit"),
+    *texts_of(PACKAGE / "merge/recovery.py", "_stand", "_recall"),
+    *texts_of(PACKAGE / "merge/topic_monitor.py", "_compare", "_miss"),
+    *texts_of(PACKAGE / "kafka/source.py", "poll", "_why"),
 ]
 
 

@@ -24,27 +24,27 @@ from typing import Any
 import httpx
 from aiokafka import AIOKafkaProducer, TopicPartition
 
+from lmerge_service.config.topology import load
 from lmerge_service.elements import INFINITY, START, Element, Stable
 from lmerge_service.formats.headers import incarnation_headers
 from lmerge_service.formats.wire import WireDecoder, encode
-from lmerge_service.kafka.broker import free_port
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.cluster import Cluster
+from lmerge_service.kafka.connection import connection_of
 from lmerge_service.kafka.log import Log
 from lmerge_service.kafka.source import Source
 from lmerge_service.kafka.state import last_with_key
 from lmerge_service.kafka.topics import Topics
+from lmerge_service.local.broker import free_port
+from lmerge_service.merge.commit_record import MARK_KEY, Mark
+from lmerge_service.merge.decisions import records as decisions
+from lmerge_service.merge.decisions.records import Action
 from lmerge_service.offline.audit import Audited, audit_topic
-from lmerge_service.present.generator import workload
-from lmerge_service.present.life import Life, final_tdb
-from lmerge_service.present.presentation import Variation, present
-from lmerge_service.service import decisions
 from lmerge_service.service import worker as service
-from lmerge_service.service.connection import connection_of
-from lmerge_service.service.decisions import Action
-from lmerge_service.service.marks import MARK_KEY, Mark
 from lmerge_service.tdb import TDB
-from lmerge_service.topology import load
+from lmerge_service.workloads.generator import workload
+from lmerge_service.workloads.lifetime import Life, final_tdb
+from lmerge_service.workloads.presentation import Variation, present
 
 Partitioner = Callable[[bytes, int], int]
 

@@ -9,7 +9,7 @@ import pytest
 
 from lmerge_service.elements import INFINITY, Element, Insert, Stable
 from lmerge_service.formats.wire import encode
-from lmerge_service.kafka.nodes import LocalCluster
+from lmerge_service.local.nodes import LocalCluster
 from lmerge_service.tdb import TDB
 from tests.service.cluster import Merge
 

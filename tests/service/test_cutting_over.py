@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from lmerge_service.elements import INFINITY, START, Element, Insert, Stable
-from lmerge_service.service.decisions import AbortCutover, BeginCutover, Quarantine
-from lmerge_service.service.marks import Mark
+from lmerge_service.merge.commit_record import Mark
+from lmerge_service.merge.decisions.records import AbortCutover, BeginCutover, Quarantine
 from lmerge_service.tdb import reconstitute
 from tests.service.cluster import Merge, Worker, decided
 

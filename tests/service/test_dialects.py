@@ -23,11 +23,11 @@ from lmerge_service.formats.dialects import (
     writer,
 )
 from lmerge_service.formats.headers import incarnation_headers
-from lmerge_service.formats.ingest import Ingest, Ruling
 from lmerge_service.formats.payload import PayloadCache
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.publish import publish
+from lmerge_service.merge.ingest import Ingest, Ruling
 from lmerge_service.tdb import TDB, reconstitute
 from tests.formats.dialects import Record
 from tests.service.cluster import Merge

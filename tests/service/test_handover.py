@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
+from lmerge_service.config.topology import Topology, load
 from lmerge_service.elements import INFINITY, Insert, Stable
 from lmerge_service.errors import FencedError
 from lmerge_service.kafka.cluster import Cluster
+from lmerge_service.kafka.connection import connection_of
 from lmerge_service.kafka.sink import Committed, Outbox
-from lmerge_service.service.connection import connection_of
-from lmerge_service.service.ledger import undisputed
-from lmerge_service.service.marks import Mark
-from lmerge_service.service.own_topics import prepare
-from lmerge_service.service.recovery import Recovery
+from lmerge_service.merge.commit_record import Mark
+from lmerge_service.merge.decisions.ledger import undisputed
+from lmerge_service.merge.internal_topics import prepare
+from lmerge_service.merge.recovery import Recovery
 from lmerge_service.service.task import MergeTask
-from lmerge_service.topology import Topology, load
 from tests.service.cluster import Merge, logical, meaning, replica_streams
 from tests.waiting import come_true
 

@@ -9,13 +9,13 @@ import pytest
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from lmerge_service.config.topology import load
 from lmerge_service.elements import Adjust, Insert, Stable
 from lmerge_service.kafka.cluster import Cluster
-from lmerge_service.service.connection import connection_of
-from lmerge_service.service.feedback import FeedbackOut
-from lmerge_service.service.metrics import metrics_of
+from lmerge_service.kafka.connection import connection_of
+from lmerge_service.merge.feedback import FeedbackOut
+from lmerge_service.service.status.metrics import metrics_of
 from lmerge_service.service.worker import Worker
-from lmerge_service.topology import load
 from tests.operations.documented import documented_metrics
 from tests.service.cluster import Merge, running
 

@@ -11,8 +11,8 @@ from lmerge_service.core import BreachKind, lmerge
 from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.headers import incarnation_headers
-from lmerge_service.formats.ingest import Ingest
 from lmerge_service.formats.wire import WireDecoder, encode
+from lmerge_service.merge.ingest import Ingest
 from lmerge_service.tdb import TDB
 from tests.core.test_normaliser import history, plans
 from tests.service.cluster import Merge

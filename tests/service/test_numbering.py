@@ -14,10 +14,10 @@ from lmerge_service.formats.headers import SEQ_HEADER, incarnation_headers
 from lmerge_service.formats.wire import encode
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.topics import Topics
-from lmerge_service.service.evidence import Evidence
+from lmerge_service.merge.findings.evidence import Evidence
 from lmerge_service.tdb import TDB
 from tests.service.cluster import Merge
-from tests.service.test_oversight import events as published
+from tests.service.test_merge_loop import events as published
 
 pytestmark = pytest.mark.kafka
 

@@ -12,13 +12,13 @@ from lmerge_service.cli.checkpoints import checkpoint_in
 from lmerge_service.core import Case, Operator, Policy, lag, lmerge, quorum
 from lmerge_service.elements import INFINITY, START, Element, Insert, Stable
 from lmerge_service.errors import ConfigurationError, StateError
+from lmerge_service.merge.commit_record import PartitionMark, Standing
+from lmerge_service.merge.state_file import Saving, is_state, merge_of, outputs
+from lmerge_service.merge.task_state import TaskState
 from lmerge_service.offline.checkpoint import checkpoint
-from lmerge_service.service.marks import PartitionMark, Standing
-from lmerge_service.service.saved import Saving, is_state, merge_of, outputs
-from lmerge_service.service.state import TaskState
 from lmerge_service.tdb import TDB, reconstitute
-from tests.service.test_saved import OF, written
-from tests.service.test_snapshots import REPLICAS, TOPOLOGY, fresh
+from tests.merge.test_snapshots import REPLICAS, TOPOLOGY, fresh
+from tests.merge.test_state_file import OF, written
 from tests.strategies import interleavings, logical_streams, lying_presentations, presentations
 
 POLICIES = [

@@ -18,12 +18,12 @@ from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.dialects import Lateness, Upserts, build_decoder
 from lmerge_service.formats.headers import incarnation_headers
-from lmerge_service.formats.ingest import Ingest
 from lmerge_service.formats.payload import PayloadCache
 from lmerge_service.formats.wire import WireDecoder, encode
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.topics import Topics
-from lmerge_service.service.decisions import Release
+from lmerge_service.merge.decisions.records import Release
+from lmerge_service.merge.ingest import Ingest
 from lmerge_service.tdb import TDB
 from tests.formats.dialects import Record
 from tests.service.cluster import Merge, Worker, decided

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from lmerge_service.core import Operator, lmerge
 from lmerge_service.elements import START, Adjust, Element, Insert, Stable
 from lmerge_service.formats.headers import SEQ_HEADER, incarnation_headers
-from lmerge_service.formats.ingest import Ingest
 from lmerge_service.formats.wire import WireDecoder, encode
+from lmerge_service.merge.ingest import Ingest
 from tests.strategies import any_elements
 
 REPLICAS = ("a", "b", "c")

@@ -10,11 +10,11 @@ import httpx
 import pytest
 
 from lmerge_service.cli import main
+from lmerge_service.config.topology import load
 from lmerge_service.elements import INFINITY, Element, Insert, Stable
 from lmerge_service.errors import TransportError
 from lmerge_service.service import process
 from lmerge_service.tdb import TDB
-from lmerge_service.topology import load
 from tests.certificates import Authority
 from tests.kafka.secured import PASSWORD, Acl, Secured, allow, secured
 from tests.service.cluster import Merge, Worker

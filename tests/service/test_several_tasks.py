@@ -17,7 +17,7 @@ from lmerge_service.elements import Insert, Stable
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.routing import Router
 from lmerge_service.kafka.sink import Outbox, Sink
-from lmerge_service.service.marks import MARK_KEY, Mark
+from lmerge_service.merge.commit_record import MARK_KEY, Mark
 from lmerge_service.tdb import TDB
 from tests.service.cluster import Merge, Worker, logical, meaning, replica_streams
 

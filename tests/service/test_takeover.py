@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from lmerge_service.elements import INFINITY, Element, Insert, Stable
-from lmerge_service.service.decisions import SetPolicy
+from lmerge_service.merge.decisions.records import SetPolicy
 from lmerge_service.tdb import TDB
 from tests.service.cluster import (
     SESSION_SECONDS,

@@ -16,13 +16,13 @@ from msgspec.structs import replace
 from lmerge_service.elements import INFINITY, Insert, Stable
 from lmerge_service.formats.wire import encode
 from lmerge_service.kafka import sink as sinks
-from lmerge_service.kafka.broker import LocalBroker
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.sink import Committed, Outbox, Sink
 from lmerge_service.kafka.topics import Topics
+from lmerge_service.local.broker import LocalBroker
+from lmerge_service.merge.commit_record import MARK_KEY
 from lmerge_service.service import worker as service
-from lmerge_service.service.marks import MARK_KEY
-from lmerge_service.service.view import status_of
+from lmerge_service.service.status.build import status_of
 from lmerge_service.tdb import TDB
 from tests.service.cluster import (
     Merge,

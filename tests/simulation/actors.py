@@ -21,13 +21,13 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final, Literal, TypeAlias
 
+from lmerge_service.config.topology import Topology
 from lmerge_service.elements import INFINITY, Element, Insert, Stable
 from lmerge_service.errors import LMergeError, TransportError
 from lmerge_service.formats.headers import incarnation_headers
 from lmerge_service.formats.wire import encode
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.service.worker import Worker
-from lmerge_service.topology import Topology
 from tests.simulation.adapter import build, work
 from tests.simulation.memory import Broker, Message, Producer
 from tests.simulation.network import Network, Weather

@@ -11,15 +11,16 @@ from unittest.mock import patch
 
 import structlog
 
+from lmerge_service.config.topology import Topology
 from lmerge_service.errors import LMergeError, TransportError
 from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.log import Log
 from lmerge_service.kafka.source import TopicPartition
-from lmerge_service.service import snapshots, task
+from lmerge_service.merge.commit_record import MARK_KEY, Mark
+from lmerge_service.merge.decisions.control_log import LoggedControl
+from lmerge_service.merge.snapshots import writer as snapshots
+from lmerge_service.service import task
 from lmerge_service.service import worker as workers
-from lmerge_service.service.control import LoggedControl
-from lmerge_service.service.marks import MARK_KEY, Mark
-from lmerge_service.topology import Topology
 from tests.simulation.clients import MemoryCluster, MemoryLog
 from tests.simulation.loop import BEGAN
 from tests.simulation.memory import Broker

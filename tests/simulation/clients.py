@@ -19,7 +19,7 @@ from collections.abc import (
 from functools import partial
 from typing import Any
 
-from chaos.records import Record
+from lmerge_service.drills.records import Record
 from lmerge_service.elements import Stable
 from lmerge_service.errors import ConfigurationError, ElementError, StateError, TransportError
 from lmerge_service.formats.wire import WireDecoder

@@ -11,10 +11,10 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from lmerge_service.config.topology import Topology
 from lmerge_service.errors import LMergeError
 from lmerge_service.service.task import MergeTask
 from lmerge_service.service.task_phases import Phase
-from lmerge_service.topology import Topology
 from tests.simulation.actors import Supervisor
 from tests.simulation.memory import Broker
 from tests.simulation.network import Weather

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Literal
 
-from chaos.records import Record, Topic
+from lmerge_service.drills.records import Record, Topic
 from lmerge_service.kafka.source import TopicPartition
 from tests.simulation.groups import Group
 

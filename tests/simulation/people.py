@@ -22,12 +22,14 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from chaos.decided import Answer
+from lmerge_service.config.topology import Topology
 from lmerge_service.core import Gap
+from lmerge_service.drills.control_log_check import Answer
 from lmerge_service.errors import TransportError
-from lmerge_service.service.control import LoggedControl
-from lmerge_service.service.cutover import CutoverState
-from lmerge_service.service.decisions import (
+from lmerge_service.merge.decisions.control_log import LoggedControl
+from lmerge_service.merge.decisions.cutover import CutoverState
+from lmerge_service.merge.decisions.ledger import Entry, Wanted
+from lmerge_service.merge.decisions.records import (
     AbortCutover,
     AcceptGap,
     Action,
@@ -40,10 +42,8 @@ from lmerge_service.service.decisions import (
     SetPolicy,
     decide,
 )
-from lmerge_service.service.ledger import Entry, Wanted
-from lmerge_service.service.life import Wish
+from lmerge_service.merge.replica_states import Wish
 from lmerge_service.service.worker import Worker
-from lmerge_service.topology import Topology
 from tests.simulation.actors import Publisher
 from tests.simulation.adapter import carried_out, control_of
 from tests.simulation.memory import Broker

@@ -8,7 +8,7 @@ Theory
     else is chance: how replicas publish, whether they leave transactions open, repeat themselves
     for ever or end too early, how often workers are killed and where, how bad the
     network is, whether snapshots are taken and spoilt, and what people decide meanwhile. When the
-    output has ended, the topics are handed to the judge (`chaos.history`), with what is so as the
+    output has ended, the topics are handed to the judge (`drills.history`), with what is so as the
     reference, and with what the decisions mean for it. An output that does not end within an hour
     of virtual time is a finding too, and so is a worker that gives up.
 """
@@ -24,16 +24,16 @@ from typing import Any
 
 import msgspec
 
-from chaos.decided import Answer, Decided, decided, lost
-from chaos.history import History, Interval, Replica, check
-from chaos.records import Topic
-from chaos.verdicts import Outcome, Report
+from lmerge_service.config.topology import Topology
+from lmerge_service.drills.control_log_check import Answer, Decided, decided, lost
+from lmerge_service.drills.history import History, Interval, Replica, check
+from lmerge_service.drills.records import Topic
+from lmerge_service.drills.verdicts import Outcome, Report
 from lmerge_service.elements import INFINITY, Element, Stable
 from lmerge_service.formats.wire import encode
 from lmerge_service.kafka.routing import Router
-from lmerge_service.present.life import Life
-from lmerge_service.service.evidence import Evidence, Happening
-from lmerge_service.topology import Topology
+from lmerge_service.merge.findings.evidence import Evidence, Happening
+from lmerge_service.workloads.lifetime import Life
 from tests.service.cluster import crc32, logical, meaning, replica_streams
 from tests.simulation.actors import LINGERING_SECONDS, Decay, Publisher, Supervisor
 from tests.simulation.adapter import machine

@@ -12,8 +12,8 @@ from lmerge_service.elements import INFINITY, Element, Insert, Stable
 from lmerge_service.errors import StateError
 from lmerge_service.formats.wire import WireDecoder, encode
 from lmerge_service.kafka.source import TopicPartition
-from lmerge_service.service.status import ReasonKind, Status
-from lmerge_service.service.view import readiness_of, status_of
+from lmerge_service.service.status.build import readiness_of, status_of
+from lmerge_service.service.status.document import ReasonKind, Status
 from lmerge_service.service.worker import Worker
 from lmerge_service.tdb import TDB, reconstitute
 from tests.simulation.adapter import build, machine, work

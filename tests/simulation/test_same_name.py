@@ -6,11 +6,11 @@ from random import Random
 
 import pytest
 
+from lmerge_service.config.topology import Topology
 from lmerge_service.elements import INFINITY, Element, Insert, Stable
 from lmerge_service.errors import ConfigurationError
 from lmerge_service.formats.wire import encode
 from lmerge_service.kafka.source import TopicPartition
-from lmerge_service.topology import Topology
 from tests.simulation.adapter import build, machine, work
 from tests.simulation.loop import run
 from tests.simulation.memory import Broker

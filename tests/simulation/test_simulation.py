@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from chaos.verdicts import Outcome
 from lmerge_service.core import Input
+from lmerge_service.drills.verdicts import Outcome
 from lmerge_service.errors import FencedError, TransportError
 from lmerge_service.formats.headers import RecordLike
 from lmerge_service.kafka.sink import Committed, Outbox
 from lmerge_service.kafka.source import TopicPartition
-from lmerge_service.service.ledger import Ledger
-from lmerge_service.service.liveness import Liveness
-from lmerge_service.service.marks import Standing
-from lmerge_service.service.recovery import Recovery
-from lmerge_service.service.replicas import Replicas
-from lmerge_service.service.state import TaskState
+from lmerge_service.merge.commit_record import Standing
+from lmerge_service.merge.decisions.ledger import Ledger
+from lmerge_service.merge.liveness import Liveness
+from lmerge_service.merge.recovery import Recovery
+from lmerge_service.merge.replicas import Replicas
+from lmerge_service.merge.task_state import TaskState
 from lmerge_service.service.task import MergeTask
 from lmerge_service.service.worker import Worker
 from tests.simulation import simulate as playing

@@ -7,14 +7,14 @@ from typing import cast
 
 import pytest
 
+from lmerge_service.config.topology import Topology
 from lmerge_service.elements import INFINITY, Insert, Stable
 from lmerge_service.errors import StateError, TransportError
 from lmerge_service.formats.wire import encode
 from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.source import TopicPartition
-from lmerge_service.service.ledger import Ledger
+from lmerge_service.merge.decisions.ledger import Ledger
 from lmerge_service.service.task import MergeTask
-from lmerge_service.topology import Topology
 from tests.simulation.adapter import build, carried_out, machine
 from tests.simulation.clients import MemoryCluster
 from tests.simulation.loop import run

@@ -18,10 +18,10 @@ from lmerge_service.formats.headers import incarnation_headers
 from lmerge_service.formats.wire import WireDecoder, encode
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.offline.audit import Audited, TopicAudit, compare
-from lmerge_service.present.lies import KINDS, said_instead
-from lmerge_service.present.life import lives_of
-from lmerge_service.present.presentation import Variation, present
 from lmerge_service.tdb import TDB, Difference, differences
+from lmerge_service.workloads.lies import KINDS, said_instead
+from lmerge_service.workloads.lifetime import lives_of
+from lmerge_service.workloads.presentation import Variation, present
 from tests.offline.streams import on_the_wire
 
 __all__ = (

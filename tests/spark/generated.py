@@ -8,12 +8,12 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
-from lmerge_service.present.life import deadline
-from lmerge_service.present.presentation import Variation
 from lmerge_service.spark.generator.pieces import ending, places
 from lmerge_service.spark.generator.slices import Presentation
 from lmerge_service.spark.generator.workload import Workload
 from lmerge_service.tdb import TDB
+from lmerge_service.workloads.lifetime import deadline
+from lmerge_service.workloads.presentation import Variation
 
 __all__ = ("batches", "check_stables", "elements", "logical", "variations", "workloads")
 

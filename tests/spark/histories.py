@@ -14,9 +14,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from lmerge_service.elements import INFINITY, START, Element
 from lmerge_service.formats.bulk import Rule
-from lmerge_service.present.life import lives_of
-from lmerge_service.present.presentation import Variation, present
 from lmerge_service.tdb import TDB, reconstitute
+from lmerge_service.workloads.lifetime import lives_of
+from lmerge_service.workloads.presentation import Variation, present
 
 __all__ = (
     "EPOCH",

@@ -17,9 +17,9 @@ from lmerge_service.spark.audit.findings import Audited, Freshness
 from lmerge_service.spark.audit.freshness import freshness_of
 from lmerge_service.spark.audit.scanning import scanned
 from lmerge_service.spark.audit.screening import delays_of, pieces_of, screened
-from lmerge_service.spark.elements import read_elements, write_elements
-from lmerge_service.spark.places import JsonFiles, ParquetFiles, Topic, Topics
-from lmerge_service.spark.schema import ORDER
+from lmerge_service.spark.io.elements import read_elements, write_elements
+from lmerge_service.spark.io.places import JsonFiles, ParquetFiles, Topic, Topics
+from lmerge_service.spark.io.schema import ORDER
 from tests.cli.conftest import LMERGE, Lmerge, Run, lmerge, run
 from tests.offline.streams import on_the_wire, write
 from tests.spark.records import Sent, make_topic, send

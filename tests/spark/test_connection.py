@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from lmerge_service.credentials import ClientTls, Sasl, Secret
+from lmerge_service.config.credentials import ClientTls, Sasl, Secret
+from lmerge_service.config.topology import Kafka
 from lmerge_service.errors import ConfigurationError
-from lmerge_service.spark.connection import kafka_options
-from lmerge_service.topology import Kafka
+from lmerge_service.spark.io.connection import kafka_options
 from tests.certificates import Authority
 
 WRONG_KIND = "-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----\n"

@@ -12,7 +12,7 @@ from lmerge_service.errors import ElementError
 from lmerge_service.formats.bulk import Rule
 from lmerge_service.formats.headers import incarnation_of
 from lmerge_service.formats.wire import WireDecoder, encode
-from lmerge_service.spark.decoding import decoding, rows_of
+from lmerge_service.spark.io.decoding import decoding, rows_of
 from tests.formats.strategies import damaged, elements, records
 
 Headers = list[tuple[str, bytes | None]] | None
@@ -182,7 +182,7 @@ def test_simple_records_are_never_decoded_one_by_one(monkeypatch: pytest.MonkeyP
     ]
     fresh = Rule(max_record_bytes=1000)  # whose decoder has seen nothing yet
     wanted = [expected(at, each, fresh) for at, each in enumerate(many)]
-    monkeypatch.setattr("lmerge_service.spark.decoding._Rows.add", None)
+    monkeypatch.setattr("lmerge_service.spark.io.decoding._Rows.add", None)
     assert rows([*many], fresh) == wanted
 
 

@@ -20,17 +20,17 @@ from lmerge_service.formats.headers import incarnation_headers
 from lmerge_service.formats.payload import canonical
 from lmerge_service.formats.wire import encode
 from lmerge_service.kafka.routing import Router
-from lmerge_service.spark.dead_letters import stream_dead_letters, write_dead_letters
-from lmerge_service.spark.elements import (
+from lmerge_service.spark.errors import spark_errors
+from lmerge_service.spark.io.dead_letters import stream_dead_letters, write_dead_letters
+from lmerge_service.spark.io.elements import (
     decode_records,
     read_elements,
     stream_elements,
     write_elements,
 )
-from lmerge_service.spark.encoding import canonical_payload, placement, record_value
-from lmerge_service.spark.errors import spark_errors
-from lmerge_service.spark.places import JsonFiles, ParquetFiles, Sink, Source, Topic, Topics
-from lmerge_service.spark.schema import ELEMENT, ORDER, RECORDS, elements_of, refused_of
+from lmerge_service.spark.io.encoding import canonical_payload, placement, record_value
+from lmerge_service.spark.io.places import JsonFiles, ParquetFiles, Sink, Source, Topic, Topics
+from lmerge_service.spark.io.schema import ELEMENT, ORDER, RECORDS, elements_of, refused_of
 from lmerge_service.tdb import reconstitute
 from tests.formats import test_payload, test_wire
 from tests.formats.strategies import elements, json_texts

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 
 from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
-from lmerge_service.present.presentation import Variation
-from lmerge_service.spark.elements import read_elements, write_elements
 from lmerge_service.spark.generator.job import generated
 from lmerge_service.spark.generator.slices import Presentation
 from lmerge_service.spark.generator.stored import presented
 from lmerge_service.spark.generator.workload import Workload
-from lmerge_service.spark.places import JsonFiles, ParquetFiles, Topic, Topics
-from lmerge_service.spark.schema import ELEMENT
+from lmerge_service.spark.io.elements import read_elements, write_elements
+from lmerge_service.spark.io.places import JsonFiles, ParquetFiles, Topic, Topics
+from lmerge_service.spark.io.schema import ELEMENT
 from lmerge_service.tdb import TDB, reconstitute
+from lmerge_service.workloads.presentation import Variation
 from tests.cli.conftest import Lmerge, lmerge
 from tests.offline.streams import write
 from tests.spark.generated import check_stables, elements, logical, variations

@@ -5,8 +5,8 @@ from io import BytesIO
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from lmerge_service.spark import lines
-from lmerge_service.spark.lines import lines_of
+from lmerge_service.spark.io import lines
+from lmerge_service.spark.io.lines import lines_of
 
 TEXTS = st.lists(st.binary(max_size=9) | st.just(b"\n"), max_size=12).map(b"".join)
 

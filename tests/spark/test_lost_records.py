@@ -16,9 +16,9 @@ from lmerge_service.formats.wire import encode
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.topics import Topics as AskedTopics
-from lmerge_service.spark.elements import read_elements, stream_elements
 from lmerge_service.spark.errors import spark_errors
-from lmerge_service.spark.places import ParquetFiles, Topics
+from lmerge_service.spark.io.elements import read_elements, stream_elements
+from lmerge_service.spark.io.places import ParquetFiles, Topics
 from lmerge_service.spark.table.update import update_table
 
 GONE = (

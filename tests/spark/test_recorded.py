@@ -13,9 +13,9 @@ from lmerge_service.elements import INFINITY, START, Adjust, Insert, Stable
 from lmerge_service.errors import ConfigurationError, LMergeError
 from lmerge_service.formats.bulk import Rule
 from lmerge_service.offline.checkpoint import Checkpoint
-from lmerge_service.spark.elements import write_elements
-from lmerge_service.spark.places import ParquetFiles
-from lmerge_service.spark.recorded import recorded
+from lmerge_service.spark.io.elements import write_elements
+from lmerge_service.spark.io.places import ParquetFiles
+from lmerge_service.spark.io.recorded import recorded
 from lmerge_service.spark.table import update_table
 from lmerge_service.tdb import TDB, reconstitute
 from tests.spark.histories import PARQUET, Record, frame, history, rows_of, store

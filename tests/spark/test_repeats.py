@@ -5,9 +5,9 @@ from collections.abc import Callable
 from pyspark.sql import SparkSession
 
 from lmerge_service.formats.repeats import Reading, Repeats
-from lmerge_service.spark.elements import kafka_records, read_elements
-from lmerge_service.spark.places import Topics
-from lmerge_service.spark.repeats import once
+from lmerge_service.spark.io.elements import kafka_records, read_elements
+from lmerge_service.spark.io.places import Topics
+from lmerge_service.spark.io.repeats import once
 from tests.spark.records import Sent, make_topic, send
 
 

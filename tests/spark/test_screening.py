@@ -21,7 +21,7 @@ from lmerge_service.spark.audit.scanning import (
 )
 from lmerge_service.spark.audit.screening import screening
 from lmerge_service.spark.audit.streams import placed
-from lmerge_service.spark.elements import decode_records, raw_records
+from lmerge_service.spark.io.elements import decode_records, raw_records
 from tests.spark.audit_cases import Said, case_of, encoded, headers_of
 
 SPEAKER = ("stream", "partition", "incarnation")

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from lmerge_service.credentials import ClientTls, Sasl, Secret
+from lmerge_service.config.credentials import ClientTls, Sasl, Secret
+from lmerge_service.config.topology import Kafka
 from lmerge_service.elements import Element, Insert, Stable
 from lmerge_service.errors import TransportError
-from lmerge_service.spark.elements import read_elements, stream_elements, write_elements
-from lmerge_service.spark.places import Topic, Topics
-from lmerge_service.spark.schema import ORDER
-from lmerge_service.topology import Kafka
+from lmerge_service.spark.io.elements import read_elements, stream_elements, write_elements
+from lmerge_service.spark.io.places import Topic, Topics
+from lmerge_service.spark.io.schema import ORDER
 from tests.kafka.secured import PASSWORD, Secured, secured
 from tests.spark.test_elements import ONCE, finish, frame, told
 

@@ -23,7 +23,7 @@ from lmerge_service.errors import (
     LMergeError,
     TransportError,
 )
-from lmerge_service.kafka import jars
+from lmerge_service.local import jars
 from lmerge_service.spark.errors import spark_errors
 from lmerge_service.spark.session import connector_jars, spark_session
 from tests.waiting import come_true

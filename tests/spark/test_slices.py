@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
 from lmerge_service.formats.payload import canonical
-from lmerge_service.present.life import deadline, lives_of
-from lmerge_service.present.presentation import Variation, present
 from lmerge_service.spark.generator.randomness import Draws
 from lmerge_service.spark.generator.slices import Presentation
 from lmerge_service.spark.generator.telling import Events, reach, tell
 from lmerge_service.spark.generator.workload import Workload
 from lmerge_service.tdb import reconstitute
+from lmerge_service.workloads.lifetime import deadline, lives_of
+from lmerge_service.workloads.presentation import Variation, present
 from tests.spark.generated import batches, check_stables, elements, logical, variations, workloads
 
 SMALL = Workload(events=3000, max_gap=10, event_duration=300, payload_bytes=16)

@@ -14,8 +14,8 @@ from pyspark.sql import DataFrame, SparkSession
 from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
 from lmerge_service.errors import ConfigurationError, StateError
 from lmerge_service.formats.bulk import Rule
-from lmerge_service.spark.elements import write_elements
-from lmerge_service.spark.places import JsonFiles, ParquetFiles, Topic, Topics
+from lmerge_service.spark.io.elements import write_elements
+from lmerge_service.spark.io.places import JsonFiles, ParquetFiles, Topic, Topics
 from lmerge_service.spark.table import compact, known_at, true_at, update_table
 from lmerge_service.spark.table.manifests import Manifest, OvertakenError, Table
 from lmerge_service.spark.table.read import Known, answer

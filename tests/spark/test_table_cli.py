@@ -8,8 +8,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
-from lmerge_service.spark.elements import write_elements
-from lmerge_service.spark.places import Topic
+from lmerge_service.spark.io.elements import write_elements
+from lmerge_service.spark.io.places import Topic
 from tests.cli.conftest import Lmerge, lmerge
 from tests.offline.streams import on_the_wire, write
 from tests.spark.histories import frame

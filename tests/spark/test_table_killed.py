@@ -9,12 +9,12 @@ from random import Random
 
 import pytest
 
-from lmerge_service.present.presentation import Variation
 from lmerge_service.spark.generator.slices import Presentation
 from lmerge_service.spark.generator.workload import Workload
 from lmerge_service.spark.table.manifests import Table
 from lmerge_service.spark.table.read import answer
 from lmerge_service.tdb import TDB
+from lmerge_service.workloads.presentation import Variation
 from tests.spark.generated import elements, logical
 from tests.spark.histories import EPOCH, Record, store
 

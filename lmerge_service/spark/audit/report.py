@@ -23,7 +23,7 @@ from lmerge_service.spark.audit.freshness import freshness_of
 from lmerge_service.spark.audit.judging import Terms, judged
 from lmerge_service.spark.audit.streams import Given, side_by_side
 from lmerge_service.spark.errors import spark_errors
-from lmerge_service.spark.places import Source
+from lmerge_service.spark.io.places import Source
 
 __all__ = ("audit",)
 

@@ -46,7 +46,7 @@ from pyspark.sql.types import (
 from lmerge_service.elements import INFINITY, START
 from lmerge_service.formats.bulk import Rule
 from lmerge_service.spark.audit.hashing import event_hashes
-from lmerge_service.spark.decoding import decoding
+from lmerge_service.spark.io.decoding import decoding
 
 __all__ = (
     "BUCKETS",

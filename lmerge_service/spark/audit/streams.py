@@ -32,14 +32,14 @@ from pyspark.sql import functions as F  # noqa: N812
 from lmerge_service.errors import ConfigurationError
 from lmerge_service.formats.bulk import Rule
 from lmerge_service.spark.audit.scanning import scanned, scanned_records
-from lmerge_service.spark.elements import (
+from lmerge_service.spark.errors import spark_errors
+from lmerge_service.spark.io.elements import (
     existing_offsets,
     kafka_records,
     raw_records,
     read_elements,
 )
-from lmerge_service.spark.errors import spark_errors
-from lmerge_service.spark.places import JsonFiles, ParquetFiles, Source, Topics, located
+from lmerge_service.spark.io.places import JsonFiles, ParquetFiles, Source, Topics, located
 
 __all__ = ("COLUMNS", "Given", "placed", "side_by_side")
 

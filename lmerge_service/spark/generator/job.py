@@ -27,7 +27,7 @@ from lmerge_service.spark.errors import spark_errors
 from lmerge_service.spark.generator.pieces import Summary, ending, places
 from lmerge_service.spark.generator.randomness import Longs
 from lmerge_service.spark.generator.slices import Presentation
-from lmerge_service.spark.schema import ELEMENT
+from lmerge_service.spark.io.schema import ELEMENT
 
 __all__ = ("generated",)
 

@@ -22,9 +22,9 @@ import numpy as np
 import pyarrow as pa
 
 from lmerge_service.elements import INFINITY, START
-from lmerge_service.present.presentation import Variation
 from lmerge_service.spark.generator.randomness import Bools, Draws, Longs
 from lmerge_service.spark.generator.telling import Told
+from lmerge_service.workloads.presentation import Variation
 
 __all__ = ("Payloads", "Piece", "Place", "Summary", "ending", "floors_behind", "places")
 

@@ -32,11 +32,11 @@ import numpy as np
 import pyarrow as pa
 
 from lmerge_service.elements import INFINITY
-from lmerge_service.present.presentation import Variation
 from lmerge_service.spark.generator.pieces import Piece, Place, Summary
 from lmerge_service.spark.generator.randomness import Draws, Longs
 from lmerge_service.spark.generator.telling import Events, reach, tell
 from lmerge_service.spark.generator.workload import Workload
+from lmerge_service.workloads.presentation import Variation
 
 __all__ = ("MOST_UNDER_WAY", "Presentation", "check_variation")
 

@@ -28,13 +28,13 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from lmerge_service.elements import INFINITY, START
 from lmerge_service.errors import ConfigurationError
-from lmerge_service.present.presentation import Variation
 from lmerge_service.spark.errors import spark_errors
 from lmerge_service.spark.generator.pieces import Piece, Summary, ending, places
 from lmerge_service.spark.generator.randomness import Draws
 from lmerge_service.spark.generator.slices import check_variation
 from lmerge_service.spark.generator.telling import Events, Told, tell
-from lmerge_service.spark.schema import ELEMENT
+from lmerge_service.spark.io.schema import ELEMENT
+from lmerge_service.workloads.presentation import Variation
 
 __all__ = ("inserts_of", "mean_length", "presented")
 

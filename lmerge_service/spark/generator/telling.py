@@ -28,8 +28,8 @@ from typing import Final
 import numpy as np
 
 from lmerge_service.elements import INFINITY
-from lmerge_service.present.presentation import Variation
 from lmerge_service.spark.generator.randomness import Bools, Draws, Longs
+from lmerge_service.workloads.presentation import Variation
 
 __all__ = ("Events", "Told", "reach", "tell")
 

@@ -26,21 +26,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
+from lmerge_service.config.topology import Topology
 from lmerge_service.core import Gap
 from lmerge_service.elements import Element
 from lmerge_service.errors import StateError
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.topics import TopicInfo
-from lmerge_service.service.carrying import carry_out, is_of_kind
-from lmerge_service.service.evidence import Happening
-from lmerge_service.service.ledger import AcceptedGap, Ledger
-from lmerge_service.service.replicas import ReplicaState
-from lmerge_service.service.state import RestoringState, TaskState
+from lmerge_service.merge.decisions.ledger import AcceptedGap, Ledger
+from lmerge_service.merge.decisions.reconcile import carry_out, is_of_kind
+from lmerge_service.merge.findings.evidence import Happening
+from lmerge_service.merge.replicas import ReplicaState
+from lmerge_service.merge.task_state import RestoringState, TaskState
 from lmerge_service.spark.merge.chunks import Chunk, Record, slices
 from lmerge_service.spark.merge.findings import Counted, Findings, Found
 from lmerge_service.spark.merge.plan import Begin, Plan, Step
-from lmerge_service.topology import Topology
 
 __all__ = ("Bucket", "Said")
 

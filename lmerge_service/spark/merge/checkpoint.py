@@ -22,8 +22,8 @@ from typing import Any, Final
 import pyarrow.fs as pafs
 
 from lmerge_service.errors import StateError
+from lmerge_service.spark.io.places import located
 from lmerge_service.spark.merge.planning import Planned
-from lmerge_service.spark.places import located
 
 __all__ = ("align", "committed", "planned", "unplan")
 

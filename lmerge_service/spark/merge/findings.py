@@ -24,15 +24,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
+from lmerge_service.config.topology import Topology
 from lmerge_service.core import DIVERGENT, Breach, BreachKind, Gap, Input, Operator
 from lmerge_service.elements import Element
 from lmerge_service.errors import ElementError
 from lmerge_service.formats.wire import WireDecoder
-from lmerge_service.service.evidence import Evidence, Happening, Place, Said, with_versions
-from lmerge_service.service.replicas import ReplicaState
-from lmerge_service.service.verdicts import Action, Guard
+from lmerge_service.merge.findings.evidence import Evidence, Happening, Place, Said, with_versions
+from lmerge_service.merge.guards.verdicts import Action, Guard
+from lmerge_service.merge.replicas import ReplicaState
 from lmerge_service.spark.merge.chunks import Record
-from lmerge_service.topology import Topology
 
 __all__ = ("Counted", "Findings", "Found")
 

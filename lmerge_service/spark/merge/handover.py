@@ -24,15 +24,16 @@ from typing import Final
 import msgspec
 from pyspark.sql import SparkSession
 
+from lmerge_service.config.topology import Topology
 from lmerge_service.errors import StateError
 from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.sink import Outbox, Sink
 from lmerge_service.kafka.source import TopicPartition
-from lmerge_service.service.inspection import recoveries
-from lmerge_service.service.marks import MARK_KEY, SnapshotPlace, chunk_key
-from lmerge_service.service.own_topics import largest_record
-from lmerge_service.service.saved import rechunked
-from lmerge_service.service.state import TaskState
+from lmerge_service.merge.commit_record import MARK_KEY, SnapshotPlace, chunk_key
+from lmerge_service.merge.inspection import recoveries
+from lmerge_service.merge.internal_topics import largest_record
+from lmerge_service.merge.state_file import rechunked
+from lmerge_service.merge.task_state import TaskState
 from lmerge_service.spark.merge.checkpoint import committed, planned
 from lmerge_service.spark.merge.keys import bucket_keys
 from lmerge_service.spark.merge.plan import Plan, Work, work_of
@@ -40,7 +41,6 @@ from lmerge_service.spark.merge.planning import Planned
 from lmerge_service.spark.merge.processor import fresh
 from lmerge_service.spark.merge.store import Stored
 from lmerge_service.spark.merge.stored import StoredVariables
-from lmerge_service.topology import Topology
 
 __all__ = ("hand_over", "last_batch", "states_of")
 

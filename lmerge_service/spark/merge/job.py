@@ -41,6 +41,7 @@ import structlog
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from lmerge_service.config.topology import Topology
 from lmerge_service.errors import (
     ConfigurationError,
     LMergeError,
@@ -48,15 +49,15 @@ from lmerge_service.errors import (
     TransportError,
 )
 from lmerge_service.kafka.cluster import Cluster
+from lmerge_service.kafka.connection import connection_of
 from lmerge_service.kafka.source import TopicPartition
-from lmerge_service.service.connection import connection_of
-from lmerge_service.service.control import LoggedControl
-from lmerge_service.service.evidence import Evidence, Happening
-from lmerge_service.service.inspection import recoveries
-from lmerge_service.service.ledger import Ledger
-from lmerge_service.service.life import Wish
-from lmerge_service.service.own_topics import prepare
-from lmerge_service.service.saved import Section, merge_of, sections
+from lmerge_service.merge.decisions.control_log import LoggedControl
+from lmerge_service.merge.decisions.ledger import Ledger
+from lmerge_service.merge.findings.evidence import Evidence, Happening
+from lmerge_service.merge.inspection import recoveries
+from lmerge_service.merge.internal_topics import prepare
+from lmerge_service.merge.replica_states import Wish
+from lmerge_service.merge.state_file import Section, merge_of, sections
 from lmerge_service.spark.errors import spark_errors
 from lmerge_service.spark.merge.checkpoint import align, committed, planned, unplan
 from lmerge_service.spark.merge.keys import bucket_keys
@@ -64,7 +65,6 @@ from lmerge_service.spark.merge.plan import Adopted, Plan, Step, work_of
 from lmerge_service.spark.merge.planning import Seen, next_step, unreadable
 from lmerge_service.spark.merge.query import observed, start
 from lmerge_service.spark.merge.unfinished import emitted, require_unwritten
-from lmerge_service.topology import Topology
 
 __all__ = ("Job", "Progress", "Settings")
 

@@ -36,7 +36,7 @@ from lmerge_service.formats.bulk import Rule
 from lmerge_service.formats.headers import incarnation_of
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.routing import Router
-from lmerge_service.spark.decoding import headers_of
+from lmerge_service.spark.io.decoding import headers_of
 from lmerge_service.spark.merge.chunks import NUDGE, Chunk, Headers, packed
 from lmerge_service.spark.merge.plan import Kind, Work
 

@@ -34,10 +34,10 @@ from typing import Final
 import msgspec
 import pyarrow.fs as pafs
 
+from lmerge_service.config.topology import Http, Kafka, Topology
 from lmerge_service.errors import ConfigurationError, StateError
-from lmerge_service.service.saved import merge_of
-from lmerge_service.spark.places import located
-from lmerge_service.topology import Http, Kafka, Topology
+from lmerge_service.merge.state_file import merge_of
+from lmerge_service.spark.io.places import located
 
 __all__ = ("Adopted", "Begin", "Kind", "Lost", "Plan", "Step", "Work", "work_of")
 

@@ -23,11 +23,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from lmerge_service.config.topology import Replica
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.topics import TopicInfo
-from lmerge_service.service.ledger import Ledger, Wanted
+from lmerge_service.merge.decisions.ledger import Ledger, Wanted
 from lmerge_service.spark.merge.plan import Begin, Kind, Lost, Plan, Step
-from lmerge_service.topology import Replica
 
 __all__ = ("Planned", "Seen", "kind_of", "next_step", "unreadable")
 

@@ -22,7 +22,7 @@ from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
 from lmerge_service.elements import Stable
 from lmerge_service.formats.wire import encode
-from lmerge_service.service.saved import chunks_of
+from lmerge_service.merge.state_file import chunks_of
 from lmerge_service.spark.hushing import hush
 from lmerge_service.spark.merge.bucket import Bucket, Said
 from lmerge_service.spark.merge.packing import batch_number

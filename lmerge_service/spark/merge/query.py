@@ -24,11 +24,13 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.query import StreamingQuery
 
+from lmerge_service.config.topology import Topology
 from lmerge_service.formats.headers import SEQ_HEADER
-from lmerge_service.service.evidence import Evidence
-from lmerge_service.service.own_topics import largest_record
-from lmerge_service.spark.connection import kafka_options
-from lmerge_service.spark.elements import kafka_records, told
+from lmerge_service.merge.findings.evidence import Evidence
+from lmerge_service.merge.internal_topics import largest_record
+from lmerge_service.spark.io.connection import kafka_options
+from lmerge_service.spark.io.elements import kafka_records, told
+from lmerge_service.spark.io.places import Topics, located
 from lmerge_service.spark.merge.packing import CHUNKS, packing
 from lmerge_service.spark.merge.plan import Plan, work_of
 from lmerge_service.spark.merge.processor import (
@@ -39,8 +41,6 @@ from lmerge_service.spark.merge.processor import (
     Counts,
     MergeProcessor,
 )
-from lmerge_service.spark.places import Topics, located
-from lmerge_service.topology import Topology
 
 __all__ = ("Observed", "observed", "start")
 

@@ -22,14 +22,14 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from lmerge_service.config.topology import Topology
 from lmerge_service.core import BreachKind
+from lmerge_service.http.access import Access
+from lmerge_service.http.server import guarded, serve
 from lmerge_service.kafka.cluster import Cluster
-from lmerge_service.service.access import Access
-from lmerge_service.service.connection import connection_of
-from lmerge_service.service.control import LoggedControl
-from lmerge_service.service.http import guarded, serve
+from lmerge_service.kafka.connection import connection_of
+from lmerge_service.merge.decisions.control_log import LoggedControl
 from lmerge_service.spark.merge.job import Job, Progress
-from lmerge_service.topology import Topology
 
 __all__ = ("Metrics", "served")
 

@@ -7,7 +7,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from lmerge_service.spark.errors import spark_errors
-from lmerge_service.spark.places import located
+from lmerge_service.spark.io.places import located
 
 __all__ = ("StoredVariables",)
 

@@ -14,7 +14,7 @@ from lmerge_service.formats.headers import seq_of
 from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.find import windows
 from lmerge_service.kafka.source import Source, TopicPartition
-from lmerge_service.service.own_topics import largest_record
+from lmerge_service.merge.internal_topics import largest_record
 from lmerge_service.spark.merge.plan import Work
 from lmerge_service.spark.merge.processor import fresh
 from lmerge_service.spark.merge.store import Stored

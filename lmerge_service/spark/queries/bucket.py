@@ -26,8 +26,8 @@ import msgspec
 
 from lmerge_service.elements import START, Element
 from lmerge_service.errors import ElementError, StateError
-from lmerge_service.feedback import FeedbackBoard
 from lmerge_service.formats.feedback import FeedbackRecord
+from lmerge_service.kafka.feedback import FeedbackBoard
 from lmerge_service.spark.queries.lateness import Lateness, Piece
 from lmerge_service.spark.queries.plans import Plan, Shape
 from lmerge_service.tdb import TDB

@@ -18,20 +18,20 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from lmerge_service.config.topology import Kafka
 from lmerge_service.elements import INFINITY, Stable
 from lmerge_service.errors import ConfigurationError, StateError
 from lmerge_service.formats.feedback import feedback_topic
+from lmerge_service.kafka.connection import connection_of
 from lmerge_service.kafka.tails import Tail, tails
 from lmerge_service.kafka.topics import Topics
-from lmerge_service.service.connection import connection_of
-from lmerge_service.spark.connection import kafka_section
-from lmerge_service.spark.elements import topic_width
-from lmerge_service.spark.places import Topic
+from lmerge_service.spark.io.connection import kafka_section
+from lmerge_service.spark.io.elements import topic_width
+from lmerge_service.spark.io.places import Topic
 from lmerge_service.spark.queries.beginnings import Beginning
 from lmerge_service.spark.queries.bucket import Bucket, Settings
 from lmerge_service.spark.queries.plans import Query
 from lmerge_service.spark.queries.resuming import begin, check_resuming
-from lmerge_service.topology import Kafka
 
 __all__ = ("Identity", "Replica", "buckets_of", "identify", "settings_of")
 

@@ -38,11 +38,11 @@ from lmerge_service.elements import INFINITY, START, Element, Stable
 from lmerge_service.errors import ConfigurationError
 from lmerge_service.formats.wire import encode
 from lmerge_service.kafka.routing import Router
-from lmerge_service.spark.elements import kafka_records
-from lmerge_service.spark.encoding import canonical_payload, placement
 from lmerge_service.spark.errors import spark_errors
 from lmerge_service.spark.hushing import hush
-from lmerge_service.spark.places import Topics
+from lmerge_service.spark.io.elements import kafka_records
+from lmerge_service.spark.io.encoding import canonical_payload, placement
+from lmerge_service.spark.io.places import Topics
 from lmerge_service.spark.queries.bucket import Bucket, Given, Said, Settings
 from lmerge_service.spark.queries.chosen import Chosen
 from lmerge_service.spark.queries.lateness import FURTHEST, Reading

@@ -31,9 +31,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 from lmerge_service.errors import ConfigurationError, LMergeError
 from lmerge_service.formats.feedback import feedback_topic
 from lmerge_service.formats.headers import incarnation_headers
-from lmerge_service.spark.elements import kafka_sink
 from lmerge_service.spark.errors import spark_errors
-from lmerge_service.spark.places import Topic, Topics, located
+from lmerge_service.spark.io.elements import kafka_sink
+from lmerge_service.spark.io.places import Topic, Topics, located
 from lmerge_service.spark.queries.identity import (
     Identity,
     Replica,

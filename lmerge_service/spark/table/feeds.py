@@ -20,14 +20,14 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from lmerge_service.errors import ConfigurationError
 from lmerge_service.formats.bulk import Rule
+from lmerge_service.kafka.connection import connection_of
 from lmerge_service.kafka.source import Source as KafkaSource
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.topics import Topics as AskedTopics
-from lmerge_service.service.connection import connection_of
-from lmerge_service.spark.connection import kafka_section
-from lmerge_service.spark.elements import read_elements
 from lmerge_service.spark.errors import spark_errors
-from lmerge_service.spark.places import JsonFiles, ParquetFiles, Source, Topics, located
+from lmerge_service.spark.io.connection import kafka_section
+from lmerge_service.spark.io.elements import read_elements
+from lmerge_service.spark.io.places import JsonFiles, ParquetFiles, Source, Topics, located
 
 __all__ = ("Extent", "Feed", "feed_of")
 

@@ -36,7 +36,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from lmerge_service.elements import INFINITY, START
 from lmerge_service.errors import ConfigurationError
 from lmerge_service.formats.bulk import Rule
-from lmerge_service.spark.arrow import CHECKED, arrow_errors
+from lmerge_service.spark.io.arrow import CHECKED, arrow_errors
 from lmerge_service.spark.table.manifests import File, Manifest, Table
 from lmerge_service.spark.table.versions import COLUMNS, SCHEMA
 from lmerge_service.tdb import TDB

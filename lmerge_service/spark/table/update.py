@@ -28,7 +28,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from lmerge_service.errors import ConfigurationError, StateError
 from lmerge_service.formats.bulk import Rule
 from lmerge_service.spark.errors import spark_errors
-from lmerge_service.spark.places import Source
+from lmerge_service.spark.io.places import Source
 from lmerge_service.spark.table.feeds import Extent, Feed, feed_of
 from lmerge_service.spark.table.manifests import (
     Begun,

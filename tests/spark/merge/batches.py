@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from lmerge_service.config.topology import Topology
 from lmerge_service.core import lmerge
 from lmerge_service.elements import Adjust, Element, Insert, Stable
 from lmerge_service.errors import ElementError
@@ -14,16 +15,15 @@ from lmerge_service.formats.wire import WireDecoder, encode
 from lmerge_service.kafka.routing import Router
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.topics import TopicInfo
-from lmerge_service.service.decisions import Action, Decision
-from lmerge_service.service.decisions import encode as decision_record
-from lmerge_service.service.ledger import Ledger
+from lmerge_service.merge.decisions.ledger import Ledger
+from lmerge_service.merge.decisions.records import Action, Decision
+from lmerge_service.merge.decisions.records import encode as decision_record
 from lmerge_service.spark.merge.bucket import Bucket
 from lmerge_service.spark.merge.chunks import Chunk, Record, packed
 from lmerge_service.spark.merge.packing import Piece, Tools, rule_of, shares
 from lmerge_service.spark.merge.plan import Plan, Work, work_of
 from lmerge_service.spark.merge.planning import Planned, Seen, next_step
 from lmerge_service.spark.merge.store import Cache
-from lmerge_service.topology import Topology
 
 __all__ = (
     "Batch",

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pyspark
 
-from lmerge_service.kafka.broker import free_port
-from lmerge_service.kafka.jars import find_java
+from lmerge_service.local.broker import free_port
+from lmerge_service.local.jars import find_java
 from lmerge_service.spark.session import java_home
 
 __all__ = ("Standalone", "end", "standalone")

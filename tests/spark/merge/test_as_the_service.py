@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from lmerge_service.present.flights import VARIATIONS, flights
-from lmerge_service.present.presentation import present
 from lmerge_service.spark.audit.report import audit
-from lmerge_service.spark.places import Topics
+from lmerge_service.spark.io.places import Topics
+from lmerge_service.workloads.flights import VARIATIONS, flights
+from lmerge_service.workloads.presentation import present
 from tests.service.cluster import Merge, meaning
 from tests.spark.merge.test_job import job_of, merge_of
 

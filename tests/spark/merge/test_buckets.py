@@ -10,14 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.streaming.tws_tester import TwsTester
 
+from lmerge_service.config.topology import Topology
 from lmerge_service.core import Policy
 from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
 from lmerge_service.errors import StateError
 from lmerge_service.formats.headers import SEQ_HEADER, incarnation_headers
 from lmerge_service.formats.wire import WireDecoder, encode
 from lmerge_service.kafka.source import TopicPartition
-from lmerge_service.service import evidence
-from lmerge_service.service.decisions import AcceptGap, Attach, Detach, Quarantine, Release
+from lmerge_service.merge.decisions.records import AcceptGap, Attach, Detach, Quarantine, Release
+from lmerge_service.merge.findings import evidence
 from lmerge_service.spark.merge.bucket import Bucket, Said
 from lmerge_service.spark.merge.chunks import Record, packed, slices, unpacked
 from lmerge_service.spark.merge.plan import Plan, Work
@@ -25,7 +26,6 @@ from lmerge_service.spark.merge.planning import Planned, next_step
 from lmerge_service.spark.merge.processor import MergeProcessor
 from lmerge_service.spark.merge.store import run
 from lmerge_service.tdb import TDB, Event, reconstitute
-from lmerge_service.topology import Topology
 from tests.spark.merge.batches import (
     Batch,
     Memory,

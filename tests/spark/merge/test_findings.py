@@ -10,11 +10,11 @@ from pyspark.sql import SparkSession
 from structlog.testing import capture_logs
 
 from lmerge_service.cli.spark_merge import _tell
+from lmerge_service.config.topology import load
 from lmerge_service.elements import Adjust, Insert, Stable
-from lmerge_service.service.evidence import Evidence
+from lmerge_service.merge.findings.evidence import Evidence
 from lmerge_service.spark.merge.job import Job, Progress, Settings
 from lmerge_service.spark.merge.serving import Metrics
-from lmerge_service.topology import load
 from tests.service.cluster import Merge
 from tests.spark.merge.test_job import checkpoint_of, job_of
 from tests.spark.merge.test_retention import two_replicas, uncommit

@@ -18,23 +18,23 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
+from lmerge_service.config.topology import load
 from lmerge_service.core import Case
 from lmerge_service.elements import Element
 from lmerge_service.errors import ConfigurationError, StateError
 from lmerge_service.formats.headers import seq_of
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.cluster import Cluster
-from lmerge_service.kafka.read_merged import read_merged
+from lmerge_service.kafka.connection import connection_of
 from lmerge_service.kafka.topics import Topics
-from lmerge_service.service.connection import connection_of
-from lmerge_service.service.decisions import Attach, Detach, Quarantine, Release
-from lmerge_service.service.saved import export_to
+from lmerge_service.merge.decisions.records import Attach, Detach, Quarantine, Release
+from lmerge_service.merge.state_file import export_to
+from lmerge_service.reader.read_merged import read_merged
 from lmerge_service.spark.merge.handover import last_batch
 from lmerge_service.spark.merge.job import Job, Settings
 from lmerge_service.spark.merge.keys import hash_of_int
 from lmerge_service.spark.merge.plan import Plan
 from lmerge_service.tdb import reconstitute
-from lmerge_service.topology import load
 from tests.service.cluster import Merge, decided, logical, meaning, replica_streams, scattered
 from tests.spark.records import received
 

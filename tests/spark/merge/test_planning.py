@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from lmerge_service.config.topology import Topology
 from lmerge_service.errors import StateError
 from lmerge_service.kafka.source import TopicPartition
-from lmerge_service.service.decisions import Attach, Decision, Detach, encode
+from lmerge_service.merge.decisions.records import Attach, Decision, Detach, encode
 from lmerge_service.spark.merge.checkpoint import align, committed, planned, unplan
 from lmerge_service.spark.merge.plan import Plan, Step
 from lmerge_service.spark.merge.planning import Planned, Seen, next_step, unreadable
-from lmerge_service.topology import Topology
 from tests.spark.merge import batches
 
 Places = Mapping[str, Mapping[int, tuple[int, int]]]

@@ -12,10 +12,10 @@ import pytest
 from prometheus_client import generate_latest
 
 from lmerge_service.cli.options import at_port
+from lmerge_service.config.topology import load
 from lmerge_service.elements import Insert
 from lmerge_service.spark.merge.job import Job, Progress, Settings, _behind
 from lmerge_service.spark.merge.serving import Metrics, served
-from lmerge_service.topology import load
 from tests.service.cluster import Merge, logical, meaning, replica_streams
 from tests.spark.merge.test_job import SECONDS, Process, come_true, merge_of
 

@@ -20,7 +20,7 @@ from lmerge_service.errors import ConfigurationError
 from lmerge_service.formats.feedback import FeedbackRecord
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.routing import Router
-from lmerge_service.spark.places import Topics
+from lmerge_service.spark.io.places import Topics
 from lmerge_service.spark.queries.bucket import Bucket, Given, Settings
 from lmerge_service.spark.queries.catalogue import QUERIES
 from lmerge_service.spark.queries.pipeline import BucketProcessor, Job, given

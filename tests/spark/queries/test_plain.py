@@ -19,13 +19,13 @@ from lmerge_service.kafka.feed import feed
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.tails import tails
 from lmerge_service.kafka.topics import Topics
-from lmerge_service.present.facts import Fact, disordered, facts
 from lmerge_service.spark.queries.beginnings import Beginning
 from lmerge_service.spark.queries.catalogue import QUERIES
 from lmerge_service.spark.queries.identity import Replica, identify
 from lmerge_service.spark.queries.plain import Plain, run_plain
 from lmerge_service.spark.queries.plans import Batch
 from lmerge_service.tdb import TDB, differences, reconstitute
+from lmerge_service.workloads.facts import Fact, disordered, facts
 from tests.spark.queries.reference import HOUR, MINUTE, meaning
 from tests.spark.queries.simulate import CHOSEN, random_facts
 from tests.spark.queries.topics import facts_in, merge_of, publish_facts

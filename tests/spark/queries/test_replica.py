@@ -21,12 +21,12 @@ from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.feed import feed
 from lmerge_service.kafka.routing import Router
-from lmerge_service.present.facts import Fact
 from lmerge_service.spark.queries.catalogue import QUERIES
 from lmerge_service.spark.queries.identity import Replica
 from lmerge_service.spark.queries.plans import Batch
 from lmerge_service.spark.queries.running import follow, start
 from lmerge_service.tdb import TDB, differences, reconstitute
+from lmerge_service.workloads.facts import Fact
 from tests.spark.queries.reference import HOUR, MINUTE, meaning
 from tests.spark.queries.simulate import random_facts
 from tests.spark.queries.topics import facts_in, merge_of, publish_facts

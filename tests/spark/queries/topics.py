@@ -7,7 +7,7 @@ from typing import Any
 
 from lmerge_service.elements import Element
 from lmerge_service.kafka.client import Connection
-from lmerge_service.kafka.read_merged import read_merged
+from lmerge_service.reader.read_merged import read_merged
 from tests.spark.records import Sent, make_topic, received, send
 
 __all__ = ("facts_in", "merge_of", "publish_facts")

@@ -1,0 +1,1 @@
+"""What a user configures: the topology file, its processes, and credentials."""

@@ -1,0 +1,160 @@
+"""The Chaos Toolkit's control of a drill: opens the rig before an experiment, ends it behind it,
+and notes what happened.
+
+The result is in the journal, as `drill`; a page can be made of it (`lmerge_service.drills.page`).
+"""
+
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+from chaoslib import substitute
+from chaoslib.exceptions import InterruptExecution
+from chaoslib.hypothesis import within_tolerance
+
+from lmerge_service.drills.environment import Unplayable
+from lmerge_service.drills.plan import Refused
+from lmerge_service.drills.report import Result
+from lmerge_service.drills.session import Playing
+from lmerge_service.drills.variables import planned
+from lmerge_service.errors import LMergeError
+
+__all__ = (
+    "after_activity_control",
+    "after_experiment_control",
+    "before_experiment_control",
+)
+
+_SHOWN: Final = 500
+_playing: list[Playing] = []
+
+
+def before_experiment_control(context: dict[str, Any], configuration: dict[str, Any]) -> None:
+    """Starts broker, workers and replicas; an experiment that has none is interrupted."""
+    try:
+        playing = Playing(planned(context, configuration))
+        playing.open()
+    except (LMergeError, Unplayable, Refused, OSError) as error:
+        raise InterruptExecution(f"the drill cannot begin: {error}") from error
+    _playing.append(playing)
+
+
+def after_experiment_control(
+    context: dict[str, Any],
+    state: dict[str, Any],
+    configuration: dict[str, Any],
+    secrets: dict[str, Any],
+) -> None:
+    """Puts the result into the journal, and ends all."""
+    if not _playing:
+        return
+    playing = _playing.pop()
+    try:
+        _hold_to_tolerance(state, configuration, secrets)
+        state["drill"] = msgspec.to_builtins(_result(playing, context, state))
+    finally:
+        playing.close()
+
+
+def after_activity_control(context: dict[str, Any], state: dict[str, Any]) -> None:
+    """Notes an action in the timeline, and what did not work: then nothing is known of what the
+    drill was to show."""
+    if not _playing:
+        return
+    playing = _playing[-1]
+    if context["type"] == "action" and playing.captured is None:
+        met = f" ({state['output']})" if isinstance(state.get("output"), str) else ""
+        began = datetime.fromisoformat(state["start"])
+        playing.rig.tell(f"{context['name']}{met}", began.timestamp())
+    if state["status"] == "failed":
+        said = state.get("exception") or ["no reason given"]
+        playing.failures.append(f"{context['name']}: {''.join(said[-1:]).strip()}"[:_SHOWN])
+
+
+def _result(playing: Playing, experiment: dict[str, Any], journal: dict[str, Any]) -> Result:
+    judged = playing.judged
+    why = [*playing.failures]
+    if journal["status"] != "completed":
+        why.append(f"the experiment was {journal['status']}")
+    if playing.rig.finished is None:
+        why.append("the stream was not told to its end")
+    if judged is None:
+        why.append("nothing was judged")
+    else:
+        why += [
+            f"{found['check']} is {found['outcome']}: {'; '.join(found['evidence'][:3])}"
+            for found in judged.findings
+            if found["outcome"] != "valid"
+        ]
+    why += _out_of_tolerance(journal)
+    return Result(
+        name=experiment.get("tags", ["drill"])[0],
+        title=experiment["title"],
+        description=experiment["description"],
+        passed=not why and not journal["deviated"],
+        why=why,
+        unplayed=journal["status"] != "completed" or not journal["run"] or _not_done(journal),
+        judged=judged,
+        timeline=playing.timeline(),
+        reasons=playing.rig.sightings.reasons(),
+        steps=[_step(run) for run in journal["run"]],
+    )
+
+
+def _not_done(journal: dict[str, Any]) -> bool:
+    """Whether a fault has not come about; to wait for the output in vain is no such thing."""
+    return any(
+        run["status"] == "failed"
+        and run["activity"]["type"] == "action"
+        and run["activity"]["provider"].get("func") != "finish"
+        for run in journal["run"]
+    )
+
+
+def _hold_to_tolerance(
+    journal: dict[str, Any], configuration: dict[str, Any], secrets: dict[str, Any]
+) -> None:
+    """Notes in the journal whether probes of the method and of the rollbacks are within their
+    tolerance, which the toolkit asks of the hypothesis' probes alone."""
+    for run in (*journal["run"], *journal["rollbacks"]):
+        if "tolerance" in run["activity"] and run["status"] == "succeeded":
+            run["tolerance_met"] = _is_within(
+                run["activity"]["tolerance"], run["output"], configuration, secrets
+            )
+
+
+def _is_within(
+    tolerance: Any, output: Any, configuration: dict[str, Any], secrets: dict[str, Any]
+) -> bool:
+    if isinstance(tolerance, str):
+        tolerance = substitute(tolerance, configuration, secrets)
+    try:
+        return bool(within_tolerance(tolerance, output, configuration, secrets))
+    except (TypeError, AttributeError):
+        return False  # nothing that can be compared with the tolerance is within it
+
+
+def _out_of_tolerance(journal: dict[str, Any]) -> list[str]:
+    states = journal["steady_states"]
+    return [
+        f"{run['activity']['name']}: {run['output']}, and it was to be "
+        f"{run['activity']['tolerance']}"
+        for run in (*journal["run"], *journal["rollbacks"])
+        if not run.get("tolerance_met", True)
+    ] + [
+        f"{probe['activity']['name']} ({when} the faults): {probe.get('output')}, and it was to be "
+        f"{probe['activity'].get('tolerance')}"
+        for when, state in (("before", states["before"]), ("behind", states["after"]))
+        for probe in (state or {}).get("probes", [])
+        if not probe.get("tolerance_met")
+    ]
+
+
+def _step(run: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "name": run["activity"]["name"],
+        "type": run["activity"]["type"],
+        "status": run["status"],
+        "seconds": round(run.get("duration", 0.0), 2),
+        "output": run.get("output"),
+    }

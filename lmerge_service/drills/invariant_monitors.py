@@ -1,0 +1,166 @@
+"""What is seen while a drill is played: the output as its reader gets it, and what workers say.
+
+Who owns what
+    `Arrivals.run` owns a consumer, a `watch` asks one worker. Both run until they are cancelled,
+    and what they saw stays.
+"""
+
+import asyncio
+import time
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Final
+
+from lmerge_service.drills.merging import Merger
+from lmerge_service.elements import INFINITY, START, Insert, Stable
+from lmerge_service.errors import ElementError, LMergeError, TransportError
+from lmerge_service.formats.wire import WireDecoder
+from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.source import Source, TopicPartition
+
+__all__ = ("Arrivals", "Hole", "Seen", "Sightings")
+
+_ASK_SECONDS: Final = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """A time in which a reader got nothing."""
+
+    start: float
+    """Seconds of the wall clock."""
+    seconds: float
+    partition: int
+    events: int = 0
+    """That replicas told meanwhile, for the first time."""
+
+
+class Arrivals:
+    """A read_committed consumer of the output, from its beginning."""
+
+    def __init__(self, connection: Connection, topic: str, partitions: int):
+        self._connection = connection
+        self._partitions = [TopicPartition(topic, n) for n in range(partitions)]
+        self.times: list[list[float]] = [[] for _ in self._partitions]
+        """Per partition, when each record came, in seconds of the wall clock."""
+        self.first: dict[tuple[bytes, int], float] = {}
+        """When an event (payload, vs) came first."""
+        self._stables = [START] * partitions
+
+    @property
+    def stable(self) -> int:
+        """What all partitions have reached."""
+        return min(self._stables)
+
+    @property
+    def ended(self) -> bool:
+        return self.stable == INFINITY
+
+    async def run(self) -> None:
+        """Until cancelled; while Kafka is away it goes on where it was as soon as it is back."""
+        positions = dict.fromkeys(self._partitions, 0)
+        while True:
+            with suppress(TransportError):
+                async with Source(self._connection) as source:
+                    source.assign(positions)
+                    while True:
+                        for tp, records in (await source.poll(0.2)).items():
+                            for record in records:
+                                self._take(tp.partition, record.value)
+                            positions[tp] = records[-1].offset + 1
+            await asyncio.sleep(_ASK_SECONDS)
+
+    def _take(self, partition: int, value: bytes | None) -> None:
+        now = time.time()
+        self.times[partition].append(now)
+        try:
+            element = _DECODER.decode(value)
+        except ElementError:
+            return  # the judge finds it
+        match element:
+            case Insert(payload, vs):
+                self.first.setdefault((payload, vs), now)
+            case Stable(vc):
+                self._stables[partition] = max(vc, self._stables[partition])
+
+    def longest_hole(self, since: float, until: float) -> Hole:
+        """Of any partition, between these times of the wall clock."""
+        holes = [
+            Hole(a, b - a, partition)
+            for partition, times in enumerate(self.times)
+            for a, b in pairwise([since, *(t for t in times if since < t < until), until])
+        ]
+        return max(holes, key=lambda hole: hole.seconds)
+
+
+_DECODER: Final = WireDecoder()
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One look at a worker; what it did not answer is None."""
+
+    at: float
+    worker: str
+    state: str | None = None
+    leads: tuple[int, ...] = ()
+    """Tasks."""
+    leader: str | None = None
+    """The replica that leads the output, if the worker leads a task."""
+    health: str | None = None
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Sightings:
+    """Looks at all workers."""
+
+    seen: list[Seen] = field(default_factory=list)
+    _last: dict[str, Seen] = field(default_factory=dict)
+
+    async def watch(self, name: str, worker: Merger) -> None:
+        """Looks at a worker until it has ended."""
+        with suppress(LMergeError):
+            while worker.ended is None:
+                look = await worker.look()
+                if look is None:
+                    self._take(Seen(time.time(), name))
+                else:
+                    self._take(
+                        Seen(
+                            time.time(), name, look.state, look.leads, look.leader,
+                            look.health, look.reasons,
+                        )
+                    )  # fmt: skip
+                await asyncio.sleep(_ASK_SECONDS)
+        self.gone(name)
+
+    def _take(self, seen: Seen) -> None:
+        self.seen.append(seen)
+        self._last[seen.worker] = seen
+
+    def gone(self, name: str) -> None:
+        """It is not there any more."""
+        self._take(Seen(time.time(), name))
+
+    def leaders(self, workers: Collection[str]) -> list[str]:
+        """Those that said last that they lead, the one of the lowest task first."""
+        found = self._leading(workers)
+        return [seen.worker for seen in sorted(found, key=lambda seen: seen.leads)]
+
+    def leading_replica(self, workers: Collection[str]) -> str | None:
+        return next((seen.leader for seen in self._leading(workers) if seen.leader), None)
+
+    def all_serve(self, workers: Collection[str]) -> bool:
+        """Whether each said last that it leads or follows."""
+        said = [self._last[name].state for name in workers if name in self._last]
+        return len(said) == len(workers) and all(s in ("running", "standby") for s in said)
+
+    def reasons(self) -> list[str]:
+        """All that was ever a reason for degraded health, each once."""
+        return list(dict.fromkeys(reason for seen in self.seen for reason in seen.reasons))
+
+    def _leading(self, workers: Collection[str]) -> Sequence[Seen]:
+        return [s for n, s in self._last.items() if n in workers and s.leads]

@@ -1,0 +1,166 @@
+"""What a service shows of itself, held against what it should show: state (K6) and faults (K8).
+
+Theory
+    State is sampled from outside while a run goes on. It may never pass a ceiling, which whoever
+    runs it knows from the unfrozen window, and when all is final it must be back where it began.
+
+    A fault that nobody can see is a fault of its own. So each has three traces: a metric that
+    counts it and names the replica, a log line that says where (partition, offset), and a reason
+    in the health document. A trace that is missing is named.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from lmerge_service.drills.verdicts import Finding
+
+__all__ = ("Capture", "Fault", "Memory", "Sample", "k6", "k8")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """State at one moment; None where it is not known."""
+
+    at: int
+    """Milliseconds since the epoch."""
+    live_events: int | None
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What K6 demands of samples, the first of which is the baseline."""
+
+    samples: Sequence[Sample]
+    most_live_events: int
+    """What the unfrozen window can hold."""
+    most_memory_growth: int | None = None
+    """How many bytes more than at the beginning may be in use at the end."""
+
+
+def k6(memory: Memory) -> Finding:
+    """State stays within the unfrozen window and returns to its baseline."""
+    known = [each for each in memory.samples if each.live_events is not None]
+    if len(known) < 2:
+        return Finding.of("K6", [], ["fewer than two samples tell how many events are live"])
+    ceiling = memory.most_live_events
+    wrong = [
+        f"{each.live_events} events live at {each.at}, more than {ceiling}"
+        for each in known
+        if (each.live_events or 0) > ceiling
+    ]
+    first, last = known[0], known[-1]
+    if (last.live_events or 0) > (first.live_events or 0):
+        wrong.append(f"{last.live_events} events live at the end, {first.live_events} at first")
+    return Finding.of("K6", wrong + _grown(memory, first, last), _unmeasured(memory, first, last))
+
+
+def _grown(memory: Memory, first: Sample, last: Sample) -> list[str]:
+    if memory.most_memory_growth is None or None in (first.memory_bytes, last.memory_bytes):
+        return []
+    growth = (last.memory_bytes or 0) - (first.memory_bytes or 0)
+    most = memory.most_memory_growth
+    return [f"{growth} bytes more than at first, {most} allowed"] if growth > most else []
+
+
+def _unmeasured(memory: Memory, first: Sample, last: Sample) -> list[str]:
+    asked = memory.most_memory_growth is not None
+    return (
+        ["memory was not measured"]
+        if asked and None in (first.memory_bytes, last.memory_bytes)
+        else []
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A fault that was injected, and the traces it has to leave."""
+
+    replica: str
+    metric: str
+    """The counter's name as scraped, for instance lmerge_replica_dead_letters_total."""
+    event: str
+    """The log line's event."""
+    reason: str
+    """What a reason of the health document contains."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Further labels of the metric."""
+    partition: int | None = None
+    offset: int | None = None
+    """Where it happened; None where it has no place, as silence has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """What a worker showed after the fault; text as it came."""
+
+    status: Mapping[str, Any]
+    metrics: str
+    log: str
+    """JSON lines; others are passed over."""
+
+
+def k8(faults: Sequence[Fault], capture: Capture | None) -> Finding:
+    """Each fault shows as metric, log and health, with replica, partition and offset."""
+    if capture is None:
+        return Finding.of("K8", [], ["nothing that the service showed was captured"])
+    lines = list(_lines(capture.log))
+    wrong = [
+        f"{fault.event} of {fault.replica}: {missing}"
+        for fault in faults
+        for missing in (
+            *_in_metrics(fault, capture.metrics),
+            *_in_log(fault, lines),
+            *_in_health(fault, capture.status),
+        )
+    ]
+    return Finding.of("K8", wrong)
+
+
+def _in_metrics(fault: Fault, text: str) -> Iterator[str]:
+    wanted = {"replica": fault.replica, **fault.labels}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name == fault.metric and wanted.items() <= sample.labels.items():
+                if sample.value <= 0:
+                    yield f"metric {fault.metric} counts {sample.value:g}"
+                return
+    yield f"no metric {fault.metric} with {wanted}"
+
+
+def _in_log(fault: Fault, lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    about = [
+        line
+        for line in lines
+        if line.get("event") == fault.event and line.get("replica") == fault.replica
+    ]
+    if not about:
+        yield "no log line"
+        return
+    place = {"partition": fault.partition, "offset": fault.offset}
+    told = {name: value for name, value in place.items() if value is not None}
+    if not any(told.items() <= line.items() for line in about):
+        yield f"no log line with {told}"
+
+
+def _in_health(fault: Fault, status: Mapping[str, Any]) -> Iterator[str]:
+    if status.get("health") != "degraded":
+        yield f"health is {status.get('health')}"
+    elif not any(
+        fault.reason in reason and fault.replica in reason for reason in status.get("reasons", ())
+    ):
+        yield f"no reason in the health document says {fault.reason!r} of it"
+
+
+def _lines(log: str) -> Iterator[Mapping[str, Any]]:
+    for line in log.splitlines():
+        try:
+            said = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(said, dict):
+            yield said

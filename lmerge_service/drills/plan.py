@@ -1,0 +1,63 @@
+"""What a drill is played with: the `configuration` of an experiment, checked."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from lmerge_service.drills.observability_checks import Fault
+from lmerge_service.drills.replica import Manner
+
+__all__ = ("Plan", "Refused", "plan_of")
+
+
+class Refused(Exception):  # noqa: N818 (a mistake of who wrote the experiment)
+    """A configuration is wrong; the message is for people."""
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who is there when the drill begins, and what is demanded."""
+
+    replicas: dict[str, Manner] = msgspec.field(
+        default_factory=lambda: {name: Manner() for name in "abc"}
+    )
+    workers: int = 2
+    partitions: int = 1
+    nodes: Literal[1, 3] = 1
+    """Brokers; of three, each has a replica of everything."""
+    broker_links: bool = False
+    """Whether brokers reach each other by links that can be cut."""
+    rate: int = 100
+    """Events a second of the logical stream."""
+    within: float = 10
+    """Within so many seconds the output's stable follows the replicas' (K5); 0: not asked."""
+    session_seconds: Annotated[float, msgspec.Meta(gt=0)] = 2
+    """After so long a worker that does not answer is taken for dead."""
+    policy: dict[str, str] = {}
+    guards: dict[str, Any] = {}
+    traces: list[Fault] = []
+    """What the service has to show of the faults (K8)."""
+    merger: list[str] = []
+    """A Python module and its arguments, to merge in place of `lmerge run` (`merging`)."""
+    patience: float = 60
+    """Seconds after which the output is not waited for any more."""
+
+
+def plan_of(configuration: Mapping[str, Any]) -> Plan:
+    """The plan that a configuration says; numbers may be text, as in the environment.
+
+    Raises:
+        Refused: it has a field that there is not, or a value that cannot be.
+    """
+    try:
+        plan = msgspec.convert(dict(configuration), Plan, strict=False)
+    except msgspec.ValidationError as error:
+        raise Refused(f"configuration: {error}") from None
+    if plan.workers > 2 * plan.partitions:  # a task has a leader and a standby
+        raise Refused(
+            f"configuration: of {plan.workers} workers only {2 * plan.partitions} would have a "
+            f"task: more partitions, or fewer workers"
+        )
+    if plan.broker_links and plan.nodes == 1:
+        raise Refused("configuration: broker_links: one broker has no links to others: nodes: 3")
+    return plan

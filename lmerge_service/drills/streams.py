@@ -1,0 +1,266 @@
+"""What topics say: a replica's lives as events with their places, the output as legal streams.
+
+Theory
+    Of a replica, what its own rules allow counts, and the rest is left out as a merge leaves it
+    out: what is no element, what touches what the same partition declared final, what adjusts an
+    event that is not there. A higher incarnation in a record's headers begins a new *life*; in a
+    partition, records of a lower one behind it are stale. So a life does not depend on how
+    partitions interleave.
+
+    The output is held to the letter: every element must be legal where it stands (`tdb`), and in
+    a keyed stream no event may be there twice at a time.
+
+    Times of the clock are record timestamps, of which the running maximum of a partition is
+    taken, since writers' clocks may step back.
+"""
+
+import heapq
+from bisect import bisect_right
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
+
+from lmerge_service.drills.records import Record, Topic
+from lmerge_service.elements import START, Adjust, Element, Insert, Stable
+from lmerge_service.errors import ElementError
+from lmerge_service.formats.headers import incarnation_of
+from lmerge_service.formats.repeats import Repeats
+from lmerge_service.formats.wire import WireDecoder
+from lmerge_service.tdb import TDB
+
+__all__ = ("Key", "Life", "Output", "Told", "read_output", "read_replica", "stables_by_time")
+
+Key = tuple[Hashable, int]
+"""(payload, vs)."""
+
+_Heard = tuple[int, Record, Element]
+
+
+@dataclass(slots=True)
+class Told:
+    """One event of a replica's life."""
+
+    ve: int
+    record: Record
+    """Its insert."""
+    at: int
+    """When it was inserted, in milliseconds."""
+
+
+@dataclass(slots=True)
+class _Stream:
+    """One partition of one life."""
+
+    stables: list[int] = field(default_factory=list)
+    stable_times: list[int] = field(default_factory=list)
+    events: dict[Key, list[Told]] = field(default_factory=dict)
+    breaches: list[str] = field(default_factory=list)
+
+    @property
+    def stable(self) -> int:
+        return self.stables[-1] if self.stables else START
+
+    def frozen_at(self, vs: int) -> int | None:
+        """When its stable passed vs: the events there were not to vanish any more."""
+        index = bisect_right(self.stables, vs)
+        return self.stable_times[index] if index < len(self.stables) else None
+
+
+class Life:
+    """What one incarnation of a replica said."""
+
+    def __init__(self, incarnation: int, joining_at: int, partitions: int, *, keyed: bool):
+        self.incarnation = incarnation
+        self.joining_at = joining_at
+        self.streams = [_Stream() for _ in range(partitions)]
+        self._keyed = keyed
+
+    @property
+    def stable(self) -> int:
+        return min(stream.stable for stream in self.streams)
+
+    @property
+    def breaches(self) -> list[str]:
+        return [text for stream in self.streams for text in stream.breaches]
+
+    def tdb(self) -> TDB:
+        return TDB(
+            (
+                (payload, vs, told.ve)
+                for stream in self.streams
+                for (payload, vs), all_told in stream.events.items()
+                for told in all_told
+            ),
+            self.stable,
+        )
+
+    def take(self, record: Record, element: Element, at: int) -> None:
+        stream = self.streams[record.partition]
+        c = stream.stable
+        match element:
+            case Stable(vc):
+                if vc > c:
+                    stream.stables.append(vc)
+                    stream.stable_times.append(at)
+                elif vc < c:
+                    stream.breaches.append(f"{record.place}: stable({vc}) after stable({c})")
+            case Insert(payload, vs, ve):
+                if vs < c:
+                    stream.breaches.append(f"{record.place}: {element} after stable({c})")
+                else:
+                    self._insert(stream, (payload, vs), Told(ve, record, at))
+            case Adjust(vold=vold, ve=ve):
+                if min(vold, ve) < c or not self._adjust(stream, element, c):
+                    stream.breaches.append(f"{record.place}: {element} after stable({c})")
+
+    def _insert(self, stream: _Stream, key: Key, told: Told) -> None:
+        held = stream.events.setdefault(key, [])
+        if held and self._keyed:
+            stream.breaches.append(f"{told.record.place}: {key} is inserted again")
+            held[0].ve = told.ve
+        else:
+            held.append(told)
+
+    def _adjust(self, stream: _Stream, element: Adjust[Hashable], c: int) -> bool:
+        held = stream.events.get((element.payload, element.vs), [])
+        for told in held:
+            if told.ve >= c if self._keyed else told.ve == element.vold:
+                told.ve = element.ve
+                if element.ve == element.vs:
+                    held.remove(told)
+                return True
+        return False
+
+
+def read_replica(topic: Topic, decoder: WireDecoder, *, keyed: bool) -> list[Life]:
+    """The lives of a replica, the latest last; at least one."""
+    lives: dict[int, Life] = {}
+    for partition in range(topic.partitions):
+        latest, clock, repeats = 0, START, Repeats()
+        for record in topic.of(partition):
+            clock = max(clock, record.timestamp)
+            try:
+                incarnation, joining_at = incarnation_of(record.headers)
+                if incarnation < latest:
+                    continue
+                if incarnation > latest:
+                    latest, repeats = incarnation, Repeats()
+                if repeats.is_repeat(partition, record):
+                    continue
+                if incarnation not in lives:
+                    lives[incarnation] = Life(
+                        incarnation, joining_at, topic.partitions, keyed=keyed
+                    )
+                lives[incarnation].take(record, decoder.decode(record.value), clock)
+            except ElementError:
+                continue  # a dead letter of the merge's, which says nothing
+    if not lives:
+        return [Life(0, START, topic.partitions, keyed=keyed)]
+    return [lives[number] for number in sorted(lives)]
+
+
+def stables_by_time(life: Life, partition: int | None = None) -> list[tuple[int, int]]:
+    """(milliseconds, stable point) for each time that the minimum over partitions rose; or of one
+    partition alone."""
+    streams = life.streams if partition is None else life.streams[partition : partition + 1]
+    points = [START] * len(streams)
+    changes = heapq.merge(
+        *(
+            [(at, number, vc) for at, vc in zip(s.stable_times, s.stables, strict=True)]
+            for number, s in enumerate(streams)
+        )
+    )
+    found: list[tuple[int, int]] = []
+    reached = START
+    for at, number, vc in changes:
+        points[number] = vc
+        if min(points) > reached:
+            reached = min(points)
+            found.append((at, reached))
+    return found
+
+
+@dataclass(slots=True)
+class Output:
+    """The output, each partition a stream of its own."""
+
+    streams: list[TDB]
+    stables: list[list[tuple[int, int]]]
+    """Per partition (milliseconds, stable point)."""
+    places: list[dict[Key, str]]
+    """Per partition, where an event was inserted last."""
+    illegal: list[str] = field(default_factory=list)
+    doubled: list[str] = field(default_factory=list)
+
+    @property
+    def stable(self) -> int:
+        """What all partitions have reached."""
+        return min(stream.stable for stream in self.streams)
+
+    def tdb(self) -> TDB:
+        """The union of its partitions."""
+        return TDB((event for stream in self.streams for event in stream), self.stable)
+
+
+def read_output(topic: Topic, decoder: WireDecoder, *, keyed: bool) -> Output:
+    """Reads the output to its end; what is illegal is named and left out."""
+    width = topic.partitions
+    output = Output(
+        [TDB() for _ in range(width)], [[] for _ in range(width)], [{} for _ in range(width)]
+    )
+    for partition in range(width):
+        live: dict[Key, int] = {}
+        for at, record, element in _heard(topic, partition, decoder, output.illegal):
+            _apply(output, partition, record, element, at, live if keyed else None)
+    _find_strays(output)
+    return output
+
+
+def _heard(
+    topic: Topic, partition: int, decoder: WireDecoder, illegal: list[str]
+) -> Iterator[_Heard]:
+    clock, repeats = START, Repeats()
+    for record in topic.of(partition):
+        clock = max(clock, record.timestamp)
+        try:
+            if repeats.is_repeat(partition, record):
+                continue
+            yield clock, record, decoder.decode(record.value)
+        except ElementError as error:
+            illegal.append(f"{record.place}: no element: {error}")
+
+
+def _apply(
+    output: Output,
+    partition: int,
+    record: Record,
+    element: Element,
+    at: int,
+    live: dict[Key, int] | None,
+) -> None:
+    tdb = output.streams[partition]
+    if wrong := tdb.violation(element):
+        output.illegal.append(f"{record.place}: {wrong}")
+        return
+    tdb.apply(element)
+    match element:
+        case Stable(vc):
+            output.stables[partition].append((at, vc))
+        case Insert(payload, vs):
+            if live is not None and live.get((payload, vs), 0):
+                first = output.places[partition][payload, vs]
+                output.doubled.append(f"{record.place}: {payload!r} at {vs} is held since {first}")
+            output.places[partition][payload, vs] = record.place
+            if live is not None:
+                live[payload, vs] = live.get((payload, vs), 0) + 1
+        case Adjust(payload, vs, _, ve) if live is not None and ve == vs:
+            live[payload, vs] -= 1
+
+
+def _find_strays(output: Output) -> None:
+    """An event that is inserted in two partitions is there twice for whoever reads both."""
+    home: dict[Key, str] = {}
+    for places in output.places:
+        for (payload, vs), place in places.items():
+            other = home.setdefault((payload, vs), place)
+            if other is not place:
+                output.doubled.append(f"{place}: {payload!r} at {vs} is in {other} too")

@@ -1,0 +1,1 @@
+"""Kafka and other processes on this machine: started, recorded, found again, ended."""

@@ -1,0 +1,184 @@
+"""What is to run: of a topology, and of those that it is started with, every process by its name.
+
+Nothing is started here, and no Kafka is asked: a mistake is found before anything is done.
+
+Who may decide
+    Whoever can read the file that holds the run's token, and the processes that are started:
+    `lmerge cutover` or `jumpstart` may be among them. A topology that names a token of its own is
+    left to it.
+"""
+
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from lmerge_service.config import topology as topologies
+from lmerge_service.config.processes import Broker, Restart, Up
+from lmerge_service.config.topology import Topology
+from lmerge_service.errors import ConfigurationError
+from lmerge_service.local.broker import free_port
+from lmerge_service.local.up.processes import LMERGE
+from lmerge_service.local.up.runs import folder_of, token_of
+
+__all__ = ("Member", "Merge", "Plan", "plan")
+
+_FINAL_CODES: Final = frozenset({2, 4, 5})
+"""Of our commands: doing the same again ends in the same way (docs/operations.md)."""
+_VARIABLE: Final = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
+"""In an argument, as Kubernetes has it: the value of a variable of the process's environment."""
+_SET_AT_START: Final = "LMERGE_BOOTSTRAP"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A process that is to run."""
+
+    name: str
+    command: tuple[str, ...]
+    restart: Restart
+    environment: Mapping[str, str] = field(repr=False)
+    """Over our own."""
+    topics: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+
+    def arguments(self, environment: Mapping[str, str]) -> tuple[str, ...]:
+        """The command with the values of its variables."""
+        return tuple(
+            _VARIABLE.sub(lambda name: environment[name[1]], each) for each in self.command
+        )
+
+    def starts_again(self, code: int) -> bool:
+        """Whether it is to run again after it ended with this code (negative: by a signal)."""
+        if self.restart.when == "never" or (self._ours and code in _FINAL_CODES):
+            return False
+        return self.restart.when == "always" or code != 0
+
+    @property
+    def _ours(self) -> bool:
+        return self.command[: len(LMERGE)] == LMERGE
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """A topology whose workers run."""
+
+    topology: Topology
+    workers: Mapping[str, str]
+    """Where each serves, by its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All that is started and ended together."""
+
+    name: str
+    path: Path
+    broker: Broker | None
+    kafka: topologies.Kafka
+    """Of the first topology; where a broker is started, the address that it should have."""
+    members: tuple[Member, ...]
+    merges: tuple[Merge, ...]
+    token: str = field(repr=False)
+    """Of who may decide, where a topology has none; new for each plan."""
+
+
+def plan(path: Path, bootstrap: str | None = None) -> Plan:
+    """What `lmerge up` is to start; a `bootstrap` that is given takes the place of a broker.
+
+    Raises:
+        ConfigurationError: a file is no topology, has no section `up`, or names a program that is
+            not there.
+        EnvironmentMissingError: no port is free.
+    """
+    files = dict(_files(path.absolute(), bootstrap, set()))
+    (first, (topology, up)), ports = next(iter(files.items())), set[int]()
+    token, kept = secrets.token_hex(32), token_of(folder_of(topology.name))
+    members, merges = list[Member](), list[Merge]()
+    for file, (each, section) in files.items():
+        prefix = "" if file == first else f"{each.name}."
+        workers = {
+            f"{prefix}worker-{number + 1}": _port(each.http.port if number == 0 else 0, ports)
+            for number in range(section.workers)
+        }
+        scheme = "https" if each.http.tls else "http"
+        addresses = {name: f"{scheme}://127.0.0.1:{port}" for name, port in workers.items()}
+        merges.append(Merge(each, addresses))
+        ours = each.http.control_token is None
+        members += _workers(file, section, workers, ["--control-token", str(kept)] if ours else [])
+        told = {"LMERGE_TOPOLOGY": str(file)} | ({"LMERGE_TOKEN": token} if ours else {})
+        if addresses:
+            told["LMERGE_WORKER"] = next(iter(addresses.values()))
+        members += _processes(file, section, prefix, told)
+    broker = None if bootstrap else up.broker
+    return Plan(topology.name, first, broker, topology.kafka, tuple(members), tuple(merges), token)
+
+
+def _files(
+    path: Path, bootstrap: str | None, seen: set[str]
+) -> Iterator[tuple[Path, tuple[Topology, Up]]]:
+    """The topology and those that it is started with, itself first."""
+    loaded = topologies.load(path, bootstrap=bootstrap)
+    if (up := loaded.up) is None:
+        raise ConfigurationError(
+            f"{path}: has no section `up`, which says what is started with it "
+            "(docs/operations/topology.md)"
+        )
+    if loaded.name in seen:
+        raise ConfigurationError(f"{path}: {loaded.name} is started already: names must differ")
+    if seen and up.broker is not None:
+        raise ConfigurationError(f"{path}: up.broker: the topology that names this one has the say")
+    seen.add(loaded.name)
+    yield path, (loaded, up)
+    for other in up.merges:
+        yield from _files((path.parent / other).resolve(), bootstrap, seen)
+
+
+def _port(wish: int, taken: set[int]) -> int:
+    """A free port that no other worker is given."""
+    port = free_port(*([wish] if wish and wish not in taken else []))
+    while port in taken:
+        port = free_port()
+    taken.add(port)
+    return port
+
+
+def _workers(
+    file: Path, section: Up, ports: Mapping[str, int], more: list[str]
+) -> Iterator[Member]:
+    for name, port in ports.items():
+        command = (*LMERGE, "run", str(file), "--http-port", str(port), *more)
+        yield Member(name=name, command=command, restart=section.restart, environment={})
+
+
+def _processes(file: Path, section: Up, prefix: str, told: Mapping[str, str]) -> Iterator[Member]:
+    for each in section.processes:
+        where, environment = f"{file}: up.processes: {each.name}", {**told, **each.environment}
+        program, *arguments = each.command
+        _check_variables(arguments, {_SET_AT_START, *environment, *os.environ}, where)
+        yield Member(
+            name=prefix + each.name,
+            command=(*_found(program, where), *arguments),
+            restart=each.restart or section.restart,
+            environment=environment,
+            topics=each.topics,
+            after=tuple(prefix + name for name in each.after),
+        )
+
+
+def _check_variables(arguments: list[str], known: set[str], where: str) -> None:
+    for name in (name for each in arguments for name in _VARIABLE.findall(each)):
+        if name not in known:
+            raise ConfigurationError(f"{where}: $({name}): there is no variable of this name")
+
+
+def _found(program: str, where: str) -> tuple[str, ...]:
+    if program == "lmerge":
+        return LMERGE
+    if (found := shutil.which(program)) is None:
+        raise ConfigurationError(f"{where}: there is no program {program}")
+    return (str(Path(found).absolute()),)

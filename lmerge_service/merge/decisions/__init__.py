@@ -1,0 +1,1 @@
+"""What people and guards decide about a merge: the control log, its ledger, and carrying it out."""

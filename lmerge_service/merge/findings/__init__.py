@@ -1,0 +1,1 @@
+"""What a merge finds out about its replicas, counted, and published as evidence."""

@@ -1,0 +1,178 @@
+"""Reporting: what happened in a task, counted, logged, and as evidence for the events topic.
+
+Theory
+    Evidence rides in the task's transactions, beside what it is about. After a failed commit the
+    task goes on from its last mark and finds the same again, so that what is not committed is
+    forgotten, but for what is not found again (`evidence.LASTING`): nothing is lost, and nothing
+    is published or counted twice.
+
+    A divergence is told with where each replica says so, which has to be looked up in their
+    topics. That is done in the background, one after the other and for a bounded time; what comes
+    while too many wait is told without.
+
+Who owns what
+    `run` owns the search that is under way; on a crash, what waits for it is lost, but logged.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import structlog
+from msgspec.structs import replace
+
+from lmerge_service.core import Breach
+from lmerge_service.errors import StateError, TransportError
+from lmerge_service.kafka.find import Found
+from lmerge_service.kafka.source import TopicPartition
+from lmerge_service.merge.findings.evidence import (
+    LASTING,
+    Evidence,
+    Happening,
+    Place,
+    Tally,
+    found,
+    with_versions,
+)
+from lmerge_service.merge.guards.evaluator import Finding
+from lmerge_service.tdb import Event
+
+__all__ = ("Before", "Reporting", "Search")
+
+log = structlog.get_logger()
+
+_SEARCH_SECONDS: Final = 20.0
+_WAITING: Final = 4
+_LOOKED_UP: Final = 16
+
+Before: TypeAlias = Mapping[TopicPartition, int]
+"""The partitions of a replica, and up to where each has been read."""
+
+Search: TypeAlias = Callable[[Before, Event], Awaitable[Found | None]]
+"""Finds the latest record before these offsets that speaks of an event."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Divergence:
+    evidence: Evidence
+    event: Event
+    before: Mapping[str, Before]
+
+
+_BeforeAll: TypeAlias = Mapping[str, Before]
+
+
+class Reporting:
+    """Of one task, for the life of the process."""
+
+    def __init__(self, task: int, *, unix_ns: Callable[[], int]) -> None:
+        self.tally = Tally()
+        self.pending: list[tuple[bytes | None, bytes]] = []
+        """Keys and values of records that are not committed yet."""
+        self._lasting: list[bool] = []
+        """Of each of them, whether it stays over a rebuild."""
+        self._begun = 0
+        """So many of them are in the commit that is under way."""
+        self._task = task
+        self._unix_ns = unix_ns
+        self._divergences: asyncio.Queue[_Divergence] = asyncio.Queue(_WAITING)
+
+    def begin(self) -> list[tuple[bytes | None, bytes]]:
+        """A commit of what is pending begins; gives that."""
+        self.tally.begin()
+        self._begun = len(self.pending)
+        return list(self.pending)
+
+    def committed(self) -> None:
+        """It took place."""
+        self.tally.commit()
+        del self.pending[: self._begun], self._lasting[: self._begun]
+        self._begun = 0
+
+    def settle(self, *, took_place: bool) -> None:
+        """The task goes on from its last mark; whether that is of the commit under way."""
+        if took_place:
+            self.committed()
+        self._begun = 0
+        self.tally.forget()
+        while not self._divergences.empty():
+            self._divergences.get_nowait()
+        self.pending = [
+            each for each, lasts in zip(self.pending, self._lasting, strict=True) if lasts
+        ]
+        self._lasting = [True] * len(self.pending)
+
+    def happened(self, kind: Happening, replica: str | None, reason: str) -> int | None:
+        """Tells what is no finding of a guard; its count, if that is worth a line in the log."""
+        count = self.tally.admit(kind, replica)
+        if count is not None:
+            self._put(
+                Evidence(
+                    kind=kind.value, at_ms=self._at_ms(), task=self._task, replica=replica,
+                    count=count, reason=reason,
+                )
+            )  # fmt: skip
+        return count
+
+    def found(
+        self, finding: Finding, output_stable: int, breach: Breach | None, before: _BeforeAll
+    ) -> None:
+        """Tells what a guard has found; of a divergence, with the breach behind it. `before` gives
+        of each replica that can be searched what has been read."""
+        verdict, place = finding.verdict, finding.place
+        count = self.tally.admit(verdict.guard, verdict.replica)
+        log.warning(
+            "guard", guard=verdict.guard.value, action=verdict.action.value,
+            replica=verdict.replica, topic=place.topic, partition=place.partition,
+            offset=place.offset, reason=verdict.reason, remedy=verdict.remedy,
+            count=self.tally.counts[verdict.guard.value, verdict.replica],
+        )  # fmt: skip
+        if count is None:
+            return
+        evidence = found(
+            verdict, count=count, at_ms=self._at_ms(), task=self._task,
+            output_stable=output_stable, first=place,
+        )  # fmt: skip
+        if breach is None or breach.kept is None:
+            self._put(evidence)
+            return
+        evidence = with_versions(evidence, breach, breach.kept)
+        told = {name: before[name] for name, ends in breach.versions if ends and name in before}
+        wanted = dict(list(told.items())[:_LOOKED_UP])
+        try:
+            self._divergences.put_nowait(_Divergence(evidence, breach.kept, wanted))
+        except asyncio.QueueFull:
+            self._put(evidence)
+
+    def _put(self, evidence: Evidence) -> None:
+        self.pending.append(evidence.to_record())
+        self._lasting.append(evidence.kind in LASTING)
+
+    def _at_ms(self) -> int:
+        return self._unix_ns() // 1_000_000
+
+    async def run(self, search: Search) -> None:
+        """Looks divergences up, until cancelled."""
+        while True:
+            each = await self._divergences.get()
+            places: dict[str, Place] = {}
+            try:
+                async with asyncio.timeout(_SEARCH_SECONDS):
+                    await _look_up(each, search, places)
+            except (TimeoutError, StateError, TransportError) as error:
+                log.warning("divergence not looked up", error=repr(error))
+            self._put(_with_places(each.evidence, places))
+
+
+async def _look_up(each: _Divergence, search: Search, places: dict[str, Place]) -> None:
+    for name, before in each.before.items():
+        if (found := await search(before, each.event)) is not None:
+            places[name] = Place.of(found.topic, found.partition, found.offset, found.value)
+
+
+def _with_places(evidence: Evidence, places: Mapping[str, Place]) -> Evidence:
+    """With where each replica says so; first of all the one that it is about."""
+    said = {name: replace(each, place=places.get(name)) for name, each in evidence.replicas.items()}
+    first = places.get(evidence.replica or "", evidence.first)
+    return replace(evidence, first=first, replicas=said)

@@ -1,0 +1,229 @@
+"""The topics that belong to a merge: made when they are missing, refused when they forget, and
+watched while the merge runs.
+
+Theory
+    Topics are deleted, lose their leaders or our rights, while a merge writes them, and the client
+    only waits. So each worker looks at all of them every second, by one request:
+
+        dead letters, evidence   deleted: created again, as they were made at first
+        output, state, control   deleted, or another topic of that name: what the merge rests on is
+                                 gone. The worker ends, and says which it was
+        any of them              without a leader, or not ours to write: noted (`outlets`)
+
+    A topic that is not seen is believed to be deleted when it is missed several times in a row: a
+    broker that has just started knows few topics. To create one that is there after all does
+    nothing.
+
+What happens on a crash at each await
+    Nothing: what is created is created, and what was seen is seen again.
+"""
+
+import asyncio
+from collections import Counter
+from typing import Final
+
+import structlog
+
+from lmerge_service.config.topology import Topology
+from lmerge_service.errors import ConfigurationError, LMergeError, StateError, TransportError
+from lmerge_service.formats import dead_letters
+from lmerge_service.kafka.client import lacking
+from lmerge_service.kafka.cluster import Cluster
+from lmerge_service.kafka.sink import BATCH_BYTES
+from lmerge_service.kafka.topics import TopicInfo, Topics
+from lmerge_service.merge.outlets import Outlets
+
+__all__ = ("LARGEST_STATE_RECORD", "TopicWatch", "largest_record", "prepare")
+
+log = structlog.get_logger()
+
+LARGEST_STATE_RECORD = 1 << 20
+
+_OVERHEAD_BYTES = 4096
+_LARGEST_SIDE_BATCH: Final = max(2 * dead_letters.MAX_BYTES, BATCH_BYTES) + _OVERHEAD_BYTES
+"""Dead letters and evidence are bounded, whatever the limits on records are."""
+
+_LOOK_SECONDS: Final = 1.0
+_BELIEVED: Final = 5
+_CONFIG_LOOKS: Final = 5
+"""A topic that took no larger batches is asked for its limit once in so many looks."""
+_KEPT = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
+_EVENTS = {"retention.ms": str(30 * 24 * 3_600_000), "cleanup.policy": "delete"}
+"""Evidence is for people, who look at it or do not."""
+
+
+def largest_record(topology: Topology) -> int:
+    """Bytes of the largest batch of output records: of one record, whose payload is in its key and
+    in its value, or of many."""
+    return max(2 * topology.limits.max_record_bytes, BATCH_BYTES) + _OVERHEAD_BYTES
+
+
+async def prepare(topics: Topics, topology: Topology) -> None:
+    """Makes and checks the topics.
+
+    Raises:
+        ConfigurationError: one is there already, and set up in a way that loses what it holds.
+        TransportError: Kafka cannot be reached, or refuses.
+    """
+    output, largest = topology.output, str(largest_record(topology))
+    await _ensure(topics, output.topic, output.partitions, _KEPT | {"max.message.bytes": largest})
+    side = _side_topics(topology)
+    for name, config in side.items():
+        await topics.ensure(name, config=config)
+    compacted = {
+        "cleanup.policy": "compact",
+        "max.message.bytes": str(2 * LARGEST_STATE_RECORD),
+        "min.cleanable.dirty.ratio": "0.1",
+        "segment.bytes": str(64 << 20),
+        "segment.ms": "600000",
+    }
+    await _ensure(topics, output.state_topic, output.partitions, compacted)
+    for key, must in _KEPT.items():
+        why = f"must be {must}: without a snapshot, the merge is rebuilt from every record of it"
+        await topics.require(output.topic, key, must.__eq__, why)
+    await topics.require(
+        output.state_topic,
+        "cleanup.policy",
+        "compact".__eq__,
+        "must be compact: its last mark and snapshots are the state",
+    )
+    hint = ", or limits.max_record_bytes lower"
+    await _require_room(topics, output.topic, int(largest), hint)
+    await _require_room(topics, output.state_topic, LARGEST_STATE_RECORD + _OVERHEAD_BYTES)
+    for name in side:
+        await _require_room(topics, name, _LARGEST_SIDE_BATCH)
+
+
+def _side_topics(topology: Topology) -> dict[str, dict[str, str]]:
+    """What the output can do without, and how each is made."""
+    room = {"max.message.bytes": str(_LARGEST_SIDE_BATCH)}
+    output = topology.output
+    return {output.dead_letter_topic: _KEPT | room, output.events_topic: _EVENTS | room}
+
+
+async def _require_room(topics: Topics, name: str, needed: int, hint: str = "") -> None:
+    must = f"must be {needed} at least{hint}"
+    await topics.require(name, "max.message.bytes", lambda value: int(value) >= needed, must)
+
+
+async def _ensure(topics: Topics, name: str, partitions: int, config: dict[str, str]) -> None:
+    width = await topics.ensure(name, partitions=partitions, config=config)
+    if width != partitions:
+        raise ConfigurationError(
+            f"topic {name} has {width} partitions, and output.partitions is {partitions}: what is "
+            "in it was routed by its number; use a new output topic, or that number"
+        )
+
+
+class TopicWatch:
+    """Of one worker; `run` it while its tasks run."""
+
+    def __init__(self, cluster: Cluster, topology: Topology, outlets: Outlets) -> None:
+        output = topology.output
+        self.recreated: Counter[str] = Counter()
+        """How often this worker has created a side topic again, by topic."""
+        self._cluster = cluster
+        self._outlets = outlets
+        self._control = output.control_topic
+        self._side = _side_topics(topology)
+        self._remedies = {
+            output.topic: "what it held is gone: stop all workers, and use a new output topic",
+            output.state_topic: (
+                f"stop all workers and start them: the state is rebuilt from {output.topic} and "
+                "the replicas"
+            ),
+            output.control_topic: (
+                "decisions are gone: to go on by the topology file alone, stop all workers, delete "
+                f"{output.state_topic} as well, and start them"
+            ),
+        }
+        """What to do when one of these is lost."""
+        self._ids: dict[str, str | None] = {}
+        self._missing: Counter[str] = Counter()
+        self._looks = 0
+
+    async def run(self) -> None:
+        """Looks until cancelled.
+
+        Raises:
+            StateError: a topic that the merge rests on is gone.
+        """
+        while True:
+            try:
+                async with self._cluster.topics() as topics:
+                    while True:
+                        await self.look(topics)
+                        await asyncio.sleep(_LOOK_SECONDS)
+            except TransportError as error:  # others tell that Kafka is away
+                log.debug("cannot look at the merge's topics", error=str(error))
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def look(self, topics: Topics) -> None:
+        """Looks once.
+
+        Raises:
+            StateError: a topic that the merge rests on is gone.
+            TransportError: Kafka does not answer.
+        """
+        self._looks += 1
+        names = [*self._remedies, *self._side]
+        found = await topics.describe(names, rights=True)
+        for name in names:
+            if (info := found.get(name)) is None:
+                await self._miss(topics, name)
+            else:
+                await self._see(topics, name, info)
+
+    async def _miss(self, topics: Topics, name: str) -> None:
+        if name in topics.refused:
+            self._note(name, f"cannot be seen: {lacking('Write', f'topic {name}')}")
+            return
+        self._missing[name] += 1
+        if name in self._side:
+            await self._create(topics, name)
+            return
+        self._note(name, "was deleted")
+        if self._missing[name] >= _BELIEVED and name != self._control:  # what was decided holds
+            raise StateError(f"topic {name} was deleted: {self._remedies[name]}")
+
+    async def _create(self, topics: Topics, name: str) -> None:
+        try:
+            await topics.ensure(name, config=self._side[name])
+        except LMergeError as error:
+            self._note(name, f"was deleted, and is not created again: {error}")
+            return
+        self._ids[name] = None  # it is another one, whichever
+        self.recreated[name] += 1
+        log.warning("topic created again", topic=name, count=self.recreated[name])
+
+    async def _see(self, topics: Topics, name: str, info: TopicInfo) -> None:
+        self._missing.pop(name, None)
+        known, self._ids[name] = self._ids.get(name), info.id
+        if known not in (None, info.id):
+            if name in self._remedies:
+                raise StateError(
+                    f"topic {name} was deleted and created again by something else: "
+                    f"{self._remedies[name]}"
+                )
+            log.warning("another topic of this name", topic=name, before=known, now=info.id)
+        if not info.writable:
+            self._note(name, f"cannot be written: {lacking('Write', f'topic {name}')}")
+        elif info.leaderless:
+            listed = ", ".join(map(str, info.leaderless))
+            self._note(name, f"has no leader for partition {listed}: its brokers are down")
+        elif await self._has_room(topics, name) and self._outlets.mend(name):
+            log.info("the topic can be written again", topic=name)
+
+    async def _has_room(self, topics: Topics, name: str) -> bool:
+        """It takes the batch that it refused, if it refused one for its size."""
+        fault = self._outlets.faults.get(name)
+        if fault is None or fault.needs_bytes is None:
+            return True
+        if self._looks % _CONFIG_LOOKS:
+            return False
+        room = await topics.config(name, "max.message.bytes")
+        return room is not None and int(room) >= fault.needs_bytes
+
+    def _note(self, name: str, why: str) -> None:
+        if self._outlets.note(name, why):
+            log.warning("a topic of the merge cannot be written", topic=name, why=why)

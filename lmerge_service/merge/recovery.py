@@ -1,0 +1,350 @@
+"""To the state at a task's last mark: from a snapshot or from nothing, and on from mark to mark.
+
+Theory
+    From one mark to a later one, in this order:
+
+        1. the output that was said meanwhile is loaded,
+        2. replicas that came, left or started over are attached, detached, attached anew,
+        3. what the replicas said, up to where it was merged, is recalled.
+
+    That is the same after a crash, where the last mark is the last one ever, and for a standby,
+    which goes on from mark to mark while the active task makes them. A snapshot that cannot be
+    used for whatever reason is passed over: the one before, or the beginning, does as well.
+
+What is missing
+    If a replica cannot be followed (its topic is gone, made anew, or begins too late) it is not
+    merged any more, and the others go on. If the output cannot be followed there is no state.
+
+Who owns what
+    The `Source` is borrowed; its positions are undefined afterwards.
+"""
+
+import asyncio
+import hashlib
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import aclosing
+
+import structlog
+
+from lmerge_service.config.topology import Replica
+from lmerge_service.core import Case, Operator, lmerge
+from lmerge_service.errors import ElementError, StateError
+from lmerge_service.formats.headers import seq_of
+from lmerge_service.formats.payload import DEEPEST
+from lmerge_service.formats.repeats import content_of
+from lmerge_service.formats.wire import WireDecoder
+from lmerge_service.kafka.records import Record
+from lmerge_service.kafka.source import Source, TopicPartition
+from lmerge_service.kafka.state import chunks, last_with_key
+from lmerge_service.kafka.topics import TopicInfo, Topics
+from lmerge_service.merge.commit_record import MARK_KEY, Mark, SnapshotPlace, Standing, chunk_key
+from lmerge_service.merge.replicas import ReplicaState
+from lmerge_service.merge.task_state import RestoringState, TaskState
+
+__all__ = ("Recovery",)
+
+log = structlog.get_logger()
+
+_LATE_TRIES, _LATE_PAUSE = 300, 0.05
+_LOOK_SECONDS = 2.0
+"""While nothing is committed, the replicas' topics are looked for this often."""
+"""How often, and in which seconds, a follower looks for output that a mark tells of."""
+
+
+class Recovery:
+    """Brings the state of one task to its last mark, again and again."""
+
+    def __init__(
+        self,
+        source: Source,
+        topics: Topics,
+        *,
+        output: TopicPartition,
+        state: TopicPartition,
+        fresh: Callable[[], TaskState],
+        replicas: Callable[[], Mapping[str, Replica]],
+    ):
+        """`fresh` makes an empty state; `replicas` gives those that may be merged, by name."""
+        self._source = source
+        self._topics = topics
+        self._output = output
+        self._state_topic = state
+        self._fresh = fresh
+        self._replicas = replicas
+        self._seen: tuple[int, Mark | None] = (-1, None)  # where the marks ended, and the last one
+        self._followed: tuple[weakref.ref[TaskState], Mark, float] | None = None
+        """The state that was brought to a mark last, and when."""
+        # What we wrote is read as it is, whatever limits the topology has now.
+        self._decoder = WireDecoder(max_record_bytes=1 << 30, max_depth=DEEPEST)
+
+    async def last_mark(self, *, fenced: bool) -> Mark | None:
+        """The task's last mark. `fenced` says that nobody else can write one any more; then
+        whatever a dead writer of another kind left open is waited for.
+
+        Raises:
+            StateError: it is of another version.
+        """
+        tp = self._state_topic
+        ends = await (self._source.high_watermarks([tp]) if fenced else self._source.ends([tp]))
+        if not fenced and ends[tp] == self._seen[0]:
+            return self._seen[1]
+        record = await last_with_key(self._source, tp, MARK_KEY, end=ends[tp])
+        mark = None if record is None else Mark.of(record.value)
+        self._seen = (ends[tp], mark)
+        return mark
+
+    async def recover(self, mark: Mark | None, *, fenced: bool) -> TaskState:
+        """The state at a mark, in the shortest way that there is.
+
+        Raises:
+            StateError: the output is not what this task has written, or lacks its beginning.
+            TransportError: Kafka went away.
+        """
+        for place in () if mark is None else mark.snapshots:
+            try:
+                state = await self.restored(place)
+                await self.follow(state, mark, fenced=fenced)
+            except StateError as error:
+                log.warning("snapshot not used", transaction=place.transaction, error=str(error))
+            else:
+                return state
+        state = self._fresh()
+        await self.follow(state, mark, fenced=fenced)
+        return state
+
+    async def output_at(self, mark: Mark) -> Operator:
+        """An operator that has heard nothing but what the output had said at a mark, all of which
+        is read; it keeps what may still change, whatever the case keeps.
+
+        Raises:
+            StateError: the output does not hold what the mark says.
+            TransportError: Kafka went away.
+        """
+        state = self._fresh()
+        state.use(lmerge(Case.R4))
+        await self._load_output(state, mark, fenced=False)
+        return state.merge
+
+    async def restored(self, place: SnapshotPlace) -> TaskState:
+        """The state as a snapshot has it.
+
+        Raises:
+            StateError: it is damaged, of another version, or of another merge.
+        """
+        keys = {chunk_key(place.slot, number) for number in range(place.chunks)}
+        restoring, digest, found = RestoringState(self._fresh()), hashlib.sha256(), 0
+        reading = chunks(self._source, self._state_topic, place.first, place.last, keys)
+        async with aclosing(reading):
+            async for chunk in reading:
+                digest.update(chunk)
+                restoring.take(chunk)
+                found += 1
+        if found != place.chunks or digest.hexdigest() != place.digest:
+            raise StateError(f"the snapshot is damaged: {found} of {place.chunks} chunks are whole")
+        state = restoring.finished(self._replicas())
+        state.restored_from = place.transaction
+        return state
+
+    async def follow(self, state: TaskState, mark: Mark | None, *, fenced: bool) -> None:
+        """Goes on to a later mark (None: there is none, but there may be output).
+
+        Raises:
+            StateError: the output does not hold what the mark says; the state is undefined.
+        """
+        await self._load_output(state, mark, fenced=fenced)
+        if mark is None or (not fenced and self._has_followed(state, mark)):
+            return
+        merging = await self._reconcile(state, mark.replicas)
+        await self._recall(state, merging)
+        state.transaction, state.decided = mark.transaction, mark.decided
+        state.quarantined, state.snapshots = dict(mark.quarantined), mark.snapshots
+        state.diverged = mark.diverged
+        state.merge.breaches()  # they were reported when they happened
+        self._followed = weakref.ref(state), mark, asyncio.get_running_loop().time()
+
+    def _has_followed(self, state: TaskState, mark: Mark) -> bool:
+        """The state is that of the mark, and the replicas were looked for a moment ago."""
+        if self._followed is None:
+            return False
+        known, at, when = self._followed
+        recent = asyncio.get_running_loop().time() - when < _LOOK_SECONDS
+        return recent and known() is state and at is mark
+
+    # --- the output -----------------------------------------------------------------------------
+
+    async def _load_output(self, state: TaskState, mark: Mark | None, *, fenced: bool) -> None:
+        tp, upto = self._output, None if mark is None else mark.said
+        if state.counted == upto and not fenced:
+            return
+        begins = (await self._source.beginnings([tp]))[tp]
+        if begins > state.output:
+            raise StateError(
+                f"{tp.topic}-{tp.partition} begins at offset {begins}, and what is needed of it "
+                f"begins at {state.output}: it was deleted; use a new output topic"
+            )
+        tries = 0
+        while not await self._load_backlog(state, upto, fenced=fenced):
+            tries += 1
+            if fenced or tries > _LATE_TRIES:
+                raise StateError(
+                    f"{tp.topic}-{tp.partition} has {state.counted} records, and {upto} were "
+                    "written: some were deleted; use a new output topic"
+                )
+            await asyncio.sleep(_LATE_PAUSE)  # the mark was seen before the output it is about
+
+    async def _load_backlog(self, state: TaskState, upto: int | None, *, fenced: bool) -> bool:
+        """Loads what is there; whether that is all that was written."""
+        tp = self._output
+        # A transaction that some dead writer left open hides what we committed behind it. So the
+        # end is the high watermark, and the backlog waits until nothing before it is open.
+        ends = await (self._source.high_watermarks([tp]) if fenced else self._source.ends([tp]))
+        if fenced and not ends[tp]:  # else the next owner would be the first to learn of it
+            await self._source.require_readable(tp, 0)
+        async with aclosing(self._source.backlog({tp: state.output}, ends)) as backlog:
+            async for _, records in backlog:
+                for record in records:
+                    if state.counted == upto and not self._is_repeat(state, record):
+                        if fenced:
+                            raise self._foreign(record.offset, "it is behind the last mark's end")
+                        return True
+                    self._load(state, record)
+        return upto is None or state.counted >= upto
+
+    def _load(self, state: TaskState, record: Record) -> None:
+        if self._is_repeat(state, record):
+            state.output = record.offset + 1
+            return
+        if state.counted == state.said:
+            try:
+                state.merge.load_output([self._decoder.decode(record.value)])
+            except (ElementError, StateError) as error:
+                raise self._foreign(record.offset, str(error)) from error
+            state.said += 1
+        state.counted += 1
+        state.output = record.offset + 1
+        state.written.read(state.counted, content_of(record.value))
+
+    def _is_repeat(self, state: TaskState, record: Record) -> bool:
+        """A merge in Spark wrote it before: its numbers count the records of the output. What is
+        known of that one has to be the same."""
+        try:
+            seq = seq_of(record.headers)
+        except ElementError as error:
+            raise self._foreign(record.offset, str(error)) from error
+        if seq is None or seq > state.counted:
+            return False
+        known = state.written.known(seq)
+        if known is not None and known != content_of(record.value):
+            raise self._foreign(record.offset, f"it is not the record number {seq} that was there")
+        return True
+
+    def _foreign(self, offset: int, why: str) -> StateError:
+        tp = self._output
+        return StateError(
+            f"{tp.topic}-{tp.partition} at offset {offset}: {why} (something else writes to this "
+            "output)"
+        )
+
+    # --- the replicas ---------------------------------------------------------------------------
+
+    async def _reconcile(
+        self, state: TaskState, standings: Mapping[str, Standing]
+    ) -> dict[str, Standing]:
+        """Attaches and detaches so that the replicas of the mark are merged; returns those of
+        them that can be."""
+        replicas, wanted = state.replicas, self._replicas()
+        standings = {
+            name: standing
+            for name, standing in standings.items()
+            if name in wanted and wanted[name].topic == standing.topic
+        }
+        for name in list(replicas.states):
+            if name not in standings:
+                replicas.leave(name)
+        infos = await self._topics.describe([each.topic for each in standings.values()])
+        for name, standing in standings.items():
+            self._stand(state, wanted[name], standing, infos.get(standing.topic))
+        return {name: standings[name] for name in replicas.merged}
+
+    def _stand(
+        self, state: TaskState, replica: Replica, standing: Standing, info: TopicInfo | None
+    ) -> None:
+        replicas, name = state.replicas, replica.name
+        have = replicas.states.get(name)
+        if info is None or info.id != standing.topic_id:
+            if have is None:
+                replicas.expect(replica, epoch=standing.epoch)
+            if info is None:
+                replicas.states[name].topic_id = standing.topic_id  # another one will be anew
+                replicas.hold_out(name, "is gone")
+            else:  # who leads merges it from there
+                replicas.states[name].topic_id = info.id
+                why = "was made anew: what it holds is merged from its beginning"
+                replicas.hold_out(name, why, made_anew=True)
+            return
+        # Of a co-partitioned replica the task reads one partition, whatever the topic's width.
+        width = info.partitions if replica.co_partitioned else max(standing.partitions) + 1
+        if have is None or have.ingest is None or _attachment(have) != _attachment(standing):
+            replicas.expect(replica, epoch=standing.epoch)
+            replicas.resume(name, standing, width)
+            return
+        if standing.incarnation > have.ingest.incarnation:
+            have.ingest.start_over(standing.incarnation, standing.joining_at)
+        if standing.gap_accepted and not have.ingest.gap_accepted:
+            have.ingest.accept_gap()
+        if not replica.co_partitioned and width > have.width:
+            begins = {
+                TopicPartition(standing.topic, number): mark.begins
+                for number, mark in standing.partitions.items()
+            }
+            replicas.widen(name, TopicInfo(info.id, width), begins)
+
+    async def _recall(self, state: TaskState, standings: Mapping[str, Standing]) -> None:
+        """Feeds what was merged up to the mark."""
+        replicas = state.replicas
+        upto = {
+            TopicPartition(standing.topic, number): mark.next
+            for standing in standings.values()
+            for number, mark in standing.partitions.items()
+        }
+        begins, ends = (
+            await self._source.beginnings(list(upto)),
+            await self._source.ends(list(upto)),
+        )
+        for tp, end in upto.items():
+            if (at := replicas.merging(tp)) is None:
+                continue
+            start = at.next[tp.partition]
+            if start < end and begins[tp] > start:
+                why = f"begins at offset {begins[tp]}, and {start} is needed to rebuild the merge"
+                replicas.hold_out(at.name, why)
+            elif ends[tp] < end:
+                replicas.hold_out(at.name, f"holds {ends[tp]} records, and {end} were merged")
+        while not await self._recalled(state, upto):
+            for tp, why in self._source.lost.items():
+                if (lost := replicas.merging(tp)) is not None:
+                    replicas.hold_out(lost.name, f"partition {tp.partition} {why}")
+        for tp in replicas.positions():
+            replicas.arrive(tp, upto[tp])
+
+    async def _recalled(self, state: TaskState, upto: Mapping[TopicPartition, int]) -> bool:
+        """Whether all could be read; if not, `lost` of the source tells which could not."""
+        replicas = state.replicas
+        starts = {tp: at for tp, at in replicas.positions().items() if at < upto[tp]}
+        self._source.lost = {}
+        try:
+            async with aclosing(self._source.backlog(starts, upto)) as backlog:
+                async for tp, records in backlog:
+                    state.missed += replicas.recall(tp, records)
+                    replicas.arrive(tp, records[-1].offset + 1)
+        except StateError:
+            if not starts.keys() & self._source.lost.keys():
+                raise
+            return False
+        return True
+
+
+def _attachment(of: ReplicaState | Standing) -> tuple[int, int, str | None]:
+    """What is another one when a replica has been merged anew."""
+    return of.since, of.epoch, of.topic_id

@@ -1,0 +1,473 @@
+"""The replicas of a merge task: which are merged, from where, with what counts, and why not.
+
+Theory
+    A replica is *merged* from some offset of each of its partitions on, in order. What it said
+    since then, and nothing else, is what the operator holds of it. It stops being merged when it
+    is detached or put into quarantine, or when the order breaks: its topic is deleted or made
+    anew, or the records to go on from are gone. It is then *held out*, with the reason in words,
+    and the others go on. Where each stands goes into the mark of every transaction (`marks`).
+
+    Where rows or intervals are known by partition (a dialect, `normalise`), a topic that gets
+    wider, and a key that is in two partitions, break the order for good. Such a replica is put into
+    quarantine, since nothing but a person can give it a topic that can be read.
+
+    Being merged again always begins at the beginning of what its topic holds, since what the
+    operator held of it is gone. Stables that it had sent before the release from a quarantine do
+    not count then: they are what it may have lied about.
+
+    Counts are of this process: an operator that is rebuilt, or an input that is attached anew,
+    starts from nothing, and what is shown must not fall.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+
+import msgspec
+import structlog
+
+from lmerge_service.config.topology import Replica
+from lmerge_service.core import Input, Operator
+from lmerge_service.elements import START, Element, Stable
+from lmerge_service.formats.dead_letters import DeadLetter
+from lmerge_service.formats.dialects import decoders_of
+from lmerge_service.formats.headers import TimedRecord
+from lmerge_service.formats.reasons import Reason
+from lmerge_service.formats.wire import WireDecoder
+from lmerge_service.kafka.routing import Router
+from lmerge_service.kafka.source import TopicPartition
+from lmerge_service.kafka.topics import TopicInfo
+from lmerge_service.kafka.unread import Unread
+from lmerge_service.merge.commit_record import PartitionMark, Standing
+from lmerge_service.merge.counting import Tally
+from lmerge_service.merge.findings.evidence import Happening
+from lmerge_service.merge.guards.evaluator import Judging
+from lmerge_service.merge.ingest import Ingest, Outdated
+
+__all__ = ("ReplicaState", "Replicas")
+
+log = structlog.get_logger()
+
+_WHOLE = (
+    "write all of it to a new topic and attach that, or, if it began a new incarnation with the "
+    "new partitions, release it"
+)
+
+_COUNTED = {
+    "inserts": "inserts",
+    "adjusts": "adjusts",
+    "stables": "stables_in",
+    "first": "first",
+    "late": "late",
+}
+
+
+@dataclass(slots=True)
+class ReplicaState:
+    """What the task knows about one replica; None where it does not know."""
+
+    replica: Replica
+    tally: Tally
+    epoch: int = 0
+    """How often it was attached or released by decisions."""
+    released: bool = False
+    """It comes out of a quarantine: stables that its topic holds by then do not count."""
+    ingest: Ingest | None = None
+    """There while it is merged."""
+    held_out: str | None = None
+    """Why the replica is not merged, in words."""
+    lost: bool = False
+    """Held out until its topic is made anew, or a person releases it."""
+    quarantined: str | None = None
+    """Why it is in quarantine, in words."""
+    topic_id: str | None = None
+    width: int = 0
+    """Partitions of its topic."""
+    since: int = 0
+    """The first transaction that it was merged with."""
+    partitions: dict[int, PartitionMark] = field(default_factory=dict)
+    """By number, those that this task reads, as they stood when merging began."""
+    next: dict[int, int] = field(default_factory=dict)
+    """Of each of them, the offset to go on from."""
+    unread: Unread | None = None
+    """What its topic holds that was not read; None: unknown."""
+
+    @property
+    def lag(self) -> int | None:
+        """Records and markers in its topic that have not been read."""
+        return None if self.unread is None else self.unread.records
+
+    @property
+    def name(self) -> str:
+        return self.replica.name
+
+    @property
+    def standing(self) -> Standing:
+        """As the next mark tells it; of a replica that is merged."""
+        assert self.ingest is not None
+        return Standing(
+            topic=self.replica.topic,
+            topic_id=self.topic_id,
+            epoch=self.epoch,
+            incarnation=self.ingest.incarnation,
+            joining_at=self.ingest.joining_at,
+            gap_accepted=self.ingest.gap_accepted,
+            since=self.since,
+            partitions={
+                number: PartitionMark(mark.begins, self.next[number], mark.mute)
+                for number, mark in self.partitions.items()
+            },
+        )
+
+
+class Replicas:
+    """The replicas of one task, over its operator."""
+
+    def __init__(
+        self,
+        merge: Operator,
+        decoder: WireDecoder,
+        *,
+        partition: int,
+        router: Router,
+        tallies: dict[str, Tally],
+        clock: Callable[[], float],
+        distrusted: Callable[[str, str], object],
+    ):
+        """`partition` is the task's, of those of the output; `router` tells what belongs there;
+        `tallies` outlive this, by name; `distrusted` is called with whoever is put into quarantine
+        here, and why."""
+        self.states: dict[str, ReplicaState] = {}
+        """By name."""
+        self.left: dict[str, dict[int, int]] = {}
+        """Of replicas that were detached: up to where each partition was merged."""
+        self.news: list[tuple[Happening, str, str]] = []
+        """What happened to replicas by itself, and why; whoever tells it takes it away."""
+        self._merge = merge
+        self._decoder = decoder
+        self._partition = partition
+        self._router = router
+        self._tallies = tallies
+        self._clock = clock
+        self._distrusted = distrusted
+        self._elsewhere = 0
+        """Elements that were not late, and other tasks'."""
+
+    # --- who there is ---------------------------------------------------------------------------
+
+    def expect(self, replica: Replica, *, epoch: int = 0, released: bool = False) -> None:
+        """There shall be this replica: it will be merged when its topic is found."""
+        if (before := self.states.get(replica.name)) is not None:
+            self._stop_merging(before)
+        tally = self._tallies.setdefault(replica.name, Tally())
+        self.states[replica.name] = ReplicaState(replica, tally, epoch, released)
+
+    def leave(self, name: str) -> None:
+        """The replica is detached."""
+        state = self.states.pop(name)
+        self.left[name] = dict(state.next)
+        self._stop_merging(state)
+
+    def quarantine(self, name: str, why: str) -> None:
+        """What it says does not count until it is released."""
+        state = self.states[name]
+        self._stop_merging(state)
+        state.quarantined = why
+
+    def distrust(self, name: str, why: str) -> None:
+        """Puts a replica into quarantine whose topic cannot be read as one table any more."""
+        state = self.states[name]
+        why = f"partitions: topic {state.replica.topic} {why}; {_WHOLE}"
+        self.quarantine(name, why)
+        self._distrusted(name, why)
+        self.news.append((Happening.HELD_OUT, name, why))
+        log.warning("replica held out", replica=name, topic=state.replica.topic, why=why)
+
+    def hold_out(self, name: str, why: str, *, lost: bool = False, made_anew: bool = False) -> None:
+        """Goes on without a replica; if its topic was `made_anew`, until that is begun."""
+        state = self.states[name]
+        self._stop_merging(state)
+        state.held_out, state.lost = f"topic {state.replica.topic} {why}", lost
+        kind = Happening.MADE_ANEW if made_anew else Happening.HELD_OUT
+        self.news.append((kind, name, state.held_out))
+        log.warning(
+            "topic made anew" if made_anew else "replica held out",
+            replica=name,
+            topic=state.replica.topic,
+            why=state.held_out,
+        )
+
+    def _stop_merging(self, state: ReplicaState) -> None:
+        state.unread = None
+        state.tally.open_since.clear()
+        if state.ingest is not None:
+            state.ingest = None
+            state.partitions, state.next = {}, {}
+            self._merge.detach(state.name)
+
+    @property
+    def merged(self) -> dict[str, ReplicaState]:
+        return {name: state for name, state in self.states.items() if state.ingest is not None}
+
+    def positions(self) -> dict[TopicPartition, int]:
+        """From where to read on, of every replica that is merged."""
+        return {
+            TopicPartition(state.replica.topic, number): offset
+            for state in self.merged.values()
+            for number, offset in state.next.items()
+        }
+
+    def merging(self, tp: TopicPartition) -> ReplicaState | None:
+        """The replica that is merged from this partition."""
+        for state in self.states.values():
+            if state.replica.topic == tp.topic:
+                return state if state.ingest is not None and tp.partition in state.next else None
+        return None
+
+    # --- beginning to merge ---------------------------------------------------------------------
+
+    def needed(self, name: str, width: int) -> list[TopicPartition]:
+        """The partitions of a replica's topic that this task reads."""
+        replica = self.states[name].replica
+        numbers = [self._partition] if replica.co_partitioned else range(width)
+        return [TopicPartition(replica.topic, number) for number in numbers if number < width]
+
+    def begin(
+        self,
+        name: str,
+        info: TopicInfo,
+        beginnings: Mapping[TopicPartition, int],
+        ends: Mapping[TopicPartition, int],
+        *,
+        since: int,
+    ) -> None:
+        """Merges a replica from the beginning of its topic on, or holds it out; `since` is the
+        next transaction."""
+        state = self.states[name]
+        replica, state.topic_id = state.replica, info.id
+        if (why := self._unfit(replica, info)) is not None:
+            self.hold_out(name, why, lost=True)
+            return
+        reads = self.needed(name, info.partitions)
+        cut = max(beginnings[tp] for tp in reads)
+        if cut > 0 and replica.joining_at is None:
+            why = (
+                f"begins at offset {cut}: what was before is gone; say from when the replica is "
+                "correct (joining_at, in the topology or with `lmerge release`), or give it a new "
+                "topic"
+            )
+            self.hold_out(name, why, lost=True)
+            return
+        standing = Standing(
+            topic=replica.topic,
+            topic_id=info.id,
+            epoch=state.epoch,
+            since=since,
+            joining_at=START if replica.joining_at is None else replica.joining_at,
+            partitions={
+                tp.partition: PartitionMark(
+                    beginnings[tp], beginnings[tp], ends[tp] if state.released else 0
+                )
+                for tp in reads
+            },
+        )
+        self._merge_from(state, standing, info.partitions)
+
+    def resume(self, name: str, standing: Standing, width: int) -> None:
+        """Merges a replica that stood so; its records from `begins` on are to be recalled."""
+        begun = {
+            number: PartitionMark(mark.begins, mark.begins, mark.mute)
+            for number, mark in standing.partitions.items()
+        }
+        standing = msgspec.structs.replace(standing, partitions=begun)
+        self._merge_from(self.states[name], standing, width)
+
+    def adopt(self, name: str, standing: Standing, width: int) -> Ingest:
+        """A replica that stands so in an operator that was restored from a snapshot."""
+        state = self.states[name]
+        self._merge_from(state, standing, width, attached=True)
+        assert state.ingest is not None
+        return state.ingest
+
+    def _merge_from(
+        self, state: ReplicaState, standing: Standing, width: int, *, attached: bool = False
+    ) -> None:
+        self._stop_merging(state)
+        state.held_out, state.lost, state.released = None, False, False
+        state.topic_id, state.epoch, state.width = standing.topic_id, standing.epoch, width
+        state.since = standing.since
+        state.partitions = dict(standing.partitions)
+        state.next = {number: mark.next for number, mark in standing.partitions.items()}
+        state.ingest = Ingest(
+            self._merge,
+            state.name,
+            self._decoder,
+            topic=state.replica.topic,
+            partitions=1 if state.replica.co_partitioned else width,
+            joining_at=standing.joining_at,
+            incarnation=standing.incarnation,
+            gap_accepted=standing.gap_accepted,
+            normalise=state.replica.normalise,
+            co_partitioned=state.replica.co_partitioned,
+            mutes={n: mark.mute for n, mark in standing.partitions.items() if mark.mute},
+            mine=self._mine if self._reads_all(state.replica) else None,
+            dialect=decoders_of(state.replica.format, self._decoder),
+            attached=attached,
+        )
+
+    def _reads_all(self, replica: Replica) -> bool:
+        """The task reads what is for other tasks as well."""
+        return self._router.partitions > 1 and not replica.co_partitioned
+
+    def _mine(self, elements: list[Element]) -> list[Element]:
+        """Those that are routed to this task; stables are for all."""
+        route = self._router.partition_of
+        self._router.learn(e.payload for e in elements if type(e) is not Stable)  # type: ignore[union-attr]
+        kept, stable = list[Element](), self._merge.max_stable
+        for e in elements:
+            if type(e) is Stable or route(e.payload) == self._partition:  # type: ignore[union-attr]
+                kept.append(e)
+            elif e.vs >= stable:  # type: ignore[union-attr]
+                self._elsewhere += 1
+        return kept
+
+    def _unfit(self, replica: Replica, info: TopicInfo) -> str | None:
+        """What about its topic rules a replica out, in words."""
+        if replica.co_partitioned:
+            if info.partitions == self._router.partitions:
+                return None
+            return (
+                f"has {info.partitions} partitions, but a co-partitioned replica has as many as "
+                f"the output, {self._router.partitions}"
+            )
+        if info.partitions > 1 and not self._merge.any_partitions:
+            return (
+                f"has {info.partitions} partitions, which give no order together; case "
+                f"{self._merge.case} needs one: use one partition, or case R3 or R4"
+            )
+        return None
+
+    def widen(self, name: str, info: TopicInfo, beginnings: Mapping[TopicPartition, int]) -> None:
+        """The topic of a replica that is merged has got more partitions."""
+        state = self.states[name]
+        if (why := self._unfit(state.replica, info)) is not None:
+            self.hold_out(name, why, lost=True)
+            return
+        if state.replica.is_known_by_partition:
+            what = "intervals" if state.replica.format == "wire" else "rows"
+            self.distrust(
+                name,
+                f"got {info.partitions} partitions, {state.width} before, and its {what} are "
+                "known by partition: a key that moves leaves what it had behind",
+            )
+            return
+        assert state.ingest is not None
+        state.ingest.widen(info.partitions)
+        for tp in self.needed(name, info.partitions)[state.width :]:
+            state.partitions[tp.partition] = PartitionMark(beginnings[tp], beginnings[tp])
+            state.next[tp.partition] = beginnings[tp]
+        state.width = info.partitions
+
+    # --- records --------------------------------------------------------------------------------
+
+    def recall(self, tp: TopicPartition, records: Sequence[TimedRecord]) -> list[Element]:
+        """Feeds records that were merged before; returns what the output lacks of them."""
+        state = self.merging(tp)
+        assert state is not None
+        assert state.ingest is not None
+        out: list[Element] = []
+        state.ingest.take(tp.partition, records, out, [], recall=True)
+        assert state.ingest.torn is None
+        state.ingest.lately.clear()
+        return out
+
+    def _is_told_elsewhere(self, tp: TopicPartition) -> bool:
+        """All tasks meet the same dead letters; of a partition one of them tells of them."""
+        number: int = tp.partition
+        return number % self._router.partitions != self._partition
+
+    def lose(self, name: str, count: int) -> None:
+        """Its stables have made the output lose events; it may be gone by now."""
+        self._tallies.setdefault(name, Tally()).counts.add({"lost": count})
+
+    def arrive(self, tp: TopicPartition, offset: int) -> None:
+        """Everything before the offset is recalled."""
+        if (state := self.merging(tp)) is not None:
+            state.next[tp.partition] = offset
+
+    def take(
+        self,
+        tp: TopicPartition,
+        records: Sequence[TimedRecord],
+        out: list[Element],
+        dead: list[DeadLetter],
+        judging: Judging,
+    ) -> int:
+        """Feeds a chunk of new records of a replica that is merged, and counts; returns how many
+        were taken, fewer than given where judging has stopped."""
+        state = self.merging(tp)
+        assert state is not None
+        ingest, tally = state.ingest, state.tally
+        assert ingest is not None
+        had, stale, repeated = len(dead), ingest.stale, ingest.repeated
+        contradicted = ingest.contradicted
+        older = ingest.outdated.get(tp.partition)
+        elsewhere = self._elsewhere
+        before = self._merge.inputs[state.name]
+        was = _of_input(before)
+        following = ingest.take(tp.partition, records, out, dead, judge=judging)
+        taken = len(records)
+        if following <= records[-1].offset:
+            taken = bisect_left(records, following, key=attrgetter("offset"))
+        slot = ingest.slot(tp.partition)
+        # A source that delivers at least once is late with all that it repeats, and no liar.
+        wrong = sum(letter.reason != Reason.LATE for letter in dead[had:])
+        elsewhere = self._elsewhere - elsewhere
+        progress = judging.after(state.name, slot, tp, records, taken, wrong, elsewhere)
+        judging.noted(state.name, tp, records, ingest, _grown(ingest, tp.partition, older))
+        if self._reads_all(state.replica) and self._is_told_elsewhere(tp):
+            del dead[had:]
+        after = self._merge.inputs[state.name]
+        if after is not before:  # a new incarnation counts from nothing
+            was = dict.fromkeys(was, 0)
+            self.news.append((Happening.INCARNATION, state.name, _of_incarnation(ingest)))
+        tally.counts.add({what: now - was[what] for what, now in _of_input(after).items()})
+        tally.counts.add(
+            {
+                "stale": ingest.stale - stale,
+                "repeated": ingest.repeated - repeated,
+                "contradicted": ingest.contradicted - contradicted,
+                "records": taken,
+                "dead": len(dead) - had,
+            }
+        )
+        state.next[tp.partition] = following
+        tally.last_record = self._clock()
+        if progress or tally.last_progress is None:
+            tally.last_progress = tally.last_record
+        if ingest.contradictions:
+            tally.contradicted_at = f"{tp.topic}-{tp.partition}", ingest.contradictions[-1].offset
+        if len(dead) > had or ingest.contradictions:
+            tally.troubled = tally.last_record
+        if ingest.torn is not None:
+            self.distrust(state.name, ingest.torn)
+        return taken
+
+
+def _grown(ingest: Ingest, partition: int, before: Outdated | None) -> Outdated | None:
+    """The run of records of an older incarnation, when it has just begun or doubled."""
+    run = ingest.outdated.get(partition)
+    if run is None:
+        return None
+    had = before.records if before is not None and before.first == run.first else 0
+    return run if run.records.bit_length() > had.bit_length() else None
+
+
+def _of_incarnation(ingest: Ingest) -> str:
+    since = "" if ingest.joining_at == START else f", correct from {ingest.joining_at} on"
+    return f"it has started over: incarnation {ingest.incarnation}{since}"
+
+
+def _of_input(source: Input) -> dict[str, int]:
+    return {name: getattr(source, attribute) for name, attribute in _COUNTED.items()}

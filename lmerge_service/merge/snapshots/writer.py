@@ -1,0 +1,194 @@
+"""Takes snapshots of a task's state without stopping the merge, and hands them out by the chunk.
+
+Theory
+    To write a large state down takes seconds, and it must not change meanwhile. So a child process
+    (`child`) has the state as it was at that instant, writes it, and ends; the merge goes on at
+    once. The chunks go into the task's next transactions, a few in each. A snapshot counts when a
+    mark names it, after all of its chunks are committed.
+
+        mark 7 ── fork          mark 8, chunks 0 1     mark 9, chunk 2     mark 10: snapshot of 7
+                     └─ child: chunk 0, 1, 2, digest ─▶ pipe
+
+    The pipe bounds what is in memory: the child waits until its chunks are taken.
+
+Who owns what
+    `Snapshots` owns the child while one is taken; `close` ends it.
+
+What happens on a crash
+    Chunks without a mark that names them are overwritten by a later snapshot.
+"""
+
+import asyncio
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import aclosing
+from typing import Final
+
+import structlog
+
+from lmerge_service.merge.commit_record import SnapshotPlace, chunk_key
+from lmerge_service.merge.snapshots.forked_writer import Child
+
+__all__ = ("Snapshots",)
+
+log = structlog.get_logger()
+
+_SLOTS: Final = 3
+"""Two for snapshots that are whole, and one for the one that is being written."""
+_CHUNK_BYTES: Final = 512 * 1024
+_CHUNKS_AHEAD: Final = 4
+_FIRST: Final = 0.1
+"""Of the usual time, how long after a recovery the first snapshot waits."""
+_REST: Final = 20
+"""After a snapshot, the next one waits this many times as long as it took: it costs 5 % at the
+most."""
+
+
+class Snapshots:
+    """Snapshots of one task, one at a time."""
+
+    def __init__(self, *, every: float, clock: Callable[[], float], counts: Counter[str]):
+        """`every` is the least time between two, in seconds; `counts` is where those are counted
+        that are `taken` and `failed`."""
+        self._every = every
+        self._clock = clock
+        self._counts = counts
+        self._due = clock() + every * _FIRST
+        self._taking: _Taking | None = None
+        self._news = asyncio.Event()
+        self.seconds: float | None = None
+        """How long the latest took, until it was all committed."""
+
+    @property
+    def is_due(self) -> bool:
+        return self._taking is None and self._clock() >= self._due
+
+    def start(
+        self, transaction: int, stream: Iterator[bytes], places: tuple[SnapshotPlace, ...]
+    ) -> None:
+        """Begins one of the state as it is at this instant: `stream` is what makes its bytes.
+        `places` are the snapshots that shall stay."""
+        slot = min(set(range(_SLOTS)) - {place.slot for place in places})
+        self._taking = _Taking(slot, transaction, stream, self._clock(), self._news)
+
+    async def ready(self) -> None:
+        """Returns when there is something to commit."""
+        await self._news.wait()
+
+    def chunks(self) -> list[tuple[bytes, bytes]] | None:
+        """What the next transaction is to carry, as keys and values; None if nothing needs one.
+        An empty list asks for a transaction all the same: it brings the snapshot to its end."""
+        self._news.clear()
+        if self._taking is not None and self._taking.failed:
+            self._end("its process failed")
+        if self._taking is None:
+            return None
+        found = self._taking.chunks()
+        return found if found or self._taking.is_stored else None
+
+    def committed(self, count: int, behind: int | None) -> SnapshotPlace | None:
+        """`count` chunks are committed, the last one just before the mark, which is just before
+        the offset `behind`. Returns the place of the snapshot if that was all of it."""
+        taking = self._taking
+        if taking is None:
+            return None
+        if count and behind is None:
+            self._end("the broker did not say where it is")
+            return None
+        if count and behind is not None:
+            taking.stored(behind - 1 - count, behind - 2)
+        if not taking.is_stored:
+            return None
+        self.seconds = round(self._clock() - taking.started, 3)
+        place = taking.place()
+        self._end(None)
+        log.info("snapshot", transaction=place.transaction, size=place.size, seconds=self.seconds)
+        return place
+
+    def _end(self, why: str | None) -> None:
+        taking, self._taking = self._taking, None
+        assert taking is not None
+        taking.close()
+        self._due = self._clock() + max(self._every, _REST * (self._clock() - taking.started))
+        self._counts["taken" if why is None else "failed"] += 1
+        if why is not None:
+            log.warning("no snapshot", why=why)
+
+    def close(self) -> None:
+        """Gives up the one under way."""
+        if self._taking is not None:
+            self._taking.close()
+            self._taking = None
+
+
+class _Taking:
+    """A snapshot under way: the child, and what of it has arrived."""
+
+    def __init__(
+        self,
+        slot: int,
+        transaction: int,
+        stream: Iterator[bytes],
+        started: float,
+        news: asyncio.Event,
+    ):
+        self.started = started
+        self._news = news
+        self.failed = False
+        self._slot = slot
+        self._transaction = transaction
+        self._digest = hashlib.sha256()
+        self._arrived: asyncio.Queue[bytes] = asyncio.Queue(_CHUNKS_AHEAD)
+        self._count = self._handed_out = self._stored = self._size = 0
+        self._whole = False
+        self._first = self._last = 0
+        self._child = Child(stream)
+        self._reading = asyncio.create_task(self._read(), name="snapshot")
+
+    async def _read(self) -> None:
+        async with aclosing(self._child.chunks(_CHUNK_BYTES)) as chunks:
+            async for chunk in chunks:
+                self._digest.update(chunk)
+                self._size += len(chunk)
+                self._count += 1
+                await self._arrived.put(chunk)
+                self._news.set()
+        self._whole = await self._child.is_whole()
+        self.failed = not self._whole
+        self._news.set()
+
+    def chunks(self) -> list[tuple[bytes, bytes]]:
+        found = []
+        while not self._arrived.empty():
+            found.append((chunk_key(self._slot, self._handed_out), self._arrived.get_nowait()))
+            self._handed_out += 1
+        return found
+
+    def stored(self, first: int, last: int) -> None:
+        if self._stored == 0:
+            self._first = first
+        self._stored += last - first + 1
+        self._last = last
+
+    @property
+    def is_stored(self) -> bool:
+        """Everything has arrived and is committed."""
+        return self._whole and self._stored == self._count
+
+    def place(self) -> SnapshotPlace:
+        return SnapshotPlace(
+            slot=self._slot,
+            transaction=self._transaction,
+            first=self._first,
+            last=self._last,
+            chunks=self._count,
+            size=self._size,
+            digest=self._digest.hexdigest(),
+            taken=int(time.time() * 1000),
+        )
+
+    def close(self) -> None:
+        self._reading.cancel()
+        self._child.close()

@@ -1,0 +1,274 @@
+"""What one merge task knows: its operator and replicas, and how far output and inputs are taken.
+
+Theory
+    The state is a function of prefixes: of what the output partition and the replicas' partitions
+    have said up to a mark. So there are two ways to the state at a mark: from nothing, and from a
+    snapshot, which is the state at an earlier mark; the way on is the same (`recovery`).
+
+Invariants
+    T1  Between two batches: what `mark` tells is what the operator has been told.
+"""
+
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+import msgspec
+
+from lmerge_service.config.topology import Replica, Topology
+from lmerge_service.core import Operator, Restoring, lmerge
+from lmerge_service.elements import Element
+from lmerge_service.errors import StateError
+from lmerge_service.formats.repeats import Numbers
+from lmerge_service.formats.wire import WireDecoder
+from lmerge_service.kafka.routing import Router
+from lmerge_service.merge.commit_record import Diverged, Mark, SnapshotPlace
+from lmerge_service.merge.counting import Tally
+from lmerge_service.merge.replicas import Replicas
+
+__all__ = ("OpenedState", "RestoringState", "TaskState")
+
+_VERSION: Final = 1
+_LENGTH: Final = struct.Struct("<I")
+
+
+class _Head(msgspec.Struct, frozen=True):
+    """The first frame of a snapshot."""
+
+    version: int
+    of: str
+    """Whose state it is, and under what rules (`_fingerprint`)."""
+    mark: bytes
+    output: int
+    counted: int
+    widths: dict[str, int]
+
+
+class _Part(msgspec.Struct, frozen=True, array_like=True):
+    """A further frame: a part of the operator, or (with a name) of what a replica's ingest
+    remembers."""
+
+    data: bytes
+    replica: str = ""
+    kind: str = ""
+    partition: int = 0
+
+
+class TaskState:
+    """One task's state; see the module's text."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        partition: int,
+        *,
+        tallies: dict[str, Tally],
+        clock: Callable[[], float],
+    ):
+        """`topology` is as it was decided; `tallies` of the replicas outlive this."""
+        self.topology = topology
+        self.partition = partition
+        self.policy = topology.policy.policy()
+        self.router = Router(topology.output.partitions, topology.key)
+        self._tallies = tallies
+        self._clock = clock
+        self.use(lmerge(topology.resolved_case, self.policy))
+        self.transaction = 0
+        self.said = 0
+        """Records of the output partition that the operator knows."""
+        self.output, self.counted = 0, 0
+        """An offset of the output, and how many records are before it: of those behind it the
+        operator knows the first `said - counted`."""
+        self.written = Numbers()
+        """The records of the output that were read in this process, by their number."""
+        self.decided = 0
+        self.quarantined: dict[str, str] = {}
+        """By guards of this task; a decision for all tasks follows."""
+        self.diverged: Diverged | None = None
+        self.snapshots: tuple[SnapshotPlace, ...] = ()
+        self.restored_from: int | None = None
+        """The transaction whose snapshot this came from; None if from nothing."""
+        self.missed: list[Element] = []
+        """What the output should have held and did not, as the operator took it to be said: who
+        leads says it, and nobody can follow from here."""
+
+    def use(self, merge: Operator) -> None:
+        """Begins with an operator, and no replicas yet."""
+        limits = self.topology.limits
+        decoder = WireDecoder(
+            nfc=self.topology.nfc,
+            drop_nulls=self.topology.drop_nulls,
+            max_record_bytes=limits.max_record_bytes,
+            max_depth=limits.max_nesting,
+        )
+        self.merge = merge
+        self.replicas = Replicas(
+            merge,
+            decoder,
+            partition=self.partition,
+            router=self.router,
+            tallies=self._tallies,
+            clock=self._clock,
+            distrusted=self._distrust,
+        )
+
+    def _distrust(self, name: str, why: str) -> None:
+        self.quarantined[name] = why
+
+    def mark(self) -> Mark:
+        """What to commit beside all that has been said."""
+        return Mark(
+            merge=self.topology.name,
+            transaction=self.transaction,
+            said=self.said,
+            stable=self.merge.max_stable,
+            decided=self.decided,
+            # In the order in which they were attached, which decides ties.
+            replicas={name: self.replicas.states[name].standing for name in self.merge.inputs},
+            quarantined=self.quarantined,
+            diverged=self.diverged,
+            snapshots=self.snapshots,
+        )
+
+    # --- snapshots ------------------------------------------------------------------------------
+
+    def fingerprint(self) -> str:
+        """Two states are of one kind iff these are the same."""
+        topology = self.topology
+        kind = {
+            "output": topology.output.topic,
+            "partition": self.partition,
+            "case": str(topology.resolved_case),
+            "policy": str(self.policy),
+            "nfc": topology.nfc,
+            "drop_nulls": topology.drop_nulls,
+            "key": topology.key,
+            "partitions": topology.output.partitions,
+        }
+        return msgspec.json.encode(kind).decode()
+
+    def stream(self, mark: Mark) -> Iterator[bytes]:
+        """The bytes of a snapshot at this mark, which is the latest: frames, each behind its
+        length, and an empty one as the last. Nothing may be merged meanwhile."""
+        for frame in self._frames(mark):
+            yield _LENGTH.pack(len(frame))
+            yield frame
+        yield _LENGTH.pack(0)
+
+    def _frames(self, mark: Mark) -> Iterator[bytes]:
+        yield msgspec.msgpack.encode(
+            _Head(
+                version=_VERSION,
+                of=self.fingerprint(),
+                mark=mark.encoded(),
+                output=self.output,
+                counted=self.counted,
+                widths={name: state.width for name, state in self.replicas.merged.items()},
+            )
+        )
+        for name, state in self.replicas.merged.items():
+            assert state.ingest is not None
+            for kind, partition, data in state.ingest.parts():
+                yield msgspec.msgpack.encode(_Part(data, name, kind, partition))
+        for data in self.merge.parts():
+            yield msgspec.msgpack.encode(_Part(data))
+
+
+class OpenedState:
+    """Takes the chunks of a snapshot, in order, and gives what is in it, whoever's it is."""
+
+    def __init__(self) -> None:
+        self._head: _Head | None = None
+        self._remembered: list[_Part] = []
+        self._operator = Restoring()
+        self._bytes = bytearray()
+        self._whole = False
+
+    def take(self, chunk: bytes) -> None:
+        """Takes the next chunk of the stream.
+
+        Raises:
+            StateError: it is damaged, of another version, or of another merge.
+        """
+        self._bytes += chunk
+        at = 0
+        while len(self._bytes) - at >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._bytes, at)
+            if len(self._bytes) - at - _LENGTH.size < length:
+                break
+            at += _LENGTH.size
+            self._frame(bytes(self._bytes[at : at + length]))
+            at += length
+        del self._bytes[:at]
+
+    def _frame(self, frame: bytes) -> None:
+        if self._whole:
+            raise StateError("the snapshot is damaged: it goes on behind its end")
+        if not frame:
+            self._whole = True
+            return
+        try:
+            if self._head is None:
+                self._head = msgspec.msgpack.decode(frame, type=_Head)
+                self._check(self._head)
+                return
+            part = msgspec.msgpack.decode(frame, type=_Part)
+        except (msgspec.MsgspecError, ValueError) as error:  # ValueError: it is no UTF-8
+            raise StateError(f"the snapshot is damaged: {error}") from error
+        if part.replica:
+            self._remembered.append(part)
+        else:
+            self._operator.add(part.data)
+
+    def _check(self, head: _Head) -> None:
+        if head.version != _VERSION:
+            raise StateError(f"the snapshot is of version {head.version}, this is {_VERSION}")
+
+    def operator(self) -> Operator:
+        """The operator, when all has been taken.
+
+        Raises:
+            StateError: chunks are missing or do not fit together.
+        """
+        if self._head is None or not self._whole:
+            raise StateError("the snapshot is damaged: it has no end")
+        return self._operator.finish()
+
+
+class RestoringState(OpenedState):
+    """The same of a snapshot of ours, and gives the state that it is."""
+
+    def __init__(self, fresh: TaskState):
+        """`fresh` is an empty state of the kind that is expected."""
+        super().__init__()
+        self._state = fresh
+
+    def _check(self, head: _Head) -> None:
+        super()._check(head)
+        if head.of != (mine := self._state.fingerprint()):
+            raise StateError(f"the snapshot is of {head.of}, and not of {mine}")
+
+    def finished(self, replicas: Mapping[str, Replica]) -> TaskState:
+        """The state; `replicas` are the ones that may be merged now, by name. Those that are not
+        among them any more are detached.
+
+        Raises:
+            StateError: chunks are missing or do not fit together.
+        """
+        state, merge, head = self._state, self.operator(), self._head
+        assert head is not None  # of whatever gave an operator
+        mark = Mark.of(head.mark)
+        state.use(merge)
+        state.transaction, state.said, state.decided = mark.transaction, mark.said, mark.decided
+        state.output, state.counted = head.output, head.counted
+        state.quarantined, state.diverged = dict(mark.quarantined), mark.diverged
+        for name, standing in mark.replicas.items():
+            if name in replicas and replicas[name].topic == standing.topic:
+                state.replicas.expect(replicas[name], epoch=standing.epoch)
+                ingest = state.replicas.adopt(name, standing, head.widths[name])
+                for part in self._remembered:
+                    if part.replica == name:
+                        ingest.restore(part.kind, part.partition, part.data)
+            else:
+                state.merge.detach(name)
+        return state

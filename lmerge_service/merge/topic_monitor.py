@@ -1,0 +1,283 @@
+"""The lookout of a task that leads: which of the replicas' topics there are, and how long.
+
+Theory
+    Topics come late, get wider, are deleted and made anew, and nobody tells. So they are looked
+    for every other second, and what was seen is acted on between two batches, when nothing else
+    changes the replicas. A topic that was made anew meanwhile may have had records at the very
+    offsets that were read; that is found out before anything of them is committed.
+
+    How far it is to a topic's end is asked in the same look: to the high watermark, since what is
+    in an open transaction is unread as well, and then to the last stable offset. In this order the
+    second is below the first only where a transaction is open (`unread`).
+
+Who owns what
+    Nothing: source and topics are the task's.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import structlog
+
+from lmerge_service.errors import TransportError
+from lmerge_service.kafka.client import lacking
+from lmerge_service.kafka.source import Source, TopicPartition
+from lmerge_service.kafka.topics import TopicInfo, Topics
+from lmerge_service.kafka.unread import OpenTransaction, Unread
+from lmerge_service.merge.commit_record import Standing
+from lmerge_service.merge.replicas import ReplicaState
+from lmerge_service.merge.task_state import TaskState
+
+__all__ = ("WATCH_SECONDS", "Lookout")
+
+log = structlog.get_logger()
+
+WATCH_SECONDS = 2.0
+_BELIEVED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    """Of a partition, as they were asked for last."""
+
+    high: int
+    """The high watermark."""
+    stable: int
+    """The last stable offset."""
+
+
+class Lookout:
+    """Over the topics of one task's replicas."""
+
+    def __init__(
+        self,
+        state: TaskState,
+        source: Source,
+        topics: Topics,
+        *,
+        clock: Callable[[], float],
+        detached: Callable[[], Mapping[str, str]],
+        unheeded: Counter[str],
+    ):
+        """`detached` gives the topics of the replicas that are detached, by name; `unheeded` counts
+        what they have published since then, by name, and outlives this."""
+        self._state = state
+        self._clock = clock
+        self._source = source
+        self._topics = topics
+        self._found: dict[str, TopicInfo] | None = None
+        """What was seen and is not acted on yet."""
+        self._missing: Counter[str] = Counter()
+        self._ends: dict[TopicPartition, _Ends] = {}
+        self._asked_at = 0.0
+        self._told: dict[TopicPartition, int] = {}
+        """Of open transactions that were logged, the offsets."""
+        self._detached = detached
+        self._unheeded = unheeded
+        self._counted: dict[TopicPartition, int] = {}
+        """Of detached replicas' partitions, up to where they are counted."""
+
+    async def look(self) -> None:
+        """Asks which topics there are, and where they end.
+
+        Raises:
+            TransportError: Kafka does not answer.
+        """
+        replicas = self._state.replicas
+        topics = {state.replica.topic for state in replicas.states.values()}
+        detached = {name: topic for name, topic in self._detached().items() if topic not in topics}
+        asked = topics | set(detached.values())
+        found = await self._topics.describe(asked, seconds=WATCH_SECONDS)
+        for name, state in replicas.states.items():
+            if state.replica.topic in found:
+                self._missing.pop(name, None)
+        self._found = found
+        there = [tp for tp in replicas.positions() if tp.topic in found]
+        left = [
+            TopicPartition(topic, number)
+            for topic in dict.fromkeys(detached.values())
+            if topic in found
+            for number in range(found[topic].partitions)
+        ]
+        asked_at = self._clock()
+        high = await self._source.high_watermarks(there, seconds=WATCH_SECONDS) if there else {}
+        both = [*there, *left]
+        stable = await self._source.ends(both, seconds=WATCH_SECONDS) if both else {}
+        self._ends = {tp: _Ends(high[tp], stable[tp]) for tp in there}
+        self._asked_at = asked_at
+        self.measure()
+        self._tell_of_open()
+        self._count_unheeded(detached, stable)
+
+    def _count_unheeded(
+        self, detached: Mapping[str, str], ends: Mapping[TopicPartition, int]
+    ) -> None:
+        """Counts what the topics of detached replicas have got since they were; where it is not
+        known how far they were merged, since they were first looked at."""
+        topics = {topic: name for name, topic in detached.items()}
+        for tp in [tp for tp in self._counted if tp.topic not in topics]:
+            del self._counted[tp]  # attached again
+        for tp, end in ends.items():
+            if (name := topics.get(tp.topic)) is None:
+                continue
+            merged = self._state.replicas.left.get(name, {}).get(tp.partition, end)
+            counted = self._counted.get(tp, merged)
+            self._unheeded[name] += max(0, end - counted)
+            self._counted[tp] = end
+
+    async def act(self) -> bool:
+        """Holds out replicas that cannot be read on, takes in topics that appeared, were made
+        anew or got wider; whether other partitions are to be read now."""
+        replicas = self._state.replicas
+        lost, self._source.lost = self._source.lost, {}
+        infos, self._found = self._found, None
+        if lost:  # in a topic that was made anew there may be less than was read
+            infos = await self._topics.describe(
+                {each.replica.topic for each in replicas.states.values()}
+            )
+        for tp, why in lost.items():
+            if (state := replicas.merging(tp)) is not None and _is_the_same(state, infos):
+                replicas.hold_out(state.name, f"partition {tp.partition} {why}", lost=True)
+        compared = infos is not None and await self._compare(infos)
+        return bool(lost) or compared
+
+    async def _compare(self, infos: Mapping[str, TopicInfo]) -> bool:
+        """Acts on what topics there are; whether other partitions are to be read now."""
+        replicas, changed = self._state.replicas, False
+        for name, state in list(replicas.states.items()):
+            info = infos.get(state.replica.topic)
+            if state.quarantined is not None:
+                continue
+            if info is None:
+                changed |= self._miss(name, state)
+            elif state.topic_id not in (None, info.id):
+                why = "was made anew: what it holds is merged from its beginning"
+                replicas.hold_out(name, why, made_anew=True)
+                changed |= await self._begin(name, info)
+            elif state.ingest is None:
+                if not state.lost:
+                    changed |= await self._begin(name, info)
+            elif info.partitions > state.width:
+                await self._widen(name, info)
+                changed = True
+        return changed
+
+    def _miss(self, name: str, state: ReplicaState) -> bool:
+        """A replica's topic is not there, which after it has been merged is only believed when
+        it is seen twice: a broker that has just started knows few topics."""
+        self._missing[name] += 1
+        if state.ingest is None:
+            topic = state.replica.topic
+            refused = topic in self._topics.refused
+            why = f"cannot be seen: {lacking('Read', f'topic {topic}')}"
+            state.held_out = f"topic {topic} {why if refused else 'does not exist yet'}"
+            return False
+        if self._missing[name] < _BELIEVED:
+            return False
+        topic = state.replica.topic
+        refused = topic in self._topics.refused
+        why = f"cannot be seen any more: {lacking('Read', f'topic {topic}')}"
+        self._state.replicas.hold_out(name, why if refused else "was deleted")
+        return True
+
+    async def _begin(self, name: str, info: TopicInfo) -> bool:
+        replicas = self._state.replicas
+        partitions = replicas.needed(name, info.partitions)
+        beginnings = await self._source.beginnings(partitions)
+        ends = await self._source.high_watermarks(partitions)
+        replicas.begin(name, info, beginnings, ends, since=self._state.transaction + 1)
+        merged = name in replicas.merged
+        if merged:
+            topic = replicas.states[name].replica.topic
+            log.info("replica merged", replica=name, topic=topic, partitions=info.partitions)
+        return merged
+
+    async def _widen(self, name: str, info: TopicInfo) -> None:
+        replicas = self._state.replicas
+        before = replicas.states[name].width
+        fresh = replicas.needed(name, info.partitions)[before:]
+        replicas.widen(name, info, await self._source.beginnings(fresh) if fresh else {})
+        if name not in replicas.merged:
+            return
+        topic = replicas.states[name].replica.topic
+        log.info("replica widened", replica=name, topic=topic, partitions=info.partitions)
+
+    def measure(self) -> None:
+        """How far it is to the topics' ends, as they were seen last."""
+        for state in self._state.replicas.states.values():
+            state.unread = self._unread(state)
+
+    def _unread(self, state: ReplicaState) -> Unread | None:
+        records, readable, found = 0, False, list[OpenTransaction]()
+        for number in state.next:
+            tp = TopicPartition(state.replica.topic, number)
+            ends, position = self._ends.get(tp), self._source.position(tp)
+            if ends is None or position is None:
+                return None
+            records += max(0, ends.high - position)
+            readable |= position < ends.stable
+            if (transaction := self._open(state, tp, ends, position)) is not None:
+                found.append(transaction)
+        return Unread(records, readable, tuple(found), self._asked_at) if state.next else None
+
+    def _open(
+        self, state: ReplicaState, tp: TopicPartition, ends: _Ends, position: int
+    ) -> OpenTransaction | None:
+        """The transaction that is open in a partition; one that was is over when we have read on
+        behind its beginning."""
+        known = state.tally.open_since
+        if ends.stable >= ends.high or position > ends.stable:
+            known.pop(tp.partition, None)
+            return None
+        offset, since = known.get(tp.partition, (-1, 0.0))
+        if offset != ends.stable:
+            since = self._asked_at
+            known[tp.partition] = ends.stable, since
+        records = ends.high - ends.stable
+        return OpenTransaction(tp.topic, tp.partition, ends.stable, records, since)
+
+    def _tell_of_open(self) -> None:
+        """Logs transactions that are open for long, once each, and that they are over."""
+        before, self._told = self._told, {}
+        for name, each in self._open_for_long():
+            tp = TopicPartition(each.topic, each.partition)
+            self._told[tp] = each.offset
+            if before.get(tp) != each.offset:
+                log.warning(
+                    "replica has left a transaction open", replica=name, topic=each.topic,
+                    partition=each.partition, offset=each.offset, records=each.records,
+                    open_seconds=round(each.age(self._clock()), 3),
+                )  # fmt: skip
+        for tp, offset in before.items():
+            if self._told.get(tp) != offset:
+                log.info(
+                    "open transaction is over", topic=tp.topic, partition=tp.partition,
+                    offset=offset,
+                )  # fmt: skip
+
+    def _open_for_long(self) -> Iterator[tuple[str, OpenTransaction]]:
+        limit, now = self._state.topology.guards.open_transaction_seconds, self._clock()
+        for name, state in self._state.replicas.merged.items():
+            for each in () if state.unread is None else state.unread.open:
+                if 0 < limit <= each.age(now):
+                    yield name, each
+
+    async def unchanged(self, standings: Mapping[str, Standing]) -> None:
+        """A topic that was made anew may have had records at the offsets that were read: what was
+        merged of them is another stream's, and must not be committed.
+
+        Raises:
+            TransportError: one was; open anew.
+        """
+        infos = await self._topics.describe({each.topic for each in standings.values()})
+        for name, standing in standings.items():
+            info = infos.get(standing.topic)
+            if info is not None and info.id != standing.topic_id:
+                raise TransportError(f"topic {standing.topic} of {name} was made anew meanwhile")
+
+
+def _is_the_same(state: ReplicaState, infos: Mapping[str, TopicInfo] | None) -> bool:
+    """The replica's topic is the one that is merged, as far as anybody knows."""
+    info = None if infos is None else infos.get(state.replica.topic)
+    return info is None or info.id == state.topic_id

@@ -1,0 +1,305 @@
+"""What a task has to say: gathered while the last commit is under way, then committed.
+
+Theory
+    One transaction carries output, dead letters, evidence, chunks of a snapshot, and the mark that
+    says what it all rests on. While one commits, the next is gathered; so small ones commit at
+    once, and under load they grow by themselves. Dead letters and evidence whose topic cannot be
+    written are left out, and counted (`outlets`).
+
+What happens on a crash at each await
+    Nothing counts as said before its commit; the next owner finds out whether it took place.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeAlias
+
+import structlog
+
+from lmerge_service.elements import Adjust, Element, Insert, Stable
+from lmerge_service.errors import FencedError, TransportError, UnwritableError
+from lmerge_service.formats.dead_letters import DeadLetter
+from lmerge_service.formats.wire import encode
+from lmerge_service.kafka.sink import Origin, Outbox, Sink
+from lmerge_service.merge.commit_record import MARK_KEY, Mark
+from lmerge_service.merge.counting import Accounts
+from lmerge_service.merge.findings.reporting import Reporting
+from lmerge_service.merge.outlets import Outlets
+from lmerge_service.merge.progress import Progress
+from lmerge_service.merge.snapshots.writer import Snapshots
+from lmerge_service.merge.task_state import TaskState
+from lmerge_service.merge.topic_monitor import Lookout
+
+__all__ = ("FeedbackSink", "Outgoing", "Sight")
+
+log = structlog.get_logger()
+
+_OFFSETS_ONLY_SECONDS = 1.0
+"""Offsets without output (a laggard's elements) are committed this often at the most."""
+_OUTBOX_BYTES = 32 << 20
+_FINISH_SECONDS = 5.0
+
+FeedbackSink: TypeAlias = Callable[[int, Mapping[str, int], int], None]
+"""Takes, after a commit: the partition, its inputs' points, and its stable point."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What was known of the replicas at a mark."""
+
+    mark: Mark
+    joined: Mapping[str, int]
+    """Those that were joined, and their stable points."""
+
+    @classmethod
+    def of(cls, state: TaskState, mark: Mark) -> "Sight":
+        """Of a state at its mark."""
+        inputs = state.merge.inputs.items()
+        return cls(mark, {name: each.stable for name, each in inputs if each.joined})
+
+
+class Outgoing:
+    """Of one task, from taking over to giving up."""
+
+    def __init__(
+        self,
+        state: TaskState,
+        sink: Sink,
+        lookout: Lookout,
+        snapshots: Snapshots,
+        reporting: Reporting,
+        progress: Progress,
+        accounts: Accounts,
+        outlets: Outlets,
+        *,
+        feedback: FeedbackSink,
+        clock: Callable[[], float],
+    ):
+        self.committing: asyncio.Task[None] | None = None
+        """The commit under way."""
+        self.sight: Sight | None = None
+        """As of the last commit; None before the first."""
+        self._state = state
+        self._sink = sink
+        self._lookout = lookout
+        self._snapshots = snapshots
+        self._reporting = reporting
+        self._progress = progress
+        self._accounts = accounts
+        self._outlets = outlets
+        self._topics = state.topology.output
+        self._feedback = feedback
+        self._clock = clock
+        self._limit = state.topology.limits.batch_records
+        self._outbox, self._said = Outbox(), Counter[str]()
+        self._committed: Outbox | None = None
+        """The outbox of the commit under way."""
+        self._moved = self._marked = 0
+        """Counts what a mark would tell, and what the last one has told."""
+        self._fetched = self._mark_due = 0.0
+
+    # --- gathering ------------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> int:
+        """Records that are not in a commit yet."""
+        return len(self._outbox.records) + len(self._outbox.dead)
+
+    @property
+    def room(self) -> int:
+        """How many records may be merged until it is full; one at least."""
+        return max(1, self._limit - self.waiting)
+
+    @property
+    def settled(self) -> bool:
+        """All that was merged and has something to say is committed."""
+        return self.committing is None and not self._outbox.records
+
+    def begin_batch(self) -> None:
+        """Records were fetched, and are merged now."""
+        if not self.waiting:
+            self._fetched = self._clock()
+
+    def move(self, count: int = 1) -> None:
+        """The next mark has something new to tell."""
+        self._moved += count
+
+    def hasten(self) -> None:
+        """The next mark is due at once."""
+        self._moved += 1
+        self._mark_due = 0.0
+
+    def say(self, elements: Iterable[Element], origins: Iterable[Origin] = ()) -> None:
+        """Puts elements into the outbox: the key is the logical one; a stable has none. `origins`
+        are of these elements."""
+        begins = len(self._outbox.records)
+        self._outbox.origins += [replace(each, index=begins + each.index) for each in origins]
+        outbox, said, key_of = self._outbox, self._said, self._state.router.key_of
+        for element in elements:
+            value = encode(element)
+            kind = type(element)
+            if kind is Stable:
+                said["stables"] += 1
+                outbox.records.append((None, value))
+            else:
+                said["inserts" if kind is Insert else "adjusts"] += 1
+                said["removals"] += kind is Adjust and element.ve == element.vs  # type: ignore[union-attr]
+                outbox.records.append((key_of(element.payload), value))  # type: ignore[union-attr]
+            outbox.size += 2 * len(value)
+
+    def bury(self, dead: Sequence[DeadLetter]) -> None:
+        """Puts dead letters into the outbox."""
+        self._outbox.dead += dead
+        self._outbox.size += sum(len(letter.value or b"") for letter in dead)
+
+    # --- committing -----------------------------------------------------------------------------
+
+    async def publish(self) -> None:
+        """Starts the next commit once the last one is through; waits for that when it must."""
+        full = self.waiting >= self._limit or self._outbox.size >= _OUTBOX_BYTES
+        if self.committing is not None and (self.committing.done() or full):
+            await asyncio.shield(self.committing)
+            self.committing = None
+        if self.committing is not None:
+            return
+        chunks = self._snapshots.chunks()
+        moved = self._marked != self._moved and self._clock() >= self._mark_due
+        if chunks is not None or self.waiting or moved or self._reporting.pending:
+            self._outbox.state += chunks or []
+            self._start(len(chunks or []))
+
+    def _start(self, chunks: int) -> None:
+        state = self._state
+        state.transaction += 1
+        state.said += len(self._outbox.records)
+        mark, feedback = state.mark(), state.merge.feedback()
+        sight = Sight.of(state, mark)
+        if self._snapshots.is_due:
+            self._snapshots.start(state.transaction, state.stream(mark), state.snapshots)
+        self._outbox.state.append((MARK_KEY, mark.encoded()))
+        self._outbox.events += self._reporting.begin()
+        self._accounts.begin(mark)
+        left_out = self._leave_out(self._outbox)
+        commit = self._commit(
+            self._outbox, self._said, self._fetched, sight, feedback, chunks, left_out
+        )
+        self._progress.committing = self._clock()
+        self._committed, self._outbox, self._said = self._outbox, Outbox(), Counter()
+        self.committing = asyncio.create_task(commit, name="commit")
+        self._marked, self._mark_due = self._moved, self._clock() + _OFFSETS_ONLY_SECONDS
+
+    async def _commit(
+        self,
+        outbox: Outbox,
+        said: Counter[str],
+        fetched: float,
+        sight: Sight,
+        feedback: Mapping[str, int],
+        chunks: int,
+        left_out: Counter[str],
+    ) -> None:
+        mark = sight.mark
+        unchanged = partial(self._lookout.unchanged, mark.replicas)
+        try:
+            committed = await self._sink.commit(outbox, unchanged)
+        except UnwritableError as error:
+            why = error.why
+            if error.needs_bytes is not None and error.topic == self._topics.topic:
+                why += f"; {self._largest(outbox)}"
+            self._outlets.refuse(error.topic, why, error.needs_bytes)
+            raise
+        self._progress.committing = None
+        state, progress = self._state, self._progress
+        if committed.output is not None:
+            state.output, state.counted = committed.output, mark.said
+        place = self._snapshots.committed(chunks, committed.state)
+        if place is not None:
+            state.snapshots = (place, *state.snapshots[:1])
+            progress.snapshot_seconds = self._snapshots.seconds
+            self._moved += 1
+        self._reporting.committed()
+        self._accounts.commit()
+        self._count_left_out(left_out)
+        progress.transactions += 1
+        progress.published.update(said)
+        progress.committed_stable, self.sight = mark.stable, sight
+        self._feedback(state.partition, feedback, mark.stable)
+        if outbox.records:
+            progress.latencies.append(self._clock() - fetched)
+            progress.commits.observe(progress.latencies[-1])
+
+    def _largest(self, outbox: Outbox) -> str:
+        """The largest record for the output, and where it comes from, in words."""
+        sizes = [len(key or b"") + len(value) for key, value in outbox.records]
+        at = max(range(len(sizes)), key=sizes.__getitem__)
+        text = f"the largest record of it has {sizes[at]} bytes"
+        if not (before := [each for each in outbox.origins if each.index <= at]):
+            return text
+        origin = before[-1]
+        state = self._state.replicas.merging(origin.tp)
+        of = "" if state is None else f" of replica {state.name}"
+        where = f"{origin.tp.topic}-{origin.tp.partition}, offsets {origin.first} to {origin.last}"
+        return f"{text}, and came{of} with {where}"
+
+    def _leave_out(self, outbox: Outbox) -> Counter[str]:
+        """Takes out of an outbox what its topic does not take, and tells how much that is."""
+        left_out = Counter[str]()
+        if outbox.dead and self._outlets.leaves_out(self._topics.dead_letter_topic):
+            left_out["dead_letters"], outbox.dead = len(outbox.dead), []
+        if outbox.events and self._outlets.leaves_out(self._topics.events_topic):
+            left_out["events"], outbox.events = len(outbox.events), []
+        return left_out
+
+    def _count_left_out(self, left_out: Counter[str]) -> None:
+        unwritten = self._progress.unwritten
+        topics = {
+            "dead_letters": self._topics.dead_letter_topic,
+            "events": self._topics.events_topic,
+        }
+        for what, count in left_out.items():
+            before = unwritten[what]
+            unwritten[what] += count
+            self._progress.left_out = self._clock()
+            if before.bit_length() < unwritten[what].bit_length():  # the 1st, 2nd, 4th, 8th, …
+                fault = self._outlets.leaves_out(topics[what])
+                why = "it can be written again" if fault is None else fault.why
+                log.warning(
+                    "not written", what=what, topic=topics[what], why=why, count=unwritten[what]
+                )
+
+    def give_up(self) -> None:
+        """Ends a commit that waits for a topic which the output can do without.
+
+        Raises:
+            UnwritableError: it did.
+        """
+        commit, outbox = self.committing, self._committed
+        if commit is None or commit.done() or outbox is None:
+            return
+        topics = self._topics
+        wanted = {topics.dead_letter_topic: outbox.dead, topics.events_topic: outbox.events}
+        for topic, records in wanted.items():
+            if records and (fault := self._outlets.leaves_out(topic)) is not None:
+                commit.cancel()
+                self._outlets.refuse(topic, fault.why, fault.needs_bytes)
+                message = f"committing: topic {topic} {fault.why}"
+                raise UnwritableError(message, topic=topic, why=fault.why)
+
+    async def finish(self) -> None:
+        """Waits for the last commit when the task stops; its failure is the next owner's to see."""
+        commit, self.committing = self.committing, None
+        self._progress.committing = None
+        if commit is None:
+            return
+        try:
+            async with asyncio.timeout(_FINISH_SECONDS):
+                await commit
+        except asyncio.CancelledError:
+            if not commit.cancelled():  # it is us who are
+                raise
+        except (TimeoutError, TransportError, FencedError) as error:
+            # Raised from here, it would take the place of the cancellation that stops the task.
+            log.warning("stopped while committing; the next start finds out", error=str(error))

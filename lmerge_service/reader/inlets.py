@@ -1,0 +1,374 @@
+"""The topics that a reader merges: which are read, from where, by which incarnation, and why not.
+
+Theory
+    A topic is read when its whole history can be had: from its first offset, from where a token
+    left it, or from what it still has if it is said from when on that is correct. Otherwise it is
+    left out, with the reason in words, and the others go on. Nothing here waits or asks Kafka:
+    `wanted` says about which partitions something must be known, `admit` is told.
+
+        missing ──▶ reading ──▶ missing        deleted; made anew: read again from its beginning
+                       └──────▶ left out       its history is not there, or cannot be read
+
+    A topic that was made anew is another one (its id tells), so its old events are let go and it
+    is read from its beginning. That is safe whatever it holds: what is final on the output stays.
+
+Invariants
+    T1  A topic is an attached input of the operator iff it is read, or stands as a token left it
+        and has not been seen yet.
+    T2  A position is the offset behind the last record that the operator has taken.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from lmerge_service.core import Operator
+from lmerge_service.elements import INFINITY, START, Element
+from lmerge_service.formats.dead_letters import DeadLetter
+from lmerge_service.formats.headers import TimedRecord
+from lmerge_service.formats.repeats import Repeats
+from lmerge_service.formats.wire import WireDecoder
+from lmerge_service.kafka.source import TopicPartition
+from lmerge_service.kafka.topics import TopicInfo
+from lmerge_service.kafka.unread import OpenTransaction
+from lmerge_service.merge.ingest import Ingest
+
+__all__ = ("Inlets", "Place", "TopicState", "TopicStatus")
+
+TopicState = Literal["missing", "reading", "joining", "ended", "left out"]
+
+_MISSED = 2
+"""A topic that is not seen once may be one that a broker that has just started does not know."""
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where the reading of a topic stands; a token holds one for each topic that is read."""
+
+    id: str | None
+    positions: list[int]
+    """By partition."""
+    incarnation: int
+    joining_at: int
+    numbers: dict[int, bytes] = {}
+    """By partition whose writer numbers its records, what was read under which number."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicStatus:
+    """What a reader knows about one topic; None where it does not know."""
+
+    topic: str
+    state: TopicState
+    why: str | None
+    """Why it is not read, in words."""
+    partitions: int | None
+    incarnation: int | None
+    stable: int | None
+    """The minimum over its partitions; START while one has said none."""
+    lag: int | None
+    """Records and markers that were not read when Kafka was last asked, those of open transactions
+    included."""
+    open: tuple[OpenTransaction, ...]
+    """What cannot be read, and keeps from being read what is behind it."""
+    first: int
+    """Inserts that this topic delivered before any other, since it was attached."""
+    late: int
+    """Elements about what was final already."""
+    breaches: dict[str, int]
+    dead: int
+    """Records that are no elements."""
+    stale: int
+    """Records of an incarnation that a later one had replaced."""
+    repeated: int
+    """Records that their writer had written before."""
+    contradicted: int
+    """Records that are other ones than were read under their numbers: they were merged."""
+
+
+@dataclass(slots=True)
+class _Inlet:
+    topic: str
+    joining_at: int
+    place: Place | None
+    """As the token left it, until the topic is seen."""
+    id: str | None = None
+    ingest: Ingest | None = None
+    positions: list[int] = field(default_factory=list)
+    why: str | None = None
+    given_up: bool = False
+    missed: int = 0
+    lag: int | None = None
+    open: dict[int, OpenTransaction] = field(default_factory=dict)
+    """By partition."""
+    dead: int = 0
+
+
+class Inlets:
+    """See the module's text."""
+
+    def __init__(
+        self,
+        merge: Operator,
+        topics: Iterable[str],
+        decoder: WireDecoder,
+        joining_at: Mapping[str, int],
+        places: Mapping[str, Place],
+    ):
+        self._merge = merge
+        self._decoder = decoder
+        self._inlets = {
+            topic: _Inlet(topic, joining_at.get(topic, START), places.get(topic))
+            for topic in topics
+        }
+        for topic in merge.inputs.keys() - self._inlets.keys():
+            merge.detach(topic)  # the token's, and not read any more
+
+    @property
+    def topics(self) -> Sequence[str]:
+        return tuple(self._inlets)
+
+    def positions(self) -> dict[TopicPartition, int]:
+        """The next offset of every partition that is read."""
+        return {
+            TopicPartition(inlet.topic, number): position
+            for inlet in self._inlets.values()
+            if inlet.ingest is not None
+            for number, position in enumerate(inlet.positions)
+        }
+
+    def places(self) -> dict[str, Place]:
+        """For a token."""
+        found = {topic: self._place(inlet) for topic, inlet in self._inlets.items()}
+        return {topic: place for topic, place in found.items() if place is not None}
+
+    @staticmethod
+    def _place(inlet: _Inlet) -> Place | None:
+        ingest = inlet.ingest
+        if ingest is None:
+            return inlet.place
+        return Place(
+            inlet.id,
+            list(inlet.positions),
+            ingest.incarnation,
+            ingest.joining_at,
+            ingest.repeats.saved(),
+        )
+
+    # --- records ------------------------------------------------------------------------------
+
+    def take(
+        self,
+        tp: TopicPartition,
+        records: Sequence[TimedRecord],
+        out: list[Element],
+        dead: list[DeadLetter],
+    ) -> None:
+        """Feeds records of one partition, in order."""
+        inlet, before = self._inlets[tp.topic], len(dead)
+        if inlet.ingest is not None:
+            inlet.ingest.take(tp.partition, records, out, dead)
+            inlet.dead += len(dead) - before
+
+    def advance(self, tp: TopicPartition, position: int) -> None:
+        """Everything before `position` has been taken."""
+        self._inlets[tp.topic].positions[tp.partition] = position
+
+    # --- topics that come, go and change --------------------------------------------------------
+
+    def forget(self, found: Mapping[str, TopicInfo]) -> bool:
+        """Lets go what is not there any more, or is another topic by now; whether there was any."""
+        changed = False
+        for inlet in self._inlets.values():
+            info = found.get(inlet.topic)
+            inlet.missed = 0 if info is not None else inlet.missed + 1
+            gone = inlet.missed >= _MISSED
+            known = inlet.ingest is not None or inlet.given_up
+            if known and (gone or (info is not None and _is_another(inlet.id, info.id))):
+                changed |= self._drop(inlet, "was deleted" if gone else "was made anew")
+                inlet.given_up = False
+            elif info is None and not known:
+                inlet.why = inlet.why or "does not exist yet"
+        return changed
+
+    def leave_out(self, topic: str, why: str) -> bool:
+        """Goes on without a topic, until it is made anew."""
+        inlet = self._inlets[topic]
+        inlet.given_up = True
+        return self._drop(inlet, why)
+
+    def _drop(self, inlet: _Inlet, why: str) -> bool:
+        attached = inlet.topic in self._merge.inputs
+        if attached:
+            self._merge.detach(inlet.topic)
+        inlet.ingest, inlet.place, inlet.lag, inlet.why = None, None, None, why
+        inlet.open = {}
+        return attached
+
+    def wanted(self, found: Mapping[str, TopicInfo]) -> list[TopicPartition]:
+        """The partitions that exist and could be read, and are not."""
+        return [
+            TopicPartition(topic, number)
+            for topic, info in found.items()
+            if not (inlet := self._inlets[topic]).given_up
+            for number in range(
+                0 if inlet.ingest is None else inlet.ingest.partitions, info.partitions
+            )
+        ]
+
+    def admit(
+        self,
+        found: Mapping[str, TopicInfo],
+        beginnings: Mapping[TopicPartition, int],
+        ends: Mapping[TopicPartition, int],
+    ) -> None:
+        """Begins to read the partitions that were `wanted`, or leaves their topic out."""
+        for topic in dict.fromkeys(tp.topic for tp in beginnings):
+            inlet, info = self._inlets[topic], found[topic]
+            starts = {tp.partition: at for tp, at in beginnings.items() if tp.topic == topic}
+            upto = {tp.partition: at for tp, at in ends.items() if tp.topic == topic}
+            inlet.id = info.id
+            if info.partitions > 1 and not self._merge.any_partitions:
+                self.leave_out(topic, self._no_order(info.partitions))
+            elif inlet.place is not None and _goes_on(inlet.place, info, starts, upto):
+                self._resume(inlet, inlet.place, starts)
+            elif why := self._incomplete(inlet, starts):
+                self.leave_out(topic, why)
+            else:
+                self._begin(inlet, starts)
+
+    def _no_order(self, width: int) -> str:
+        return (
+            f"has {width} partitions, which give no order together; case {self._merge.case} needs "
+            "one: use case R3 or R4"
+        )
+
+    @staticmethod
+    def _incomplete(inlet: _Inlet, starts: Mapping[int, int]) -> str | None:
+        for number, start in starts.items():
+            if start > 0 and inlet.joining_at == START:
+                return (
+                    f"begins at offset {start} of partition {number}: what was before is gone; say "
+                    "from when on the topic is correct (joining_at)"
+                )
+        return None
+
+    def _begin(self, inlet: _Inlet, starts: Mapping[int, int]) -> None:
+        """Reads a topic, or the partitions that it has got in addition, from the beginning."""
+        if inlet.ingest is not None:
+            inlet.positions += [starts[number] for number in sorted(starts)]
+            inlet.ingest.widen(len(inlet.positions))
+            return
+        if inlet.topic in self._merge.inputs:
+            self._merge.detach(inlet.topic)  # as the token left it, which is no use any more
+        inlet.positions = [starts[number] for number in sorted(starts)]
+        self._read(inlet, inlet.joining_at)
+
+    def _resume(self, inlet: _Inlet, place: Place, starts: Mapping[int, int]) -> None:
+        inlet.positions = list(place.positions)
+        self._read(inlet, place.joining_at, place.incarnation, attached=True)
+        assert inlet.ingest is not None
+        inlet.ingest.repeats = Repeats(place.numbers)
+        fresh = {n: start for n, start in starts.items() if n >= len(place.positions)}
+        if fresh:
+            self._begin(inlet, fresh)
+
+    def _read(
+        self, inlet: _Inlet, joining_at: int, incarnation: int = 0, *, attached: bool = False
+    ) -> None:
+        inlet.place, inlet.why = None, None
+        inlet.ingest = Ingest(
+            self._merge,
+            inlet.topic,
+            self._decoder,
+            topic=inlet.topic,
+            partitions=len(inlet.positions),
+            joining_at=joining_at,
+            incarnation=incarnation,
+            attached=attached,
+        )
+
+    def check(self) -> None:
+        """Asserts the invariants, in words."""
+        for inlet in self._inlets.values():
+            attached = inlet.topic in self._merge.inputs
+            held = inlet.ingest is not None or inlet.place is not None
+            assert attached == held, f"T1: {inlet}"
+            if inlet.ingest is not None:
+                widths = (len(inlet.positions), inlet.ingest.partitions)
+                assert widths[0] == widths[1], f"T2: {inlet} has positions for other partitions"
+                assert not inlet.given_up, f"T1: {inlet} is read and left out"
+        assert set(self._merge.inputs) <= set(self._inlets), "T1: an input that is no topic"
+
+    # --- what is seen of it ---------------------------------------------------------------------
+
+    def measure(
+        self, ends: Mapping[TopicPartition, int], stable: Mapping[TopicPartition, int], now: float
+    ) -> None:
+        """Notes the lag and what is open, given the high watermarks of what is read, and the last
+        stable offsets, which were asked for later."""
+        for inlet in self._inlets.values():
+            inlet.lag = None
+        for tp, end in ends.items():
+            inlet = self._inlets[tp.topic]
+            position = inlet.positions[tp.partition]
+            inlet.lag = (inlet.lag or 0) + max(0, end - position)
+            before = inlet.open.pop(tp.partition, None)
+            if position <= (at := stable[tp]) < end:
+                since = before.since if before is not None and before.offset == at else now
+                found = OpenTransaction(tp.topic, tp.partition, at, end - at, since)
+                inlet.open[tp.partition] = found
+
+    def unknown(self) -> None:
+        """Kafka does not answer, so no lag is known."""
+        for inlet in self._inlets.values():
+            inlet.lag = None
+
+    def open(self) -> Iterator[OpenTransaction]:
+        """All transactions that were open when Kafka was last asked."""
+        for inlet in self._inlets.values():
+            yield from inlet.open.values()
+
+    def status(self) -> list[TopicStatus]:
+        return [self._status(inlet) for inlet in self._inlets.values()]
+
+    def _status(self, inlet: _Inlet) -> TopicStatus:
+        source = self._merge.inputs.get(inlet.topic)
+        state: TopicState = "left out" if inlet.given_up else "missing"
+        if inlet.ingest is not None and source is not None:
+            state = "reading" if source.joined else "joining"
+            state = "ended" if source.stable == INFINITY else state
+        return TopicStatus(
+            topic=inlet.topic,
+            state=state,
+            why=None if inlet.why is None else f"topic {inlet.topic} {inlet.why}",
+            partitions=None if inlet.ingest is None else inlet.ingest.partitions,
+            incarnation=None if inlet.ingest is None else inlet.ingest.incarnation,
+            stable=None if source is None else source.stable,
+            lag=inlet.lag,
+            open=tuple(inlet.open.values()),
+            first=0 if source is None else source.first,
+            late=0 if source is None else source.late,
+            breaches={} if source is None else {k.value: n for k, n in source.breaches.items()},
+            dead=inlet.dead,
+            stale=0 if inlet.ingest is None else inlet.ingest.stale,
+            repeated=0 if inlet.ingest is None else inlet.ingest.repeated,
+            contradicted=0 if inlet.ingest is None else inlet.ingest.contradicted,
+        )
+
+
+def _is_another(known: str | None, found: str | None) -> bool:
+    """Older brokers tell no ids: then a topic is what its name says."""
+    return known is not None and found is not None and known != found
+
+
+def _goes_on(
+    place: Place, info: TopicInfo, starts: Mapping[int, int], ends: Mapping[int, int]
+) -> bool:
+    """The topic is the one that the token knew, and still has what comes next."""
+    return (
+        not _is_another(place.id, info.id)
+        and len(place.positions) <= info.partitions
+        and all(starts[n] <= at <= ends[n] for n, at in enumerate(place.positions))
+    )

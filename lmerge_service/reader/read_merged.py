@@ -1,0 +1,361 @@
+"""LMerge in the consumer: n merged or replica topics, read as the one stream that they all mean.
+
+Theory
+    Two services that merge the same replicas write two topics. A consumer that merges these once
+    more lives through the loss of either, without a pause: the paper's LMerge "located at the
+    consumer" (II-1). The elements that it gets are a legal stream, with no event lost, doubled or
+    contradicted, whichever topic is ahead, behind, missing or wrong.
+
+        async with read_merged(connection, ["flights.merged.a", "flights.merged.b"]) as reader:
+            async for element in reader:
+                ...
+
+    Topics are read as `read_committed`, each partition from its first record, by explicit
+    positions and in no group. The stable point of a topic is the minimum over its partitions.
+
+Who owns what
+    A reader owns a consumer and an admin client, from `async with` on, and no task: nothing is
+    read, merged or looked at but while the consumer waits for its next element. So a consumer
+    that does not ask is not flooded; what is held is one fetch per partition, one batch, and the
+    events that may still change.
+
+What happens on a crash at each await
+    Nothing: the reader has no state but in memory and in tokens. A wait that is cancelled, by a
+    timeout for instance, has lost nothing: the next one goes on.
+
+When Kafka goes away
+    At the start: a TransportError at once. Later: the reader waits, `status().unreachable` says
+    why, and after `patience` seconds without an answer it raises a TransportError. Its token is
+    as good as before.
+
+When a transaction is left open
+    Nothing behind it can be read. `status()` tells where and for how long; the other topics flow.
+    Without `follow` the end is behind it: if it is open for longer than `patience` a TransportError
+    says so, since what was read until then is not all there was.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from lmerge_service.core import Breach, Case, Operator, Policy, lmerge
+from lmerge_service.elements import INFINITY, Element
+from lmerge_service.errors import ConfigurationError, TransportError
+from lmerge_service.formats.dead_letters import DeadLetter
+from lmerge_service.formats.payload import DEEPEST
+from lmerge_service.formats.wire import WireDecoder
+from lmerge_service.kafka.client import CONNECT_SECONDS, Connection
+from lmerge_service.kafka.source import Batches, Source, TopicPartition
+from lmerge_service.kafka.topics import Topics
+from lmerge_service.reader.inlets import Inlets, TopicStatus
+from lmerge_service.reader.token import Token
+
+__all__ = ("MergedReader", "ReaderStatus", "read_merged")
+
+_POLL_SECONDS = 0.5
+_LOOK_SECONDS = 2.0
+_NOBODY: Mapping[str, int] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderStatus:
+    """What a reader has merged, and from where; as of the last element that was waited for."""
+
+    stable: int
+    """The merged stream's stable point; START before the first."""
+    live_events: int
+    """Events that are not final, and what a token's size goes by."""
+    leader: str | None
+    """The topic that moved the stable point last."""
+    switches: int
+    """How often that was another one than before."""
+    topics: list[TopicStatus]
+    unreachable: str | None
+    """Why Kafka does not answer at the moment."""
+
+
+def read_merged(
+    connection: Connection,
+    topics: Sequence[str],
+    *,
+    case: Case | str = Case.R3,
+    policy: Policy = Policy(),
+    token: bytes | None = None,
+    follow: bool = True,
+    joining_at: Mapping[str, int] = _NOBODY,
+    nfc: bool = False,
+    drop_nulls: bool = False,
+    batch_records: int = 20_000,
+    patience: float = 60.0,
+    on_dead: Callable[[DeadLetter], object] = lambda _: None,
+    on_breach: Callable[[Breach], object] = lambda _: None,
+) -> "MergedReader":
+    """A reader of the one stream that `topics` mean, to be used as `async with`.
+
+    Payloads are canonical JSON, as bytes. The stream ends after stable(INFINITY); without
+    `follow` also where the topics that exist ended when the reader was opened; what was in an open
+    transaction then is waited for, `patience` seconds. A topic that does not exist is waited for,
+    and the others flow.
+
+    With `token`, from `MergedReader.token`, the reader goes on behind what had been handed out
+    then; `case`, `policy`, `nfc` and `drop_nulls` must be as they were, `topics` may be others. Of
+    a topic whose beginning is gone `joining_at` says from when on it is correct. Records that are
+    no elements go to `on_dead` (`replica` is the topic), what a topic does wrong goes to
+    `on_breach`; either is called between two batches and must return soon.
+
+    Raises:
+        ConfigurationError: no topics, or one twice; a quorum that so few cannot make; a token of
+            another case, policy, nfc or drop_nulls.
+        StateError: the token is damaged, or of another version.
+    """
+    if not topics or len(set(topics)) < len(topics):
+        raise ConfigurationError("read_merged needs topics, at least one, each once")
+    try:
+        policy.check_inputs(len(topics))
+        merge = lmerge(case, policy)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from None
+    saved = None if token is None else Token.unsealed(token)
+    if saved is not None:
+        merge = _resumed(saved, merge, nfc=nfc, drop_nulls=drop_nulls)
+    decoder = WireDecoder(
+        nfc=nfc, drop_nulls=drop_nulls, max_record_bytes=1 << 30, max_depth=DEEPEST
+    )
+    places = {} if saved is None else saved.places
+    return MergedReader(
+        connection,
+        merge,
+        Inlets(merge, topics, decoder, joining_at, places),
+        [] if saved is None else saved.elements(),
+        nfc=nfc,
+        drop_nulls=drop_nulls,
+        follow=follow,
+        batch_records=batch_records,
+        patience=patience,
+        on_dead=on_dead,
+        on_breach=on_breach,
+    )
+
+
+def _resumed(saved: Token, wanted: Operator, *, nfc: bool, drop_nulls: bool) -> Operator:
+    merge = saved.merge()
+    for what, was, now in (
+        ("case", merge.case, wanted.case),
+        ("policy", merge.policy, wanted.policy),
+        ("nfc", saved.nfc, nfc),
+        ("drop_nulls", saved.drop_nulls, drop_nulls),
+    ):
+        if was != now:
+            raise ConfigurationError(f"the token is of a reader with {what} {was}, not {now}")
+    return merge
+
+
+class MergedReader:
+    """Made by `read_merged`; an async iterator of elements."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        merge: Operator,
+        inlets: Inlets,
+        waiting: list[Element],
+        *,
+        nfc: bool,
+        drop_nulls: bool,
+        follow: bool,
+        batch_records: int,
+        patience: float,
+        on_dead: Callable[[DeadLetter], object],
+        on_breach: Callable[[Breach], object],
+    ):
+        self._connection = connection
+        self._merge = merge
+        self._inlets = inlets
+        self._waiting = waiting[::-1]  # the next one is the last
+        self._nfc, self._drop_nulls = nfc, drop_nulls
+        self._follow = follow
+        self._batch_records = batch_records
+        self._patience = patience
+        self._on_dead, self._on_breach = on_dead, on_breach
+        self._upto: dict[TopicPartition, int] = {}
+        self._assigned = False  # what is read is what is to be read
+        self._unreachable: str | None = None
+
+    async def __aenter__(self) -> "MergedReader":
+        """Raises TransportError when Kafka cannot be reached."""
+        async with AsyncExitStack() as stack:
+            self._topics = await stack.enter_async_context(Topics(self._connection))
+            self._source = await stack.enter_async_context(Source(self._connection))
+            self._heard = self._looked = self._polled = asyncio.get_running_loop().time()
+            await self._look(CONNECT_SECONDS)
+            if not self._follow:
+                self._upto = await self._high_watermarks(CONNECT_SECONDS)
+            self._opened = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._opened.aclose()
+
+    # --- elements -----------------------------------------------------------------------------
+
+    def __aiter__(self) -> "MergedReader":
+        return self
+
+    async def __anext__(self) -> Element:
+        """Raises TransportError when Kafka has been away for longer than `patience`."""
+        if not self._waiting:
+            self._waiting = (await self._next_batch())[::-1]
+            if not self._waiting:
+                raise StopAsyncIteration
+        return self._waiting.pop()
+
+    async def batches(self) -> AsyncIterator[list[Element]]:
+        """The same stream, in the lists in which it is merged: a quicker way through much of it.
+
+        A token that is taken while a list is worked on is behind the whole of it.
+        """
+        while True:
+            batch, self._waiting = self._waiting[::-1], []
+            batch = batch or await self._next_batch()
+            if not batch:
+                return
+            yield batch
+
+    async def _next_batch(self) -> list[Element]:
+        """What there is to say next; nothing when the stream is over."""
+        clock = asyncio.get_running_loop().time
+        while not self._is_over():
+            if clock() - self._looked >= _LOOK_SECONDS:
+                await self._look_again()
+                self._looked = clock()
+            out = self._take(await self._poll())
+            if out:
+                return out
+            self._require_readable()
+        return []
+
+    def _require_readable(self) -> None:
+        """Raises TransportError where the end is behind a transaction that is left open."""
+        now = asyncio.get_running_loop().time()
+        for each in self._inlets.open():
+            upto = self._upto.get(TopicPartition(each.topic, each.partition), 0)
+            if each.offset < upto and each.age(now) > self._patience:
+                raise TransportError(
+                    f"{each.words(now)}: wait for its writer, or abort it "
+                    "(`kafka-transactions.sh abort`)"
+                )
+
+    async def _poll(self) -> Batches:
+        clock = asyncio.get_running_loop().time
+        try:
+            batches = await self._source.poll(_POLL_SECONDS, self._batch_records)
+        except TransportError as error:
+            self._bear(error, self._polled)
+            await asyncio.sleep(_POLL_SECONDS)
+            return {}
+        self._polled = clock()
+        return batches
+
+    def _take(self, batches: Batches) -> list[Element]:
+        """Never awaits, so that records are taken altogether or not at all."""
+        out: list[Element] = []
+        dead: list[DeadLetter] = []
+        for tp, records in batches.items():
+            self._inlets.take(tp, records, out, dead)
+        for tp in self._inlets.positions():
+            if (position := self._source.position(tp)) is not None:
+                self._inlets.advance(tp, position)
+        self._leave_out_lost()
+        for letter in dead:
+            self._on_dead(letter)
+        for breach in self._merge.breaches():
+            self._on_breach(breach)
+        return out
+
+    def _is_over(self) -> bool:
+        if self._merge.max_stable == INFINITY:
+            return True
+        if self._follow:
+            return False
+        positions = self._inlets.positions()
+        return all(positions.get(tp, end) >= end for tp, end in self._upto.items())
+
+    # --- topics -------------------------------------------------------------------------------
+
+    async def _look_again(self) -> None:
+        clock = asyncio.get_running_loop().time
+        try:
+            await self._look(_LOOK_SECONDS)
+        except TransportError as error:
+            self._bear(error, self._heard)
+        else:
+            self._unreachable, self._heard = None, clock()
+
+    def _bear(self, error: TransportError, since: float) -> None:
+        """Goes on without an answer, of which the last was at `since`; not for ever."""
+        self._unreachable = str(error)
+        self._inlets.unknown()
+        if asyncio.get_running_loop().time() - since > self._patience:
+            lasting = f"Kafka has not answered for {self._patience:g} s: {error}"
+            raise TransportError(lasting) from error
+
+    async def _look(self, seconds: float) -> None:
+        """Takes in topics that came or widened, lets go those that went, measures the lag."""
+        inlets = self._inlets
+        found = await self._topics.describe(inlets.topics, seconds=seconds)
+        if inlets.forget(found):
+            self._assigned = False
+        if wanted := inlets.wanted(found):
+            beginnings = await self._source.beginnings(wanted)
+            inlets.admit(found, beginnings, await self._source.ends(wanted, seconds=seconds))
+            self._assigned = False
+        if not self._assigned:
+            self._source.assign(inlets.positions())
+            self._assigned = True
+        now = asyncio.get_running_loop().time()
+        ends = await self._high_watermarks(seconds)
+        stable = await self._source.ends(list(ends), seconds=seconds) if ends else {}
+        inlets.measure(ends, stable, now)
+
+    async def _high_watermarks(self, seconds: float) -> dict[TopicPartition, int]:
+        read = list(self._inlets.positions())
+        return await self._source.high_watermarks(read, seconds=seconds) if read else {}
+
+    def _leave_out_lost(self) -> None:
+        lost, self._source.lost = self._source.lost, {}
+        for tp, why in lost.items():
+            self._inlets.leave_out(tp.topic, f"partition {tp.partition}: {why}")
+        if lost:
+            self._source.assign(self._inlets.positions())
+
+    # --- where it stands ------------------------------------------------------------------------
+
+    def token(self) -> bytes:
+        """What `read_merged(token=…)` goes on from, behind the last element handed out. Its size
+        is that of the live events and of the rest of the batch; it costs as much to make."""
+        waiting = self._waiting[::-1]
+        return Token.of(
+            self._merge,
+            self._inlets.places(),
+            waiting,
+            nfc=self._nfc,
+            drop_nulls=self._drop_nulls,
+        ).sealed()
+
+    @property
+    def positions(self) -> dict[TopicPartition, int]:
+        """The next offset of each partition that is read; elements of what is before may still
+        wait to be handed out."""
+        return self._inlets.positions()
+
+    def status(self) -> ReaderStatus:
+        stats = self._merge.stats()
+        return ReaderStatus(
+            stable=self._merge.max_stable,
+            live_events=len(self._merge),
+            leader=stats.leader,
+            switches=stats.switches,
+            topics=self._inlets.status(),
+            unreachable=self._unreachable,
+        )

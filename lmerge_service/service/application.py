@@ -1,0 +1,31 @@
+"""The worker's routes: those of whoever merges, and its status."""
+
+from fastapi import Depends, FastAPI
+
+from lmerge_service.http.access import Access
+from lmerge_service.http.server import guarded
+from lmerge_service.merge.feedback import FeedbackOut
+from lmerge_service.service.status.build import readiness_of, status_of
+from lmerge_service.service.status.document import Status
+from lmerge_service.service.status.metrics import metrics_of
+from lmerge_service.service.worker import Worker
+
+__all__ = ("application",)
+
+
+def application(worker: Worker, access: Access, feedback: FeedbackOut) -> FastAPI:
+    """The routes over a worker; all run on the event loop, where nothing changes under them."""
+    app = guarded(
+        access,
+        metrics_of(worker, feedback),
+        lambda: worker.control,
+        reasons=lambda: status_of(worker).reasons,
+        state=lambda: readiness_of(worker),
+    )
+
+    @app.get("/status", dependencies=[Depends(access.reads)])
+    async def status() -> Status:
+        """Everything the worker knows about its replicas and its output."""
+        return status_of(worker)
+
+    return app

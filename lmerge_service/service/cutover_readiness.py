@@ -1,0 +1,209 @@
+"""Vouching: what a task says about a cutover that runs, while it leads.
+
+Theory
+    A task says that it is *ready* when the coming replica alone would do in its partition: it is
+    joined, without the leaving one enough are joined for the policy, it is read on, no transaction
+    of it is open for longer than `max_behind`, and it is where the output was `max_behind` seconds
+    ago. While the cutover watches, it must have come
+    through the span as well. Once that holds no more the task takes its word back, and what
+    contradicts the output is counted.
+
+    All of it is said of what is *committed* (`Sight`). A task may have merged further than it has
+    committed, and that may be taken from it: whoever leads then begins from the last mark, and
+    carries out there what was decided meanwhile. If the leaving replica went on the word of a
+    task that had only merged what makes the coming one join, it would never join: a gap. That the
+    coming one is joined in a mark holds in all marks after it.
+
+Who owns what
+    Nothing: `run` is one of the children of a task that leads.
+
+What happens on a crash at each await
+    A report is in the control log or is not; whoever leads next looks at what it has committed
+    itself, and says what is not said yet.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import structlog
+
+from lmerge_service.core import DIVERGENT, Breach
+from lmerge_service.elements import INFINITY, START
+from lmerge_service.errors import TransportError
+from lmerge_service.merge.commit_record import Diverged, Mark
+from lmerge_service.merge.decisions.control_log import Control
+from lmerge_service.merge.decisions.cutover import Cutover
+from lmerge_service.merge.decisions.ledger import Ledger
+from lmerge_service.merge.decisions.records import LONGEST_REASON, Decision, ReportCutover
+from lmerge_service.merge.guards.verdicts import spoken
+from lmerge_service.merge.task_state import TaskState
+from lmerge_service.merge.transaction import Outgoing, Sight
+from lmerge_service.service.merge_loop import Oversight
+
+__all__ = ("Vouching",)
+
+log = structlog.get_logger()
+
+_LOOK_SECONDS: Final = 0.2
+_PAUSE_SECONDS: Final = 1.0
+"""Between two reports of a task."""
+_LONGEST: Final = 300
+
+
+class Vouching:
+    """Of one task, from taking over to giving up."""
+
+    def __init__(
+        self,
+        state: TaskState,
+        ledger: Ledger,
+        outgoing: Outgoing,
+        oversight: Oversight,
+        *,
+        clock: Callable[[], float],
+        unix_ns: Callable[[], int],
+    ) -> None:
+        self.lacks: str | None = None
+        """Why the task is not ready for the cutover that runs, in words; None while it is, and
+        while none runs."""
+        self._state = state
+        self._ledger = ledger
+        self._outgoing = outgoing
+        self._oversight = oversight
+        self._clock = clock
+        self._unix_ns = unix_ns
+        self._past: deque[tuple[float, int]] = deque()
+        """When the output came how far, of the last `max_behind` seconds and one before."""
+
+    # --- what is seen ---------------------------------------------------------------------------
+
+    def count(self, breaches: Iterable[Breach]) -> None:
+        """Counts the contradictions of either replica among breaches; the next mark tells."""
+        cutover, state = self._ledger.cutover, self._state
+        if cutover is None or not cutover.runs:
+            return
+        for each in breaches:
+            if each.kind not in DIVERGENT or each.input not in {cutover.leaving, cutover.coming}:
+                continue
+            known = state.diverged
+            if known is None or known.cutover != cutover.began:
+                said = f"{each.input}: {each.kind}, {each.element!r}, kept {each.kept}"
+                known = Diverged(cutover.began, 0, said[:_LONGEST])
+            state.diverged = Diverged(known.cutover, known.count + 1, known.first)
+
+    @property
+    def divergences(self) -> int:
+        """Contradictions that were counted since the latest cutover began."""
+        return _counted(self._state.diverged, self._ledger.cutover)
+
+    # --- what is said ---------------------------------------------------------------------------
+
+    async def run(self, control: Control) -> None:
+        """Says what is to be said, until cancelled."""
+        while True:
+            report = self._report()
+            if report is not None:
+                await self._say(control, report)
+            await asyncio.sleep(_LOOK_SECONDS if report is None else _PAUSE_SECONDS)
+
+    def _report(self) -> Decision | None:
+        """What is not in the log yet."""
+        cutover, sight = self._ledger.cutover, self._outgoing.sight
+        if cutover is None or not cutover.runs:
+            self.lacks = None
+            self._past.clear()
+            return None
+        if sight is None or sight.mark.decided < cutover.since:
+            self.lacks = "what was decided is not committed yet"
+            return None
+        self._remember(cutover, sight.mark.stable)
+        seen = sight.mark.diverged
+        if _counted(seen, cutover) > cutover.max_divergences:
+            assert seen is not None
+            self.lacks = f"{seen.count} contradictions to the output, the first is of {seen.first}"
+            return self._reporting(cutover, sight.mark, "diverged")
+        self.lacks = self._lack(cutover, sight)
+        ready = self.lacks is None
+        if ready == (self._state.partition in (cutover.ready or {})):
+            return None
+        return self._reporting(cutover, sight.mark, "ready" if ready else "unready")
+
+    def _remember(self, cutover: Cutover, stable: int) -> None:
+        now, past = self._clock(), self._past
+        past.append((now, stable))
+        while len(past) > 1 and past[1][0] <= now - cutover.max_behind:
+            past.popleft()
+
+    def _lack(self, cutover: Cutover, sight: Sight) -> str | None:
+        """Why the task is not ready, in words."""
+        coming, stable = cutover.coming, sight.mark.stable
+        if coming not in sight.joined:
+            return self._not_joined(coming, sight.mark)
+        left = len(sight.joined.keys() - {cutover.leaving})
+        if left < (voters := self._state.policy.voters):
+            return f"without {cutover.leaving} {left} replicas are joined, and {voters} must be"
+        point = sight.joined[coming]
+        if point == START:
+            return f"{coming} has not sent a stable in each of its partitions yet"
+        if coming in self._oversight.pacing.paused:
+            return f"{coming} is paused"
+        if self._oversight.held(coming):
+            return f"a guard holds a stable of {coming}"
+        if (why := self._unreadable(coming, cutover.max_behind)) is not None:
+            return f"{coming}: {why}"
+        if point < self._past[0][1]:
+            return f"{coming} is {spoken(point)} and lags, the output is {spoken(stable)}"
+        until = cutover.watched_until(self._state.partition)
+        if until is not None and min(point, stable) < until:
+            at = f"{coming} is {spoken(point)} and the output {spoken(stable)}"
+            return f"{at}; they are watched up to {'the end' if until == INFINITY else until}"
+        return None
+
+    def _unreadable(self, coming: str, seconds: float) -> str | None:
+        """What it may have published so long ago cannot be read: how far it is, nobody knows."""
+        state, now = self._state.replicas.states.get(coming), self._clock()
+        transactions = () if state is None or state.unread is None else state.unread.open
+        long = (each for each in transactions if each.age(now) > seconds)
+        return next((each.words(now) for each in long), None)
+
+    def _not_joined(self, coming: str, mark: Mark) -> str:
+        state = self._state.replicas.states.get(coming)
+        if state is not None and (why := state.quarantined or state.held_out) is not None:
+            return f"{coming} is not merged: {why}"
+        at = f"the output is {spoken(mark.stable)}"
+        if coming not in mark.replicas:
+            return f"{coming} is not merged yet; {at}"
+        return f"{coming} is correct from {mark.replicas[coming].joining_at} on, and {at}"
+
+    def _reporting(self, cutover: Cutover, mark: Mark, says: str) -> Decision:
+        """The same by whoever leads, of the same mark."""
+        task = self._state.partition
+        action = ReportCutover(
+            cutover=cutover.began,
+            since=cutover.since,
+            task=task,
+            says=says,  # type: ignore[arg-type]
+            at=mark.stable,
+            why=(self.lacks or "")[:LONGEST_REASON],
+        )
+        return Decision(
+            id=f"cutover-{cutover.began}-{cutover.since}-{task}-{says}-{mark.transaction}",
+            action=action,
+            who=f"task {task}",
+            made=self._unix_ns() // 1_000_000,
+        )
+
+    async def _say(self, control: Control, decision: Decision) -> None:
+        try:
+            await control.decide(decision)  # refused: the cutover has moved meanwhile
+        except TransportError as error:
+            log.warning("cutover report not written yet", id=decision.id, why=str(error))
+
+
+def _counted(seen: Diverged | None, cutover: Cutover | None) -> int:
+    """What was counted of this cutover."""
+    if seen is None or cutover is None or seen.cutover != cutover.began:
+        return 0
+    return seen.count

@@ -1,0 +1,345 @@
+"""Oversight: what guards and flow control make of a task while it leads.
+
+Theory
+    Records are merged in chunks. After each the findings of `judging` are acted on, before
+    anything else is merged:
+
+        hold         the partition is rewound to the stable's record and paused; others go on
+        quarantine   the replica is detached here and now, and the mark says so. That all tasks
+                     and workers follow takes a decision, which `decide` makes: again and again
+                     until it is in the control log, and anew after a restart
+        report       nothing
+
+    Then, once a poll, `pace` lets go what may go, and pauses and resumes replicas.
+
+Invariants
+    V1  A partition is paused iff a guard holds it, or flow control has paused its replica.
+    V2  A replica in `state.quarantined` is not merged.
+
+What happens on a crash at each await
+    in `decide`: the quarantine is in the last mark or was never committed. In the first case the
+    next owner decides it again, which is the same decision once more if it was made against the
+    same version, and refused if it was not; in the second, the records are judged again.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+import structlog
+
+from lmerge_service.core import DIVERGENT, Breach, BreachKind, Gap
+from lmerge_service.elements import Element, Stable
+from lmerge_service.errors import TransportError
+from lmerge_service.formats.dead_letters import DeadLetter
+from lmerge_service.kafka.records import Record
+from lmerge_service.kafka.sink import Origin
+from lmerge_service.kafka.source import Batches, Source, TopicPartition
+from lmerge_service.merge.decisions.control_log import Control
+from lmerge_service.merge.decisions.ledger import Ledger
+from lmerge_service.merge.decisions.records import LONGEST_REASON, Decision, Quarantine
+from lmerge_service.merge.findings.confirmation import Confirmation
+from lmerge_service.merge.findings.evidence import Happening
+from lmerge_service.merge.findings.leading import Leading
+from lmerge_service.merge.findings.losses import Loss, Losses, Place
+from lmerge_service.merge.findings.reporting import Reporting
+from lmerge_service.merge.guards.evaluator import Finding, Judging
+from lmerge_service.merge.guards.guards import CHUNK
+from lmerge_service.merge.guards.pacing import Pacing
+from lmerge_service.merge.guards.verdicts import Action, spoken
+from lmerge_service.merge.liveness import Liveness
+from lmerge_service.merge.replica_states import Wish
+from lmerge_service.merge.replicas import ReplicaState
+from lmerge_service.merge.task_state import TaskState
+
+__all__ = ("Oversight",)
+
+log = structlog.get_logger()
+
+_RETRY_SECONDS: Final = 1.0
+
+
+class Oversight:
+    """Of one task, from taking over to giving up."""
+
+    def __init__(
+        self,
+        state: TaskState,
+        source: Source,
+        reporting: Reporting,
+        *,
+        clock: Callable[[], float],
+        unix_ns: Callable[[], int],
+        living: dict[str, Liveness],
+        leading: Leading,
+    ) -> None:
+        """`living`: see `Judging`; `leading` outlives this."""
+        self.judging = Judging(
+            state.topology, state.merge, clock=clock, unix_ns=unix_ns, living=living
+        )
+        self.pacing = Pacing(state.topology.limits, state.merge, clock)
+        self.withdrew = False
+        """A replica was put into quarantine: others are to be assigned."""
+        self._leading = leading
+        self._state = state
+        self._source = source
+        self._reporting = reporting
+        self._clock = clock
+        self._unix_ns = unix_ns
+        self.origins: list[Origin] = []
+        """Of what the last `take` has put out: from which records."""
+        self.lost: list[Loss] = []
+        """Whoever counts losses takes them away."""
+        self._losses = Losses(state.merge)
+        self.confirmation = Confirmation(state.merge, clock)
+        self._divergent: dict[str, Breach] = {}
+        self._gap: Gap | None = None
+        self._asked = asyncio.Event()
+
+    # --- merging --------------------------------------------------------------------------------
+
+    def take(
+        self, batches: Batches, out: list[Element], dead: list[DeadLetter]
+    ) -> tuple[int, list[Breach]]:
+        """Merges what was read, as far as guards let it; returns how many records that was, and
+        the breaches that it showed."""
+        taken, breaches = 0, deque[Breach]()
+        self.judging.begin()
+        self.origins = []
+        for tp, records in batches.items():
+            taken += self._take(tp, records, out, dead, breaches)
+        self._look_for_disagreements()
+        self._drain(breaches)
+        return taken, list(breaches)
+
+    def _take(
+        self,
+        tp: TopicPartition,
+        records: Sequence[Record],
+        out: list[Element],
+        dead: list[DeadLetter],
+        breaches: deque[Breach],
+    ) -> int:
+        replicas, judging, at = self._state.replicas, self.judging, 0
+        self.pacing.read(records)
+        while at < len(records) and replicas.merging(tp) and tp not in judging.waiting:
+            had, first = len(out), records[at].offset
+            at += replicas.take(tp, records[at : at + CHUNK], out, dead, judging)
+            last = records[max(at - 1, 0)].offset
+            if len(out) > had:
+                self.origins.append(Origin(had, tp, first, last))
+                self._see_who_leads(tp, first, last)
+                emitted = out[had:]
+                self._losses.emitted(emitted, Place(tp, first, last))
+                self.confirmation.emitted(emitted, Place(tp, first, last))
+            self._compare(tp, Place(tp, first, last))
+            if judging.found:
+                self._drain(breaches)
+                found, judging.found = judging.found, []
+                for finding in found:
+                    self._act(finding)
+        return at
+
+    def _look_for_disagreements(self) -> None:
+        for found in self.confirmation.look():
+            stable = self._state.merge.inputs[found.replica].stable
+            self._state.merge.blame(found.replica, BreachKind.DISAGREEMENT, Stable(stable))
+            count = self._reporting.happened(Happening.DISAGREES, found.replica, str(found))
+            if count is not None:
+                log.warning("disagreement", replica=found.replica, why=str(found), count=count)
+
+    def _compare(self, tp: TopicPartition, place: Place) -> None:
+        replicas = self._state.replicas
+        if (state := replicas.merging(tp)) is None or state.ingest is None:
+            return
+        slot = state.ingest.slot(tp.partition)
+        self.confirmation.received(state.name, slot, state.ingest.taken, place)
+        lately, state.ingest.lately = state.ingest.lately, []
+        for loss in self._losses.look(state.name, lately, place):
+            replicas.lose(loss.leader, loss.count)
+            self.lost.append(loss)
+            self._reporting.happened(Happening.LOST, loss.leader, str(loss))
+            log.warning(
+                "events lost", replica=loss.leader, topic=loss.stable.tp.topic,
+                partition=loss.stable.tp.partition, offset=loss.stable.last, why=str(loss),
+                count=loss.count,
+            )  # fmt: skip
+
+    def _see_who_leads(self, tp: TopicPartition, first: int, last: int) -> None:
+        state = self._state
+        change = self._leading.look(state.merge, state.replicas, tp, first, last)
+        if change is None or change.before is None:
+            return
+        reason = f"from {change.before}: {change.why}"
+        if count := self._reporting.happened(Happening.LEADER, change.leader, reason):
+            log.info(
+                "leader changed", replica=change.leader, before=change.before, why=change.why,
+                count=count,
+            )  # fmt: skip
+
+    def _drain(self, breaches: deque[Breach]) -> None:
+        for breach in self._state.merge.breaches():
+            breaches.append(breach)
+            if breach.kind in DIVERGENT:
+                self._divergent.setdefault(breach.input, breach)
+
+    def _act(self, finding: Finding) -> None:
+        verdict, state = finding.verdict, self._state
+        breach = self._divergent.pop(verdict.replica, None)
+        self._reporting.found(finding, state.merge.max_stable, breach, self._readable())
+        if verdict.action is Action.HOLD:
+            self._source.rewind(finding.tp, finding.place.offset)
+        elif verdict.action is Action.QUARANTINE:
+            why = f"{verdict.guard.value}: {verdict.reason}; {verdict.remedy}"
+            state.quarantined[verdict.replica] = why
+            state.replicas.quarantine(verdict.replica, why)
+            self.withdrew = True
+            self._asked.set()
+
+    def _readable(self) -> dict[str, dict[TopicPartition, int]]:
+        """Of replicas whose topics speak of events as the merge does: what was read of them."""
+        return {
+            name: {TopicPartition(each.replica.topic, p): at for p, at in each.next.items()}
+            for name, each in self._state.replicas.merged.items()
+            if each.replica.format == "wire"
+        }
+
+    @property
+    def is_waiting(self) -> bool:
+        """Something is held or paused, so that it matters who has been read to the end."""
+        return bool(self.judging.waiting or self.pacing.paused)
+
+    def held(self, name: str) -> list[Finding]:
+        """The stables of a replica that guards hold."""
+        waiting = self.judging.waiting.values()
+        return [each for each in waiting if each.verdict.replica == name]
+
+    def waits_for(self, finding: Finding) -> list[str]:
+        """For whom a held stable waits, and why, in words."""
+        if finding.verdict.action is not Action.HOLD:
+            return []
+        states = self._state.replicas.states
+        return [
+            f"{name}: {self._awaited_why(states[name])}"
+            for name in self.judging.awaited(finding)
+            if name in states
+        ]
+
+    def _awaited_why(self, state: ReplicaState) -> str:
+        unread = state.unread
+        if unread is None:
+            return "Kafka has not told yet whether it has something unread"
+        if unread.open:
+            return unread.open[0].words(self._clock())
+        if unread.records:
+            return f"{unread.records:,} records of it are not read yet"
+        progress = state.tally.last_progress
+        if progress is None:
+            return "it may still publish something"
+        return f"it made progress {self._clock() - progress:.0f} s ago"
+
+    # --- once a poll ----------------------------------------------------------------------------
+
+    def pace(self, share: int) -> None:
+        """Decides which partitions are read on. `share` is how many tasks the limits are for."""
+        judging, merged = self.judging, self._state.replicas.merged
+        judging.begin()
+        for name, each in merged.items():
+            judging.know_unread(name, each.unread)
+        for finding in judging.let_go():
+            self._tell_let_go(finding)
+        held = frozenset(each.verdict.replica for each in judging.waiting.values())
+        self._flow(merged.values(), held, share)
+        paused = set(judging.waiting)
+        for name in self.pacing.paused:
+            paused |= self._partitions(merged[name])
+        self._source.pause(paused - self._source.paused)
+        self._source.resume(self._source.paused - paused)
+        self._tell_news()
+
+    def _partitions(self, state: ReplicaState) -> set[TopicPartition]:
+        return {TopicPartition(state.replica.topic, number) for number in state.next}
+
+    def _flow(self, merged: Iterable[ReplicaState], held: frozenset[str], share: int) -> None:
+        stuck = self.pacing.stuck
+        ordered = self.pacing.order(list(merged), held=held, share=share)
+        at = f"{ordered.level:.0%} of the limit on live events, the output is "
+        at += spoken(self._state.merge.max_stable)
+        for name in sorted(ordered.pause):
+            if count := self._reporting.happened(Happening.PAUSED, name, at):
+                log.info("replica paused", replica=name, count=count)
+        for name in sorted(ordered.resume):
+            if count := self._reporting.happened(Happening.RESUMED, name, at):
+                log.info("replica resumed", replica=name, count=count)
+        if ordered.stuck is not None and stuck is None:
+            self._reporting.happened(Happening.STUCK, None, ordered.stuck)
+            log.warning("nothing moves the output", why=ordered.stuck)
+
+    def _tell_let_go(self, finding: Finding) -> None:
+        place, name = finding.place, finding.verdict.replica
+        why = f"stable({finding.verdict.vc}) at offset {place.offset} of {place.topic}"
+        self._reporting.happened(Happening.LET_GO, name, f"{why}-{place.partition}")
+        log.info(
+            "held stable let go", replica=name, topic=place.topic, partition=place.partition,
+            offset=place.offset,
+        )  # fmt: skip
+
+    def _tell_news(self) -> None:
+        replicas, gap = self._state.replicas, self._state.merge.gap
+        news, replicas.news = replicas.news, []
+        for kind, name, why in news:
+            self._reporting.happened(kind, name, why)
+            if name in self._state.quarantined:
+                self.withdrew = True
+                self._asked.set()
+        if gap is not None and (self._gap is None or self._gap.input != gap.input):
+            why = f"nobody vouches for [{gap.start}, {gap.end}): the output waits for {gap.input}"
+            self._reporting.happened(Happening.GAP, gap.input, why)
+        self._gap = gap
+
+    # --- decisions ------------------------------------------------------------------------------
+
+    async def decide(self, control: Control) -> None:
+        """Makes the quarantines of this task's guards known to all, until cancelled."""
+        while True:
+            self._asked.clear()
+            undecided = self._undecided(control.ledger)
+            for decision in undecided:
+                await self._decide(control, decision)
+            if not undecided:
+                await self._asked.wait()
+
+    def _undecided(self, ledger: Ledger) -> list[Decision]:
+        """Quarantines that are not in the log, made against the version that is known; who has
+        been attached anew since is meant no more."""
+        found = []
+        for name, why in self._state.quarantined.items():
+            wanted, have = ledger.replicas.get(name), self._state.replicas.states.get(name)
+            if wanted is None or have is None or wanted.wish is not Wish.ATTACHED:
+                continue
+            if wanted.epoch == have.epoch:
+                found.append(self._decision(name, why, wanted.epoch, ledger.version))
+        return found
+
+    def _decision(self, name: str, why: str, epoch: int, version: int) -> Decision:
+        """The same by whichever task makes it, however often."""
+        return Decision(
+            id=f"guard-{name}-{epoch}-{version}",
+            action=Quarantine(name, why[:LONGEST_REASON]),
+            who=f"guard: {why.partition(':')[0]}",
+            made=self._unix_ns() // 1_000_000,
+            expects=version,
+        )
+
+    async def _decide(self, control: Control, decision: Decision) -> None:
+        try:
+            entry = await control.decide(decision)
+        except TransportError as error:
+            why = str(error)
+        else:
+            if entry.refusal is None:
+                return
+            why = entry.refusal.reason
+        log.warning("quarantine not decided yet", id=decision.id, why=why)
+        await asyncio.sleep(_RETRY_SECONDS)

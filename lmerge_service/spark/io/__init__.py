@@ -1,0 +1,1 @@
+"""Elements in and out of Spark: topics, JSON lines and Parquet."""

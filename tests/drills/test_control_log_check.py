@@ -1,0 +1,249 @@
+"""What the judge makes of decisions: the fold, who counts when, what is lost, what was told."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lmerge_service.drills.control_log_check import Answer, Decided, decided, k9, lost
+from lmerge_service.drills.history import Interval, Replica, check
+from lmerge_service.drills.records import Record, Topic
+from lmerge_service.drills.verdicts import Outcome
+from lmerge_service.elements import INFINITY, START, Insert, Stable
+from lmerge_service.tdb import TDB
+from tests.drills.histories import A, B, good, records, saying, topic
+from tests.drills.test_history import failing, lost_by_a_leader
+
+VALID, INVALID = Outcome.VALID, Outcome.INVALID
+
+DECLARED: Mapping[str, Any] = {
+    "do": "declare",
+    "replicas": [{"name": "a", "topic": "in.a"}, {"name": "b", "topic": "in.b"}],
+    "policy": {},
+}
+
+
+def log(*decisions: tuple[Mapping[str, Any], int | None]) -> Topic:
+    """A control topic with a decision each second, the first at 0."""
+    values = [
+        json.dumps({"id": f"d{n}", "action": action, "expects": expects}).encode()
+        for n, (action, expects) in enumerate(decisions)
+    ]
+    return Topic(
+        "control", tuple(Record("control", 0, n, 1_000 * n, v) for n, v in enumerate(values))
+    )
+
+
+def detach(name: str) -> Mapping[str, Any]:
+    return {"do": "detach", "replica": name}
+
+
+def attach(name: str, topic: str) -> Mapping[str, Any]:
+    return {"do": "attach", "replica": {"name": name, "topic": topic}}
+
+
+def refusals(right: Decided) -> list[str | None]:
+    return [verdict.refused for verdict in right.verdicts.values()]
+
+
+# --- the fold -------------------------------------------------------------------------------------
+
+
+def test_of_two_decisions_against_one_version_the_first_one_holds() -> None:
+    right = decided(log((DECLARED, None), (detach("a"), 1), (detach("b"), 1), (detach("b"), 2)))
+    assert refusals(right) == [None, None, "version", "invalid"]
+    assert right.version == 2
+
+
+@pytest.mark.parametrize(
+    ("action", "refused"),
+    [
+        (DECLARED, "state"),
+        (attach("a", "in.a"), "state"),
+        (attach("c", "in.a"), "invalid"),
+        (attach("c", "in.c"), None),
+        (detach("c"), "unknown"),
+        ({"do": "release", "replica": "a"}, "state"),
+        ({"do": "quarantine", "replica": "a", "reason": ""}, None),
+        ({"do": "accept_gap", "replica": "a", "until": 5}, None),
+        ({"do": "policy", "insert": "first", "adjust": "lazy", "stable": "quorum(2)"}, None),
+        ({"do": "policy", "insert": "first", "adjust": "lazy", "stable": "quorum(3)"}, "invalid"),
+        ({"do": "policy", "insert": "quorum(3)", "adjust": "lazy", "stable": "max"}, "invalid"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(action: Mapping[str, Any], refused: str | None) -> None:
+    assert refusals(decided(log((DECLARED, None), (action, None)))) == [None, refused]
+
+
+def cutover(leaving: str, coming: str, topic: str | None = None) -> Mapping[str, Any]:
+    attach = None if topic is None else {"name": coming, "topic": topic}
+    return {"do": "cutover", "leaving": leaving, "coming": coming, "attach": attach}
+
+
+def told(since: int, says: str = "ready", task: int = 0) -> Mapping[str, Any]:
+    """Of the cutover of version 2, by a task."""
+    return {"do": "cutover_report", "cutover": 2, "since": since, "task": task, "says": says}
+
+
+def test_a_cutover_goes_on_by_what_tasks_say_and_then_detaches() -> None:
+    right = decided(
+        log(
+            (DECLARED, None), (cutover("a", "c", "in.c"), None), (told(2, task=1), None),
+            (told(2), None), (told(2), None), (told(3), None), (detach("a"), None),
+        )
+    )  # fmt: skip
+    assert refusals(right) == [None, None, "invalid", None, "state", None, "state"]
+    assert right.cutover is not None
+    assert right.cutover.state == "done"
+    assert right.spans["a", "in.a"] == [(START, 5_000)]
+    assert right.spans["c", "in.c"] == [(1_000, INFINITY)]
+
+
+@pytest.mark.parametrize(
+    ("action", "state"),
+    [
+        (detach("b"), "aborted"),
+        (detach("a"), "aborted"),
+        (told(3, "diverged"), "aborted"),
+        ({"do": "cutover_abort", "reason": ""}, "aborted"),
+        ({"do": "quarantine", "replica": "a", "reason": ""}, "aborted"),
+        ({"do": "policy", "insert": "first", "adjust": "lazy", "stable": "quorum(2)"}, "aborted"),
+        ({"do": "policy", "insert": "first", "adjust": "eager", "stable": "max"}, "joining"),
+        (attach("c", "in.c"), "watching"),
+    ],
+)
+def test_what_is_decided_meanwhile_moves_a_cutover(action: Mapping[str, Any], state: str) -> None:
+    right = decided(
+        log((DECLARED, None), (cutover("a", "b"), None), (told(2), None), (action, None))
+    )
+    assert refusals(right) == [None] * 4
+    assert right.cutover is not None
+    assert right.cutover.state == state
+    again = decided(
+        log((DECLARED, None), (cutover("a", "b"), None), (told(2), None), (cutover("b", "a"), None))
+    )
+    assert refusals(again)[-1] == "state"
+
+
+def test_nothing_is_decided_before_a_topology_is_declared() -> None:
+    assert refusals(decided(log((detach("a"), None), (DECLARED, None)))) == ["state", None]
+
+
+def test_a_quorum_keeps_as_many_as_it_needs() -> None:
+    policy = {"do": "policy", "insert": "first", "adjust": "lazy", "stable": "quorum(2)"}
+    assert refusals(decided(log((DECLARED, None), (policy, None), (detach("a"), None)))) == [
+        None,
+        None,
+        "invalid",
+    ]
+
+
+def test_a_record_that_is_no_decision_or_is_there_again_changes_nothing() -> None:
+    control = log((DECLARED, None), (detach("a"), None))
+    odd = Record("control", 0, 2, 2_000, b"?")
+    again = replace(control.records[1], offset=3, timestamp=3_000)
+    right = decided(replace(control, records=(*control.records, odd, again)))
+    assert (right.version, len(right.verdicts)) == (2, 2)
+    assert right.spans["a", "in.a"] == [(START, 1_000)]
+
+
+def test_who_was_attached_when() -> None:
+    right = decided(
+        log(
+            (DECLARED, None),
+            (detach("a"), None),
+            ({"do": "quarantine", "replica": "b", "reason": ""}, None),
+            (attach("a", "in.a2"), None),
+            ({"do": "release", "replica": "b"}, None),
+            (detach("a"), None),
+            (attach("a", "in.a"), None),
+        )
+    )
+    assert right.spans == {
+        ("a", "in.a"): [(START, 1_000), (6_000, INFINITY)],
+        ("a", "in.a2"): [(3_000, 5_000)],
+        ("b", "in.b"): [(START, 2_000), (4_000, INFINITY)],
+    }
+
+
+# --- K9 -------------------------------------------------------------------------------------------
+
+
+def test_k9_who_decided_was_told_what_the_log_says() -> None:
+    right = decided(log((DECLARED, None), (detach("a"), 1), (detach("b"), 1)))
+    assert k9(right, [Answer("d1", 2, None), Answer("d2", 2, "version")]).outcome is VALID
+    for wrong in (
+        Answer("d2", 3, None),  # both hold
+        Answer("d2", 2, "state"),  # refused, and not told why
+        Answer("d1", 1, None),
+        Answer("d9", 2, None),  # nobody can read it
+    ):
+        assert k9(right, [wrong]).outcome is INVALID
+    answered = replace(good(), decided=right, answers=[Answer("d2", 3, None)])
+    assert failing(answered) == ["K9"]
+
+
+# --- what decisions mean for the others -----------------------------------------------------------
+
+
+def events(*reasons: str) -> Topic:
+    told = [json.dumps({"kind": "accepted_gap", "reason": why}).encode() for why in reasons]
+    told.append(json.dumps({"kind": "gap", "reason": "[1, 2) is lost"}).encode())
+    return Topic("events", tuple(Record("events", 0, n, n, value) for n, value in enumerate(told)))
+
+
+def test_what_is_lost_is_what_the_events_say() -> None:
+    assert lost(events("by anna: [-9, 30) is lost", "by ben: [3, 4) is lost")) == [(-9, 30), (3, 4)]
+
+
+def test_k1_and_k3_what_was_given_up_may_be_missing_and_nothing_else() -> None:
+    history = replace(lost_by_a_leader(), reference=TDB([(A, 1, 9), (B, 3, 20)]))
+    assert failing(history) == ["K1", "K3"]
+    assert failing(replace(history, lost=[(10, 21)])) == []
+    assert failing(replace(history, lost=[(10, 20)])) == ["K1", "K3"]
+    assert failing(replace(history, lost=[(10, 15), (21, 30)])) == ["K1", "K3"]
+
+
+def test_k1_what_was_given_up_may_be_there_with_any_end_but_nothing_may_be_made_up() -> None:
+    reference = TDB([(A, 1, 9), (B, 3, 20)])
+    long = saying(Insert(A, 1, 9), Insert(B, 3, 90), Stable(10))
+    ended = replace(long, reference=reference, lost=[(10, 21)])
+    assert check(ended)["K1"].outcome is VALID
+    made_up = saying(Insert(A, 1, 9), Insert(b'"X"', 3, 20), Stable(10))
+    wrong = check(replace(made_up, reference=reference, lost=[(10, 21)]))["K1"]
+    assert wrong.evidence == ('OUT has "X" [3, 10), cut at 10, that is not so',)
+
+
+def test_k4_what_a_replica_says_once_it_is_withdrawn_leads_nobody() -> None:
+    runaway = topic("c", [Stable(99)])  # at 0
+    history = saying(Insert(A, 1, 9), Insert(B, 3, 20), Stable(99), at=50)
+
+    def merged(*spans: Interval) -> Outcome:
+        gone = Replica(runaway, honest=False, merged=spans)
+        replicas = {**good().replicas, "c": gone}
+        return check(replace(history, replicas=replicas, skew_ms=0))["K4"].outcome
+
+    assert merged(Interval(-10, 0)) is VALID
+    assert merged(Interval(-10, -1)) is INVALID
+    assert merged() is INVALID
+    assert merged(Interval(-10, -1), Interval(60)) is VALID  # attached again, and read again
+    assert merged(Interval(-10, -1), Interval(80)) is INVALID  # not as late as that
+
+
+def test_k4_a_co_partitioned_replica_leads_by_each_partition_alone() -> None:
+    first = records("a", [Insert(A, 1, 9), Stable(10)])
+    both = Topic("a", tuple(first), partitions=2)  # the other one is silent
+    said = records("out", [Insert(A, 1, 9), Stable(10)], at=50)
+    history = replace(
+        good(),
+        output=Topic("out", tuple(said), partitions=2),
+        replicas={"a": Replica(both, co_partitioned=True)},
+    )
+    assert check(history)["K4"].outcome is VALID
+    wide = {"a": Replica(both)}
+    assert check(replace(history, replicas=wide))["K4"].outcome is INVALID
+    other = [replace(record, partition=1) for record in said]
+    apart = replace(history, output=Topic("out", tuple(other), partitions=2))
+    assert check(apart)["K4"].outcome is INVALID

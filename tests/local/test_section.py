@@ -1,0 +1,148 @@
+"""The section `up`: what is accepted, and that every fault is one line that says where."""
+
+from pathlib import Path
+
+import pytest
+
+from lmerge_service.config.topology import load
+from lmerge_service.errors import ConfigurationError
+from lmerge_service.local.up.plan import plan
+from lmerge_service.local.up.processes import LMERGE
+
+HEAD = """\
+name: t
+kafka: {bootstrap: 127.0.0.1:19099}
+output: {topic: t.out}
+replicas:
+  - {name: a, topic: t.a}
+http: {port: 0}
+"""
+
+
+def write(tmp_path: Path, section: str, name: str = "t") -> Path:
+    path = tmp_path / f"{name}.yaml"
+    path.write_text(HEAD.replace("name: t\n", f"name: {name}\n") + section)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        ("up: {brokers: {}}", "7: up.brokers: unknown field"),
+        (
+            "up:\n  processes:\n    - {name: a, command: [x], comand: [x]}",
+            "9: up.processes[0].comand: unknown",
+        ),
+        ("up:\n  processes:\n    - {name: a}", "9: up.processes[0].command: is missing"),
+        ("up:\n  processes:\n    - {name: a, command: []}", "9: up.processes[0].command: "),
+        ("up:\n  processes:\n    - {name: a, command: [x, true]}", "9: up.processes[0].command[1]"),
+        ("up:\n  processes:\n    - {name: kafka, command: [x]}", "kafka is the name of what is"),
+        ("up:\n  processes:\n    - {name: ../x, command: [x]}", "9: up.processes[0].name: "),
+        (
+            "up:\n  processes:\n    - {name: a, command: [x]}\n    - {name: a, command: [y]}",
+            "7: up: processes share the name a",
+        ),
+        ("up:\n  processes:\n    - {name: a, command: [x], after: [b]}", "a comes after b, which"),
+        (
+            "up: {processes: [{name: a, command: [x], after: [a]}]}",
+            "7: up: processes wait for each other: a",
+        ),
+        ("up: {restart: {when: often}}", "7: up.restart.when: "),
+        ("up: {restart: {most: -1}}", "7: up.restart.most: "),
+        ("up: {workers: 1000}", "7: up.workers: "),
+    ],
+)
+def test_a_fault_is_one_line_that_says_where(tmp_path: Path, section: str, said: str) -> None:
+    path = write(tmp_path, section)
+    with pytest.raises(ConfigurationError) as error:
+        load(path)
+    (line,) = str(error.value).splitlines()
+    assert line.startswith(f"{path}:")
+    assert said in line
+
+
+def test_a_local_kafka_has_no_tls(tmp_path: Path) -> None:
+    path = write(tmp_path, "up: {broker: {}}")
+    path.write_text(path.read_text().replace("19099}", "19099, tls: {}}"))
+    with pytest.raises(ConfigurationError, match=r"up\.broker is a Kafka without TLS"):
+        load(path)
+
+
+def test_a_topology_without_the_section_is_not_brought_up(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="has no section `up`"):
+        plan(write(tmp_path, ""))
+
+
+def test_a_program_that_is_not_there_is_found_before_anything_is_started(tmp_path: Path) -> None:
+    path = write(tmp_path, "up:\n  processes:\n    - {name: a, command: [no-such-program]}")
+    with pytest.raises(ConfigurationError) as error:
+        plan(path)
+    assert str(error.value) == f"{path}: up.processes: a: there is no program no-such-program"
+
+
+def test_a_variable_that_is_not_there_is_found_before_anything_is_started(tmp_path: Path) -> None:
+    path = write(tmp_path, "up:\n  processes:\n    - {name: a, command: [lmerge, $(NO_SUCH)]}")
+    with pytest.raises(ConfigurationError) as error:
+        plan(path)
+    said = f"{path}: up.processes: a: $(NO_SUCH): there is no variable of this name"
+    assert str(error.value) == said
+
+
+def test_a_topology_keeps_the_token_that_it_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OURS", "a-token-of-sixteen-and-more")
+    path = write(tmp_path, "up:\n  processes:\n    - {name: a, command: [lmerge]}")
+    path.write_text(path.read_text().replace("{port: 0}", "{port: 0, control_token: {env: OURS}}"))
+    worker, process = plan(path).members
+    assert "--control-token" not in worker.command
+    assert set(process.environment) == {"LMERGE_TOPOLOGY", "LMERGE_WORKER"}
+
+
+def test_a_plan_has_workers_with_a_port_each_and_this_lmerge(tmp_path: Path) -> None:
+    section = "up:\n  workers: 2\n  processes:\n    - {name: a, command: [lmerge, x, --rate, 5]}"
+    found = plan(write(tmp_path, section))
+    assert [each.name for each in found.members] == ["worker-1", "worker-2", "a"]
+    assert found.members[2].command == (*LMERGE, "x", "--rate", "5")
+    ports = {each.command[-3] for each in found.members[:2]}
+    assert len(ports) == 2
+    assert {address.rpartition(":")[2] for address in found.merges[0].workers.values()} == ports
+
+
+def test_what_is_started_with_a_topology_has_its_name_before_its_own(tmp_path: Path) -> None:
+    write(tmp_path, "up:\n  processes:\n    - {name: a, command: [lmerge], after: []}", "east")
+    found = plan(write(tmp_path, "up: {broker: {}, merges: [east.yaml]}"))
+    assert [each.name for each in found.members] == ["worker-1", "east.worker-1", "east.a"]
+    assert [each.topology.name for each in found.merges] == ["t", "east"]
+
+
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        ("up: {broker: {}}", "the topology that names this one has the say"),
+        ("up: {merges: [t.yaml]}", "t is started already"),
+    ],
+)
+def test_topologies_that_do_not_go_together_are_refused(
+    tmp_path: Path, section: str, said: str
+) -> None:
+    write(tmp_path, section, "east")
+    with pytest.raises(ConfigurationError, match=said):
+        plan(write(tmp_path, "up: {merges: [east.yaml]}"))
+
+
+@pytest.mark.parametrize(
+    ("when", "program", "again"),
+    [
+        ("failure", "lmerge", {0: False, 1: True, 2: False, 3: True, 4: False, 5: False, -9: True}),
+        ("failure", "sh", {0: False, 1: True, 2: True, -15: True}),
+        ("always", "sh", {0: True, 1: True}),
+        ("never", "sh", {0: False, 1: False, -9: False}),
+    ],
+)
+def test_what_is_started_again(
+    tmp_path: Path, when: str, program: str, again: dict[int, bool]
+) -> None:
+    command = f"{{name: a, command: [{program}], restart: {{when: {when}}}}}"
+    (member,) = plan(write(tmp_path, f"up:\n  workers: 0\n  processes:\n    - {command}")).members
+    assert {code: member.starts_again(code) for code in again} == again

@@ -1,0 +1,259 @@
+"""From records to elements: incarnations, dead letters, and independence of interleaving."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from lmerge_service.core import Operator, lmerge
+from lmerge_service.elements import START, Element, Insert, Stable
+from lmerge_service.formats.dead_letters import DeadLetter
+from lmerge_service.formats.headers import SEQ_HEADER, incarnation_headers
+from lmerge_service.formats.wire import WireDecoder, encode
+from lmerge_service.merge.ingest import Ingest, Ruling
+
+
+@dataclass
+class Record:
+    value: bytes | None
+    offset: int = 0
+    partition: int = 0
+    headers: list[tuple[str, bytes]] = field(default_factory=list)
+    topic: str = "in"
+    key: bytes | None = b"k"
+    timestamp: int = 0
+
+
+def insert(payload: str, vs: int, ve: int) -> Insert[bytes]:
+    return Insert(b'"%s"' % payload.encode(), vs, ve)
+
+
+def records(*elements: Element, incarnation: int = 0, joining_at: int = START, partition: int = 0):  # type: ignore[no-untyped-def]
+    headers = incarnation_headers(incarnation, joining_at)
+    return [Record(encode(element), partition=partition, headers=headers) for element in elements]
+
+
+DEEP = b'{"op":"insert","payload":' + b"[" * 10_000 + b"]" * 10_000 + b',"vs":1,"ve":2}'
+
+
+class Fed:
+    def __init__(self, partitions: int = 1) -> None:
+        self.merge: Operator = lmerge()
+        self.ingest = Ingest(
+            self.merge, "r", WireDecoder(), topic="in", partitions=partitions, joining_at=START
+        )
+        self.dead: list[DeadLetter] = []
+
+    def take(self, batch: list[Record]) -> list[Element]:
+        out: list[Element] = []
+        self.ingest.take(batch[0].partition if batch else 0, batch, out, self.dead)
+        return out
+
+
+def test_a_higher_incarnation_begins_anew_in_the_middle_of_a_batch() -> None:
+    fed = Fed()
+    old, new = insert("old", 1, 99), insert("new", 6, 9)
+    said = fed.take([*records(old, Stable(3)), *records(new, Stable(2), incarnation=1)])
+    assert said == [old, Stable(3), new]
+    assert fed.ingest.incarnation == 1
+    assert fed.merge.inputs["r"].stable == 2
+    assert fed.merge.breaches() == []
+
+
+def test_records_of_an_older_incarnation_still_in_flight_are_ignored_and_counted() -> None:
+    fed = Fed(partitions=2)
+    fed.take(records(insert("new", 6, 9), incarnation=2, partition=0))
+    assert fed.take(records(insert("old", 1, 9), Stable(50), incarnation=1, partition=1)) == []
+    assert fed.ingest.stale == 2
+    assert fed.take(records(insert("x", 7, 9), incarnation=2, partition=1)) == [insert("x", 7, 9)]
+
+
+def test_joining_at_keeps_an_incarnation_from_leading_too_early() -> None:
+    fed = Fed()
+    fed.merge.attach("other")
+    fed.merge.process("other", Stable(10))
+    assert fed.take(records(Stable(60), incarnation=1, joining_at=50)) == []
+    assert not fed.merge.inputs["r"].joined
+    assert fed.merge.process("other", Stable(50)) == [Stable(50), Stable(60)]
+
+
+@pytest.mark.parametrize("place", [0, 1, 2], ids=["first", "middle", "last"])
+@pytest.mark.parametrize(
+    ("poison", "reason"),
+    [
+        (b"\xff\xfe", "not_utf8"),
+        (b'{"op":"insert","payl', "not_json"),
+        (b"[1,2]", "not_an_element"),
+        (b"", "not_json"),
+        (None, "tombstone"),
+        (
+            b'{"op":"insert","payload":' + b"[" * 10_000 + b"]" * 10_000 + b',"vs":1,"ve":2}',
+            "nesting",
+        ),
+        (b'{"op":"insert","payload":NaN,"vs":1,"ve":2}', "not_json"),
+        (b'{"op":"insert","payload":1,"vs":1,"ve":2,"ve":3}', "duplicate_key"),
+        (b'{"op":"insert","payload":"\\ud800","vs":1,"ve":2}', "lone_surrogate"),
+        (b'{"op":"insert","payload":1e400,"vs":1,"ve":2}', "number"),
+        (b'{"op":"insert","payload":"' + b"x" * (1 << 20) + b'","vs":1,"ve":2}', "too_large"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_poison_record_goes_to_the_dead_letters_and_the_rest_goes_on(
+    poison: bytes | None, reason: str, place: int
+) -> None:
+    fed = Fed()
+    good = [insert("a", 1, 9), insert("b", 2, 9)]
+    batch = records(*good)
+    batch.insert(place, Record(poison))
+    for offset, record in enumerate(batch):
+        record.offset = offset
+    assert fed.take(batch) == good
+    (letter,) = fed.dead
+    assert (letter.replica, letter.topic, letter.partition, letter.offset) == ("r", "in", 0, place)
+    assert letter.reason == reason
+
+
+@pytest.mark.parametrize(
+    "value", [b"", b"x", b"1.5", b"-1", b"9" * 40, b"\xff", b" 1", "1\u0662".encode()]
+)
+def test_a_header_that_is_no_number_makes_a_dead_letter(value: bytes) -> None:
+    fed = Fed()
+    batch = records(insert("a", 1, 9))
+    batch[0].headers = [("lmerge-incarnation", value)]
+    assert fed.take(batch) == []
+    assert [letter.reason for letter in fed.dead] == ["header"]
+    assert fed.ingest.incarnation == 0
+
+
+def test_foreign_headers_mean_nothing() -> None:
+    fed = Fed()
+    batch = records(insert("a", 1, 9))
+    batch[0].headers = [("traceparent", b"00-xyz")]
+    assert fed.take(batch) == [insert("a", 1, 9)]
+
+
+class Judged:
+    """Rules as it is told, by the stable; remembers what it was asked."""
+
+    def __init__(self, **rulings: Ruling) -> None:
+        self.rulings = {int(name.removeprefix("at_")): each for name, each in rulings.items()}
+        self.asked: list[tuple[str, int, int, int]] = []
+        self.anew = 0
+
+    def stable(self, replica: str, partition: int, vc: int, offset: int) -> Ruling:
+        self.asked.append((replica, partition, vc, offset))
+        return self.rulings.get(vc, Ruling.MERGE)
+
+    def started_over(self, replica: str) -> None:
+        self.anew += 1
+
+
+def judged(fed: Fed, judge: Judged, batch: list[Record]) -> tuple[int, list[Element]]:
+    for number, record in enumerate(batch):
+        record.offset = 10 * number  # with gaps, as transactions make them
+    out: list[Element] = []
+    return fed.ingest.take(0, batch, out, fed.dead, judge=judge), out
+
+
+def test_a_stable_that_waits_stops_its_partition_before_its_record() -> None:
+    fed, judge = Fed(), Judged(at_50=Ruling.WAIT)
+    a, b = insert("a", 1, 9), insert("b", 60, 70)
+    batch = records(Stable(0), a, Stable(50), b)
+    assert judged(fed, judge, batch) == (20, [Stable(0), a])
+    assert judge.asked == [("r", 0, 0, 0), ("r", 0, 50, 20)]
+    assert fed.merge.inputs["r"].stable == 0
+    judge.rulings.clear()
+    out: list[Element] = []
+    assert fed.ingest.take(0, batch[2:], out, fed.dead, judge=judge) == 31
+    assert out == [Stable(50), b]
+    assert fed.ingest.front == 60
+
+
+def test_a_chunk_may_end_with_a_stable() -> None:
+    fed, judge = Fed(), Judged(at_5=Ruling.MERGE_AND_STOP)
+    a = insert("a", 7, 9)
+    assert judged(fed, judge, records(Stable(5), a)) == (1, [Stable(5)])
+    assert judged(fed, judge, records(a)) == (1, [a])
+
+
+def test_a_new_incarnation_is_told_before_its_stables_are_judged() -> None:
+    fed, judge = Fed(), Judged()
+    batch = [*records(Stable(9)), *records(Stable(5), incarnation=1), *records(Stable(7))]
+    assert judged(fed, judge, batch) == (21, [Stable(9)])
+    assert (judge.anew, fed.ingest.stale) == (1, 1)
+    assert [vc for _, _, vc, _ in judge.asked] == [9, 5], "what is stale is not judged"
+
+
+def test_stables_that_are_muted_or_recalled_are_not_judged() -> None:
+    judge = Judged()
+    merge = lmerge()
+    mutes = {0: 15}
+    ingest = Ingest(merge, "r", WireDecoder(), topic="in", partitions=1, mutes=mutes)
+    a = insert("a", 1, 99)
+    batch = records(Stable(50), a, Stable(60))
+    for number, record in enumerate(batch):
+        record.offset = 10 * number
+    out: list[Element] = []
+    ingest.take(0, batch, out, [], judge=judge)
+    assert out == [a, Stable(60)]
+    assert [vc for _, _, vc, _ in judge.asked] == [60]
+
+
+def numbered(*numbers: int, partition: int = 0, incarnation: int = 0) -> list[Record]:
+    """An event for each number, as a writer tells it that may repeat itself."""
+    headers = incarnation_headers(incarnation)
+    said: list[Record] = records(*(insert(f"e{n}", n, 99) for n in numbers), partition=partition)
+    for number, record in zip(numbers, said, strict=True):
+        record.headers = [(SEQ_HEADER, b"%d" % number), *headers]
+    return said
+
+
+def events(*numbers: int) -> list[Element]:
+    return [insert(f"e{n}", n, 99) for n in numbers]
+
+
+def test_what_its_writer_has_written_before_is_left_out_and_counted() -> None:
+    """Also in R4, in which a second insert is a second event."""
+    merge = lmerge("R4")
+    ingest = Ingest(merge, "r", WireDecoder(), topic="in", partitions=2)
+    out: list[Element] = []
+    ingest.take(0, numbered(1, 2, 1), out, [])
+    ingest.take(0, numbered(2, 3, 3, 5), out, [])
+    ingest.take(1, numbered(4), out, [])
+    ingest.take(0, records(insert("e5", 5, 99)), out, [])  # without a number: always
+    assert out == events(1, 2, 3, 5, 4, 5)
+    assert ingest.repeated == 3
+    assert merge.breaches() == []
+
+
+def test_numbers_begin_anew_with_an_incarnation_and_outlive_a_snapshot() -> None:
+    fed = Fed()
+    assert fed.take(numbered(1, 2, 3)) == events(1, 2, 3)
+    restored = Fed()
+    for kind, partition, data in fed.ingest.parts():
+        restored.ingest.restore(kind, partition, data)
+    assert restored.take(numbered(2, 3, 4)) == events(4)
+    assert fed.take(numbered(1, 2, incarnation=1)) == []  # the same events, by their new life
+    assert fed.ingest.repeated == 0
+    assert fed.take(numbered(1, 2, 4, incarnation=1)) == events(4)
+    assert fed.ingest.repeated == 2
+
+
+def test_a_numbered_stable_that_had_to_wait_counts_when_it_is_read_again() -> None:
+    fed, judge = Fed(), Judged(at_50=Ruling.WAIT)
+    batch = numbered(1, 2)
+    batch[1].value = encode(Stable(50))
+    assert judged(fed, judge, batch) == (10, events(1))
+    judge.rulings.clear()
+    out: list[Element] = []
+    fed.ingest.take(0, batch[1:], out, [], judge=judge)
+    assert out == [Stable(50)]
+    assert fed.ingest.repeated == 0
+
+
+@pytest.mark.parametrize("value", [b"0", b"-1", b"x", b"", b"1.5"])
+def test_a_number_that_is_none_makes_a_dead_letter(value: bytes) -> None:
+    fed = Fed()
+    batch = records(insert("a", 1, 9))
+    batch[0].headers = [(SEQ_HEADER, value)]
+    assert fed.take(batch) == []
+    assert [letter.reason for letter in fed.dead] == ["header"]

@@ -1,0 +1,422 @@
+"""Recovery on a real broker: from a snapshot, from an older one, from nothing, and from what else
+is left when topics were damaged, shortened or deleted."""
+
+import asyncio
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiokafka import TopicPartition
+from msgspec.structs import replace
+
+from lmerge_service.config.topology import load
+from lmerge_service.elements import INFINITY, Element, Insert, Stable
+from lmerge_service.errors import StateError
+from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.source import Source
+from lmerge_service.kafka.topics import Topics
+from lmerge_service.merge.commit_record import MARK_KEY, Mark
+from lmerge_service.merge.recovery import Recovery
+from lmerge_service.merge.task_state import TaskState
+from lmerge_service.tdb import TDB
+from tests.service.cluster import Merge, Worker, logical, meaning, replica_streams
+from tests.service.test_worker import _send_a_broken_header
+
+pytestmark = pytest.mark.kafka
+
+
+@pytest.fixture
+def merge(bootstrap: str, tmp_path: Path) -> Merge:
+    """Of one replica, with snapshots as often as possible."""
+    merge = Merge(bootstrap, tmp_path, replicas=("a", "b"))
+    merge.extra = {"snapshot_seconds": 0.3}
+    merge.write()
+    return merge
+
+
+def wait_for_snapshots(merge: Merge, worker: Worker, beyond: int = 1, count: int = 1) -> Mark:
+    """The first mark that names so many snapshots, the newest of a transaction from `beyond` on;
+    a merge that is idle takes none."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        assert worker.process.poll() is None, worker.text()
+        mark = merge.mark()
+        places = () if mark is None else mark.snapshots
+        if mark and len(places) >= count and places[0].transaction >= beyond:
+            return mark
+        nudge(merge)
+    raise AssertionError(f"no snapshots: {mark}")
+
+
+def nudge(merge: Merge) -> None:
+    """Something that is merged and says nothing: a transaction with a mark."""
+    merge.publish("b", [Insert(b'"nudge"', 900, 1_000)])
+    time.sleep(0.05)
+
+
+def rebuilt(worker: Worker) -> dict[str, Any]:
+    """What the log of a worker tells of its only recovery."""
+    (line,) = worker.said("rebuilt")
+    return line
+
+
+def mark_again(merge: Merge, mark: Mark) -> None:
+    """What only a disk that forgets could do: the last mark tells something else."""
+    merge.send_raw(f"{merge.output}.state", [mark.encoded()], key=MARK_KEY)
+
+
+def spoilt(mark: Mark, *which: int) -> Mark:
+    """A mark of snapshots some of which are not what was written."""
+    places = [
+        replace(place, digest="0" * 64) if number in which else place
+        for number, place in enumerate(mark.snapshots)
+    ]
+    return replace(mark, snapshots=tuple(places))
+
+
+def last_mark(merge: Merge) -> Mark:
+    mark = merge.mark()
+    assert mark is not None
+    return mark
+
+
+ETERNAL = Insert(b'"eternal"', 1, INFINITY)
+SHORT = Insert(b'"short"', 15, 20)
+LATER = Insert(b'"later"', 30, 40)
+
+
+def test_a_restart_goes_on_from_the_best_snapshot_that_is_whole(merge: Merge) -> None:
+    """The newest; if it is damaged, the one before; if both are, or the state topic is gone, all
+    is read again. What is alive since the beginning is there each time."""
+
+    def restarted(worker: Worker, live: int) -> int | None:
+        status = worker.wait(
+            lambda s: s["state"] == "running" and s["output"]["live_events"] == live, f"{live}"
+        )
+        assert status["tasks"][0]["restored_from"] == rebuilt(worker)["from_snapshot_of"]
+        assert status["output"]["inserts"] == 0, "nothing is said again"
+        return rebuilt(worker)["from_snapshot_of"]  # type: ignore[no-any-return]
+
+    with merge.worker() as worker:
+        worker.wait_until_running()
+        merge.publish("a", [ETERNAL, SHORT, Stable(10)])
+        wait_for_snapshots(merge, worker, count=2)
+        nudge(merge)
+        merge.wait_until_committed("b", 1)
+        merge.publish("a", [LATER])
+        merge.wait_until_committed("a", 4)
+        worker.kill()
+    mark, live = last_mark(merge), 4
+    with merge.worker() as worker:
+        assert restarted(worker, live) == mark.snapshots[0].transaction
+        worker.kill()
+    mark = last_mark(merge)
+    assert len(mark.snapshots) == 2
+    found = verified(merge, 0)
+    assert [each["damage"] for each in found] == [None, None]
+    assert all(each["live_events"] <= live for each in found), "they are of some time before"
+    mark_again(merge, spoilt(mark, 0))
+    damaged, whole = verified(merge, 4)
+    assert "damaged" in damaged["damage"]
+    assert (whole["damage"], whole["transaction"]) == (None, mark.snapshots[1].transaction)
+    with merge.worker() as worker:
+        assert restarted(worker, live) == mark.snapshots[1].transaction
+        (line,) = worker.said("snapshot not used")
+        assert (line["transaction"], "damaged" in line["error"]) == (
+            mark.snapshots[0].transaction,
+            True,
+        )
+        worker.kill()
+    mark_again(merge, spoilt(last_mark(merge), 0, 1))
+    with merge.worker() as worker:
+        assert restarted(worker, live) is None
+        worker.kill()
+    asyncio.run(delete(merge, f"{merge.output}.state"))
+    with merge.worker() as worker:
+        assert restarted(worker, live) is None
+        merge.publish("a", [Stable(INFINITY)])
+        worker.wait_until_ended()
+        assert worker.terminate() == 0
+    assert merge.says(TDB([(e.payload, e.vs, e.ve) for e in (ETERNAL, SHORT, LATER)]))
+    mark_again(merge, replace(last_mark(merge), version=2))
+    with merge.worker() as worker:
+        assert worker.process.wait(30) == 4
+        (error,) = [line for line in worker.text().splitlines() if line.startswith("error")]
+        assert "version 2, this is version 1" in error
+
+
+def verified(merge: Merge, code: int) -> list[dict[str, Any]]:
+    """What `lmerge state verify` says of the snapshots."""
+    command = [sys.executable, "-m", "lmerge_service.cli", "state", "verify", str(merge.path)]
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    (task,) = json.loads(done.stdout)
+    assert task["mark"]["transaction"] == last_mark(merge).transaction
+    found: list[dict[str, Any]] = task["snapshots"]
+    return found
+
+
+async def delete(merge: Merge, topic: str) -> None:
+    async with Topics(Connection(merge.bootstrap)) as topics:
+        await topics.delete(topic)
+        async with asyncio.timeout(20):
+            while await topics.partitions([topic]):  # noqa: ASYNC110 - nobody says when
+                await asyncio.sleep(0.05)
+
+
+def test_a_snapshot_of_another_policy_is_passed_over(merge: Merge) -> None:
+    with merge.worker() as worker:
+        worker.wait_until_running()
+        merge.publish("a", [ETERNAL, Stable(10)])
+        wait_for_snapshots(merge, worker)
+        worker.kill()
+    merge.extra["policy"] = {"adjust": "eager"}
+    merge.write()
+    with merge.worker() as worker:
+        status = worker.wait_until_running()
+        assert rebuilt(worker)["from_snapshot_of"] is None
+        assert "is of" in worker.said("snapshot not used")[0]["error"]
+        assert status["output"]["live_events"] >= 1
+
+
+def test_a_replica_that_lost_its_beginning_lives_on_by_the_snapshot_alone(merge: Merge) -> None:
+    """With it nothing is needed of the beginning; without it, it is held out, and says why."""
+    with merge.worker() as worker:
+        worker.wait_until_running()
+        merge.publish("a", [ETERNAL, SHORT, Stable(10)])
+        merge.wait_until_committed("a", 3)
+        wait_for_snapshots(merge, worker, beyond=last_mark(merge).transaction)
+        worker.kill()
+    asyncio.run(truncate(merge, "a", 3))
+    with merge.worker() as worker:
+        worker.wait(lambda s: s["replicas"][0]["state"] == "joined", "a to be merged on")
+        assert rebuilt(worker)["from_snapshot_of"] is not None
+        merge.publish("a", [LATER])
+        worker.wait(lambda s: s["output"]["inserts"] == 1, "what a says now")
+        worker.kill()
+    mark_again(merge, replace(last_mark(merge), snapshots=()))
+    with merge.worker() as worker:
+        status = worker.wait(lambda s: s["state"] == "running", "a to be held out")
+        assert status["replicas"][0]["state"] == "held out"
+        assert "begins at offset 3: what was before is gone" in status["replicas"][0]["why"]
+        (first, *_) = worker.said("replica held out")
+        assert "begins at offset 3, and 0 is needed to rebuild the merge" in first["why"]
+        merge.publish("b", [ETERNAL, SHORT, LATER, Stable(INFINITY)])
+        worker.wait_until_ended()
+    found = merge.audit().tdb
+    assert {(b'"eternal"', 1, INFINITY), (b'"short"', 15, 20), (b'"later"', 30, 40)} <= set(found)
+
+
+async def truncate(merge: Merge, replica: str, before: int) -> None:
+    class Until:
+        before_offset = before
+
+    async with Topics(Connection(merge.bootstrap)) as topics:
+        await topics._admin.delete_records({TopicPartition(merge.topics[replica], 0): Until()})
+
+
+def test_a_replica_that_cannot_be_read_again_is_held_out_of_the_recovery(merge: Merge) -> None:
+    """A batch that has become unreadable since it was merged is no reason to stop everybody."""
+    with merge.worker() as worker:
+        worker.wait_until_running()
+        merge.publish("a", [ETERNAL, Stable(10)])
+        merge.publish("b", [SHORT])
+        merge.wait_until_committed("a", 2)
+        worker.kill()
+    asyncio.run(_send_a_broken_header(merge.bootstrap, merge.topics["a"]))
+    mark = last_mark(merge)
+    a = mark.replicas["a"]
+    read = replace(a, partitions={0: replace(a.partitions[0], next=3)})
+    mark_again(merge, replace(mark, replicas={**mark.replicas, "a": read}, snapshots=()))
+    with merge.worker() as worker:
+        worker.wait_until_running()
+        (first, *_) = worker.said("replica held out")
+        assert "cannot be read at offset" in first["why"]
+        merge.publish("b", [ETERNAL, Stable(INFINITY)])
+        worker.wait_until_ended()
+    assert merge.says(TDB([(b'"eternal"', 1, INFINITY), (b'"short"', 15, 20)]))
+
+
+def test_kill_9_at_random_points_while_snapshots_are_taken(merge: Merge) -> None:
+    """The replicas speak all the time, and the audit is equal in the end."""
+    chance = random.Random(seed := time.time_ns())
+    print("seed", seed)
+    merge.extra |= {"limits": {"batch_records": 40}, "snapshot_seconds": 0.05}
+    merge.write()
+    lives = logical(1_200, seed=41)
+    streams = {name: replica_streams(lives, seed=41)[name] for name in "ab"}
+    sources: list[int | None] = []
+    with merge.speaking(streams, {"b": 3}, elements=3):
+        for _ in range(4):
+            with merge.worker() as worker:
+                worker.wait_until_it("leads")
+                time.sleep(chance.uniform(0, 0.6))
+                worker.kill()
+                sources.append(rebuilt(worker)["from_snapshot_of"])
+    with merge.worker() as worker:
+        worker.wait_until_ended()
+        assert worker.terminate() == 0
+    known = [each for each in sources if each is not None]
+    print("restored from", sources)
+    assert known == sorted(known)
+    assert known, "snapshots were taken between the kills, and used"
+    assert merge.says(meaning(lives))
+
+
+# --- one recovery, in this process ----------------------------------------------------------------
+
+
+async def recovery_of(
+    merge: Merge, stack: AsyncExitStack, source: Source | None = None, partition: int = 0
+) -> Recovery:
+    topology, connection = load(merge.path), Connection(merge.bootstrap)
+    return Recovery(
+        await stack.enter_async_context(source or Source(connection)),
+        await stack.enter_async_context(Topics(connection)),
+        output=TopicPartition(merge.output, partition),
+        state=TopicPartition(f"{merge.output}.state", partition),
+        fresh=lambda: TaskState(topology, partition, tallies={}, clock=time.monotonic),
+        replicas=lambda: {each.name: each for each in topology.replicas},
+    )
+
+
+class Late(Source):
+    """Sees the end of a topic late, as while the markers of a transaction are being written."""
+
+    topic, asked = "", 0
+
+    async def ends(
+        self, partitions: Sequence[TopicPartition], *, seconds: float = 15
+    ) -> dict[TopicPartition, int]:
+        found = await super().ends(partitions, seconds=seconds)
+        for tp in partitions:
+            if tp.topic == self.topic:
+                self.asked += 1
+                found[tp] = found[tp] if self.asked > 3 else 0
+        return found
+
+
+def test_n4_a_numbered_record_in_the_output_that_is_no_repeat_is_no_secret(merge: Merge) -> None:
+    """A merge in Spark writes some records twice; what only uses their numbers is another's."""
+    said = [ETERNAL, Insert(b'"next"', 3, 20)]
+    with merge.worker() as worker:
+        worker.wait_until_running()
+        merge.publish("a", said)
+        merge.wait_until_committed("a", 2)
+        worker.kill()
+    merge.topics["out"] = merge.output
+
+    async def followed() -> TaskState:
+        async with AsyncExitStack() as stack:
+            recovery = await recovery_of(merge, stack)
+            return await recovery.recover(None, fenced=True)
+
+    merge.publish("out", said[:1], seq=1)
+    assert asyncio.run(followed()).counted == 2
+    merge.publish("out", [Insert(b'"another"', 4, 20)], seq=1)
+    with pytest.raises(StateError, match="not the record number 1 that was there"):
+        asyncio.run(followed())
+
+
+def test_a_follower_waits_for_output_that_is_visible_later_than_its_mark(merge: Merge) -> None:
+    with merge.worker() as worker:
+        worker.wait_until_running()
+        merge.publish("a", [ETERNAL, Stable(10)])
+        merge.wait_until_committed("a", 2)
+        worker.kill()
+
+    async def follow() -> None:
+        source = Late(Connection(merge.bootstrap))
+        source.topic = merge.output
+        async with AsyncExitStack() as stack:
+            recovery = await recovery_of(merge, stack, source)
+            mark = await recovery.last_mark(fenced=False)
+            state = await recovery.recover(mark, fenced=False)
+            assert (state.merge.max_stable, len(state.merge), source.asked) == (10, 1, 4)
+
+    asyncio.run(asyncio.wait_for(follow(), 30))
+
+
+def test_a_replica_that_was_merged_anew_is_merged_anew_by_who_follows(merge: Merge) -> None:
+    """As after its topic could not be seen for a while: the same topic, the same attachment, and
+    the operator has forgotten all of it."""
+    with merge.worker() as worker:
+        worker.wait_until_running()
+        merge.publish("a", [ETERNAL, Insert(b'"x"', 15, 20), Stable(12)])
+        merge.wait_until_committed("a", 3)
+        worker.kill()
+    mark = last_mark(merge)
+    a = mark.replicas["a"]
+    again = replace(a, since=mark.transaction + 2, partitions={0: replace(a.partitions[0], next=1)})
+    anew = replace(mark, transaction=mark.transaction + 2, replicas={**mark.replicas, "a": again})
+
+    async def follow() -> None:
+        async with AsyncExitStack() as stack:
+            recovery = await recovery_of(merge, stack)
+            state = await recovery.recover(mark, fenced=False)
+            assert (state.merge.inputs["a"].stable, state.merge.inputs["a"].inserts) == (12, 2)
+            await recovery.follow(state, anew, fenced=False)
+            heard = state.merge.inputs["a"]
+            assert (heard.stable, heard.inserts) == (-(2**63), 1)
+            assert state.mark().replicas["a"] == again
+
+    asyncio.run(asyncio.wait_for(follow(), 30))
+
+
+def test_a_co_partitioned_replica_is_as_wide_after_a_restart_as_before(merge: Merge) -> None:
+    """The task reads one partition of it: its number says nothing about how many there are."""
+    topic = merge.topics["a"]
+    merge.extra = {
+        "output": {"topic": merge.output, "partitions": 3},
+        "replicas": [{"name": "a", "topic": topic, "co_partitioned": True}],
+    }
+    merge.write()
+    with merge.worker() as worker:
+        merge.publish("a", [Stable(10)], partitions=3)
+        worker.wait(lambda s: s["output"]["stable_point"] == 10, "stable(10)")
+        worker.kill()
+
+    async def recover() -> tuple[int, int, int]:
+        async with AsyncExitStack() as stack:
+            recovery = await recovery_of(merge, stack, partition=1)
+            mark = await recovery.last_mark(fenced=False)
+            state = await recovery.recover(mark, fenced=False)
+            a = state.replicas.states["a"]
+            assert a.ingest is not None
+            return a.width, a.ingest.partitions, state.merge.inputs["a"].stable
+
+    assert asyncio.run(asyncio.wait_for(recover(), 30)) == (3, 1, 10)
+
+
+def test_what_another_policy_would_have_said_is_missed_once_however_often_it_is_tried(
+    merge: Merge,
+) -> None:
+    """An event that `half_frozen` holds back goes out at once under `first`."""
+    merge.extra["policy"] = {"insert": "half_frozen"}
+    merge.write()
+    with merge.worker() as worker:
+        worker.wait_until_running()
+        merge.publish("a", [ETERNAL])
+        merge.wait_until_committed("a", 1)
+        wait_for_snapshots(merge, worker, count=2)
+        worker.kill()
+    del merge.extra["policy"]
+    merge.write()
+
+    async def recover() -> list[Element]:
+        async with AsyncExitStack() as stack:
+            recovery = await recovery_of(merge, stack)
+            mark = await recovery.last_mark(fenced=False)
+            assert mark is not None
+            for _ in range(2):
+                state = await recovery.recover(mark, fenced=False)
+            return [each for each in state.missed if each == ETERNAL]
+
+    assert asyncio.run(asyncio.wait_for(recover(), 30)) == [ETERNAL]

@@ -1,0 +1,95 @@
+"""The life of a replica: the table is whole, and the documentation shows it."""
+
+from collections import deque
+from pathlib import Path
+
+import pytest
+
+from lmerge_service.merge.replica_states import (
+    DECISIONS,
+    LIFE,
+    Event,
+    State,
+    Wish,
+    after,
+    as_markdown,
+    seen,
+    wish_after,
+    wish_of,
+)
+
+
+def test_every_state_is_reached_from_joining_and_every_event_does_something() -> None:
+    reached, queue = {State.JOINING}, deque([State.JOINING])
+    while queue:
+        for target in LIFE[queue.popleft()].values():
+            if target not in reached:
+                reached.add(target)
+                queue.append(target)
+    assert reached == set(State)
+    assert {event for moves in LIFE.values() for event in moves} == set(Event)
+
+
+def test_an_ordinary_life() -> None:
+    state: State | None = State.GONE
+    walked = []
+    for event in (
+        Event.ATTACH, Event.JOIN, Event.PAUSE, Event.RESUME, Event.JOIN, Event.HOLD_OUT,
+        Event.TAKE_IN, Event.QUARANTINE, Event.RELEASE, Event.DETACH, Event.LEAVE,
+    ):  # fmt: skip
+        assert state is not None
+        state = after(state, event)
+        walked.append(state)
+    assert walked == [
+        "joining", "joined", "paused", "joining", "joined", "held out",
+        "joining", "quarantined", "joining", "leaving", "gone",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("state", "event"),
+    [
+        (State.GONE, Event.DETACH),
+        (State.GONE, Event.QUARANTINE),
+        (State.LEAVING, Event.RELEASE),
+        (State.JOINED, Event.ATTACH),
+        (State.JOINED, Event.RELEASE),
+        (State.QUARANTINED, Event.ATTACH),
+        (State.QUARANTINED, Event.JOIN),
+        (State.QUARANTINED, Event.QUARANTINE),
+        (State.HELD_OUT, Event.JOIN),
+    ],
+)
+def test_what_is_not_in_the_table_does_not_happen(state: State, event: Event) -> None:
+    assert after(state, event) is None
+
+
+@pytest.mark.parametrize("state", State)
+def test_the_log_and_the_task_agree_about_every_move(state: State) -> None:
+    for event in Event:
+        target = after(state, event)
+        if event in DECISIONS:
+            expected = None if target is None else wish_of(target)
+            assert wish_after(wish_of(state), event) is expected
+        elif target is not None:
+            assert wish_of(target) is wish_of(state)
+
+
+@pytest.mark.parametrize("wish", Wish)
+def test_what_a_task_sees_never_contradicts_what_was_decided(wish: Wish) -> None:
+    for bits in range(16):
+        held_out, paused, joined, left = (bool(bits & 1 << n) for n in range(4))
+        state = seen(wish, held_out=held_out, paused=paused, joined=joined, left=left)
+        assert wish_of(state) is wish
+
+
+def test_a_task_shows_the_gravest_of_what_it_sees() -> None:
+    wish = Wish.ATTACHED
+    assert seen(wish, held_out=True, paused=True, joined=True, left=False) is State.HELD_OUT
+    assert seen(wish, held_out=False, paused=True, joined=True, left=False) is State.PAUSED
+    assert seen(wish, held_out=False, paused=False, joined=True, left=False) is State.JOINED
+    assert seen(wish, held_out=False, paused=False, joined=False, left=False) is State.JOINING
+
+
+def test_the_documentation_has_the_table() -> None:
+    assert as_markdown() in Path("docs/operations/control.md").read_text()

@@ -1,1 +1,0 @@
-"""`lmerge up` and `down`: the section, the plan, and real processes."""
