@@ -33,9 +33,9 @@ __all__ = (
     "Kafka",
     "Limits",
     "Output",
+    "OutputPolicy",
     "Properties",
     "Replica",
-    "Speaking",
     "Stream",
     "Topology",
     "load",
@@ -204,7 +204,7 @@ class Replica(Stream):
     name: Name
 
 
-class Speaking(_Model):
+class OutputPolicy(_Model):
     """When the output speaks; see docs/semantics.md, "Policies"."""
 
     insert: str = "first"
@@ -215,7 +215,7 @@ class Speaking(_Model):
     """max, lag(d) or quorum(k): how far the output's stable goes."""
 
     @model_validator(mode="after")
-    def _known(self) -> "Speaking":
+    def _known(self) -> "OutputPolicy":
         self.policy()
         return self
 
@@ -330,7 +330,7 @@ class Topology(_Model):
     the whole payload. A dot goes into an object; a field that is not there is null."""
     case: str = Case.R3.value
     """R0 to R4, or auto: the strongest case that the replicas' properties allow together."""
-    policy: Speaking = Speaking()
+    policy: OutputPolicy = OutputPolicy()
     replicas: tuple[Replica, ...] = Field(min_length=1)
     nfc: bool = False
     """Normalise strings of payloads to NFC before they are compared."""

@@ -188,10 +188,10 @@ def weakened(
     if Case(case) <= merge.case:
         raise ValueError(f"{case} is not weaker than {merge.case}")
     weaker = lmerge(case, merge.policy)
-    weaker.load_output(output)
+    weaker.replay_output(output)
     weaker.attach_like(merge)
     missed: list[Element] = []
     for name, partition, element in inputs:
-        missed += weaker.recall(name, (element,), partition)
+        missed += weaker.replay_input(name, (element,), partition)
     weaker.breaches()  # they were reported when they happened
     return weaker, missed

@@ -75,7 +75,7 @@ class Node(msgspec.Struct, eq=False):
         self.claims.discard(source)
         return True
 
-    def tellers(self) -> list[Input]:
+    def contributing_inputs(self) -> list[Input]:
         """The inputs that have inserted the event and still have it."""
         claims = self.claims or ()
         return [source for source in self.ends if source not in claims]

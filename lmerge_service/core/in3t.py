@@ -191,7 +191,7 @@ class In3t(Index[Node]):
             self._differing[source][node] = None
         self._watch(node, source)
 
-    def tell_first(self, node: Node, source: Input, ve: int) -> None:
+    def add_first(self, node: Node, source: Input, ve: int) -> None:
         """An input that has no event of a half-frozen node has one now."""
         node.ends[source] = [ve]
         if ve < self.stable:

@@ -68,7 +68,7 @@ class LMR0(Ordered):
     def _is_new(self, source: Input, element: Insert[Any]) -> bool:
         return self._last is None
 
-    def _load(self, element: Insert[Any], tellers: Sequence[Input] = ()) -> None:
+    def _load(self, element: Insert[Any], contributing_inputs: Sequence[Input] = ()) -> None:
         self._last = element
 
     def _events(self) -> Iterator[tuple[Insert[Any], Sequence[Input]]]:

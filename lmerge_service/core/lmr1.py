@@ -79,7 +79,7 @@ class LMR1(Ordered):
         place = source.at_front if source.front == element.vs else 0
         return place == len(self._tied)
 
-    def _load(self, element: Insert[Any], tellers: Sequence[Input] = ()) -> None:
+    def _load(self, element: Insert[Any], contributing_inputs: Sequence[Input] = ()) -> None:
         self._tied.append(element)
 
     def _events(self) -> Iterator[tuple[Insert[Any], Sequence[Input]]]:

@@ -38,11 +38,11 @@ __all__ = ("LMR2",)
 class _Tie:
     """An event at max_vs: its end on the output, and who has told it."""
 
-    __slots__ = ("tellers", "ve")
+    __slots__ = ("contributing_inputs", "ve")
 
-    def __init__(self, ve: int, *tellers: Input) -> None:
+    def __init__(self, ve: int, *contributing_inputs: Input) -> None:
         self.ve = ve
-        self.tellers = list(tellers)
+        self.contributing_inputs = list(contributing_inputs)
 
 
 class LMR2(Ordered):
@@ -74,10 +74,10 @@ class LMR2(Ordered):
             self._repeat(source, element, tie)
 
     def _repeat(self, source: Input, element: Insert[Any], tie: _Tie) -> None:
-        if source in tie.tellers:
+        if source in tie.contributing_inputs:
             self._blame(source, BreachKind.DUPLICATE_KEY, element)
             return
-        tie.tellers.append(source)
+        tie.contributing_inputs.append(source)
         if element.ve != tie.ve:
             kept = Event(element.payload, element.vs, tie.ve)
             self._blame(source, BreachKind.FROZEN_END_DISAGREES, element, kept)
@@ -88,8 +88,8 @@ class LMR2(Ordered):
     def _forget(self, source: Input) -> None:
         super()._forget(source)
         for tie in self._tied.values():
-            if source in tie.tellers:
-                tie.tellers.remove(source)
+            if source in tie.contributing_inputs:
+                tie.contributing_inputs.remove(source)
 
     def _repeats(self, element: Insert[Any]) -> bool:
         return element.payload in self._tied
@@ -97,15 +97,17 @@ class LMR2(Ordered):
     def _is_new(self, source: Input, element: Insert[Any]) -> bool:
         return not self._repeats(element)
 
-    def _load(self, element: Insert[Any], tellers: Sequence[Input] = ()) -> None:
-        self._tied[element.payload] = _Tie(element.ve, *tellers)
+    def _load(self, element: Insert[Any], contributing_inputs: Sequence[Input] = ()) -> None:
+        self._tied[element.payload] = _Tie(element.ve, *contributing_inputs)
 
     def _events(self) -> Iterator[tuple[Insert[Any], Sequence[Input]]]:
         for payload, tie in self._tied.items():
-            yield Insert(payload, self.max_vs, tie.ve), tie.tellers
+            yield Insert(payload, self.max_vs, tie.ve), tie.contributing_inputs
 
     def check(self) -> None:
         super().check()
         attached = set(self.inputs.values())
         for payload, tie in self._tied.items():
-            assert attached.issuperset(tie.tellers), f"T3: {payload!r} is told by {tie.tellers}"
+            assert attached.issuperset(tie.contributing_inputs), (
+                f"T3: {payload!r} is told by {tie.contributing_inputs}"
+            )

@@ -42,7 +42,7 @@ from lmerge_service.core.breaches import BreachKind
 from lmerge_service.core.case import Case
 from lmerge_service.core.in2t import In2t, Node
 from lmerge_service.core.inputs import Input
-from lmerge_service.core.operator import Operator, Versions, foreign
+from lmerge_service.core.operator import Operator, Versions, unexpected_output
 from lmerge_service.core.policy import Policy
 from lmerge_service.core.snapshots import Head, hashable, portable, some
 from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
@@ -195,15 +195,15 @@ class LMR3(Operator):
     def _is_awaited(self, node: Node) -> bool:
         """The insert policy lets an event out that is not out yet."""
         match self.policy.insert:
-            case _ if self._recalling:
+            case _ if self._replaying:
                 return False
             case "leader":
-                tellers = node.tellers()
-                return any(leader in tellers for leader in self._leaders())
+                contributing_inputs = node.contributing_inputs()
+                return any(leader in contributing_inputs for leader in self._leaders())
             case "half_frozen":
                 return False
             case _:
-                return len(node.tellers()) >= self.policy.witnesses(len(self.inputs))
+                return len(node.contributing_inputs()) >= self.policy.witnesses(len(self.inputs))
 
     def _reflect(self, source: Input, node: Node, ve: int, out: list[Element]) -> None:
         """Lets the output follow an input's word at once, if that is still legal."""
@@ -257,7 +257,7 @@ class LMR3(Operator):
         leader = voters[0] if len(voters) == 1 else self._elected(voters, node, t)
         end = node.ends.get(leader)
         if node.out is None:
-            if end is not None and node.tellers():
+            if end is not None and node.contributing_inputs():
                 self._emit_insert(leader, node, end, out)
         elif end is None and not node.half_frozen:
             self._emit_adjust(node, node.vs, out)  # unfrozen, and the leader says it is not there
@@ -282,7 +282,7 @@ class LMR3(Operator):
             return having[0] if having else voters[0]
         votes = Counter(views.values())
         winner = max(views, key=lambda source: votes[views[source]])
-        if node.out is not None or node.tellers():
+        if node.out is not None or node.contributing_inputs():
             for source in voters:
                 if source not in node.ends:
                     self._blame_once(source, BreachKind.HALF_FROZEN_MISSING, node, t)
@@ -343,7 +343,7 @@ class LMR3(Operator):
 
     def versions(self) -> Iterator[Versions]:
         for node in self._index:
-            ends = [(source.name, [node.ends[source]]) for source in node.tellers()]
+            ends = [(source.name, [node.ends[source]]) for source in node.contributing_inputs()]
             yield node.payload, node.vs, [] if node.out is None else [node.out], ends
 
     def _load_insert(self, element: Insert[Any]) -> None:
@@ -351,13 +351,13 @@ class LMR3(Operator):
         if node is None:
             node = self._index.add(element.vs, element.payload)
         elif node.out is not None:
-            raise foreign(element, self.max_stable)
+            raise unexpected_output(element, self.max_stable)
         node.out = element.ve
 
     def _load_adjust(self, element: Adjust[Any]) -> None:
         node = self._index.find(element.vs, element.payload)
         if node is None or node.out != element.vold:
-            raise foreign(element, self.max_stable)
+            raise unexpected_output(element, self.max_stable)
         if element.ve == element.vs:
             node.out = None
             self._index.delete_if_unused(node)
@@ -434,6 +434,6 @@ class LMR3(Operator):
                 live = node.out is not None and node.out >= self.max_stable
                 assert live, f"L1: {node} at max_stable {self.max_stable}"
             if self._first and self._lazy and node.out is None:
-                assert not node.tellers(), f"L2: {node} is not on the output"
+                assert not node.contributing_inputs(), f"L2: {node} is not on the output"
             assert attached.issuperset(node.ends), f"L3: {node} has an entry of a detached input"
         assert self.max_stable < INFINITY or not len(self._index), "L4: state after the end"

@@ -56,7 +56,7 @@ from lmerge_service.core.breaches import BreachKind
 from lmerge_service.core.case import Case
 from lmerge_service.core.in3t import In3t, Node, beyond, has
 from lmerge_service.core.inputs import Input
-from lmerge_service.core.operator import Operator, Versions, foreign
+from lmerge_service.core.operator import Operator, Versions, unexpected_output
 from lmerge_service.core.policy import Policy
 from lmerge_service.core.snapshots import Head, hashable, portable, some
 from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
@@ -102,7 +102,7 @@ class LMR4(Operator):
             return super().process_batch(name, elements, partition)
         out: list[Element] = []
         index = self._index
-        nodes, frozen, add, tell_first = index.nodes, index.frozen, index.add, index.tell_first
+        nodes, frozen, add, add_first = index.nodes, index.frozen, index.add, index.add_first
         own_stable, max_stable = source.stables[partition], self.max_stable
         new = told = late = 0
         for element in elements:
@@ -114,7 +114,7 @@ class LMR4(Operator):
                         late += 1
                         continue
                     if source not in node.ends:
-                        tell_first(node, source, element.ve)
+                        add_first(node, source, element.ve)
                         told += 1
                         continue
                 else:
@@ -203,7 +203,7 @@ class LMR4(Operator):
     def _awaited(self, node: Node) -> int:
         """How many events an insert policy other than `first` lets out."""
         match self.policy.insert:
-            case _ if self._recalling:
+            case _ if self._replaying:
                 return 0
             case "leader":
                 leading = (len(node.ends.get(leader, ())) for leader in self._leaders())
@@ -369,7 +369,7 @@ class LMR4(Operator):
     def _load_adjust(self, element: Adjust[Any]) -> None:
         node = self._index.find(element.vs, element.payload)
         if node is None or not has(node.out, element.vold):
-            raise foreign(element, self.max_stable)
+            raise unexpected_output(element, self.max_stable)
         if element.ve == element.vs:
             self._index.take_out(node, element.vold)
             self._index.delete_if_unused(node)

@@ -20,10 +20,10 @@ Invariants
     O4  What is said next depends on what inputs and output have said, and on nothing else.
 
 Following
-    By O4 an operator can be kept like another one, the original, that runs elsewhere: `load_output`
-    takes what that one's output has said, `attach`, `detach` and `accept` what was decided about
-    its inputs, and `recall` what they have said. Whoever follows from the beginning rebuilds; from
-    a snapshot, recovers; and for ever, stands by.
+    By O4 an operator can follow another one, the original, that runs elsewhere: `replay_output`
+    takes the elements that the original has emitted, `attach`, `detach` and `accept` the decisions
+    about its inputs, and `replay_input` the elements that the inputs have sent. An operator that
+    follows from the beginning rebuilds; from a snapshot, it recovers; for ever, it is a standby.
 """
 
 from abc import ABC, abstractmethod
@@ -42,7 +42,7 @@ from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, St
 from lmerge_service.errors import StateError
 from lmerge_service.tdb import Event
 
-__all__ = ("Gap", "Operator", "Versions", "foreign")
+__all__ = ("Gap", "Operator", "Versions", "unexpected_output")
 
 Versions: TypeAlias = tuple[Any, int, Sequence[int], Sequence[tuple[str, Sequence[int]]]]
 """Payload and vs of live events; the ends that the output gives them; for inputs that have them, by
@@ -77,7 +77,7 @@ class Operator(ABC):
         self._stats = Stats()
         self._incarnations: dict[str, int] = {}
         self._breaches: deque[Breach] = deque(maxlen=_KEPT_BREACHES)
-        self._recalling = False
+        self._replaying = False
         self._own_stable = START  # of the partition whose adjust is looked at
         self._lazy = policy.adjust == "lazy"
         self._eager = policy.adjust == "eager"
@@ -166,8 +166,8 @@ class Operator(ABC):
         source = self.inputs[gap.input]
         source.accept_gap()
         out: list[Element] = []
-        self._welcome(source, out)
-        self._settle(out)
+        self._on_joined(source, out)
+        self._advance_stable(out)
         return gap, out
 
     def accept(self, name: str, end: int) -> None:
@@ -182,7 +182,7 @@ class Operator(ABC):
         if source is None or source.joining_at != end:
             raise ValueError(f"no input {name!r} that joins at {end} is attached")
         source.accept_gap()
-        self._take_up()
+        self._apply_deferred()
 
     # --- elements -----------------------------------------------------------------------------
 
@@ -241,21 +241,21 @@ class Operator(ABC):
         before = source.stables[partition]
         if element.vc > before:
             source.advance(partition, element.vc)
-            self._settle(out)
+            self._advance_stable(out)
         elif element.vc < before:
             self._blame(source, BreachKind.STABLE_REGRESSION, element)
 
-    def _settle(self, out: list[Element]) -> None:
+    def _advance_stable(self, out: list[Element]) -> None:
         """Moves the output to the stable that the joined inputs give, as often as that helps
         others to be joined."""
         while True:
-            t, voters = self._decided()
+            t, voters = self._next_stable()
             if t <= self.max_stable:
                 return
             self._freeze(voters, t, out)
             self._emit_stable(t, voters[0], out)
 
-    def _decided(self) -> tuple[int, Sequence[Input]]:
+    def _next_stable(self) -> tuple[int, Sequence[Input]]:
         """The stable point that the policy gives, and the inputs that decide what is frozen by
         it, the highest first; ties go to the input attached first."""
         joined = [source for source in self.inputs.values() if source.joined]
@@ -276,7 +276,7 @@ class Operator(ABC):
             self._stats.switches += self._stats.leader is not None
             self._stats.leader = leader.name
         for source in self._join(t):
-            self._welcome(source, out)
+            self._on_joined(source, out)
 
     def _join(self, t: int) -> list[Input]:
         """Has the inputs joined that are correct from the stable point t on; gives them."""
@@ -300,11 +300,11 @@ class Operator(ABC):
     def _at_once(self) -> bool:
         """Whether an event that is not out goes out with its first insert. While recalling it
         may be not out because a revision that was reflected had removed it."""
-        return self._first and (self._lazy or not self._recalling)
+        return self._first and (self._lazy or not self._replaying)
 
     def _reflects(self, source: Input) -> bool:
         """Whether revisions by this input go out at once."""
-        return not self._recalling and (self._eager or self._is_leader(source))
+        return not self._replaying and (self._eager or self._is_leader(source))
 
     # --- what a case adds -----------------------------------------------------------------------
 
@@ -322,10 +322,10 @@ class Operator(ABC):
     def _enter(self, source: Input) -> None:  # noqa: B027 (few cases do)
         """Makes room for a new input."""
 
-    def _welcome(self, source: Input, out: list[Element]) -> None:  # noqa: B027 (few cases do)
+    def _on_joined(self, source: Input, out: list[Element]) -> None:  # noqa: B027 (few cases do)
         """Takes up what an input said while it was joining, where the case had to put it off."""
 
-    def _take_up(self) -> None:  # noqa: B027 (few cases do)
+    def _apply_deferred(self) -> None:  # noqa: B027 (few cases do)
         """The same for all inputs that are joined, as far as the loaded output has said it."""
 
     @abstractmethod
@@ -384,7 +384,8 @@ class Operator(ABC):
 
         >>> from lmerge_service.core import lmerge
         >>> merge = lmerge("R3")
-        >>> merge.load_output([Insert("p", 1, 5), Insert("q", 2, 9), Stable(7), Insert("r", 8, 12)])
+        >>> output = [Insert("p", 1, 5), Insert("q", 2, 9), Stable(7), Insert("r", 8, 12)]
+        >>> merge.replay_output(output)
         >>> [(event.payload, event.ve) for event in merge.live_output()]
         [('q', 9), ('r', 12)]
         """
@@ -404,13 +405,14 @@ class Operator(ABC):
         """
         return None
 
-    def load_output(self, elements: Iterable[Element]) -> None:
+    def replay_output(self, elements: Iterable[Element]) -> None:
         """Takes what the output has said since: from its beginning, or since this operator was
         where the original was. In steps as large or small as one likes, tell it
 
-        (a) by `load_output` what the output has said, in one call or several;
+        (a) by `replay_output` what the output has said, in one call or several;
         (b) by `attach`, `detach` and `accept` what was decided about inputs, in order;
-        (c) by `recall` what the inputs that are attached now have said, each partition in order.
+        (c) by `replay_input` what the inputs that are attached now have sent, each partition in
+            order.
 
         After each step the operator goes on like the original at that point (promise 7), whatever
         inputs do, but for the order of elements of one vs before one stable: that is the order of
@@ -430,23 +432,23 @@ class Operator(ABC):
             match element:
                 case Insert():
                     if element.vs < self.max_stable:
-                        raise foreign(element, self.max_stable)
+                        raise unexpected_output(element, self.max_stable)
                     self._load_insert(element)
                     self._stats.inserts += 1
                 case Adjust():
                     if min(element.vold, element.ve) < self.max_stable:
-                        raise foreign(element, self.max_stable)
+                        raise unexpected_output(element, self.max_stable)
                     self._load_adjust(element)
                     self._stats.adjusts += 1
                     self._stats.removals += element.ve == element.vs
                 case Stable(vc):
                     if vc <= self.max_stable:
-                        raise foreign(element, self.max_stable)
+                        raise unexpected_output(element, self.max_stable)
                     self._load_stable(vc)
                     self._stats.stables += 1
                     self.max_stable = vc
                     self._join(vc)
-        self._take_up()
+        self._apply_deferred()
 
     @abstractmethod
     def _load_insert(self, element: Insert[Any]) -> None: ...
@@ -457,7 +459,9 @@ class Operator(ABC):
     @abstractmethod
     def _load_stable(self, vc: int) -> None: ...
 
-    def recall(self, name: str, elements: Iterable[Element], partition: int = 0) -> list[Element]:
+    def replay_input(
+        self, name: str, elements: Iterable[Element], partition: int = 0
+    ) -> list[Element]:
         """Takes elements that the original took before its output reached what was loaded. What an
         input said that is detached by now does not matter any more.
 
@@ -472,11 +476,11 @@ class Operator(ABC):
         """
         if name not in self.inputs and name in self._incarnations:
             return []
-        self._recalling = True
+        self._replaying = True
         try:
             return self.process_batch(name, elements, partition)
         finally:
-            self._recalling = False
+            self._replaying = False
 
     def parts(self, nodes: int = 2_000) -> Iterator[bytes]:
         """The whole state, but for breaches that nobody has fetched, in parts: first one that
@@ -550,7 +554,7 @@ class Operator(ABC):
 
     def check(self) -> None:
         """Asserts every invariant, in words."""
-        t, _ = self._decided()
+        t, _ = self._next_stable()
         assert t <= self.max_stable, f"O1: the output should be at {t}, not {self.max_stable}"
         for source in self.inputs.values():
             source.check()
@@ -558,7 +562,7 @@ class Operator(ABC):
                 assert source.joining_at > self.max_stable, f"O2: {source} should be joined"
 
 
-def foreign(element: Element, max_stable: int) -> StateError:
+def unexpected_output(element: Element, max_stable: int) -> StateError:
     """What to raise for an element of the output that is not ours."""
     return StateError(
         f"the output holds {element} where a merge at stable({max_stable}) cannot have put it: "

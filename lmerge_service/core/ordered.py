@@ -30,7 +30,7 @@ from typing import Any, ClassVar, TypeAlias
 from lmerge_service.core.breaches import BreachKind
 from lmerge_service.core.case import Case
 from lmerge_service.core.inputs import Input
-from lmerge_service.core.operator import Operator, foreign
+from lmerge_service.core.operator import Operator, unexpected_output
 from lmerge_service.core.policy import Policy
 from lmerge_service.core.snapshots import hashable, portable
 from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert
@@ -101,11 +101,11 @@ class Ordered(InOrder):
     def _kept(self) -> int:
         """How many events at max_vs are kept."""
 
-    def _welcome(self, source: Input, out: list[Element]) -> None:
+    def _on_joined(self, source: Input, out: list[Element]) -> None:
         for element in self._waiting.pop(source, ()):
             self._insert(source, element, out)
 
-    def _take_up(self) -> None:
+    def _apply_deferred(self) -> None:
         for source in [source for source in self._waiting if source.joined]:
             waiting = self._waiting[source]
             while waiting and not self._goes_out(source, waiting[0]):
@@ -113,11 +113,13 @@ class Ordered(InOrder):
             if not waiting:
                 del self._waiting[source]
 
-    def recall(self, name: str, elements: Iterable[Element], partition: int = 0) -> list[Element]:
+    def replay_input(
+        self, name: str, elements: Iterable[Element], partition: int = 0
+    ) -> list[Element]:
         source, out = self.inputs.get(name), list[Element]()
         if source is not None and source.joined:  # what waits still was cut off the output
-            self._welcome(source, out)
-        return out + super().recall(name, elements, partition)
+            self._on_joined(source, out)
+        return out + super().replay_input(name, elements, partition)
 
     def _goes_out(self, source: Input, element: Insert[Any]) -> bool:
         """Whether the output does not have an insert yet, and would."""
@@ -147,7 +149,7 @@ class Ordered(InOrder):
 
     def _load_insert(self, element: Insert[Any]) -> None:
         if element.vs < self.max_vs or (element.vs == self.max_vs and self._repeats(element)):
-            raise foreign(element, self.max_stable)
+            raise unexpected_output(element, self.max_stable)
         if element.vs > self.max_vs:
             self._advance(element.vs)
         self._load(element)
@@ -157,11 +159,11 @@ class Ordered(InOrder):
         """Whether the output cannot have this event besides the ones it has at max_vs."""
 
     @abstractmethod
-    def _load(self, element: Insert[Any], tellers: Sequence[Input] = ()) -> None:
+    def _load(self, element: Insert[Any], contributing_inputs: Sequence[Input] = ()) -> None:
         """An insert of the output at max_vs, and which inputs have told it, if that is known."""
 
     def _load_adjust(self, element: Adjust[Any]) -> None:
-        raise foreign(element, self.max_stable)
+        raise unexpected_output(element, self.max_stable)
 
     def _load_stable(self, vc: int) -> None:
         if vc == INFINITY:
@@ -174,8 +176,8 @@ class Ordered(InOrder):
         return len(self)
 
     def _items(self) -> Iterator[_Item]:
-        for event, tellers in self._events():
-            yield None, event, tellers
+        for event, contributing_inputs in self._events():
+            yield None, event, contributing_inputs
         for source, inserts in self._waiting.items():
             for event in inserts:
                 yield source, event, ()
@@ -187,9 +189,9 @@ class Ordered(InOrder):
                 portable(event.payload),
                 event.vs,
                 event.ve,
-                [numbers[teller] for teller in tellers],
+                [numbers[teller] for teller in contributing_inputs],
             )
-            for source, event, tellers in items
+            for source, event, contributing_inputs in items
         ]
 
     @abstractmethod
@@ -198,11 +200,11 @@ class Ordered(InOrder):
 
     def load_body(self, body: Any) -> None:
         sources = list(self.inputs.values())
-        for number, payload, vs, ve, tellers in body:
+        for number, payload, vs, ve, contributing_inputs in body:
             element = Insert(hashable(payload), vs, ve)
             if number is None:
                 self.max_vs = vs
-                self._load(element, [sources[teller] for teller in tellers])
+                self._load(element, [sources[teller] for teller in contributing_inputs])
             else:
                 self._waiting.setdefault(sources[number], deque()).append(element)
 

@@ -83,7 +83,7 @@ def start_over(replica: str) -> str:
 
 
 def deploy_replica(replica: str, **manner: float) -> str:
-    """Another version of it, with these manners (`replica.Manner`): lag, skew, lying,
+    """Another version of it, with these manners (`replica.FaultProfile`): lag, skew, lying,
     corrupt, leap."""
     return on_rig(lambda rig: rig.deploy(replica, manner))
 

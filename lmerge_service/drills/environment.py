@@ -37,7 +37,7 @@ from lmerge_service.drills.invariant_monitors import Arrivals, Sightings
 from lmerge_service.drills.merging import LMerge, Merger, Post, Program
 from lmerge_service.drills.plan import Plan
 from lmerge_service.drills.proxy import Moment, Proxy, Trap
-from lmerge_service.drills.replica import Manner, Part, Stream
+from lmerge_service.drills.replica import FaultProfile, Part, Stream
 from lmerge_service.drills.roles import ROLES, Role, holder
 from lmerge_service.errors import TransportError
 from lmerge_service.kafka.client import Connection
@@ -46,7 +46,7 @@ from lmerge_service.local.broker import SETTINGS
 from lmerge_service.local.nodes import LocalCluster
 from lmerge_service.service.status.document import Status
 
-__all__ = ("CONTROL", "OUTPUT", "Happened", "Rig", "Seat", "Unplayable")
+__all__ = ("CONTROL", "OUTPUT", "Happened", "ReplicaSlot", "Rig", "Unplayable")
 
 OUTPUT: Final = "out"
 CONTROL: Final = f"{OUTPUT}.control"
@@ -63,7 +63,7 @@ class Unplayable(Exception):  # noqa: N818 (tells of the drill, not of the merge
 
 
 @dataclass(slots=True)
-class Seat:
+class ReplicaSlot:
     """A replica's place: its topic outlives its processes."""
 
     name: str
@@ -96,7 +96,7 @@ class Rig:
     def __init__(self, folder: Path, plan: Plan):
         self.folder, self.plan = folder, plan
         self.proxies: dict[str, Proxy] = {}
-        self.seats: dict[str, Seat] = {}
+        self.seats: dict[str, ReplicaSlot] = {}
         self.workers: dict[str, Merger] = {}
         self.logs: dict[str, list[Path]] = {}
         self.happened: list[Happened] = []
@@ -157,7 +157,7 @@ class Rig:
                 bootstrap=self._bootstrap(name), topic=self.topic(name),
                 number=number, stream=self._stream, manner=manner,
             )  # fmt: skip
-            self.seats[name] = Seat(name, part)
+            self.seats[name] = ReplicaSlot(name, part)
             await self._speak(name)
         await self.until_moving()
         self.opened = time.time()
@@ -524,7 +524,7 @@ class Rig:
 
     # --- replicas ------------------------------------------------------------------------------
 
-    def replica(self, name: str) -> Seat:
+    def replica(self, name: str) -> ReplicaSlot:
         """By its name, or `leader`: the one whose stable the output followed last.
 
         Raises:
@@ -566,7 +566,7 @@ class Rig:
         """Another version of it, which has these manners; from now on it need not be believed,
         unless all that is wrong with it is that it is late, or that its clock is."""
         seat = self.replica(name)
-        wanted = Manner(**manner)
+        wanted = FaultProfile(**manner)
         if wanted.lying or wanted.leap:
             seat.bad_since = int(time.time() * 1_000)
         return await self.start_replica(seat.name, manner=wanted)
@@ -717,11 +717,11 @@ class Rig:
         return self._stream.lives(until)
 
 
-def _log(seat: Seat) -> str:
+def _log(seat: ReplicaSlot) -> str:
     return f"replica-{seat.name}.log"
 
 
-def _usage(seat: Seat) -> psutil.Process:
+def _usage(seat: ReplicaSlot) -> psutil.Process:
     if seat.process is None or seat.process.returncode is not None:
         raise Unplayable(f"replica {seat.name} does not run")
     return psutil.Process(seat.process.pid)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from lmerge_service.drills.observability_checks import Fault
-from lmerge_service.drills.replica import Manner
+from lmerge_service.drills.replica import FaultProfile
 
 __all__ = ("Plan", "Refused", "plan_of")
 
@@ -18,8 +18,8 @@ class Refused(Exception):  # noqa: N818 (a mistake of who wrote the experiment)
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Who is there when the drill begins, and what is demanded."""
 
-    replicas: dict[str, Manner] = msgspec.field(
-        default_factory=lambda: {name: Manner() for name in "abc"}
+    replicas: dict[str, FaultProfile] = msgspec.field(
+        default_factory=lambda: {name: FaultProfile() for name in "abc"}
     )
     workers: int = 2
     partitions: int = 1

@@ -38,7 +38,7 @@ from lmerge_service.workloads.generator import workload
 from lmerge_service.workloads.lifetime import Life
 from lmerge_service.workloads.presentation import Variation, timed
 
-__all__ = ("Manner", "Part", "Stream")
+__all__ = ("FaultProfile", "Part", "Stream")
 
 _PLACE: Final = "drill-place"
 _TICK_SECONDS: Final = 0.01
@@ -95,7 +95,7 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True):
             return None
 
 
-class Manner(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class FaultProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a replica departs from a good one."""
 
     lag: Annotated[float, msgspec.Meta(ge=0)] = 0
@@ -118,7 +118,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     """Which of the presentations, from 0."""
     stream: Stream
-    manner: Manner = Manner()
+    manner: FaultProfile = FaultProfile()
     incarnation: int = 0
     joining_at: int = START
     repeat: int = 0
@@ -141,7 +141,7 @@ def _belied(life: Life, share: float) -> Life:
     return life
 
 
-class _Mouth:
+class _Publisher:
     """Puts records into the topic, in order, and waits when much is not acknowledged."""
 
     def __init__(self, producer: AIOKafkaProducer, part: Part):
@@ -201,7 +201,7 @@ async def _say(part: Part) -> None:
     async with AIOKafkaProducer(
         bootstrap_servers=part.bootstrap, enable_idempotence=True
     ) as producer:
-        mouth = _Mouth(producer, part)
+        mouth = _Publisher(producer, part)
         if part.manner.leap:
             await mouth.leap(resumed)
         for place, (at, element) in enumerate(part.elements()):

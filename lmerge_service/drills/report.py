@@ -16,7 +16,7 @@ import msgspec
 
 from lmerge_service.drills.control_log_check import decided
 from lmerge_service.drills.dump import dump
-from lmerge_service.drills.environment import CONTROL, OUTPUT, Rig, Seat
+from lmerge_service.drills.environment import CONTROL, OUTPUT, ReplicaSlot, Rig
 from lmerge_service.drills.history import ALWAYS, History, Interval, Progress, Replica, check, tally
 from lmerge_service.drills.invariant_monitors import Hole, Seen
 from lmerge_service.drills.observability_checks import Capture
@@ -142,7 +142,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
     return asdict(finding) | {"outcome": finding.outcome.value}
 
 
-def _replica(seat: Seat, topic: Topic) -> Replica:
+def _replica(seat: ReplicaSlot, topic: Topic) -> Replica:
     bad, leaps = seat.bad_since, bool(seat.part.manner.leap)
     merged = [Interval(end=bad)] if bad is not None and leaps else ALWAYS
     return Replica(topic, honest=bad is None and not seat.part.manner.lying, merged=merged)

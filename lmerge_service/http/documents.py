@@ -9,11 +9,17 @@ from typing import Annotated, Any, Final, Literal, Self
 import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from lmerge_service.config.topology import Name, Properties, Speaking, Stream
+from lmerge_service.config.topology import Name, OutputPolicy, Properties, Stream
 from lmerge_service.merge.decisions.cutover import Cutover, CutoverState
-from lmerge_service.merge.decisions.ledger import AcceptedGap, Entry, Ledger, RefusalKind, Wanted
+from lmerge_service.merge.decisions.ledger import (
+    AcceptedGap,
+    DesiredReplica,
+    Entry,
+    Ledger,
+    RefusalKind,
+)
 from lmerge_service.merge.decisions.records import LONGEST_REASON, LONGEST_WORD, words
-from lmerge_service.merge.replica_states import Wish
+from lmerge_service.merge.replica_states import DesiredState
 
 __all__ = (
     "AbortRequest",
@@ -199,7 +205,7 @@ class PolicyRequest(Request):
 
     @model_validator(mode="after")
     def _known(self) -> Self:
-        Speaking(insert=self.insert, adjust=self.adjust, stable=self.stable)
+        OutputPolicy(insert=self.insert, adjust=self.adjust, stable=self.stable)
         return self
 
 
@@ -233,7 +239,7 @@ class ReplicaView(Stream):
     """What was decided about a replica."""
 
     name: str
-    state: Wish
+    state: DesiredState
     since: int
     """The version that brought it there."""
     epoch: int
@@ -244,7 +250,7 @@ class ReplicaView(Stream):
     """Whether something else than the topology file has decided about it."""
 
     @classmethod
-    def of(cls, wanted: Wanted) -> Self:
+    def of(cls, wanted: DesiredReplica) -> Self:
         return cls(
             **wanted.replica.model_dump(),
             state=wanted.wish,
@@ -323,7 +329,7 @@ class Decided(BaseModel):
     offset: int
     """Every record of the control log before this one has been read."""
     case: str
-    policy: Speaking
+    policy: OutputPolicy
     replicas: list[ReplicaView]
     accepted_gaps: list[GapView]
     cutover: CutoverView | None

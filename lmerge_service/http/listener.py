@@ -7,14 +7,14 @@ Theory
     the limits of a complete request are `access.Guard`'s.
 
 Who owns what
-    A `Patience` owns one connection and two timers that end with it.
+    A `RequestTimeoutProtocol` owns one connection and two timers that end with it.
 """
 
 import asyncio
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-__all__ = ("CONNECTIONS", "HEAD_SECONDS", "TAKE_SECONDS", "Patience")
+__all__ = ("CONNECTIONS", "HEAD_SECONDS", "TAKE_SECONDS", "RequestTimeoutProtocol")
 
 CONNECTIONS = 128
 """At most so many at once; from half of them on, requests are answered by 503."""
@@ -22,7 +22,7 @@ HEAD_SECONDS = 10.0
 TAKE_SECONDS = 10.0
 
 
-class Patience(H11Protocol):
+class RequestTimeoutProtocol(H11Protocol):
     """One connection."""
 
     _head: asyncio.TimerHandle | None = None

@@ -21,7 +21,7 @@ from lmerge_service.errors import EnvironmentMissingError
 from lmerge_service.http.access import HEADER_BYTES, Access, Guard
 from lmerge_service.http.api import routes
 from lmerge_service.http.exposition import exposed
-from lmerge_service.http.listener import CONNECTIONS, Patience
+from lmerge_service.http.listener import CONNECTIONS, RequestTimeoutProtocol
 from lmerge_service.merge.decisions.control_log import Control
 
 __all__ = ("guarded", "serve")
@@ -111,7 +111,7 @@ async def serve(app: FastAPI, where: Http) -> AsyncIterator[str]:
             log_config=None,
             access_log=False,
             lifespan="off",
-            http=Patience,
+            http=RequestTimeoutProtocol,
             ws="none",
             proxy_headers=False,
             server_header=False,

@@ -26,11 +26,11 @@ from lmerge_service.errors import StateError
 
 __all__ = (
     "MARK_KEY",
+    "CommitRecord",
     "Diverged",
-    "Mark",
     "PartitionMark",
+    "ReplicaCheckpoint",
     "SnapshotPlace",
-    "Standing",
     "chunk_key",
 )
 
@@ -60,7 +60,7 @@ class PartitionMark(msgspec.Struct, frozen=True, omit_defaults=True):
     """Stables at offsets below this do not count: the replica was in quarantine until then."""
 
 
-class Standing(msgspec.Struct, frozen=True, omit_defaults=True):
+class ReplicaCheckpoint(msgspec.Struct, frozen=True, omit_defaults=True):
     """A replica that is merged. Only its latest incarnation counts: what an older one said was
     heard against another output."""
 
@@ -106,7 +106,7 @@ class Diverged(msgspec.Struct, frozen=True, omit_defaults=True):
     """The first of them, in words."""
 
 
-class Mark(msgspec.Struct, frozen=True, omit_defaults=True):
+class CommitRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where a task stands with one transaction."""
 
     version: int = _VERSION
@@ -119,7 +119,7 @@ class Mark(msgspec.Struct, frozen=True, omit_defaults=True):
     """The output's stable point."""
     decided: int = 0
     """The version of the decisions that are carried out."""
-    replicas: dict[str, Standing] = {}
+    replicas: dict[str, ReplicaCheckpoint] = {}
     quarantined: dict[str, str] = {}
     """Replicas put into quarantine by this task's guards, and why."""
     diverged: Diverged | None = None
@@ -131,7 +131,7 @@ class Mark(msgspec.Struct, frozen=True, omit_defaults=True):
         return msgspec.json.encode(self)
 
     @classmethod
-    def of(cls, value: bytes | None) -> "Mark":
+    def of(cls, value: bytes | None) -> "CommitRecord":
         """Reads what `encoded` wrote.
 
         Raises:

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from lmerge_service.merge.commit_record import Mark
+from lmerge_service.merge.commit_record import CommitRecord
 
 __all__ = ("Accounts", "Count", "Tally")
 
@@ -96,9 +96,9 @@ class Accounts:
         """Of all replicas together."""
         self.tallies: dict[str, Tally] = {}
         """By replica; those that are gone among them."""
-        self._begun: Mark | None = None
+        self._begun: CommitRecord | None = None
 
-    def begin(self, mark: Mark) -> None:
+    def begin(self, mark: CommitRecord) -> None:
         """The commit of a mark begins."""
         self._begun = mark
         for each in self._counts():
@@ -110,7 +110,7 @@ class Accounts:
         for each in self._counts():
             each.commit()
 
-    def settle(self, mark: Mark | None) -> bool:
+    def settle(self, mark: CommitRecord | None) -> bool:
         """Merging begins anew behind the last mark that there is; whether that is the one whose
         commit was under way."""
         took_place = self._begun is not None and self._begun == mark

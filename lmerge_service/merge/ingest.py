@@ -147,16 +147,16 @@ class Ingest:
         gap_accepted: bool = False,
         normalise: bool = False,
         co_partitioned: bool = False,
-        mutes: Mapping[int, int] = MappingProxyType({}),
+        ignore_stables_before: Mapping[int, int] = MappingProxyType({}),
         mine: Callable[[list[Element]], list[Element]] | None = None,
         dialect: Callable[[], Decoder] | None = None,
         attached: bool = False,
     ):
         """`partitions` are the operator's: one if the replica is co-partitioned, since the task
-        reads one. `mutes` gives offsets by partition before which stables do not count; `mine`
-        leaves out elements that are another task's; `dialect` makes a decoder for each partition,
-        None if they are in the wire format. `attached`: the operator has the input already, from a
-        snapshot."""
+        reads one. `ignore_stables_before` gives offsets by partition before which stables do not
+        count; `mine` leaves out elements that are another task's; `dialect` makes a decoder for
+        each partition, None if they are in the wire format. `attached`: the operator has the input
+        already, from a snapshot."""
         self.name = name
         self.topic = topic
         self.incarnation = incarnation
@@ -189,7 +189,7 @@ class Ingest:
         self._decoder = decoder
         self._normalise = normalise
         self._co_partitioned = co_partitioned
-        self._mutes = dict(mutes)
+        self._mutes = dict(ignore_stables_before)
         self._mine = mine
         self._normalisers: dict[int, Normaliser] = {}
         self._dialect = dialect
@@ -218,16 +218,16 @@ class Ingest:
         dead: list[DeadLetter],
         *,
         judge: Judge | None = None,
-        recall: bool = False,
+        replay_input: bool = False,
     ) -> int:
         """Processes records of a partition in order; appends what there is to say.
 
-        Without a judge every stable is merged. `recall` is for records that were merged before
-        the output reached what was loaded.
+        Without a judge every stable is merged. `replay_input` is for records that were merged
+        before the output reached what was loaded.
 
         Returns the offset to go on from: behind the last record, unless the judge has stopped.
         """
-        process = self._merge.recall if recall else self._merge.process_batch
+        process = self._merge.replay_input if replay_input else self._merge.process_batch
         elements: list[Element] = []
         decoder, in_wire = self._decoder, self._dialect is None
         decode, keeps = decoder.decode, decoder.keeps
@@ -262,7 +262,7 @@ class Ingest:
                         continue
                     said, vc = (element,), element.vc
                 else:
-                    said = self._translated(partition, record, recall=recall)
+                    said = self._translated(partition, record, replay_input=replay_input)
                     vc = _highest(said)
                     if self.torn is not None:
                         break
@@ -320,7 +320,7 @@ class Ingest:
             self.contradicted -= 1
 
     def _translated(
-        self, partition: int, record: TimedRecord, *, recall: bool
+        self, partition: int, record: TimedRecord, *, replay_input: bool
     ) -> Sequence[Element]:
         assert self._dialect is not None
         offset, said = self._waiting.pop(partition, (-1, ()))
@@ -332,13 +332,15 @@ class Ingest:
         decoder.changes = ()
         said = decoder.decode(record)
         if self.partitions > 1:
-            self._compare(partition, record.offset, decoder, recall=recall)
+            self._compare(partition, record.offset, decoder, replay_input=replay_input)
         return said
 
-    def _compare(self, partition: int, offset: int, decoder: Decoder, *, recall: bool) -> None:
+    def _compare(
+        self, partition: int, offset: int, decoder: Decoder, *, replay_input: bool
+    ) -> None:
         """Whether the record changed what is another partition's."""
         homes, decoders = self._homes, self._decoders
-        if not recall and (found := homes.elsewhere(partition, decoder.changes, decoders)):
+        if not replay_input and (found := homes.elsewhere(partition, decoder.changes, decoders)):
             key, other = found
             self.torn = (
                 f"has key {_shown(key)} at offset {offset} of partition {partition}, and in "

@@ -11,7 +11,7 @@ from lmerge_service.config.topology import Topology
 from lmerge_service.errors import StateError
 from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.source import TopicPartition
-from lmerge_service.merge.commit_record import Mark, SnapshotPlace
+from lmerge_service.merge.commit_record import CommitRecord, SnapshotPlace
 from lmerge_service.merge.decisions.ledger import Ledger
 from lmerge_service.merge.recovery import Recovery
 from lmerge_service.merge.task_state import TaskState
@@ -35,7 +35,7 @@ class Inspected:
     """A task's state as it is in Kafka."""
 
     partition: int
-    mark: Mark | None
+    mark: CommitRecord | None
     """None: nothing was ever committed."""
     snapshots: tuple[Checked, ...]
     """The latest first."""

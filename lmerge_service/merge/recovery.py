@@ -38,7 +38,13 @@ from lmerge_service.kafka.records import Record
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.state import chunks, last_with_key
 from lmerge_service.kafka.topics import TopicInfo, Topics
-from lmerge_service.merge.commit_record import MARK_KEY, Mark, SnapshotPlace, Standing, chunk_key
+from lmerge_service.merge.commit_record import (
+    MARK_KEY,
+    CommitRecord,
+    ReplicaCheckpoint,
+    SnapshotPlace,
+    chunk_key,
+)
 from lmerge_service.merge.replicas import ReplicaState
 from lmerge_service.merge.task_state import RestoringState, TaskState
 
@@ -72,13 +78,16 @@ class Recovery:
         self._state_topic = state
         self._fresh = fresh
         self._replicas = replicas
-        self._seen: tuple[int, Mark | None] = (-1, None)  # where the marks ended, and the last one
-        self._followed: tuple[weakref.ref[TaskState], Mark, float] | None = None
+        self._seen: tuple[int, CommitRecord | None] = (
+            -1,
+            None,
+        )  # where the marks ended, and the last one
+        self._followed: tuple[weakref.ref[TaskState], CommitRecord, float] | None = None
         """The state that was brought to a mark last, and when."""
         # What we wrote is read as it is, whatever limits the topology has now.
         self._decoder = WireDecoder(max_record_bytes=1 << 30, max_depth=DEEPEST)
 
-    async def last_mark(self, *, fenced: bool) -> Mark | None:
+    async def last_mark(self, *, fenced: bool) -> CommitRecord | None:
         """The task's last mark. `fenced` says that nobody else can write one any more; then
         whatever a dead writer of another kind left open is waited for.
 
@@ -90,11 +99,11 @@ class Recovery:
         if not fenced and ends[tp] == self._seen[0]:
             return self._seen[1]
         record = await last_with_key(self._source, tp, MARK_KEY, end=ends[tp])
-        mark = None if record is None else Mark.of(record.value)
+        mark = None if record is None else CommitRecord.of(record.value)
         self._seen = (ends[tp], mark)
         return mark
 
-    async def recover(self, mark: Mark | None, *, fenced: bool) -> TaskState:
+    async def recover(self, mark: CommitRecord | None, *, fenced: bool) -> TaskState:
         """The state at a mark, in the shortest way that there is.
 
         Raises:
@@ -113,7 +122,7 @@ class Recovery:
         await self.follow(state, mark, fenced=fenced)
         return state
 
-    async def output_at(self, mark: Mark) -> Operator:
+    async def output_at(self, mark: CommitRecord) -> Operator:
         """An operator that has heard nothing but what the output had said at a mark, all of which
         is read; it keeps what may still change, whatever the case keeps.
 
@@ -146,7 +155,7 @@ class Recovery:
         state.restored_from = place.transaction
         return state
 
-    async def follow(self, state: TaskState, mark: Mark | None, *, fenced: bool) -> None:
+    async def follow(self, state: TaskState, mark: CommitRecord | None, *, fenced: bool) -> None:
         """Goes on to a later mark (None: there is none, but there may be output).
 
         Raises:
@@ -156,14 +165,14 @@ class Recovery:
         if mark is None or (not fenced and self._has_followed(state, mark)):
             return
         merging = await self._reconcile(state, mark.replicas)
-        await self._recall(state, merging)
+        await self._replay_input(state, merging)
         state.transaction, state.decided = mark.transaction, mark.decided
         state.quarantined, state.snapshots = dict(mark.quarantined), mark.snapshots
         state.diverged = mark.diverged
         state.merge.breaches()  # they were reported when they happened
         self._followed = weakref.ref(state), mark, asyncio.get_running_loop().time()
 
-    def _has_followed(self, state: TaskState, mark: Mark) -> bool:
+    def _has_followed(self, state: TaskState, mark: CommitRecord) -> bool:
         """The state is that of the mark, and the replicas were looked for a moment ago."""
         if self._followed is None:
             return False
@@ -173,7 +182,9 @@ class Recovery:
 
     # --- the output -----------------------------------------------------------------------------
 
-    async def _load_output(self, state: TaskState, mark: Mark | None, *, fenced: bool) -> None:
+    async def _load_output(
+        self, state: TaskState, mark: CommitRecord | None, *, fenced: bool
+    ) -> None:
         tp, upto = self._output, None if mark is None else mark.said
         if state.counted == upto and not fenced:
             return
@@ -217,7 +228,7 @@ class Recovery:
             return
         if state.counted == state.said:
             try:
-                state.merge.load_output([self._decoder.decode(record.value)])
+                state.merge.replay_output([self._decoder.decode(record.value)])
             except (ElementError, StateError) as error:
                 raise self._foreign(record.offset, str(error)) from error
             state.said += 1
@@ -249,8 +260,8 @@ class Recovery:
     # --- the replicas ---------------------------------------------------------------------------
 
     async def _reconcile(
-        self, state: TaskState, standings: Mapping[str, Standing]
-    ) -> dict[str, Standing]:
+        self, state: TaskState, standings: Mapping[str, ReplicaCheckpoint]
+    ) -> dict[str, ReplicaCheckpoint]:
         """Attaches and detaches so that the replicas of the mark are merged; returns those of
         them that can be."""
         replicas, wanted = state.replicas, self._replicas()
@@ -268,7 +279,11 @@ class Recovery:
         return {name: standings[name] for name in replicas.merged}
 
     def _stand(
-        self, state: TaskState, replica: Replica, standing: Standing, info: TopicInfo | None
+        self,
+        state: TaskState,
+        replica: Replica,
+        standing: ReplicaCheckpoint,
+        info: TopicInfo | None,
     ) -> None:
         replicas, name = state.replicas, replica.name
         have = replicas.states.get(name)
@@ -277,11 +292,11 @@ class Recovery:
                 replicas.expect(replica, epoch=standing.epoch)
             if info is None:
                 replicas.states[name].topic_id = standing.topic_id  # another one will be anew
-                replicas.hold_out(name, "is gone")
+                replicas.exclude(name, "is gone")
             else:  # who leads merges it from there
                 replicas.states[name].topic_id = info.id
                 why = "was made anew: what it holds is merged from its beginning"
-                replicas.hold_out(name, why, made_anew=True)
+                replicas.exclude(name, why, recreated=True)
             return
         # Of a co-partitioned replica the task reads one partition, whatever the topic's width.
         width = info.partitions if replica.co_partitioned else max(standing.partitions) + 1
@@ -300,7 +315,9 @@ class Recovery:
             }
             replicas.widen(name, TopicInfo(info.id, width), begins)
 
-    async def _recall(self, state: TaskState, standings: Mapping[str, Standing]) -> None:
+    async def _replay_input(
+        self, state: TaskState, standings: Mapping[str, ReplicaCheckpoint]
+    ) -> None:
         """Feeds what was merged up to the mark."""
         replicas = state.replicas
         upto = {
@@ -318,13 +335,13 @@ class Recovery:
             start = at.next[tp.partition]
             if start < end and begins[tp] > start:
                 why = f"begins at offset {begins[tp]}, and {start} is needed to rebuild the merge"
-                replicas.hold_out(at.name, why)
+                replicas.exclude(at.name, why)
             elif ends[tp] < end:
-                replicas.hold_out(at.name, f"holds {ends[tp]} records, and {end} were merged")
+                replicas.exclude(at.name, f"holds {ends[tp]} records, and {end} were merged")
         while not await self._recalled(state, upto):
             for tp, why in self._source.lost.items():
                 if (lost := replicas.merging(tp)) is not None:
-                    replicas.hold_out(lost.name, f"partition {tp.partition} {why}")
+                    replicas.exclude(lost.name, f"partition {tp.partition} {why}")
         for tp in replicas.positions():
             replicas.arrive(tp, upto[tp])
 
@@ -336,7 +353,7 @@ class Recovery:
         try:
             async with aclosing(self._source.backlog(starts, upto)) as backlog:
                 async for tp, records in backlog:
-                    state.missed += replicas.recall(tp, records)
+                    state.missed += replicas.replay_input(tp, records)
                     replicas.arrive(tp, records[-1].offset + 1)
         except StateError:
             if not starts.keys() & self._source.lost.keys():
@@ -345,6 +362,6 @@ class Recovery:
         return True
 
 
-def _attachment(of: ReplicaState | Standing) -> tuple[int, int, str | None]:
+def _attachment(of: ReplicaState | ReplicaCheckpoint) -> tuple[int, int, str | None]:
     """What is another one when a replica has been merged anew."""
     return of.since, of.epoch, of.topic_id

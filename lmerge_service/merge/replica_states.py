@@ -13,8 +13,8 @@ Theory
     True
 
     Four events are decisions and are in the control log; the others happen in a merge task. Who
-    folds the log knows only whether a replica is wanted (`Wish`): the seven states seen through
-    `wish_of`.
+    folds the log knows only whether a replica is wanted (`DesiredState`): the seven states seen
+    through `wish_of`.
 
 Invariants
     L1  What a decision makes of a wish depends on the wish alone, whatever the task sees: states
@@ -29,9 +29,9 @@ from typing import Final
 __all__ = (
     "DECISIONS",
     "LIFE",
+    "DesiredState",
     "Event",
     "State",
-    "Wish",
     "after",
     "as_markdown",
     "seen",
@@ -46,7 +46,7 @@ class State(StrEnum):
     JOINING = "joining"
     JOINED = "joined"
     PAUSED = "paused"
-    HELD_OUT = "held out"
+    EXCLUDED = "held out"
     QUARANTINED = "quarantined"
     LEAVING = "leaving"
     GONE = "gone"
@@ -69,7 +69,7 @@ class Event(StrEnum):
     """Nothing of it is left."""
 
 
-class Wish(StrEnum):
+class DesiredState(StrEnum):
     """What was decided about a replica."""
 
     ATTACHED = "attached"
@@ -85,12 +85,12 @@ LIFE: Final[Mapping[State, Mapping[Event, State]]] = {
     State.JOINING: {
         Event.JOIN: State.JOINED,
         Event.PAUSE: State.PAUSED,
-        Event.HOLD_OUT: State.HELD_OUT,
+        Event.HOLD_OUT: State.EXCLUDED,
         **_WITHDRAWN,
     },
-    State.JOINED: {Event.PAUSE: State.PAUSED, Event.HOLD_OUT: State.HELD_OUT, **_WITHDRAWN},
-    State.PAUSED: {Event.RESUME: State.JOINING, Event.HOLD_OUT: State.HELD_OUT, **_WITHDRAWN},
-    State.HELD_OUT: {Event.TAKE_IN: State.JOINING, **_WITHDRAWN},
+    State.JOINED: {Event.PAUSE: State.PAUSED, Event.HOLD_OUT: State.EXCLUDED, **_WITHDRAWN},
+    State.PAUSED: {Event.RESUME: State.JOINING, Event.HOLD_OUT: State.EXCLUDED, **_WITHDRAWN},
+    State.EXCLUDED: {Event.TAKE_IN: State.JOINING, **_WITHDRAWN},
     State.QUARANTINED: {Event.RELEASE: State.JOINING, Event.DETACH: State.LEAVING},
     State.LEAVING: {Event.LEAVE: State.GONE, Event.ATTACH: State.JOINING},
     State.GONE: {Event.ATTACH: State.JOINING},
@@ -103,15 +103,15 @@ def after(state: State, event: Event) -> State | None:
     return LIFE[state].get(event)
 
 
-def wish_of(state: State) -> Wish:
+def wish_of(state: State) -> DesiredState:
     """What was decided about a replica that is in this state."""
     if state is State.QUARANTINED:
-        return Wish.QUARANTINED
-    return Wish.DETACHED if state in {State.LEAVING, State.GONE} else Wish.ATTACHED
+        return DesiredState.QUARANTINED
+    return DesiredState.DETACHED if state in {State.LEAVING, State.GONE} else DesiredState.ATTACHED
 
 
-def _of_decisions() -> dict[tuple[Wish, Event], Wish]:
-    found: dict[tuple[Wish, Event], Wish] = {}
+def _of_decisions() -> dict[tuple[DesiredState, Event], DesiredState]:
+    found: dict[tuple[DesiredState, Event], DesiredState] = {}
     for state in State:
         for event in DECISIONS & LIFE[state].keys():
             wish = wish_of(LIFE[state][event])
@@ -122,26 +122,28 @@ def _of_decisions() -> dict[tuple[Wish, Event], Wish]:
 _WISHES: Final = _of_decisions()
 
 
-def wish_after(wish: Wish, event: Event) -> Wish | None:
+def wish_after(wish: DesiredState, event: Event) -> DesiredState | None:
     """The same for a decision and what the control log knows; None when it is refused.
 
-    >>> wish_after(Wish.DETACHED, Event.ATTACH), wish_after(Wish.ATTACHED, Event.ATTACH)
-    (<Wish.ATTACHED: 'attached'>, None)
+    >>> wish_after(DesiredState.DETACHED, Event.ATTACH)
+    <DesiredState.ATTACHED: 'attached'>
+    >>> wish_after(DesiredState.ATTACHED, Event.ATTACH) is None
+    True
     """
     return _WISHES.get((wish, event))
 
 
-def seen(wish: Wish, *, held_out: bool, paused: bool, joined: bool, left: bool) -> State:
+def seen(wish: DesiredState, *, excluded: bool, paused: bool, joined: bool, left: bool) -> State:
     """The state, of what was decided and what a task sees of its replica.
 
     `left` says that nothing of the replica is left in the task; of no matter unless detached.
     """
-    if wish is Wish.QUARANTINED:
+    if wish is DesiredState.QUARANTINED:
         return State.QUARANTINED
-    if wish is Wish.DETACHED:
+    if wish is DesiredState.DETACHED:
         return State.GONE if left else State.LEAVING
-    if held_out:
-        return State.HELD_OUT
+    if excluded:
+        return State.EXCLUDED
     if paused:
         return State.PAUSED
     return State.JOINED if joined else State.JOINING

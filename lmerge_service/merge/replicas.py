@@ -39,10 +39,10 @@ from lmerge_service.kafka.routing import Router
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.topics import TopicInfo
 from lmerge_service.kafka.unread import Unread
-from lmerge_service.merge.commit_record import PartitionMark, Standing
+from lmerge_service.merge.commit_record import PartitionMark, ReplicaCheckpoint
 from lmerge_service.merge.counting import Tally
-from lmerge_service.merge.findings.evidence import Happening
-from lmerge_service.merge.guards.evaluator import Judging
+from lmerge_service.merge.findings.evidence import NotificationKind
+from lmerge_service.merge.guards.evaluator import GuardEvaluator
 from lmerge_service.merge.ingest import Ingest, Outdated
 
 __all__ = ("ReplicaState", "Replicas")
@@ -75,7 +75,7 @@ class ReplicaState:
     """It comes out of a quarantine: stables that its topic holds by then do not count."""
     ingest: Ingest | None = None
     """There while it is merged."""
-    held_out: str | None = None
+    excluded: str | None = None
     """Why the replica is not merged, in words."""
     lost: bool = False
     """Held out until its topic is made anew, or a person releases it."""
@@ -103,10 +103,10 @@ class ReplicaState:
         return self.replica.name
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> ReplicaCheckpoint:
         """As the next mark tells it; of a replica that is merged."""
         assert self.ingest is not None
-        return Standing(
+        return ReplicaCheckpoint(
             topic=self.replica.topic,
             topic_id=self.topic_id,
             epoch=self.epoch,
@@ -142,7 +142,7 @@ class Replicas:
         """By name."""
         self.left: dict[str, dict[int, int]] = {}
         """Of replicas that were detached: up to where each partition was merged."""
-        self.news: list[tuple[Happening, str, str]] = []
+        self.news: list[tuple[NotificationKind, str, str]] = []
         """What happened to replicas by itself, and why; whoever tells it takes it away."""
         self._merge = merge
         self._decoder = decoder
@@ -181,21 +181,21 @@ class Replicas:
         why = f"partitions: topic {state.replica.topic} {why}; {_WHOLE}"
         self.quarantine(name, why)
         self._distrusted(name, why)
-        self.news.append((Happening.HELD_OUT, name, why))
+        self.news.append((NotificationKind.EXCLUDED, name, why))
         log.warning("replica held out", replica=name, topic=state.replica.topic, why=why)
 
-    def hold_out(self, name: str, why: str, *, lost: bool = False, made_anew: bool = False) -> None:
-        """Goes on without a replica; if its topic was `made_anew`, until that is begun."""
+    def exclude(self, name: str, why: str, *, lost: bool = False, recreated: bool = False) -> None:
+        """Goes on without a replica; if its topic was `recreated`, until that is begun."""
         state = self.states[name]
         self._stop_merging(state)
-        state.held_out, state.lost = f"topic {state.replica.topic} {why}", lost
-        kind = Happening.MADE_ANEW if made_anew else Happening.HELD_OUT
-        self.news.append((kind, name, state.held_out))
+        state.excluded, state.lost = f"topic {state.replica.topic} {why}", lost
+        kind = NotificationKind.RECREATED if recreated else NotificationKind.EXCLUDED
+        self.news.append((kind, name, state.excluded))
         log.warning(
-            "topic made anew" if made_anew else "replica held out",
+            "topic made anew" if recreated else "replica held out",
             replica=name,
             topic=state.replica.topic,
-            why=state.held_out,
+            why=state.excluded,
         )
 
     def _stop_merging(self, state: ReplicaState) -> None:
@@ -247,7 +247,7 @@ class Replicas:
         state = self.states[name]
         replica, state.topic_id = state.replica, info.id
         if (why := self._unfit(replica, info)) is not None:
-            self.hold_out(name, why, lost=True)
+            self.exclude(name, why, lost=True)
             return
         reads = self.needed(name, info.partitions)
         cut = max(beginnings[tp] for tp in reads)
@@ -257,9 +257,9 @@ class Replicas:
                 "correct (joining_at, in the topology or with `lmerge release`), or give it a new "
                 "topic"
             )
-            self.hold_out(name, why, lost=True)
+            self.exclude(name, why, lost=True)
             return
-        standing = Standing(
+        standing = ReplicaCheckpoint(
             topic=replica.topic,
             topic_id=info.id,
             epoch=state.epoch,
@@ -274,7 +274,7 @@ class Replicas:
         )
         self._merge_from(state, standing, info.partitions)
 
-    def resume(self, name: str, standing: Standing, width: int) -> None:
+    def resume(self, name: str, standing: ReplicaCheckpoint, width: int) -> None:
         """Merges a replica that stood so; its records from `begins` on are to be recalled."""
         begun = {
             number: PartitionMark(mark.begins, mark.begins, mark.mute)
@@ -283,7 +283,7 @@ class Replicas:
         standing = msgspec.structs.replace(standing, partitions=begun)
         self._merge_from(self.states[name], standing, width)
 
-    def adopt(self, name: str, standing: Standing, width: int) -> Ingest:
+    def adopt(self, name: str, standing: ReplicaCheckpoint, width: int) -> Ingest:
         """A replica that stands so in an operator that was restored from a snapshot."""
         state = self.states[name]
         self._merge_from(state, standing, width, attached=True)
@@ -291,10 +291,15 @@ class Replicas:
         return state.ingest
 
     def _merge_from(
-        self, state: ReplicaState, standing: Standing, width: int, *, attached: bool = False
+        self,
+        state: ReplicaState,
+        standing: ReplicaCheckpoint,
+        width: int,
+        *,
+        attached: bool = False,
     ) -> None:
         self._stop_merging(state)
-        state.held_out, state.lost, state.released = None, False, False
+        state.excluded, state.lost, state.released = None, False, False
         state.topic_id, state.epoch, state.width = standing.topic_id, standing.epoch, width
         state.since = standing.since
         state.partitions = dict(standing.partitions)
@@ -310,7 +315,9 @@ class Replicas:
             gap_accepted=standing.gap_accepted,
             normalise=state.replica.normalise,
             co_partitioned=state.replica.co_partitioned,
-            mutes={n: mark.mute for n, mark in standing.partitions.items() if mark.mute},
+            ignore_stables_before={
+                n: mark.mute for n, mark in standing.partitions.items() if mark.mute
+            },
             mine=self._mine if self._reads_all(state.replica) else None,
             dialect=decoders_of(state.replica.format, self._decoder),
             attached=attached,
@@ -352,7 +359,7 @@ class Replicas:
         """The topic of a replica that is merged has got more partitions."""
         state = self.states[name]
         if (why := self._unfit(state.replica, info)) is not None:
-            self.hold_out(name, why, lost=True)
+            self.exclude(name, why, lost=True)
             return
         if state.replica.is_known_by_partition:
             what = "intervals" if state.replica.format == "wire" else "rows"
@@ -371,13 +378,13 @@ class Replicas:
 
     # --- records --------------------------------------------------------------------------------
 
-    def recall(self, tp: TopicPartition, records: Sequence[TimedRecord]) -> list[Element]:
+    def replay_input(self, tp: TopicPartition, records: Sequence[TimedRecord]) -> list[Element]:
         """Feeds records that were merged before; returns what the output lacks of them."""
         state = self.merging(tp)
         assert state is not None
         assert state.ingest is not None
         out: list[Element] = []
-        state.ingest.take(tp.partition, records, out, [], recall=True)
+        state.ingest.take(tp.partition, records, out, [], replay_input=True)
         assert state.ingest.torn is None
         state.ingest.lately.clear()
         return out
@@ -402,7 +409,7 @@ class Replicas:
         records: Sequence[TimedRecord],
         out: list[Element],
         dead: list[DeadLetter],
-        judging: Judging,
+        judging: GuardEvaluator,
     ) -> int:
         """Feeds a chunk of new records of a replica that is merged, and counts; returns how many
         were taken, fewer than given where judging has stopped."""
@@ -431,7 +438,7 @@ class Replicas:
         after = self._merge.inputs[state.name]
         if after is not before:  # a new incarnation counts from nothing
             was = dict.fromkeys(was, 0)
-            self.news.append((Happening.INCARNATION, state.name, _of_incarnation(ingest)))
+            self.news.append((NotificationKind.INCARNATION, state.name, _of_incarnation(ingest)))
         tally.counts.add({what: now - was[what] for what, now in _of_input(after).items()})
         tally.counts.add(
             {

@@ -30,7 +30,7 @@ from lmerge_service.config.topology import Topology
 from lmerge_service.core import Operator, restore
 from lmerge_service.errors import ConfigurationError, StateError
 from lmerge_service.kafka.cluster import Cluster
-from lmerge_service.merge.commit_record import Mark
+from lmerge_service.merge.commit_record import CommitRecord
 from lmerge_service.merge.inspection import recoveries
 from lmerge_service.merge.task_state import OpenedState, TaskState
 from lmerge_service.tdb import TDB
@@ -73,7 +73,7 @@ class Section(msgspec.Struct, frozen=True):
     """One task's part of a file."""
 
     partition: int
-    mark: Mark
+    mark: CommitRecord
     digest: str
     """Of all of it."""
     size: int
@@ -289,7 +289,9 @@ def _sections(path: Path, file: BinaryIO, head: _Head) -> list[Section]:
     found = []
     for begin, digest in _begun(path, file, head):
         size = sum(len(chunk) for _, chunk in _chunks(path, file, digest))
-        found.append(Section(begin.partition, Mark.of(begin.mark), digest.hexdigest(), size))
+        found.append(
+            Section(begin.partition, CommitRecord.of(begin.mark), digest.hexdigest(), size)
+        )
     return found
 
 

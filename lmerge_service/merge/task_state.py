@@ -22,7 +22,7 @@ from lmerge_service.errors import StateError
 from lmerge_service.formats.repeats import Numbers
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.routing import Router
-from lmerge_service.merge.commit_record import Diverged, Mark, SnapshotPlace
+from lmerge_service.merge.commit_record import CommitRecord, Diverged, SnapshotPlace
 from lmerge_service.merge.counting import Tally
 from lmerge_service.merge.replicas import Replicas
 
@@ -115,9 +115,9 @@ class TaskState:
     def _distrust(self, name: str, why: str) -> None:
         self.quarantined[name] = why
 
-    def mark(self) -> Mark:
+    def mark(self) -> CommitRecord:
         """What to commit beside all that has been said."""
-        return Mark(
+        return CommitRecord(
             merge=self.topology.name,
             transaction=self.transaction,
             said=self.said,
@@ -147,7 +147,7 @@ class TaskState:
         }
         return msgspec.json.encode(kind).decode()
 
-    def stream(self, mark: Mark) -> Iterator[bytes]:
+    def stream(self, mark: CommitRecord) -> Iterator[bytes]:
         """The bytes of a snapshot at this mark, which is the latest: frames, each behind its
         length, and an empty one as the last. Nothing may be merged meanwhile."""
         for frame in self._frames(mark):
@@ -155,7 +155,7 @@ class TaskState:
             yield frame
         yield _LENGTH.pack(0)
 
-    def _frames(self, mark: Mark) -> Iterator[bytes]:
+    def _frames(self, mark: CommitRecord) -> Iterator[bytes]:
         yield msgspec.msgpack.encode(
             _Head(
                 version=_VERSION,
@@ -257,7 +257,7 @@ class RestoringState(OpenedState):
         """
         state, merge, head = self._state, self.operator(), self._head
         assert head is not None  # of whatever gave an operator
-        mark = Mark.of(head.mark)
+        mark = CommitRecord.of(head.mark)
         state.use(merge)
         state.transaction, state.said, state.decided = mark.transaction, mark.said, mark.decided
         state.output, state.counted = head.output, head.counted

@@ -25,7 +25,7 @@ from lmerge_service.kafka.client import lacking
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.topics import TopicInfo, Topics
 from lmerge_service.kafka.unread import OpenTransaction, Unread
-from lmerge_service.merge.commit_record import Standing
+from lmerge_service.merge.commit_record import ReplicaCheckpoint
 from lmerge_service.merge.replicas import ReplicaState
 from lmerge_service.merge.task_state import TaskState
 
@@ -138,7 +138,7 @@ class Lookout:
             )
         for tp, why in lost.items():
             if (state := replicas.merging(tp)) is not None and _is_the_same(state, infos):
-                replicas.hold_out(state.name, f"partition {tp.partition} {why}", lost=True)
+                replicas.exclude(state.name, f"partition {tp.partition} {why}", lost=True)
         compared = infos is not None and await self._compare(infos)
         return bool(lost) or compared
 
@@ -153,7 +153,7 @@ class Lookout:
                 changed |= self._miss(name, state)
             elif state.topic_id not in (None, info.id):
                 why = "was made anew: what it holds is merged from its beginning"
-                replicas.hold_out(name, why, made_anew=True)
+                replicas.exclude(name, why, recreated=True)
                 changed |= await self._begin(name, info)
             elif state.ingest is None:
                 if not state.lost:
@@ -171,14 +171,14 @@ class Lookout:
             topic = state.replica.topic
             refused = topic in self._topics.refused
             why = f"cannot be seen: {lacking('Read', f'topic {topic}')}"
-            state.held_out = f"topic {topic} {why if refused else 'does not exist yet'}"
+            state.excluded = f"topic {topic} {why if refused else 'does not exist yet'}"
             return False
         if self._missing[name] < _BELIEVED:
             return False
         topic = state.replica.topic
         refused = topic in self._topics.refused
         why = f"cannot be seen any more: {lacking('Read', f'topic {topic}')}"
-        self._state.replicas.hold_out(name, why if refused else "was deleted")
+        self._state.replicas.exclude(name, why if refused else "was deleted")
         return True
 
     async def _begin(self, name: str, info: TopicInfo) -> bool:
@@ -263,7 +263,7 @@ class Lookout:
                 if 0 < limit <= each.age(now):
                     yield name, each
 
-    async def unchanged(self, standings: Mapping[str, Standing]) -> None:
+    async def unchanged(self, standings: Mapping[str, ReplicaCheckpoint]) -> None:
         """A topic that was made anew may have had records at the offsets that were read: what was
         merged of them is another stream's, and must not be committed.
 

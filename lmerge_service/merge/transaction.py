@@ -24,7 +24,7 @@ from lmerge_service.errors import FencedError, TransportError, UnwritableError
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.wire import encode
 from lmerge_service.kafka.sink import Origin, Outbox, Sink
-from lmerge_service.merge.commit_record import MARK_KEY, Mark
+from lmerge_service.merge.commit_record import MARK_KEY, CommitRecord
 from lmerge_service.merge.counting import Accounts
 from lmerge_service.merge.findings.reporting import Reporting
 from lmerge_service.merge.outlets import Outlets
@@ -33,7 +33,7 @@ from lmerge_service.merge.snapshots.writer import Snapshots
 from lmerge_service.merge.task_state import TaskState
 from lmerge_service.merge.topic_monitor import Lookout
 
-__all__ = ("FeedbackSink", "Outgoing", "Sight")
+__all__ = ("CommittedView", "FeedbackSink", "Transaction")
 
 log = structlog.get_logger()
 
@@ -47,21 +47,21 @@ FeedbackSink: TypeAlias = Callable[[int, Mapping[str, int], int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class CommittedView:
     """What was known of the replicas at a mark."""
 
-    mark: Mark
+    mark: CommitRecord
     joined: Mapping[str, int]
     """Those that were joined, and their stable points."""
 
     @classmethod
-    def of(cls, state: TaskState, mark: Mark) -> "Sight":
+    def of(cls, state: TaskState, mark: CommitRecord) -> "CommittedView":
         """Of a state at its mark."""
         inputs = state.merge.inputs.items()
         return cls(mark, {name: each.stable for name, each in inputs if each.joined})
 
 
-class Outgoing:
+class Transaction:
     """Of one task, from taking over to giving up."""
 
     def __init__(
@@ -80,7 +80,7 @@ class Outgoing:
     ):
         self.committing: asyncio.Task[None] | None = None
         """The commit under way."""
-        self.sight: Sight | None = None
+        self.sight: CommittedView | None = None
         """As of the last commit; None before the first."""
         self._state = state
         self._sink = sink
@@ -176,7 +176,7 @@ class Outgoing:
         state.transaction += 1
         state.said += len(self._outbox.records)
         mark, feedback = state.mark(), state.merge.feedback()
-        sight = Sight.of(state, mark)
+        sight = CommittedView.of(state, mark)
         if self._snapshots.is_due:
             self._snapshots.start(state.transaction, state.stream(mark), state.snapshots)
         self._outbox.state.append((MARK_KEY, mark.encoded()))
@@ -196,7 +196,7 @@ class Outgoing:
         outbox: Outbox,
         said: Counter[str],
         fetched: float,
-        sight: Sight,
+        sight: CommittedView,
         feedback: Mapping[str, int],
         chunks: int,
         left_out: Counter[str],

@@ -8,9 +8,9 @@ Theory
     through the span as well. Once that holds no more the task takes its word back, and what
     contradicts the output is counted.
 
-    All of it is said of what is *committed* (`Sight`). A task may have merged further than it has
-    committed, and that may be taken from it: whoever leads then begins from the last mark, and
-    carries out there what was decided meanwhile. If the leaving replica went on the word of a
+    All of it is about what is *committed* (`CommittedView`). A task may have merged further than
+    it has committed, and that may be taken from it: whoever leads then begins from the last mark,
+    and carries out there what was decided meanwhile. If the leaving replica went on the word of a
     task that had only merged what makes the coming one join, it would never join: a gap. That the
     coming one is joined in a mark holds in all marks after it.
 
@@ -32,17 +32,17 @@ import structlog
 from lmerge_service.core import DIVERGENT, Breach
 from lmerge_service.elements import INFINITY, START
 from lmerge_service.errors import TransportError
-from lmerge_service.merge.commit_record import Diverged, Mark
+from lmerge_service.merge.commit_record import CommitRecord, Diverged
 from lmerge_service.merge.decisions.control_log import Control
 from lmerge_service.merge.decisions.cutover import Cutover
 from lmerge_service.merge.decisions.ledger import Ledger
 from lmerge_service.merge.decisions.records import LONGEST_REASON, Decision, ReportCutover
 from lmerge_service.merge.guards.verdicts import spoken
 from lmerge_service.merge.task_state import TaskState
-from lmerge_service.merge.transaction import Outgoing, Sight
-from lmerge_service.service.merge_loop import Oversight
+from lmerge_service.merge.transaction import CommittedView, Transaction
+from lmerge_service.service.merge_loop import MergeLoop
 
-__all__ = ("Vouching",)
+__all__ = ("CutoverReadiness",)
 
 log = structlog.get_logger()
 
@@ -52,15 +52,15 @@ _PAUSE_SECONDS: Final = 1.0
 _LONGEST: Final = 300
 
 
-class Vouching:
+class CutoverReadiness:
     """Of one task, from taking over to giving up."""
 
     def __init__(
         self,
         state: TaskState,
         ledger: Ledger,
-        outgoing: Outgoing,
-        oversight: Oversight,
+        outgoing: Transaction,
+        oversight: MergeLoop,
         *,
         clock: Callable[[], float],
         unix_ns: Callable[[], int],
@@ -136,7 +136,7 @@ class Vouching:
         while len(past) > 1 and past[1][0] <= now - cutover.max_behind:
             past.popleft()
 
-    def _lack(self, cutover: Cutover, sight: Sight) -> str | None:
+    def _lack(self, cutover: Cutover, sight: CommittedView) -> str | None:
         """Why the task is not ready, in words."""
         coming, stable = cutover.coming, sight.mark.stable
         if coming not in sight.joined:
@@ -168,16 +168,16 @@ class Vouching:
         long = (each for each in transactions if each.age(now) > seconds)
         return next((each.words(now) for each in long), None)
 
-    def _not_joined(self, coming: str, mark: Mark) -> str:
+    def _not_joined(self, coming: str, mark: CommitRecord) -> str:
         state = self._state.replicas.states.get(coming)
-        if state is not None and (why := state.quarantined or state.held_out) is not None:
+        if state is not None and (why := state.quarantined or state.excluded) is not None:
             return f"{coming} is not merged: {why}"
         at = f"the output is {spoken(mark.stable)}"
         if coming not in mark.replicas:
             return f"{coming} is not merged yet; {at}"
         return f"{coming} is correct from {mark.replicas[coming].joining_at} on, and {at}"
 
-    def _reporting(self, cutover: Cutover, mark: Mark, says: str) -> Decision:
+    def _reporting(self, cutover: Cutover, mark: CommitRecord, says: str) -> Decision:
         """The same by whoever leads, of the same mark."""
         task = self._state.partition
         action = ReportCutover(

@@ -40,27 +40,27 @@ from lmerge_service.merge.decisions.control_log import Control
 from lmerge_service.merge.decisions.ledger import Ledger
 from lmerge_service.merge.decisions.records import LONGEST_REASON, Decision, Quarantine
 from lmerge_service.merge.findings.confirmation import Confirmation
-from lmerge_service.merge.findings.evidence import Happening
+from lmerge_service.merge.findings.evidence import NotificationKind
 from lmerge_service.merge.findings.leading import Leading
 from lmerge_service.merge.findings.losses import Loss, Losses, Place
 from lmerge_service.merge.findings.reporting import Reporting
-from lmerge_service.merge.guards.evaluator import Finding, Judging
+from lmerge_service.merge.guards.evaluator import Finding, GuardEvaluator
 from lmerge_service.merge.guards.guards import CHUNK
 from lmerge_service.merge.guards.pacing import Pacing
 from lmerge_service.merge.guards.verdicts import Action, spoken
 from lmerge_service.merge.liveness import Liveness
-from lmerge_service.merge.replica_states import Wish
+from lmerge_service.merge.replica_states import DesiredState
 from lmerge_service.merge.replicas import ReplicaState
 from lmerge_service.merge.task_state import TaskState
 
-__all__ = ("Oversight",)
+__all__ = ("MergeLoop",)
 
 log = structlog.get_logger()
 
 _RETRY_SECONDS: Final = 1.0
 
 
-class Oversight:
+class MergeLoop:
     """Of one task, from taking over to giving up."""
 
     def __init__(
@@ -74,8 +74,8 @@ class Oversight:
         living: dict[str, Liveness],
         leading: Leading,
     ) -> None:
-        """`living`: see `Judging`; `leading` outlives this."""
-        self.judging = Judging(
+        """`living`: see `GuardEvaluator`; `leading` outlives this."""
+        self.judging = GuardEvaluator(
             state.topology, state.merge, clock=clock, unix_ns=unix_ns, living=living
         )
         self.pacing = Pacing(state.topology.limits, state.merge, clock)
@@ -145,7 +145,7 @@ class Oversight:
         for found in self.confirmation.look():
             stable = self._state.merge.inputs[found.replica].stable
             self._state.merge.blame(found.replica, BreachKind.DISAGREEMENT, Stable(stable))
-            count = self._reporting.happened(Happening.DISAGREES, found.replica, str(found))
+            count = self._reporting.happened(NotificationKind.DISAGREES, found.replica, str(found))
             if count is not None:
                 log.warning("disagreement", replica=found.replica, why=str(found), count=count)
 
@@ -159,7 +159,7 @@ class Oversight:
         for loss in self._losses.look(state.name, lately, place):
             replicas.lose(loss.leader, loss.count)
             self.lost.append(loss)
-            self._reporting.happened(Happening.LOST, loss.leader, str(loss))
+            self._reporting.happened(NotificationKind.LOST, loss.leader, str(loss))
             log.warning(
                 "events lost", replica=loss.leader, topic=loss.stable.tp.topic,
                 partition=loss.stable.tp.partition, offset=loss.stable.last, why=str(loss),
@@ -172,7 +172,7 @@ class Oversight:
         if change is None or change.before is None:
             return
         reason = f"from {change.before}: {change.why}"
-        if count := self._reporting.happened(Happening.LEADER, change.leader, reason):
+        if count := self._reporting.happened(NotificationKind.LEADER, change.leader, reason):
             log.info(
                 "leader changed", replica=change.leader, before=change.before, why=change.why,
                 count=count,
@@ -267,19 +267,19 @@ class Oversight:
         at = f"{ordered.level:.0%} of the limit on live events, the output is "
         at += spoken(self._state.merge.max_stable)
         for name in sorted(ordered.pause):
-            if count := self._reporting.happened(Happening.PAUSED, name, at):
+            if count := self._reporting.happened(NotificationKind.PAUSED, name, at):
                 log.info("replica paused", replica=name, count=count)
         for name in sorted(ordered.resume):
-            if count := self._reporting.happened(Happening.RESUMED, name, at):
+            if count := self._reporting.happened(NotificationKind.RESUMED, name, at):
                 log.info("replica resumed", replica=name, count=count)
         if ordered.stuck is not None and stuck is None:
-            self._reporting.happened(Happening.STUCK, None, ordered.stuck)
+            self._reporting.happened(NotificationKind.STUCK, None, ordered.stuck)
             log.warning("nothing moves the output", why=ordered.stuck)
 
     def _tell_let_go(self, finding: Finding) -> None:
         place, name = finding.place, finding.verdict.replica
         why = f"stable({finding.verdict.vc}) at offset {place.offset} of {place.topic}"
-        self._reporting.happened(Happening.LET_GO, name, f"{why}-{place.partition}")
+        self._reporting.happened(NotificationKind.LET_GO, name, f"{why}-{place.partition}")
         log.info(
             "held stable let go", replica=name, topic=place.topic, partition=place.partition,
             offset=place.offset,
@@ -295,7 +295,7 @@ class Oversight:
                 self._asked.set()
         if gap is not None and (self._gap is None or self._gap.input != gap.input):
             why = f"nobody vouches for [{gap.start}, {gap.end}): the output waits for {gap.input}"
-            self._reporting.happened(Happening.GAP, gap.input, why)
+            self._reporting.happened(NotificationKind.GAP, gap.input, why)
         self._gap = gap
 
     # --- decisions ------------------------------------------------------------------------------
@@ -316,7 +316,7 @@ class Oversight:
         found = []
         for name, why in self._state.quarantined.items():
             wanted, have = ledger.replicas.get(name), self._state.replicas.states.get(name)
-            if wanted is None or have is None or wanted.wish is not Wish.ATTACHED:
+            if wanted is None or have is None or wanted.wish is not DesiredState.ATTACHED:
                 continue
             if wanted.epoch == have.epoch:
                 found.append(self._decision(name, why, wanted.epoch, ledger.version))

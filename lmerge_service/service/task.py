@@ -48,12 +48,12 @@ from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.source import Batches, TopicPartition
-from lmerge_service.merge.commit_record import Mark
+from lmerge_service.merge.commit_record import CommitRecord
 from lmerge_service.merge.counting import Accounts, Tally
 from lmerge_service.merge.decisions.control_log import Control
-from lmerge_service.merge.decisions.ledger import AcceptedGap, Ledger, Wanted
-from lmerge_service.merge.decisions.reconcile import carry_out, is_of_kind
-from lmerge_service.merge.findings.evidence import Happening
+from lmerge_service.merge.decisions.ledger import AcceptedGap, DesiredReplica, Ledger
+from lmerge_service.merge.decisions.reconcile import is_of_kind, reconcile
+from lmerge_service.merge.findings.evidence import NotificationKind
 from lmerge_service.merge.findings.leading import Leading
 from lmerge_service.merge.findings.reporting import Reporting
 from lmerge_service.merge.internal_topics import largest_record
@@ -61,14 +61,14 @@ from lmerge_service.merge.liveness import Liveness
 from lmerge_service.merge.outlets import Outlets
 from lmerge_service.merge.progress import Progress
 from lmerge_service.merge.recovery import Recovery
-from lmerge_service.merge.replica_states import Wish
+from lmerge_service.merge.replica_states import DesiredState
 from lmerge_service.merge.replicas import ReplicaState
 from lmerge_service.merge.snapshots.writer import Snapshots
 from lmerge_service.merge.task_state import TaskState
 from lmerge_service.merge.topic_monitor import WATCH_SECONDS, Lookout
-from lmerge_service.merge.transaction import FeedbackSink, Outgoing
-from lmerge_service.service.cutover_readiness import Vouching
-from lmerge_service.service.merge_loop import Oversight
+from lmerge_service.merge.transaction import FeedbackSink, Transaction
+from lmerge_service.service.cutover_readiness import CutoverReadiness
+from lmerge_service.service.merge_loop import MergeLoop
 from lmerge_service.service.task_phases import Event, Lifecycle, Phase
 
 __all__ = ("MergeTask",)
@@ -116,9 +116,9 @@ class MergeTask:
         self.reporting = Reporting(partition, unix_ns=unix_ns)
         self.outlets = Outlets(topology, _clock) if outlets is None else outlets
         self.leading = Leading(unix_ns)
-        self.oversight: Oversight | None = None
+        self.oversight: MergeLoop | None = None
         """While it leads."""
-        self.vouching: Vouching | None = None
+        self.vouching: CutoverReadiness | None = None
         """While it leads."""
         self._unix_ns = unix_ns
         self._living: dict[str, Liveness] = {}
@@ -150,7 +150,7 @@ class MergeTask:
         self.oversight = self.vouching = None
         self.progress.caught_up = None
 
-    def _settle(self, mark: Mark | None) -> None:
+    def _settle(self, mark: CommitRecord | None) -> None:
         """What was merged behind the last mark is forgotten: it is merged again, if by us."""
         self.reporting.settle(took_place=self._accounts.settle(mark))
 
@@ -184,7 +184,7 @@ class MergeTask:
             states.get(name)
             or ReplicaState(each.replica, self._accounts.tallies.get(name, Tally()))
             for name, each in self._ledger.replicas.items()
-            if each.wish is not Wish.DETACHED
+            if each.wish is not DesiredState.DETACHED
         ]
 
     # --- opening ------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ class MergeTask:
             detached=self._detached,
             unheeded=self.progress.unheeded,
         )
-        self._outgoing = Outgoing(
+        self._outgoing = Transaction(
             self.state,
             sink,
             self._lookout,
@@ -242,7 +242,7 @@ class MergeTask:
         await self._know_decisions()
         self._outgoing.say(self.state.missed)
         self._carry_out()
-        self.oversight = Oversight(
+        self.oversight = MergeLoop(
             self.state,
             self._source,
             self.reporting,
@@ -251,7 +251,7 @@ class MergeTask:
             living=self._living,
             leading=self.leading,
         )
-        self.vouching = Vouching(
+        self.vouching = CutoverReadiness(
             self.state,
             self._ledger,
             self._outgoing,
@@ -280,7 +280,7 @@ class MergeTask:
     def _tell_of_recovery(self) -> None:
         if self.state.transaction:
             why = f"from transaction {self.state.transaction}, with {len(self.state.merge)} events"
-            self.reporting.happened(Happening.REBUILD, None, why)
+            self.reporting.happened(NotificationKind.REBUILD, None, why)
 
     async def follow(self) -> None:
         """Keeps the state that the task which leads has committed, until cancelled.
@@ -350,7 +350,7 @@ class MergeTask:
             missed=len(self.state.missed),
         )
 
-    def _require_ours(self, mark: Mark | None) -> None:
+    def _require_ours(self, mark: CommitRecord | None) -> None:
         """A newcomer may take an output over, under another name than the one before; the merge
         that it takes it from ends, instead of the two fencing each other for ever."""
         if mark is None:
@@ -364,7 +364,7 @@ class MergeTask:
                 "topologies another output, or stop its workers"
             )
 
-    async def _recovered(self, mark: Mark | None, *, fenced: bool) -> TaskState:
+    async def _recovered(self, mark: CommitRecord | None, *, fenced: bool) -> TaskState:
         try:
             return await self._recovery.recover(mark, fenced=fenced)
         except StateError as error:
@@ -380,7 +380,7 @@ class MergeTask:
     def _detached(self) -> dict[str, str]:
         """The topics of those that are detached, by name."""
         wanted = self._ledger.replicas.items()
-        return {n: each.replica.topic for n, each in wanted if each.wish is Wish.DETACHED}
+        return {n: each.replica.topic for n, each in wanted if each.wish is DesiredState.DETACHED}
 
     def _attached(self) -> dict[str, Replica]:
         return {each.replica.name: each.replica for each in self._ledger.attached()}
@@ -422,23 +422,23 @@ class MergeTask:
         if not is_of_kind(self.state, self._ledger):
             raise TransportError("another case or policy was decided: the merge is rebuilt")
         before, cutover = self.state.decided, self._ledger.cutover
-        carry_out(self.state, self._ledger, tell=self._tell_of_decision, accepted=self._tell_of_gap)
+        reconcile(self.state, self._ledger, tell=self._tell_of_decision, accepted=self._tell_of_gap)
         if cutover is not None and cutover.since > before:
             why = "" if cutover.why is None else f": {cutover.why}"
             said = f"from {cutover.leaving}, by {cutover.who}, {cutover.state}{why}"
-            self.reporting.happened(Happening.CUTOVER, cutover.coming, said)
+            self.reporting.happened(NotificationKind.CUTOVER, cutover.coming, said)
 
-    def _tell_of_decision(self, wanted: Wanted) -> None:
+    def _tell_of_decision(self, wanted: DesiredReplica) -> None:
         name, told = wanted.replica.name, self.reporting.happened
-        if wanted.wish is Wish.QUARANTINED:
-            told(Happening.QUARANTINED, name, f"by {wanted.who}: {wanted.reason or ''}")
-        elif wanted.wish is Wish.ATTACHED and wanted.released:
-            told(Happening.RELEASED, name, f"by {wanted.who}")
+        if wanted.wish is DesiredState.QUARANTINED:
+            told(NotificationKind.QUARANTINED, name, f"by {wanted.who}: {wanted.reason or ''}")
+        elif wanted.wish is DesiredState.ATTACHED and wanted.released:
+            told(NotificationKind.RELEASED, name, f"by {wanted.who}")
 
     def _tell_of_gap(self, accepted: AcceptedGap, gap: Gap, out: list[Element]) -> None:
         self._outgoing.say(out)
         why = f"by {accepted.who}: [{gap.start}, {gap.end}) is lost"
-        self.reporting.happened(Happening.ACCEPTED_GAP, gap.input, why)
+        self.reporting.happened(NotificationKind.ACCEPTED_GAP, gap.input, why)
         log.warning("gap accepted", replica=gap.input, start=gap.start, end=gap.end)
 
     # --- running ------------------------------------------------------------------------------
@@ -551,12 +551,12 @@ class MergeTask:
         self.oversight.pace(self.share)
 
     async def decide(self, control: Control) -> None:
-        """See `Oversight.decide`; while it leads."""
+        """See `MergeLoop.decide`; while it leads."""
         assert self.oversight is not None
         await self.oversight.decide(control)
 
     async def vouch(self, control: Control) -> None:
-        """See `Vouching.run`; while it leads."""
+        """See `CutoverReadiness.run`; while it leads."""
         assert self.vouching is not None
         await self.vouching.run(control)
 

@@ -82,7 +82,7 @@ class Worker:
         unix_ns: Callable[[], int] = time.time_ns,
     ):
         """`feedback` is told what commits mean for the replicas (`outgoing.FeedbackSink`);
-        `unix_ns` is the wall clock, by which stables are judged and happenings dated."""
+        `unix_ns` returns the wall clock in nanoseconds, used by guards and for timestamps."""
         self.topology = topology
         self.held: dict[int, Held] = {}
         """By output partition."""

@@ -13,14 +13,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-__all__ = ("heard", "hush")
+__all__ = ("heard", "silence_stdout")
 
 _MODULE: Final = ".transform_with_state_driver_worker"
 _FIRST: Final = b"Starting Streaming TransformWithStateInPandas Python worker.\n"
 _STDERR: Final = 2
 
 
-def hush() -> None:
+def silence_stdout() -> None:
     """For modules of stateful processors, as they are imported: ends what that process tells."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     if spec is not None and spec.name.endswith(_MODULE):

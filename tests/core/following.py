@@ -66,7 +66,7 @@ def followed(merge: Operator, step: Step, pick: Pick) -> None:
     left = list(step.said)
     while left:
         length = pick([len(left), 1, 2])
-        merge.load_output(left[:length])
+        merge.replay_output(left[:length])
         del left[:length]
     for control in step.controls:
         _obey(merge, control)
@@ -78,7 +78,9 @@ def followed(merge: Operator, step: Step, pick: Pick) -> None:
     while heard:
         key = pick(list(heard))
         length = pick([1, 2, 100])
-        assert merge.recall(key[0], heard[key][:length], key[1]) == [], "the output said it all"
+        assert merge.replay_input(key[0], heard[key][:length], key[1]) == [], (
+            "the output said it all"
+        )
         del heard[key][:length]
         if not heard[key]:
             del heard[key]
@@ -112,7 +114,10 @@ def _events(merge: Operator, names: Any) -> list[Any]:
         waiting = sorted((names[s], list(inserts)) for s, inserts in merge._waiting.items())
         if merge.max_vs < merge.max_stable:
             return [waiting]  # nothing can be said at max_vs any more
-        told = [(e, sorted(names[s] for s in tellers)) for e, tellers in merge._events()]
+        told = [
+            (e, sorted(names[s] for s in contributing_inputs))
+            for e, contributing_inputs in merge._events()
+        ]
         places = [s.at_front for s in merge.inputs.values() if s.front == merge.max_vs]
         return [merge.max_vs, waiting, told, places]
     return [

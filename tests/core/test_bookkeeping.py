@@ -470,7 +470,7 @@ def test_a_snapshot_of_another_case_is_refused(case: str) -> None:
 
 def loaded(*elements: Element) -> LMR3:
     merge = merge_of()
-    merge.load_output(elements)
+    merge.replay_output(elements)
     merge.check()
     return merge
 

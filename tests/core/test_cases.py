@@ -187,12 +187,12 @@ def test_an_operator_rebuilt_from_prefixes_goes_on_the_same(
     said = [o for number, element in steps[:cut] for o in merge.process(str(number), element)]
 
     rebuilt = lmerge(case, policy)
-    rebuilt.load_output(said)
+    rebuilt.replay_output(said)
     for number in range(n):
         rebuilt.attach(str(number), joining[number])
     prefixes = [[e for k, e in steps[:cut] if k == number] for number in range(n)]
     for number, element in data.draw(interleavings(prefixes)):
-        assert rebuilt.recall(str(number), [element]) == [], "the output has said it all"
+        assert rebuilt.replay_input(str(number), [element]) == [], "the output has said it all"
         rebuilt.check()
 
     assert rebuilt.max_stable == merge.max_stable

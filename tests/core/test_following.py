@@ -175,11 +175,11 @@ def test_of_an_event_that_the_output_took_back_inputs_hold_nothing_either(case: 
     run = run_of(case, "a", "b")
     told(run, ("a", Insert("phantom", 5, 9)), ("a", Insert("A", 5, 90)), ("b", Insert("A", 5, 90)))
     for follower in followers(run):
-        follower.load_output([Adjust("phantom", 5, 9, 5)])
-        follower.load_output([Stable(7)])
+        follower.replay_output([Adjust("phantom", 5, 9, 5)])
+        follower.replay_output([Stable(7)])
         assert len(follower) == 1
-        assert follower.recall("b", [Stable(7)]) == []
-        assert follower.recall("a", [Adjust("phantom", 5, 9, 8)]) == []
+        assert follower.replay_input("b", [Stable(7)]) == []
+        assert follower.replay_input("a", [Adjust("phantom", 5, 9, 8)]) == []
         assert [b.kind for b in follower.breaches()] == []
         assert follower.inputs["a"].late == 1
         follower.check()
@@ -227,7 +227,7 @@ def test_an_event_twice_on_the_output_is_none_of_ours_also_where_inputs_hold_it(
     told(run, ("a", Insert("A", 5, 9)))
     for follower in followers(run):
         with pytest.raises(StateError, match="something else writes"):
-            follower.load_output([Insert("A", 5, 9)])
+            follower.replay_output([Insert("A", 5, 9)])
 
 
 def test_what_was_claimed_only_is_claimed_also_of_a_half_frozen_event() -> None:
@@ -248,14 +248,14 @@ def test_a_loaded_stable_half_freezes_without_asking_who_has_the_event(case: str
     run = run_of(case, "a", "b")
     told(run, ("a", Insert("A", 5, 20)), ("b", Insert("A", 5, 30)))
     for follower in followers(run):
-        follower.load_output([Stable(10)])
+        follower.replay_output([Stable(10)])
         follower.check()
         assert follower.breaches() == []
         assert len(follower) == 1
-        follower.load_output([Adjust("A", 5, 20, 30), Stable(25)])
+        follower.replay_output([Adjust("A", 5, 20, 30), Stable(25)])
         follower.check()
-        assert follower.recall("b", [Stable(25)]) == []
-        follower.load_output([Stable(31)])
+        assert follower.replay_input("b", [Stable(25)]) == []
+        follower.replay_output([Stable(31)])
         follower.check()
         assert len(follower) == 0
 
@@ -265,8 +265,8 @@ def test_the_end_of_the_output_empties_a_follower(case: str) -> None:
     run = run_of(case, "a", "b")
     told(run, ("a", Insert("A", 5, INFINITY)), ("b", Insert("A", 5, 30)), ("a", Stable(9)))
     for follower in followers(run):
-        follower.load_output([Stable(INFINITY)])
-        assert follower.recall("a", [Stable(INFINITY)]) == []
+        follower.replay_output([Stable(INFINITY)])
+        assert follower.replay_input("a", [Stable(INFINITY)]) == []
         assert len(follower) == 0
         follower.check()
 
@@ -278,7 +278,7 @@ def test_an_input_is_joined_by_what_is_loaded(case: str) -> None:
     for follower in followers(run):
         joined = []
         for t in (9, 10):
-            follower.load_output([Stable(t)])
+            follower.replay_output([Stable(t)])
             joined.append(follower.inputs["b"].joined)
         assert joined == [False, True]
         assert follower.process("b", Stable(12)) == [Stable(12)]
@@ -291,9 +291,9 @@ def test_what_waits_of_a_joining_input_is_taken_up_as_the_output_says_it(case: s
     told(run, ("b", Insert("A", 11, 20)), ("b", Insert("B", 13, 20)))
     for follower in followers(run):
         for said in (Stable(10), Insert("A", 11, 20), Insert("B", 13, 20)):
-            follower.load_output([said])
+            follower.replay_output([said])
         follower.check()
-        assert follower.recall("a", [Stable(10)]) == []
+        assert follower.replay_input("a", [Stable(10)]) == []
         assert follower.inputs["b"].front == 13
         assert follower.process("b", Insert("C", 14, 20)) == [Insert("C", 14, 20)]
 
@@ -304,8 +304,8 @@ def test_what_waits_and_was_cut_off_the_output_is_said(case: str) -> None:
     run.attach("b", joining_at=10)
     told(run, ("b", Insert("A", 11, 20)), ("b", Insert("B", 13, 20)))
     for follower in followers(run):
-        follower.load_output([Stable(10), Insert("A", 11, 20)])
-        assert follower.recall("b", [Insert("C", 14, 20)]) == [
+        follower.replay_output([Stable(10), Insert("A", 11, 20)])
+        assert follower.replay_input("b", [Insert("C", 14, 20)]) == [
             Insert("B", 13, 20),
             Insert("C", 14, 20),
         ]
@@ -335,10 +335,10 @@ def test_of_an_input_that_has_left_nothing_is_recalled() -> None:
     run = run_of("R3", "a", "b")
     run.detach("b")
     for follower in followers(run):
-        assert follower.recall("b", [Insert("A", 1, 5), Stable(9)]) == []
+        assert follower.replay_input("b", [Insert("A", 1, 5), Stable(9)]) == []
         assert follower.breaches() == []
         with pytest.raises(ValueError, match="ever attached"):
-            follower.recall("c", [Stable(1)])
+            follower.replay_input("c", [Stable(1)])
 
 
 def test_what_the_output_has_carried_is_counted_when_it_is_loaded() -> None:
@@ -388,7 +388,7 @@ def test_parts_of_two_states_do_not_mix() -> None:
         restore_parts([])
 
 
-@pytest.mark.parametrize("change", ["process", "attach", "detach", "load_output"])
+@pytest.mark.parametrize("change", ["process", "attach", "detach", "replay_output"])
 def test_the_operator_must_not_go_on_while_parts_are_taken(change: str) -> None:
     run = run_of("R3", "a", "b")
     told(run, *(("a", Insert(k, k, 50)) for k in range(9)))
@@ -402,7 +402,7 @@ def test_the_operator_must_not_go_on_while_parts_are_taken(change: str) -> None:
         case "detach":
             run.merge.detach("b")
         case _:
-            run.merge.load_output([Insert("new", 8, 50)])
+            run.merge.replay_output([Insert("new", 8, 50)])
     with pytest.raises(ValueError, match="went on"):
         list(parts)
 

@@ -71,9 +71,9 @@ class Heeding:
     def rebuild(self) -> None:
         """Promise 7 with what was left out missing from the prefixes."""
         rebuilt = lmerge(self.merge.case, self.merge.policy)
-        rebuilt.load_output(self.said)
+        rebuilt.replay_output(self.said)
         rebuilt.attach_like(self.merge)
-        missed = [out for name, said in self.heard for out in rebuilt.recall(name, [said])]
+        missed = [out for name, said in self.heard for out in rebuilt.replay_input(name, [said])]
         assert missed == []
         rebuilt.breaches()
         self.merge = rebuilt

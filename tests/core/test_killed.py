@@ -477,35 +477,35 @@ def test_what_was_withdrawn_eagerly_is_not_recalled(case: str) -> None:
     said = [each for name, element in heard for each in first.process(name, element)]
     assert said == [Insert("A", 5, 9), Adjust("A", 5, 9, 5)]
     again = lmerge(case, EAGER)
-    again.load_output(said)
+    again.replay_output(said)
     again.attach("a")
     again.attach("b")
-    assert [again.recall(name, [element]) for name, element in heard] == [[]] * 4
+    assert [again.replay_input(name, [element]) for name, element in heard] == [[]] * 4
 
 
 @INDEXED
 def test_what_was_revised_eagerly_is_not_revised_back_by_what_is_recalled(case: str) -> None:
     again = lmerge(case, EAGER)
-    again.load_output([Insert("A", 5, 9), Adjust("A", 5, 9, 12)])
+    again.replay_output([Insert("A", 5, 9), Adjust("A", 5, 9, 12)])
     again.attach("a")
-    assert again.recall("a", [Insert("A", 5, 9), Adjust("A", 5, 9, 12)]) == []
+    assert again.replay_input("a", [Insert("A", 5, 9), Adjust("A", 5, 9, 12)]) == []
 
 
 @INDEXED
 def test_what_a_policy_held_back_stays_held_back_while_recalling(case: str) -> None:
     again = lmerge(case, LEADER)
-    again.load_output([Stable(3)])
+    again.replay_output([Stable(3)])
     again.attach("a")
     again.attach("b")
-    assert again.recall("b", [Insert("A", 5, 9)]) == []
-    assert again.recall("a", [Stable(3)]) == []
+    assert again.replay_input("b", [Insert("A", 5, 9)]) == []
+    assert again.replay_input("a", [Stable(3)]) == []
     assert again.process("a", Insert("A", 5, 9)) == [Insert("A", 5, 9)]
 
 
 @INDEXED
 def test_what_the_output_has_withdrawn_is_not_loaded(case: str) -> None:
     again = lmerge(case)
-    again.load_output([Insert("A", 5, 9), Adjust("A", 5, 9, 5)])
+    again.replay_output([Insert("A", 5, 9), Adjust("A", 5, 9, 5)])
     assert len(again) == 0
 
 
@@ -671,7 +671,7 @@ def test_in_r2_a_repeated_insert_is_a_breach_whoever_was_first() -> None:
 
 def test_in_r2_an_output_with_several_events_at_one_time_is_loaded() -> None:
     merge = lmerge("R2")
-    merge.load_output([Insert("A", 1, 5), Insert("B", 1, 5)])
+    merge.replay_output([Insert("A", 1, 5), Insert("B", 1, 5)])
     assert len(merge) == 2
 
 

@@ -487,28 +487,28 @@ def test_a_snapshot_remembers_multisets_and_whom_to_blame_no_more() -> None:
 )
 def test_an_output_that_no_merge_has_written_is_refused(said: list[Element]) -> None:
     with pytest.raises(StateError, match="something else writes"):
-        lmerge("R4").load_output(said)
+        lmerge("R4").replay_output(said)
 
 
 def test_loading_keeps_nothing_of_what_is_final() -> None:
     merge = lmerge("R4")
-    merge.load_output([Insert("A", 2, 9), Insert("A", 2, 9), Insert("A", 2, 20), Stable(10)])
-    merge.load_output([Insert("B", 12, 15), Adjust("B", 12, 15, 12)])
+    merge.replay_output([Insert("A", 2, 9), Insert("A", 2, 9), Insert("A", 2, 20), Stable(10)])
+    merge.replay_output([Insert("B", 12, 15), Adjust("B", 12, 15, 12)])
     merge.check()
     assert len(merge) == 1
-    merge.load_output([Adjust("A", 2, 20, 30), Stable(25)])
+    merge.replay_output([Adjust("A", 2, 20, 30), Stable(25)])
     merge.check()
     assert len(merge) == 1
-    merge.load_output([Stable(INFINITY)])
+    merge.replay_output([Stable(INFINITY)])
     merge.check()
     assert len(merge) == 0
 
 
 def test_an_output_that_was_cut_short_is_made_up_for() -> None:
     merge = lmerge("R4")
-    merge.load_output([Insert("A", 2, 9)])
+    merge.replay_output([Insert("A", 2, 9)])
     merge.attach("a")
-    assert merge.recall("a", [Insert("A", 2, 9), Insert("A", 2, 8)]) == [Insert("A", 2, 8)]
+    assert merge.replay_input("a", [Insert("A", 2, 9), Insert("A", 2, 8)]) == [Insert("A", 2, 8)]
 
 
 # --- cost ---------------------------------------------------------------------------------------

@@ -307,13 +307,13 @@ def test_an_operator_rebuilt_from_prefixes_goes_on_the_same(
 
     rebuilt = lmerge(Case.R4, policy)
     half = len(said) // 2
-    rebuilt.load_output(said[:half])
-    rebuilt.load_output(said[half:])
+    rebuilt.replay_output(said[:half])
+    rebuilt.replay_output(said[half:])
     for number in range(n):
         rebuilt.attach(str(number), joining[number])
     prefixes = [[e for k, e in steps[:cut] if k == number] for number in range(n)]
     for number, element in data.draw(interleavings(prefixes)):
-        assert rebuilt.recall(str(number), [element]) == [], "the output has said it all"
+        assert rebuilt.replay_input(str(number), [element]) == [], "the output has said it all"
         rebuilt.check()
 
     assert rebuilt.max_stable == merge.max_stable

@@ -72,7 +72,7 @@ class Merging(RuleBasedStateMachine):
     @rule()
     def restart_from_prefixes(self) -> None:
         rebuilt = lmerge()
-        rebuilt.load_output(self.said)
+        rebuilt.replay_output(self.said)
         for name, feed in self.feeds.items():
             rebuilt.attach(name, feed.joining_at)
             assert rebuilt.process_batch(name, feed.said) == []

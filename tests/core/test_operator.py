@@ -284,7 +284,7 @@ def test_snapshots_keep_tuples_and_bytes_as_payloads() -> None:
 
 
 @pytest.mark.parametrize(
-    "foreign",
+    "unexpected_output",
     [
         [Stable(5), Insert("A", 4, 9)],
         [Insert("A", 4, 9), Insert("A", 4, 9)],
@@ -294,9 +294,9 @@ def test_snapshots_keep_tuples_and_bytes_as_payloads() -> None:
         [Stable(5), Stable(5)],
     ],
 )
-def test_an_output_that_no_merge_has_written_is_refused(foreign: list[Element]) -> None:
+def test_an_output_that_no_merge_has_written_is_refused(unexpected_output: list[Element]) -> None:
     with pytest.raises(StateError, match="something else writes to this output"):
-        lmerge().load_output(foreign)
+        lmerge().replay_output(unexpected_output)
 
 
 def test_the_output_does_not_depend_on_the_hash_seed() -> None:

@@ -184,11 +184,11 @@ def test_an_output_that_is_not_of_the_case_is_refused(case: str) -> None:
         [Stable(9), Stable(9)],
         [Insert("A", 5, 9), Insert("A", 5, 9)],
     ]
-    for foreign in streams:
-        if case == "R1" and foreign[0] == foreign[1]:
+    for unexpected_output in streams:
+        if case == "R1" and unexpected_output[0] == unexpected_output[1]:
             continue  # R1 may hold an event twice
         with pytest.raises(StateError, match="something else writes"):
-            lmerge(case).load_output(foreign)
+            lmerge(case).replay_output(unexpected_output)
 
 
 def test_weakened_goes_on_where_the_stronger_case_was() -> None:

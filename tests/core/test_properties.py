@@ -172,8 +172,8 @@ def test_an_operator_rebuilt_from_prefixes_goes_on_the_same(
 
     rebuilt = lmerge()
     half = len(said) // 2
-    rebuilt.load_output(said[:half])
-    rebuilt.load_output(said[half:])
+    rebuilt.replay_output(said[:half])
+    rebuilt.replay_output(said[half:])
     for number in range(n):
         rebuilt.attach(str(number), joining[number])
     prefixes = [[e for k, e in steps[:cut] if k == number] for number in range(n)]

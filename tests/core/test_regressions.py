@@ -77,9 +77,9 @@ def test_an_accepted_gap_is_part_of_what_is_attached() -> None:
     merge.accept_gap()
     assert merge.process("d", Stable(95)) == [Stable(95)]
     rebuilt = lmerge("R3")
-    rebuilt.load_output([Stable(95)])
+    rebuilt.replay_output([Stable(95)])
     rebuilt.attach("d", joining_at=90, accepted_gap=True)
-    assert rebuilt.recall("d", [Stable(95)]) == []
+    assert rebuilt.replay_input("d", [Stable(95)]) == []
     assert rebuilt.inputs["d"].gap_until == merge.inputs["d"].gap_until == 90
     fresh = lmerge("R3")
     fresh.attach("d", joining_at=90, accepted_gap=True)

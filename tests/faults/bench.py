@@ -105,7 +105,7 @@ class Bench:
         """`kill -9` and a restart: nothing is left but the topics."""
         self.kills += 1
         self.merge = lmerge(self._case, self._policy)
-        self.merge.load_output([self._decoder.decode(record.value) for record in self.said])
+        self.merge.replay_output([self._decoder.decode(record.value) for record in self.said])
         for name, standing in self._standings.items():
             if standing.ingest is not None:
                 self._attach(name)
@@ -118,7 +118,7 @@ class Bench:
                         for record in standing.heard[standing.begins :]
                         if record.partition == number
                     ]
-                    standing.ingest.take(number, records, missed, [], recall=True)
+                    standing.ingest.take(number, records, missed, [], replay_input=True)
                 assert missed == [], "the output is what it was"
         self.merge.check()
 

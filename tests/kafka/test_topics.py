@@ -30,7 +30,7 @@ async def fill(bootstrap: str, topic: str, records: int) -> None:
             await producer.send_and_wait(topic, b"%d" % number)
 
 
-async def made_anew(topics: Topics, topic: str) -> None:
+async def recreated(topics: Topics, topic: str) -> None:
     await topics.delete(topic)
     while topic in await topics.describe([topic]):  # a request each: the broker sets the pace
         pass
@@ -48,7 +48,7 @@ def test_a_topic_that_is_deleted_and_made_anew_has_another_id_whatever_it_holds(
             await topics.ensure(topic)
             await fill(bootstrap, topic, 5)
             found += [(await topics.describe([topic]))[topic].id for _ in range(2)]
-            await made_anew(topics, topic)
+            await recreated(topics, topic)
             await fill(bootstrap, topic, again)
             found.append((await topics.describe([topic]))[topic].id)
         return found

@@ -7,7 +7,7 @@ its replica until the guards let it go; a quarantine ends it.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from lmerge_service.config.topology import Kafka, Output, Replica, Speaking, Topology
+from lmerge_service.config.topology import Kafka, Output, OutputPolicy, Replica, Topology
 from lmerge_service.core import Operator, lmerge
 from lmerge_service.drills.records import Record
 from lmerge_service.elements import Element, Stable
@@ -32,7 +32,7 @@ def topology_of(
             "output": Output(topic="out"),
             "case": case,
             "time_unit": unit,
-            "policy": Speaking(stable=stable),
+            "policy": OutputPolicy(stable=stable),
             "replicas": [Replica(name=name, topic=f"in.{name}") for name in replicas],
             "guards": guards,
         }

@@ -11,7 +11,7 @@ import pytest
 from lmerge_service.config.topology import GuardSettings
 from lmerge_service.core import BreachKind, Case
 from lmerge_service.elements import Element, Insert, Stable
-from lmerge_service.merge.guards.breach_monitor import Conduct, Window
+from lmerge_service.merge.guards.breach_monitor import BreachMonitor, Window
 from lmerge_service.merge.guards.verdicts import Action, Guard
 from lmerge_service.workloads.generator import workload
 from lmerge_service.workloads.joining import restart
@@ -177,7 +177,7 @@ def test_a_window_slides_over_records() -> None:
 
 def test_conduct_is_a_function_of_its_chunks() -> None:
     def found() -> Sequence[object]:
-        conduct = Conduct(GuardSettings(breach_window=1_000), Case.R3, [0])
+        conduct = BreachMonitor(GuardSettings(breach_window=1_000), Case.R3, [0])
         rng, breaches = random.Random(1), Counter[BreachKind]()
         said = []
         for chunk in range(200):
@@ -191,14 +191,14 @@ def test_conduct_is_a_function_of_its_chunks() -> None:
 
 
 def test_dead_letters_count_at_once() -> None:
-    conduct = Conduct(GuardSettings(), Case.R3, [0])
+    conduct = BreachMonitor(GuardSettings(), Case.R3, [0])
     assert not conduct.after(0, 500, {}, dead=99)
     assert conduct.after(0, 1, {}, dead=1).breaches == 100
 
 
 def test_in_r1_a_broken_case_may_be_the_other_replicas_fault() -> None:
     for case, counts in ((Case.R1, False), (Case.R2, True)):
-        conduct = Conduct(GuardSettings(), case, [0])
+        conduct = BreachMonitor(GuardSettings(), case, [0])
         conduct.stable(0, 5)
         conduct.after(0, 500, {BreachKind.BROKE_CASE: 200})
         conduct.stable(0, 6)

@@ -29,7 +29,7 @@ from lmerge_service.merge.decisions.records import (
     ReportCutover,
     SetPolicy,
 )
-from lmerge_service.merge.replica_states import Wish
+from lmerge_service.merge.replica_states import DesiredState
 from tests.merge.test_ledger import Log, attach, topology, verdict, wishes
 
 
@@ -212,7 +212,7 @@ def test_what_is_decided_meanwhile_holds_and_the_cutover_follows(
     if then is not None:
         assert (now.since, now.ready) == (entry.version, None)
     if then is CutoverState.ABORTED:
-        assert log.ledger.replicas["b"].wish is Wish.ATTACHED or "b" in (why or "")
+        assert log.ledger.replicas["b"].wish is DesiredState.ATTACHED or "b" in (why or "")
 
 
 @pytest.mark.parametrize("state", RUNNING)
@@ -283,9 +283,9 @@ class Deciding(RuleBasedStateMachine):
                 self.ends += 1
                 assert isinstance(action, ReportCutover)
                 assert entry.version == now.since
-                assert detached[now.leaving].wish is Wish.ATTACHED
-                assert self.log.ledger.replicas[now.leaving].wish is Wish.DETACHED
-                assert self.log.ledger.replicas[now.coming].wish is Wish.ATTACHED
+                assert detached[now.leaving].wish is DesiredState.ATTACHED
+                assert self.log.ledger.replicas[now.leaving].wish is DesiredState.DETACHED
+                assert self.log.ledger.replicas[now.coming].wish is DesiredState.ATTACHED
 
     @rule(leaving=NAMES, coming=NAMES, attached=st.booleans())
     def begin(self, leaving: str, coming: str, attached: bool) -> None:

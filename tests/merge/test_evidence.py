@@ -9,9 +9,9 @@ from lmerge_service.elements import INFINITY
 from lmerge_service.merge.findings.evidence import (
     MAX_RECORD_BYTES,
     Evidence,
-    Happening,
+    NotificationKind,
     Place,
-    Said,
+    ReportedVersion,
     Tally,
     found,
 )
@@ -23,7 +23,7 @@ def test_the_evidence_of_a_verdict_says_who_what_where_and_what_the_others_said(
         Guard.LEAP, Action.HOLD, "a", "it leaps", "wait", 2, 7, 9_000, {"b": 50, "c": INFINITY}
     )
     first = Place.of("in.a", 2, 7, b'{"op":"stable","vc":9000}')
-    told = {"b": Said(50, (60, 70), Place("in.b", 0, 3))}
+    told = {"b": ReportedVersion(50, (60, 70), Place("in.b", 0, 3))}
     evidence = found(verdict, count=4, at_ms=1, task=0, output_stable=51, first=first, ends=told)
     key, value = evidence.to_record()
     assert key == b"a"
@@ -57,7 +57,7 @@ def test_the_evidence_of_a_verdict_says_who_what_where_and_what_the_others_said(
 
 
 def test_what_concerns_no_replica_has_no_key() -> None:
-    key, value = Evidence(kind=Happening.REBUILD.value, at_ms=1, task=3).to_record()
+    key, value = Evidence(kind=NotificationKind.REBUILD.value, at_ms=1, task=3).to_record()
     assert key is None
     assert Evidence.of_record(value).kind == "rebuild"
     with pytest.raises(msgspec.MsgspecError):
@@ -82,10 +82,10 @@ def test_the_first_of_each_kind_and_replica_is_told_and_then_ever_fewer() -> Non
     admitted = [tally.admit(Guard.DIVERGENCE, "a") for _ in range(9)]
     assert admitted == [1, 2, None, 4, None, None, None, 8, None]
     assert tally.admit(Guard.DIVERGENCE, "b") == 1
-    assert tally.admit(Happening.GAP, None) == 1
+    assert tally.admit(NotificationKind.GAP, None) == 1
     assert tally.counts == {("divergence", "a"): 9, ("divergence", "b"): 1, ("gap", None): 1}
 
 
 def test_each_gap_that_is_accepted_is_told_since_each_has_a_range_of_its_own() -> None:
     tally = Tally()
-    assert [tally.admit(Happening.ACCEPTED_GAP, "a") for _ in range(3)] == [1, 2, 3]
+    assert [tally.admit(NotificationKind.ACCEPTED_GAP, "a") for _ in range(3)] == [1, 2, 3]

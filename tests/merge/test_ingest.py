@@ -186,8 +186,15 @@ def test_a_new_incarnation_is_told_before_its_stables_are_judged() -> None:
 def test_stables_that_are_muted_or_recalled_are_not_judged() -> None:
     judge = Judged()
     merge = lmerge()
-    mutes = {0: 15}
-    ingest = Ingest(merge, "r", WireDecoder(), topic="in", partitions=1, mutes=mutes)
+    ignore_stables_before = {0: 15}
+    ingest = Ingest(
+        merge,
+        "r",
+        WireDecoder(),
+        topic="in",
+        partitions=1,
+        ignore_stables_before=ignore_stables_before,
+    )
     a = insert("a", 1, 99)
     batch = records(Stable(50), a, Stable(60))
     for number, record in enumerate(batch):

@@ -28,7 +28,7 @@ from lmerge_service.merge.decisions.records import (
     encode,
     words,
 )
-from lmerge_service.merge.replica_states import Wish
+from lmerge_service.merge.replica_states import DesiredState
 
 
 def topology(*replicas: str, **fields: Any) -> Topology:
@@ -212,7 +212,10 @@ def test_attach_detach_and_attach_again_are_two_attachments() -> None:
     log.do(attach("c"))
     assert log.ledger.replicas["c"].epoch == 2
     log.do(Detach("c"))
-    assert (log.ledger.replicas["c"].wish, log.ledger.replicas["c"].since) == (Wish.DETACHED, 3)
+    assert (log.ledger.replicas["c"].wish, log.ledger.replicas["c"].since) == (
+        DesiredState.DETACHED,
+        3,
+    )
     log.do(attach("c", "C2", joining_at=50))
     again = log.ledger.replicas["c"]
     assert (again.epoch, again.replica.topic, again.replica.joining_at) == (4, "C2", 50)

@@ -90,8 +90,8 @@ def test_n7_after_a_takeover_what_the_output_holds_is_known() -> None:
     after = lmerge("R3")
     after.attach("a")
     after.attach("b")
-    after.load_output([event(1), event(8), Stable(4)])
-    after.recall("a", [event(1), event(8), Stable(4)])
+    after.replay_output([event(1), event(8), Stable(4)])
+    after.replay_input("a", [event(1), event(8), Stable(4)])
     merged = Merged(after)
     merged.say("a", Stable(10))
     assert not merged.say("b", event(1), event(8), Stable(9)), "1 is from before, 8 is there"

@@ -22,7 +22,7 @@ from lmerge_service.errors import StateError
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.source import Source
 from lmerge_service.kafka.topics import Topics
-from lmerge_service.merge.commit_record import MARK_KEY, Mark
+from lmerge_service.merge.commit_record import MARK_KEY, CommitRecord
 from lmerge_service.merge.recovery import Recovery
 from lmerge_service.merge.task_state import TaskState
 from lmerge_service.tdb import TDB
@@ -41,7 +41,9 @@ def merge(bootstrap: str, tmp_path: Path) -> Merge:
     return merge
 
 
-def wait_for_snapshots(merge: Merge, worker: Worker, beyond: int = 1, count: int = 1) -> Mark:
+def wait_for_snapshots(
+    merge: Merge, worker: Worker, beyond: int = 1, count: int = 1
+) -> CommitRecord:
     """The first mark that names so many snapshots, the newest of a transaction from `beyond` on;
     a merge that is idle takes none."""
     deadline = time.monotonic() + 30
@@ -67,12 +69,12 @@ def rebuilt(worker: Worker) -> dict[str, Any]:
     return line
 
 
-def mark_again(merge: Merge, mark: Mark) -> None:
+def mark_again(merge: Merge, mark: CommitRecord) -> None:
     """What only a disk that forgets could do: the last mark tells something else."""
     merge.send_raw(f"{merge.output}.state", [mark.encoded()], key=MARK_KEY)
 
 
-def spoilt(mark: Mark, *which: int) -> Mark:
+def spoilt(mark: CommitRecord, *which: int) -> CommitRecord:
     """A mark of snapshots some of which are not what was written."""
     places = [
         replace(place, digest="0" * 64) if number in which else place
@@ -81,7 +83,7 @@ def spoilt(mark: Mark, *which: int) -> Mark:
     return replace(mark, snapshots=tuple(places))
 
 
-def last_mark(merge: Merge) -> Mark:
+def last_mark(merge: Merge) -> CommitRecord:
     mark = merge.mark()
     assert mark is not None
     return mark

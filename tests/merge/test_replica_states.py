@@ -8,9 +8,9 @@ import pytest
 from lmerge_service.merge.replica_states import (
     DECISIONS,
     LIFE,
+    DesiredState,
     Event,
     State,
-    Wish,
     after,
     as_markdown,
     seen,
@@ -57,7 +57,7 @@ def test_an_ordinary_life() -> None:
         (State.QUARANTINED, Event.ATTACH),
         (State.QUARANTINED, Event.JOIN),
         (State.QUARANTINED, Event.QUARANTINE),
-        (State.HELD_OUT, Event.JOIN),
+        (State.EXCLUDED, Event.JOIN),
     ],
 )
 def test_what_is_not_in_the_table_does_not_happen(state: State, event: Event) -> None:
@@ -75,20 +75,20 @@ def test_the_log_and_the_task_agree_about_every_move(state: State) -> None:
             assert wish_of(target) is wish_of(state)
 
 
-@pytest.mark.parametrize("wish", Wish)
-def test_what_a_task_sees_never_contradicts_what_was_decided(wish: Wish) -> None:
+@pytest.mark.parametrize("wish", DesiredState)
+def test_what_a_task_sees_never_contradicts_what_was_decided(wish: DesiredState) -> None:
     for bits in range(16):
-        held_out, paused, joined, left = (bool(bits & 1 << n) for n in range(4))
-        state = seen(wish, held_out=held_out, paused=paused, joined=joined, left=left)
+        excluded, paused, joined, left = (bool(bits & 1 << n) for n in range(4))
+        state = seen(wish, excluded=excluded, paused=paused, joined=joined, left=left)
         assert wish_of(state) is wish
 
 
 def test_a_task_shows_the_gravest_of_what_it_sees() -> None:
-    wish = Wish.ATTACHED
-    assert seen(wish, held_out=True, paused=True, joined=True, left=False) is State.HELD_OUT
-    assert seen(wish, held_out=False, paused=True, joined=True, left=False) is State.PAUSED
-    assert seen(wish, held_out=False, paused=False, joined=True, left=False) is State.JOINED
-    assert seen(wish, held_out=False, paused=False, joined=False, left=False) is State.JOINING
+    wish = DesiredState.ATTACHED
+    assert seen(wish, excluded=True, paused=True, joined=True, left=False) is State.EXCLUDED
+    assert seen(wish, excluded=False, paused=True, joined=True, left=False) is State.PAUSED
+    assert seen(wish, excluded=False, paused=False, joined=True, left=False) is State.JOINED
+    assert seen(wish, excluded=False, paused=False, joined=False, left=False) is State.JOINING
 
 
 def test_the_documentation_has_the_table() -> None:

@@ -14,7 +14,12 @@ import pytest
 from lmerge_service.config.topology import Kafka, Output, Replica, Topology
 from lmerge_service.elements import Insert, Stable
 from lmerge_service.errors import StateError
-from lmerge_service.merge.commit_record import Mark, PartitionMark, SnapshotPlace, Standing
+from lmerge_service.merge.commit_record import (
+    CommitRecord,
+    PartitionMark,
+    ReplicaCheckpoint,
+    SnapshotPlace,
+)
 from lmerge_service.merge.snapshots.writer import Snapshots
 from lmerge_service.merge.task_state import RestoringState, TaskState
 
@@ -44,7 +49,7 @@ def state(events: int = 50) -> TaskState:
     made = fresh()
     for name in "ab":
         made.replicas.expect(REPLICAS[name])
-        standing = Standing(f"t.{name}", {0: PartitionMark(0, 0)}, "id")
+        standing = ReplicaCheckpoint(f"t.{name}", {0: PartitionMark(0, 0)}, "id")
         made.replicas.resume(name, standing, 1)
     for number in range(events):
         payload = b'{"n":%d}' % number
@@ -309,18 +314,18 @@ def test_closing_when_the_child_has_ended_and_was_waited_for_already() -> None:
 
 def test_a_mark_comes_back_and_a_newer_one_is_refused() -> None:
     place = SnapshotPlace(1, 5, 10, 20, 3, 1_000, "00", 5)
-    mark = Mark(
+    mark = CommitRecord(
         transaction=9,
         said=100,
         stable=-(2**63),
         decided=2,
-        replicas={"a": Standing("t.a", {0: PartitionMark(1, 2, 3)}, "id", 1, 2, 3, True)},
+        replicas={"a": ReplicaCheckpoint("t.a", {0: PartitionMark(1, 2, 3)}, "id", 1, 2, 3, True)},
         quarantined={"b": "why"},
         snapshots=(place,),
     )
-    assert Mark.of(mark.encoded()) == mark
+    assert CommitRecord.of(mark.encoded()) == mark
     with pytest.raises(StateError, match="version 2"):
-        Mark.of(mark.encoded().replace(b"{", b'{"version":2,', 1))
+        CommitRecord.of(mark.encoded().replace(b"{", b'{"version":2,', 1))
     for wrong in (b"", b"{", None, b"[]", b'{"version":1,"quarantined":{"\xff":"x"}}'):
         with pytest.raises(StateError, match="not a mark"):
-            Mark.of(wrong)
+            CommitRecord.of(wrong)

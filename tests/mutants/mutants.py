@@ -55,13 +55,13 @@ _OPERATOR = _of(
     ),
     (
         "loaded-is-not-taken-up",
-        "                    self._join(vc)\n        self._take_up()\n",
+        "                    self._join(vc)\n        self._apply_deferred()\n",
         "                    self._join(vc)\n",
         "K3: what waits of an input that a loaded stable has joined is heard",
     ),
     (
         "accepted-not-taken-up",
-        "        source.accept_gap()\n        self._take_up()\n",
+        "        source.accept_gap()\n        self._apply_deferred()\n",
         "        source.accept_gap()\n",
         "K3: what waits of an input is heard when its gap is accepted elsewhere",
     ),
@@ -174,27 +174,27 @@ _OPERATOR = _of(
         "insert=leader waits for a joined input with the highest stable",
     ),
     (
-        "recall-reflects",
-        "return not self._recalling and (",
+        "replay_input-reflects",
+        "return not self._replaying and (",
         "return (",
-        "what is recalled was said before: a revision must not go out twice",
+        "what is replayed was said before: a revision must not go out twice",
     ),
     (
-        "recall-inserts-eagerly",
-        "return self._first and (self._lazy or not self._recalling)",
+        "replay_input-inserts-eagerly",
+        "return self._first and (self._lazy or not self._replaying)",
         "return self._first",
         "promise 7: under adjust=eager what was withdrawn is not put out again",
     ),
     (
         "gap-accepted-unsettled",
-        "        self._settle(out)\n        return gap, out",
+        "        self._advance_stable(out)\n        return gap, out",
         "        return gap, out",
         "O1: the input that the gap is accepted for leads at once",
     ),
     (
         "gap-accepted-unwelcome",
-        "        self._welcome(source, out)\n        self._settle(out)",
-        "        self._settle(out)",
+        "        self._on_joined(source, out)\n        self._advance_stable(out)",
+        "        self._advance_stable(out)",
         "what an ordered input said while it was joining is taken up",
     ),
     (
@@ -216,13 +216,13 @@ _OPERATOR = _of(
         "a switch is a change from one leader to another",
     ),
     (
-        "foreign-insert-loaded",
+        "unexpected_output-insert-loaded",
         "if element.vs < self.max_stable:\n                        raise",
         "if element.vs < self.max_stable - 1:\n                        raise",
         "an output that no merge of ours has written is refused",
     ),
     (
-        "foreign-stable-loaded",
+        "unexpected_output-stable-loaded",
         "if vc <= self.max_stable:\n                        raise",
         "if vc < self.max_stable:\n                        raise",
         "the output's stables rise: a repeated one is not ours",
@@ -406,27 +406,27 @@ _LMR3 = _of(
         "X1: what nobody has any more is let go",
     ),
     (
-        "recall-emits",
-        "            case _ if self._recalling:\n                return False\n",
+        "replay_input-emits",
+        "            case _ if self._replaying:\n                return False\n",
         "",
         "promise 7: what a policy held back stays held back while recalling",
     ),
     (
         "claimant-leads",
-        "                tellers = node.tellers()\n",
-        "                tellers = list(node.ends)\n",
+        "                contributing_inputs = node.contributing_inputs()\n",
+        "                contributing_inputs = list(node.ends)\n",
         "a claim alone puts nothing out, not even the leader's",
     ),
     (
         "quorum-counts-claims",
-        "return len(node.tellers()) >= self",
+        "return len(node.contributing_inputs()) >= self",
         "return len(node.ends) >= self",
         "insert=quorum(n) waits for n inputs that have the event",
     ),
     (
         "quorum-needs-one-more",
-        "return len(node.tellers()) >= self",
-        "return len(node.tellers()) > self",
+        "return len(node.contributing_inputs()) >= self",
+        "return len(node.contributing_inputs()) > self",
         "insert=quorum(n) lets an event out once n inputs have it",
     ),
     (
@@ -506,7 +506,7 @@ _LMR3 = _of(
     ),
     (
         "claim-put-out",
-        "if end is not None and node.tellers():",
+        "if end is not None and node.contributing_inputs():",
         "if end is not None:",
         "a claim alone puts nothing out",
     ),
@@ -596,7 +596,7 @@ _LMR3 = _of(
     ),
     (
         "voters-blamed-for-claims",
-        "if node.out is not None or node.tellers():\n            for source in voters:",
+        "if node.out is not None or node.contributing_inputs():\n            for source in voters:",
         "if True:\n            for source in voters:",
         "to lack what nobody inserted is no breach",
     ),
@@ -644,12 +644,12 @@ _LMR3 = _of(
     ),
     (
         "double-insert-loaded",
-        "elif node.out is not None:\n            raise foreign",
-        "elif False:\n            raise foreign",
+        "elif node.out is not None:\n            raise unexpected_output",
+        "elif False:\n            raise unexpected_output",
         "an output that holds an event twice is none of ours",
     ),
     (
-        "foreign-adjust-loaded",
+        "unexpected_output-adjust-loaded",
         "if node is None or node.out != element.vold:",
         "if node is None:",
         "an output that adjusts from an end it does not hold is none of ours",
@@ -1226,8 +1226,8 @@ _LMR4 = _of(
         "what a change of leader lets out goes out at once, however many events",
     ),
     (
-        "recall-emits",
-        "            case _ if self._recalling:\n                return 0\n",
+        "replay_input-emits",
+        "            case _ if self._replaying:\n                return 0\n",
         "",
         "promise 7: what a policy held back stays held back while recalling",
     ),
@@ -1430,7 +1430,7 @@ _LMR4 = _of(
         "a breach names the event that its input contradicts",
     ),
     (
-        "foreign-adjust-loaded",
+        "unexpected_output-adjust-loaded",
         "if node is None or not has(node.out, element.vold):",
         "if node is None:",
         "an output that adjusts from an end it does not hold is none of ours",
@@ -1497,7 +1497,7 @@ _LMR4 = _of(
     ),
     (
         "batch-half-frozen-told-directly",
-        "                        tell_first(node, source, element.ve)",
+        "                        add_first(node, source, element.ve)",
         "                        node.ends[source] = [element.ve]",
         "Y2, Y3: an end of a half-frozen event is counted, and where stables find it",
     ),
@@ -1582,8 +1582,8 @@ _IN3T = _of(
     ),
     (
         "revision-unqueued",
-        "        self._watch(node, source)\n\n    def tell_first",
-        "\n    def tell_first",
+        "        self._watch(node, source)\n\n    def add_first",
+        "\n    def add_first",
         "Y2: an end before the output's is found by the stable of its input",
     ),
     (
@@ -1935,7 +1935,7 @@ _ORDERED = (
         "lmr2",
         (
             "teller-forgotten",
-            "        tie.tellers.append(source)\n",
+            "        tie.contributing_inputs.append(source)\n",
             "",
             "a second insert by one input is found out, whoever was first",
         ),
@@ -1947,7 +1947,7 @@ _ORDERED = (
         ),
         (
             "leaver-still-tells",
-            "                tie.tellers.remove(source)\n",
+            "                tie.contributing_inputs.remove(source)\n",
             "                pass\n",
             "T3: every teller is attached",
         ),
@@ -2016,8 +2016,8 @@ _POLICY = (
         ),
         (
             "missed-is-lost",
-            "        missed += weaker.recall(name, (element,), partition)\n",
-            "        weaker.recall(name, (element,), partition)\n",
+            "        missed += weaker.replay_input(name, (element,), partition)\n",
+            "        weaker.replay_input(name, (element,), partition)\n",
             "`weakened` gives what the stronger case had missed",
         ),
         (

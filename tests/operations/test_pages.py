@@ -15,7 +15,7 @@ from ruamel.yaml import YAML
 from lmerge_service import errors
 from lmerge_service.config.topology import Kafka, Output, Replica, Topology
 from lmerge_service.core import BreachKind
-from lmerge_service.merge.findings.evidence import Happening
+from lmerge_service.merge.findings.evidence import NotificationKind
 from lmerge_service.merge.guards.verdicts import Guard
 from lmerge_service.service.status.document import ReasonKind
 from tests.operations.documented import PAGES, anchors_of, commands
@@ -132,7 +132,7 @@ def _texts(nodes: Any) -> Iterator[str]:
 REASONS = [
     *texts_of(PACKAGE / "service/status/health.py", "reasons", "unreachable", "_wrong_with"),
     *texts_of(PACKAGE / "merge/replicas.py", "begin", "_unfit"),
-    *texts_of(PACKAGE / "merge/recovery.py", "_stand", "_recall"),
+    *texts_of(PACKAGE / "merge/recovery.py", "_stand", "_replay_input"),
     *texts_of(PACKAGE / "merge/topic_monitor.py", "_compare", "_miss"),
     *texts_of(PACKAGE / "kafka/source.py", "poll", "_why"),
 ]
@@ -151,10 +151,10 @@ def test_every_word_of_a_closed_set_has_a_row(closed_set: Any) -> None:
     assert {each.value for each in closed_set} <= first
 
 
-def test_every_happening_is_told() -> None:
+def test_every_notification_is_documented() -> None:
     section = NIGHT.read_text().partition("### What else is in the events topic")[2]
     told = set(re.findall(r"`(\w+)`", section.partition("\n## ")[0]))
-    left = {each.value for each in Happening} - told
+    left = {each.value for each in NotificationKind} - told
     assert not left
 
 

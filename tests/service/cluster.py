@@ -36,7 +36,7 @@ from lmerge_service.kafka.source import Source
 from lmerge_service.kafka.state import last_with_key
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.local.broker import free_port
-from lmerge_service.merge.commit_record import MARK_KEY, Mark
+from lmerge_service.merge.commit_record import MARK_KEY, CommitRecord
 from lmerge_service.merge.decisions import records as decisions
 from lmerge_service.merge.decisions.records import Action
 from lmerge_service.offline.audit import Audited, audit_topic
@@ -207,15 +207,15 @@ class Merge:
                 if not hurry.is_set():
                     await asyncio.sleep(0.02)
 
-    def mark(self, partition: int = 0) -> Mark | None:
+    def mark(self, partition: int = 0) -> CommitRecord | None:
         """What the task last committed of where it stands."""
 
-        async def read() -> Mark | None:
+        async def read() -> CommitRecord | None:
             tp = TopicPartition(f"{self.output}.state", partition)
             async with Source(Connection(self.bootstrap)) as source:
                 ends = await source.ends([tp])
                 record = await last_with_key(source, tp, MARK_KEY, end=ends[tp])
-            return None if record is None else Mark.of(record.value)
+            return None if record is None else CommitRecord.of(record.value)
 
         return asyncio.run(read())
 

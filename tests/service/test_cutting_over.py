@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lmerge_service.elements import INFINITY, START, Element, Insert, Stable
-from lmerge_service.merge.commit_record import Mark
+from lmerge_service.merge.commit_record import CommitRecord
 from lmerge_service.merge.decisions.records import AbortCutover, BeginCutover, Quarantine
 from lmerge_service.tdb import reconstitute
 from tests.service.cluster import Merge, Worker, decided
@@ -45,7 +45,7 @@ def begin(merge: Merge, **fields: Any) -> BeginCutover:
     return BeginCutover("a", "d", **said)
 
 
-def marks(merge: Merge) -> list[Mark]:
+def marks(merge: Merge) -> list[CommitRecord]:
     """Where the tasks stand."""
     found = [merge.mark(task) for task in range(TASKS)]
     return [mark for mark in found if mark is not None]

@@ -44,7 +44,7 @@ class Fed:
         self, partitions: int = 1, incarnation: int = 0, output: Sequence[Element] = ()
     ) -> None:
         self.merge = lmerge()
-        self.merge.load_output(output)
+        self.merge.replay_output(output)
         self.ingest = Ingest(
             self.merge,
             "r",
@@ -56,10 +56,10 @@ class Fed:
         )
         self.dead: list[DeadLetter] = []
 
-    def take(self, *records: Record, recall: bool = False) -> list[Element]:
+    def take(self, *records: Record, replay_input: bool = False) -> list[Element]:
         out: list[Element] = []
         partition = records[0].partition if records else 0
-        self.ingest.take(partition, records, out, self.dead, recall=recall)
+        self.ingest.take(partition, records, out, self.dead, replay_input=replay_input)
         return out
 
 
@@ -119,7 +119,7 @@ def test_a_rebuilt_replica_has_nothing_to_add_and_goes_on_the_same(
     rebuilt = Fed(partitions=2, incarnation=fed.ingest.incarnation, output=said)
     for partition in (1, 0):
         prefix = [each for each in records[:cut] if each.partition == partition]
-        assert rebuilt.take(*prefix, recall=True) == []
+        assert rebuilt.take(*prefix, replay_input=True) == []
     for record in records[cut:]:
         assert rebuilt.take(record) == fed.take(record)
 
@@ -151,7 +151,7 @@ def test_a_record_whose_stable_waits_is_said_whole_when_it_is_read_again(restore
     assert fed.merge.inputs["r"].stable == 10
     if restored:
         again = Fed(output=out)
-        again.take(batch[0], recall=True)
+        again.take(batch[0], replay_input=True)
         for kind, partition, data in list(fed.ingest.parts()):
             again.ingest.restore(kind, partition, data)
         fed = again

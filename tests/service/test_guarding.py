@@ -11,7 +11,7 @@ from lmerge_service.errors import TransportError
 from lmerge_service.formats.wire import encode
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.unread import Unread
-from lmerge_service.merge.commit_record import PartitionMark, Standing
+from lmerge_service.merge.commit_record import PartitionMark, ReplicaCheckpoint
 from lmerge_service.merge.decisions.ledger import Entry, Ledger, undisputed
 from lmerge_service.merge.decisions.records import Decision, Release, decide
 from lmerge_service.merge.decisions.records import encode as encoded
@@ -19,9 +19,9 @@ from lmerge_service.merge.findings.evidence import Evidence
 from lmerge_service.merge.findings.leading import Leading
 from lmerge_service.merge.findings.reporting import Reporting
 from lmerge_service.merge.liveness import Liveness
-from lmerge_service.merge.replica_states import Wish
+from lmerge_service.merge.replica_states import DesiredState
 from lmerge_service.merge.task_state import TaskState
-from lmerge_service.service.merge_loop import Oversight
+from lmerge_service.service.merge_loop import MergeLoop
 from tests.merge.judged import UNIX_NS, topology_of
 
 NOW_MS = UNIX_NS // 10**6
@@ -66,7 +66,7 @@ class Overseen:
         for replica in topology.replicas:
             self.state.replicas.expect(replica, epoch=1)
             if replica.name in merged:
-                standing = Standing(replica.topic, {0: PartitionMark(0, 0)}, "id", epoch=1)
+                standing = ReplicaCheckpoint(replica.topic, {0: PartitionMark(0, 0)}, "id", epoch=1)
                 self.state.replicas.resume(replica.name, standing, 1)
         self.reporting = Reporting(0, unix_ns=lambda: UNIX_NS)
         self.ends = dict.fromkeys([A, B], 0)
@@ -75,7 +75,7 @@ class Overseen:
 
     def rebuild(self) -> None:
         """As after a failed commit: guards begin anew, over the same state."""
-        self.oversight = Oversight(
+        self.oversight = MergeLoop(
             self.state, self.source, self.reporting,  # type: ignore[arg-type]
             clock=lambda: self.now, unix_ns=lambda: UNIX_NS, living=self.living,
             leading=Leading(lambda: UNIX_NS),
@@ -212,7 +212,7 @@ class Control:
 async def decided(task: Overseen, control: Control) -> None:
     running = asyncio.create_task(task.oversight.decide(control))
     async with asyncio.timeout(10):
-        while control.ledger.replicas["a"].wish is not Wish.QUARANTINED:  # noqa: ASYNC110
+        while control.ledger.replicas["a"].wish is not DesiredState.QUARANTINED:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         for _ in range(5):
             await asyncio.sleep(0)
@@ -244,7 +244,7 @@ def test_who_was_released_meanwhile_is_not_quarantined_for_what_was_before() -> 
     control = Control(ledger)
     asyncio.run(decided(task, control))
     ledger.fold(ledger.offset, encoded(decide(Release("a"), "anna")))
-    assert ledger.replicas["a"].wish is Wish.ATTACHED
+    assert ledger.replicas["a"].wish is DesiredState.ATTACHED
 
     async def watched() -> None:
         running = asyncio.create_task(task.oversight.decide(control))

@@ -15,7 +15,7 @@ from lmerge_service.errors import FencedError
 from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.connection import connection_of
 from lmerge_service.kafka.sink import Committed, Outbox
-from lmerge_service.merge.commit_record import Mark
+from lmerge_service.merge.commit_record import CommitRecord
 from lmerge_service.merge.decisions.ledger import undisputed
 from lmerge_service.merge.internal_topics import prepare
 from lmerge_service.merge.recovery import Recovery
@@ -82,7 +82,7 @@ async def _overtaken(merge: Merge, topology: Topology, monkeypatch: pytest.Monke
         await asyncio.to_thread(merge.publish, "a", [Insert(b'"B"', 11, 15), Stable(20)])
         last_mark, heirs = Recovery.last_mark, [after]
 
-        async def read_and_stand_still(self: Recovery, *, fenced: bool) -> Mark | None:
+        async def read_and_stand_still(self: Recovery, *, fenced: bool) -> CommitRecord | None:
             mark = await last_mark(self, fenced=fenced)
             if heirs:
                 heir = heirs.pop()

@@ -109,7 +109,7 @@ def test_n7_a_topic_that_is_made_anew_under_a_worker_is_merged_from_its_beginnin
         status = worker.wait(lambda s: s["replicas"][0]["lag_records"] == 0, "a to be read")
         assert states(status)["a"] == "joined"
         worker.wait(
-            lambda s: s["tasks"][0]["findings"].get("made_anew") == {"a": 1}, "what happened"
+            lambda s: s["tasks"][0]["findings"].get("recreated") == {"a": 1}, "what happened"
         )
     assert not [each for each in worker.said("replica held out") if "no longer has" in each["why"]]
     assert merge.says(meaning(lives))

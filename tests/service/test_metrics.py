@@ -117,7 +117,7 @@ def assert_of_who_leads(scrape: Scrape) -> None:
     assert (number("lmerge_ready"), number("lmerge_task_leads")) == (1, 1)
     assert number("lmerge_worker_state", state="running") == 1
     assert number("lmerge_worker_state", state="standby") == 0
-    assert number("lmerge_health_reasons", kind="held_out") == 1, "c is not there"
+    assert number("lmerge_health_reasons", kind="excluded") == 1, "c is not there"
     assert number("lmerge_health_reasons", kind="redundancy_lost") == 0
     assert number("lmerge_decisions_version") == 1
     assert number("lmerge_output_stable_point") == 5_000

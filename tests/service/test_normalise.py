@@ -83,7 +83,7 @@ def test_a_rebuilt_task_has_nothing_to_add_and_goes_on_the_same(
     def attached(was: dict[str, Ingest] | None) -> dict[str, Ingest]:
         merge = lmerge()
         if was is not None:
-            merge.load_output(said)
+            merge.replay_output(said)
         return {
             name: Ingest(
                 merge,
@@ -109,7 +109,7 @@ def test_a_rebuilt_task_has_nothing_to_add_and_goes_on_the_same(
     for name in data.draw(st.permutations(list(widths))):
         for partition in data.draw(st.permutations(range(widths[name]))):
             prefix = [r for n, r in merged[:cut] if (n, r.partition) == (name, partition)]
-            again[name].take(partition, prefix, missed, [], recall=True)
+            again[name].take(partition, prefix, missed, [], replay_input=True)
     assert missed == [], "the output has said it all"
 
     for name, record in merged[cut:]:

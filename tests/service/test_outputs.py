@@ -12,7 +12,7 @@ from lmerge_service.cli.checkpoints import checkpoint_in
 from lmerge_service.core import Case, Operator, Policy, lag, lmerge, quorum
 from lmerge_service.elements import INFINITY, START, Element, Insert, Stable
 from lmerge_service.errors import ConfigurationError, StateError
-from lmerge_service.merge.commit_record import PartitionMark, Standing
+from lmerge_service.merge.commit_record import PartitionMark, ReplicaCheckpoint
 from lmerge_service.merge.state_file import Saving, is_state, merge_of, outputs
 from lmerge_service.merge.task_state import TaskState
 from lmerge_service.offline.checkpoint import checkpoint
@@ -33,7 +33,9 @@ def task(merge: Operator) -> TaskState:
     made.use(merge)
     for name in "ab":
         made.replicas.expect(REPLICAS[name])
-        made.replicas.resume(name, Standing(f"t.{name}", {0: PartitionMark(0, 0)}, "id"), 1)
+        made.replicas.resume(
+            name, ReplicaCheckpoint(f"t.{name}", {0: PartitionMark(0, 0)}, "id"), 1
+        )
     return made
 
 
@@ -45,7 +47,7 @@ def saved(path: Path, tasks: list[tuple[TaskState, list[Element]]]) -> None:
         state.partition, output = number, None
         if state.merge.live_output() is None:
             output = lmerge(Case.R4)
-            output.load_output(said)
+            output.replay_output(said)
         saving.add(state, output)
     saving.finish()
     path.write_bytes(file.getvalue())

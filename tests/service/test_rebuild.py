@@ -101,7 +101,7 @@ def test_a_rebuilt_task_has_nothing_to_add_and_goes_on_the_same(
         ingests[name].take(record.partition, [record], said, [])
 
     rebuilt = lmerge()
-    rebuilt.load_output(said)
+    rebuilt.replay_output(said)
     again = attached(rebuilt, widths, ingests)  # the standing that is stored with each offset
     missed: list[Element] = []
     for name in data.draw(st.permutations(REPLICAS)):

@@ -17,7 +17,7 @@ from lmerge_service.elements import Insert, Stable
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.routing import Router
 from lmerge_service.kafka.sink import Outbox, Sink
-from lmerge_service.merge.commit_record import MARK_KEY, Mark
+from lmerge_service.merge.commit_record import MARK_KEY, CommitRecord
 from lmerge_service.tdb import TDB
 from tests.service.cluster import Merge, Worker, logical, meaning, replica_streams
 
@@ -182,7 +182,7 @@ def test_n1_another_merge_of_the_same_output_ends_the_worker_and_is_named(merge:
     assert found.tdb == TDB([(b'"before"', 1, 9)], 2)
 
 
-async def take_over(merge: Merge, mark: Mark | None = None) -> None:
+async def take_over(merge: Merge, mark: CommitRecord | None = None) -> None:
     """As a second merge with the same output would; `mark` is what it commits."""
     async with Sink(
         Connection(merge.bootstrap),

@@ -16,7 +16,7 @@ from lmerge_service.errors import LMergeError, TransportError
 from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.log import Log
 from lmerge_service.kafka.source import TopicPartition
-from lmerge_service.merge.commit_record import MARK_KEY, Mark
+from lmerge_service.merge.commit_record import MARK_KEY, CommitRecord
 from lmerge_service.merge.decisions.control_log import LoggedControl
 from lmerge_service.merge.snapshots import writer as snapshots
 from lmerge_service.service import task
@@ -116,5 +116,5 @@ def carried_out(broker: Broker, topology: Topology) -> int:
         return 0
     for partition in range(topology.output.partitions):
         mark = broker.last(TopicPartition(topic, partition), MARK_KEY)
-        said.append(0 if mark is None else Mark.of(mark.value).decided)
+        said.append(0 if mark is None else CommitRecord.of(mark.value).decided)
     return min(said)

@@ -28,7 +28,7 @@ from lmerge_service.drills.control_log_check import Answer
 from lmerge_service.errors import TransportError
 from lmerge_service.merge.decisions.control_log import LoggedControl
 from lmerge_service.merge.decisions.cutover import CutoverState
-from lmerge_service.merge.decisions.ledger import Entry, Wanted
+from lmerge_service.merge.decisions.ledger import DesiredReplica, Entry
 from lmerge_service.merge.decisions.records import (
     AbortCutover,
     AcceptGap,
@@ -42,7 +42,7 @@ from lmerge_service.merge.decisions.records import (
     SetPolicy,
     decide,
 )
-from lmerge_service.merge.replica_states import Wish
+from lmerge_service.merge.replica_states import DesiredState
 from lmerge_service.service.worker import Worker
 from tests.simulation.actors import Publisher
 from tests.simulation.adapter import carried_out, control_of
@@ -146,14 +146,14 @@ class People:
         version = self._controls[0].ledger.version
         return self.chance.choice([version, version, version, None, None, max(0, version - 1)])
 
-    def _wanted(self, *wishes: Wish) -> list[Wanted]:
+    def _wanted(self, *wishes: DesiredState) -> list[DesiredReplica]:
         known = self._controls[0].ledger.replicas.values()
         return [each for each in known if each.wish in wishes]
 
     # --- what they do ---------------------------------------------------------------------------
 
     def _withdrawal(self) -> Action | None:
-        known = self._wanted(Wish.ATTACHED, Wish.ATTACHED, Wish.QUARANTINED)
+        known = self._wanted(DesiredState.ATTACHED, DesiredState.ATTACHED, DesiredState.QUARANTINED)
         if not known:
             return None
         name = self.chance.choice(known).replica.name
@@ -164,13 +164,13 @@ class People:
             await self._decide(action, against=self._against())
 
     async def _attach(self) -> None:
-        gone = self._wanted(Wish.DETACHED)
+        gone = self._wanted(DesiredState.DETACHED)
         if gone and self.chance.random() < 0.8:
             await self._attach_again(self.chance.choice(gone))
-        elif len(self._wanted(*Wish)) < 6:
+        elif len(self._wanted(*DesiredState)) < 6:
             await self._attach_new(late=self.chance.random() < 0.6)
 
-    async def _attach_again(self, gone: Wanted) -> Entry | None:
+    async def _attach_again(self, gone: DesiredReplica) -> Entry | None:
         publisher = self.publishers[gone.replica.topic]
         if publisher.turned_at is not None or self.chance.random() < 0.2:
             publisher = self._published(gone.replica.name, late=False)
@@ -186,7 +186,7 @@ class People:
         return self.publish(name, f"in.{name}.{self._topics}", late)
 
     async def _release(self) -> None:
-        out = self._wanted(Wish.QUARANTINED)
+        out = self._wanted(DesiredState.QUARANTINED)
         out = [each for each in out if self._is_honest(each.replica.name)]
         if not out:
             return
@@ -259,7 +259,7 @@ class People:
     async def _corner(self) -> None:
         """Leaves only one that is late: there is a gap, if the output has not come so far."""
         late = await self._attach_new(late=True)
-        for each in self._wanted(Wish.ATTACHED):
+        for each in self._wanted(DesiredState.ATTACHED):
             if each.replica.name != late.name:
                 await self._decide(Quarantine(each.replica.name, "to see"))
         await asyncio.sleep(self.chance.uniform(0, 20))
@@ -268,7 +268,7 @@ class People:
 
     async def _cut_over(self) -> None:
         """The one that leaves may turn liar once it is gone."""
-        known = [each.replica.name for each in self._wanted(Wish.ATTACHED)]
+        known = [each.replica.name for each in self._wanted(DesiredState.ATTACHED)]
         if not known:
             return
         leaving = self.chance.choice(known)
@@ -327,18 +327,18 @@ class People:
             policy = self._controls[0].ledger.policy
             if "quorum" in policy.stable + policy.insert:
                 await self._decide(SetPolicy("first", policy.adjust, "max"))
-            elif not any(map(self._tells_all, self._wanted(Wish.ATTACHED))):
-                gone = [e for e in self._wanted(Wish.DETACHED) if self._is_whole(e)]
+            elif not any(map(self._tells_all, self._wanted(DesiredState.ATTACHED))):
+                gone = [e for e in self._wanted(DesiredState.DETACHED) if self._is_whole(e)]
                 if gone and self.chance.random() < 0.7:
                     await self._decide(_attaching(self.publishers[gone[0].replica.topic]))
                 else:
                     await self._attach_new(late=False)
                 self.seen["rescues"] += 1
 
-    def _is_whole(self, wanted: Wanted) -> bool:
+    def _is_whole(self, wanted: DesiredReplica) -> bool:
         return self.publishers[wanted.replica.topic].is_whole
 
-    def _tells_all(self, wanted: Wanted) -> bool:
+    def _tells_all(self, wanted: DesiredReplica) -> bool:
         """After a release, what was stable before says nothing any more."""
         return self._is_whole(wanted) and not wanted.released
 

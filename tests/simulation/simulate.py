@@ -32,7 +32,7 @@ from lmerge_service.drills.verdicts import Outcome, Report
 from lmerge_service.elements import INFINITY, Element, Stable
 from lmerge_service.formats.wire import encode
 from lmerge_service.kafka.routing import Router
-from lmerge_service.merge.findings.evidence import Evidence, Happening
+from lmerge_service.merge.findings.evidence import Evidence, NotificationKind
 from lmerge_service.workloads.lifetime import Life
 from tests.service.cluster import crc32, logical, meaning, replica_streams
 from tests.simulation.actors import LINGERING_SECONDS, Decay, Publisher, Supervisor
@@ -310,12 +310,12 @@ class _Play:
         if self.topology.resolved_case == "R4" and not all(each.says_so for each in publishers):
             return ()
         found = [Evidence.of_record(each.value) for each in events.records if each.value]
-        if any(each.kind == Happening.ACCEPTED_GAP for each in found):
+        if any(each.kind == NotificationKind.ACCEPTED_GAP for each in found):
             return ()
         return tuple(
             f"{each.replica} in task {each.task}: {each.reason}"
             for each in found
-            if each.kind == Happening.DISAGREES
+            if each.kind == NotificationKind.DISAGREES
         )
 
     def _history(self, topics: dict[str, Topic]) -> History:

@@ -17,7 +17,7 @@ from lmerge_service.errors import FencedError, TransportError
 from lmerge_service.formats.headers import RecordLike
 from lmerge_service.kafka.sink import Committed, Outbox
 from lmerge_service.kafka.source import TopicPartition
-from lmerge_service.merge.commit_record import Standing
+from lmerge_service.merge.commit_record import ReplicaCheckpoint
 from lmerge_service.merge.decisions.ledger import Ledger
 from lmerge_service.merge.liveness import Liveness
 from lmerge_service.merge.recovery import Recovery
@@ -175,16 +175,18 @@ def test_a_version_that_is_not_looked_at_is_found(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_snapshot_without_what_came_after_it_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    recall = Recovery._recall
+    replay_input = Recovery._replay_input
 
-    async def nothing(self: Recovery, state: TaskState, standings: Mapping[str, Standing]) -> None:
+    async def nothing(
+        self: Recovery, state: TaskState, standings: Mapping[str, ReplicaCheckpoint]
+    ) -> None:
         if state.restored_from is None:
-            await recall(self, state, standings)
+            await replay_input(self, state, standings)
         for standing in standings.values():
             for number, mark in standing.partitions.items():
                 state.replicas.arrive(TopicPartition(standing.topic, number), mark.next)
 
-    monkeypatch.setattr(Recovery, "_recall", nothing)
+    monkeypatch.setattr(Recovery, "_replay_input", nothing)
     assert "K1" in found()
 
 

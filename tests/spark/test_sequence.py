@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lmerge_service.elements import START, Stable
 from lmerge_service.spark.table.manifests import Reached
-from lmerge_service.spark.table.sequence import CLOSED, MARK, OPENED, TAKEN, Mark, sequencing
+from lmerge_service.spark.table.sequence import CLOSED, MARK, OPENED, TAKEN, Watermark, sequencing
 from lmerge_service.tdb import TDB
 from tests.spark.histories import Record, history, known_by_offset
 
@@ -42,7 +42,7 @@ def rows(records: list[Record]) -> list[dict[str, Any]]:
 
 def sequenced(
     records: list[Record], cuts: list[int], reached: dict[int, Reached]
-) -> tuple[list[dict[str, Any]], list[Mark]]:
+) -> tuple[list[dict[str, Any]], list[Watermark]]:
     """Intervals and marks; the records come in batches that end at `cuts`."""
     places = sorted({0, len(records), *(cut % (len(records) + 1) for cut in cuts)})
     batches = (
@@ -50,7 +50,9 @@ def sequenced(
         for first, end in pairwise(places)
     )
     told = [row for batch in sequencing("t", reached)(batches) for row in batch.to_pylist()]
-    marks = [msgspec.json.decode(row["payload"], type=Mark) for row in told if row["side"] == MARK]
+    marks = [
+        msgspec.json.decode(row["payload"], type=Watermark) for row in told if row["side"] == MARK
+    ]
     return [row for row in told if row["side"] != MARK], marks
 
 

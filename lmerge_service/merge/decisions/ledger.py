@@ -38,7 +38,7 @@ from typing import Any, Final, Literal, TypeAlias, assert_never
 
 from pydantic import ValidationError
 
-from lmerge_service.config.topology import Replica, Speaking, Topology
+from lmerge_service.config.topology import OutputPolicy, Replica, Topology
 from lmerge_service.core.properties import weakest
 from lmerge_service.errors import ElementError, fault_said
 from lmerge_service.merge.decisions.cutover import Cutover, CutoverEvent, CutoverState, move
@@ -58,15 +58,15 @@ from lmerge_service.merge.decisions.records import (
     encode,
     words,
 )
-from lmerge_service.merge.replica_states import Event, Wish, wish_after
+from lmerge_service.merge.replica_states import DesiredState, Event, wish_after
 
 __all__ = (
     "AcceptedGap",
+    "DesiredReplica",
     "Entry",
     "Ledger",
     "Refusal",
     "RefusalKind",
-    "Wanted",
     "declaration",
     "undisputed",
 )
@@ -79,11 +79,11 @@ RefusalKind: TypeAlias = Literal["version", "state", "unknown", "invalid"]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class DesiredReplica:
     """What was decided about one replica."""
 
     replica: Replica
-    wish: Wish
+    wish: DesiredState
     since: int
     """The version that brought it there."""
     epoch: int
@@ -137,7 +137,7 @@ class _RefusedError(Exception):
         self.refusal = Refusal(kind, reason)
 
 
-Wants: TypeAlias = dict[str, Wanted]
+Wants: TypeAlias = dict[str, DesiredReplica]
 
 
 class Ledger:
@@ -161,7 +161,7 @@ class Ledger:
         self.declared: Declare | None = None
         self.topology = topology
         """As decided: the replicas that are attached or quarantined, the case, the policy."""
-        self.replicas: Mapping[str, Wanted] = {}
+        self.replicas: Mapping[str, DesiredReplica] = {}
         self.accepted_gaps: deque[AcceptedGap] = deque(maxlen=_REMEMBERED)
         self.cutover: Cutover | None = None
         """The latest one, whether it runs or has ended."""
@@ -169,7 +169,7 @@ class Ledger:
         self._entries: OrderedDict[str, Entry] = OrderedDict()
 
     @property
-    def policy(self) -> Speaking:
+    def policy(self) -> OutputPolicy:
         return self.topology.policy
 
     @property
@@ -182,9 +182,9 @@ class Ledger:
         forgotten."""
         return self._entries.get(decision_id)
 
-    def attached(self) -> list[Wanted]:
+    def attached(self) -> list[DesiredReplica]:
         """The replicas that are to be merged."""
-        return [each for each in self.replicas.values() if each.wish is Wish.ATTACHED]
+        return [each for each in self.replicas.values() if each.wish is DesiredState.ATTACHED]
 
     def declaring(self, topology: Topology) -> Declare | None:
         """What a worker with this topology has to declare; None when it is declared already."""
@@ -302,9 +302,11 @@ class Ledger:
             if before is None or not before.decided:
                 wants[replica.name] = _declared(replica, before, version, who)
         for name, each in self.replicas.items():
-            if name not in names and not each.decided and each.wish is not Wish.DETACHED:
+            if name not in names and not each.decided and each.wish is not DesiredState.DETACHED:
                 gone = "the topology file names it no more"
-                wants[name] = replace(each, wish=Wish.DETACHED, since=version, reason=gone, who=who)
+                wants[name] = replace(
+                    each, wish=DesiredState.DETACHED, since=version, reason=gone, who=who
+                )
         topology = self._valid(said, wants.values())
         if topology.output.control_topic != self.topology.output.control_topic:
             raise _RefusedError("invalid", f"this log is not about {topology.output.topic}")
@@ -313,15 +315,22 @@ class Ledger:
         self.declared = action
         self._keep(wants)
 
-    def _attaching(self, document: Mapping[str, Any], who: str) -> Wanted:
+    def _attaching(self, document: Mapping[str, Any], who: str) -> DesiredReplica:
         replica, version = _replica(document), self.version + 1
         known = self.replicas.get(replica.name)
         if known is not None:
             self._allowed(known, Event.ATTACH)
         if len(self.topology.replicas) >= _MOST:
             raise _RefusedError("invalid", f"there are {_MOST} replicas, and no room for more")
-        return Wanted(
-            replica, Wish.ATTACHED, version, version, None, who, released=False, decided=True
+        return DesiredReplica(
+            replica,
+            DesiredState.ATTACHED,
+            version,
+            version,
+            None,
+            who,
+            released=False,
+            decided=True,
         )
 
     def _release(self, action: Release, who: str) -> None:
@@ -333,7 +342,7 @@ class Ledger:
 
     def _accept_gap(self, action: AcceptGap, who: str) -> None:
         known = self._known(action.replica)
-        if known.wish is not Wish.ATTACHED:
+        if known.wish is not DesiredState.ATTACHED:
             raise _RefusedError("state", f"replica {action.replica} is {known.wish}")
         gap = AcceptedGap(action.replica, action.until, self.version + 1, who)
         self.accepted_gaps.append(gap)
@@ -372,13 +381,13 @@ class Ledger:
             since=version,
         )
 
-    def _merged(self, name: str) -> Wanted:
+    def _merged(self, name: str) -> DesiredReplica:
         known = self._known(name)
-        if known.wish is not Wish.ATTACHED:
+        if known.wish is not DesiredState.ATTACHED:
             raise _RefusedError("state", f"replica {name} is {known.wish}")
         return known
 
-    def _check_spared(self, wants: Mapping[str, Wanted], leaving: str) -> None:
+    def _check_spared(self, wants: Mapping[str, DesiredReplica], leaving: str) -> None:
         """Refuses unless a valid topology is left without the one that leaves."""
         self._valid({}, [each for name, each in wants.items() if name != leaving])
 
@@ -435,7 +444,7 @@ class Ledger:
         both = (cutover.leaving, cutover.coming)
         known = [self.replicas.get(name) for name in both]
         for each, epoch in zip(known, cutover.epochs, strict=True):
-            if each is None or each.wish is not Wish.ATTACHED or each.epoch != epoch:
+            if each is None or each.wish is not DesiredState.ATTACHED or each.epoch != epoch:
                 return f"after {said}"
         try:
             self._check_spared(self.replicas, cutover.leaving)
@@ -445,30 +454,30 @@ class Ledger:
 
     # --- what actions have in common ------------------------------------------------------------
 
-    def _known(self, name: str) -> Wanted:
+    def _known(self, name: str) -> DesiredReplica:
         known = self.replicas.get(name)
         if known is None:
             there = ", ".join(sorted(self.replicas)[:_NAMED]) or "none"
             raise _RefusedError("unknown", f"there is no replica {name}; there are: {there}")
         return known
 
-    def _allowed(self, known: Wanted, event: Event) -> Wish:
+    def _allowed(self, known: DesiredReplica, event: Event) -> DesiredState:
         wish = wish_after(known.wish, event)
         if wish is None:
             name = known.replica.name
             raise _RefusedError("state", f"replica {name} is {known.wish}: {event} is not possible")
         return wish
 
-    def _moved(self, name: str, event: Event, who: str) -> Wanted:
+    def _moved(self, name: str, event: Event, who: str) -> DesiredReplica:
         known = self._known(name)
         wish = self._allowed(known, event)
         return replace(known, wish=wish, since=self.version + 1, reason=None, who=who, decided=True)
 
-    def _settle(self, changed: Wanted) -> None:
+    def _settle(self, changed: DesiredReplica) -> None:
         """Makes a change of one replica hold, if the topology that it leads to is valid."""
         wants = {**self.replicas, changed.replica.name: changed}
         topology = self._valid({}, wants.values())
-        if changed.wish is Wish.ATTACHED:
+        if changed.wish is DesiredState.ATTACHED:
             self._check_case(topology, changed.replica)
         self.topology = topology
         self._keep(wants)
@@ -486,9 +495,9 @@ class Ledger:
                 f"{topology.resolved_case}: name the weaker case in the topology, and restart",
             )
 
-    def _valid(self, said: Mapping[str, Any], wants: Iterable[Wanted]) -> Topology:
+    def _valid(self, said: Mapping[str, Any], wants: Iterable[DesiredReplica]) -> Topology:
         """The topology of these replicas, where what is `said` takes the place of what is."""
-        replicas = [each.replica for each in wants if each.wish is not Wish.DETACHED]
+        replicas = [each.replica for each in wants if each.wish is not DesiredState.DETACHED]
         if not replicas:
             raise _RefusedError("invalid", "no replica would be left: attach another one first")
         fields = {name: getattr(self.topology, name) for name in Topology.model_fields}
@@ -500,7 +509,9 @@ class Ledger:
     def _keep(self, wants: Wants) -> None:
         named = {each.get("name") for each in self.declared.replicas} if self.declared else set()
         idle = [
-            name for name, each in wants.items() if each.wish is Wish.DETACHED and name not in named
+            name
+            for name, each in wants.items()
+            if each.wish is DesiredState.DETACHED and name not in named
         ]
         idle.sort(key=lambda name: wants[name].since)
         for name in idle[: max(0, len(idle) - _MOST)]:
@@ -515,7 +526,7 @@ class Ledger:
         for name, each in self.replicas.items():
             assert name == each.replica.name
             assert each.epoch <= each.since <= self.version, "G3"
-        wanted = {n for n, each in self.replicas.items() if each.wish is not Wish.DETACHED}
+        wanted = {n for n, each in self.replicas.items() if each.wish is not DesiredState.DETACHED}
         assert self.version == 0 or wanted == {each.name for each in self.topology.replicas}
         assert len(self._entries) <= _REMEMBERED, "G4"
         if (cutover := self.cutover) is not None and cutover.runs:
@@ -563,14 +574,16 @@ def undisputed(topology: Topology) -> Ledger:
     return ledger
 
 
-def _declared(replica: Replica, before: Wanted | None, version: int, who: str) -> Wanted:
+def _declared(
+    replica: Replica, before: DesiredReplica | None, version: int, who: str
+) -> DesiredReplica:
     """A replica as the file has it; attached anew if what is read is another."""
-    if before is not None and before.wish is Wish.ATTACHED:
+    if before is not None and before.wish is DesiredState.ATTACHED:
         was = before.replica.model_copy(update={"properties": replica.properties})
         if was == replica:
             return replace(before, replica=replica)
-    return Wanted(
-        replica, Wish.ATTACHED, version, version, None, who, released=False, decided=False
+    return DesiredReplica(
+        replica, DesiredState.ATTACHED, version, version, None, who, released=False, decided=False
     )
 
 

@@ -11,11 +11,11 @@ from collections.abc import Callable
 
 from lmerge_service.core.operator import Gap
 from lmerge_service.elements import Element
-from lmerge_service.merge.decisions.ledger import AcceptedGap, Ledger, Wanted
-from lmerge_service.merge.replica_states import Wish
+from lmerge_service.merge.decisions.ledger import AcceptedGap, DesiredReplica, Ledger
+from lmerge_service.merge.replica_states import DesiredState
 from lmerge_service.merge.task_state import TaskState
 
-__all__ = ("carry_out", "is_of_kind")
+__all__ = ("is_of_kind", "reconcile")
 
 
 def is_of_kind(state: TaskState, ledger: Ledger) -> bool:
@@ -24,11 +24,11 @@ def is_of_kind(state: TaskState, ledger: Ledger) -> bool:
     return (decided.resolved_case, decided.policy.policy()) == (merge.case, merge.policy)
 
 
-def carry_out(
+def reconcile(
     state: TaskState,
     ledger: Ledger,
     *,
-    tell: Callable[[Wanted], object] = lambda _: None,
+    tell: Callable[[DesiredReplica], object] = lambda _: None,
     accepted: Callable[[AcceptedGap, Gap, list[Element]], object],
 ) -> None:
     """Makes what is decided so, as far as it is not: `tell` is told of each replica about which
@@ -39,17 +39,17 @@ def carry_out(
     replicas = state.replicas
     for name, wanted in ledger.replicas.items():
         have = replicas.states.get(name)
-        if wanted.wish is Wish.DETACHED or wanted.epoch > state.decided:
+        if wanted.wish is DesiredState.DETACHED or wanted.epoch > state.decided:
             state.quarantined.pop(name, None)  # what was found was of another attachment
         if wanted.since > state.decided:
             tell(wanted)
-        if wanted.wish is Wish.DETACHED:
+        if wanted.wish is DesiredState.DETACHED:
             if have is not None:
                 replicas.leave(name)
             continue
         if have is None or have.epoch != wanted.epoch:
             replicas.expect(wanted.replica, epoch=wanted.epoch, released=wanted.released)
-        if wanted.wish is Wish.QUARANTINED:
+        if wanted.wish is DesiredState.QUARANTINED:
             replicas.quarantine(name, wanted.reason or "")
         elif name in state.quarantined:
             replicas.quarantine(name, state.quarantined[name])

@@ -34,9 +34,9 @@ __all__ = (
     "LASTING",
     "MAX_RECORD_BYTES",
     "Evidence",
-    "Happening",
+    "NotificationKind",
     "Place",
-    "Said",
+    "ReportedVersion",
     "Tally",
     "found",
     "with_versions",
@@ -45,14 +45,14 @@ __all__ = (
 MAX_RECORD_BYTES: Final = 4_096
 
 
-class Happening(StrEnum):
+class NotificationKind(StrEnum):
     """What else is told beside what guards find; the words never change."""
 
     QUARANTINED = "quarantined"
     RELEASED = "released"
-    HELD_OUT = "held_out"
+    EXCLUDED = "excluded"
     """The replica cannot be merged: its topic is gone, or lost its beginning."""
-    MADE_ANEW = "made_anew"
+    RECREATED = "recreated"
     """The replica's topic was made anew: what it holds is merged from its beginning."""
     INCARNATION = "incarnation"
     """The replica has started over."""
@@ -79,10 +79,10 @@ class Happening(StrEnum):
     """A cutover to this replica has begun, goes on, is done, or was aborted."""
 
 
-_EACH: Final = frozenset({Happening.ACCEPTED_GAP, Happening.CUTOVER})
+_EACH: Final = frozenset({NotificationKind.ACCEPTED_GAP, NotificationKind.CUTOVER})
 
 
-LASTING: Final = frozenset({Happening.REBUILD.value})
+LASTING: Final = frozenset({NotificationKind.REBUILD.value})
 """What a task that goes on from its last mark does not find once more."""
 
 
@@ -105,7 +105,7 @@ class Place(msgspec.Struct, frozen=True, omit_defaults=True):
         return cls(topic, partition, offset, text, len(whole))
 
 
-class Said(msgspec.Struct, frozen=True, omit_defaults=True):
+class ReportedVersion(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a replica, or the output, says: how far it is, and which ends it gives the event."""
 
     stable: int
@@ -119,7 +119,7 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """One thing that happened."""
 
     kind: str
-    """A `Guard` or a `Happening`; in Spark, which has no guards, also a `BreachKind`."""
+    """A `Guard` or a `NotificationKind`; in Spark, which has no guards, also a `BreachKind`."""
     at_ms: int
     """Wall clock, milliseconds since the epoch."""
     task: int
@@ -135,8 +135,8 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     payload: str | None = None
     vs: int | None = None
     """The event that it is about."""
-    output: Said | None = None
-    replicas: dict[str, Said] = {}
+    output: ReportedVersion | None = None
+    replicas: dict[str, ReportedVersion] = {}
     """What each other replica said; of a divergence, also the one that it is about."""
     id: str = ""
     """Of a record that may be written twice: the same in both."""
@@ -175,7 +175,7 @@ class Tally:
         self._begun: Counter[tuple[str, str | None]] = Counter()
         self._committed: Counter[tuple[str, str | None]] = Counter()
 
-    def admit(self, kind: Guard | Happening, replica: str | None) -> int | None:
+    def admit(self, kind: Guard | NotificationKind, replica: str | None) -> int | None:
         """Its count, if it is to be published."""
         self.counts[kind.value, replica] += 1
         count = self.counts[kind.value, replica]
@@ -206,10 +206,10 @@ def found(
     task: int,
     output_stable: int,
     first: Place | None = None,
-    ends: Mapping[str, Said] | None = None,
+    ends: Mapping[str, ReportedVersion] | None = None,
 ) -> Evidence:
     """The evidence of a verdict. `ends` are other replicas' versions where they were looked up."""
-    said = {name: Said(claim) for name, claim in verdict.others.items()}
+    said = {name: ReportedVersion(claim) for name, claim in verdict.others.items()}
     return Evidence(
         kind=verdict.guard.value,
         at_ms=at_ms,
@@ -220,7 +220,7 @@ def found(
         reason=verdict.reason,
         remedy=verdict.remedy,
         first=first,
-        output=Said(output_stable),
+        output=ReportedVersion(output_stable),
         replicas=said | dict(ends or {}),
     )
 
@@ -231,7 +231,10 @@ def with_versions(evidence: Evidence, breach: Breach, event: Event) -> Evidence:
     reached = {name: said.stable for name, said in evidence.replicas.items()}
     if type(breach.element) is Stable:
         reached[breach.input] = breach.element.vc
-    said = {name: Said(reached.get(name, START), ends, None) for name, ends in breach.versions}
+    said = {
+        name: ReportedVersion(reached.get(name, START), ends, None)
+        for name, ends in breach.versions
+    }
     payload = event.payload
     assert isinstance(payload, bytes)
     return replace(

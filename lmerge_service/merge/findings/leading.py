@@ -61,7 +61,7 @@ class Leading:
 def _of(name: str, merge: Operator, replicas: Replicas) -> str:
     """Why a replica does not lead any more, in words."""
     state, source = replicas.states.get(name), merge.inputs.get(name)
-    if state is not None and (why := state.quarantined or state.held_out) is not None:
+    if state is not None and (why := state.quarantined or state.excluded) is not None:
         return f"{name} is not merged: {why}"
     if source is None:
         return f"{name} is detached"

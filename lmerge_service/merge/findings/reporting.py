@@ -29,7 +29,7 @@ from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.merge.findings.evidence import (
     LASTING,
     Evidence,
-    Happening,
+    NotificationKind,
     Place,
     Tally,
     found,
@@ -103,7 +103,7 @@ class Reporting:
         ]
         self._lasting = [True] * len(self.pending)
 
-    def happened(self, kind: Happening, replica: str | None, reason: str) -> int | None:
+    def happened(self, kind: NotificationKind, replica: str | None, reason: str) -> int | None:
         """Tells what is no finding of a guard; its count, if that is worth a line in the log."""
         count = self.tally.admit(kind, replica)
         if count is not None:

@@ -45,10 +45,10 @@ from lmerge_service.config.topology import GuardSettings
 from lmerge_service.core import DIVERGENT, BreachKind, Case
 from lmerge_service.elements import START
 
-__all__ = ("CHUNK", "Conduct", "Findings", "Window")
+__all__ = ("CHUNK", "BreachMonitor", "Findings", "Window")
 
 CHUNK: Final = 1_000
-"""`Conduct.after` wants no larger chunks than this many records."""
+"""`BreachMonitor.after` wants no larger chunks than this many records."""
 
 _OWN: Final = frozenset(
     {
@@ -133,7 +133,7 @@ class Findings:
 _NOTHING: Final = Findings()
 
 
-class Conduct:
+class BreachMonitor:
     """Of one incarnation of a replica in one task."""
 
     def __init__(self, settings: GuardSettings, case: Case, stables: list[int]) -> None:

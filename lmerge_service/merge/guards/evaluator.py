@@ -32,7 +32,7 @@ from lmerge_service.merge.guards.verdicts import Action, Verdict
 from lmerge_service.merge.ingest import Ingest, Outdated, Ruling
 from lmerge_service.merge.liveness import Liveness
 
-__all__ = ("Finding", "Judging")
+__all__ = ("Finding", "GuardEvaluator")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Finding:
     """When, in the clock's seconds."""
 
 
-class Judging:
+class GuardEvaluator:
     """Judges what is about to be merged into an operator; `begin` before each batch."""
 
     def __init__(

@@ -74,7 +74,7 @@ from lmerge_service.config.topology import Topology
 from lmerge_service.core import BreachKind
 from lmerge_service.elements import INFINITY, START
 from lmerge_service.kafka.unread import Unread
-from lmerge_service.merge.guards.breach_monitor import CHUNK, Conduct, Findings
+from lmerge_service.merge.guards.breach_monitor import CHUNK, BreachMonitor, Findings
 from lmerge_service.merge.guards.verdicts import (
     Action,
     Guard,
@@ -116,7 +116,7 @@ class _Seen:
     )
 
     def __init__(
-        self, stables: list[int], conduct: Conduct, since: float, *, progressed: bool
+        self, stables: list[int], conduct: BreachMonitor, since: float, *, progressed: bool
     ) -> None:
         self.stables = stables
         self.conduct = conduct
@@ -212,7 +212,7 @@ class Guards:
         """A replica, or a new incarnation of it, or one as a rebuild has left it: the stables of
         its partitions as they were merged, the breaches that are no news, since when it has made
         no progress, if that is known, and whether it ever has."""
-        conduct = Conduct(self._settings, self._case, stables)
+        conduct = BreachMonitor(self._settings, self._case, stables)
         conduct.start_from(breaches or {})
         self.detach(replica)
         since = now.seconds if since is None else since

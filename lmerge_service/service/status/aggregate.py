@@ -23,7 +23,7 @@ __all__ = ("IDLE_AFTER_SECONDS", "liveness_of", "output_of_all", "quantile_ms", 
 IDLE_AFTER_SECONDS: Final = 60.0
 """For so long without progress, or without a record, is standing still, or silent."""
 
-_WORST = (State.QUARANTINED, State.HELD_OUT, State.PAUSED, State.JOINING, State.JOINED)
+_WORST = (State.QUARANTINED, State.EXCLUDED, State.PAUSED, State.JOINING, State.JOINED)
 _SUMS = (
     "inserts", "adjusts", "stables", "delivered_first", "late", "stale", "repeated",
     "contradicted", "dead_letters", "lost_events", "left_out",

@@ -13,7 +13,7 @@ from lmerge_service.core import Input
 from lmerge_service.elements import INFINITY, START
 from lmerge_service.http.documents import CutoverView
 from lmerge_service.merge.ingest import Ingest
-from lmerge_service.merge.replica_states import State, Wish, seen
+from lmerge_service.merge.replica_states import DesiredState, State, seen
 from lmerge_service.merge.replicas import ReplicaState
 from lmerge_service.service.status.aggregate import (
     liveness_of,
@@ -201,7 +201,7 @@ def _replica(task: MergeTask, state: ReplicaState) -> ReplicaStatus:
         name=state.name,
         topic=state.replica.topic,
         state=_state(task, state, joined=source is not None and source.joined),
-        why=state.quarantined or state.held_out,
+        why=state.quarantined or state.excluded,
         held=_held(task, state.name, now),
         partitions=None if ingest is None else ingest.partitions,
         silent_partitions=[]
@@ -290,8 +290,8 @@ def _confirmed(task: MergeTask, name: str) -> dict[str, Any]:
 
 def _state(task: MergeTask, state: ReplicaState, *, joined: bool) -> State:
     return seen(
-        Wish.ATTACHED if state.quarantined is None else Wish.QUARANTINED,
-        held_out=state.ingest is None,
+        DesiredState.ATTACHED if state.quarantined is None else DesiredState.QUARANTINED,
+        excluded=state.ingest is None,
         paused=task.oversight is not None and state.name in task.oversight.pacing.paused,
         joined=joined,
         left=False,

@@ -83,7 +83,7 @@ class ReasonKind(StrEnum):
     NOT_RUNNING = "not_running"
     """The worker starts, recovers or stops."""
     KAFKA_UNREACHABLE = "kafka_unreachable"
-    HELD_OUT = "held_out"
+    EXCLUDED = "excluded"
     """A replica cannot be merged."""
     QUARANTINED = "quarantined"
     HELD_STABLE = "held_stable"

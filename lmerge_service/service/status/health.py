@@ -135,7 +135,7 @@ def _wrong_with(replica: ReplicaStatus, open_after: float) -> Iterator[tuple[Rea
     if replica.state is State.QUARANTINED:
         yield ReasonKind.QUARANTINED, f"in quarantine: {replica.why or 'no reason was given'}"
     elif replica.why:
-        yield ReasonKind.HELD_OUT, replica.why
+        yield ReasonKind.EXCLUDED, replica.why
     for held in replica.held:
         if held.seconds > _HELD_SECONDS:
             where = f"partition {held.partition}, offset {held.offset}"
@@ -191,5 +191,5 @@ def _confirmed(replica: ReplicaStatus) -> str:
 
 
 def _is_moving(replica: ReplicaStatus) -> bool:
-    merged = replica.state not in (State.HELD_OUT, State.QUARANTINED)
+    merged = replica.state not in (State.EXCLUDED, State.QUARANTINED)
     return merged and replica.liveness is Liveness.PROGRESSING

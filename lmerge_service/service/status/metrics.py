@@ -25,7 +25,7 @@ from lmerge_service.core import BreachKind
 from lmerge_service.merge.decisions.cutover import CutoverState
 from lmerge_service.merge.decisions.ledger import RefusalKind
 from lmerge_service.merge.feedback import FeedbackOut
-from lmerge_service.merge.findings.evidence import Happening
+from lmerge_service.merge.findings.evidence import NotificationKind
 from lmerge_service.merge.guards.verdicts import Guard
 from lmerge_service.merge.replica_states import State
 from lmerge_service.service.status.build import readiness_of, status_of
@@ -397,7 +397,7 @@ def _heard(label: tuple[str, ...], replica: ReplicaStatus) -> _Samples:
 # --- guards and flow control ----------------------------------------------------------------------
 
 
-_ABOUT_NONE = (Happening.STUCK, Happening.REBUILD)
+_ABOUT_NONE = (NotificationKind.STUCK, NotificationKind.REBUILD)
 
 
 def _oversight_metrics(tasks: _Tasks, views: _Views) -> Iterator[Metric]:
@@ -418,8 +418,8 @@ def _oversight_metrics(tasks: _Tasks, views: _Views) -> Iterator[Metric]:
     happened = [
         ((kind, *label), findings[label[1:]].get(kind, {}).get(label[0], 0))
         for label in about
-        for kind in Happening
+        for kind in NotificationKind
         if (kind in _ABOUT_NONE) == (label[0] == "")
     ]
     text = "What else was told in the events topic; replica is empty where it is about none."
-    yield _counter("happenings", text, ("kind", *_REPLICA), happened)
+    yield _counter("notifications", text, ("kind", *_REPLICA), happened)

@@ -34,19 +34,19 @@ from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.topics import TopicInfo
 from lmerge_service.merge.decisions.ledger import AcceptedGap, Ledger
-from lmerge_service.merge.decisions.reconcile import carry_out, is_of_kind
-from lmerge_service.merge.findings.evidence import Happening
+from lmerge_service.merge.decisions.reconcile import is_of_kind, reconcile
+from lmerge_service.merge.findings.evidence import NotificationKind
 from lmerge_service.merge.replicas import ReplicaState
 from lmerge_service.merge.task_state import RestoringState, TaskState
 from lmerge_service.spark.merge.chunks import Chunk, Record, slices
 from lmerge_service.spark.merge.findings import Counted, Findings, Found
 from lmerge_service.spark.merge.plan import Begin, Plan, Step
 
-__all__ = ("Bucket", "Said")
+__all__ = ("Bucket", "BucketResult")
 
 
 @dataclass(slots=True)
-class Said:
+class BucketResult:
     """What a batch has to say."""
 
     first: int
@@ -77,14 +77,14 @@ class Bucket:
 
     # --- batches --------------------------------------------------------------------------------
 
-    def apply(self, batch: int, chunks: Iterable[Chunk]) -> Said:
+    def apply(self, batch: int, chunks: Iterable[Chunk]) -> BucketResult:
         """Merges a batch.
 
         Raises:
             StateError: what was decided cannot be carried out here.
         """
         found = self.findings.begin(self.state.transaction + 1)
-        said = Said(self.state.said + 1, found=found)
+        said = BucketResult(self.state.said + 1, found=found)
         while self.steps < len(self.plan.steps) and self.plan.steps[self.steps].since <= batch:
             step = self.plan.steps[self.steps]
             self.steps += 1
@@ -101,7 +101,7 @@ class Bucket:
         return said
 
     def _feed(
-        self, replica: ReplicaState, partition: int, records: Sequence[Record], said: Said
+        self, replica: ReplicaState, partition: int, records: Sequence[Record], said: BucketResult
     ) -> None:
         if partition >= replica.width and not replica.replica.co_partitioned:
             self._widen(replica, partition + 1, records[0].offset)
@@ -149,15 +149,15 @@ class Bucket:
         def accepted(each: AcceptedGap, gap: Gap, said: list[Element]) -> None:
             out.extend(said)
             why = f"by {each.who}: [{gap.start}, {gap.end}) is lost"
-            self.findings.happened(Happening.ACCEPTED_GAP, gap.input, why)
+            self.findings.happened(NotificationKind.ACCEPTED_GAP, gap.input, why)
 
-        carry_out(state, self.ledger, accepted=accepted)
+        reconcile(state, self.ledger, accepted=accepted)
         for name, why in step.gone.items():
             if name in replicas.states:
-                replicas.hold_out(name, why)
+                replicas.exclude(name, why)
         for name, lost in step.lost.items():
             if name in replicas.states:
-                replicas.hold_out(name, lost.why, lost=True)
+                replicas.exclude(name, lost.why, lost=True)
         for name, begin in step.begins.items():
             have = replicas.states.get(name)
             if have is not None and have.ingest is None and have.quarantined is None:
@@ -197,7 +197,7 @@ class Bucket:
         if foreign:
             self._begin(self.plan.steps[0], [])
         else:  # who is wanted and is not merged is expected again
-            carry_out(self.state, self.ledger, accepted=_nothing)
+            reconcile(self.state, self.ledger, accepted=_nothing)
 
 
 def _nothing(*_: object) -> None:

@@ -29,7 +29,13 @@ from lmerge_service.core import DIVERGENT, Breach, BreachKind, Gap, Input, Opera
 from lmerge_service.elements import Element
 from lmerge_service.errors import ElementError
 from lmerge_service.formats.wire import WireDecoder
-from lmerge_service.merge.findings.evidence import Evidence, Happening, Place, Said, with_versions
+from lmerge_service.merge.findings.evidence import (
+    Evidence,
+    NotificationKind,
+    Place,
+    ReportedVersion,
+    with_versions,
+)
 from lmerge_service.merge.guards.verdicts import Action, Guard
 from lmerge_service.merge.replicas import ReplicaState
 from lmerge_service.spark.merge.chunks import Record
@@ -134,12 +140,12 @@ class Findings:
         what = f"it broke a rule ({kind})"
         if kind == Guard.DIVERGENCE:
             what = "it contradicts what the output has made final"
-        stables = {name: Said(source.stable) for name, source in merge.inputs.items()}
+        stables = {name: ReportedVersion(source.stable) for name, source in merge.inputs.items()}
         evidence = Evidence(
             kind=kind, at_ms=0, task=self._task, replica=replica, action=Action.REPORT, count=count,
             reason=f"{what}, {count} times", remedy=_REMEDY,
             first=None if breach is None else self._place(breach, each),
-            output=Said(merge.max_stable),
+            output=ReportedVersion(merge.max_stable),
             replicas={name: said for name, said in stables.items() if name != replica},
         )  # fmt: skip
         if breach is None or breach.kept is None:
@@ -166,7 +172,7 @@ class Findings:
 
     # --- what else ------------------------------------------------------------------------------
 
-    def happened(self, kind: Happening, replica: str, reason: str) -> None:
+    def happened(self, kind: NotificationKind, replica: str, reason: str) -> None:
         """Tells what is no breach."""
         self.counts[kind.value, replica] += 1
         self._put(
@@ -176,13 +182,13 @@ class Findings:
             )
         )  # fmt: skip
 
-    def end(self, news: Iterable[tuple[Happening, str, str]], gap: Gap | None) -> None:
+    def end(self, news: Iterable[tuple[NotificationKind, str, str]], gap: Gap | None) -> None:
         """The batch ends: `news` of replicas, and the gap that the output waits at."""
         for kind, name, why in news:
             self.happened(kind, name, why)
         if gap is not None and (self._gap is None or self._gap.input != gap.input):
             why = f"nobody vouches for [{gap.start}, {gap.end}): the output waits for {gap.input}"
-            self.happened(Happening.GAP, gap.input, why)
+            self.happened(NotificationKind.GAP, gap.input, why)
         self._gap = gap
 
     def _put(self, evidence: Evidence) -> None:

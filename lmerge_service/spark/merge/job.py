@@ -53,10 +53,10 @@ from lmerge_service.kafka.connection import connection_of
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.merge.decisions.control_log import LoggedControl
 from lmerge_service.merge.decisions.ledger import Ledger
-from lmerge_service.merge.findings.evidence import Evidence, Happening
+from lmerge_service.merge.findings.evidence import Evidence, NotificationKind
 from lmerge_service.merge.inspection import recoveries
 from lmerge_service.merge.internal_topics import prepare
-from lmerge_service.merge.replica_states import Wish
+from lmerge_service.merge.replica_states import DesiredState
 from lmerge_service.merge.state_file import Section, merge_of, sections
 from lmerge_service.spark.errors import spark_errors
 from lmerge_service.spark.merge.checkpoint import align, committed, planned, unplan
@@ -278,7 +278,7 @@ class Job:
         excluded = {}
         for name, lost in plan.lost().items():
             wanted = self._ledger.replicas.get(name)
-            if wanted is None or wanted.wish is Wish.DETACHED or wanted.epoch != lost.epoch:
+            if wanted is None or wanted.wish is DesiredState.DETACHED or wanted.epoch != lost.epoch:
                 continue
             excluded[name] = f"topic {wanted.replica.topic} {lost.why}"
             if name not in self.excluded:
@@ -449,7 +449,10 @@ class Job:
                 records, behind = each["numInputRows"], _behind(each)
                 self._tell(Progress(number, records, seconds, behind, found.breaches))
                 for evidence in found.evidence:
-                    if evidence.kind != Happening.HELD_OUT or evidence.replica not in self._out:
+                    if (
+                        evidence.kind != NotificationKind.EXCLUDED
+                        or evidence.replica not in self._out
+                    ):
                         _warn(evidence)
 
 

@@ -26,7 +26,7 @@ import msgspec
 from lmerge_service.config.topology import Replica
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.topics import TopicInfo
-from lmerge_service.merge.decisions.ledger import Ledger, Wanted
+from lmerge_service.merge.decisions.ledger import DesiredReplica, Ledger
 from lmerge_service.spark.merge.plan import Begin, Kind, Lost, Plan, Step
 
 __all__ = ("Planned", "Seen", "kind_of", "next_step", "unreadable")
@@ -138,7 +138,7 @@ def _loss(topic: str, seen: Seen, needed: Mapping[int, tuple[int, int]]) -> str 
     return None
 
 
-def _compare(wanted: Wanted, plan: Plan, seen: Seen, planned: Planned, due: _Next) -> None:
+def _compare(wanted: DesiredReplica, plan: Plan, seen: Seen, planned: Planned, due: _Next) -> None:
     replica, name, topic = wanted.replica, wanted.replica.name, wanted.replica.topic
     info, have = seen.topics.get(topic), plan.topics.get(topic)
     known = have is not None and (have.replica, have.epoch) == (name, wanted.epoch)

@@ -23,8 +23,8 @@ from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 from lmerge_service.elements import Stable
 from lmerge_service.formats.wire import encode
 from lmerge_service.merge.state_file import chunks_of
-from lmerge_service.spark.hushing import hush
-from lmerge_service.spark.merge.bucket import Bucket, Said
+from lmerge_service.spark.hushing import silence_stdout
+from lmerge_service.spark.merge.bucket import Bucket, BucketResult
 from lmerge_service.spark.merge.packing import batch_number
 from lmerge_service.spark.merge.plan import Work
 from lmerge_service.spark.merge.store import run
@@ -81,7 +81,7 @@ class MergeProcessor(StatefulProcessor):
         """Spark closes what is the store's."""
 
 
-hush()
+silence_stdout()
 
 
 def fresh(work: Work, number: int) -> Bucket:
@@ -128,7 +128,7 @@ def _bytes(row: Any) -> bytes | None:
     return None if row is None else bytes(row[0])
 
 
-def _frames(bucket: Bucket, said: Said) -> Iterator[pd.DataFrame]:
+def _frames(bucket: Bucket, said: BucketResult) -> Iterator[pd.DataFrame]:
     key_of = bucket.state.router.key_of
     for start in range(0, len(said.elements), _ROWS):
         some = said.elements[start : start + _ROWS]

@@ -42,7 +42,7 @@ from typing import Final, Protocol, TypeAlias
 import msgspec
 
 from lmerge_service.errors import StateError
-from lmerge_service.spark.merge.bucket import Bucket, Said
+from lmerge_service.spark.merge.bucket import Bucket, BucketResult
 from lmerge_service.spark.merge.chunks import unpacked
 from lmerge_service.spark.merge.findings import Counted
 from lmerge_service.spark.merge.plan import Plan
@@ -135,7 +135,7 @@ def run(
     *,
     cache: Cache = _cache,
     least_log: int = LEAST_LOG,
-) -> tuple[Bucket, Said]:
+) -> tuple[Bucket, BucketResult]:
     """Merges a batch into the bucket of a number, and writes down what is needed to have it again;
     `fresh` makes the bucket as it is before the first batch.
 

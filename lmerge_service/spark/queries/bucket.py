@@ -32,12 +32,12 @@ from lmerge_service.spark.queries.lateness import Lateness, Piece
 from lmerge_service.spark.queries.plans import Plan, Shape
 from lmerge_service.tdb import TDB
 
-__all__ = ("Bucket", "Given", "Said", "Settings")
+__all__ = ("BatchResult", "Bucket", "InputRow", "Settings")
 
 _VERSION: Final = 2
 
 
-class Given(NamedTuple):
+class InputRow(NamedTuple):
     """What a bucket is given: a row of the query, the piece it is from, or a feedback record."""
 
     kind: Literal["row", "piece", "point"]
@@ -63,7 +63,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class BatchResult:
     """What a batch comes to."""
 
     elements: list[Element]
@@ -112,7 +112,7 @@ class Bucket:
         state = (self._lateness.seen, self._since, self._point, self._points, self._operator.save())
         return msgspec.msgpack.encode([_VERSION, *state])
 
-    def batch(self, given: Iterable[Given]) -> Said:
+    def batch(self, given: Iterable[InputRow]) -> BatchResult:
         """All of a micro-batch, in any order."""
         rows, pieces, points = _sorted(given)
         self._hear(points)
@@ -126,7 +126,7 @@ class Bucket:
             else:
                 late += 1
         mark = self._lateness.mark
-        return Said(
+        return BatchResult(
             elements=self._operator.advance(mark, self._point),
             rows=len(rows) - late,
             late=late,
@@ -136,7 +136,7 @@ class Bucket:
             kept=len(self._operator),
         )
 
-    def _hear(self, points: list[Given]) -> None:
+    def _hear(self, points: list[InputRow]) -> None:
         """A point counts once each task has told one, about the output as it is by now."""
         replica, output = self._settings.replica, self._settings.output
         for each in points:
@@ -158,7 +158,9 @@ class Bucket:
         self._point = max(self._point, board.point(replica))
 
 
-def _sorted(given: Iterable[Given]) -> tuple[list[Given], dict[int, list[Piece]], list[Given]]:
+def _sorted(
+    given: Iterable[InputRow],
+) -> tuple[list[InputRow], dict[int, list[Piece]], list[InputRow]]:
     rows, points = [], []
     pieces: dict[int, list[Piece]] = {}
     for each in given:

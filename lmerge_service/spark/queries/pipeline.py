@@ -2,7 +2,7 @@ r"""A query as a Structured Streaming job: from the topic of facts to records of
 
 Theory
     One stateful operator, `transformWithState`, keyed by the output's partition; it is given three
-    kinds of row (`bucket.Given`):
+    kinds of row (`bucket.InputRow`):
 
         facts ──┬─▶ SQL of the query ─▶ rows, each to the partition of its key ──────┐
                 └─▶ offsets and times ─▶ pieces, each to every partition ────────────┼─▶ bucket
@@ -39,18 +39,18 @@ from lmerge_service.errors import ConfigurationError
 from lmerge_service.formats.wire import encode
 from lmerge_service.kafka.routing import Router
 from lmerge_service.spark.errors import spark_errors
-from lmerge_service.spark.hushing import hush
+from lmerge_service.spark.hushing import silence_stdout
 from lmerge_service.spark.io.elements import kafka_records
 from lmerge_service.spark.io.encoding import canonical_payload, placement
 from lmerge_service.spark.io.places import Topics
-from lmerge_service.spark.queries.bucket import Bucket, Given, Said, Settings
+from lmerge_service.spark.queries.bucket import BatchResult, Bucket, InputRow, Settings
 from lmerge_service.spark.queries.chosen import Chosen
 from lmerge_service.spark.queries.lateness import FURTHEST, Reading
 from lmerge_service.spark.queries.plans import Query, Source
 
 __all__ = ("BucketProcessor", "Job", "given", "records")
 
-hush()
+silence_stdout()
 
 _SAVED: Final = StructType([StructField("saved", BinaryType())])
 _PIECES: Final = "partition int, offset long, data string, rows long, refused long"
@@ -230,7 +230,7 @@ class BucketProcessor(StatefulProcessor):
     def close(self) -> None:
         pass
 
-    def _records(self, number: int, said: Said) -> pd.DataFrame:
+    def _records(self, number: int, said: BatchResult) -> pd.DataFrame:
         """The last row says what the batch came to."""
         elements = said.elements
         columns: dict[str, Any] = {
@@ -251,7 +251,7 @@ class BucketProcessor(StatefulProcessor):
         return self._router.key_of(element.payload)
 
 
-def _given(frames: Iterator[pd.DataFrame]) -> Iterator[Given]:
+def _given(frames: Iterator[pd.DataFrame]) -> Iterator[InputRow]:
     names = ("kind", "partition", "offset", "time", "data")
     for frame in frames:
-        yield from map(Given, *(frame[name].tolist() for name in names))
+        yield from map(InputRow, *(frame[name].tolist() for name in names))

@@ -35,7 +35,7 @@ from lmerge_service.kafka.source import Batches, Source, TopicPartition
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.kafka.writing import Writer
 from lmerge_service.spark.queries.beginnings import Beginning
-from lmerge_service.spark.queries.bucket import Bucket, Given, Said, Settings
+from lmerge_service.spark.queries.bucket import BatchResult, Bucket, InputRow, Settings
 from lmerge_service.spark.queries.chosen import Chosen
 from lmerge_service.spark.queries.lateness import FURTHEST, Reading
 from lmerge_service.spark.queries.plans import Batch, Plan, Query
@@ -146,7 +146,7 @@ class _Runner:
         self._lateness = plain.lateness
         self._router = Router(len(said), plain.query.key)
         self._buckets = [Bucket.resumed(settings, each) or Bucket(settings) for each in said]
-        self._said: list[Said] = []
+        self._said: list[BatchResult] = []
         self._number = -1
         self._facts = self._refused = self._records = 0
 
@@ -156,7 +156,7 @@ class _Runner:
 
     def take(self, read: Batches) -> Sequence[tuple[int, bytes | None, bytes]]:
         """What is to be written: partition, key and value."""
-        given: list[list[Given]] = [[] for _ in self._buckets]
+        given: list[list[InputRow]] = [[] for _ in self._buckets]
         self._facts = self._refused = 0
         for place, records in read.items():
             facts = [_fact(record) for record in records]
@@ -170,7 +170,7 @@ class _Runner:
             self._facts, self._refused = self._facts + piece.rows, self._refused + piece.refused
             told = msgspec.json.encode(piece).decode()
             for bucket in given:
-                bucket.append(Given("piece", place.partition, piece.first, 0, told))
+                bucket.append(InputRow("piece", place.partition, piece.first, 0, told))
             for offset, fact in zip(offsets, facts, strict=True):
                 self._choose_row(given, place.partition, offset, fact)
         self._said = [bucket.batch(its) for bucket, its in zip(self._buckets, given, strict=True)]
@@ -183,7 +183,7 @@ class _Runner:
         return written
 
     def _choose_row(
-        self, given: list[list[Given]], partition: int, offset: int, fact: Mapping[str, Any]
+        self, given: list[list[InputRow]], partition: int, offset: int, fact: Mapping[str, Any]
     ) -> None:
         time = _time(fact)
         if time in (START, INFINITY) or (row := self._choose.of(fact)) is None:
@@ -191,7 +191,7 @@ class _Runner:
         key = msgspec.json.encode({name: row.get(name) for name in self._key})
         data = msgspec.json.encode(row).decode()
         bucket = given[self._router.partition_of(key)]
-        bucket.append(Given("row", partition, offset, time, data))
+        bucket.append(InputRow("row", partition, offset, time, data))
 
     def _key_of(self, element: Element) -> bytes | None:
         if isinstance(element, Stable):

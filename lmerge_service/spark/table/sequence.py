@@ -32,7 +32,7 @@ from lmerge_service.elements import START
 from lmerge_service.errors import ElementError, IllegalStreamError, StateError
 from lmerge_service.spark.table.manifests import Reached
 
-__all__ = ("CLOSED", "INTERVALS", "MARK", "OPENED", "TAKEN", "Mark", "sequencing")
+__all__ = ("CLOSED", "INTERVALS", "MARK", "OPENED", "TAKEN", "Watermark", "sequencing")
 
 OPENED: Final = 0
 CLOSED: Final = 1
@@ -50,7 +50,7 @@ TAKEN: Final = (
 Longs = NDArray[np.int64]
 
 
-class Mark(msgspec.Struct, frozen=True):
+class Watermark(msgspec.Struct, frozen=True):
     """How far an incarnation has come in a partition; written as the payload of a row."""
 
     partition: int
@@ -96,7 +96,7 @@ class _Run:
         self._stable = reached.stable
         self._begun: dict[int, tuple[int, int]] = {}
         self._records = 0
-        self._ended: list[Mark] = []
+        self._ended: list[Watermark] = []
 
     def take(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         self._check(batch)
@@ -113,7 +113,7 @@ class _Run:
             self._begin(part, int(times[first]))
             yield from self._intervals(part, times[first:end])
 
-    def marks(self) -> Iterator[Mark]:
+    def marks(self) -> Iterator[Watermark]:
         """Of what was taken; also where nothing of it was heard, since time has passed."""
         yield from self._ended
         yield self._mark()
@@ -137,9 +137,9 @@ class _Run:
             self._begun[incarnation] = (part.column("offset")[0].as_py(), time)
         self._records += len(part)
 
-    def _mark(self) -> Mark:
+    def _mark(self) -> Watermark:
         begun = self._begun.get(self._incarnation, (-1, START))
-        return Mark(
+        return Watermark(
             self._partition, self._incarnation, self._stable, self._time, *begun, self._records
         )
 
@@ -191,7 +191,7 @@ class _Run:
         return f"{self._source}-{self._partition} at offset {offset}"
 
 
-def _marked(marks: list[Mark]) -> pa.RecordBatch:
+def _marked(marks: list[Watermark]) -> pa.RecordBatch:
     count = len(marks)
     zeros = pa.array(np.zeros(count, np.int64))
     return pa.RecordBatch.from_pydict(

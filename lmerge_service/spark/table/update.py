@@ -39,7 +39,7 @@ from lmerge_service.spark.table.manifests import (
     described,
 )
 from lmerge_service.spark.table.read import read_versions
-from lmerge_service.spark.table.sequence import INTERVALS, TAKEN, Mark, sequencing
+from lmerge_service.spark.table.sequence import INTERVALS, TAKEN, Watermark, sequencing
 from lmerge_service.spark.table.versions import (
     COLUMNS,
     HISTORY,
@@ -200,15 +200,15 @@ def _files(folder: Path, state: str) -> list[Path]:
     return sorted(folder.glob(f"state={state}/*.parquet"))
 
 
-def _marks(folder: Path) -> list[Mark]:
+def _marks(folder: Path) -> list[Watermark]:
     return [
-        msgspec.json.decode(payload, type=Mark)
+        msgspec.json.decode(payload, type=Watermark)
         for path in _files(folder, MARKS)
         for payload in pq.read_table(path, columns=["payload"]).column(0).to_pylist()
     ]
 
 
-def _reached(base: Manifest, marks: list[Mark], ends: Mapping[int, int]) -> dict[int, Reached]:
+def _reached(base: Manifest, marks: list[Watermark], ends: Mapping[int, int]) -> dict[int, Reached]:
     reached = {
         number: msgspec.structs.replace(base.reached.get(number, Reached(0)), next=end)
         for number, end in ends.items()
@@ -219,7 +219,7 @@ def _reached(base: Manifest, marks: list[Mark], ends: Mapping[int, int]) -> dict
     return {**base.reached, **reached}
 
 
-def _begun(marks: list[Mark]) -> list[Begun]:
+def _begun(marks: list[Watermark]) -> list[Begun]:
     return [
         Begun(mark.incarnation, mark.partition, mark.begun_offset, mark.begun_time)
         for mark in marks

@@ -19,7 +19,7 @@ from lmerge_service.formats.wire import WireDecoder, encode
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.merge.decisions.records import AcceptGap, Attach, Detach, Quarantine, Release
 from lmerge_service.merge.findings import evidence
-from lmerge_service.spark.merge.bucket import Bucket, Said
+from lmerge_service.spark.merge.bucket import Bucket, BucketResult
 from lmerge_service.spark.merge.chunks import Record, packed, slices, unpacked
 from lmerge_service.spark.merge.plan import Plan, Work
 from lmerge_service.spark.merge.planning import Planned, next_step
@@ -201,7 +201,7 @@ def records_of(*elements: Element, start: int = 0, headers: Any = ()) -> list[Re
     return [Record(start + at, b"k", value, headers, 1) for at, value in enumerate(said)]
 
 
-def fed(work: Work, number: int, chunks: list[bytes]) -> tuple[Bucket, Said]:
+def fed(work: Work, number: int, chunks: list[bytes]) -> tuple[Bucket, BucketResult]:
     """A new bucket after its first batch."""
     fresh = bucket_of(work, number)
     return run(Memory(), work.plan, number, lambda: fresh, 0, chunks, cache=fresh_cache())
@@ -337,8 +337,11 @@ def test_n16_breaches_are_counted_and_told_with_their_place() -> None:
     assert divergence.first is not None
     assert divergence.first.offset == 2
     assert (divergence.payload, divergence.vs) == ('"A"', 2)
-    assert divergence.output == evidence.Said(7, (9,))
-    assert divergence.replicas == {"a": evidence.Said(5, (9,)), "b": evidence.Said(7, ())}
+    assert divergence.output == evidence.ReportedVersion(7, (9,))
+    assert divergence.replicas == {
+        "a": evidence.ReportedVersion(5, (9,)),
+        "b": evidence.ReportedVersion(7, ()),
+    }
 
     counts = []
     for offset in range(3, 12):
@@ -376,7 +379,7 @@ def test_n15_who_has_lost_records_is_told_of_with_the_batch_from_which_it_is_exc
     ]
     assert "a" not in running.bucket.state.replicas.merged
     [found] = running.found.evidence
-    assert (found.kind, found.replica, found.id) == ("held_out", "a", "0-2-0")
+    assert (found.kind, found.replica, found.id) == ("excluded", "a", "0-2-0")
     assert found.reason.startswith("topic t.a partition 0 begins at offset 9, and 1 is the next")
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from lmerge_service.elements import INFINITY, START, Element
 from lmerge_service.kafka.routing import Router
-from lmerge_service.spark.queries.bucket import Bucket, Given, Said, Settings
+from lmerge_service.spark.queries.bucket import BatchResult, Bucket, InputRow, Settings
 from lmerge_service.spark.queries.lateness import Reading
 from lmerge_service.spark.queries.plans import Plan, Query
 from lmerge_service.tdb import TDB
@@ -105,7 +105,7 @@ class Run:
     """By output partition, what was written, repeats and all."""
     clean: list[list[Element]] = field(default_factory=list)
     """The same without what a killed worker had written."""
-    said: list[Said] = field(default_factory=list)
+    said: list[BatchResult] = field(default_factory=list)
 
 
 def run(
@@ -140,7 +140,7 @@ def run(
         given = given_of(query, batch, rng, buckets, lateness)
         for bucket in range(buckets):
             for offset, point in enumerate((points or {}).get(number, ())):
-                given[bucket].append(Given("point", 0, number * 100 + offset, 0, point))
+                given[bucket].append(InputRow("point", 0, number * 100 + offset, 0, point))
             while True:
                 rng.shuffle(given[bucket])
                 worker = Bucket(settings, saved[bucket])
@@ -175,10 +175,10 @@ def batches_of(
 
 def given_of(
     query: Query, batch: Mapping[int, Rows], rng: Random, buckets: int, lateness: int
-) -> list[list[Given]]:
+) -> list[list[InputRow]]:
     kinds, columns = CHOSEN[query.name]
     router = Router(buckets, query.key)
-    given: list[list[Given]] = [[] for _ in range(buckets)]
+    given: list[list[InputRow]] = [[] for _ in range(buckets)]
     for partition, rows in batch.items():
         for piece in _cut(rows, rng):
             reading = Reading(lateness)
@@ -189,13 +189,13 @@ def given_of(
             assert told is not None
             data = json.dumps({name: getattr(told, name) for name in told.__struct_fields__})
             for each in given:
-                each.append(Given("piece", partition, told.first, 0, data))
+                each.append(InputRow("piece", partition, told.first, 0, data))
         for offset, fact in rows:
             if fact["fact"] in kinds and fact.get("time") is not None:
                 row = {name: fact[name] for name in columns if name in fact}
                 key = json.dumps({name: fact.get(name) for name in query.key}).encode()
                 given[router.partition_of(key)].append(
-                    Given("row", partition, offset, fact["time"], json.dumps(row))
+                    InputRow("row", partition, offset, fact["time"], json.dumps(row))
                 )
     return given
 

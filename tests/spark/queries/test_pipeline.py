@@ -21,7 +21,7 @@ from lmerge_service.formats.feedback import FeedbackRecord
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.routing import Router
 from lmerge_service.spark.io.places import Topics
-from lmerge_service.spark.queries.bucket import Bucket, Given, Settings
+from lmerge_service.spark.queries.bucket import Bucket, InputRow, Settings
 from lmerge_service.spark.queries.catalogue import QUERIES
 from lmerge_service.spark.queries.pipeline import BucketProcessor, Job, given
 from lmerge_service.spark.queries.plans import Query
@@ -68,14 +68,14 @@ def test_the_buckets_are_given_what_the_simulation_gives_them(
     whole = {number: list(enumerate(facts)) for number, facts in enumerate(topic)}
     expected = given_of(asked.query, whole, Random(1), 3, LATENESS)
 
-    def rows(every: Sequence[tuple[int, Given]]) -> Counter[Any]:
+    def rows(every: Sequence[tuple[int, InputRow]]) -> Counter[Any]:
         return Counter(
             (bucket, each.partition, each.offset, each.time, _plain(each.data))
             for bucket, each in every
             if each.kind == "row"
         )
 
-    told = [(row.bucket, Given(*row[1:])) for row in found]
+    told = [(row.bucket, InputRow(*row[1:])) for row in found]
     assert rows(told) == rows([(at, each) for at, those in enumerate(expected) for each in those])
     for bucket in range(3):
         pieces = [
@@ -87,7 +87,7 @@ def test_the_buckets_are_given_what_the_simulation_gives_them(
         assert sum(each["refused"] for each in pieces) >= 1
         assert max(each["high"] for each in pieces) == INFINITY
         points = [each for at, each in told if (at, each.kind) == (bucket, "point")]
-        assert points == [Given("point", 0, 7, 0, point.decode())]
+        assert points == [InputRow("point", 0, 7, 0, point.decode())]
 
 
 def _plain(data: str) -> str:
