@@ -3,7 +3,8 @@
 Theory
     A client that cannot start says only that no broker would have it: the reason goes to its log.
     So a connection is tried once more by hand, as the client makes it, and what comes of it is put
-    into words. A broker that ends a connection without one is of another protocol than ours.
+    into words. A broker that ends a connection without a reason is of another protocol than ours,
+    or it is down and somebody between accepts connections for it.
 
 What happens on a crash
     Nothing: the connection that asks is closed, and nobody else knows of it.
@@ -28,6 +29,7 @@ from lmerge_service.kafka.client import CONNECT_SECONDS, Connection, bounded
 
 __all__ = ("started",)
 
+_ENDED = "the broker ends the connection"
 _UNKNOWN_AUTHORITY = {18, 19, 20, 21}
 """OpenSSL's codes for a chain that ends at nobody whom we trust."""
 
@@ -43,8 +45,9 @@ async def started(
     One that does not start, for whatever reason, is stopped; `stop` must not wait for ever.
 
     Raises:
-        RefusedError: a broker does not let us in; the message tells why.
-        TransportError: none is there.
+        RefusedError: a broker does not let us in; the message has the reason.
+        TransportError: none is there, or one ends the connection, as behind a load balancer when
+            it is down, or where it expects another protocol.
     """
     at = f"{doing} {connection.bootstrap}"
     try:
@@ -57,6 +60,8 @@ async def started(
             raise
         if (why := await _refusal(connection)) is None:
             raise
+        if why.startswith(_ENDED):
+            raise TransportError(f"{at}: {why}") from error.__cause__
         raise RefusedError(f"{at}: {why}") from error.__cause__
 
 
@@ -104,7 +109,7 @@ def _words(error: Exception, connection: Connection) -> str | None:
             return None
         case KafkaConnectionError() | ConnectionError() | ssl.SSLError():
             return (
-                f"the broker ends the connection, so {protocol} may be the wrong protocol: "
-                "kafka.tls and kafka.sasl say which it is"
+                f"{_ENDED}: it is down, or {protocol} is the wrong protocol; kafka.tls and "
+                "kafka.sasl choose it"
             )
     return None

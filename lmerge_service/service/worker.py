@@ -52,6 +52,9 @@ log = structlog.get_logger()
 _PAUSES = (0.2, 0.5, 1.0, 2.0, 5.0)
 _PATIENCE = 10
 _CLAIM_SECONDS = 0.2
+_START_SECONDS = 20.0
+"""How long a worker that starts waits for Kafka."""
+_RETRY_SECONDS = 0.5
 _FENCED_PAUSES = (0.0, 0.2, 0.5, 1.0, 2.0)
 """Before a task is led again that was fenced, by how often that was so without a commit between."""
 
@@ -109,8 +112,7 @@ class Worker:
             LMergeError: what ended it.
         """
         async with AsyncExitStack() as stack:
-            async with self._cluster.topics() as topics:
-                await prepare(topics, self.topology)
+            await self._prepare()
             topology = self.topology
             decisions = self._cluster.log(topology.output.control_topic)
             control = LoggedControl(topology, decisions)
@@ -128,6 +130,24 @@ class Worker:
                 )
             )
             await self._work(self.control, self.members)
+
+    async def _prepare(self) -> None:
+        """Makes the topics of the merge; waits for a Kafka that is away for a moment, as where it
+        restarts together with this worker.
+
+        Raises:
+            TransportError: it is away for longer, or refuses.
+        """
+        deadline = _clock() + _START_SECONDS
+        while True:
+            try:
+                async with self._cluster.topics() as topics:
+                    return await prepare(topics, self.topology)
+            except TransportError as error:
+                if not error.retriable or _clock() >= deadline:
+                    raise
+                log.warning("Kafka cannot be reached yet", error=str(error))
+            await asyncio.sleep(_RETRY_SECONDS)
 
     async def _work(self, control: LoggedControl, members: Members) -> None:
         with single_error():

@@ -14,6 +14,7 @@ from lmerge_service.config.topology import load
 from lmerge_service.elements import INFINITY, Element, Insert, Stable
 from lmerge_service.errors import TransportError
 from lmerge_service.service import process
+from lmerge_service.service import worker as service
 from lmerge_service.tdb import TDB
 from tests.certificates import Authority
 from tests.kafka.secured import PASSWORD, Acl, Secured, allow, secured
@@ -131,7 +132,8 @@ def test_client_commands_take_the_same_section_from_a_file(
         assert PASSWORD not in said.out + said.err
 
 
-def test_what_keeps_us_out_is_one_line(kafka: Secured) -> None:
+def test_what_keeps_us_out_is_one_line(kafka: Secured, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "_START_SECONDS", 0.0)
     stranger = Authority(kafka.folder, "another").sign("stranger")
     certificate = {"certificate": str(stranger.certificate), "key": str(stranger.key)}
     wrong = sasl("SCRAM-SHA-256", "scram", "wrong")
@@ -141,8 +143,11 @@ def test_what_keeps_us_out_is_one_line(kafka: Secured) -> None:
         (section(kafka, "SASL", sasl=sasl("PLAIN", "plain", "wrong")), "refuses user plain by PLA"),
         (section(kafka, "SASL", sasl=sasl("PLAIN", "nobody")), "or it knows no such user"),
         (section(kafka, "SASL", sasl=sasl("SCRAM-SHA-512", "scram")), "no SASL SCRAM-SHA-512"),
-        (section(kafka, "SASL"), "ends the connection, so SSL may be the wrong protocol: kafka.t"),
-        ({"bootstrap": kafka.broker.address("SASL")}, "so PLAINTEXT may be the wrong protocol"),
+        (
+            section(kafka, "SASL"),
+            "ends the connection: it is down, or SSL is the wrong protocol; kafka",
+        ),
+        ({"bootstrap": kafka.broker.address("SASL")}, "or PLAINTEXT is the wrong protocol"),
         (section(kafka, "SASL", tls=other, sasl=wrong), "kafka.tls.ca must hold the authority"),
         (section(kafka, "MUTUAL"), "does not accept our certificate, or that we have none"),
         (section(kafka, "MUTUAL", tls=certificate), "does not accept our certificate, or that"),
