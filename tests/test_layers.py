@@ -2,6 +2,8 @@
 pure; every module states what it is and what is public."""
 
 import ast
+import subprocess
+import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -90,6 +92,18 @@ def test_the_judge_knows_nothing_of_what_it_judges() -> None:
             elif room_of(imported):
                 assert room_of(imported) in JUDGE_MAY_USE, f"{path} imports {imported}"
             assert imported not in {"aiokafka", "asyncio"} or name in {"dump", "__main__"}
+
+
+def test_whoever_reads_a_status_loads_no_worker() -> None:
+    """As drills, the demo and benchmarks do."""
+    code = "import sys, lmerge_service.service.status.document; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert not loaded & {
+        "aiokafka",
+        "lmerge_service.service.task",
+        "lmerge_service.config.topology",
+    }
 
 
 def test_a_module_states_what_it_is_and_what_is_public() -> None:

@@ -31,8 +31,8 @@ from starlette.exceptions import HTTPException
 from lmerge_service.config.topology import Name
 from lmerge_service.errors import TransportError, fault_said
 from lmerge_service.http import documents
+from lmerge_service.http.cutover_view import CutoverView
 from lmerge_service.http.documents import (
-    CutoverView,
     Decided,
     Decisions,
     DecisionView,

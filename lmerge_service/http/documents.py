@@ -10,7 +10,7 @@ import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from lmerge_service.config.topology import Name, OutputPolicy, Properties, Stream
-from lmerge_service.merge.decisions.cutover import Cutover, CutoverState
+from lmerge_service.http.cutover_view import CutoverView
 from lmerge_service.merge.decisions.ledger import (
     AcceptedGap,
     DesiredReplica,
@@ -25,8 +25,6 @@ __all__ = (
     "AbortRequest",
     "AttachRequest",
     "CutoverRequest",
-    "CutoverTaskView",
-    "CutoverView",
     "Decided",
     "DecisionView",
     "Decisions",
@@ -273,53 +271,6 @@ class GapView(BaseModel):
     @classmethod
     def of(cls, gap: AcceptedGap) -> Self:
         return cls(input=gap.replica, until=gap.until, version=gap.version, who=gap.who)
-
-
-class CutoverTaskView(BaseModel):
-    """A task in a cutover."""
-
-    partition: int
-    ready: bool
-    """It has said so in this state of the cutover."""
-    at: int | None
-    """Where its output was when it said so."""
-    watched_until: int | None
-    """Up to where it watches; null while it is not watching."""
-
-
-class CutoverView(BaseModel):
-    """A cutover, as the control log has it."""
-
-    leaving: str
-    coming: str
-    state: CutoverState
-    since: int
-    """The version that brought it into this state."""
-    began: int
-    """The version that began it."""
-    who: str
-    why: str | None
-    """Why it was aborted, or is joining once more."""
-    watch: int
-    max_behind: int
-    max_divergences: int
-    tasks: list[CutoverTaskView]
-
-    @classmethod
-    def of(cls, cutover: Cutover) -> Self:
-        ready = cutover.ready or {}
-        tasks = [
-            CutoverTaskView(
-                partition=task,
-                ready=task in ready,
-                at=ready.get(task),
-                watched_until=cutover.watched_until(task),
-            )
-            for task in range(cutover.tasks)
-        ]
-        same = ("leaving", "coming", "state", "since", "began", "who", "why", "watch")
-        limits = ("max_behind", "max_divergences")
-        return cls(**{name: getattr(cutover, name) for name in (*same, *limits)}, tasks=tasks)
 
 
 class Decided(BaseModel):

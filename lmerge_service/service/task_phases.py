@@ -21,9 +21,12 @@ Invariants
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
-__all__ = ("PHASES", "Event", "Lifecycle", "Phase", "after", "as_markdown")
+__all__ = ("PHASES", "Event", "Lifecycle", "Phase", "Role", "after", "as_markdown")
+
+Role: TypeAlias = Literal["leads", "follows"]
+"""What the group gives a worker to do with a task."""
 
 
 class Phase(StrEnum):

@@ -24,7 +24,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 import structlog
 
@@ -43,9 +42,9 @@ from lmerge_service.merge.internal_topics import TopicWatch, prepare
 from lmerge_service.merge.outlets import Outlets
 from lmerge_service.merge.transaction import FeedbackSink
 from lmerge_service.service.task import MergeTask
-from lmerge_service.service.task_phases import Event
+from lmerge_service.service.task_phases import Event, Role
 
-__all__ = ("Held", "Role", "Worker")
+__all__ = ("Held", "Worker")
 
 log = structlog.get_logger()
 
@@ -57,8 +56,6 @@ _START_SECONDS = 20.0
 _RETRY_SECONDS = 0.5
 _FENCED_PAUSES = (0.0, 0.2, 0.5, 1.0, 2.0)
 """Before a task is led again that was fenced, by how often that was so without a commit between."""
-
-Role: TypeAlias = Literal["leads", "follows"]
 
 
 @dataclass(slots=True)

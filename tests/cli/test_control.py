@@ -18,7 +18,7 @@ from lmerge_service.config.topology import Http
 from lmerge_service.errors import TransportError
 from lmerge_service.http.access import Access, Guard
 from lmerge_service.http.api import routes
-from lmerge_service.http.documents import CutoverView
+from lmerge_service.http.cutover_view import CutoverView
 from lmerge_service.http.server import serve
 from lmerge_service.local.broker import free_port
 from lmerge_service.merge.decisions.cutover import CutoverState

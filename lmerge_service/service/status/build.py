@@ -11,7 +11,7 @@ from typing import Any
 
 from lmerge_service.core import Input
 from lmerge_service.elements import INFINITY, START
-from lmerge_service.http.documents import CutoverView
+from lmerge_service.http.cutover_view import CutoverView
 from lmerge_service.merge.ingest import Ingest
 from lmerge_service.merge.replica_states import DesiredState, State, seen
 from lmerge_service.merge.replicas import ReplicaState
@@ -34,8 +34,8 @@ from lmerge_service.service.status.document import (
 )
 from lmerge_service.service.status.health import reasons, stalled, unreachable
 from lmerge_service.service.task import MergeTask
-from lmerge_service.service.task_phases import Phase
-from lmerge_service.service.worker import Role, Worker
+from lmerge_service.service.task_phases import Phase, Role
+from lmerge_service.service.worker import Worker
 
 __all__ = ("readiness_of", "state_of", "status_of")
 

@@ -10,10 +10,9 @@ from typing import Literal, TypeAlias
 
 from pydantic import BaseModel
 
-from lmerge_service.http.documents import CutoverView
+from lmerge_service.http.cutover_view import CutoverView
 from lmerge_service.merge.replica_states import State
-from lmerge_service.service.task_phases import Phase
-from lmerge_service.service.worker import Role
+from lmerge_service.service.task_phases import Phase, Role
 
 __all__ = (
     "HeldStatus",
