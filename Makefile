@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-deep test-mutants lint bench bench-service soak rolling kill-loop lock clean
+.PHONY: help demo test test-full test-deep test-mutants lint bench bench-service soak rolling kill-loop lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -13,8 +13,11 @@ help:  ## list the targets
 demo: $(VENV)/.demo  ## merge three replicas of a month of flights through a local Kafka
 	@$(BIN)/lmerge demo $(ARGS)
 
-test: $(VENV)/.dev lint  ## the whole suite: lint, types, tests (real Kafka included)
-	$(BIN)/python -m pytest -n 3 --dist loadgroup -m "not deep" $(ARGS)
+test: $(VENV)/.dev lint  ## lint, types, tests: properties, simulation, a representative on Kafka and Spark
+	$(BIN)/python -m pytest -n 3 --dist loadgroup -m "not full and not deep" $(ARGS)
+
+test-full: $(VENV)/.dev  ## what `make test` leaves out since it takes long; run both before a change lands
+	$(BIN)/python -m pytest -n 3 --dist loadgroup -m "full and not deep" $(ARGS)
 
 test-deep: $(VENV)/.dev  ## nightly depth: the same properties, many more examples
 	HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest -n 3 --dist loadgroup $(ARGS)
