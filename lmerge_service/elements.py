@@ -19,7 +19,7 @@ Invariants
 
 The elements are msgspec structs, generic in the payload, so that decoding JSON with the payload
 left raw *is* construction (`formats.wire`). Like every msgspec struct they are validated when
-decoded, not when built by hand; `defect` tells what is wrong with one.
+decoded, not when built by hand; `defect` finds what is wrong with one.
 """
 
 from collections.abc import Hashable
@@ -42,7 +42,7 @@ __all__ = (
 
 INFINITY: Final = 2**63 - 1
 START: Final = -(2**63)
-"""The stable point of a stream that has not said anything yet."""
+"""The stable point of a stream that has not sent a stable yet."""
 
 P = TypeVar("P")
 
@@ -76,7 +76,7 @@ class Adjust(
 class Stable(
     msgspec.Struct, frozen=True, gc=False, tag_field="op", tag="stable", forbid_unknown_fields=True
 ):
-    """Says that the part of the TDB before vc is final; one that does not rise says nothing."""
+    """Declares the part of the TDB before vc final; one that does not rise has no effect."""
 
     vc: int
 

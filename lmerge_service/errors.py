@@ -1,7 +1,7 @@
 """Every error a user can meet, one root; blame is decided by the class.
 
 A programming mistake is a plain `ValueError` or `assert`. What an input does wrong to a running
-merge is data, not an exception (`core.breaches`). The rest is here: each says in one line what
+merge is data, not an exception (`core.breaches`). The rest is here: each states in one line what
 is wrong, where, and what to do, and carries the exit code of the command that it ends.
 """
 
@@ -42,7 +42,7 @@ class ConfigurationError(LMergeError):
 class ElementError(LMergeError):
     """A record or line is not an element.
 
-    `reason` is a short stable word for metrics and dead letters, the message says the rest.
+    `reason` is a short stable code for metrics and dead letters, the message explains the rest.
     """
 
     exit_code = 2
@@ -53,7 +53,7 @@ class ElementError(LMergeError):
 
 
 class IllegalStreamError(LMergeError):
-    """A stream breaks its own stable or adjusts what it does not hold; the message says where."""
+    """A stream breaks its own stable or adjusts what it does not hold; with the place."""
 
     exit_code = 2
 
@@ -65,7 +65,7 @@ class EnvironmentMissingError(LMergeError):
 
 
 class TransportError(LMergeError):
-    """Kafka cannot be reached or refuses; `retriable` tells whether trying again can help."""
+    """Kafka cannot be reached or refuses; `retriable`: whether trying again can help."""
 
     exit_code = 3
 
@@ -102,8 +102,8 @@ class StateError(LMergeError):
 
 
 class FencedError(LMergeError):
-    """Another producer has taken this task's output over. A worker asks its group whose the task
-    is, and goes on accordingly; a command that has no group ends."""
+    """Another producer has taken this task's output over. A worker asks its consumer group who
+    owns the task, and goes on accordingly; a command that has no group ends."""
 
     exit_code = 5
 
@@ -113,7 +113,7 @@ class OtherMergeError(FencedError):
 
 
 class DecisionRefusedError(LMergeError):
-    """A decision about a merge was refused and changed nothing; the message says why."""
+    """A decision about a merge was refused and changed nothing; the message gives the reason."""
 
     exit_code = 6
 
@@ -137,7 +137,7 @@ def single_error() -> Iterator[None]:
 
 
 def fault_said(fault: Mapping[str, Any]) -> str:
-    """What pydantic says of a fault, for people.
+    """Pydantic's message about a fault, for people.
 
     >>> fault_said({"msg": "Value error, a token is too short"})
     'a token is too short'

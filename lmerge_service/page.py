@@ -1,7 +1,7 @@
 """A report as one page of HTML to hand on: text, tables and pictures in one file, without links.
 
 Theory
-    Whatever is said is text here, escaped, unless it is `Markup`. Pictures are SVG inside the page,
+    All content is text here, escaped, unless it is `Markup`. Pictures are SVG inside the page,
     drawn by matplotlib without a display; the same report gives the same bytes.
 """
 
@@ -27,7 +27,7 @@ __all__ = (
 )
 
 COLOURS: Final = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9")
-"""Told apart also by those who see few of them."""
+"""Distinguishable also for those who see few colours."""
 
 Panel: TypeAlias = Callable[[Any], None]
 """Draws on matplotlib's axes."""

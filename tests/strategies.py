@@ -4,7 +4,7 @@ Times are small (0 to 30, ends also INFINITY) and payloads few ('A' to 'D'), so 
 collide in vs, in payload and in their ends. Presentations come in two kinds:
 
 - *drawn* (`presentations`): each end, each place in the order and each stable is a choice of its
-  own, so that a failure shrinks to told at once, in order, without stables;
+  own, so that a failure shrinks to events sent at once, in order, without stables;
 - *seeded* (`seeded_presentations`): `lmerge_service.workloads` with a drawn variation and seed, as
   the demo and the benchmarks use it.
 
@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
 from lmerge_service.tdb import Event
-from lmerge_service.workloads.lies import KINDS, said_instead
-from lmerge_service.workloads.lifetime import deadline, lives_of, told
+from lmerge_service.workloads.lies import KINDS, falsified
+from lmerge_service.workloads.lifetime import deadline, elements_of, lives_of
 from lmerge_service.workloads.presentation import Variation, present
 
 __all__ = (
@@ -106,14 +106,14 @@ def _presentation(draw: st.DrawFn, logical: Logical, case: str, closed: bool) ->
 def _tellings(draw: st.DrawFn, logical: Logical) -> list[list[_Told]]:
     """Per event the elements that tell it, through ends made up anywhere (vs: removed)."""
     return [
-        told(payload, vs, [*draw(st.lists(_ends(vs), max_size=2)), ve])
+        elements_of(payload, vs, [*draw(st.lists(_ends(vs), max_size=2)), ve])
         for payload, vs, ve in logical
     ]
 
 
 @st.composite
 def _phantoms(draw: st.DrawFn, logical: Logical, case: str) -> list[list[_Told]]:
-    """Events told and removed: with keys of their own, but for case R4 often doubles of others."""
+    """Events sent and removed: with keys of their own, but for case R4 often doubles of others."""
     if case == "R3":
         taken = {event[:2] for event in logical}
         drawn = draw(st.lists(_EVENTS, max_size=2, unique_by=lambda event: event[:2]))
@@ -123,7 +123,7 @@ def _phantoms(draw: st.DrawFn, logical: Logical, case: str) -> list[list[_Told]]
             st.lists(st.sampled_from(logical) | _EVENTS if logical else _EVENTS, max_size=2)
         )
     return [
-        told(payload, vs, [ve, *draw(st.lists(_ends(vs), max_size=1)), vs])
+        elements_of(payload, vs, [ve, *draw(st.lists(_ends(vs), max_size=1)), vs])
         for payload, vs, ve in drawn
         if (payload, vs) not in taken
     ]
@@ -217,7 +217,7 @@ def _bent(elements: list[Element], lies: list[_Falsehood | None]) -> Iterator[El
             yield element
         else:
             kind, by = lie
-            yield from said_instead(kind, element, by)
+            yield from falsified(kind, element, by)
 
 
 def any_elements() -> st.SearchStrategy[Element]:

@@ -44,11 +44,11 @@ def readings(
     import asyncio
 
     from lmerge_service.kafka.publish import seed as send
+    from lmerge_service.workloads.readings import elements_of
     from lmerge_service.workloads.readings import readings as drawn
-    from lmerge_service.workloads.readings import told
 
     check_topic(topic)
-    elements = told(drawn(count, batch=_sizes(batch), seed=seed))
+    elements = elements_of(drawn(count, batch=_sizes(batch), seed=seed))
     warnings_only()
     asyncio.run(send(connection(bootstrap, kafka_config), topic, watched(topic, elements)))
     typer.echo(f"{count:,} readings are in {topic}", err=True)

@@ -8,8 +8,8 @@ Invariants
     C1  A secret is read when it is used and kept by nobody here, so one that was changed counts
         from the next connection on. What is read is a `SecretStr`, which shows nothing.
     C2  What can be known to fail, fails while the configuration is validated: a file that cannot
-        be read, a variable that is not set, a key that does not fit its certificate. Nothing that
-        is said about it quotes a secret.
+        be read, a variable that is not set, a key that does not fit its certificate. No message
+        about it quotes a secret.
     C3  Relative paths are relative to the validation context's `folder` (the folder of the file
         that holds the configuration), else to the working directory.
 """
@@ -60,7 +60,7 @@ class Secret(_Model):
     @classmethod
     def _elsewhere(cls, given: Any) -> Any:
         if isinstance(given, str):
-            raise ValueError(  # noqa: TRY004 - pydantic's way of telling
+            raise ValueError(  # noqa: TRY004 - pydantic's way of reporting
                 "a secret is not written here: say where it is, {file: PATH} or {env: NAME}"
             )
         return given
@@ -76,7 +76,7 @@ class Secret(_Model):
         """The secret as it is now.
 
         Raises:
-            ValueError: it is gone, empty or not text; the message says where it should be.
+            ValueError: it is gone, empty or not text; the message names where it should be.
         """
         if self.env is not None:
             text, where = os.environ.get(self.env), f"the environment variable {self.env}"
@@ -185,7 +185,7 @@ def _trusting(purpose: ssl.Purpose, ca: Path | None, field: str) -> ssl.SSLConte
 
 
 def _reason(error: OSError) -> str:
-    """OpenSSL's word for it, which quotes nothing of the files."""
+    """OpenSSL's reason for it, which quotes nothing of the files."""
     return getattr(error, "reason", None) or error.strerror or type(error).__name__
 
 

@@ -1,7 +1,7 @@
 """The `up` section of a topology: what `lmerge up` starts, and what becomes of what ends.
 
 A worker reads past it. Commands are lists of arguments, never a line for a shell; `lmerge` is the
-installation that runs them. Every word about the environment counts on top of our own.
+installation that runs them. The variables of an `environment` are set on top of our own.
 """
 
 import re
@@ -54,7 +54,7 @@ class Started(_Model):
     command: tuple[Word, ...] = Field(min_length=1)
     """The program and its arguments."""
     environment: dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], Word] = {}
-    """Variables over our own, and over those that `lmerge up` sets (`up.plan`)."""
+    """Variables over our own, and over those that `lmerge up` sets (`local.up.plan`)."""
     topics: tuple[str, ...] = ()
     """It begins when these exist."""
     after: tuple[str, ...] = ()

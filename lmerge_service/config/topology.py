@@ -1,4 +1,4 @@
-"""The topology: one YAML file that says what is merged, from where, to where.
+"""The topology: one YAML file that declares what is merged, from where, to where.
 
 `load(path)` gives a validated `Topology` or raises `ConfigurationError` with one line per fault,
 each naming file, line and field. Unknown fields are faults. Nothing is read but the file, what it
@@ -85,8 +85,8 @@ class Kafka(_Model):
 
     @field_validator("tls", "sasl", mode="before")
     @classmethod
-    def _said(cls, given: Any) -> Any:
-        if given is None:  # what is there and says nothing must not pass for what is not there
+    def _not_empty(cls, given: Any) -> Any:
+        if given is None:  # a field without a value must not pass for one that is absent
             raise ValueError("is empty; leave it out, or for TLS with the system's authorities: {}")
         return given
 
@@ -170,7 +170,7 @@ class Stream(_Model):
     joining_at: Annotated[int, Field(ge=START, lt=INFINITY)] | None = None
     """The time from which the replica is correct; by default the beginning of time."""
     format: Format = "wire"
-    """How its records say elements: wire, or the options of a dialect (docs/dialects.md)."""
+    """How its records encode elements: wire, or the options of a dialect (docs/dialects.md)."""
     properties: Properties = Properties()
     """What its stream promises; of use with `case: auto`."""
     co_partitioned: bool = False
@@ -205,12 +205,12 @@ class Replica(Stream):
 
 
 class OutputPolicy(_Model):
-    """When the output speaks; see docs/semantics.md, "Policies"."""
+    """When the output emits; see docs/semantics.md, "Policies"."""
 
     insert: str = "first"
-    """first, leader, half_frozen or quorum(n): which events go out."""
+    """first, leader, half_frozen or quorum(n): which events are emitted, and when."""
     adjust: str = "lazy"
-    """lazy, eager or leader: which revisions go out before a stable forces them."""
+    """lazy, eager or leader: which revisions are emitted before a stable forces them."""
     stable: str = "max"
     """max, lag(d) or quorum(k): how far the output's stable goes."""
 
@@ -243,10 +243,10 @@ class GuardSettings(_Model):
 
     max_skew: int | None = Field(default=None, ge=0)
     """How far a stable may be ahead of the wall clock, in time units; by default one hour. Of no
-    use where the topology says `time_unit: none`."""
+    use where the topology has `time_unit: none`."""
     max_leap: int | None = Field(default=None, ge=0)
-    """How far a stable may go beyond all that replicas have said, in time units, before another
-    has to come after it; by default 12 hours, none where the topology says `time_unit: none`."""
+    """How far a stable may go beyond all that replicas have sent, in time units, before another
+    has to come after it; by default 12 hours, none where the topology has `time_unit: none`."""
     early_end: bool = True
     """An end of stream waits until another replica ends, or no other is left to wait for."""
     patience_seconds: float | None = Field(default=300, ge=0)
@@ -268,12 +268,12 @@ class GuardSettings(_Model):
 
 
 class Http(_Model):
-    """Where health, status and metrics are served, and to whom; see `service.access`."""
+    """Where health, status and metrics are served, and to whom; see `http.access`."""
 
     host: str = "127.0.0.1"
     """An address of this machine. Other than loopback needs tls, and tokens or tls.client_ca."""
     port: int = Field(default=8321, ge=0, le=65_535)
-    """0 takes any free port; the log says which."""
+    """0 takes any free port; the log shows which."""
     names: tuple[Annotated[str, Field(pattern=r"^[a-zA-Z0-9.-]+$")], ...] = ()
     """Host names under which clients know it, beside its addresses and localhost."""
     read_token: Secret | None = None
@@ -341,14 +341,14 @@ class Topology(_Model):
     """What vs, ve and vc count since 1970; none: they are no time of day."""
     limits: Limits = Limits()
     session_seconds: float = Field(default=6, ge=0.1, le=300)
-    """How long a worker may be silent before its tasks are given to others; the brokers' limits
-    (group.min.session.timeout.ms, by default 6 s) hold too."""
+    """How long a worker may send no heartbeat before its tasks are given to others; the brokers'
+    limits (group.min.session.timeout.ms, by default 6 s) hold too."""
     standbys: int = Field(default=1, ge=0, le=10)
     """How many other workers follow each task; 0: only those that lead nothing do."""
     snapshot_seconds: float = Field(default=60, gt=0, le=86_400)
     """The least time between two snapshots of a task; recovery reads what came after one."""
     feedback_seconds: float = Field(default=1, ge=0.01, le=3_600)
-    """The least time between two points that a task tells a replica."""
+    """The least time between two points that a task publishes for a replica."""
     guards: GuardSettings = GuardSettings()
     http: Http = Http()
     up: Up | None = None
@@ -407,11 +407,11 @@ class Topology(_Model):
 
     @model_validator(mode="after")
     def _translated(self) -> "Topology":
-        told = [each.name for each in self.replicas if each.format != "wire"]
-        if self.resolved_case not in (Case.R3, Case.R4) and told:
+        translated = [each.name for each in self.replicas if each.format != "wire"]
+        if self.resolved_case not in (Case.R3, Case.R4) and translated:
             raise ValueError(
-                f"replica {told[0]} speaks a dialect, which needs case R3 or R4, not "
-                f"{self.resolved_case}: a row's end is told after its beginning"
+                f"replica {translated[0]} publishes in a dialect, which needs case R3 or R4, not "
+                f"{self.resolved_case}: a row's end comes after its beginning"
             )
         return self
 
@@ -444,7 +444,7 @@ class Topology(_Model):
 
 
 class _KafkaAlone(BaseModel):
-    """What clients read of a file: whatever else stands there is not theirs."""
+    """What clients read of a file: whatever else it contains is not theirs."""
 
     kafka: Kafka
 
@@ -480,8 +480,8 @@ def _checked(bootstrap: str) -> str:
     try:
         return Kafka(bootstrap=bootstrap).bootstrap
     except ValidationError as error:
-        said = _said(error.errors()[0])
-        raise ConfigurationError(f"--bootstrap or LMERGE_BOOTSTRAP: {said}") from None
+        fault = _described(error.errors()[0])
+        raise ConfigurationError(f"--bootstrap or LMERGE_BOOTSTRAP: {fault}") from None
 
 
 def _parse(path: Path, needed: str) -> Any:
@@ -498,8 +498,8 @@ def _parse(path: Path, needed: str) -> Any:
         line = mark.line + 1 if mark is not None else 1
         raise ConfigurationError(f"{path}:{line}: not YAML: {error.problem}") from None
     except (YAMLError, ValueError, AssertionError, RecursionError) as error:
-        said = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigurationError(f"{path}:1: not YAML: {said}") from None
+        problem = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigurationError(f"{path}:1: not YAML: {problem}") from None
     if not isinstance(document, CommentedMap):
         raise ConfigurationError(f"{path}:1: {needed}")
     return document
@@ -507,7 +507,9 @@ def _parse(path: Path, needed: str) -> Any:
 
 def _faults(path: Path | str, document: Any, error: ValidationError) -> list[str]:
     found = [(_written(fault["loc"]), fault) for fault in _faults_of_their_own(error.errors())]
-    return [f"{path}:{_line(document, loc)}: {_field(loc)}{_said(fault)}" for loc, fault in found]
+    return [
+        f"{path}:{_line(document, loc)}: {_field(loc)}{_described(fault)}" for loc, fault in found
+    ]
 
 
 def _faults_of_their_own(faults: Sequence[Any]) -> Iterator[Any]:
@@ -525,7 +527,7 @@ def _written(loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
     return tuple(part for part in loc if not (isinstance(part, str) and part.startswith("<")))
 
 
-def _said(fault: Any) -> str:
+def _described(fault: Any) -> str:
     if fault["type"] == "extra_forbidden":
         return "unknown field"
     if fault["type"] == "missing":

@@ -1,24 +1,24 @@
 """What LMerge is measured against: a merge that counts, and R3 with an index per input.
 
 Theory
-    *Counting* (paper I). If all inputs say the same sequence, whoever is ahead may speak: the
-    k-th element goes out when some input says its k-th for the first time. One input that missed
-    one element is enough to break it:
+    *Counting* (paper I). If all inputs send the same sequence, whichever is ahead leads: the
+    k-th element is emitted when the first input sends its k-th. One input that missed one
+    element is enough to break it:
 
         a: p, q      -> p, q
         b: q, r, s   -> s           b's third is taken for the third of all: r is lost
         a: r, s      -> s           and s comes twice
 
     *LMR3−* (paper VI-A). Each input's events lie in an index of their own, ordered by vs, and the
-    output's in another: to know what was said, and to adjust it before a stable. What goes out
-    is what LMR3 says under its default policy; what it costs is not: an event is stored by every
-    input again, payload included, and a stable looks at each event of the output that starts
-    before it, and at the leader's version of it.
+    output's in another: to know what was emitted, and to adjust it before a stable. The output
+    is that of LMR3 under its default policy; the cost is not: an event is stored once for every
+    input, payload included, and a stable looks at each event of the output that starts before
+    it, and at the leader's version of it.
 
-What an input may not say
-    The counting merge cannot tell, and says it too. LMR3− ignores it, and counts it in `ignored`;
-    where inputs disagree on what is half frozen the output stays as it is, so that it is legal
-    whatever they do.
+What an input may not send
+    The counting merge does not detect it, and emits it too. LMR3− ignores it, and counts it in
+    `ignored`; where inputs disagree on what is half frozen the output stays as it is, so that it
+    is legal whatever they do.
 
 Invariants, of LMR3−
     B1  Each event of an input is on the output.
@@ -43,7 +43,7 @@ __all__ = ("CountingMerge", "LMR3Minus")
 
 
 class CountingMerge:
-    """Follows whichever input has said most; right only while no input misses or adds anything.
+    """Follows whichever input has sent most; right only while no input misses or adds anything.
 
     >>> merge = CountingMerge()
     >>> merge.attach("a"); merge.attach("b")
@@ -52,19 +52,19 @@ class CountingMerge:
     """
 
     def __init__(self) -> None:
-        self._heard: dict[str, int] = {}
-        self._said = 0
+        self._received: dict[str, int] = {}
+        self._emitted = 0
 
     def attach(self, name: str) -> None:
-        """Adds an input that is about to say its first element."""
-        self._heard[name] = 0
+        """Adds an input that is about to send its first element."""
+        self._received[name] = 0
 
     def process(self, name: str, element: Element) -> list[Element]:
         """Takes one element of an input. Complexity: O(1)."""
-        self._heard[name] += 1
-        if self._heard[name] <= self._said:
+        self._received[name] += 1
+        if self._received[name] <= self._emitted:
             return []
-        self._said += 1
+        self._emitted += 1
         return [element]
 
 
@@ -106,7 +106,7 @@ class _Index:
 
 
 class LMR3Minus:
-    """The paper's LMR3−: says what LMR3 says, from an index per input; see the module's text.
+    """The paper's LMR3−: emits what LMR3 emits, from an index per input; see the module's text.
 
     >>> merge = LMR3Minus()
     >>> merge.attach("a"); merge.attach("b")
@@ -137,7 +137,7 @@ class LMR3Minus:
         del self._inputs[name], self._stables[name]
 
     def process(self, name: str, element: Element) -> list[Element]:
-        """Takes one element of an input; returns what the output has to say, often nothing."""
+        """Takes one element of an input; returns what the output emits, often nothing."""
         return self.process_batch(name, (element,))
 
     def process_batch(self, name: str, elements: Iterable[Element]) -> list[Element]:
@@ -184,7 +184,7 @@ class LMR3Minus:
             index.drop(vs, payload)
 
     def _freeze(self, leader: _Index, t: int, out: list[Element]) -> None:
-        """Makes the output agree with the leader as far as stable(t) forces it, and says that."""
+        """Makes the output agree with the leader as far as stable(t) forces it."""
         for vs, payload, held in self._output.before(t):
             ve = self._followed(leader.get(vs, payload), vs, held, t)
             if ve != held:

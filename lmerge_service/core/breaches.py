@@ -1,6 +1,6 @@
 """What an input did wrong, as data.
 
-A merge never raises for what an input says; it keeps the output legal, records the breach, and
+A merge never raises for what an input sends; it keeps the output legal, records the breach, and
 leaves it to the caller to report, quarantine or ignore the input.
 """
 
@@ -37,7 +37,8 @@ class BreachKind(StrEnum):
     or the majority of the voting inputs decided otherwise."""
     DISAGREEMENT = "disagreement"
     """The input has passed a range of time in which it has other events than the output, or other
-    ends of them, late ones included; only a worker looks for that (`service.confirmation`)."""
+    ends of them, late ones included; only a worker looks for that
+    (`merge.findings.confirmation`)."""
     AFTER_DETACH = "after_detach"
     """An element of an input that is not attached any more."""
     STABLE_REGRESSION = "stable_regression"
@@ -50,7 +51,7 @@ DIVERGENT: Final = frozenset({BreachKind.HALF_FROZEN_MISSING, BreachKind.FROZEN_
 
 @dataclass(frozen=True, slots=True)
 class Breach:
-    """One breach: who, what kind, by which element, and the event as the output kept it."""
+    """One breach: its input, kind and element, and the event as the output kept it."""
 
     input: str
     incarnation: int
@@ -59,6 +60,6 @@ class Breach:
     kept: Event | None = None
     """The event as the output held it when the breach was found."""
     versions: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    """What each attached input had said of that (payload, vs) until then: its name, and its ends,
-    none if it does not have it. Only breaches about an event that the merge knows of, in cases
-    with an index, have any."""
+    """What each attached input had contributed to that (payload, vs) until then: its name, and its
+    ends, none if it does not have it. Only breaches about an event that the merge has a node
+    for, in cases with an index, have any."""

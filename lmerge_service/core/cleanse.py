@@ -1,7 +1,7 @@
 """Cleanse: makes any stream an ordered one of final events, so that the simplest merge will do.
 
 Theory
-    Case R1 wants inserts in order of vs, equal vs in the same order everywhere, and no adjust.
+    Case R1 needs inserts in order of vs, equal vs in the same order everywhere, and no adjust.
     Any stream becomes one when its events are held back until they are fully frozen and are then
     released in order (paper VI-D). A final event waits for the ones that start before it and are
     still open, and so does the output's stable: it stops at the first vs that is held.
@@ -13,7 +13,7 @@ Theory
         stable(10)          -> insert(A,2,9), insert(B,3,4), stable(10)
 
     A Cleanse at each input of LMR1 is an alternative to LMR3 and LMR4: every input holds payloads
-    of its own, and nothing is heard of an event before its end is final.
+    of its own, and no event is emitted before its end is final.
 
 Order of ties
     Replicas must release equal vs alike, whatever arrived first, and payloads need not be
@@ -23,7 +23,7 @@ Order of ties
     JSON is bytes), and for types whose equal values have one repr. It is not for 1 beside 1.0,
     which are equal, nor where a repr shows an address or the order of a set: give an order then.
 
-What a stream may not say
+What a stream may not send
     is ignored and counted in `ignored`: what its own stable had made final, an adjust of an event
     or an end that is not held, a stable that falls. So the output is legal whatever comes in.
 
@@ -201,7 +201,7 @@ class Cleanse:
         else:
             blocked = min(open_starts)
             waiting = [vs for vs, _ in held if vs < self.stable]
-            assert all(vs >= blocked for vs in waiting), "C4: an event waits for nobody"
+            assert all(vs >= blocked for vs in waiting), "C4: an event waits for none"
 
 
 class Cleansed:
@@ -231,7 +231,7 @@ class Cleansed:
         return out
 
     def process(self, name: str, element: Element) -> list[Element]:
-        """Takes one element of an input; returns what the output has to say."""
+        """Takes one element of an input; returns what the output emits."""
         return self.process_batch(name, (element,))
 
     def process_batch(self, name: str, elements: Iterable[Element]) -> list[Element]:

@@ -6,9 +6,9 @@ Theory
     LMR4, and inputs are still held to their order.
 
     An input that breaks the declared case is reported, and the element changes nothing. The
-    caller may quarantine that input. Or it takes the input at its word and goes on under a weaker
-    case: `weakened` rebuilds the operator from what inputs and output have said, and gives what
-    the stronger case had lost of it.
+    caller may quarantine that input. Or it accepts what the input sends and goes on under a weaker
+    case: `weakened` rebuilds the operator from what inputs have sent and the output has emitted,
+    and returns what the stronger case had lost of it.
 """
 
 from collections.abc import Iterable
@@ -164,20 +164,20 @@ def weakened(
     inputs: Iterable[tuple[str, int, Element]],
     output: Iterable[Element],
 ) -> tuple[Operator, list[Element]]:
-    """An operator of a weaker case that takes over: it has the same inputs, and knows all that
-    they and the output have said.
+    """An operator of a weaker case that takes over: it has the same inputs, and the state of all
+    that they have sent and the output has emitted.
 
     `inputs` gives (input, partition, element) of the attached inputs, in any interleaving that
-    keeps the order within a partition; `output` is all that the output has said. Returns the
-    operator and what is to be said now, which the stronger case had missed. (Under a policy that
+    keeps the order within a partition; `output` is all that has been emitted. Returns the
+    operator and what is to be emitted now, which the stronger case had missed. (Under a policy that
     holds events back, or reflects revisions, that is left to the stable that half freezes them.)
 
     >>> from lmerge_service.elements import Insert
     >>> strong = lmerge("R0")
     >>> strong.attach("a"); strong.attach("b")
-    >>> heard = [("a", 0, Insert("A", 5, 9)), ("b", 0, Insert("B", 4, 6))]
-    >>> said = [o for name, _, element in heard for o in strong.process(name, element)]
-    >>> weak, missed = weakened(strong, "R3", heard, said)
+    >>> sent = [("a", 0, Insert("A", 5, 9)), ("b", 0, Insert("B", 4, 6))]
+    >>> emitted = [o for name, _, element in sent for o in strong.process(name, element)]
+    >>> weak, missed = weakened(strong, "R3", sent, emitted)
     >>> missed
     [Insert(payload='B', vs=4, ve=6)]
 

@@ -15,7 +15,7 @@ Theory
     So there are queues of half-frozen nodes by the output's end, by each input's where that ends
     *before the output does* (where it does not, the output's end comes up first), and by every
     end of nodes that are contradicted; and per input there is a set of those that it lacks. What
-    is final for all inputs alike is let go as soon as a stable meets it.
+    is final for all inputs alike is dropped as soon as a stable reaches it.
 
 Invariants
     X1  No node without either an output end or an entry of an input.
@@ -235,8 +235,8 @@ class In2t(Index[Node]):
 
     def due(self, sources: Iterable[Input], t: int) -> list[Node]:
         """Half-frozen nodes that the output, or one of the sources, ends before t, and those that
-        are contradicted and that any input ends before t; whoever asks must have them filed anew
-        by `refile`."""
+        are contradicted and that any input ends before t; the caller must file them again by
+        `refile`."""
         due = [n for n in self._by_out.pop_before(t) if n.half_frozen and n.out < t]  # type: ignore[operator]
         for source in sources:
             ending = self._by_end[source].pop_before(t)

@@ -104,7 +104,7 @@ class In3t(Index[Node]):
     def __init__(self) -> None:
         super().__init__(Node)
         self.stable = START
-        """The output's stable point, which says what is live; during a stable the coming one."""
+        """The output's stable point, which decides what is live; during a stable the coming one."""
         self._doubles = 0  # events of the output beyond the first of each node
         self._by_out: Ends[Node] = Ends()
         self._by_end: defaultdict[Input, Ends[Node]] = defaultdict(Ends)
@@ -183,7 +183,7 @@ class In3t(Index[Node]):
     # --- events -------------------------------------------------------------------------------
 
     def revise(self, node: Node, source: Input, vold: int | None, ve: int | None) -> None:
-        """The same for a half-frozen node. (Others may be told directly.)"""
+        """The same for a half-frozen node. (For others `node.revise` is enough.)"""
         node.revise(source, vold, ve)
         if self._agrees(node, source):
             self._differing[source].pop(node, None)
@@ -248,7 +248,7 @@ class In3t(Index[Node]):
         """Takes out half-frozen nodes of which the output or an input ends an event before t, or
         of which one of the sources has another number of live events than the output; in order.
 
-        From now on what is not below t is live. Whoever asks must file each.
+        From now on what is not below t is live. The caller must file each.
         """
         found = {node: None for source in sources for node in self._differing[source]}
         ending = self._by_out.pop_before(t)

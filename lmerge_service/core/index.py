@@ -29,7 +29,7 @@ SLACK = 64
 
 
 class _Keyed(Protocol):
-    """What an index knows of a node."""
+    """What an index needs of a node."""
 
     vs: int
     payload: Hashable

@@ -3,8 +3,9 @@
 Theory
     An input may be spread over partitions. Order holds within a partition only, so what the
     input has declared final as a whole is the *minimum* over its partitions' stables; a partition
-    that never spoke holds it back at the beginning of time. Each element is judged against its
-    own partition's stable, so that the judgement does not depend on how partitions interleave.
+    that has not sent a stable holds it back at the beginning of time. Each element is judged
+    against its own partition's stable, so that the judgement does not depend on how partitions
+    interleave.
 
     `attach(name, joining_at=t)` promises correctness for every event with ve >= t (paper V-B).
     Until the output's stable point reaches t the input is joining: its stables are remembered
@@ -65,7 +66,7 @@ class Input:
         self.first = 0
         """Inserts that this input delivered before any other."""
         self.late = 0
-        """Elements about what the output had already made final: a laggard's ordinary life."""
+        """Elements about what the output had already made final: what a laggard normally sends."""
         self.breaches: Counter[BreachKind] = Counter()
 
     def __repr__(self) -> str:
@@ -85,7 +86,8 @@ class Input:
         self.gap_until = self.joining_at
 
     def add_partitions(self, count: int) -> None:
-        """Widens the input to `count` partitions; the new ones hold it back until they speak."""
+        """Widens the input to `count` partitions; the new ones hold it back until their first
+        stable."""
         self.stables.extend([START] * (count - len(self.stables)))
         self.stable = min(self.stables)
 

@@ -1,7 +1,7 @@
 """LMR0: inserts with strictly increasing vs (the paper's Algorithm R0).
 
 Theory
-    Every vs occurs once, so the highest one seen tells new from old (lines 3-5):
+    Every vs occurs once, so the highest one seen separates new from old (lines 3-5):
 
         a: insert(A,1,5)   -> insert(A,1,5)     max_vs = 1
         b: insert(A,1,5)   ->                   not above max_vs: a copy
@@ -11,8 +11,8 @@ Theory
 
 Beyond the paper
     An insert below max_stable is dropped: as printed the algorithm emits it when an input misses
-    elements, or says stable over a lull. The last event is kept, so that an input which has
-    another one at its vs is found out.
+    elements, or sends a stable during a lull. The last event is kept, so that an input which has
+    another one at its vs is detected.
 
 Invariants
     K1 and K2 (`ordered`).

@@ -2,8 +2,8 @@
 
 Theory
     Among events with the latest vs, max_vs, the j-th of one input is the j-th of every other. So
-    a count per input of those it has inserted tells new from old: whoever gets beyond what is out
-    brings a new one (lines 8-10). A higher vs starts the counts anew:
+    a count per input of those it has inserted separates new from old: an input that gets beyond
+    what is out brings a new one (lines 8-10). A higher vs restarts the counts:
 
         a: insert(A,1,5)   -> insert(A,1,5)     tied = A       a at 1, b at 0
         b: insert(A,1,5)   ->                                  a at 1, b at 1
@@ -12,9 +12,9 @@ Theory
         a: insert(C,2,9)   -> insert(C,2,9)     tied = C       a at 1
 
 Beyond the paper
-    Counts alone cannot tell inputs that differ: if one lacks an event at max_vs, the paper's
+    Counts alone do not detect inputs that differ: if one lacks an event at max_vs, the paper's
     algorithm emits another one twice and loses that one. Here the events at max_vs are kept, and
-    an input that has another one at its place is found out: the element is a breach and does not
+    an input that has another one at its place is detected: the element is a breach and does not
     count.
 
 Invariants

@@ -1,8 +1,8 @@
 """LMR2: inserts with non-decreasing vs, (vs, payload) is a key (the paper's Algorithm R2).
 
 Theory
-    Events with the latest vs, max_vs, may come in any order; a hash table by payload tells which
-    of them are out. A higher vs clears it (lines 5-10):
+    Events with the latest vs, max_vs, may come in any order; a hash table by payload holds those
+    that are out. A higher vs clears it (lines 5-10):
 
         a: insert(A,1,5)   -> insert(A,1,5)     tied = {A}
         b: insert(B,1,4)   -> insert(B,1,4)     tied = {A, B}
@@ -10,12 +10,12 @@ Theory
         b: insert(C,2,3)   -> insert(C,2,3)     tied = {C}
 
 Beyond the paper
-    The table also says which inputs have the event, so that a second insert by one of them, and
-    one with another end than is out, are found out.
+    The table also records which inputs have the event, so that a second insert by one of them, and
+    one with another end than is out, are detected.
 
 Invariants
     K1 and K2 (`ordered`).
-    T3  `tied` are the output's events at max_vs; every teller of one is attached.
+    T3  `tied` are the output's events at max_vs; every input that has contributed one is attached.
 
 Cost
     O(s) an element, with s inputs; memory O(g (p + s)), with g events at one vs.
@@ -36,7 +36,7 @@ __all__ = ("LMR2",)
 
 
 class _Tie:
-    """An event at max_vs: its end on the output, and who has told it."""
+    """An event at max_vs: its end on the output, and the inputs that have contributed it."""
 
     __slots__ = ("contributing_inputs", "ve")
 
@@ -109,5 +109,5 @@ class LMR2(Ordered):
         attached = set(self.inputs.values())
         for payload, tie in self._tied.items():
             assert attached.issuperset(tie.contributing_inputs), (
-                f"T3: {payload!r} is told by {tie.contributing_inputs}"
+                f"T3: {payload!r} is contributed by {tie.contributing_inputs}"
             )

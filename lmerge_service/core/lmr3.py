@@ -2,7 +2,7 @@
 
 Theory
     The first input to insert an event puts it on the output. Later inserts and all adjusts only
-    fill the index; nothing is said about them until a stable forces it. When the leading input
+    fill the index; nothing is emitted for them until a stable forces it. When the leading input
     sends stable(t), each event with vs < t is brought in line with the leader's version if it
     would otherwise freeze wrongly (lines 17-27):
 
@@ -19,7 +19,7 @@ Beyond the paper
     breach is recorded, and the event follows the attached input that has it with the highest
     stable (the one attached first among equals), or else stays as it is.
     An adjust of an event that its input never inserted is a breach too. It is held as a claim, so
-    that the state does not depend on which input came first, but alone it puts nothing out.
+    that the state does not depend on which input came first, but alone it emits nothing.
 
 Invariants
     L1  A node with vs < max_stable is on the output, with an end >= max_stable.
@@ -82,7 +82,7 @@ class LMR3(Operator):
         self, name: str, elements: Iterable[Element], partition: int = 0
     ) -> list[Element]:
         """As `Operator.process_batch`, with `_insert` written out for what most elements are:
-        inserts that are the input's first word about an event."""
+        inserts that are the input's first element about an event."""
         source = self.inputs.get(name)
         if source is None or not self._first or not self._lazy:
             return super().process_batch(name, elements, partition)
@@ -90,7 +90,7 @@ class LMR3(Operator):
         index = self._index
         nodes, frozen, add, set_end = index.nodes, index.frozen, index.add, index.set_end
         own_stable, max_stable = source.stables[partition], self.max_stable
-        new = told = late = 0
+        new = matched = late = 0
         for element in elements:
             if type(element) is Insert and own_stable <= (vs := element.vs) < element.ve:
                 payload = element.payload
@@ -101,7 +101,7 @@ class LMR3(Operator):
                         continue
                     if source not in node.ends:
                         set_end(node, source, element.ve)
-                        told += 1
+                        matched += 1
                         continue
                 else:
                     found = nodes.get(vs)
@@ -117,12 +117,12 @@ class LMR3(Operator):
                         continue
                     if source not in node.ends and node.out is not None:
                         node.ends[source] = element.ve
-                        told += 1
+                        matched += 1
                         continue
             self._element(source, element, partition, out)
             own_stable, max_stable = source.stables[partition], self.max_stable
             nodes, frozen = index.nodes, index.frozen
-        source.inserts += new + told + late
+        source.inserts += new + matched + late
         source.first += new
         source.late += late
         self._stats.inserts += new
@@ -141,7 +141,7 @@ class LMR3(Operator):
         if node.half_frozen:
             self._index.set_end(node, source, ve)
         else:
-            node.ends[source] = ve  # the input's latest word counts (line 10)
+            node.ends[source] = ve  # the input's latest end counts (line 10)
         if node.out is None:  # by L1 vs >= max_stable: the insert is still legal
             if self._at_once() or self._is_awaited(node):
                 self._emit_insert(source, node, ve, out)
@@ -193,7 +193,7 @@ class LMR3(Operator):
         return held < self._own_stable
 
     def _is_awaited(self, node: Node) -> bool:
-        """The insert policy lets an event out that is not out yet."""
+        """The insert policy lets an event out that is not on the output yet."""
         match self.policy.insert:
             case _ if self._replaying:
                 return False
@@ -206,7 +206,7 @@ class LMR3(Operator):
                 return len(node.contributing_inputs()) >= self.policy.witnesses(len(self.inputs))
 
     def _reflect(self, source: Input, node: Node, ve: int, out: list[Element]) -> None:
-        """Lets the output follow an input's word at once, if that is still legal."""
+        """Lets the output follow an input's revision at once, if that is still legal."""
         if node.out is None or node.out == ve or not self._reflects(source):
             return
         if node.half_frozen:
@@ -260,7 +260,7 @@ class LMR3(Operator):
             if end is not None and node.contributing_inputs():
                 self._emit_insert(leader, node, end, out)
         elif end is None and not node.half_frozen:
-            self._emit_adjust(node, node.vs, out)  # unfrozen, and the leader says it is not there
+            self._emit_adjust(node, node.vs, out)  # unfrozen, and the leader does not have it
         elif end is not None and end >= self.max_stable:
             if end != node.out and (end < t or node.out < t):
                 self._emit_adjust(node, end, out)
@@ -273,7 +273,7 @@ class LMR3(Operator):
 
     def _elected(self, voters: Sequence[Input], node: Node, t: int) -> Input:
         """The voter whose version of an event most voters share, of those that have it; ties go
-        to the one attached first. Whoever has another version, or none, is to blame."""
+        to the one attached first. A voter with another version, or none, is to blame."""
         having = [source for source in self.inputs.values() if source in voters]
         having = [source for source in having if source in node.ends]
         floor = self.max_stable if node.half_frozen else node.vs
@@ -292,8 +292,8 @@ class LMR3(Operator):
 
     def _second_opinion(self, node: Node) -> int:
         """The end given by the attached input with the highest stable, of those that the output
-        may still follow; the output's own end when there is none. A joining input is asked last,
-        and about ends from its joining time on only."""
+        may still follow; the output's own end when there is none. A joining input counts last,
+        and for ends from its joining time on only."""
         legal = [
             source
             for source, end in node.ends.items()
@@ -316,7 +316,7 @@ class LMR3(Operator):
         views = ((s.name, (ends[s],) if s in ends else ()) for s in self.inputs.values())
         self._blame(source, kind, element, kept, tuple(views))
 
-    # --- what is said -------------------------------------------------------------------------
+    # --- what is emitted ----------------------------------------------------------------------
 
     def _emit_insert(self, source: Input, node: Node, end: int, out: list[Element]) -> None:
         out.append(Insert(node.payload, node.vs, end))
@@ -383,8 +383,8 @@ class LMR3(Operator):
         list[tuple[int, list[int]]],
         list[tuple[int, list[int]]],
     ]
-    """Of all nodes: vs; payload; the output's end; for each input its ends. Of some, by place: who
-    is blamed; who only claims."""
+    """Of all nodes: vs; payload; the output's end; for each input its ends. Of some, by place: the
+    inputs that are blamed; those that only claim."""
 
     def _size(self) -> int:
         return len(self._index)

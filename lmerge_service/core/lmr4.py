@@ -1,8 +1,8 @@
 """LMR4: any order, revisions allowed, no key: a multiset (the paper's Algorithm R4).
 
 Theory
-    An insert goes out when its input has told more events of that (payload, vs) than the output
-    has (line 9). Adjusts, and inserts that make up for what is out already, only fill the index.
+    An insert is emitted when its input has more events of that (payload, vs) than the output
+    (line 9). Adjusts, and inserts that make up for what is out already, only fill the index.
     When the leading input sends stable(t), then of each (payload, vs) that gets half frozen the
     output is given as many events as the leader has (lines 20-22), and of each end below t as
     many as well (lines 23-26):
@@ -14,19 +14,19 @@ Theory
                                 One 5 is final and forgotten: b=[5,8], out=[8].
 
 The fewest changes
-    `changes` says how the output's events O of a key are brought in line with the wanted ones L
-    before stable(t). Let S and D be how many O has too many and too few of below t, end by end,
+    `changes` computes how the output's events O of a key are brought in line with the desired ones
+    L before stable(t). Let S and D be how many O has too many and too few of below t, end by end,
     and c = |O| - |L|. It takes max(S, D, D + c, S - c) changes, and no fewer do. Each event of S
     must be removed or moved, and each missing one of D be added or moved there. Where c > 0 at
     least c events must be removed, which helps none of D: hence D + c. Where c < 0 at least -c
     must be added, which helps none of S: hence S - c. The bound is reached when removals take
-    what is below t first, additions likewise, and of what is left each move mends one of S and
+    what is below t first, additions likewise, and of what is left each move fixes one of S and
     one of D while there are both. Ends that are not below t wait.
 
 Beyond the paper
-    The ends of one key are told apart by nothing, so that an adjust whose old end its input does
-    not hold has no event to be applied to: it is a breach and ignored. A removal takes an event
-    away and no more (line 15 as printed leaves one of no length, and counts it).
+    The events of one key differ in their ends only, so that an adjust whose old end its input
+    does not hold has no event to be applied to: it is a breach and ignored. A removal takes an
+    event away and no more (line 15 as printed leaves one of no length, and counts it).
     Where the leader has another number of live events of a half-frozen key than the output, it
     contradicts what is out. The breach is recorded, and the key follows the attached input with
     as many live events as the output that has the highest stable (the one attached first among
@@ -96,7 +96,7 @@ class LMR4(Operator):
         self, name: str, elements: Iterable[Element], partition: int = 0
     ) -> list[Element]:
         """As `Operator.process_batch`, with `_insert` written out for what most elements are:
-        inserts that are the input's first word about a key."""
+        inserts that are the input's first element about a key."""
         source = self.inputs.get(name)
         if source is None or not self._first or not self._lazy:
             return super().process_batch(name, elements, partition)
@@ -104,7 +104,7 @@ class LMR4(Operator):
         index = self._index
         nodes, frozen, add, add_first = index.nodes, index.frozen, index.add, index.add_first
         own_stable, max_stable = source.stables[partition], self.max_stable
-        new = told = late = 0
+        new = matched = late = 0
         for element in elements:
             if type(element) is Insert and own_stable <= (vs := element.vs) < element.ve:
                 payload = element.payload
@@ -115,7 +115,7 @@ class LMR4(Operator):
                         continue
                     if source not in node.ends:
                         add_first(node, source, element.ve)
-                        told += 1
+                        matched += 1
                         continue
                 else:
                     found = nodes.get(vs)
@@ -132,12 +132,12 @@ class LMR4(Operator):
                         continue
                     if source not in node.ends:  # by M1 and M2 the output has one already
                         node.ends[source] = [element.ve]
-                        told += 1
+                        matched += 1
                         continue
             self._element(source, element, partition, out)
             own_stable, max_stable = source.stables[partition], self.max_stable
             nodes, frozen = index.nodes, index.frozen
-        source.inserts += new + told + late
+        source.inserts += new + matched + late
         source.first += new
         source.late += late
         self._stats.inserts += new
@@ -163,7 +163,7 @@ class LMR4(Operator):
                 if len(ends) > len(node.out):
                     self._emit_insert(source, node, ve, out)
                     return
-            elif self._says_more(source, node, ve, out):
+            elif self._emit_missing(source, node, ve, out):
                 return
         if not self._lazy:
             self._reflect(source, node, ve, ve, out)
@@ -192,12 +192,12 @@ class LMR4(Operator):
         if left is None and not node.half_frozen:
             self._index.delete_if_unused(node)
 
-    def _says_more(self, source: Input, node: Node, ve: int, out: list[Element]) -> bool:
-        """Puts out what the insert policy lets out of a node that is not half frozen; whether
+    def _emit_missing(self, source: Input, node: Node, ve: int, out: list[Element]) -> bool:
+        """Emits what the insert policy lets out of a node that is not half frozen; whether
         there was any."""
         before = len(node.out)
         while len(node.out) < self._awaited(node):
-            self._emit_insert(source, node, self._unsaid(source, node, ve), out)
+            self._emit_insert(source, node, self._missing_end(source, node, ve), out)
         return len(node.out) > before
 
     def _awaited(self, node: Node) -> int:
@@ -215,8 +215,9 @@ class LMR4(Operator):
                 witnesses = self.policy.witnesses(len(self.inputs))
                 return counts[witnesses - 1] if witnesses <= len(counts) else 0
 
-    def _unsaid(self, source: Input, node: Node, ve: int) -> int:
-        """An end that an input has more often than the output: if it can be the one just told."""
+    def _missing_end(self, source: Input, node: Node, ve: int) -> int:
+        """An end that an input has more often than the output: the one just inserted, if it is
+        such an end."""
         if ve in beyond(node.ends[source], node.out):
             return ve
         return next(
@@ -226,7 +227,7 @@ class LMR4(Operator):
         )
 
     def _reflect(self, source: Input, node: Node, vold: int, ve: int, out: list[Element]) -> None:
-        """Lets the output follow an input's word at once, if that is still legal: one event that
+        """Lets the output follow an input's revision at once, if still legal: one event that
         the input does not have, at vold if possible, gets the end that it has, or goes."""
         if not node.out or not self._reflects(source):
             return
@@ -263,13 +264,13 @@ class LMR4(Operator):
         leader = self._elected(voters, node, t)
         if leader is None:
             return
-        wanted = node.live(leader, self.max_stable)
-        if len(wanted) == len(node.out) == 1:  # short, for as a rule a key has one event
-            (vold,), (ve,) = node.out, wanted
+        desired = node.live(leader, self.max_stable)
+        if len(desired) == len(node.out) == 1:  # short, for as a rule a key has one event
+            (vold,), (ve,) = node.out, desired
             if vold != ve and (vold < t or ve < t):
                 self._emit_adjust(node, vold, ve, out)
             return
-        for change in changes(node.out, wanted, t):
+        for change in changes(node.out, desired, t):
             self._emit_change(leader, node, *change, out)
 
     def _elected(self, voters: Sequence[Input], node: Node, t: int) -> Input | None:
@@ -315,7 +316,7 @@ class LMR4(Operator):
     def _versions(self, node: Node) -> tuple[tuple[str, tuple[int, ...]], ...]:
         return tuple((s.name, tuple(node.ends.get(s, ()))) for s in self.inputs.values())
 
-    # --- what is said -------------------------------------------------------------------------
+    # --- what is emitted ----------------------------------------------------------------------
 
     def _emit_change(
         self, leader: Input, node: Node, vold: int | None, ve: int | None, out: list[Element]
@@ -392,8 +393,8 @@ class LMR4(Operator):
         list[list[list[int] | None]],
         list[tuple[int, list[int]]],
     ]
-    """Of all nodes: vs; payload; the output's ends; for each input its ends. Of some, by place: who
-    is blamed."""
+    """Of all nodes: vs; payload; the output's ends; for each input its ends. Of some, by place: the
+    inputs that are blamed."""
 
     def _size(self) -> int:
         return self._index.count()
@@ -418,16 +419,16 @@ class LMR4(Operator):
         index, sources = self._index, list(self.inputs.values())
         all_vs, payloads, outs, ends, blamed = body
         nodes = []
-        for vs, payload, said in zip(all_vs, payloads, outs, strict=True):
+        for vs, payload, emitted in zip(all_vs, payloads, outs, strict=True):
             made = index.make if vs < self.max_stable else index.add
             node = made(vs, hashable(payload))
-            for end in said:
+            for end in emitted:
                 index.put_out(node, end)
             nodes.append(node)
         for source, column in zip(sources, ends, strict=True):
-            for node, told in zip(nodes, column, strict=True):
-                if told is not None:
-                    node.ends[source] = told
+            for node, contributed in zip(nodes, column, strict=True):
+                if contributed is not None:
+                    node.ends[source] = contributed
         for place, numbers in blamed:
             nodes[place].blamed = {sources[number] for number in numbers}
         for node in nodes:
@@ -453,9 +454,9 @@ class LMR4(Operator):
 
 
 def changes(
-    held: Sequence[int], wanted: Sequence[int], t: int
+    held: Sequence[int], desired: Sequence[int], t: int
 ) -> list[tuple[int | None, int | None]]:
-    """The fewest changes by which sorted ends `held` get as many as `wanted`, and the same below
+    """The fewest changes by which sorted ends `held` get as many as `desired`, and the same below
     t: (end, None) removes one, (None, end) adds one, (end, end) moves one.
 
     >>> changes([5, 9], [6, 7], 8)
@@ -465,7 +466,7 @@ def changes(
 
     Complexity: O(length of both).
     """
-    surplus, deficit = beyond(held, wanted), beyond(wanted, held)
+    surplus, deficit = beyond(held, desired), beyond(desired, held)
     removed = max(len(surplus) - len(deficit), 0)
     added = max(len(deficit) - len(surplus), 0)
     # what is left is as long on either side, and sorted: what is below t comes first

@@ -48,8 +48,8 @@ Theory
 What cannot be applied
     An insert or adjust below the input's own stable, and an adjust of an event that the input
     doesn't hold, are left out and kept in `refused`, for which `blame` has a merge blame its input.
-    Whatever the input says, the output is a legal stream, and the canonical form of what the input
-    legally said. A stable that does not rise is handed on, for the merge to judge.
+    Whatever the input sends, the output is a legal stream, and the canonical form of what the
+    input legally sent. A stable that does not rise is handed on, for the merge to judge.
 
 Invariants
     Y1  Of the input's events those with ve >= c are held, and no others; a payload that has none
@@ -123,7 +123,7 @@ class Normaliser:
         return self._live
 
     def process(self, element: Element) -> list[Element]:
-        """What the element changes in the canonical form, in as few elements as can say it.
+        """What the element changes in the canonical form, in as few elements as possible.
 
         Complexity: see Cost.
         """
@@ -141,7 +141,7 @@ class Normaliser:
     def process_batch(self, elements: Iterable[Element]) -> list[Element]:
         """The same for many elements, in order."""
         process = self.process
-        return [said for element in elements for said in process(element)]
+        return [change for element in elements for change in process(element)]
 
     def blame(self, merge: Operator, name: str) -> None:
         """Has `merge` blame its attached input for what was refused, and forgets that."""
@@ -206,7 +206,7 @@ class Normaliser:
     def _change(
         self, payload: Hashable, line: "_Line", gone: list[Interval], come: list[Interval]
     ) -> list[Element]:
-        """Makes the change, and says it: per start, ends that go and come pair as adjusts."""
+        """The elements of the change it makes: per start, ends that go and come pair as adjusts."""
         self.touched += len(gone) + len(come) + line.take_steps()
         adjusts: list[Element] = []
         inserts: list[Element] = []
@@ -312,7 +312,7 @@ class Normaliser:
             self.touched += 1
             line = self._lines.get(payload)
             if line is None or line.due != due:
-                continue  # scheduled anew since, or gone
+                continue  # rescheduled since, or gone
             final = line.forget(c)
             self._live -= final
             self.touched += final

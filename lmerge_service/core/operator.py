@@ -1,7 +1,7 @@
 """What every LMerge algorithm shares: inputs that come and go, the stable point, blame, counts.
 
 Theory
-    An operator is a pure function of (state, input, element). A subclass says what an insert and
+    An operator is a pure function of (state, input, element). A subclass defines what an insert and
     an adjust do to its index and how the output is prepared for a stable; this class decides
     *which* stable that is. Under the default policy the output's stable point `max_stable` is the
     highest of the joined inputs' (paper III-D, V-B):
@@ -17,7 +17,8 @@ Invariants
     O1  max_stable never falls, and it is as high as the policy allows for the joined inputs.
     O2  An attached input is joined iff joining_at <= max_stable or an operator accepted the gap.
     O3  Attaching a name again is a new incarnation: nothing of the old one is left.
-    O4  What is said next depends on what inputs and output have said, and on nothing else.
+    O4  What is emitted next depends on what inputs have sent and the output has emitted, and on
+        nothing else.
 
 Following
     By O4 an operator can follow another one, the original, that runs elsewhere: `replay_output`
@@ -53,7 +54,7 @@ _KEPT_BREACHES = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A range of time that too few joined inputs vouch for; `input` is the next, at `end`."""
+    """A range of time that too few joined inputs cover; `input` is the next, at `end`."""
 
     start: int
     end: int
@@ -62,7 +63,7 @@ class Gap:
 
 class Operator(ABC):
     """An LMerge operator; see the module's text. Never awaits, logs, reads a clock or raises for
-    what an input says."""
+    what an input sends."""
 
     case: ClassVar[Case]
     """The restriction that the inputs obey."""
@@ -119,7 +120,7 @@ class Operator(ABC):
         self._enter(source)
 
     def attach_like(self, other: "Operator") -> None:
-        """Attaches the inputs of another operator, which have not said anything here, and takes
+        """Attaches the inputs of another operator, which have not sent anything here, and takes
         over what it has counted."""
         for name, source in other.inputs.items():
             self._incarnations[name] = source.incarnation - 1
@@ -141,7 +142,7 @@ class Operator(ABC):
 
     @property
     def gap(self) -> Gap | None:
-        """The range nobody vouches for: fewer inputs are joined than decide about a stable, and
+        """The range that is not covered: fewer inputs are joined than decide about a stable, and
         those that could make up for it start beyond max_stable. The output waits until
         `accept_gap`, or until an input is attached that closes it."""
         joining = [source for source in self.inputs.values() if not source.joined]
@@ -172,7 +173,7 @@ class Operator(ABC):
 
     def accept(self, name: str, end: int) -> None:
         """Follows the original in having accepted the gap up to `end`, where the input begins
-        (`Gap.end`). To be called after what the output has said since is loaded; again, it does
+        (`Gap.end`). To be called after what the output has emitted since is loaded; again, it does
         nothing.
 
         Raises:
@@ -187,7 +188,7 @@ class Operator(ABC):
     # --- elements -----------------------------------------------------------------------------
 
     def process(self, name: str, element: Element, partition: int = 0) -> list[Element]:
-        """Takes one element of an input; returns what the output has to say, often nothing."""
+        """Takes one element of an input; returns what the output emits, often nothing."""
         source = self.inputs.get(name)
         if source is None:
             return self.process_batch(name, (element,), partition)
@@ -285,7 +286,7 @@ class Operator(ABC):
             source.joined = True
         return newly
 
-    # --- what policies ask ----------------------------------------------------------------------
+    # --- what policies need ---------------------------------------------------------------------
 
     def _leaders(self) -> list[Input]:
         """The joined inputs with the highest stable; there may be several."""
@@ -298,12 +299,12 @@ class Operator(ABC):
         return source.joined and source is self._leaders()[0]
 
     def _at_once(self) -> bool:
-        """Whether an event that is not out goes out with its first insert. While recalling it
+        """Whether an event that is not out is emitted with its first insert. While replaying it
         may be not out because a revision that was reflected had removed it."""
         return self._first and (self._lazy or not self._replaying)
 
     def _reflects(self, source: Input) -> bool:
-        """Whether revisions by this input go out at once."""
+        """Whether revisions by this input are emitted at once."""
         return not self._replaying and (self._eager or self._is_leader(source))
 
     # --- what a case adds -----------------------------------------------------------------------
@@ -316,17 +317,17 @@ class Operator(ABC):
 
     @abstractmethod
     def _freeze(self, voters: Sequence[Input], t: int, out: list[Element]) -> None:
-        """Makes the output compatible with what it is about to say: stable(t), as the voters
+        """Makes the output compatible with what it is about to emit: stable(t), as the voters
         did."""
 
     def _enter(self, source: Input) -> None:  # noqa: B027 (few cases do)
         """Makes room for a new input."""
 
     def _on_joined(self, source: Input, out: list[Element]) -> None:  # noqa: B027 (few cases do)
-        """Takes up what an input said while it was joining, where the case had to put it off."""
+        """Takes up what an input sent while it was joining, where the case had to put it off."""
 
     def _apply_deferred(self) -> None:  # noqa: B027 (few cases do)
-        """The same for all inputs that are joined, as far as the loaded output has said it."""
+        """The same for all inputs that are joined, as far as the loaded output contains it."""
 
     @abstractmethod
     def _forget(self, source: Input) -> None:
@@ -367,7 +368,7 @@ class Operator(ABC):
     # --- feedback -------------------------------------------------------------------------------
 
     def feedback(self) -> dict[str, int]:
-        """For each input that lags the time t such that nothing it could say about events with
+        """For each input that lags the time t such that nothing it could send about events with
         ve < t matters any more (paper V-D). It may leave out events with a *final* ve < t."""
         t = self.max_stable
         return {name: t for name, source in self.inputs.items() if source.stable < t}
@@ -379,8 +380,8 @@ class Operator(ABC):
         """The number of live events: those not fully frozen."""
 
     def live_output(self) -> Iterator[Event] | None:
-        """The output's events with ve >= max_stable, as it has said them, in no order: all of them
-        that may still change. None: the case keeps too few of them.
+        """The output's events with ve >= max_stable, as it has emitted them, in no order: all of
+        them that may still change. None: the case keeps too few of them.
 
         >>> from lmerge_service.core import lmerge
         >>> merge = lmerge("R3")
@@ -406,23 +407,23 @@ class Operator(ABC):
         return None
 
     def replay_output(self, elements: Iterable[Element]) -> None:
-        """Takes what the output has said since: from its beginning, or since this operator was
-        where the original was. In steps as large or small as one likes, tell it
+        """Takes what the output has emitted since: from its beginning, or since this operator was
+        where the original was. In steps as large or small as one likes, load
 
-        (a) by `replay_output` what the output has said, in one call or several;
+        (a) by `replay_output` what the output has emitted, in one call or several;
         (b) by `attach`, `detach` and `accept` what was decided about inputs, in order;
         (c) by `replay_input` what the inputs that are attached now have sent, each partition in
             order.
 
         After each step the operator goes on like the original at that point (promise 7), whatever
         inputs do, but for the order of elements of one vs before one stable: that is the order of
-        arrival, which nobody can know. What a loaded stable freezes is frozen without asking any
-        input, and inputs whose joining time it reaches are joined.
+        arrival, which is not recorded. What a loaded stable freezes is frozen whatever inputs
+        have, and inputs whose joining time it reaches are joined.
 
         Within a step `check` may find that an event which the output has taken back is still held
         by inputs (L2, M2: until its stable is loaded), or that inserts of an input wait though it
         is joined (K3: until (a) is complete). Of counts, those of the output are the original's;
-        who was first, late or leading is not known here.
+        which input was first, late or leading is not known here.
 
         Raises:
             StateError: the elements are no legal sequel, so no merge of ours has written them; the
@@ -463,14 +464,14 @@ class Operator(ABC):
         self, name: str, elements: Iterable[Element], partition: int = 0
     ) -> list[Element]:
         """Takes elements that the original took before its output reached what was loaded. What an
-        input said that is detached by now does not matter any more.
+        input sent that is detached by now does not matter any more.
 
         Returns what the output should have held and did not: nothing, unless it was cut short, or
-        was said under another policy. What a policy holds back stays held back.
+        was emitted under another policy. What a policy holds back stays held back.
 
         Of breaches it reports again those that the original found in these very elements, and no
         others. What a *stable* brought to light (`half_frozen_missing`, `frozen_end_disagrees`)
-        is not among them. The operator does not know, though, for which events since the
+        is not among them. The operator does not record, though, for which events since the
         snapshot (or the beginning) an input was blamed so: when it goes on by itself, the next
         stable of that input that finds them reports them once more.
         """
@@ -483,7 +484,7 @@ class Operator(ABC):
             self._replaying = False
 
     def parts(self, nodes: int = 2_000) -> Iterator[bytes]:
-        """The whole state, but for breaches that nobody has fetched, in parts: first one that
+        """The whole state, but for breaches that have not been fetched, in parts: first one that
         describes it, then its events, at most `nodes` keys in each. They are bytes, so that they
         alias nothing, and `restore_parts` makes of them an operator that goes on the same. The
         operator must stay as it is until the last part is taken.

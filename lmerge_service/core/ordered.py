@@ -1,21 +1,21 @@
 """What cases R0, R1 and R2 share: inserts that come in order of vs, and nothing is revised.
 
 Theory
-    An ordered input has said all about times before the last vs it inserted, so of the output
+    An ordered input has sent all about times before the last vs it inserted, so of the output
     only the latest vs, `max_vs`, can still grow. What lies before is done: an insert below
     max_vs is a laggard's, or one that a faster input lacked (V-C); both are dropped. So is what
     lies below max_stable, which the paper's algorithms would emit, against their own stable.
     Nothing can be withdrawn either, so a stable forces nothing.
 
-    A joining input has not said all about the times before joining_at: if it moved max_vs, what
-    others have yet to say about them would be lost. So its inserts wait until it is joined; those
+    A joining input has not sent all about the times before joining_at: if it moved max_vs, what
+    others have yet to send about them would be lost. So its inserts wait until it is joined; those
     with vs < joining_at, which may be some of many, never count.
 
 Invariants
-    K1  Inserts go out in order of vs, none below the output's stable point.
+    K1  Inserts are emitted in order of vs, none below the output's stable point.
     K2  source.front is the highest vs that the input has inserted in order, once it is joined.
     K3  Only inputs that are not joined have inserts waiting (or of a follower, what the original's
-        output has not told it yet).
+        output has not emitted yet).
 
 Beyond the paper
     An element that the case rules out is recorded as a breach and changes nothing, so that the
@@ -41,7 +41,7 @@ BEFORE = START - 1
 """Before every time: the highest vs of a stream without inserts."""
 
 _Item: TypeAlias = tuple[Input | None, Insert[Any], Sequence[Input]]
-"""An insert that waits, by its input, or one at max_vs, and who has told it."""
+"""An insert that waits, by its input, or one at max_vs, and the inputs that have contributed it."""
 
 
 class InOrder(Operator):
@@ -160,7 +160,7 @@ class Ordered(InOrder):
 
     @abstractmethod
     def _load(self, element: Insert[Any], contributing_inputs: Sequence[Input] = ()) -> None:
-        """An insert of the output at max_vs, and which inputs have told it, if that is known."""
+        """An insert of the output at max_vs, and which inputs have contributed it, if known."""
 
     def _load_adjust(self, element: Adjust[Any]) -> None:
         raise unexpected_output(element, self.max_stable)
@@ -170,7 +170,8 @@ class Ordered(InOrder):
             self._clear()
 
     body: ClassVar[Any] = list[tuple[int | None, Any, int, int, list[int]]]
-    """Of an insert that waits its input; payload, vs, ve; of one at max_vs who has told it."""
+    """Of an insert that waits its input; payload, vs, ve; of one at max_vs the inputs that have
+    contributed it."""
 
     def _size(self) -> int:
         return len(self)
@@ -189,14 +190,14 @@ class Ordered(InOrder):
                 portable(event.payload),
                 event.vs,
                 event.ve,
-                [numbers[teller] for teller in contributing_inputs],
+                [numbers[each] for each in contributing_inputs],
             )
             for source, event, contributing_inputs in items
         ]
 
     @abstractmethod
     def _events(self) -> Iterator[tuple[Insert[Any], Sequence[Input]]]:
-        """The output's events at max_vs, and who has told each, where that is kept."""
+        """The output's events at max_vs, and the inputs that have contributed each, where kept."""
 
     def load_body(self, body: Any) -> None:
         sources = list(self.inputs.values())
@@ -204,7 +205,7 @@ class Ordered(InOrder):
             element = Insert(hashable(payload), vs, ve)
             if number is None:
                 self.max_vs = vs
-                self._load(element, [sources[teller] for teller in contributing_inputs])
+                self._load(element, [sources[each] for each in contributing_inputs])
             else:
                 self._waiting.setdefault(sources[number], deque()).append(element)
 

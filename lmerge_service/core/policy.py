@@ -1,14 +1,14 @@
-"""When the output speaks: the policies of V-A, as a value that operators are made with.
+"""When the output emits: the policies of V-A, as a value that operators are made with.
 
 Theory
     Compatibility leaves freedom at three places, and each has its own choice:
 
-    insert   which event goes out, before a stable forces it to
+    insert   which event is emitted, before a stable forces it
         first         the first time any input has it
         leader        once an input with the highest stable has it
         half_frozen   not before the stable that half freezes it: nothing is ever removed
         quorum(n)     once n inputs have it, or a fraction of the attached ones: quorum(0.5)
-    adjust   which revision of an event that is out goes out, before a stable forces it to
+    adjust   which revision of an emitted event is emitted, before a stable forces it
         lazy          none
         eager         each, and each insert that gives another end
         leader        those of the input with the highest stable, first attached among equals

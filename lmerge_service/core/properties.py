@@ -1,4 +1,4 @@
-"""Stream properties: what a query plan says of its output, and which case that allows.
+"""Stream properties: what a query plan guarantees of its output, and which case that allows.
 
 Theory
     Which LMerge fits is decided before any element flows (paper IV-G, III-C). A source publishes
@@ -30,8 +30,8 @@ Theory
     R1 R2 R4
 
 Invariants
-    S1  Properties are closed under implication: who says strictly ordered, says ordered,
-        deterministic ties and key as well.
+    S1  Properties are closed under implication: strictly ordered implies ordered, deterministic
+        ties and key.
     S2  No operator claims what its output can lack, whatever the streams that have the claimed
         properties of its inputs (tests/core/test_choosing.py runs random plans).
 """
@@ -53,7 +53,7 @@ class StreamProperties:
     """vs never falls from one insert to the next."""
     strictly_ordered: bool = False
     """vs rises from each insert to the next. So no two inserts share a vs: there are no ties to
-    be ordered, and (payload, vs) is a key even if ends are revised. Saying this alone is enough
+    be ordered, and (payload, vs) is a key even if ends are revised. Declaring this alone is enough
     (S1)."""
     revises: bool = True
     """There may be adjusts."""
@@ -157,14 +157,14 @@ class StreamProperties:
         """One result per window: a count, a sum, a maximum.
 
         Over a final input in order a window is final once an insert or a stable has passed it;
-        its result is said once, and windows leave in order: one event per strictly rising vs,
+        its result is emitted once, and windows leave in order: one event per strictly rising vs,
         whatever ties or duplicates the input had.
 
-        Otherwise, or if the plan tells `early` results, a result is taken back when it turns out
-        wrong, and windows are told in any order. There is still one result per window at a time,
+        Otherwise, or if the plan emits `early` results, a result is taken back when it turns out
+        wrong, and windows are emitted in any order. There is still one result per window at a time,
         as a plan takes out the old one before it puts in the new one: a key.
 
-        A plan that waits for the input's stable before it says anything (append mode) is a
+        A plan that waits for the input's stable before it emits anything (append mode) is a
         `cleanse` before the aggregate.
         """
         if self._final_in_order and not early:
@@ -186,12 +186,12 @@ class StreamProperties:
         return StreamProperties(key=True)
 
     def top_k(self, *, with_rank: bool = False, early: bool = False) -> "StreamProperties":
-        """The k highest events of each window, told in order of rank.
+        """The k highest events of each window, emitted in order of rank.
 
         Rank must be a total order of (score, payload): then the results of a window are the same
         in the same order everywhere. Two results of one window may be equal, even where
         (payload, vs) is a key of the input, as a window spans several vs; unless each payload is
-        told `with_rank`.
+        emitted `with_rank`.
         """
         if self._final_in_order and not early:
             return StreamProperties(
@@ -224,7 +224,7 @@ class StreamProperties:
 
         A pair begins when the later of the two does. If the join takes the lower vs of its
         inputs first (`in_order`), that is the vs of the event just taken, so order stays; else
-        an input that lags makes pairs that begin earlier than what was said, and so does an
+        an input that lags makes pairs that begin earlier than what was emitted, and so does an
         event that is extended to meet others. A pair of final events is final. Several partners
         of one event come in any order: ties are lost.
 

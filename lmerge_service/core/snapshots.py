@@ -2,12 +2,12 @@
 
 Theory
     State may be large, so it is taken and given back in parts. The first, the *head*, describes it
-    and says how many items follow; each of the others holds some items, in order. Every part is a
-    msgpack document of its own, and all but the head begin with its mark and their number, so that
-    parts of two states do not mix, and none is missed:
+    and gives the number of items that follow; each of the others holds some items, in order.
+    Every part is a msgpack document of its own, and all but the head begin with its tag and their
+    number, so that parts of two states do not mix, and none is missed:
 
         {"kind": "operator", "version": 3, "items": 3, ...}    head
-        [mark, 0, 2, body]  [mark, 1, 1, body]                  two items, and one
+        [tag, 0, 2, body]  [tag, 1, 1, body]                    two items, and one
 
     A body is what the class of the state packs its items into: the indexes column by column, which
     makes few objects on the way.
@@ -17,8 +17,8 @@ Theory
 
 Invariants
     S1  Bytes that are not exactly those of a snapshot of this version are refused.
-    S2  Parts that are not all those of one state, in order, are refused. Each is as it was written:
-        that is for whoever keeps them to see to.
+    S2  Parts that are not all those of one state, in order, are refused. That each is as it was
+        written is left to the store that keeps them.
     S3  Parts alias nothing: they are bytes.
 
 Cost
@@ -57,7 +57,7 @@ __all__ = (
 
 _VERSION = 3
 _DIGEST_BYTES = 32
-_MARK_BYTES = 8
+_TAG_BYTES = 8
 _LARGEST = 2**64 - 1
 _PORTABLE = frozenset({type(None), bool, float, str, bytes})
 
@@ -143,7 +143,7 @@ def normaliser_headed(items: int, stable: int) -> bytes:
 
 
 def opened(head: bytes, kind: type[H]) -> H:
-    """What a head says.
+    """The decoded head.
 
     Raises:
         StateError: it is no head of this kind, damaged, or of another version.
@@ -167,11 +167,11 @@ def parted(
     """
     if most < 1:
         raise ValueError(f"a part has at least one item, got {most}")
-    encode, mark, number = msgspec.msgpack.Encoder().encode, _mark(head), 0
+    encode, tag, number = msgspec.msgpack.Encoder().encode, _tag(head), 0
     yield head
     left = iter(items)
     while some := list(islice(left, most)):
-        yield encode((mark, number, len(some), packed(some)))
+        yield encode((tag, number, len(some), packed(some)))
         number += 1
 
 
@@ -179,7 +179,7 @@ class Items:
     """Takes the parts after a head, one at a time."""
 
     def __init__(self, head: bytes, count: int, body: Any) -> None:
-        self._mark = _mark(head)
+        self._tag = _tag(head)
         self._left = count
         self._next = 0
         self._decoder = msgspec.msgpack.Decoder(tuple[bytes, int, int, body])
@@ -191,17 +191,17 @@ class Items:
             StateError: it is damaged, or not the next part of this state.
         """
         try:
-            mark, number, count, body = self._decoder.decode(part)
+            tag, number, count, body = self._decoder.decode(part)
         except (msgspec.DecodeError, ValueError) as error:
             raise _damaged(error) from error
-        if (mark, number) != (self._mark, self._next):
+        if (tag, number) != (self._tag, self._next):
             raise StateError(f"part {number} of a snapshot is not part {self._next} of this one")
         self._next += 1
         self._left -= count
         return body
 
     def finish(self) -> None:
-        """Says that there are no more parts.
+        """Checks that no parts are missing.
 
         Raises:
             StateError: there must be.
@@ -210,8 +210,8 @@ class Items:
             raise StateError(f"the snapshot is damaged: it lacks {self._left} items")
 
 
-def _mark(head: bytes) -> bytes:
-    return sha256(head).digest()[:_MARK_BYTES]
+def _tag(head: bytes) -> bytes:
+    return sha256(head).digest()[:_TAG_BYTES]
 
 
 def sealed(parts: Iterable[bytes]) -> bytes:

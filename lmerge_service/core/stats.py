@@ -7,7 +7,7 @@ __all__ = ("Stats",)
 
 @dataclass(slots=True)
 class Stats:
-    """What the output has carried, and who led it."""
+    """What the output has carried, and which input led it."""
 
     inserts: int = 0
     adjusts: int = 0
@@ -19,4 +19,4 @@ class Stats:
     switches: int = 0
     """How often the leader changed."""
     breaches_dropped: int = 0
-    """Breaches that were counted but not kept, because nobody fetched the kept ones."""
+    """Breaches that were counted but not kept, because the kept ones were not fetched."""

@@ -1,4 +1,4 @@
-r"""Which of many records are simple, so that what they say can be cut out of their text.
+r"""Which of many records are simple, so that their elements can be cut out of their text.
 
 Theory
     A record is *simple* when it is what would be written of what msgspec reads in it: the text
@@ -6,7 +6,7 @@ Theory
     So nothing is given twice (the text gives each thing once), no space and no other spelling is
     in it, and its payload is the payload's canonical text: the short cut of `payload`, taken for
     the whole record. A hundred records or so are read in one call, as lines, and written in one;
-    one comparison then tells that all of them are simple.
+    one comparison then shows that all of them are simple.
 
     >>> records = [b'{"op":"insert","payload":{"a":1},"vs":6,"ve":null}', b'{"op":"stable","vc":7}']
     >>> list(Recogniser().recognise([*records, b'{"vc": 9, "op": "stable"}']))
@@ -21,8 +21,8 @@ Invariants
     B1  A simple record has one of three forms: `{"op":"insert","payload":P,"vs":N,"ve":E}`,
         `{"op":"adjust","payload":P,"vs":N,"vold":E,"ve":E}`, `{"op":"stable","vc":E}`, where P is
         canonical by the rule and within its limits, N an int64, and E one or null. Unless its
-        times are in an order that no element has (E2 of `elements`), `WireDecoder` says of it
-        the element of these fields. Of other records nothing is said: they may be elements too.
+        times are in an order that no element has (E2 of `elements`), `WireDecoder` decodes it
+        to the element of these fields. Other records are left open: they may be elements too.
 
 Cost
     1.1 µs a record for payloads of 120 bytes, two thirds of what decoding takes where half of the

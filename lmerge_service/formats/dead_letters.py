@@ -1,9 +1,9 @@
 """What becomes of a record that is no element: a record of the dead-letter topic.
 
 Theory
-    The merge goes on without the record, and whoever looks for it finds where it came from and
-    what is wrong in headers, and the record itself as key and value, byte for byte, so that it
-    can be mended and sent again. Only what is large is cut: the dead-letter topic must take
+    The merge goes on without the record. The dead letter has where it came from and what is wrong
+    in headers, and the record itself as key and value, byte for byte, so that it can be corrected
+    and sent again. Only what is large is cut: the dead-letter topic must take
     every letter, or one record too large for it would stop the merge.
 
 Invariants
@@ -38,7 +38,7 @@ class DeadLetter:
     def to_record(self) -> tuple[bytes | None, bytes | None, list[tuple[str, bytes]]]:
         """(key, value, headers) for the dead-letter topic.
 
-        `lmerge-truncated` and `lmerge-key-truncated` tell the size in bytes of what was cut.
+        `lmerge-truncated` and `lmerge-key-truncated` hold the size in bytes of what was cut.
 
         >>> DeadLetter("a", "in", 0, 7, "tombstone", "no value", b"k", None).to_record()[:2]
         (b'k', None)

@@ -2,7 +2,7 @@
 
 Theory
     The topic `{output}.feedback` is compacted; the key is replica and task, so that the latest
-    word of each task to each replica stays:
+    record of each task for each replica stays:
 
     >>> record = FeedbackRecord("a", task=0, tasks=2, point=700, stable=700)
     >>> record.key()
@@ -28,11 +28,11 @@ def feedback_topic(output: str) -> str:
 
 
 class FeedbackRecord(msgspec.Struct, frozen=True):
-    """What one task says to one replica."""
+    """The feedback of one task for one replica."""
 
     replica: str
     task: int
-    """The output partition that says it."""
+    """The output partition whose task published it."""
     tasks: int
     """How many there are: the replica's point is the lowest of all of theirs."""
     point: int
@@ -40,8 +40,8 @@ class FeedbackRecord(msgspec.Struct, frozen=True):
     stable: int
     """The stable point of the task's output, as committed."""
     output_id: str | None = None
-    """Which topic the output is: one that was made anew has another id, and nothing of what was
-    said about the old one holds for it."""
+    """Which topic the output is: one that was recreated has another id, and feedback about the old
+    one does not hold for it."""
 
     def key(self) -> bytes:
         return msgspec.json.encode((self.replica, self.task))

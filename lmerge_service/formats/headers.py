@@ -1,4 +1,4 @@
-"""Record headers by which a replica says that it has started over, or that it repeats itself.
+"""Record headers by which a replica declares that it has started over, or that it repeats itself.
 
 `lmerge-incarnation` is a decimal integer (absent means 0) on every record of that incarnation;
 `lmerge-joining-at`, beside it, is the time from which the incarnation is correct (absent means

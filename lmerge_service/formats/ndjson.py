@@ -35,7 +35,7 @@ __all__ = ("ElementWriter", "read_elements")
 
 _BUFFER_BYTES: Final = 1 << 20
 _WEIGHED: Final = 1 << 10
-"""Lines after which a shared decoder is asked again whether looking records up pays."""
+"""Lines after which it is measured again whether looking records up pays in a shared decoder."""
 
 
 def read_elements(
@@ -43,9 +43,9 @@ def read_elements(
 ) -> Iterator[tuple[int, Element]]:
     """(line number, element) for each line of a file, of standard input (`-`) or of a stream.
 
-    A file is opened when the first element is asked for. Carriage returns before the line feed
+    A file is opened when the first element is requested. Carriage returns before the line feed
     do no harm (they are white space to JSON), nor does a last line without line feed. `shared`: the
-    decoder reads other files as well, which may have said the same lately.
+    decoder reads other files as well, which may have held the same records lately.
 
     Raises:
         ElementError: a line is not an element; the message begins with `file:line: `.
@@ -97,7 +97,7 @@ class ElementWriter:
 
     Raises:
         ConfigurationError: the file cannot be written.
-        BrokenPipeError: nobody reads standard output, or the pipe, any more.
+        BrokenPipeError: standard output, or the pipe, has no reader any more.
     """
 
     __slots__ = ("_file", "_stream", "name", "written")
@@ -136,7 +136,7 @@ def _standard_output() -> Iterator[IO[bytes]]:
 def _completed(name: str) -> Iterator[IO[bytes]]:
     """A stream to a file beside `name` that takes its place when the body ends well."""
     # A link stays a link, and what is no regular file (a device, a pipe) stays what it is.
-    # The name itself is asked: /dev/stdout may lead to a pipe that has no path of its own.
+    # The name itself is checked: /dev/stdout may lead to a pipe that has no path of its own.
     if Path(name).exists() and not Path(name).is_file():
         with Path(name).open("wb", buffering=_BUFFER_BYTES) as stream:
             yield stream

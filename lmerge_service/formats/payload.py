@@ -1,8 +1,8 @@
 r"""When two payloads are equal: canonical JSON text, compared as bytes.
 
 Theory
-    Replicas write the same payload in different words, and the merge must know it for the same
-    one. So each payload is rewritten once, in the one form that depends on what it says only,
+    Replicas write the same payload in different texts, and the merge must know it for the same
+    one. So each payload is rewritten once, in the one form that depends on its value only,
     and from then on payloads are `bytes`: hashed once, compared at memory speed, readable.
 
     >>> canonical(b'{"fare": 12.50, "to": "K\\u00f6ln", "seats": 2.0}').decode()
@@ -17,7 +17,7 @@ Theory
               else lower-case hexadecimal). NFC normalisation, of keys too, is opt-in.
     numbers   equal when they are the same decimal number: 1 = 1.0 = 1e0, -0.0 = 0. A number is
               carried exactly when it is an int64, or when the shortest round-trip text of its
-              nearest double says the same decimal number. An int64 is written as an integer,
+              nearest double is the same decimal number. An int64 is written as an integer,
               another one as Python's `repr(float)`. Rounding in silence would merge payloads
               that differ, so what is not carried is refused: 2**63, 1e400, 1e-400, and decimals
               with more digits than a double keeps.
@@ -35,7 +35,7 @@ Theory
 
 Invariants
     P1  canonical(canonical(x)) = canonical(x), and canonical(x) is canonical(y) as bytes exactly
-        when x and y say the same; the short cut and the long way agree on every input.
+        when x and y have the same value; the short cut and the long way agree on every input.
     P2  Whatever the bytes: a result or an `ElementError`, in time linear in them, at any depth.
     P3  While a cache holds a canonical text, equal payloads get that very object.
     P4  A cache never holds more entries or bytes than its limits.
@@ -69,7 +69,7 @@ EQUALITY_VERSION: Final = 1
 """Snapshots carry it: state made under another rule must not be continued under this one."""
 
 MAX_DEPTH: Final = 64
-"""Arrays and objects within each other, unless told otherwise."""
+"""Arrays and objects within each other, unless configured otherwise."""
 
 DEEPEST: Final = 200
 """No limit may be higher: the parsers recurse, and must not meet the interpreter's own limit."""
@@ -78,7 +78,7 @@ DEEPEST: Final = 200
 def canonical(
     raw: bytes, *, nfc: bool = False, drop_nulls: bool = False, max_depth: int = MAX_DEPTH
 ) -> bytes:
-    """The one text of the payload that `raw`, a JSON text in UTF-8, says.
+    """The one text of the payload that `raw` holds, a JSON text in UTF-8.
 
     `drop_nulls` leaves out members that are null; `max_depth` is at most `DEEPEST`.
 
@@ -117,7 +117,7 @@ class _UncommonNumber(Exception):  # noqa: N818 (a signal, not an error)
 def _common_number(text: str) -> int | float:
     """A number with a fraction or exponent, when its canonical text is no longer than `text`.
 
-    Up to 15 digits the nearest double always says the same decimal number (DBL_DIG). `repr` and
+    Up to 15 digits the nearest double always is the same decimal number (DBL_DIG). `repr` and
     msgspec write the same text, without exponent, for 1e-4 up to 1e16.
     """
     value = float(text)
@@ -228,15 +228,15 @@ def _check_depth(text: str, max_depth: int) -> None:
 
 def _number(text: str) -> int | float:
     """Any JSON number, exactly."""
-    said = _decimal(text)
-    if said.exponent >= 0 and len(said.digits) + said.exponent <= 19:
-        value: int = int(f"{said.sign}{said.digits or 0}") * 10**said.exponent
+    number = _decimal(text)
+    if number.exponent >= 0 and len(number.digits) + number.exponent <= 19:
+        value: int = int(f"{number.sign}{number.digits or 0}") * 10**number.exponent
         if START <= value <= INFINITY:
             return value
     if (
-        len(said.digits) <= 17
+        len(number.digits) <= 17
         and isfinite(double := float(text))
-        and _decimal(repr(double)) == said
+        and _decimal(repr(double)) == number
     ):
         return double
     raise ElementError(Reason.NUMBER, f"no int64 or double carries {_excerpt(text)} exactly")
@@ -311,7 +311,7 @@ _ENTRY_BYTES: Final = 200
 class PayloadCache:
     """What recent payloads are in canonical form, shared by the inputs of one merge.
 
-    Two generations of entries: what is asked for moves to the young one, and when that is half
+    Two generations of entries: what is looked up moves to the young one, and when that is half
     of the limits it becomes the old one, which is forgotten. Not for several threads.
 
     >>> cache = PayloadCache()
@@ -394,14 +394,14 @@ class PayloadCache:
 
 
 class Generation(dict[bytes, V], Generic[V]):
-    """Of a cache in two generations: a dict that asks for what it does not hold, so that a hit
+    """Of a cache in two generations: a dict that calls for what it does not hold, so that a hit
     costs no call."""
 
-    __slots__ = ("_ask",)
+    __slots__ = ("_look_up",)
 
-    def __init__(self, ask: Callable[[bytes], V]) -> None:
+    def __init__(self, look_up: Callable[[bytes], V]) -> None:
         super().__init__()
-        self._ask = ask
+        self._look_up = look_up
 
     def __missing__(self, key: bytes) -> V:
-        return self._ask(key)
+        return self._look_up(key)

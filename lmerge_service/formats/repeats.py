@@ -1,4 +1,4 @@
-"""Records that their writer had written before, told apart from those that only claim to be.
+"""Records that their writer had written before, distinguished from those that only claim to be.
 
 Theory
     A writer that delivers at least once numbers its records (`lmerge-seq`, `headers`), and writes
@@ -7,7 +7,7 @@ Theory
     even when two of its attempts write at the same time: of any mixture of `1 2 3 …` with
     `1 2 3 …` the first time that each number is met is in order.
 
-    A writer that counts again and says something else, or a second writer, uses the same numbers.
+    A writer that counts again and writes something else, or a second writer, uses the same numbers.
     Dropped as a repeat, its data would be lost in silence. So a repeat is compared with what it
     repeats:
 
@@ -25,9 +25,9 @@ Theory
         1a 2b 3c   1x 2y 3z 4d          → 1a 2b 3c 1x 2y 3z 4d  a contradiction at 1x
 
     Of contents a checksum is kept: of the first `_FIRST` numbers and of the latest `FLIGHT` each,
-    and further back of every 64th and 4,096th. So who counts again from 1 is found out at the
-    first record that differs, whoever goes back by less than `FLIGHT` as well, and who goes back
-    further at the next number that is known.
+    and further back of every 64th and 4,096th. So a writer that counts again from 1 is detected at
+    the first record that differs, one that goes back by less than `FLIGHT` as well, and one that
+    goes back further at the next number that is known.
 
 Invariants
     R1  All of it is a function of the records read, in order.
@@ -63,7 +63,7 @@ _SLACK: Final = 2
 
 
 class Reading(Enum):
-    """What a record is to whoever reads its topic."""
+    """What a record is to a reader of its topic."""
 
     NEW = "new"
     REPEAT = "repeat"
@@ -211,7 +211,7 @@ class Numbers:
 
 
 class Repeats:
-    """Tells what the records of one incarnation of a replica are, by their numbers.
+    """Classifies the records of one incarnation of a replica, by their numbers.
 
     >>> from lmerge_service.formats.headers import SEQ_HEADER
     >>> repeats = Repeats()
@@ -279,5 +279,5 @@ class Repeats:
 
 def content_of(value: bytes | None, key: bytes | None = None) -> int:
     """A checksum of what a record holds; a value that is null is not an empty one. The key counts
-    in dialects only: in the wire format it says nothing of its own."""
+    in dialects only: in the wire format it carries nothing of its own."""
     return crc32(value or b"", crc32(key or b"", value is None))

@@ -11,7 +11,7 @@ Theory
     msgspec checks the shape and skips over the payload; the payload's bytes are looked up among
     those seen before, and made canonical when they are new (`payload`).
 
-    What msgspec does not tell is that a field was given twice. But every field is needed and no
+    What msgspec does not report is a field that was given twice. But every field is needed and no
     other is allowed, so outside its payload an element without duplicates has a known number of
     quotes: two for each key and two for the value of `op`. A duplicate has more. Counting them
     takes a quarter of the time to decode, and lengths mostly save it: a duplicate takes at least
@@ -31,7 +31,7 @@ Cost
     msgspec's), with `payload`'s cost on top when not; 0.3 µs more where quotes are counted
     (spaces, negative times); encoding about 0.2 µs (benchmarks/formats.py). Where that decoding
     took 1.05 µs, a record that is kept was found in 0.15, and keeping one cost 0.6: it pays where
-    two records of five have been said before. Memory for what is kept is `kept_bytes` at most,
+    two records of five have occurred before. Memory for what is kept is `kept_bytes` at most,
     beside the payloads.
 """
 
@@ -121,10 +121,10 @@ _PAUSE: Final = 8
 class WireDecoder:
     """Turns records into elements; several decoders may share one cache of payloads.
 
-    Replicas with the same writer say the same thing in the same bytes, so the elements of recent
+    Replicas with the same writer encode an element in the same bytes, so the elements of recent
     records are kept, in two generations as payloads are (`PayloadCache`): a record that another
-    replica has said is looked up, not read. Where that hardly ever happens, who calls `weigh` is
-    told by `keeps` that `decode` costs less. Not for several threads.
+    replica has sent is looked up, not decoded. Where that hardly ever happens, `keeps` shows the
+    caller of `weigh` that `decode` costs less. Not for several threads.
 
     >>> decoder = WireDecoder()
     >>> record = b'{"op":"insert","payload":"A","vs":6,"ve":9}'
@@ -182,13 +182,13 @@ class WireDecoder:
         return self._cache
 
     def decode(self, record: bytes | None) -> Element:
-        """The element that a record says, with its payload in canonical form.
+        """The element that a record encodes, with its payload in canonical form.
 
         Raises:
-            ElementError: it says none; `reason` is a `Reason`.
+            ElementError: it is none; `reason` is a `Reason`.
         """
         if record is None:
-            raise ElementError(Reason.TOMBSTONE, "a record without a value says no element")
+            raise ElementError(Reason.TOMBSTONE, "a record without a value is no element")
         size = len(record)
         if size > self._max_bytes:
             limit = f"larger than the limit of {self._max_bytes} bytes"
@@ -263,7 +263,7 @@ class WireDecoder:
         return element
 
     def check(self) -> None:
-        """Asserts of W4 what can be told without decoding."""
+        """Asserts of W4 what can be checked without decoding."""
         for kept in (self.seen, self._old):
             assert len(kept) <= self._entries, "a generation holds too many records"
             held = sum(len(record) + _ENTRY_BYTES for record in kept)
@@ -293,7 +293,7 @@ def _defective(element: Element) -> ElementError:
 
 
 def _refusal(record: bytes, error: Exception, max_depth: int) -> ElementError:
-    """What to say of a record that msgspec refuses: first whether it is acceptable JSON at all."""
+    """The error for a record that msgspec refuses: first whether it is acceptable JSON at all."""
     misshapen = isinstance(error, msgspec.ValidationError)
     try:
         canonical(record, max_depth=max_depth + 1)
@@ -311,7 +311,7 @@ _ABOUT_THE_TEXT: Final = frozenset(
 
 
 def encode(element: Element) -> bytes:
-    """The record that says `element`, whose payload must be canonical (not checked)."""
+    """The record that encodes `element`, whose payload must be canonical (not checked)."""
     if type(element) is Insert:
         if element.ve == INFINITY:
             return b'{"op":"insert","payload":%b,"vs":%d,"ve":null}' % (element.payload, element.vs)

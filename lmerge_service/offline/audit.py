@@ -33,7 +33,7 @@ __all__ = ("Audited", "TopicAudit", "Verdict", "audit_elements", "audit_topic", 
 
 @dataclass(slots=True)
 class Audited:
-    """One legal stream: its TDB and what it took to say it."""
+    """One legal stream: its TDB, and how many elements made it."""
 
     name: str
     tdb: TDB
@@ -204,10 +204,10 @@ class TopicAudit:
             sum(each.inserts for each in streams),
             sum(each.adjusts for each in streams),
             sum(each.stables for each in streams),
-            self._told_of_numbers(),
+            self._contradiction(),
         )
 
-    def _told_of_numbers(self) -> str | None:
+    def _contradiction(self) -> str | None:
         if not self._contradicted:
             return None
         return (

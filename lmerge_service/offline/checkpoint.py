@@ -1,9 +1,9 @@
 """A checkpoint: what a stream meant up to some time, as the beginning of another replica's topic.
 
 Theory
-    A stream that was recorded up to stable(t) tells every event that ends at t or later, and what
+    A stream that was recorded up to stable(t) has every event that ends at t or later, and what
     is before t is final. So a replica that begins with these events, and goes on with what the
-    query says after them, is correct from t on (V-B), and need not wait until every event that
+    query emits after them, is correct from t on (V-B), and need not wait until every event that
     it has not seen beginning has ended:
 
         recorded    ins(p, 1, 5)  ins(q, 2, 9)  stable(7)  ins(r, 8, 12)
@@ -30,7 +30,7 @@ from lmerge_service.tdb import TDB, Event
 __all__ = ("Checkpoint", "Holding", "checkpoint", "composed", "held")
 
 _LOOKED_AFTER: Final = 100_000
-"""So many elements, or as many as there were live events, and what is final is let go."""
+"""So many elements, or as many as there were live events, and what is final is dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Checkpoint:
 
 
 def checkpoint(name: str, elements: Iterable[tuple[int, Element]]) -> Checkpoint:
-    """What a recorded stream, of which `name` is told, holds at its last stable; lines are given
+    """What a recorded stream, named `name` in errors, holds at its last stable; lines are given
     with the elements.
 
     Raises:
@@ -69,7 +69,7 @@ def checkpoint(name: str, elements: Iterable[tuple[int, Element]]) -> Checkpoint
 
 class Holding:
     """What a stream holds so far, less what was final before; `place` and the number of an element
-    tell where it is.
+    locate it.
 
     Complexity: memory in what is not final, not in the stream.
     """

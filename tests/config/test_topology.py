@@ -240,7 +240,7 @@ def test_a_replica_may_speak_a_dialect(tmp_path: Path) -> None:
             "name: t\n",
             "name: t\ncase: R2\n",
             1,
-            "replica b speaks a dialect, which needs case R3 or R4, not R2",
+            "replica b publishes in a dialect, which needs case R3 or R4, not R2",
         ),
     ],
 )

@@ -15,7 +15,7 @@ from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.publish import seed
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.tdb import TDB, reconstitute
-from lmerge_service.workloads.readings import STEP, is_low, is_whole, readings, told
+from lmerge_service.workloads.readings import STEP, elements_of, is_low, is_whole, readings
 
 COSTS = Costs(cheap=0.001, dear=0.02)
 GIVEN = list(readings(300, batch=(20, 60)))
@@ -38,7 +38,7 @@ class Heard:
     point: int = START
 
 
-RECORDS = [Kept(number, encode(element)) for number, element in enumerate(told(GIVEN))]
+RECORDS = [Kept(number, encode(element)) for number, element in enumerate(elements_of(GIVEN))]
 
 
 def said(*steps: Step) -> list[Element]:
@@ -79,7 +79,7 @@ def test_what_ends_below_the_point_is_left_out_and_costs_nothing() -> None:
     kept = [(each.payload, each.vs, each.ve) for each in left if each.whole]
     assert reconstitute(said(*steps)) == TDB(kept, stable=INFINITY)
     stables = [each for each in said(*steps) if isinstance(each, Stable)]
-    assert stables == [each for each in told(GIVEN) if isinstance(each, Stable)], "as ever"
+    assert stables == [each for each in elements_of(GIVEN) if isinstance(each, Stable)], "as ever"
 
 
 def test_a_point_that_rises_counts_from_the_next_step_on() -> None:
@@ -152,7 +152,7 @@ def test_a_replica_reads_a_topic_and_begins_anew_as_the_next_incarnation(
     async def play() -> None:
         with pytest.raises(ConfigurationError, match=f"there is no topic {given}"):
             await select(replica)
-        await seed(connection, given, told(GIVEN))
+        await seed(connection, given, elements_of(GIVEN))
         began: list[int] = []
         for _ in range(2):
             selection = await select(replica, begun=began.append)

@@ -57,13 +57,13 @@ _OPERATOR = _of(
         "loaded-is-not-taken-up",
         "                    self._join(vc)\n        self._apply_deferred()\n",
         "                    self._join(vc)\n",
-        "K3: what waits of an input that a loaded stable has joined is heard",
+        "K3: what waits of an input that a loaded stable has joined is processed",
     ),
     (
         "accepted-not-taken-up",
         "        source.accept_gap()\n        self._apply_deferred()\n",
         "        source.accept_gap()\n",
-        "K3: what waits of an input is heard when its gap is accepted elsewhere",
+        "K3: what waits of an input is processed when its gap is accepted elsewhere",
     ),
     (
         "accepts-any-end",
@@ -177,7 +177,7 @@ _OPERATOR = _of(
         "replay_input-reflects",
         "return not self._replaying and (",
         "return (",
-        "what is replayed was said before: a revision must not go out twice",
+        "what is replayed was emitted before: a revision must not go out twice",
     ),
     (
         "replay_input-inserts-eagerly",
@@ -195,7 +195,7 @@ _OPERATOR = _of(
         "gap-accepted-unwelcome",
         "        self._on_joined(source, out)\n        self._advance_stable(out)",
         "        self._advance_stable(out)",
-        "what an ordered input said while it was joining is taken up",
+        "what an ordered input sent while it was joining is taken up",
     ),
     (
         "gap-to-the-first-attached",
@@ -283,7 +283,7 @@ _LMR3 = _of(
         "views-of-one",
         "for s in self.inputs.values())\n        self._blame(",
         "for s in [source])\n        self._blame(",
-        "a breach about an event says what every input had said of it",
+        "a breach about an event holds what every input had contributed to it",
     ),
     (
         "batch-late-at-stable",
@@ -728,7 +728,7 @@ _IN2T = _of(
         "all-tell",
         "return [source for source in self.ends if source not in claims]",
         "return list(self.ends)",
-        "claims are told from inserts",
+        "claims are counted from inserts",
     ),
     (
         "let-go-stays",
@@ -972,7 +972,7 @@ _IN2T = _of(
         "set-end-undisputed",
         ("            ends.push(ve, node)\n            self._dispute(node)\n"),
         "            ends.push(ve, node)\n",
-        "X2: a contradicted event follows also an end that is told later",
+        "X2: a contradicted event follows also an end that is sent later",
     ),
     (
         "blamed-still-lacking",
@@ -1170,9 +1170,9 @@ _LMR4 = _of(
     ),
     (
         "batch-told-uncounted",
-        "source.inserts += new + told + late",
+        "source.inserts += new + matched + late",
         "source.inserts += new + late",
-        "an input is counted whether or not it says anything new",
+        "an input is counted whether or not it contributes anything new",
     ),
     (
         "late-at-stable",
@@ -1184,7 +1184,7 @@ _LMR4 = _of(
         "copies-go-out",
         "if len(ends) > len(node.out):\n                    self._emit",
         "if len(ends) >= len(node.out):\n                    self._emit",
-        "line 9: an insert goes out when its input has told more than the output has",
+        "line 9: an insert goes out when its input has sent more than the output has",
     ),
     (
         "half-frozen-told-directly",
@@ -1329,8 +1329,8 @@ _LMR4 = _of(
     ),
     (
         "wants-what-is-final",
-        "wanted = node.live(leader, self.max_stable)",
-        "wanted = node.ends.get(leader, [])",
+        "desired = node.live(leader, self.max_stable)",
+        "desired = node.ends.get(leader, [])",
         "promise 2: what a leader has of what is final is not compared",
     ),
     (
@@ -1355,7 +1355,7 @@ _LMR4 = _of(
         "half-frozen-as-many-as-most",
         "count = len(node.out) if half_frozen else max(len(live[s]) for s in voters)",
         "count = max(len(live[s]) for s in voters)",
-        "promise 2: a half-frozen key has as many events as the output said",
+        "promise 2: a half-frozen key has as many events as the output emitted",
     ),
     (
         "views-at-t",
@@ -1838,7 +1838,7 @@ _ORDERED = (
             "takes-up-too-much",
             "            while waiting and not self._goes_out(source, waiting[0]):\n",
             "            while waiting:\n",
-            "what the output has not been told yet waits",
+            "what the output has not emitted yet waits",
         ),
         (
             "takes-up-joining-inputs",
@@ -1850,7 +1850,7 @@ _ORDERED = (
             "cut-off-stays-unsaid",
             "        if source is not None and source.joined:  # what waits",
             "        if False and source:  # what waits",
-            "what was cut off the output is said",
+            "what was cut off the output is emitted",
         ),
         (
             "restored-without-max-vs",
@@ -1913,7 +1913,7 @@ _ORDERED = (
             "other-event-unseen",
             "            self._blame(source, BreachKind.BROKE_CASE, element)\n\n    def _clear",
             "            pass\n\n    def _clear",
-            "an input that has another event at the latest vs is found out",
+            "an input that has another event at the latest vs is detected",
         ),
     ),
     *_of(
@@ -1937,19 +1937,19 @@ _ORDERED = (
             "teller-forgotten",
             "        tie.contributing_inputs.append(source)\n",
             "",
-            "a second insert by one input is found out, whoever was first",
+            "a second insert by one input is detected, whoever was first",
         ),
         (
             "other-end-unseen",
             "if element.ve != tie.ve:",
             "if False:",
-            "an insert with another end than is out is found out",
+            "an insert with another end than is out is detected",
         ),
         (
             "leaver-still-tells",
             "                tie.contributing_inputs.remove(source)\n",
             "                pass\n",
-            "T3: every teller is attached",
+            "T3: every contributing input is attached",
         ),
         (
             "loaded-tie-refused",
@@ -2087,7 +2087,7 @@ _FORMATS = (
             "generation-lost",
             "self._old, self.seen, self._held = self.seen, Generation(self._meet), 0",
             "self._old, self.seen, self._held = {}, Generation(self._meet), 0",
-            "what was said lately is kept when a generation is full",
+            "what was decoded lately is kept when a generation is full",
         ),
         (
             "generation-kept",

@@ -19,7 +19,7 @@ from lmerge_service.formats.wire import WireDecoder, encode
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.offline.audit import Audited, TopicAudit, compare
 from lmerge_service.tdb import TDB, Difference, differences
-from lmerge_service.workloads.lies import KINDS, said_instead
+from lmerge_service.workloads.lies import KINDS, falsified
 from lmerge_service.workloads.lifetime import lives_of
 from lmerge_service.workloads.presentation import Variation, present
 from tests.offline.streams import on_the_wire
@@ -117,7 +117,7 @@ def _faulty(rng: Random, elements: list[Element]) -> list[Element]:
     said: list[Element] = []
     for at, element in enumerate(elements):
         by = rng.choice((-5, -2, -1, 1, 2, 5))
-        said += said_instead(rng.choice(KINDS), element, by) if at in faults else [element]
+        said += falsified(rng.choice(KINDS), element, by) if at in faults else [element]
     return said
 
 

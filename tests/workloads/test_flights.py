@@ -174,9 +174,9 @@ def test_each_replica_of_the_demo_is_legal_and_equivalent(week: list[Life], name
 
 
 def test_the_replicas_differ_as_they_are_meant_to(week: list[Life]) -> None:
-    told = {name: list(present(week, each, 1)) for name, each in VARIATIONS.items()}
-    counts = {name: Counter(map(type, elements)) for name, elements in told.items()}
-    vs = {name: [e.vs for e in said if type(e) is Insert] for name, said in told.items()}
+    streams = {name: list(present(week, each, 1)) for name, each in VARIATIONS.items()}
+    counts = {name: Counter(map(type, elements)) for name, elements in streams.items()}
+    vs = {name: [e.vs for e in elements if type(e) is Insert] for name, elements in streams.items()}
     assert vs["A"] == sorted(vs["A"])
     assert vs["C"] != sorted(vs["C"])
     assert counts["B"][Insert] > len(week) == counts["A"][Insert] == counts["C"][Insert]

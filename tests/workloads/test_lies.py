@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable, defect
-from lmerge_service.workloads.lies import KINDS, Lie, lie, said_instead
+from lmerge_service.workloads.lies import KINDS, Lie, falsified, lie
 from tests.strategies import any_elements
 
 AMOUNTS = st.integers(-50, 50).filter(bool)
@@ -19,7 +19,7 @@ TRUTH: list[Element] = [
 
 
 @pytest.mark.parametrize(
-    ("kind", "element", "by", "said"),
+    ("kind", "element", "by", "expected"),
     [
         ("drop", Stable(4), 1, []),
         ("repeat", Insert("A", 1, 5), 1, [Insert("A", 1, 5), Insert("A", 1, 5)]),
@@ -34,14 +34,14 @@ TRUTH: list[Element] = [
     ],
 )
 def test_each_kind_says_its_own_falsehood(
-    kind: str, element: Element, by: int, said: list[Element]
+    kind: str, element: Element, by: int, expected: list[Element]
 ) -> None:
-    assert said_instead(kind, element, by) == said
+    assert falsified(kind, element, by) == expected
 
 
 @given(st.sampled_from(KINDS), any_elements(), AMOUNTS)
 def test_whatever_is_said_is_an_element(kind: str, element: Element, by: int) -> None:
-    assert not any(map(defect, said_instead(kind, element, by)))
+    assert not any(map(defect, falsified(kind, element, by)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -57,12 +57,12 @@ def test_whatever_is_said_is_an_element(kind: str, element: Element, by: int) ->
     ],
 )
 def test_so_it_is_at_both_ends_of_int64(kind: str, by: int, element: Element) -> None:
-    assert not any(map(defect, said_instead(kind, element, by)))
+    assert not any(map(defect, falsified(kind, element, by)))
 
 
 def test_an_unknown_kind_of_lie_is_a_mistake() -> None:
     with pytest.raises(ValueError, match="no such lie"):
-        said_instead("white", Stable(1), 1)
+        falsified("white", Stable(1), 1)
 
 
 def test_the_truthful_say_what_is() -> None:

@@ -1,4 +1,4 @@
-"""Lives: what is told of one event, and how late it may be told."""
+"""Lives: what is sent for one event, and how late it may be sent."""
 
 import pytest
 from hypothesis import given
@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from lmerge_service.elements import INFINITY, START, Adjust, Insert
 from lmerge_service.tdb import TDB, Event, reconstitute
-from lmerge_service.workloads.lifetime import Life, deadline, final_tdb, lives_of, told
+from lmerge_service.workloads.lifetime import Life, deadline, elements_of, final_tdb, lives_of
 from tests.strategies import times
 
 
@@ -37,7 +37,7 @@ def test_lives_of_events_come_in_order_of_vs_with_ties_as_given() -> None:
 @given(st.lists(times(3, endless=True), min_size=1, max_size=6))
 def test_what_is_told_is_legal_and_leaves_the_final_end(ends: list[int]) -> None:
     life = Life("A", 3, (*ends,))
-    assert reconstitute(told("A", 3, ends)) == final_tdb([life])
+    assert reconstitute(elements_of("A", 3, ends)) == final_tdb([life])
 
 
 @given(st.lists(times(3, endless=True), min_size=1, max_size=6))
@@ -45,7 +45,7 @@ def test_the_deadline_is_the_last_stable_point_at_which_an_element_is_legal(
     ends: list[int],
 ) -> None:
     before = TDB()
-    for element in told("A", 3, ends):
+    for element in elements_of("A", 3, ends):
         for stable, legal in ((deadline(element), True), (deadline(element) + 1, False)):
             before.stable = stable
             assert (before.violation(element) is None) == legal

@@ -1,4 +1,4 @@
-r"""Debezium's change events: rows of a database table, as its log tells of them.
+r"""Debezium's change events: rows of a database table, as recorded in its log.
 
 Theory
     Debezium (its documentation: "Data change events" of each connector) writes an envelope per
@@ -6,24 +6,24 @@ Theory
     stands under "payload", beside its "schema".
 
     c, u, r    the row is `after` from then on. A read (r) is a row of a snapshot, the first or a
-               later one: it says what is so at its time, so a row that is known says nothing.
-    d          the row is gone from then on; the tombstone that follows says nothing more.
+               later one: it gives the state at its time, so a row that is known changes nothing.
+    d          the row is gone from then on; the tombstone that follows adds nothing.
     t          truncate: all rows *of the partition in which it arrives* are gone.
-    m          a message in the log, no row: says nothing.
-    heartbeat  {"ts_ms": …}: says nothing, unless the rule of the stable counts it.
-    transaction  {"status": "BEGIN" or "END", …}: says nothing, unless the rule is `transactions`.
+    m          a message in the log, no row: ignored.
+    heartbeat  {"ts_ms": …}: ignored, unless the rule of the stable counts it.
+    transaction  {"status": "BEGIN" or "END", …}: ignored, unless the rule is `transactions`.
 
     Records of a key come in the order of the log, and that order counts, not the times (`tables`).
-    `before` is not looked at, other than for its key: the row that ends is the one that was
+    `before` is not used, other than for its key: the row that ends is the one that was
     begun, whatever a connector knows about it (by default it knows the primary key). When fields
     of the row make the key and an update changes them, one row is gone and another comes.
 
-    Where the log has no value of a large column, because it did not change, Debezium writes a mark
-    (`unavailable`): an update takes the value over from the row before, also where the update
-    changes fields of the row that make the key.
+    Where the log has no value of a large column, because it did not change, Debezium writes a
+    placeholder (`unavailable`): an update takes the value over from the row before, also where the
+    update changes fields of the row that make the key.
 
-    A tombstone of a key that has a row deletes it nobody knows when (its `d` was compacted away):
-    it is refused, so that somebody sees it.
+    A tombstone of a key that has a row deletes it at an unknown time (its `d` was compacted
+    away): it is refused, so that the loss is reported.
 """
 
 from collections.abc import Sequence
@@ -70,16 +70,17 @@ class DebeziumDecoder(TableDecoder):
         if envelope is None:
             return self._tombstone(record)
         op = word(envelope, "op")
-        mark = self._mark(envelope)
+        watermark = self._watermark_of(envelope)
         if op in ("c", "r", "u", "d"):
             when = self._when(record, envelope)
-            return self._changed(self._changes(record, envelope, op, when), envelope, when, mark)
+            changes = self._changes(record, envelope, op, when)
+            return self._changed(changes, envelope, when, watermark)
         if op == "t":
             when = self._when(record, envelope)
             gone = [Change(key, None, when) for key in self._table.live()]
-            return self._changed(gone, envelope, when, mark)
-        if op == "m" or self._only_marks(envelope):
-            return self._make([], mark=mark)
+            return self._changed(gone, envelope, when, watermark)
+        if op == "m" or self._only_watermark(envelope):
+            return self._make([], watermark=watermark)
         if "op" not in envelope:
             return self._beside(envelope)
         raise malformed("op must be c, r, u, d, t or m")
@@ -92,7 +93,7 @@ class DebeziumDecoder(TableDecoder):
 
     def _tombstone(self, record: TimedRecord) -> Sequence[Element]:
         if self._key_paths is None and self._table.holds(self._record_key(record)) is not None:
-            raise ElementError(Reason.TOMBSTONE, "a tombstone deletes a row without saying when")
+            raise ElementError(Reason.TOMBSTONE, "a tombstone deletes a row without a time")
         return []
 
     def _changes(self, record: TimedRecord, envelope: Fields, op: str, when: int) -> list[Change]:
@@ -117,7 +118,7 @@ class DebeziumDecoder(TableDecoder):
         return self._unavailable.whole(after, self._table.holds(before), update=op == "u")
 
     def _row_key(self, record: TimedRecord, row: bytes) -> bytes | None:
-        """What tells the row from others; None when the row would, but is missing."""
+        """What identifies the row; None when the row would, but is missing."""
         if self._key_paths is None:
             return self._record_key(record)
         return None if row == b"null" else self._key_of(row, self._key_paths)
@@ -131,15 +132,15 @@ class DebeziumDecoder(TableDecoder):
         return key
 
     def _changed(
-        self, changes: list[Change], envelope: Fields, when: int, mark: int | None
+        self, changes: list[Change], envelope: Fields, when: int, watermark: int | None
     ) -> list[Element]:
         if not self._by_transaction:
-            return self._make(changes, when, mark)
+            return self._make(changes, when, watermark)
         transaction = find(envelope, ("transaction", "id"))
         ended = self._transaction not in (None, transaction)
-        said = self._make(changes, when, first=self._horizon.latest if ended else START)
+        elements = self._make(changes, when, first=self._horizon.latest if ended else START)
         self._transaction = transaction
-        return said
+        return elements
 
     def _beside(self, envelope: Fields) -> Sequence[Element]:
         """A heartbeat, or a bound of a transaction."""
@@ -147,7 +148,7 @@ class DebeziumDecoder(TableDecoder):
         if status in ("BEGIN", "END") and "id" in envelope:
             if status == "END" and self._by_transaction:
                 self._transaction = None
-                return self._make([], mark=self._horizon.latest)
+                return self._make([], watermark=self._horizon.latest)
             return []
         if self._beat in envelope:
             beat = end(envelope[self._beat], self._beat)
@@ -155,9 +156,9 @@ class DebeziumDecoder(TableDecoder):
         raise malformed("neither a change, nor a heartbeat, nor a bound of a transaction")
 
     def _beaten(self, beat: int) -> list[Element]:
-        said: list[Element] = [*self._horizon.see(beat)]
+        elements: list[Element] = [*self._horizon.see(beat)]
         self._table.forget(self._horizon.stable)
-        return said
+        return elements
 
     def _saved(self) -> Any:
         return self._transaction

@@ -2,11 +2,11 @@
 
 Theory
     A decoder turns the records of one partition, in order, into elements. It reads a record into
-    changes first, then asks whether all of them come in time, and only then makes them: a record
+    changes first, then checks whether all of them come in time, and only then makes them: a record
     is taken whole or refused whole, and a refused one changes nothing.
 
 Invariants
-    X1  What it says is a legal stream: it never breaks its own stable.
+    X1  What it decodes to is a legal stream: it never breaks its own stable.
     X2  Its state is a function of the records decoded; `snapshot` is all of it. A decoder that
         is restored goes on as one that has read the whole prefix.
 """
@@ -43,11 +43,11 @@ _VERSION: Final = 1
 
 
 class Decoder(Protocol):
-    """One partition of a replica that speaks a dialect, in one incarnation."""
+    """One partition of a replica that publishes in a dialect, in one incarnation."""
 
     changes: Sequence[Change]
-    """Those that the last record made, of keys that only this partition may have; whoever compares
-    partitions takes them away."""
+    """Those that the last record made, of keys that only this partition may have; the reader that
+    compares partitions takes them away."""
 
     @property
     def stable(self) -> int:
@@ -61,7 +61,7 @@ class Decoder(Protocol):
         """It has a row of this key."""
 
     def decode(self, record: TimedRecord) -> Sequence[Element]:
-        """The elements that a record says, often none or two.
+        """The elements that a record decodes to, often none or two.
 
         Raises:
             ElementError: it is refused; `reason` is a `Reason`, and nothing has changed.
@@ -143,7 +143,7 @@ class TableDecoder:
         return self._reader.row(without(row, paths)), vs, ve
 
     def _key_of(self, row: bytes, paths: Sequence[Path]) -> bytes:
-        """The fields of a row that tell it from others, as one text."""
+        """The fields that identify a row, as one text."""
         fields = fields_of(row)
         values = [find(fields, path) for path in paths]
         for path, value in zip(paths, values, strict=True):
@@ -151,14 +151,14 @@ class TableDecoder:
                 raise ElementError(Reason.NO_KEY, f"the row has no {'.'.join(path)}")
         return b"[" + b",".join(value for value in values if value is not None) + b"]"
 
-    def _mark(self, fields: Fields) -> int | None:
+    def _watermark_of(self, fields: Fields) -> int | None:
         """The watermark that a record carries; null is none yet."""
         text = find(fields, self._watermark) if self._watermark is not None else None
         if text is None or text == b"null":
             return None
         return end(text, ".".join(self._watermark or ()))
 
-    def _only_marks(self, fields: Fields) -> bool:
+    def _only_watermark(self, fields: Fields) -> bool:
         """A record that carries a watermark, and nothing else."""
         return (
             self._watermark is not None
@@ -170,7 +170,7 @@ class TableDecoder:
         self,
         changes: Sequence[Change],
         when: int | None = None,
-        mark: int | None = None,
+        watermark: int | None = None,
         *,
         first: int = START,
     ) -> list[Element]:
@@ -178,16 +178,16 @@ class TableDecoder:
         for change in changes:
             if (touched := self._table.touches(change)) is not None:
                 self._horizon.admit(touched, first)
-        said: list[Element] = [*self._horizon.reach(first)]
+        elements: list[Element] = [*self._horizon.reach(first)]
         for change in changes:
-            said += self._table.apply(change)
+            elements += self._table.apply(change)
         for t in self._seen(changes, when):
-            said += self._horizon.see(t)
-        if mark is not None:
-            said += self._horizon.reach(mark)
+            elements += self._horizon.see(t)
+        if watermark is not None:
+            elements += self._horizon.reach(watermark)
         self._table.forget(self._horizon.stable)
         self.changes = changes if self.keyed else ()
-        return said
+        return elements
 
     def _seen(self, changes: Sequence[Change], when: int | None) -> list[int]:
         """The times that a record is about."""

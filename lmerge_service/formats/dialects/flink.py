@@ -9,13 +9,13 @@ Theory
                    "DELETE"; "UPDATE" with "old", as Canal itself writes, is read too.
 
     (Flink's upsert-kafka is the dialect `upserts`.) Flink has no record for a watermark. A column
-    with `CURRENT_WATERMARK(…)`, cast to a number, carries it; that watermark says that nothing at
-    or before it is to come, of which "nothing before it" is read.
+    with `CURRENT_WATERMARK(…)`, cast to a number, carries it; that watermark means that nothing at
+    or before it is to come, and is read as "nothing before it".
 
     With `time` a row is valid from the change that brings it to the one that takes it away. The
     time must be the change's, as a Kafka timestamp is, and not a column of the row: a -U repeats
-    the old row with its old columns. With `key` a rowkind -U says nothing, since the +U that must
-    follow says it all; else each row is its own key.
+    the old row with its old columns. With `key` a rowkind -U is ignored, since the +U that must
+    follow is enough; else each row is its own key.
     With `lifetime` (a window's start and end) each row is an event of its own: -U and -D remove
     it as if it had never been. Nothing is kept, and a row given twice is there twice.
 """
@@ -75,14 +75,14 @@ class FlinkDecoder(TableDecoder):
 
     def decode(self, record: TimedRecord) -> Sequence[Element]:
         if record.value is None:
-            raise ElementError(Reason.TOMBSTONE, "a record without a value says no change")
+            raise ElementError(Reason.TOMBSTONE, "a record without a value is no change")
         fields = self._reader.fields(record.value)
-        mark = self._mark(fields)
-        rows = [] if self._only_marks(fields) else self._rows(fields)
+        watermark = self._watermark_of(fields)
+        rows = [] if self._only_watermark(fields) else self._rows(fields)
         if not rows:
-            return self._make([], mark=mark)
+            return self._make([], watermark=watermark)
         when = self._when(record, fields)
-        return self._make([self._changed(row, when) for row in rows], when, mark)
+        return self._make([self._changed(row, when) for row in rows], when, watermark)
 
     def _changed(self, row: _Row, when: int) -> Change:
         payload, vs, ve = self._living(row.text, when)
@@ -102,10 +102,10 @@ class FlinkDecoder(TableDecoder):
 
 def _of_debezium(fields: Fields) -> list[_Row]:
     op = word(fields, "op")
-    wanted = {"c": ("after",), "r": ("after",), "u": ("before", "after"), "d": ("before",)}.get(op)
-    if wanted is None:
+    images = {"c": ("after",), "r": ("after",), "u": ("before", "after"), "d": ("before",)}.get(op)
+    if images is None:
         raise malformed("op must be c, r, u or d")
-    return [_Row(name == "after", _row(fields.get(name), name)) for name in wanted]
+    return [_Row(name == "after", _row(fields.get(name), name)) for name in images]
 
 
 def _of_canal(fields: Fields) -> list[_Row]:

@@ -1,9 +1,9 @@
 """In which partition the keys of a replica are, so that a key that moves is noticed.
 
 Theory
-    A table's decoder knows the rows of its partition. Where a key moves to another one (the topic
+    A table's decoder holds the rows of its partition. Where a key moves to another one (the topic
     got more partitions, or is not partitioned by the key) the row that it has in the first never
-    ends: the change that ends it says nothing in the second. Partitions are read in any order, so
+    ends: the change that ends it has no effect in the second. Partitions are read in any order, so
     the key's first records may well be read last. So a key has a *home*: the partition in which
     it has a row, or had a change at a time that another partition has not passed yet. A change in
     another partition than its home is no change of that partition's table, and cannot be merged.
@@ -36,7 +36,7 @@ __all__ = ("Holder", "Homes")
 
 
 class Holder(Protocol):
-    """What is asked of a partition's decoder."""
+    """What is needed of a partition's decoder."""
 
     def holds(self, key: bytes) -> bool:
         """It has a row of this key."""
@@ -91,7 +91,7 @@ class Homes:
         heapq.heapify(self._due)
 
     def check(self) -> None:
-        """Asserts H1, as far as it can be told."""
+        """Asserts H1, as far as it can be checked."""
         due = set(self._due)
         assert all((until, key) in due for key, (_, until) in self._left.items()), (
             "H1: a key is remembered for ever"

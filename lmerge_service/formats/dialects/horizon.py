@@ -1,9 +1,9 @@
 """How far a partition has come: its own stable, and the rule that moves it.
 
 Theory
-    A dialect must never break its own stable, so the decoder knows it. What a watermark says
-    moves it (`reach`); or it follows the latest time seen at a distance (`see`), if that is the
-    rule. It only ever rises, and a step back says nothing.
+    A dialect must never break its own stable, so the decoder tracks it. A watermark moves it
+    (`reach`); or it follows the latest time seen at a distance (`see`), if that is the rule. It
+    only ever rises, and a step back is ignored.
 
     >>> horizon = Horizon(Lateness(lateness=5))
     >>> horizon.see(20), horizon.see(18), horizon.reach(16)
@@ -32,7 +32,7 @@ class Horizon:
         self.latest = START
 
     def see(self, t: int) -> list[Stable]:
-        """A change at t, or a heartbeat, was heard."""
+        """A change at t, or a heartbeat, was read."""
         if t <= self.latest:
             return []
         self.latest = t

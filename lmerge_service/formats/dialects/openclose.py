@@ -7,7 +7,7 @@ Theory
 
     An end that is null opens the event again, one that is vs removes it. Where `vs` is left out,
     as in the paper, a close is about the event of its payload that was opened last. An open of an
-    event that is open, or has its end already, says nothing: so a repeated record, or a repeated
+    event that is open, or has its end already, changes nothing: so a repeated record, or a repeated
     run of them, does no harm. Where stable follows the latest time seen, opens alone count: an
     end may lie ahead.
 
@@ -72,7 +72,7 @@ class OpenCloseDecoder:
 
     def decode(self, record: TimedRecord) -> Sequence[Element]:
         if record.value is None:
-            raise ElementError(Reason.TOMBSTONE, "a record without a value says no element")
+            raise ElementError(Reason.TOMBSTONE, "a record without a value is no element")
         fields = self._reader.fields(record.value)
         op = word(fields, "op")
         if op not in _FIELDS:
@@ -121,7 +121,7 @@ class OpenCloseDecoder:
         if not ends:
             del self._ends[payload]
 
-    def _moved(self, said: Sequence[Element]) -> Sequence[Element]:
+    def _moved(self, elements: Sequence[Element]) -> Sequence[Element]:
         c = self._horizon.stable
         while self._due and self._due[0][0] < c:
             ve, payload, vs = heapq.heappop(self._due)
@@ -130,7 +130,7 @@ class OpenCloseDecoder:
         if c == INFINITY:
             self._ends.clear()
             self._due.clear()
-        return said
+        return elements
 
     def snapshot(self) -> bytes:
         ends = [(payload, list(ends.items())) for payload, ends in self._ends.items()]

@@ -1,4 +1,4 @@
-"""What a topology says about a replica's dialect: strict models, one for each.
+"""How a topology configures a replica's dialect: strict models, one for each.
 
 `format: wire`, the default, or a mapping whose `dialect` names the model. A *path* is the names of
 nested fields with dots between. `time` and `watermark` are looked for from the record's value
@@ -47,7 +47,7 @@ def _with_octets(placeholder: str) -> str:
     except ValueError:
         raise ValueError("hex: needs hexadecimal digits behind it, two for each byte") from None
     if not found:
-        raise ValueError("an empty placeholder would be a mark that values are, too")
+        raise ValueError("an empty placeholder would also occur as a value")
     return placeholder
 
 
@@ -71,7 +71,7 @@ class Lateness(_Model):
 
 
 class Watermark(_Model):
-    """The records say it: nothing before the time in this field changes any more."""
+    """The records carry it: nothing before the time in this field changes any more."""
 
     watermark: Path
 
@@ -106,7 +106,7 @@ _DebeziumStable = Annotated[
 
 
 class Lifetime(_Model):
-    """Rows that say themselves from when to when they are valid (a window's start and end)."""
+    """Rows that carry the interval in which they are valid (a window's start and end)."""
 
     vs: Path
     ve: Path
@@ -118,7 +118,7 @@ class OpenClose(_Model):
 
     dialect: Literal["openclose"]
     stable: Lateness | None = None
-    """Besides what the stream's own stable records say."""
+    """Besides the stream's own stable records."""
 
     @model_validator(mode="after")
     def _no_heartbeats(self) -> "OpenClose":
@@ -135,7 +135,7 @@ class Debezium(_Model):
     lifetime: Lifetime | None = None
     """Instead of `time`."""
     key: Keys | None = None
-    """Fields of the row that tell one row from another; by default the record key does."""
+    """Fields that identify a row; by default the record key does."""
     unavailable_value_placeholder: Placeholder = PLACEHOLDER
     """What the connector writes for values that the log does not repeat; text, or `hex:…`."""
     stable: _DebeziumStable
@@ -153,7 +153,7 @@ class Flink(_Model):
     lifetime: Lifetime | None = None
     """Instead of `time`; then rows need no key, and nothing is kept."""
     key: Keys | None = None
-    """Fields of the row that tell one row from another; by default the whole row does."""
+    """Fields that identify a row; by default the whole row does."""
     stable: _Stable
 
     @model_validator(mode="after")
@@ -174,7 +174,7 @@ class Upserts(_Model):
     lifetime: Lifetime | None = None
     """Instead of `time`."""
     key_into: Annotated[str, Field(min_length=1)] | None = None
-    """Under which name the record key becomes part of the row, which must tell keys apart."""
+    """Under which name the record key becomes part of the row, which must keep keys distinct."""
     key_encoding: Literal["json", "text"] = "json"
     unavailable_value_placeholder: Placeholder = PLACEHOLDER
     """As with `debezium`, of whose connectors the rows may come without their envelope."""
@@ -215,4 +215,4 @@ Format = Annotated[
         "debezium, flink, openclose, upserts",
     ),
 ]
-"""The tags in <> stand in the places that pydantic tells of a fault, where nobody wrote them."""
+"""The tags in <> stand in the places that pydantic reports for a fault, where nobody wrote them."""

@@ -80,7 +80,7 @@ class Reader:
         """The canonical text of a record's key.
 
         Raises:
-            ElementError: it is refused; the message says that it is the key.
+            ElementError: it is refused; the message names the key.
         """
         try:
             return self.text(raw)
@@ -103,7 +103,7 @@ class Reader:
 
 
 def malformed(what: str) -> ElementError:
-    """JSON, but not what the dialect says."""
+    """JSON, but not of the dialect's form."""
     return ElementError(Reason.NOT_AN_ELEMENT, what)
 
 
@@ -175,7 +175,7 @@ def time(text: bytes | None, name: str) -> int:
 
 
 def end(text: bytes | None, name: str) -> int:
-    """A time that may also be infinite, said by null or by the largest int64."""
+    """A time that may also be infinite, written as null or as the largest int64."""
     if text is None:
         raise malformed(f"{name} is missing")
     if text == b"null":

@@ -11,23 +11,23 @@ Adjust(payload=b'A', vs=3, vold=9223372036854775807, ve=7))
 
     *At one instant* the last change counts: what it replaces began and ended at once, and never
     was. A change that claims an *earlier* time than the one before it takes effect with that one:
-    per key, time stands still rather than go back. A change that says what is so already gives
-    no element, be it a repeated record, an update that changes nothing or the deletion of what is
-    not there. And a row that goes and comes back at one instant has not been away:
+    per key, time stands still rather than go back. A change to what holds already gives no
+    element, be it a repeated record, an update that changes nothing or the deletion of what is not
+    there. And a row that goes and comes back at one instant has not been away:
 
     >>> table.apply(Change(b"k", b"A", 7))[1]
     Adjust(payload=b'A', vs=3, vold=7, ve=9223372036854775807)
 
-    So the events of a key are the maximal intervals of its history, however that is told: as
+    So the events of a key are the maximal intervals of its history, however that is written: as
     upserts, as deletion and insertion, with repeats. A repeated run of changes plays that run
     again at the latest instant, and ends where it was.
 
-    `Intervals`: a row says itself from when to when it is valid; a change of its key replaces row
-    and interval, a deletion removes it as if it had never been (what Flink calls a retraction).
-    `Facts`: the same without keys, where whoever retracts a row repeats it.
+    `Intervals`: a row carries its own lifetime; a change of its key replaces row and interval, a
+    deletion removes it as if it had never been (what Flink calls a retraction).
+    `Facts`: the same without keys, where a retraction repeats the row.
 
 Invariants
-    T1  What is said is legal behind stable(c) if `touches` gave c or more, or None.
+    T1  What is emitted is legal behind stable(c) if `touches` gave c or more, or None.
     T2  Versions keeps of each key: the row, or that there is none, since when, and what was just
         before. What was before goes with the first stable beyond the instant of the change, and a
         deleted key with it; a live row stays, as its event does in the merge.
@@ -63,7 +63,7 @@ class Table(Protocol):
     """What the decoders need of the three."""
 
     def touches(self, change: Change) -> int | None:
-        """The earliest time that the change touches; None when it says nothing new."""
+        """The earliest time that the change touches; None when it changes nothing."""
 
     def apply(self, change: Change) -> list[Element]: ...
     def forget(self, c: int) -> None:
@@ -86,7 +86,7 @@ class _Held(NamedTuple):
     vs: int
     """From when the row is valid, or the key has none."""
     at: int
-    """When the row was told last, which can be later than vs: it was confirmed, or came back."""
+    """When the row was written last, which can be later than vs: it was confirmed, or came back."""
     before: tuple[bytes, int] | None
     """The row that ended at vs, and its vs."""
 
@@ -113,19 +113,19 @@ class Versions:
             return []
         held = self._held.get(key) or _Held(None, START, START, None)
         before = held.before if t == held.vs else None
-        said: list[Element] = []
+        elements: list[Element] = []
         if held.row is not None:
-            said.append(Adjust(held.row, held.vs, INFINITY, t))
+            elements.append(Adjust(held.row, held.vs, INFINITY, t))
             if t > held.vs:
                 before = held.row, held.vs
         if row is not None and before is not None and before[0] == row:
-            said.append(Adjust(row, before[1], t, INFINITY))
+            elements.append(Adjust(row, before[1], t, INFINITY))
             self._keep(key, _Held(row, before[1], t, None))
-            return said
+            return elements
         if row is not None:
-            said.append(Insert(row, t, INFINITY))
+            elements.append(Insert(row, t, INFINITY))
         self._keep(key, _Held(row, t, t, before))
-        return said
+        return elements
 
     def _confirm(self, change: Change) -> None:
         """The row is still so at a later time, before which it cannot change any more."""
@@ -179,7 +179,7 @@ class Versions:
 
 
 class Intervals:
-    """One row per key, which says itself from when to when it is valid."""
+    """One row per key, which carries its own lifetime."""
 
     def __init__(self) -> None:
         self._held: dict[bytes, tuple[bytes, int, int]] = {}
@@ -206,12 +206,12 @@ class Intervals:
             heapq.heappush(self._ends, (ve, key))
             if held is not None and held[:2] == (row, vs):
                 return [Adjust(row, vs, held[2], ve)]
-        said: list[Element] = []
+        elements: list[Element] = []
         if held is not None:
-            said.append(Adjust(*held, held[1]))
+            elements.append(Adjust(*held, held[1]))
         if row is not None:
-            said.append(Insert(row, vs, ve))
-        return said
+            elements.append(Insert(row, vs, ve))
+        return elements
 
     def forget(self, c: int) -> None:
         while self._ends and self._ends[0][0] < c:
@@ -245,7 +245,7 @@ class Intervals:
 
 
 class Facts:
-    """Rows with lifetimes and without keys; the key of a change says +, or - for a retraction."""
+    """Rows with lifetimes and without keys; the key of a change is +, or - for a retraction."""
 
     def touches(self, change: Change) -> int | None:
         return change.vs

@@ -1,11 +1,11 @@
-r"""The mark that Debezium writes for a value that the log does not repeat, since it did not change.
+r"""The placeholder that Debezium writes for an unchanged value that the log does not repeat.
 
 Theory
     PostgreSQL leaves unchanged large values (TOAST) out of its log, and Oracle its LOBs. Debezium
-    must write something that fits the column's type, so it derives one mark per type from one
-    placeholder, the connector's `unavailable.value.placeholder`: P as text, B as bytes.
+    must write something that fits the column's type, so it derives one form per type from one
+    setting, the connector's `unavailable.value.placeholder`: P as text, B as bytes.
 
-    | column | mark |
+    | column | form |
     |---|---|
     | text, json, xml, clob, hex or base64 of bytea | "P" |
     | bytes: bytea, blob | base64 of B; url-safe base64 or hex by `binary.handling.mode` |
@@ -17,12 +17,12 @@ Theory
     | numeric[] | {"scale":0,"value":"base64"} of each byte of B |
     | bool[] | true for each byte of B that is not 0 |
 
-    The last one is no mark by itself: an array of so many `true` may be data. It counts as the
-    mark of an update if the row before is unknown, or has a longer array there: what the log
-    leaves out is large.
+    The last one is no placeholder by itself: an array of so many `true` may be data. It counts as
+    one in an update if the row before is unknown, or has a longer array there: what the log leaves
+    out is large.
 
-    >>> mark = Unavailable(PLACEHOLDER)
-    >>> mark.whole(b'{"a":["__debezium_unavailable_value"],"b":2}', b'{"a":[5],"b":1}', update=True)
+    >>> find = Unavailable(PLACEHOLDER)
+    >>> find.whole(b'{"a":["__debezium_unavailable_value"],"b":2}', b'{"a":[5],"b":1}', update=True)
     b'{"a":[5],"b":2}'
 
 Cost
@@ -68,7 +68,7 @@ def octets(placeholder: str) -> bytes:
 
 
 class Unavailable:
-    """Finds the marks of one placeholder in rows."""
+    """Finds the forms of one placeholder in rows."""
 
     __slots__ = ("_forms", "_needles", "_octets", "_truths")
 

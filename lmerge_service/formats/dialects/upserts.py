@@ -1,21 +1,22 @@
-r"""Upserts and tombstones: the record key says which row, the value what it is from now on.
+r"""Upserts and tombstones: the record key identifies the row, the value is its state from now on.
 
 Theory
     So write Spark's update mode, Kafka Streams' KTable changelogs, Flink's upsert-kafka, and
-    whoever feeds a compacted topic. A value is the key's row, no value its deletion; the bytes of
+    other writers of compacted topics. A value is the key's row, no value its deletion; the bytes of
     the key are its identity, as compaction has it.
 
     The payloads of two keys must differ, or their events would be one: rows that don't hold
     their key get it with `key_into`. An object gets it as a member of that name, and a key that
     is an object as its own members; any other value becomes {"NAME": key, "value": value}.
 
-    With `time` a row is valid from one upsert to the next; a tombstone says nothing but its
-    record's timestamp. With `lifetime` a row says itself from when to when it is valid, an upsert
-    replaces what its key said before, also the interval (so the key must name the window), and a
-    tombstone takes it back.
+    With `time` a row is valid from one upsert to the next; a tombstone has no time but its
+    record's timestamp. With `lifetime` a row carries the interval in which it is valid, an upsert
+    replaces row and interval of its key (so the key must name the window), and a tombstone takes
+    them back.
 
-    Where a value holds Debezium's mark for one that did not change (`unavailable`; Debezium's rows
-    without their envelope are upserts), it is taken over from the key's row before.
+    Where a value holds Debezium's placeholder for one that did not change (`unavailable`;
+    Debezium's rows without their envelope are upserts), it is taken over from the key's row
+    before.
 
     A record without a key, in which only a watermark stands, moves the stable alone. The *text*
     null is no row and no tombstone: it is refused.
@@ -70,19 +71,19 @@ class UpsertsDecoder(TableDecoder):
             return self._make([Change(self._checked(key), None, when)], when)
         text = self._reader.text(value)
         fields = fields_of(text) if text.startswith(b"{") else {}
-        mark = self._mark(fields)
+        watermark = self._watermark_of(fields)
         row = without(text, self._apart)
         if key is None:
-            if mark is None or row != b"{}":
+            if watermark is None or row != b"{}":
                 raise _no_key()
-            return self._make([], mark=mark)
+            return self._make([], watermark=watermark)
         if text == b"null":
             raise malformed("the text null is no row; a deletion is a record without a value")
         when = self._when(record, fields)
         before = self._table.holds(self._checked(key))
         row = self._unavailable.whole(row, before, update=before is not None)
         change = self._change(key, self._with_key(key, row), when)
-        return self._make([change], when, mark)
+        return self._make([change], when, watermark)
 
     def _checked(self, key: bytes) -> bytes:
         try:
@@ -94,8 +95,8 @@ class UpsertsDecoder(TableDecoder):
     def _with_key(self, key: bytes, row: bytes) -> bytes:
         if self._into is None:
             return row
-        said = self._reader.key(_quoted(key) if self._as_text else key)
-        own = fields_of(said) if said.startswith(b"{") else {self._into: said}
+        text = self._reader.key(_quoted(key) if self._as_text else key)
+        own = fields_of(text) if text.startswith(b"{") else {self._into: text}
         if not row.startswith(b"{"):
             return merged({**own, "value": row})
         return merged(_agreeing(own, fields_of(row)))

@@ -1,9 +1,9 @@
 """Elements as records of a dialect: to try it with, and to test the way back.
 
 Theory
-    A changelog cannot take back what it said about the past, so a stream is written as far as it
+    A changelog cannot take back what it wrote about the past, so a stream is written as far as it
     is *settled*: with stable(c) come the beginnings and ends before c, in the order of time, and
-    then a record that says c. What a decoder makes of it is equivalent to the stream, cut at its
+    then a record that carries c. What a decoder makes of it is equivalent to the stream, cut at its
     last stable. Open and close elements can be revised: each element is written as it comes.
 
     A key has one row at a time; a stream in which two overlap has no such form and is refused.
@@ -62,10 +62,10 @@ class Writer(Protocol):
     """Writes one stream in one dialect."""
 
     def write(self, element: Element) -> Sequence[Written]:
-        """The records that say the element, or what it settles.
+        """The records that encode the element, or what it settles.
 
         Raises:
-            IllegalStreamError: the dialect cannot say it.
+            IllegalStreamError: the dialect cannot express it.
         """
 
 
@@ -122,7 +122,7 @@ class _Changes:
                 del self._live[key]
             elif key in self._live:
                 rows = f"two rows of key {_shown(key)} are valid at {t}"
-                raise IllegalStreamError(f"{rows}: the dialect cannot say that")
+                raise IllegalStreamError(f"{rows}: the dialect cannot express that")
             else:
                 self._live[key] = payload
         return {key: (old, self._live.get(key)) for key, old in before.items()}
@@ -186,7 +186,7 @@ class _Settled:
             yield at, changes
 
     def _counts(self, t: int, begins: bool, payload: bytes, vs: int) -> bool:
-        """An entry of the heap still tells what is so, and tells it for the first time."""
+        """An entry of the heap still holds, and for the first time."""
         event = payload, vs
         if begins:
             fresh = event in self._ends and event not in self._begun
