@@ -19,7 +19,7 @@ from lmerge_service.elements import INFINITY
 from lmerge_service.errors import ConfigurationError, fault_said
 from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.connection import connection_of
-from lmerge_service.merge.dry_run import Compared, Difference, DifferenceKind, Shadow
+from lmerge_service.merge.dry_run import Compared, Difference, DifferenceKind, DryRun
 from lmerge_service.signals import orderly_end
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def dry_run(
     topology = load(path, bootstrap=bootstrap)
     replica = _replica(name, stream, {each.name: each for each in topology.replicas}, path)
     warnings_only()
-    shadow = Shadow(topology, replica, Cluster(connection_of(topology.kafka)))
+    shadow = DryRun(topology, replica, Cluster(connection_of(topology.kafka)))
     found = asyncio.run(_compared(shadow, span))
     topics = (topology.output.topic, replica.topic)
     if as_json:
@@ -79,7 +79,7 @@ def _replica(
         raise ConfigurationError(f"{place}: {said}" if place else said) from None
 
 
-async def _compared(shadow: Shadow, span: int | None) -> Compared:
+async def _compared(shadow: DryRun, span: int | None) -> Compared:
     loop = asyncio.get_running_loop()
     async with shadow:
         comparing = asyncio.create_task(shadow.run(span, _tell_progress))

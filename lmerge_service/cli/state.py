@@ -75,13 +75,17 @@ def export(
     if as_json:
         say_json(
             [
-                {"partition": each.partition, "said": each.mark.said, "bytes": each.size}
+                {
+                    "partition": each.partition,
+                    "said": each.commit.output_records,
+                    "bytes": each.size,
+                }
                 for each in found
             ]
         )
         return
     for each in found:
-        said = f"{each.mark.said:,} records said, stable {point(each.mark.stable)}"
+        said = f"{each.commit.output_records:,} records said, stable {point(each.commit.stable)}"
         typer.echo(f"partition {each.partition}: {said}, {each.size:,} bytes", err=True)
 
 
@@ -116,7 +120,7 @@ def _document(task: "Inspected") -> dict[str, Any]:
 
     return {
         "partition": task.partition,
-        "mark": msgspec.to_builtins(task.mark),
+        "mark": msgspec.to_builtins(task.commit),
         "snapshots": [
             {
                 **msgspec.to_builtins(each.place),
@@ -130,10 +134,10 @@ def _document(task: "Inspected") -> dict[str, Any]:
 
 
 def _text(task: "Inspected") -> str:
-    mark = task.mark
+    mark = task.commit
     if mark is None:
         return f"partition {task.partition}: nothing was committed yet"
-    said = f"transaction {mark.transaction:,}, {mark.said:,} records said"
+    said = f"transaction {mark.transaction:,}, {mark.output_records:,} records said"
     told = f"stable {point(mark.stable)}, decisions {mark.decided}"
     lines = [f"partition {task.partition}: {said}, {told}"]
     for name, standing in mark.replicas.items():

@@ -104,7 +104,7 @@ async def merge_all(topology: Topology, to: str) -> float:
         started = time.perf_counter()
         merging = asyncio.create_task(task.run())
         try:
-            while not (merging.done() or (task.reached(ends) and task.settled)):  # noqa: ASYNC110
+            while not (merging.done() or (task.reached(ends) and task.flushed)):  # noqa: ASYNC110
                 await asyncio.sleep(0.002)  # short beside what is measured
             seconds = time.perf_counter() - started
         finally:

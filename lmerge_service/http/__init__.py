@@ -1,1 +1,1 @@
-"""The HTTP side of whoever merges: who may ask, health, metrics, and the control API."""
+"""The HTTP side of a merging process: access, health, metrics, and the control API."""

@@ -7,7 +7,7 @@ Theory
 
     | configured                  | reads                       | controls                        |
     |-----------------------------|-----------------------------|---------------------------------|
-    | nothing, on loopback        | anybody                     | nobody (403 tells how to)       |
+    | nothing, on loopback        | anybody                     | nobody (403 explains it)        |
     | control_token, on loopback  | anybody                     | the control token               |
     | control_token elsewhere     | the control token           | the control token               |
     | read_token                  | either token                | the control token, else nobody  |
@@ -127,12 +127,12 @@ def _same(presented: bytes, known: bytes | None) -> bool:
 
 
 def _unauthorized(why: str) -> HTTPException:
-    said = f"{why}: send it as `Authorization: Bearer TOKEN`"
-    return HTTPException(401, said, headers={"WWW-Authenticate": "Bearer"})
+    detail = f"{why}: send it as `Authorization: Bearer TOKEN`"
+    return HTTPException(401, detail, headers={"WWW-Authenticate": "Bearer"})
 
 
 class Guard:
-    """ASGI middleware before everything else (A2): what it refuses, nobody behind it sees."""
+    """ASGI middleware before everything else (A2): refused requests go no further."""
 
     def __init__(self, app: ASGIApp, access: Access):
         self._app = app
@@ -140,7 +140,7 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            return  # no websockets: uvicorn is told so, too
+            return  # no websockets: uvicorn is configured without them, too
         if (refused := self._refusal(scope["headers"])) is not None:
             await _answer(send, *refused)
             return

@@ -5,8 +5,8 @@ Who owns what
     they answer 503 `starting`.
 
 What happens on a crash at each await
-    A decision that was asked for and not answered may hold or not. Its id tells: the answer 503
-    names it, and whoever chooses the id (`id` in the request) knows it beforehand.
+    A decision that was asked for and not answered may hold or not. The log shows it by its id: the
+    answer 503 contains it, and a client that chooses the id (`id` in the request) knows it before.
 
 | status | error | means |
 |---|---|---|
@@ -71,7 +71,7 @@ def _problems(*statuses: int) -> Responses:
 
 _MEANING: Final = {
     401: "No token, or one that is not known.",
-    403: "Whoever asks may not do this.",
+    403: "The caller may not do this.",
     404: "There is no such replica or decision.",
     409: "Refused: by version, by state, or by what would not go together.",
     422: "The request is not as the schema says.",
@@ -151,7 +151,7 @@ def _deciding(control: ControlSource) -> APIRouter:
 
     @router.post("/replicas/{name}/release")
     async def release(name: Name, request: Request, asked: _Release = _TRUST) -> Made:
-        """End a quarantine: the replica is attached anew."""
+        """End a quarantine: the replica is attached again."""
         return await _decide(control, Release(name, asked.joining_at), asked, request)
 
     @router.post("/accept-gap")
@@ -161,7 +161,7 @@ def _deciding(control: ControlSource) -> APIRouter:
 
     @router.post("/policy")
     async def policy(asked: documents.PolicyRequest, request: Request) -> Made:
-        """When the output speaks, from now on."""
+        """The output policy from now on: when elements are emitted."""
         action = SetPolicy(asked.insert, asked.adjust, asked.stable)
         return await _decide(control, action, asked, request)
 
@@ -266,7 +266,7 @@ class _Route(APIRoute):
             except _ProblemError as error:
                 return error.response()
             except RequestValidationError as error:
-                return _ProblemError(422, "malformed", _said(error)).response()
+                return _ProblemError(422, "malformed", _message_of(error)).response()
             except HTTPException as error:
                 if error.status_code != 400:  # 400: a body that is no JSON at all
                     raise
@@ -275,7 +275,7 @@ class _Route(APIRoute):
         return answer
 
 
-def _said(error: RequestValidationError) -> str:
+def _message_of(error: RequestValidationError) -> str:
     """All faults in one line; nothing of the request is repeated."""
     faults = []
     for fault in error.errors():

@@ -14,9 +14,9 @@ class CutoverTaskView(BaseModel):
 
     partition: int
     ready: bool
-    """It has said so in this state of the cutover."""
+    """It has reported that in this state of the cutover."""
     at: int | None
-    """Where its output was when it said so."""
+    """Where its output was when it reported that."""
     watched_until: int | None
     """Up to where it watches; null while it is not watching."""
 

@@ -1,7 +1,7 @@
 """The documents of the control API: what is asked, what is answered, and what went wrong.
 
-The requests take exactly what their JSON schema says: no text for a number, nothing unknown. What
-they cannot know (versions, states, what goes together) is the ledger's to judge.
+The requests accept exactly what their JSON schema allows: no text for a number, nothing unknown.
+What they cannot check (versions, states, valid combinations) the ledger checks.
 """
 
 from typing import Annotated, Any, Final, Literal, Self
@@ -41,7 +41,7 @@ __all__ = (
     "Request",
 )
 
-# An OpenAPI document tells bounds as doubles: these are the same in every reading.
+# An OpenAPI document has bounds as doubles: these are the same in every reading.
 _HIGHEST_VERSION = 2**53
 _FAR = 9_200_000_000_000_000_000
 _STRICT = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -94,11 +94,11 @@ class NewStream(Stream):
     """The time from which the replica is correct; by default the beginning of time."""
     properties: _Promises = _Promises()
     format: Literal["wire"] | dict[str, Any] = "wire"  # type: ignore[assignment]
-    """`wire`, or the options of a dialect as in the topology file, which are checked there: what
-    goes together is more than a schema says."""
+    """`wire`, or the options of a dialect as in the topology file, which are checked there: a
+    schema cannot express which of them go together."""
 
     def replica(self, name: str) -> dict[str, Any]:
-        """The replica, with what was said of it and no more."""
+        """The replica, with the fields of the request and no more."""
         own = set(Request.model_fields)
         document = self.model_dump(mode="json", exclude_defaults=True, exclude=own)
         return {"name": name, **document}
@@ -138,7 +138,7 @@ class ReleaseRequest(Request):
 
 
 class GapRequest(Request):
-    """The gap as it was seen: the output goes on with what this replica has, from that time on."""
+    """The gap as it was seen: the output continues with this replica's events from that time on."""
 
     model_config = ConfigDict(
         **_STRICT, json_schema_extra={"examples": [{"input": "d", "until": 1357020000000}]}
@@ -164,7 +164,7 @@ class CutoverRequest(Request):
     """The stream of the coming one; by default it is attached already."""
     watch: Annotated[int, Field(ge=0, le=_FAR), BeforeValidator(_whole)] | None = None
     """How much of the streams' time both are watched, in the topology's unit; by default a
-    minute. Must be said where the unit is none."""
+    minute. Required where the unit is none."""
     max_behind: Annotated[int, Field(ge=0, le=86_400), BeforeValidator(_whole)] = 5
     """Seconds: where the output was so long ago, the coming one must be."""
     max_divergences: Annotated[int, Field(ge=0, le=_HIGHEST_VERSION), BeforeValidator(_whole)] = 0
@@ -172,7 +172,7 @@ class CutoverRequest(Request):
 
 
 class AbortRequest(Request):
-    """A cutover is not wanted any more, and why."""
+    """A cutover is not desired any more, and why."""
 
     model_config = ConfigDict(
         **_STRICT, json_schema_extra={"examples": [{"reason": "the new plan is slower"}]}
@@ -186,7 +186,7 @@ _COUNT = r"[1-9][0-9]{0,5}"
 
 
 class PolicyRequest(Request):
-    """When the output speaks."""
+    """The output policy: when elements are emitted."""
 
     model_config = ConfigDict(
         **_STRICT,
@@ -248,15 +248,15 @@ class ReplicaView(Stream):
     """Whether something else than the topology file has decided about it."""
 
     @classmethod
-    def of(cls, wanted: DesiredReplica) -> Self:
+    def of(cls, desired: DesiredReplica) -> Self:
         return cls(
-            **wanted.replica.model_dump(),
-            state=wanted.wish,
-            since=wanted.since,
-            epoch=wanted.epoch,
-            reason=wanted.reason,
-            who=wanted.who,
-            decided=wanted.decided,
+            **desired.replica.model_dump(),
+            state=desired.state,
+            since=desired.since,
+            epoch=desired.epoch,
+            reason=desired.reason,
+            who=desired.who,
+            decided=desired.decided,
         )
 
 
@@ -386,6 +386,6 @@ class Problem(BaseModel):
 
 
 class Denied(BaseModel):
-    """Whoever asks may not."""
+    """The caller may not do this."""
 
     detail: str

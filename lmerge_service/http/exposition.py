@@ -1,4 +1,4 @@
-"""Metrics as text, in the format that whoever scrapes prefers.
+"""Metrics as text, in the format that the scraper prefers.
 
 By the rules of Prometheus's own libraries: of the formats of an Accept header the one with the
 highest `q` that there is here counts, of equals the first; a format without a version is its
@@ -59,8 +59,8 @@ def _chosen(accept: str) -> tuple[_Encoder, str]:
 
 def _preferred(accept: str) -> list[tuple[str, Mapping[str, str]]]:
     """Media types with their parameters, the preferred first, without those that are ruled out."""
-    wanted = [each for each in _parsed(accept) if _weight(each[1]) > 0]
-    return sorted(wanted, key=lambda each: -_weight(each[1]))  # stable: of equals the first
+    accepted = [each for each in _parsed(accept) if _weight(each[1]) > 0]
+    return sorted(accepted, key=lambda each: -_weight(each[1]))  # stable: of equals the first
 
 
 def _parsed(accept: str) -> Iterator[tuple[str, dict[str, str]]]:

@@ -2,7 +2,7 @@
 
 Theory
     uvicorn waits for ever for a request's head, and for a client that does not take its answer,
-    and accepts any number of connections that say nothing. Here a connection is closed when a
+    and accepts any number of idle connections. Here a connection is closed when a
     head is not complete in time, or nothing of an answer is taken in time, or there are too many;
     the limits of a complete request are `access.Guard`'s.
 

@@ -1,4 +1,4 @@
-"""The worker's HTTP side: health, readiness, status, metrics; `access` says who may ask.
+"""The worker's HTTP side: health, readiness, status, metrics; `access` decides who may ask.
 
 Who owns what
     `serve` owns the listening socket, bound before anything else so that an occupied port is
@@ -42,10 +42,10 @@ def guarded(
     reasons: Callable[[], list[str]],
     state: Callable[[], str],
 ) -> FastAPI:
-    """What whoever merges has: health, readiness, metrics, and deciding.
+    """The routes of every merging process: health, readiness, metrics, and decisions.
 
-    Health and readiness are told to everybody, since who asks for them holds no secrets; the
-    reasons, like everything else, only to who may read.
+    Health and readiness are open to everybody, since probes hold no secrets; the reasons, like
+    everything else, only to those who may read.
     """
     app = FastAPI(title="lmerge", docs_url=None, redoc_url=None)
     app.add_middleware(_Heads)
@@ -54,7 +54,7 @@ def guarded(
 
     @app.get("/healthz")
     async def healthz(request: Request) -> dict[str, str | list[str]]:
-        """The process lives; `degraded` says that somebody should look, not that it should die."""
+        """The process lives; `degraded` means that somebody should look, not that it should die."""
         found = reasons()
         shown = found if access.may_read(request) else []
         return {"health": "degraded" if found else "ok", "reasons": shown}
@@ -148,7 +148,7 @@ def _listen(where: Http) -> socket.socket:
             listener = opened.enter_context(socket.socket(family, socket.SOCK_STREAM))
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((where.host, where.port))
-            listener.listen(CONNECTIONS)  # whoever is told the address is not refused
+            listener.listen(CONNECTIONS)  # whoever gets the address is not refused
             opened.pop_all()
             return listener
     except OSError as error:

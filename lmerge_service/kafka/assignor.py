@@ -37,7 +37,7 @@ Invariants
         nothing moves from an owner that is there and may be a home.
     S3  A standby_only member holds a task only while no other member is warm for it.
     S4  The same members give the same shares, in whatever order they come.
-    S5  Sharing again, when nothing happened but that the shares were taken, changes nothing.
+    S5  Sharing again, when nothing changed but that the shares were taken, changes nothing.
 
 Cost
     O(tasks · members), and O(tasks + members) more for each task that moves. Of 1,000 tasks and 20
@@ -54,7 +54,7 @@ __all__ = ("Member", "Share", "share")
 
 
 class Member(msgspec.Struct, frozen=True):
-    """What a member says of itself when it joins."""
+    """A member's metadata in its join request."""
 
     worker: str
     """Its name for people; sharing is settled by it too."""

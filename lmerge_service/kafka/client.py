@@ -114,7 +114,7 @@ def kafka_errors(doing: str, needs: str = "Read") -> Iterator[None]:
         retriable = bool(getattr(error, "retriable", False))
         raise TransportError(f"{doing}: {error!r}", retriable=retriable) from error
     except IllegalOperation as error:
-        # What a producer says whose transaction has failed behind its back.
+        # Raised by a producer whose transaction has failed in the background.
         raise TransportError(f"{doing}: {error}") from error
     except TimeoutError as error:
         raise TransportError(f"{doing}: no answer from Kafka in time") from error
@@ -135,7 +135,7 @@ def _missing(error: BrokerResponseError, needs: str) -> str:
 
 
 def lacking(operation: str, resource: str) -> str:
-    """What to say when an ACL is missing."""
+    """The message when an ACL is missing."""
     return f"Kafka refuses: our user lacks the ACL {operation} on {resource}"
 
 
@@ -153,11 +153,11 @@ async def patient(
 ) -> T:
     """As `bounded`, but asks again after an error that may pass: a fresh or restarted broker is not
     ready for its coordinators, one that was killed has led something that has no leader yet."""
-    said: BaseException | None = None
+    last: BaseException | None = None
 
     def note(state: tenacity.RetryCallState) -> None:
-        nonlocal said
-        said = state.outcome.exception() if state.outcome is not None else None
+        nonlocal last
+        last = state.outcome.exception() if state.outcome is not None else None
 
     @tenacity.retry(
         retry=tenacity.retry_if_exception(_may_pass),
@@ -170,9 +170,9 @@ async def patient(
     try:
         return await bounded(until_ready(), doing, seconds)
     except TransportError as error:
-        if said is None or not isinstance(error.__cause__, TimeoutError):
+        if last is None or not isinstance(error.__cause__, TimeoutError):
             raise
-        raise TransportError(f"{doing}: not done within {seconds:g} s: {said!r}") from said
+        raise TransportError(f"{doing}: not done within {seconds:g} s: {last!r}") from last
 
 
 def _may_pass(error: BaseException) -> bool:

@@ -4,8 +4,8 @@ Theory
     A producer, a consumer and an admin client of aiokafka each own an `AIOKafkaClient`, which has
     the connections and the metadata. Ours are of the class `Client`, which differs in this:
 
-    It makes no topics. aiokafka asks for metadata with the wish that what is missing be made, and
-    a broker with auto.create.topics.enable (Kafka's default) obeys: a topic that is deleted under
+    It makes no topics. aiokafka asks for metadata and for missing topics to be created, and a
+    broker with auto.create.topics.enable (Kafka's default) does so: a topic that is deleted under
     an open client is back within a second, with the broker's defaults.
 
     It asks for the topics that it uses. aiokafka takes "none" for "all": 2.7 MiB at 3,000
@@ -166,20 +166,20 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
         """The answer to a request that any broker can answer; those of `of` are asked first.
 
         Raises:
-            NodeNotReadyError: none of them answers; its cause is what the last one said.
-            KafkaError: one that asking another broker would not mend.
+            NodeNotReadyError: none of them answers; its cause is the error of the last one.
+            KafkaError: one that another broker would return as well.
         """
-        said: BaseException | None = None
+        last: BaseException | None = None
         for node in dict.fromkeys([*of, *self.nodes()]):
             try:
                 return await self._asked(node, request)
             except KafkaError as error:
                 if not error.retriable:
                     raise
-                said = error
+                last = error
             except TimeoutError as error:
-                said = error
-        raise NodeNotReadyError("no broker answers") from said
+                last = error
+        raise NodeNotReadyError("no broker answers") from last
 
     async def _asked(self, node: Any, request: Any) -> Any:
         try:
@@ -230,7 +230,7 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
 
     def set_topics(self, topics: Collection[str]) -> Any:
         """Asks for these from now on, and for those that are known already: a consumer that reads
-        now this topic and now that would ask anew each time."""
+        now this topic and now that would ask again each time."""
         known = {topic for topic in self._topics if self.cluster.partitions_for_topic(topic)}
         return super().set_topics(known.union(topics))
 

@@ -3,7 +3,7 @@
 Theory
     A producer that stops first delivers what it holds, and asks again for as long as there is no
     answer. Given up on, it would go on so in the background: reconnect when the broker is back,
-    and write what nobody waits for any more. So what is given up is taken apart: its tasks are
+    and write what no caller waits for any more. So what is given up is taken apart: its tasks are
     cancelled, then its connections closed. The client keeps no list of its tasks; they are known
     by whose methods they run. Pinned and tested with aiokafka.
 

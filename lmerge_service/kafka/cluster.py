@@ -20,7 +20,7 @@ __all__ = ("Cluster",)
 
 
 class Cluster:
-    """Makes clients; each is opened and closed by whoever asks for it."""
+    """Makes clients; each is opened and closed by its caller."""
 
     def __init__(self, connection: Connection):
         self.connection = connection

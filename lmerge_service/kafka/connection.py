@@ -8,7 +8,7 @@ __all__ = ("connection_of",)
 
 
 def connection_of(kafka: Kafka) -> Connection:
-    """The only place where one is made of the other; reads certificates and the password anew.
+    """The only place where one is made of the other; rereads certificates and the password.
 
     Raises:
         TransportError: they could be read when the topology was, and cannot be now.

@@ -7,8 +7,8 @@ Theory
         offset   0 insert   1 insert   2 insert (open)   3 insert   4 insert
                                        ▲ last stable offset: 2      ▲ high watermark: 5
 
-    Who asks what can be read wants the first. Who asks whether a writer has written anything that
-    was not read wants the second: between the two may be whatever the writer has to say.
+    The first bounds what can be read. The second shows whether a producer has written anything
+    that was not read: all of its unread records may lie between the two.
 
     A client of aiokafka asks for one of them, by its isolation level; here either is asked for
     with any client.
@@ -32,7 +32,7 @@ async def high_watermarks(
     client: AIOKafkaClient, partitions: Collection[TopicPartition]
 ) -> dict[TopicPartition, int]:
     """The offsets behind the last records of all, asked once; the client's own errors are raised,
-    such that say to ask again too."""
+    retriable ones too."""
     return await _ends(client, partitions, _UNCOMMITTED)
 
 

@@ -1,8 +1,8 @@
 """Publishes the facts that queries are about: a topic in which each record's time is the fact's.
 
-A fact says its key and its time; facts of one flight go to one partition. At the end each partition
-is told that nothing comes any more. What becomes of facts that are sent after that is nothing, and
-time that begins anew would make all of it late: so the topic must be new.
+A fact contains its key and its time; facts of one flight go to one partition. At the end each
+partition receives an end marker. Facts that are sent after it have no effect, and if time restarted
+all of them would be late: so the topic must be new.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

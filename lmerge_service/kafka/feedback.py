@@ -1,7 +1,7 @@
 """Feedback for replicas: which work a lagging query can leave out (the paper's V-D, fast-forward).
 
 Theory
-    Once the output is stable up to t, nothing that a replica says about events that end before t
+    Once the output is stable up to t, no element of a replica about events that end before t
     matters any more. A replica that learns t leaves out their computation and is at the front
     again, where its work counts.
 
@@ -10,9 +10,9 @@ Theory
             if not feedback.allows_skipping(ve):     # ve: the event's *final* end
                 compute it, and send it
 
-    A replica may leave out *whole events* whose final end is below its point. An event that it
-    has begun to tell, it tells to the end; and it goes on sending its stables as ever. That is
-    all: there is nothing to announce, and it is no breach (tests/core/test_heeding.py).
+    A replica may leave out *whole events* whose final end is below its point. Of an event that it
+    has begun to publish, it publishes all elements; and it goes on sending its stables as ever.
+    That is all: there is nothing to announce, and it is no breach (tests/core/test_heeding.py).
 
     What it leaves out is missing from its topic for good. So a replica that several outputs merge
     must go by the lowest of their points: give all of them as `output`. An output that is made
@@ -22,12 +22,12 @@ Theory
 Invariants
     F1  The point never falls while the outputs are the same topics, and is never above what every
         task of every output has committed.
-    F2  As long as one task has said nothing, the point is START: nothing may be left out.
+    F2  As long as one task has published no point, the point is START: nothing may be left out.
 
 Who owns what
     Each client owns one task, which follows the topic, or asks a worker again and again, for as
     long as the `async with` lasts. While Kafka or the worker is away, the point stays where it
-    is, which is safe, and `unreachable` says why.
+    is, which is safe, and `unreachable` has the reason.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ _NO_TOPIC = "none"  # as an id: no record is about an output that does not exist
 
 
 class FeedbackBoard:
-    """What every task of some outputs has said to every replica.
+    """The latest points that every task of some outputs has published for every replica.
 
     >>> board = FeedbackBoard(["out"])
     >>> board.note("out", FeedbackRecord("a", task=0, tasks=2, point=9, stable=9))
@@ -91,14 +91,14 @@ class FeedbackBoard:
         return " ".join(str(each) for each in self._ids.values())
 
     def identify(self, output: str, output_id: str | None) -> None:
-        """Which topic the output is by now; nothing has been said about it yet."""
+        """Which topic the output is by now; there are no points of it yet."""
         self._ids[output] = output_id
         self._points[output] = {}
         self._tasks[output] = 1
 
     def note(self, output: str, record: FeedbackRecord) -> None:
-        """Takes a task's word; one below its last is an old one, come late. What is said about
-        another topic of the output's name is passed over."""
+        """Takes a task's point; one below its last is an old one, come late. Points of another
+        topic of the output's name are ignored."""
         if None not in (known := (self._ids[output], record.output_id)) and len(set(known)) > 1:
             return
         self._tasks[output] = max(self._tasks[output], record.tasks)
@@ -108,7 +108,7 @@ class FeedbackBoard:
         changed.set()
 
     def point(self, replica: str) -> int:
-        """START as long as not every task has spoken."""
+        """START as long as not every task has published a point."""
         return min(self._point(output, replica) for output in self._ids)
 
     def _point(self, output: str, replica: str) -> int:
@@ -129,13 +129,13 @@ class _Background(ABC):
     begins."""
 
     unreachable: str | None = None
-    """Why nothing new is heard at the moment."""
+    """Why no points can be read at the moment."""
 
     def __init__(self) -> None:
         self._ready = asyncio.Event()
 
     async def __aenter__(self) -> Self:
-        """Raises TransportError when nobody answers."""
+        """Raises TransportError when there is no answer."""
         self._task = asyncio.create_task(self._run(), name=type(self).__name__)
         ready = asyncio.create_task(self._ready.wait())
         try:
@@ -166,13 +166,13 @@ class _Background(ABC):
                 if not self._ready.is_set():
                     raise
                 if self.unreachable is None:
-                    log.warning("feedback is not heard", error=str(error))
+                    log.warning("feedback cannot be read", error=str(error))
                 self.unreachable = str(error)
             await asyncio.sleep(_PAUSE_SECONDS)
 
     @abstractmethod
     async def _follow(self) -> None:
-        """Listens until something fails; sets `_ready` when it knows what has been said."""
+        """Follows until something fails; sets `_ready` when it knows all points so far."""
 
 
 class FeedbackFollower(_Background):
@@ -262,7 +262,7 @@ class Feedback:
 
     @property
     def unreachable(self) -> str | None:
-        """Why nothing new is heard at the moment."""
+        """Why no points can be read at the moment."""
         return self._follower.unreachable
 
     def allows_skipping(self, ve: int) -> bool:
@@ -275,7 +275,7 @@ class Feedback:
 
 
 class FeedbackAnswer(BaseModel):
-    """What `GET /v1/feedback/{replica}` says; times are integers."""
+    """The answer of `GET /v1/feedback/{replica}`; times are integers."""
 
     replica: str
     point: int | None
@@ -285,7 +285,7 @@ class FeedbackAnswer(BaseModel):
 
 
 class HttpFeedback(_Background):
-    """The same from a worker's HTTP side, for replicas that do not speak to Kafka's brokers.
+    """The same from a worker's HTTP side, for replicas without access to Kafka's brokers.
 
     `client` brings what the worker asks for: certificates, a token.
     """

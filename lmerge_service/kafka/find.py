@@ -1,16 +1,16 @@
-"""Finds where a topic speaks of an event: partition, offset and what it says, for evidence.
+"""Finds the latest record about an event in a topic: partition, offset and text, for evidence.
 
 Theory
-    Whoever asks has just heard of the event, so its record is near the end of what was read:
+    The caller has just merged the event, so its record is near the end of what was read:
     the partition is read backwards in windows that double, from a given offset down to a limit.
 
         before=10_000   [9_000, 10_000) → [7_000, 9_000) → [3_000, 7_000) → …
 
-    Within a window the last match counts, so what is found is the topic's latest word before
+    Within a window the last match counts, so the result is the topic's latest record before
     `before`. Offsets are not all records: markers and compacted ones make windows thinner.
 
 Who owns what
-    A search owns a consumer of its own for as long as it lasts, so that it moves nobody's
+    A search owns a consumer of its own for as long as it lasts, so that it moves no other
     position. On a crash nothing is left behind.
 
 Cost
@@ -35,7 +35,7 @@ _FIRST_WINDOW = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A record that speaks of the event."""
+    """A record about the event."""
 
     topic: str
     partition: int
@@ -89,25 +89,24 @@ async def _last_in(
     tp: TopicPartition,
     start: int,
     end: int,
-    wanted: tuple[Hashable, int],
+    event: tuple[Hashable, int],
     decoder: WireDecoder,
 ) -> Found | None:
     found = None
     async for _, records in source.backlog({tp: start}, {tp: end}):
         for record in records:
-            if (element := _speaks_of(record, wanted, decoder)) is not None:
+            if (element := _about(record, event, decoder)) is not None:
                 found = Found(tp.topic, tp.partition, record.offset, element, record.value)
     return found
 
 
-def _speaks_of(
-    record: Record, wanted: tuple[Hashable, int], decoder: WireDecoder
-) -> Element | None:
+def _about(record: Record, event: tuple[Hashable, int], decoder: WireDecoder) -> Element | None:
+    """The record's element, if it is about the event."""
     try:
         element = decoder.decode(record.value)
     except ElementError:  # a dead letter, which was reported when it was merged
         return None
     if type(element) is Stable:
         return None
-    told = (element.payload, element.vs)  # type: ignore[union-attr]
-    return element if told == wanted else None
+    found = (element.payload, element.vs)  # type: ignore[union-attr]
+    return element if found == event else None

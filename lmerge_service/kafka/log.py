@@ -3,12 +3,12 @@
 Who owns what
     A `Log` owns a producer, made when the first record is appended; each reading owns a `Source`
     of its own, closed when the reading ends. The topic is made when it is missing and refused
-    when it may forget: whoever reads it from its beginning must read all of it.
+    when it may forget: a reader from its beginning must read all of it.
 
 What happens on a crash at each await
-    in `append`: the record is in the log, or is not; whoever needs to know reads the log. When
-    its time is over the producer is thrown away, so that nothing is written later than that
-    (what was on its way to the broker may still arrive).
+    in `append`: the record is in the log, or is not; reading the log shows which. When its time is
+    over the producer is discarded, so that nothing is written later than that (what was on its way
+    to the broker may still arrive).
     in a reading: nothing, offsets are the caller's.
 
 What happens when the broker is away, or the topic is deleted
@@ -91,7 +91,7 @@ class Log:
 
     async def append(self, value: bytes, *, seconds: float = _APPEND_SECONDS) -> int:
         """Writes a record to all replicas of the partition; returns its offset, or -1 if the
-        broker says only that it has the record.
+        broker acknowledges the record without one.
 
         Raises:
             TransportError: if retriable, whether the record was written is unknown; if not, it
@@ -115,7 +115,7 @@ class Log:
         try:
             with kafka_errors(doing):
                 return int(sent.result().offset)
-        except FencedError as error:  # the producer is nobody's but ours: its session has expired
+        except FencedError as error:  # only we have this producer: its session has expired
             raise TransportError(str(error)) from error
 
     async def _ready(self) -> AIOKafkaProducer:
@@ -158,7 +158,7 @@ class Log:
 
         Raises:
             TransportError: no progress for two minutes.
-            StateError: the log ends before `start`: it was made anew, or has lost records.
+            StateError: the log ends before `start`: it was recreated, or has lost records.
         """
         async with self._source() as source:
             end = (await source.ends([self._tp]))[self._tp]
@@ -195,6 +195,6 @@ class Log:
     def _refuse_loss(self, start: int, end: int) -> None:
         if end < start:
             raise StateError(
-                f"{self.topic} ends at offset {end}, but has been read up to {start}: it was made "
-                "anew, or has lost records"
+                f"{self.topic} ends at offset {end}, but has been read up to {start}: it was "
+                "recreated, or has lost records"
             )

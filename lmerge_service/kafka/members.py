@@ -4,16 +4,16 @@ Theory
     Workers are members of one Kafka group. Partition p of the state topic stands for merge task p,
     so that Kafka's own tools show who merges what (`kafka-consumer-groups --describe`), but
     nothing is fetched and no offset is stored through the group. One member, the leader that the
-    broker chose, shares the tasks out (`assignor`) from what each said of itself when it joined.
+    broker chose, shares the tasks out (`assignor`) from each member's metadata in its join request.
 
-    The name of the protocol that all members must share says which merge they are of (`Kind`): the
-    output, and how many tasks it has. So the broker itself keeps out those of another merge that
-    has been given the same name, whoever comes first and whoever leads, and the members that are
-    there hear nothing of it. Who is kept out asks who they are and says so.
+    The name of the protocol that all members must share identifies their merge (`Kind`): the
+    output, and how many tasks it has. So the broker itself rejects members of another merge that
+    has been given the same name, whoever comes first and whoever leads, without any effect on the
+    members that are there. A rejected member looks up who they are and reports it.
 
-    The client's consumer speaks the same protocol, but it also fetches, resets positions, leaves
-    the group when nobody polls, and tells a rebalance and a lost session by the same callback. So
-    the five requests are sent here, over the client's connections.
+    The client's consumer uses the same protocol, but it also fetches, resets positions, leaves
+    the group when nobody polls, and has one callback for a rebalance and a lost session. So the
+    five requests are sent here, over the client's connections.
 
     ```
                 ┌──────── rebalance, rebalance() ────────┐
@@ -27,18 +27,19 @@ Theory
 Invariants
     G1  `assignment` is what the group gave last. A rebalance under way changes nothing: what makes
         it safe to go on meanwhile is that the next owner of a task fences this one.
-    G2  It becomes empty when, and only when, the group says that it does not know this member any
-        more: others may have had its tasks since. The member then joins anew.
-    G3  While the brokers are away it stays as it is, `unreachable` says why, and asking goes on.
+    G2  It becomes empty when, and only when, the group answers that it does not know this member
+        any more: others may have had its tasks since. The member then joins again.
+    G3  While the brokers are away it stays as it is, `unreachable` has the reason, and asking goes
+        on.
     G4  `confirmed` returns only with an assignment that the group has acknowledged by a request
         that was sent after the call: nobody else has the tasks of it by a later sharing.
-    G5  Who leaves properly says so, and the others share again at once.
+    G5  A member that leaves properly sends a leave request, and the others share again at once.
     G6  All members are of one `Kind`. Who is not ends, once a session is over: members that were
-        killed are gone by then. An output that was deleted and made anew is the same to the group,
+        killed are gone by then. An output that was deleted and recreated is the same to the group,
         since its workers live through that.
 
 Who owns what, and what happens on a crash
-    `Members` owns one client; `run` alone speaks with the group, in the caller's task group. A
+    `Members` owns one client; only `run` sends requests to the group, in the caller's task group. A
     killed member is missed by the broker after `session_timeout_ms`, and so is one whose event loop
     stands still for so long; it finds out by its first heartbeat when it goes on. A leader that
     dies in the middle of sharing is missed in the same way, and the others join again. Nothing is
@@ -91,7 +92,7 @@ KEPT_OUT_SECONDS: Final = 1.0
 """How long, beyond a session, one waits for members of another merge to be gone."""
 
 _HEARTBEAT_SECONDS: Final = 0.3
-"""The others hear by their next heartbeat that somebody came or went."""
+"""The others learn by their next heartbeat that a member came or went."""
 
 _BACKOFF_SECONDS: Final = (0.1, 1.0)  # at first, and at the most
 _AGAIN: Final = (errors.RebalanceInProgressError, errors.IllegalGenerationError)
@@ -164,7 +165,7 @@ class Assignment:
 
 
 class _Given(msgspec.Struct, frozen=True):
-    """What the leader tells a member beside its partitions."""
+    """What the leader sends a member beside its partitions."""
 
     standby: list[int]
     promised: list[int]
@@ -183,7 +184,7 @@ class Members:
     ...         async for assignment in members.changes():
     ...             print(assignment.active)
 
-    `worker` names it for people. `warm` tells, whenever the group shares, the tasks that this
+    `worker` names it for people. `warm` gives, whenever the group shares, the tasks that this
     worker could take over at once, with how far behind it is: a number in any unit that all
     workers share. `standbys` and `topic` must be the same for all; who has another `output` is
     kept out.
@@ -204,7 +205,7 @@ class Members:
     ):
         self.assignment = Assignment()
         self.unreachable: str | None = None
-        """Why nothing is heard from the group; None while it answers."""
+        """Why the group does not answer; None while it does."""
         self._connection = connection
         self._group = group
         self._topic = topic
@@ -329,7 +330,7 @@ class Members:
                 self._acknowledge(request)
 
     async def _join(self) -> None:
-        self._joining.clear()  # what happens from here on needs another round
+        self._joining.clear()  # changes from here on need another round
         try:
             joined = await self._ask(self._join_request())
             if joined is not None:
@@ -342,9 +343,9 @@ class Members:
             raise
 
     def _join_request(self) -> JoinGroupRequest:
-        said = [(self._kind.protocol, self._introduction())]
+        protocols = [(self._kind.protocol, self._metadata())]
         kind, session = ConsumerProtocol.PROTOCOL_TYPE, self._session_ms
-        return JoinGroupRequest(self._group, session, session, self._member, None, kind, said)
+        return JoinGroupRequest(self._group, session, session, self._member, None, kind, protocols)
 
     async def _sync(self, shares: list[tuple[str, bytes]]) -> None:
         request = SyncGroupRequest(self._group, self._generation, self._member, None, shares)
@@ -354,10 +355,10 @@ class Members:
             self._acknowledge(number)
 
     async def _ask(self, request: Any) -> Any:
-        """The answer of the group's coordinator; None if it says that this member must join again.
+        """The answer of the group's coordinator; None if this member must join again.
 
         Raises:
-            KafkaError: there is no answer, or one that no joining mends.
+            KafkaError: there is no answer, or one that joining again does not resolve.
         """
         if self._coordinator is None:
             self._coordinator = await self._looked_up()
@@ -441,9 +442,9 @@ class Members:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    # --- what members say and are told ---------------------------------------------------------
+    # --- metadata and assignments --------------------------------------------------------------
 
-    def _introduction(self) -> bytes:
+    def _metadata(self) -> bytes:
         now = self.assignment
         member = Member(
             self._worker,
@@ -454,28 +455,28 @@ class Members:
             set(now.promised),
             dict(self._warm()),
         )
-        said = ConsumerProtocol.METADATA(0, [self._topic], msgspec.json.encode(member))
-        return bytes(said.encode())
+        metadata = ConsumerProtocol.METADATA(0, [self._topic], msgspec.json.encode(member))
+        return bytes(metadata.encode())
 
     def _shared(self, joined: list[tuple[Any, ...]]) -> list[tuple[str, bytes]]:
-        """As the leader: what each member is to be told."""
+        """As the leader: the assignment of each member."""
         members = {
-            id_: msgspec.json.decode(ConsumerProtocol.METADATA.decode(said).user_data, type=Member)
-            for id_, *_, said in joined
+            id_: msgspec.json.decode(ConsumerProtocol.METADATA.decode(data).user_data, type=Member)
+            for id_, *_, data in joined
         }
         shares = share(members, self._tasks, self._standbys)
         owners: dict[str, list[int]] = {}
         for id_, mine in shares.items():
             owners.setdefault(members[id_].worker, []).extend(mine.active)
         log.info("sharing tasks out", group=self._group, generation=self._generation, owners=owners)
-        return [(id_, self._told(mine, owners)) for id_, mine in shares.items()]
+        return [(id_, self._encoded(mine, owners)) for id_, mine in shares.items()]
 
-    def _told(self, mine: Share, owners: dict[str, list[int]]) -> bytes:
+    def _encoded(self, mine: Share, owners: dict[str, list[int]]) -> bytes:
         given = msgspec.json.encode(_Given(mine.standby, mine.promised, owners))
         return bytes(ConsumerProtocol.ASSIGNMENT(0, [(self._topic, mine.active)], given).encode())
 
-    def _read(self, told: bytes) -> Assignment:
-        assignment = ConsumerProtocol.ASSIGNMENT.decode(told)
+    def _read(self, encoded: bytes) -> Assignment:
+        assignment = ConsumerProtocol.ASSIGNMENT.decode(encoded)
         given = msgspec.json.decode(assignment.user_data, type=_Given)
         return Assignment(
             frozenset(tp.partition for tp in assignment.partitions()),

@@ -1,9 +1,9 @@
-"""The metadata request that tells topic ids, which the client's own does not know.
+"""The metadata request whose answer has topic ids, which the client's own does not know.
 
-A name says which topic is meant, an id which topic it *is*: one that was deleted and made anew
-has the same name and another id, however many records it holds by now. Brokers tell ids from
-version 10 of the request on (Kafka 2.8), the client stops at 5; so version 10 is written down
-here, in the client's own words, and the client chooses per connection what both sides know.
+A topic that was deleted and recreated has the same name and another id, however many records it
+contains by now. Brokers return ids from version 10 of the request on (Kafka 2.8), the client stops
+at 5; so version 10 is defined here, with the client's own schema classes, and the client chooses
+per connection the version that both sides know.
 """
 
 import base64
@@ -111,7 +111,7 @@ class _Request(RequestStruct):  # type: ignore[misc]
 
 
 class TopicsRequest(Request[MetadataRequest_v4 | MetadataRequest_v5 | _Request]):  # type: ignore[misc]
-    """Asks for topics by name, without making those that are missing; older brokers tell no ids.
+    """Asks for topics by name, without making those that are missing; older brokers return no ids.
 
     The client's own describe_topics would make them where brokers may do that.
     """

@@ -4,7 +4,7 @@ Who owns what
     `Notices` owns one idempotent producer for partition 0 of one topic.
 
 What happens on a crash at each await
-    in `send`: the record is there or not. Whoever sends notices must be content with either.
+    in `send`: the record is there or not. Either must be good enough for the sender.
 """
 
 from functools import partial

@@ -37,7 +37,7 @@ _EVENT_TIMES = {"retention.ms": "-1", "message.timestamp.after.max.ms": str(2**6
 
 
 def on_the_wire(element: Element) -> Sequence[Written]:
-    """The record that says an element."""
+    """The record of an element."""
     if type(element) is Stable:
         return [Written(None, encode(element), everywhere=True)]
     return [Written(element.payload, encode(element))]  # type: ignore[union-attr]
@@ -58,12 +58,12 @@ async def publish(
 ) -> int:
     """Sends the elements in order, `rate` a second (None: as fast as it goes); returns how many.
 
-    `due` says instead when each is to be sent, in seconds from the start. The topic is made when it
-    is missing, with `partitions`. `written` gives an element's records; with it, what is sent may
-    be anything else that comes in an order.
+    `due` gives instead when each is to be sent, in seconds from the start. The topic is made when
+    it is missing, with `partitions`. `written` gives an element's records; with it, anything else
+    that comes in an order may be sent.
 
     Raises:
-        IllegalStreamError: a dialect cannot say the elements.
+        IllegalStreamError: a dialect cannot express the elements.
         TransportError: Kafka cannot be reached, or refuses.
     """
     async with Topics(connection) as topics:

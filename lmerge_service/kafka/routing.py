@@ -2,7 +2,7 @@ r"""Routing: which output partition an element belongs to, by its logical key.
 
 Theory
     Replicas may be partitioned differently, or by other hashes, so the number of an input's
-    partition says nothing. What the same event has in common everywhere is its payload: the route
+    partition is no route. What the same event has in common everywhere is its payload: the route
     is a function of that alone. It is the one that Kafka's own producers would take for the same
     key, so that others who partition by it find the output co-partitioned.
 
@@ -33,7 +33,7 @@ Invariants
 Cost
     Hashing takes 1.3, 3 and 8 µs for 10, 40 and 120 bytes, which is too much for the hot path; for
     64 keys of one length at once 0.2, 0.4 and 1.1 µs each. So routes are kept by payload: one that
-    is known costs a look-up, and `learn` finds those of a batch together. Cutting a field out takes
+    is known costs a look-up, and `learn` finds those of a batch at once. Cutting a field out takes
     0.4 µs. Half of what is kept is forgotten at once when a limit is reached. One partition costs
     nothing.
 """
@@ -72,7 +72,7 @@ def murmur2(data: bytes) -> int:
 
 
 def murmur2_of_each(keys: Sequence[bytes]) -> list[int]:
-    """`murmur2` of each of many keys; those of one length together."""
+    """`murmur2` of each of many keys; those of one length at once."""
     hashes = [0] * len(keys)
     places: defaultdict[int, list[int]] = defaultdict(list)
     for place, key in enumerate(keys):
@@ -168,7 +168,7 @@ class Router:
         return self._admit(payload) if known is None else known
 
     def learn(self, payloads: Iterable[bytes]) -> None:
-        """Finds the routes of many payloads together; what `partition_of` says stays the same."""
+        """Finds the routes of many payloads at once; `partition_of` still returns the same."""
         if self.partitions > 1:
             routes = {each: self._old.get(each) for each in payloads if each not in self._young}
             unknown = [payload for payload, route in routes.items() if route is None]

@@ -79,7 +79,7 @@ class Outbox:
 @dataclass(frozen=True, slots=True)
 class Committed:
     """Where a transaction's records went: the offset behind the last record, and None where
-    there was none or where the broker did not say."""
+    there was none or where the broker did not return it."""
 
     output: int | None
     state: int | None
@@ -227,7 +227,7 @@ class Sink:
 
 
 def _retrieve(acknowledged: "asyncio.Future[Any]") -> None:
-    """Of several batches that fail, one is told of; asyncio would log the others as forgotten."""
+    """Of several batches that fail, one is reported; asyncio would log the others as forgotten."""
     if not acknowledged.cancelled():
         acknowledged.exception()
 

@@ -53,7 +53,7 @@ _BACKLOG_POLL_SECONDS = 0.02
 _ANSWER_SECONDS = 0.1
 """A broker refuses a fetch at once."""
 _SHORT_SECONDS, _SETTLED_POLL_SECONDS = 5.0, 0.05
-"""For how long an open transaction is not worth a word; how often its end is asked for."""
+"""After how long an open transaction is logged; how often its end is asked for."""
 
 
 class Source:
@@ -146,7 +146,7 @@ class Source:
         """
         ends = await self.high_watermarks(partitions)
         loop = asyncio.get_running_loop()
-        deadline, told = loop.time() + _STALL_SECONDS, False
+        deadline, warned = loop.time() + _STALL_SECONDS, False
         while stuck := {
             tp: at for tp, at in (await self.ends(partitions)).items() if at < ends[tp]
         }:
@@ -156,9 +156,9 @@ class Source:
                     f"a transaction is left open at {where}: what is behind it cannot be read; "
                     "wait for its writer, or abort it (`kafka-transactions.sh abort`)"
                 )
-            if not told and loop.time() > deadline - _STALL_SECONDS + _SHORT_SECONDS:
+            if not warned and loop.time() > deadline - _STALL_SECONDS + _SHORT_SECONDS:
                 log.warning("waiting for an open transaction", places=where)
-                told = True
+                warned = True
             await asyncio.sleep(_SETTLED_POLL_SECONDS)
         return ends
 
@@ -183,7 +183,7 @@ class Source:
         return self._consumer._client.cluster.partitions_for_topic(topic) is None
 
     async def require_topics(self, partitions: Sequence[TopicPartition]) -> None:
-        """Asks for topics anew.
+        """Asks for topics again.
 
         Raises:
             TransportError: one does not exist.

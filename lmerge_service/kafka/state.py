@@ -1,4 +1,4 @@
-"""Reads a task's partition of the state topic: its last mark, and the chunks of a snapshot.
+"""Reads a task's partition of the state topic: its last commit record, and a snapshot's chunks.
 
 Who owns what
     Nothing is owned: a `Source` is borrowed, whose positions are undefined afterwards. Only the

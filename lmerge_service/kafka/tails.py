@@ -1,4 +1,4 @@
-"""The end of a replica's topic: what each partition says last, and in which incarnation."""
+"""The end of a replica's topic: the last element of each partition, and its incarnation."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -25,12 +25,12 @@ class Tail:
 
 
 def next_incarnation(tail: Iterable[Tail]) -> int:
-    """The number after those whose last words are given; 0 where nobody has spoken."""
+    """The number after those of the given tails; 0 where there are none."""
     return max((each.incarnation + 1 for each in tail), default=0)
 
 
 async def tails(connection: Connection, topic: str, partitions: int) -> list[Tail]:
-    """Of those partitions that have said anything; records that are no elements are passed over.
+    """Of those partitions that contain any element; records that are none are skipped.
 
     An open transaction is waited for: an incarnation may have begun in it.
 

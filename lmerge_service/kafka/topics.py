@@ -37,7 +37,7 @@ from lmerge_service.kafka.starting import started
 __all__ = ("TopicInfo", "Topics")
 
 _BROKERS_DEFAULT: Final = -1
-"""As many replicas as the brokers' `default.replication.factor` says, however many are up now."""
+"""As many replicas as the brokers' `default.replication.factor`, however many are up now."""
 _CHANGE_MS: Final = 4_000
 """How long brokers may take to make or delete a topic; less than one is asked for."""
 _MAY_WRITE = 1 << 4
@@ -51,7 +51,7 @@ class TopicInfo:
     """A topic that exists."""
 
     id: str | None
-    """Another one when the topic was deleted and made anew; None if the brokers tell none."""
+    """Another one when the topic was deleted and recreated; None if the brokers return none."""
     partitions: int
     """How many."""
     leaderless: tuple[int, ...] = ()
@@ -123,7 +123,7 @@ class Topics:
     async def ensure(
         self, name: str, *, partitions: int = 1, config: dict[str, str] | None = None
     ) -> int:
-        """Makes a topic unless it exists, replicated as the brokers' default says.
+        """Makes a topic unless it exists, with the brokers' default replication.
 
         Returns the number of partitions it has.
 
@@ -136,8 +136,8 @@ class Topics:
         return await patient(lambda: self._visible(name), f"waiting for topic {name}")
 
     async def _make(self, name: str, partitions: int, config: dict[str, str]) -> None:
-        wanted: tuple[Any, ...] = (name, partitions, _BROKERS_DEFAULT, [], list(config.items()))
-        response = await self._change(CreateTopicsRequest([wanted], _CHANGE_MS, False))
+        new: tuple[Any, ...] = (name, partitions, _BROKERS_DEFAULT, [], list(config.items()))
+        response = await self._change(CreateTopicsRequest([new], _CHANGE_MS, False))
         for topic, code, *message in response.topic_errors:
             error = for_code(code)
             if error is TopicAuthorizationFailedError:
@@ -146,8 +146,8 @@ class Topics:
             if code and error.retriable:
                 raise error(*message)
             if code and error is not TopicAlreadyExistsError:
-                said = message[0] if message else error.__name__
-                raise TransportError(f"making topic {topic}: {said}", retriable=False)
+                why = message[0] if message else error.__name__
+                raise TransportError(f"making topic {topic}: {why}", retriable=False)
 
     async def _change(self, request: Any) -> Any:
         """Any broker passes it on to the one that controls; older ones refuse, so that one is asked
@@ -171,11 +171,11 @@ class Topics:
                 raise NotControllerError
 
     async def require(self, name: str, key: str, holds: Callable[[str], bool], must: str) -> None:
-        """Refuses a topic whose configuration is not as it must be, which `must` says in words.
+        """Refuses a topic whose configuration is not as it must be, which `must` has in words.
 
         Raises:
             ConfigurationError: the key's value does not meet the condition.
-            TransportError: the broker does not tell.
+            TransportError: the broker does not return it.
         """
         value = await self.config(name, key)
         if value is not None and not holds(value):
@@ -185,22 +185,22 @@ class Topics:
         """A topic's value of a configuration key; None if it has no such key.
 
         Raises:
-            TransportError: the broker does not tell.
+            TransportError: the broker does not return it.
         """
         doing = f"asking for {name}'s configuration"
         return await patient(lambda: self._config(name, key, doing), doing)
 
     async def _config(self, name: str, key: str, doing: str) -> str | None:
         asked = DescribeConfigsRequest([(ConfigResourceType.TOPIC, name, [key])])
-        ((code, said, _, _, entries),) = (await self._client.ask(asked)).resources
+        ((code, message, _, _, entries),) = (await self._client.ask(asked)).resources
         error = for_code(code)
         if error is TopicAuthorizationFailedError:
             needed = lacking("DescribeConfigs", f"topic {name}")
             raise RefusedError(f"{doing}: {needed}")
         if code and error.retriable:  # a topic that is new is not known to every broker yet
-            raise error(said)
+            raise error(message)
         if code:
-            raise TransportError(f"{doing}: {said}", retriable=False)
+            raise TransportError(f"{doing}: {message}", retriable=False)
         return next((value for found, value, *_ in entries if found == key), None)
 
     # --- asking ---------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ Theory
     only then takes it for complete. A broker of Kafka 4.3 or 4.4 skips a partition that has no
     leader at that instant, as if it were deleted, which is what comes of killing and restarting a
     lone broker while markers are under way: the records are neither committed nor aborted, their
-    readers wait for ever, and the next owner of the transactional.id is told that all is well.
+    readers wait for ever, and the next owner of the transactional.id gets no error.
 
         before fencing     what did the coordinator decide last?         (DescribeTransactions)
         after it           which partitions have an open transaction?    (last stable offset)
@@ -13,10 +13,10 @@ Theory
                            as was decided: its markers end the open one too, since both have the
                            same producer id
 
-    Of somebody else's open transaction it says nothing: markers are about one producer.
+    It does not touch another producer's open transaction: markers are about one producer.
 
 Invariants
-    U1  What was decided stays decided: a commit that its owner was told of is never taken back.
+    U1  What was decided stays decided: a commit that its owner got acknowledged is never undone.
     U2  An owner that died before it wrote anything leaves no decision; then an open transaction is
         one of before, and committed, as all but those are that a fence or a timeout has ended.
 """
@@ -129,7 +129,7 @@ async def _state(client: Client, transactional_id: str) -> str | None:
     kind = CoordinationType.TRANSACTION
     try:
         node = await client.coordinator_lookup(kind, transactional_id)
-    except TransactionalIdAuthorizationFailed as refused:  # the client does not say of which
+    except TransactionalIdAuthorizationFailed as refused:  # the client does not name the id
         raise TransactionalIdAuthorizationFailed(transactional_id) from refused
     request = _DescribeTransactions([transactional_id])
     try:
@@ -153,7 +153,7 @@ async def _open(client: Client, partitions: Collection[TopicPartition]) -> list[
     for tp in partitions:
         client.add_topic(tp.topic)
     if not await client.force_metadata_update():
-        raise NodeNotReadyError("no broker tells of the topics")
+        raise NodeNotReadyError("no broker returns the topics' metadata")
     there = [tp for tp in partitions if client.cluster.partitions_for_topic(tp.topic)]
     ends = await high_watermarks(client, there)  # before what is compared with it, which may rise
     return [tp for tp, at in (await last_stable_offsets(client, there)).items() if at < ends[tp]]

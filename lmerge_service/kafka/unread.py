@@ -1,17 +1,16 @@
 """What a replica's topic holds that was not read: how much, and what keeps it from being read.
 
 Theory
-    A reader gets committed records only, up to the first open transaction. What is behind that is
-    there all the same, and may be all that the replica has to say. So whoever asks whether a
-    replica has something unread is told of everything up to the high watermark, and whoever asks
-    whether there is something to be *read* of what is committed.
+    A reader gets committed records only, up to the first open transaction. Records behind that
+    exist all the same, and may be all that the replica has published. So *unread* counts all
+    records up to the high watermark, and *readable* only the committed ones.
 
         position 1     offset 1 insert   2 insert (open)   3 insert   4 stable
                        unread: 4 records, readable: True, open at offset 2: 3 records
         position 2     unread: 3 records, readable: False, open at offset 2: 3 records
 
-    How long a transaction is open is counted from when it was first seen: what began before that,
-    nobody tells a reader.
+    How long a transaction is open is counted from when it was first seen: a reader cannot find out
+    when it began.
 """
 
 from dataclasses import dataclass

@@ -1,19 +1,20 @@
-"""Marks: what each transaction of a task says about where it stands, beside its output.
+"""Commit records: the positions that each transaction of a task commits beside its output.
 
 Theory
-    A mark is a record of the task's partition of the state topic, the last record of each of its
-    transactions there. It says how much output there is up to and with this transaction, up to
-    where each partition of each replica has been merged, and what else has to be known of the
-    replicas. So the last mark, the output and the replicas' topics are all that a new owner needs:
+    A commit record is the last record of each transaction in the task's partition of the state
+    topic. It contains how many output records there are up to and with this transaction, up to
+    which offset each partition of each replica has been merged, and what else has to be known of
+    the replicas. So the last commit record, the output and the replicas' topics are all that a new
+    owner needs:
 
         output        i i a s | i s |            (records, and the transactions' ends)
-        state topic        m1 |  m2 |            m2: said=6, a[0] next=41, b[0] next=17
+        state topic        c1 |  c2 |            c2: output_records=6, a[0] next=41, b[0] next=17
 
-    A snapshot is the state as it was at some mark, and saves reading what was before; the mark
-    says where the latest of them are.
+    A snapshot is the state as it was at some commit record, and saves reading what was before; the
+    commit record contains the places of the latest snapshots.
 
 Invariants
-    M1  transaction, said and decided never fall from one mark to the next.
+    M1  transaction, output_records and decided never fall from one commit record to the next.
     M2  Everything before `next` of a partition is merged, or needs nothing.
 """
 
@@ -28,7 +29,7 @@ __all__ = (
     "MARK_KEY",
     "CommitRecord",
     "Diverged",
-    "PartitionMark",
+    "PartitionCheckpoint",
     "ReplicaCheckpoint",
     "SnapshotPlace",
     "chunk_key",
@@ -49,7 +50,7 @@ def chunk_key(slot: int, number: int) -> bytes:
     return b"snapshot/%d/%d" % (slot, number)
 
 
-class PartitionMark(msgspec.Struct, frozen=True, omit_defaults=True):
+class PartitionCheckpoint(msgspec.Struct, frozen=True, omit_defaults=True):
     """One partition of a replica's topic."""
 
     begins: int
@@ -61,11 +62,11 @@ class PartitionMark(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ReplicaCheckpoint(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A replica that is merged. Only its latest incarnation counts: what an older one said was
-    heard against another output."""
+    """A replica that is merged. Only its latest incarnation counts: what an older one contributed
+    was merged against another output."""
 
     topic: str
-    partitions: dict[int, PartitionMark]
+    partitions: dict[int, PartitionCheckpoint]
     topic_id: str | None = None
     epoch: int = 0
     """How often it was attached or released by decisions."""
@@ -74,16 +75,16 @@ class ReplicaCheckpoint(msgspec.Struct, frozen=True, omit_defaults=True):
     gap_accepted: bool = False
     """It was joined before its time: a person accepted the gap before its joining time."""
     since: int = 0
-    """The first transaction that it was merged with: one that is merged anew, whatever for, has
-    another."""
+    """The first transaction that it was merged with; another one when it is merged again from its
+    beginning, for whatever reason."""
 
 
 class SnapshotPlace(msgspec.Struct, frozen=True):
-    """Where a snapshot is in the state topic, and how to tell that it is whole."""
+    """Where a snapshot is in the state topic, and how to verify that it is whole."""
 
     slot: int
     transaction: int
-    """It is the state as of this transaction's mark."""
+    """It is the state as of this transaction's commit record."""
     first: int
     last: int
     """Offsets of its first and last chunk; other records stand between them."""
@@ -113,8 +114,8 @@ class CommitRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     merge: str = ""
     """The name of the merge that committed it; workers of another name are another merge."""
     transaction: int = 0
-    said: int = 0
-    """How many records the output partition has, this transaction's included."""
+    output_records: int = msgspec.field(default=0, name="said")
+    """How many records the output partition contains, this transaction's included."""
     stable: int = START
     """The output's stable point."""
     decided: int = 0
@@ -135,15 +136,17 @@ class CommitRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         """Reads what `encoded` wrote.
 
         Raises:
-            StateError: it is no mark, or of another version.
+            StateError: it is no commit record, or of another version.
         """
         try:
             version = msgspec.json.decode(value or b"", type=_Version).version
             if version != _VERSION:
-                raise StateError(f"a mark of version {version}, this is version {_VERSION}")
+                raise StateError(
+                    f"a commit record of version {version}, this is version {_VERSION}"
+                )
             return msgspec.json.decode(value or b"", type=cls)
         except (msgspec.MsgspecError, ValueError) as error:  # ValueError: it is no UTF-8
-            raise StateError(f"not a mark: {error}") from error
+            raise StateError(f"not a commit record: {error}") from error
 
 
 class _Version(msgspec.Struct):

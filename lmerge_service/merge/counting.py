@@ -6,11 +6,11 @@ Theory
 
         merged 1 dead letter   begin   commit fails   settle: forgotten   merged again   commit: 1
 
-    The outcome of a commit may be unknown. Whoever goes on finds the last mark: if it is the one
-    that was under way, the commit took place, and so did what was counted of it.
+    The outcome of a commit may be unknown. The next owner finds the last commit record: if it is
+    the one that was under way, the commit took place, and so its counts hold.
 
 Invariants
-    N1  `committed` never falls, and tells nothing that is not committed.
+    N1  `committed` never falls, and counts nothing that is not committed.
 """
 
 from collections import Counter
@@ -93,14 +93,14 @@ class Accounts:
 
     def __init__(self) -> None:
         self.merged = Count()
-        """Of all replicas together."""
+        """The sum over all replicas."""
         self.tallies: dict[str, Tally] = {}
         """By replica; those that are gone among them."""
         self._begun: CommitRecord | None = None
 
-    def begin(self, mark: CommitRecord) -> None:
-        """The commit of a mark begins."""
-        self._begun = mark
+    def begin(self, record: CommitRecord) -> None:
+        """The commit of a commit record begins."""
+        self._begun = record
         for each in self._counts():
             each.begin()
 
@@ -110,10 +110,10 @@ class Accounts:
         for each in self._counts():
             each.commit()
 
-    def settle(self, mark: CommitRecord | None) -> bool:
-        """Merging begins anew behind the last mark that there is; whether that is the one whose
-        commit was under way."""
-        took_place = self._begun is not None and self._begun == mark
+    def settle(self, record: CommitRecord | None) -> bool:
+        """Merging restarts behind the last commit record; whether that is the one whose commit was
+        under way."""
+        took_place = self._begun is not None and self._begun == record
         self._begun = None
         for each in self._counts():
             if took_place:

@@ -15,7 +15,7 @@ Invariants
         behind: the one that is ahead is not read on meanwhile.
 
 Who owns what
-    A `Shadow` owns a consumer, in no group, and an admin client, from `async with` on; a search for
+    A `DryRun` owns a consumer, in no group, and an admin client, from `async with` on; a search for
     a place owns a consumer for as long as it lasts. On a crash nothing is left behind.
 """
 
@@ -40,7 +40,7 @@ from lmerge_service.kafka.source import Batches, TopicPartition
 from lmerge_service.merge.ingest import Ingest
 from lmerge_service.tdb import Event
 
-__all__ = ("LIVE", "Compared", "Difference", "DifferenceKind", "Shadow")
+__all__ = ("LIVE", "Compared", "Difference", "DifferenceKind", "DryRun")
 
 LIVE: Final = 100_000
 _OUTPUT: Final = "output"
@@ -48,7 +48,7 @@ _REPLICA: Final = "replica"
 _POLL_SECONDS: Final = 0.5
 _LOOK_SECONDS: Final = 2.0
 _BATCH: Final = 4_000
-_TOLD: Final = 20
+_SHOWN: Final = 20
 
 
 class DifferenceKind(StrEnum):
@@ -74,7 +74,7 @@ class Difference:
     replica: tuple[int, ...]
     """The same of the replica."""
     at: tuple[Found | None, Found | None] = (None, None)
-    """Where the output and the replica say so last, where that was found."""
+    """The last records about it in the output and in the replica, where they were found."""
 
 
 @dataclass(slots=True)
@@ -101,7 +101,7 @@ class Compared:
     """Records of the replica that are no elements."""
 
 
-class Shadow:
+class DryRun:
     """Compares a replica with the output of a merge; use as `async with`, then `run`."""
 
     def __init__(
@@ -130,7 +130,7 @@ class Shadow:
         self._ingests: dict[str, Ingest] = {}
         self._inserted = 0
 
-    async def __aenter__(self) -> "Shadow":
+    async def __aenter__(self) -> "DryRun":
         """Raises TransportError when Kafka cannot be reached, ConfigurationError for a topic."""
         async with AsyncExitStack() as stack:
             self._topics = await stack.enter_async_context(self._cluster.topics())
@@ -171,8 +171,8 @@ class Shadow:
     def _partitions(self, topic: str | None = None) -> list[TopicPartition]:
         """Of a topic, or of both."""
         infos = self._infos.items()
-        wanted = [(name, info) for name, info in infos if topic in {None, name}]
-        return [TopicPartition(name, n) for name, info in wanted for n in range(info.partitions)]
+        selected = [(name, info) for name, info in infos if topic in {None, name}]
+        return [TopicPartition(name, n) for name, info in selected for n in range(info.partitions)]
 
     def _ingest(self, name: str, topic: str, joining_at: int, replica: Replica | None) -> Ingest:
         return Ingest(
@@ -188,13 +188,13 @@ class Shadow:
 
     # --- comparing ------------------------------------------------------------------------------
 
-    async def run(self, span: int | None, tell: Callable[[Compared], object]) -> Compared:
-        """Compares what the topics hold by now, once what is in open transactions can be read;
-        with a `span` of the streams' time, so much beyond where the output stands by then. `tell`
-        is told how far it is, every two seconds.
+    async def run(self, span: int | None, report: Callable[[Compared], object]) -> Compared:
+        """Compares what the topics contain by now, once open transactions have ended; with a `span`
+        of the streams' time, so much beyond the output's stable point by then. `report` receives
+        the progress, every two seconds.
 
         Raises:
-            StateError: a topic has lost what is to be read, or was made anew or wider.
+            StateError: a topic has lost what is to be read, was recreated or has more partitions.
             TransportError: Kafka went away; a transaction is left open before the end.
         """
         clock = asyncio.get_running_loop().time
@@ -206,7 +206,7 @@ class Shadow:
             if clock() - looked >= _LOOK_SECONDS:
                 await self._look()
                 looked = clock()
-                tell(self.found)
+                report(self.found)
             if until is None and self._has_read_all():
                 if span is None:
                     break
@@ -270,13 +270,13 @@ class Shadow:
             if breach.input == _REPLICA:
                 self.found.breaches[kind.value] += 1
             return
-        said = DifferenceKind.OTHER_END
+        difference = DifferenceKind.OTHER_END
         if kind is BreachKind.HALF_FROZEN_MISSING:
             missing = breach.input == _REPLICA
-            said = DifferenceKind.MISSING if missing else DifferenceKind.ADDED
-        self.found.counts[said] += 1
-        if len(self.found.first) < _TOLD:
-            self.found.first.append(await self._located(said, breach, breach.kept))
+            difference = DifferenceKind.MISSING if missing else DifferenceKind.ADDED
+        self.found.counts[difference] += 1
+        if len(self.found.first) < _SHOWN:
+            self.found.first.append(await self._located(difference, breach, breach.kept))
 
     async def _located(self, kind: DifferenceKind, breach: Breach, event: Event) -> Difference:
         ends = dict(breach.versions)
@@ -290,7 +290,7 @@ class Shadow:
 
     async def _place(self, topic: str, event: Event) -> Found | None:
         if topic == self._replica.topic and self._replica.format != "wire":
-            return None  # its records do not speak of events as the merge does
+            return None  # its records have to be decoded before they are about events
         before = {
             tp: at
             for tp in self._partitions(topic)
@@ -304,7 +304,7 @@ class Shadow:
         found = await self._topics.describe(list(self._names))
         for topic, info in self._infos.items():
             if topic in found and found[topic] != info:
-                raise StateError(f"{topic} was made anew, or has got more partitions: begin again")
+                raise StateError(f"{topic} was recreated, or has got more partitions: begin again")
         behind = Counter[str]()
         for tp, end in (await self._source.high_watermarks(self._partitions())).items():
             behind[tp.topic] += max(0, end - (self._source.position(tp) or 0))

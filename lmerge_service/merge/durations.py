@@ -1,4 +1,4 @@
-"""Durations counted into buckets, as Prometheus wants them: what is kept is small, and adds up.
+"""Durations counted into buckets, as Prometheus expects them: small to keep, and additive.
 
 >>> taken = Durations((0.01, 0.1))
 >>> for seconds in (0.004, 0.01, 0.05, 3.0):

@@ -1,20 +1,21 @@
-"""The worker's side of feedback: what it tells replicas, by topic and by HTTP.
+"""The worker's side of feedback: points published to replicas, by topic and by HTTP.
 
 Theory
-    After a commit a task knows up to where its output is stable for good. It tells each replica
-    so, and a replica that lags leaves out what ends before (`lmerge_service.kafka.feedback`).
+    After a commit a task knows up to where its output is stable for good. It publishes that point
+    to each replica, and a replica that lags leaves out events that end before it
+    (`lmerge_service.kafka.feedback`).
 
-    This is not in the transaction, and need not be: a point is told after the commit that made it
-    true, and what is committed stays. A record that is lost, late or doubled says too little, or
-    what was true already, so it costs a replica some work and nothing else. Told before the
-    commit, a point could be taken back by an abort, after a replica had acted on it.
+    This is not in the transaction, and need not be: a point is published after the commit that
+    made it true, and what is committed stays. A record that is lost, late or doubled has a point
+    that is too low or already known, so it costs a replica some work and nothing else. Published
+    before the commit, a point could be undone by an abort, after a replica had acted on it.
 
-    A replica that does not lag is told the output's stable point as well. It has nothing to say
-    about what is before, and its point is the lowest over all tasks: it may lag in another one.
+    A replica that does not lag receives the output's stable point as well. It publishes nothing
+    about earlier times, and its point is the lowest over all tasks: it may lag in another one.
 
 Who owns what
-    `FeedbackOut.run` owns the producer, in the worker's task group. `tell` only notes; it never
-    waits, so that a commit never waits for it.
+    `FeedbackOut.run` owns the producer, in the worker's task group. `update` only stores the
+    points; it never waits, so that a commit never waits for it.
 
 What happens on a crash at each await
     Points that were not sent are not known to replicas until the next commit: safe, see above.
@@ -48,7 +49,7 @@ _COMPACTED = {"cleanup.policy": "compact", "segment.ms": "600000"}
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _Sent:
     record: FeedbackRecord
     at: float
 
@@ -81,14 +82,14 @@ class FeedbackOut:
         self._replicas = replicas
         self._every, self._step = every, step
         self._points: dict[tuple[str, int], tuple[int, int]] = {}
-        self._told: dict[tuple[str, int], _Told] = {}
+        self._sent: dict[tuple[str, int], _Sent] = {}
         self._topic_id: str | None = None
         self._news = asyncio.Event()
 
-    def tell(self, task: int, points: Mapping[str, int], stable: int) -> None:
-        """Notes what a task's operator gives as feedback, once what it rests on is committed.
+    def update(self, task: int, points: Mapping[str, int], stable: int) -> None:
+        """Stores the feedback points of a task's operator, once their output is committed.
 
-        `stable` is the committed output's; no point above it is told, whatever `points` says.
+        `stable` is the committed output's; no point above it is published, whatever is in `points`.
         """
         if stable == START:
             return
@@ -115,7 +116,7 @@ class FeedbackOut:
 
     async def _prepare(self, topics: Topics) -> str | None:
         """Makes the feedback topic when it is missing, in which case all points are to be sent
-        again; tells which topic the output is."""
+        again; returns the id of the output topic."""
         topic = feedback_topic(self._output)
         await topics.ensure(topic, config=_COMPACTED)
         found = await topics.describe([self._output, topic])
@@ -125,7 +126,7 @@ class FeedbackOut:
             raise TransportError(f"topic {topic} is not there")
         if (topic_id := found[topic].id) != self._topic_id:
             self._topic_id = topic_id
-            self._told.clear()
+            self._sent.clear()
             self._news.set()
         return found[self._output].id
 
@@ -158,22 +159,22 @@ class FeedbackOut:
                 if self._is_due(record):
                     await notices.send(record.key(), record.value())
                     self.published += 1
-                    self._told[replica, task] = _Told(record, _now())
+                    self._sent[replica, task] = _Sent(record, _now())
             await self._until_due()
 
     def _is_due(self, record: FeedbackRecord) -> bool:
-        told = self._told.get((record.replica, record.task))
-        if told is None or told.record.output_id != record.output_id:
+        sent = self._sent.get((record.replica, record.task))
+        if sent is None or sent.record.output_id != record.output_id:
             return True
-        moved = record.point - told.record.point
-        return moved >= self._step or (moved > 0 and _now() - told.at >= self._every)
+        moved = record.point - sent.record.point
+        return moved >= self._step or (moved > 0 and _now() - sent.at >= self._every)
 
     async def _until_due(self) -> None:
         """Waits for news; if there are points that were held back, not longer than they may be."""
         held = [
-            told.at + self._every - _now()
-            for key, told in self._told.items()
-            if self._points[key][0] > told.record.point
+            sent.at + self._every - _now()
+            for key, sent in self._sent.items()
+            if self._points[key][0] > sent.record.point
         ]
         news = asyncio.ensure_future(self._news.wait())
         try:

@@ -2,36 +2,36 @@
 
 Theory
     A record that is not an element goes to the dead letters and the replica goes on. A replica
-    that starts over says so in headers (docs/semantics.md): a higher `lmerge-incarnation` on any
-    partition re-attaches the replica, from `lmerge-joining-at` on, and drops what the old
+    that starts over announces it in headers (docs/semantics.md): a higher `lmerge-incarnation` on
+    any partition re-attaches the replica, from `lmerge-joining-at` on, and drops what the old
     incarnation held; records of an older one that are still in flight are ignored and counted.
 
     Nothing here depends on how the partitions interleave: of each partition only the records of
     the highest incarnation count in the end. So the operator can be rebuilt from the partitions'
     prefixes (promise 7 of docs/semantics.md), once it is known which incarnation that is. A record
-    that its writer had written before (`lmerge-seq`) is ignored and counted as well.
+    that its producer had written before (`lmerge-seq`) is ignored and counted as well.
 
-    What is ignored must be what it is taken for. A record that contradicts what was read under
-    its number is merged (`repeats`), and noted. An older incarnation is in flight in partitions
-    that have not come to the newer one; behind that, in the same partition, somebody still writes
-    who has been replaced, or who has gone back: such a run of records is *outdated*, and is
-    noted.
+    Only true repeats and records in flight may be ignored. A record that contradicts the one that
+    was read under its number is merged (`repeats`), and noted. An older incarnation is in flight in
+    partitions that have not reached the newer one; behind that, in the same partition, a producer
+    still writes that has been replaced, or that has gone back: such a run of records is *outdated*,
+    and is noted.
 
     A replica that is normalised has a normaliser per partition and incarnation, between decoding
-    and the operator. What that says is a function of the partition's prefix, too, so that a
-    rebuild hears what the original heard. It cannot join late: an interval that is under way at
-    the joining time has begun nobody knows when, so it has no canonical form.
+    and the operator. Its output is a function of the partition's prefix, too, so that a rebuilt
+    operator receives what the original received. It cannot join late: an interval that is under way
+    at the joining time has an unknown start, so it has no canonical form.
 
-    A replica that speaks a dialect (`formats.dialects`) has a decoder per partition and
-    incarnation in the same way. One record may say several elements then, or none. A key that is
-    in two partitions has no history in either (`dialects.homes`): the replica cannot be read beyond
-    that record (`torn`), and whoever merges it has to let it go. In what is recalled nothing is
-    torn, since it was merged.
+    A replica that publishes in a dialect (`formats.dialects`) has a decoder per partition and
+    incarnation in the same way. A record may then decode to several elements, or none. A key that
+    is in two partitions has no history in either (`dialects.homes`): the replica cannot be read
+    beyond that record (`torn`), and has to be excluded. Replayed input is never torn, since it was
+    merged.
 
-    New stables are shown to a `Judge` before they are merged. One that has to wait stops its
-    partition: what is before its record is merged, and reading goes on from that record some
-    time. A decoder has gone beyond it by then, so what the record said is kept until it is read
-    again. What is recalled has been judged.
+    A `Judge` decides on new stables before they are merged. One that has to wait stops its
+    partition: what is before its record is merged, and reading continues from that record later. A
+    decoder has advanced beyond it by then, so the decoded elements are kept until the record is
+    read again. Replayed input has been judged.
 
 Cost
     Beside decoding and merging, an element costs one comparison of types.
@@ -126,9 +126,9 @@ def front_of(elements: Sequence[Element]) -> int:
     return last.vc if type(last) is Stable else last.vs  # type: ignore[union-attr]
 
 
-def _highest(said: Sequence[Element]) -> int | None:
-    """The last stable of what a record says, in which stables rise."""
-    return next((each.vc for each in reversed(said) if type(each) is Stable), None)
+def _highest(decoded: Sequence[Element]) -> int | None:
+    """The last stable among a record's elements, in which stables rise."""
+    return next((each.vc for each in reversed(decoded) if type(each) is Stable), None)
 
 
 class Ingest:
@@ -168,14 +168,13 @@ class Ingest:
         self.stale = 0
         """Records of an incarnation that a later one had replaced."""
         self.lately: list[Element] = []
-        """Elements that were processed together with late ones; whoever looks at them takes them
-        away."""
+        """Elements that were processed together with late ones; the consumer clears the list."""
         self.taken: list[Element] = []
-        """What the operator was given last."""
+        """The elements that the operator processed last."""
         self.repeats = Repeats()
         """Which numbered records were read."""
         self.repeated = 0
-        """Records that their writer had written before."""
+        """Records that their producer had written before."""
         self.contradicted = 0
         """Records that are other ones than were read under their numbers."""
         self.contradictions: list[Contradiction] = []
@@ -196,8 +195,8 @@ class Ingest:
         self._decoders: dict[int, Decoder] = {}
         self._homes = Homes()
         self._waiting: dict[int, tuple[int, Sequence[Element]]] = {}
-        """By partition, the offset of a record that was decoded and has to wait, and what it
-        says."""
+        """By partition, the offset of a record that was decoded and has to wait, and its
+        elements."""
         if not attached:
             merge.attach(name, joining_at, partitions, accepted_gap=gap_accepted)
 
@@ -220,7 +219,7 @@ class Ingest:
         judge: Judge | None = None,
         replay_input: bool = False,
     ) -> int:
-        """Processes records of a partition in order; appends what there is to say.
+        """Processes records of a partition in order; appends what the operator emits.
 
         Without a judge every stable is merged. `replay_input` is for records that were merged
         before the output reached what was loaded.
@@ -232,7 +231,7 @@ class Ingest:
         decoder, in_wire = self._decoder, self._dialect is None
         decode, keeps = decoder.decode, decoder.keeps
         mute = self._mutes.get(partition, 0)
-        said: Sequence[Element] = ()
+        decoded: Sequence[Element] = ()
         vc: int | None
         ruling = _MERGE
         self.contradictions.clear()
@@ -260,28 +259,28 @@ class Ingest:
                     if type(element) is not Stable:
                         elements.append(element)
                         continue
-                    said, vc = (element,), element.vc
+                    decoded, vc = (element,), element.vc
                 else:
-                    said = self._translated(partition, record, replay_input=replay_input)
-                    vc = _highest(said)
+                    decoded = self._translated(partition, record, replay_input=replay_input)
+                    vc = _highest(decoded)
                     if self.torn is not None:
                         break
             except ElementError as error:
                 dead.append(self._dead_letter(partition, record, error))
                 continue
             if record.offset < mute:
-                said = [each for each in said if type(each) is not Stable]
+                decoded = [each for each in decoded if type(each) is not Stable]
             elif judge is not None and vc is not None:
                 ruling = judge.stable(self.name, self.slot(partition), vc, record.offset)
                 if ruling is not _MERGE:
                     break
-            elements += said
+            elements += decoded
         if ruling is Ruling.MERGE_AND_STOP:
-            elements += said
+            elements += decoded
         elif ruling is Ruling.WAIT:
             self._take_back(partition, record)
             if not in_wire:
-                self._waiting[partition] = record.offset, said
+                self._waiting[partition] = record.offset, decoded
         out += self._process(elements, partition, process)
         decoder.weigh(len(records))
         if self.torn is not None:
@@ -323,17 +322,17 @@ class Ingest:
         self, partition: int, record: TimedRecord, *, replay_input: bool
     ) -> Sequence[Element]:
         assert self._dialect is not None
-        offset, said = self._waiting.pop(partition, (-1, ()))
+        offset, decoded = self._waiting.pop(partition, (-1, ()))
         if offset == record.offset:
-            return said
+            return decoded
         decoder = self._decoders.get(partition)
         if decoder is None:
             decoder = self._decoders[partition] = self._dialect()
         decoder.changes = ()
-        said = decoder.decode(record)
+        decoded = decoder.decode(record)
         if self.partitions > 1:
             self._compare(partition, record.offset, decoder, replay_input=replay_input)
-        return said
+        return decoded
 
     def _compare(
         self, partition: int, offset: int, decoder: Decoder, *, replay_input: bool
@@ -369,7 +368,7 @@ class Ingest:
         return out
 
     def start_over(self, incarnation: int, joining_at: int) -> None:
-        """A new incarnation of the replica: what the old one said is dropped.
+        """A new incarnation of the replica: the old one's contributions are dropped.
 
         Raises:
             ElementError: it joins late, and is normalised.
@@ -395,8 +394,8 @@ class Ingest:
             yield _NORMALISER, partition, normaliser.snapshot()
         for partition, decoder in self._decoders.items():
             yield _DECODER, partition, decoder.snapshot()
-        for partition, (offset, said) in self._waiting.items():
-            yield _WAITING, partition, msgspec.msgpack.encode((offset, [*map(encode, said)]))
+        for partition, (offset, decoded) in self._waiting.items():
+            yield _WAITING, partition, msgspec.msgpack.encode((offset, [*map(encode, decoded)]))
         for partition, numbers in self.repeats.saved().items():
             yield _SEQ, partition, numbers
         for partition, run in self.outdated.items():
@@ -418,9 +417,9 @@ class Ingest:
         elif kind == _HOMES and self._dialect is not None:
             self._homes.load(msgspec.msgpack.decode(saved))
         elif kind == _WAITING and self._dialect is not None:
-            offset, said = msgspec.msgpack.decode(saved, type=tuple[int, list[bytes]])
+            offset, decoded = msgspec.msgpack.decode(saved, type=tuple[int, list[bytes]])
             ours = WireDecoder(max_record_bytes=1 << 30, max_depth=DEEPEST)
-            self._waiting[partition] = offset, [*map(ours.decode, said)]
+            self._waiting[partition] = offset, [*map(ours.decode, decoded)]
         elif kind == _SEQ:
             self.repeats.restore(partition, saved)
         elif kind == _OUTDATED:

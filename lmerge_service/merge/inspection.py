@@ -1,5 +1,5 @@
-"""What the state topic has of a merge: the last mark of each task, and whether its snapshots are
-whole. Nothing is changed, and whoever leads goes on meanwhile.
+"""What the state topic has of a merge: each task's last commit record, and whether snapshots are
+whole. Nothing is changed, and leading tasks go on meanwhile.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ __all__ = ("Checked", "Inspected", "inspect", "recoveries")
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A snapshot that a mark names; where it was not verified, all is None."""
+    """A snapshot that a commit record names; where it was not verified, all is None."""
 
     place: SnapshotPlace
     damage: str | None = None
@@ -35,7 +35,7 @@ class Inspected:
     """A task's state as it is in Kafka."""
 
     partition: int
-    mark: CommitRecord | None
+    commit: CommitRecord | None
     """None: nothing was ever committed."""
     snapshots: tuple[Checked, ...]
     """The latest first."""
@@ -52,12 +52,12 @@ async def inspect(
     """
     async with aclosing(recoveries(topology, cluster, everybody=True)) as found:
         async for partition, recovery in found:
-            mark = await recovery.last_mark(fenced=False)
-            places = () if mark is None else mark.snapshots
+            commit = await recovery.last_commit(fenced=False)
+            places = () if commit is None else commit.snapshots
             checked = [
                 await _checked(recovery, place) if verify else Checked(place) for place in places
             ]
-            yield Inspected(partition, mark, tuple(checked))
+            yield Inspected(partition, commit, tuple(checked))
 
 
 async def recoveries(

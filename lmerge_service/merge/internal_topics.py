@@ -6,8 +6,8 @@ Theory
     only waits. So each worker looks at all of them every second, by one request:
 
         dead letters, evidence   deleted: created again, as they were made at first
-        output, state, control   deleted, or another topic of that name: what the merge rests on is
-                                 gone. The worker ends, and says which it was
+        output, state, control   deleted, or another topic of that name: the merge's state is gone.
+                                 The worker ends, with an error that names the topic
         any of them              without a leader, or not ours to write: noted (`outlets`)
 
     A topic that is not seen is believed to be deleted when it is missed several times in a row: a
@@ -85,7 +85,7 @@ async def prepare(topics: Topics, topology: Topology) -> None:
         output.state_topic,
         "cleanup.policy",
         "compact".__eq__,
-        "must be compact: its last mark and snapshots are the state",
+        "must be compact: its last commit record and snapshots are the state",
     )
     hint = ", or limits.max_record_bytes lower"
     await _require_room(topics, output.topic, int(largest), hint)
@@ -154,7 +154,7 @@ class TopicWatch:
                     while True:
                         await self.look(topics)
                         await asyncio.sleep(_LOOK_SECONDS)
-            except TransportError as error:  # others tell that Kafka is away
+            except TransportError as error:  # others report that Kafka is away
                 log.debug("cannot look at the merge's topics", error=str(error))
             await asyncio.sleep(_LOOK_SECONDS)
 
@@ -211,7 +211,7 @@ class TopicWatch:
         elif info.leaderless:
             listed = ", ".join(map(str, info.leaderless))
             self._note(name, f"has no leader for partition {listed}: its brokers are down")
-        elif await self._has_room(topics, name) and self._outlets.mend(name):
+        elif await self._has_room(topics, name) and self._outlets.writable_again(name):
             log.info("the topic can be written again", topic=name)
 
     async def _has_room(self, topics: Topics, name: str) -> bool:

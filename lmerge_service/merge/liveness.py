@@ -16,7 +16,7 @@ Theory
         ins(B,1,3) under output 4         none: late
 
     Whether an element is accepted, the operator counts; of one that is another task's, only that it
-    is not late is known here. Whether it was there before is told by its
+    is not late is known here. Whether it was there before is found by its
     record, of which the hashes since the last stable that rose are kept. They are looked at only
     when a chunk has no rising stable and a second has gone without progress, so that a replica
     that moves costs nothing; what is repeated may count once more for that, and not for ever.
@@ -79,19 +79,19 @@ class Liveness:
         """How often it has started over since it was furthest."""
 
     def follow(self, source: Input) -> None:
-        """Goes on with the replica as the operator has it: after a rebuild."""
+        """Continues with the replica as the operator has it: after a rebuild."""
         self._stables, self._accepted = list(source.stables), _accepted(source)
         self.progressed |= self._accepted > 0 or max(source.stables) > START
         self._furthest = max(self._furthest, *source.stables)
 
     def start_over(self, source: Input) -> None:
-        """Goes on with a new incarnation of it."""
+        """Continues with a new incarnation of it."""
         self._restarts += 1
         self._published = set()
         self.follow(source)
 
     def begin_anew(self, source: Input) -> None:
-        """Goes on with it after a person's decision, which is no fault of its."""
+        """Restarts after a person's decision, which is no fault of the replica."""
         self._furthest, self._restarts = START, 0
         self._published = set()
         self.follow(source)

@@ -2,7 +2,7 @@
 
 Theory
     Output and state are what the merge is about: while one of them cannot be written, nothing is
-    published, and people are told which it is. Dead letters and evidence are about the merge: when
+    published, and the topic is reported. Dead letters and evidence are about the merge: when
     their topic cannot be written for some seconds, the output goes on without them, and they are
     counted as not written. So one bad record cannot stop the output:
 
@@ -10,8 +10,8 @@ Theory
         … not ours to create    3 s later the output goes on; each dead letter is counted
         … may be written again  so are dead letters
 
-    A fault is noted by whoever meets it: the watch over the topics (`own_topics`) or a commit that
-    was refused. The watch takes it away.
+    A fault is noted where it is found: by the watch over the topics (`internal_topics`) or by a
+    commit that was refused. The watch removes it.
 
 Invariants
     O1  `leaves_out` is about side topics only.
@@ -74,8 +74,8 @@ class Outlets:
         """A commit could not be made for a topic's sake."""
         self.faults[topic] = Fault(why, self._clock(), True, needs_bytes)
 
-    def mend(self, topic: str) -> bool:
-        """Nothing speaks against writing a topic, as far as can be seen; whether that is news."""
+    def writable_again(self, topic: str) -> bool:
+        """A topic can be written, as far as can be seen; whether that is news."""
         known = self.faults.get(topic)
         if known is None or (known.refused and self._clock() - known.since < _REFUSED_SECONDS):
             return False

@@ -42,7 +42,7 @@ class Progress:
     unwritten: Counter[str] = field(default_factory=Counter)
     """`dead_letters` and `events` that their topic did not take, while the output went on."""
     left_out: float | None = None
-    """When that happened last (the clock's seconds)."""
+    """When records were left out last (the clock's seconds)."""
     unheeded: Counter[str] = field(default_factory=Counter)
     """By replica, records and markers that its topic has got since it was detached."""
     loss: str | None = None

@@ -1,18 +1,19 @@
-"""To the state at a task's last mark: from a snapshot or from nothing, and on from mark to mark.
+"""Recovery of a task's state: from a snapshot or from nothing, then from commit to commit.
 
 Theory
-    From one mark to a later one, in this order:
+    From one commit record to a later one, in this order:
 
-        1. the output that was said meanwhile is loaded,
-        2. replicas that came, left or started over are attached, detached, attached anew,
-        3. what the replicas said, up to where it was merged, is recalled.
+        1. the output that was committed meanwhile is replayed,
+        2. replicas that came, left or started over are attached, detached, attached again,
+        3. the replicas' records, up to where they were merged, are replayed.
 
-    That is the same after a crash, where the last mark is the last one ever, and for a standby,
-    which goes on from mark to mark while the active task makes them. A snapshot that cannot be
-    used for whatever reason is passed over: the one before, or the beginning, does as well.
+    That is the same after a crash, where the last commit record is the last one ever, and for a
+    standby, which advances from commit record to commit record while the active task writes them.
+    A snapshot that cannot be used for whatever reason is skipped: the one before, or the beginning,
+    does as well.
 
 What is missing
-    If a replica cannot be followed (its topic is gone, made anew, or begins too late) it is not
+    If a replica cannot be followed (its topic is gone, recreated, or begins too late) it is not
     merged any more, and the others go on. If the output cannot be followed there is no state.
 
 Who owns what
@@ -55,11 +56,11 @@ log = structlog.get_logger()
 _LATE_TRIES, _LATE_PAUSE = 300, 0.05
 _LOOK_SECONDS = 2.0
 """While nothing is committed, the replicas' topics are looked for this often."""
-"""How often, and in which seconds, a follower looks for output that a mark tells of."""
+"""How often, and at which interval, a follower looks for output that a commit record counts."""
 
 
 class Recovery:
-    """Brings the state of one task to its last mark, again and again."""
+    """Advances the state of one task to its last commit record, again and again."""
 
     def __init__(
         self,
@@ -78,18 +79,16 @@ class Recovery:
         self._state_topic = state
         self._fresh = fresh
         self._replicas = replicas
-        self._seen: tuple[int, CommitRecord | None] = (
-            -1,
-            None,
-        )  # where the marks ended, and the last one
+        self._seen: tuple[int, CommitRecord | None] = (-1, None)
+        """Where the commit records ended, and the last one."""
         self._followed: tuple[weakref.ref[TaskState], CommitRecord, float] | None = None
-        """The state that was brought to a mark last, and when."""
+        """The state that was advanced last, to which commit record, and when."""
         # What we wrote is read as it is, whatever limits the topology has now.
         self._decoder = WireDecoder(max_record_bytes=1 << 30, max_depth=DEEPEST)
 
-    async def last_mark(self, *, fenced: bool) -> CommitRecord | None:
-        """The task's last mark. `fenced` says that nobody else can write one any more; then
-        whatever a dead writer of another kind left open is waited for.
+    async def last_commit(self, *, fenced: bool) -> CommitRecord | None:
+        """The task's last commit record. `fenced`: no other producer can write one any more; then
+        transactions that a dead writer of another kind left open are waited for.
 
         Raises:
             StateError: it is of another version.
@@ -99,40 +98,40 @@ class Recovery:
         if not fenced and ends[tp] == self._seen[0]:
             return self._seen[1]
         record = await last_with_key(self._source, tp, MARK_KEY, end=ends[tp])
-        mark = None if record is None else CommitRecord.of(record.value)
-        self._seen = (ends[tp], mark)
-        return mark
+        commit = None if record is None else CommitRecord.of(record.value)
+        self._seen = (ends[tp], commit)
+        return commit
 
-    async def recover(self, mark: CommitRecord | None, *, fenced: bool) -> TaskState:
-        """The state at a mark, in the shortest way that there is.
+    async def recover(self, commit: CommitRecord | None, *, fenced: bool) -> TaskState:
+        """The state at a commit record, in the shortest way that there is.
 
         Raises:
             StateError: the output is not what this task has written, or lacks its beginning.
             TransportError: Kafka went away.
         """
-        for place in () if mark is None else mark.snapshots:
+        for place in () if commit is None else commit.snapshots:
             try:
                 state = await self.restored(place)
-                await self.follow(state, mark, fenced=fenced)
+                await self.follow(state, commit, fenced=fenced)
             except StateError as error:
                 log.warning("snapshot not used", transaction=place.transaction, error=str(error))
             else:
                 return state
         state = self._fresh()
-        await self.follow(state, mark, fenced=fenced)
+        await self.follow(state, commit, fenced=fenced)
         return state
 
-    async def output_at(self, mark: CommitRecord) -> Operator:
-        """An operator that has heard nothing but what the output had said at a mark, all of which
+    async def output_at(self, commit: CommitRecord) -> Operator:
+        """An operator that has processed nothing but the output up to a commit record, all of which
         is read; it keeps what may still change, whatever the case keeps.
 
         Raises:
-            StateError: the output does not hold what the mark says.
+            StateError: the output does not contain the records that the commit record counts.
             TransportError: Kafka went away.
         """
         state = self._fresh()
         state.use(lmerge(Case.R4))
-        await self._load_output(state, mark, fenced=False)
+        await self._load_output(state, commit, fenced=False)
         return state.merge
 
     async def restored(self, place: SnapshotPlace) -> TaskState:
@@ -155,37 +154,38 @@ class Recovery:
         state.restored_from = place.transaction
         return state
 
-    async def follow(self, state: TaskState, mark: CommitRecord | None, *, fenced: bool) -> None:
-        """Goes on to a later mark (None: there is none, but there may be output).
+    async def follow(self, state: TaskState, commit: CommitRecord | None, *, fenced: bool) -> None:
+        """Advances to a later commit record (None: there is none, but there may be output).
 
         Raises:
-            StateError: the output does not hold what the mark says; the state is undefined.
+            StateError: the output does not contain the records that the commit record counts; the
+                state is undefined.
         """
-        await self._load_output(state, mark, fenced=fenced)
-        if mark is None or (not fenced and self._has_followed(state, mark)):
+        await self._load_output(state, commit, fenced=fenced)
+        if commit is None or (not fenced and self._has_followed(state, commit)):
             return
-        merging = await self._reconcile(state, mark.replicas)
+        merging = await self._reconcile(state, commit.replicas)
         await self._replay_input(state, merging)
-        state.transaction, state.decided = mark.transaction, mark.decided
-        state.quarantined, state.snapshots = dict(mark.quarantined), mark.snapshots
-        state.diverged = mark.diverged
-        state.merge.breaches()  # they were reported when they happened
-        self._followed = weakref.ref(state), mark, asyncio.get_running_loop().time()
+        state.transaction, state.decided = commit.transaction, commit.decided
+        state.quarantined, state.snapshots = dict(commit.quarantined), commit.snapshots
+        state.diverged = commit.diverged
+        state.merge.breaches()  # they were reported before
+        self._followed = weakref.ref(state), commit, asyncio.get_running_loop().time()
 
-    def _has_followed(self, state: TaskState, mark: CommitRecord) -> bool:
-        """The state is that of the mark, and the replicas were looked for a moment ago."""
+    def _has_followed(self, state: TaskState, commit: CommitRecord) -> bool:
+        """The state is that of the commit record, and the replicas were looked up a moment ago."""
         if self._followed is None:
             return False
         known, at, when = self._followed
         recent = asyncio.get_running_loop().time() - when < _LOOK_SECONDS
-        return recent and known() is state and at is mark
+        return recent and known() is state and at is commit
 
     # --- the output -----------------------------------------------------------------------------
 
     async def _load_output(
-        self, state: TaskState, mark: CommitRecord | None, *, fenced: bool
+        self, state: TaskState, commit: CommitRecord | None, *, fenced: bool
     ) -> None:
-        tp, upto = self._output, None if mark is None else mark.said
+        tp, upto = self._output, None if commit is None else commit.output_records
         if state.counted == upto and not fenced:
             return
         begins = (await self._source.beginnings([tp]))[tp]
@@ -202,22 +202,24 @@ class Recovery:
                     f"{tp.topic}-{tp.partition} has {state.counted} records, and {upto} were "
                     "written: some were deleted; use a new output topic"
                 )
-            await asyncio.sleep(_LATE_PAUSE)  # the mark was seen before the output it is about
+            await asyncio.sleep(_LATE_PAUSE)  # the commit record was seen before its output
 
     async def _load_backlog(self, state: TaskState, upto: int | None, *, fenced: bool) -> bool:
-        """Loads what is there; whether that is all that was written."""
+        """Replays the output that exists; whether that is all that was written."""
         tp = self._output
         # A transaction that some dead writer left open hides what we committed behind it. So the
         # end is the high watermark, and the backlog waits until nothing before it is open.
         ends = await (self._source.high_watermarks([tp]) if fenced else self._source.ends([tp]))
-        if fenced and not ends[tp]:  # else the next owner would be the first to learn of it
+        if fenced and not ends[tp]:  # else only the next owner would detect it
             await self._source.require_readable(tp, 0)
         async with aclosing(self._source.backlog({tp: state.output}, ends)) as backlog:
             async for _, records in backlog:
                 for record in records:
                     if state.counted == upto and not self._is_repeat(state, record):
                         if fenced:
-                            raise self._foreign(record.offset, "it is behind the last mark's end")
+                            raise self._foreign(
+                                record.offset, "it is behind the last commit record's end"
+                            )
                         return True
                     self._load(state, record)
         return upto is None or state.counted >= upto
@@ -226,12 +228,12 @@ class Recovery:
         if self._is_repeat(state, record):
             state.output = record.offset + 1
             return
-        if state.counted == state.said:
+        if state.counted == state.output_records:
             try:
                 state.merge.replay_output([self._decoder.decode(record.value)])
             except (ElementError, StateError) as error:
                 raise self._foreign(record.offset, str(error)) from error
-            state.said += 1
+            state.output_records += 1
         state.counted += 1
         state.output = record.offset + 1
         state.written.read(state.counted, content_of(record.value))
@@ -262,20 +264,20 @@ class Recovery:
     async def _reconcile(
         self, state: TaskState, standings: Mapping[str, ReplicaCheckpoint]
     ) -> dict[str, ReplicaCheckpoint]:
-        """Attaches and detaches so that the replicas of the mark are merged; returns those of
-        them that can be."""
-        replicas, wanted = state.replicas, self._replicas()
+        """Attaches and detaches so that the replicas of the commit record are merged; returns
+        those of them that can be."""
+        replicas, desired = state.replicas, self._replicas()
         standings = {
             name: standing
             for name, standing in standings.items()
-            if name in wanted and wanted[name].topic == standing.topic
+            if name in desired and desired[name].topic == standing.topic
         }
         for name in list(replicas.states):
             if name not in standings:
                 replicas.leave(name)
         infos = await self._topics.describe([each.topic for each in standings.values()])
         for name, standing in standings.items():
-            self._stand(state, wanted[name], standing, infos.get(standing.topic))
+            self._stand(state, desired[name], standing, infos.get(standing.topic))
         return {name: standings[name] for name in replicas.merged}
 
     def _stand(
@@ -291,9 +293,9 @@ class Recovery:
             if have is None:
                 replicas.expect(replica, epoch=standing.epoch)
             if info is None:
-                replicas.states[name].topic_id = standing.topic_id  # another one will be anew
+                replicas.states[name].topic_id = standing.topic_id  # another id: it is recreated
                 replicas.exclude(name, "is gone")
-            else:  # who leads merges it from there
+            else:  # the leading task merges it from there
                 replicas.states[name].topic_id = info.id
                 why = "was made anew: what it holds is merged from its beginning"
                 replicas.exclude(name, why, recreated=True)
@@ -310,20 +312,20 @@ class Recovery:
             have.ingest.accept_gap()
         if not replica.co_partitioned and width > have.width:
             begins = {
-                TopicPartition(standing.topic, number): mark.begins
-                for number, mark in standing.partitions.items()
+                TopicPartition(standing.topic, number): each.begins
+                for number, each in standing.partitions.items()
             }
             replicas.widen(name, TopicInfo(info.id, width), begins)
 
     async def _replay_input(
         self, state: TaskState, standings: Mapping[str, ReplicaCheckpoint]
     ) -> None:
-        """Feeds what was merged up to the mark."""
+        """Replays the records that were merged up to the commit record."""
         replicas = state.replicas
         upto = {
-            TopicPartition(standing.topic, number): mark.next
+            TopicPartition(standing.topic, number): each.next
             for standing in standings.values()
-            for number, mark in standing.partitions.items()
+            for number, each in standing.partitions.items()
         }
         begins, ends = (
             await self._source.beginnings(list(upto)),
@@ -338,15 +340,15 @@ class Recovery:
                 replicas.exclude(at.name, why)
             elif ends[tp] < end:
                 replicas.exclude(at.name, f"holds {ends[tp]} records, and {end} were merged")
-        while not await self._recalled(state, upto):
+        while not await self._replayed(state, upto):
             for tp, why in self._source.lost.items():
                 if (lost := replicas.merging(tp)) is not None:
                     replicas.exclude(lost.name, f"partition {tp.partition} {why}")
         for tp in replicas.positions():
             replicas.arrive(tp, upto[tp])
 
-    async def _recalled(self, state: TaskState, upto: Mapping[TopicPartition, int]) -> bool:
-        """Whether all could be read; if not, `lost` of the source tells which could not."""
+    async def _replayed(self, state: TaskState, upto: Mapping[TopicPartition, int]) -> bool:
+        """Whether all could be read; if not, the source's `lost` has those which could not."""
         replicas = state.replicas
         starts = {tp: at for tp, at in replicas.positions().items() if at < upto[tp]}
         self._source.lost = {}
@@ -363,5 +365,5 @@ class Recovery:
 
 
 def _attachment(of: ReplicaState | ReplicaCheckpoint) -> tuple[int, int, str | None]:
-    """What is another one when a replica has been merged anew."""
+    """Differs once a replica has been merged again from its beginning."""
     return of.since, of.epoch, of.topic_id

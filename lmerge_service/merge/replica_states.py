@@ -1,9 +1,9 @@
-"""The life of a replica as a table: from which state what leads where.
+"""The states of a replica and the transitions between them, as a table.
 
 Theory
     A replica is *joining* until the output has reached the time from which it is correct, then
-    *joined*. Out of either it may be *paused* (it runs too far ahead), *held out* (its records
-    cannot be had) or *quarantined* (it is not trusted); whatever ends that attaches it anew, and
+    *joined*. Out of either it may be *paused* (it runs too far ahead), *excluded* (its records
+    cannot be read) or *quarantined* (it is not trusted); whatever ends that attaches it again, and
     it joins at once when its time has been reached. One that was detached is *leaving* while
     there is something of it left, then *gone*.
 
@@ -12,14 +12,13 @@ Theory
     >>> after(State.GONE, Event.RELEASE) is None
     True
 
-    Four events are decisions and are in the control log; the others happen in a merge task. Who
-    folds the log knows only whether a replica is wanted (`DesiredState`): the seven states seen
-    through `wish_of`.
+    Four events are decisions and are in the control log; the others occur in a merge task. The log
+    itself determines only the `DesiredState` of a replica: `desired_of` maps the seven states so.
 
 Invariants
-    L1  What a decision makes of a wish depends on the wish alone, whatever the task sees: states
-        of one wish go by one decision to states of one wish (checked when this is imported).
-    L2  An event that is no decision never changes the wish.
+    L1  The desired state after a decision depends on the one before alone, whatever the task sees:
+        one decision takes all states of one desired state to states of one (checked on import).
+    L2  An event that is no decision never changes the desired state.
 """
 
 from collections.abc import Mapping
@@ -34,9 +33,9 @@ __all__ = (
     "State",
     "after",
     "as_markdown",
+    "desired_after",
+    "desired_of",
     "seen",
-    "wish_after",
-    "wish_of",
 )
 
 
@@ -95,15 +94,15 @@ LIFE: Final[Mapping[State, Mapping[Event, State]]] = {
     State.LEAVING: {Event.LEAVE: State.GONE, Event.ATTACH: State.JOINING},
     State.GONE: {Event.ATTACH: State.JOINING},
 }
-"""The whole table; what is not in it does not happen."""
+"""All transitions; no other is possible."""
 
 
 def after(state: State, event: Event) -> State | None:
-    """The state that the event leads to; None when it does not happen in this one."""
+    """The state that the event leads to; None where it is not possible in this one."""
     return LIFE[state].get(event)
 
 
-def wish_of(state: State) -> DesiredState:
+def desired_of(state: State) -> DesiredState:
     """What was decided about a replica that is in this state."""
     if state is State.QUARANTINED:
         return DesiredState.QUARANTINED
@@ -114,33 +113,33 @@ def _of_decisions() -> dict[tuple[DesiredState, Event], DesiredState]:
     found: dict[tuple[DesiredState, Event], DesiredState] = {}
     for state in State:
         for event in DECISIONS & LIFE[state].keys():
-            wish = wish_of(LIFE[state][event])
-            assert found.setdefault((wish_of(state), event), wish) is wish, (state, event)
+            desired = desired_of(LIFE[state][event])
+            assert found.setdefault((desired_of(state), event), desired) is desired, (state, event)
     return found
 
 
-_WISHES: Final = _of_decisions()
+_DESIRED: Final = _of_decisions()
 
 
-def wish_after(wish: DesiredState, event: Event) -> DesiredState | None:
+def desired_after(desired: DesiredState, event: Event) -> DesiredState | None:
     """The same for a decision and what the control log knows; None when it is refused.
 
-    >>> wish_after(DesiredState.DETACHED, Event.ATTACH)
+    >>> desired_after(DesiredState.DETACHED, Event.ATTACH)
     <DesiredState.ATTACHED: 'attached'>
-    >>> wish_after(DesiredState.ATTACHED, Event.ATTACH) is None
+    >>> desired_after(DesiredState.ATTACHED, Event.ATTACH) is None
     True
     """
-    return _WISHES.get((wish, event))
+    return _DESIRED.get((desired, event))
 
 
-def seen(wish: DesiredState, *, excluded: bool, paused: bool, joined: bool, left: bool) -> State:
-    """The state, of what was decided and what a task sees of its replica.
+def seen(desired: DesiredState, *, excluded: bool, paused: bool, joined: bool, left: bool) -> State:
+    """The state, from what was decided and what a task sees of its replica.
 
-    `left` says that nothing of the replica is left in the task; of no matter unless detached.
+    `left`: nothing of the replica is left in the task; it only matters if detached.
     """
-    if wish is DesiredState.QUARANTINED:
+    if desired is DesiredState.QUARANTINED:
         return State.QUARANTINED
-    if wish is DesiredState.DETACHED:
+    if desired is DesiredState.DETACHED:
         return State.GONE if left else State.LEAVING
     if excluded:
         return State.EXCLUDED

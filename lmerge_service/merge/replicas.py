@@ -1,21 +1,21 @@
 """The replicas of a merge task: which are merged, from where, with what counts, and why not.
 
 Theory
-    A replica is *merged* from some offset of each of its partitions on, in order. What it said
-    since then, and nothing else, is what the operator holds of it. It stops being merged when it
-    is detached or put into quarantine, or when the order breaks: its topic is deleted or made
-    anew, or the records to go on from are gone. It is then *held out*, with the reason in words,
-    and the others go on. Where each stands goes into the mark of every transaction (`marks`).
+    A replica is *merged* from some offset of each of its partitions on, in order. The operator
+    holds its elements since then, and nothing else. It stops being merged when it is detached or
+    put into quarantine, or when the order breaks: its topic is deleted or recreated, or the next
+    records are gone. It is then *excluded*, with the reason in words, and the others go on. The
+    commit record of every transaction has the position of each (`commit_record`).
 
     Where rows or intervals are known by partition (a dialect, `normalise`), a topic that gets
     wider, and a key that is in two partitions, break the order for good. Such a replica is put into
     quarantine, since nothing but a person can give it a topic that can be read.
 
-    Being merged again always begins at the beginning of what its topic holds, since what the
+    Being merged again always starts at the beginning of what its topic holds, since what the
     operator held of it is gone. Stables that it had sent before the release from a quarantine do
     not count then: they are what it may have lied about.
 
-    Counts are of this process: an operator that is rebuilt, or an input that is attached anew,
+    Counts are of this process: an operator that is rebuilt, or an input that is attached again,
     starts from nothing, and what is shown must not fall.
 """
 
@@ -39,7 +39,7 @@ from lmerge_service.kafka.routing import Router
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.topics import TopicInfo
 from lmerge_service.kafka.unread import Unread
-from lmerge_service.merge.commit_record import PartitionMark, ReplicaCheckpoint
+from lmerge_service.merge.commit_record import PartitionCheckpoint, ReplicaCheckpoint
 from lmerge_service.merge.counting import Tally
 from lmerge_service.merge.findings.evidence import NotificationKind
 from lmerge_service.merge.guards.evaluator import GuardEvaluator
@@ -78,7 +78,7 @@ class ReplicaState:
     excluded: str | None = None
     """Why the replica is not merged, in words."""
     lost: bool = False
-    """Held out until its topic is made anew, or a person releases it."""
+    """Excluded until its topic is recreated, or a person releases it."""
     quarantined: str | None = None
     """Why it is in quarantine, in words."""
     topic_id: str | None = None
@@ -86,7 +86,7 @@ class ReplicaState:
     """Partitions of its topic."""
     since: int = 0
     """The first transaction that it was merged with."""
-    partitions: dict[int, PartitionMark] = field(default_factory=dict)
+    partitions: dict[int, PartitionCheckpoint] = field(default_factory=dict)
     """By number, those that this task reads, as they stood when merging began."""
     next: dict[int, int] = field(default_factory=dict)
     """Of each of them, the offset to go on from."""
@@ -104,7 +104,7 @@ class ReplicaState:
 
     @property
     def standing(self) -> ReplicaCheckpoint:
-        """As the next mark tells it; of a replica that is merged."""
+        """As in the next commit record; of a replica that is merged."""
         assert self.ingest is not None
         return ReplicaCheckpoint(
             topic=self.replica.topic,
@@ -115,8 +115,8 @@ class ReplicaState:
             gap_accepted=self.ingest.gap_accepted,
             since=self.since,
             partitions={
-                number: PartitionMark(mark.begins, self.next[number], mark.mute)
-                for number, mark in self.partitions.items()
+                number: PartitionCheckpoint(each.begins, self.next[number], each.mute)
+                for number, each in self.partitions.items()
             },
         )
 
@@ -135,15 +135,15 @@ class Replicas:
         clock: Callable[[], float],
         distrusted: Callable[[str, str], object],
     ):
-        """`partition` is the task's, of those of the output; `router` tells what belongs there;
-        `tallies` outlive this, by name; `distrusted` is called with whoever is put into quarantine
-        here, and why."""
+        """`partition` is the task's, of those of the output; `router` selects what belongs there;
+        `tallies` outlive this, by name; `distrusted` is called with each replica that is put into
+        quarantine here, and why."""
         self.states: dict[str, ReplicaState] = {}
         """By name."""
         self.left: dict[str, dict[int, int]] = {}
         """Of replicas that were detached: up to where each partition was merged."""
         self.news: list[tuple[NotificationKind, str, str]] = []
-        """What happened to replicas by itself, and why; whoever tells it takes it away."""
+        """Changes of replicas that nobody decided, with reasons; the reporter clears the list."""
         self._merge = merge
         self._decoder = decoder
         self._partition = partition
@@ -170,7 +170,7 @@ class Replicas:
         self._stop_merging(state)
 
     def quarantine(self, name: str, why: str) -> None:
-        """What it says does not count until it is released."""
+        """It is not merged until it is released."""
         state = self.states[name]
         self._stop_merging(state)
         state.quarantined = why
@@ -185,7 +185,7 @@ class Replicas:
         log.warning("replica held out", replica=name, topic=state.replica.topic, why=why)
 
     def exclude(self, name: str, why: str, *, lost: bool = False, recreated: bool = False) -> None:
-        """Goes on without a replica; if its topic was `recreated`, until that is begun."""
+        """Stops merging a replica; if its topic was `recreated`, until merging of that begins."""
         state = self.states[name]
         self._stop_merging(state)
         state.excluded, state.lost = f"topic {state.replica.topic} {why}", lost
@@ -242,7 +242,7 @@ class Replicas:
         *,
         since: int,
     ) -> None:
-        """Merges a replica from the beginning of its topic on, or holds it out; `since` is the
+        """Merges a replica from the beginning of its topic on, or excludes it; `since` is the
         next transaction."""
         state = self.states[name]
         replica, state.topic_id = state.replica, info.id
@@ -266,7 +266,7 @@ class Replicas:
             since=since,
             joining_at=START if replica.joining_at is None else replica.joining_at,
             partitions={
-                tp.partition: PartitionMark(
+                tp.partition: PartitionCheckpoint(
                     beginnings[tp], beginnings[tp], ends[tp] if state.released else 0
                 )
                 for tp in reads
@@ -275,10 +275,10 @@ class Replicas:
         self._merge_from(state, standing, info.partitions)
 
     def resume(self, name: str, standing: ReplicaCheckpoint, width: int) -> None:
-        """Merges a replica that stood so; its records from `begins` on are to be recalled."""
+        """Merges a replica from a checkpoint; its records from `begins` on are to be replayed."""
         begun = {
-            number: PartitionMark(mark.begins, mark.begins, mark.mute)
-            for number, mark in standing.partitions.items()
+            number: PartitionCheckpoint(each.begins, each.begins, each.mute)
+            for number, each in standing.partitions.items()
         }
         standing = msgspec.structs.replace(standing, partitions=begun)
         self._merge_from(self.states[name], standing, width)
@@ -303,7 +303,7 @@ class Replicas:
         state.topic_id, state.epoch, state.width = standing.topic_id, standing.epoch, width
         state.since = standing.since
         state.partitions = dict(standing.partitions)
-        state.next = {number: mark.next for number, mark in standing.partitions.items()}
+        state.next = {number: each.next for number, each in standing.partitions.items()}
         state.ingest = Ingest(
             self._merge,
             state.name,
@@ -316,7 +316,7 @@ class Replicas:
             normalise=state.replica.normalise,
             co_partitioned=state.replica.co_partitioned,
             ignore_stables_before={
-                n: mark.mute for n, mark in standing.partitions.items() if mark.mute
+                n: each.mute for n, each in standing.partitions.items() if each.mute
             },
             mine=self._mine if self._reads_all(state.replica) else None,
             dialect=decoders_of(state.replica.format, self._decoder),
@@ -340,7 +340,7 @@ class Replicas:
         return kept
 
     def _unfit(self, replica: Replica, info: TopicInfo) -> str | None:
-        """What about its topic rules a replica out, in words."""
+        """Why a replica's topic cannot be merged, in words."""
         if replica.co_partitioned:
             if info.partitions == self._router.partitions:
                 return None
@@ -372,14 +372,14 @@ class Replicas:
         assert state.ingest is not None
         state.ingest.widen(info.partitions)
         for tp in self.needed(name, info.partitions)[state.width :]:
-            state.partitions[tp.partition] = PartitionMark(beginnings[tp], beginnings[tp])
+            state.partitions[tp.partition] = PartitionCheckpoint(beginnings[tp], beginnings[tp])
             state.next[tp.partition] = beginnings[tp]
         state.width = info.partitions
 
     # --- records --------------------------------------------------------------------------------
 
     def replay_input(self, tp: TopicPartition, records: Sequence[TimedRecord]) -> list[Element]:
-        """Feeds records that were merged before; returns what the output lacks of them."""
+        """Replays records that were merged before; returns what the output lacks of them."""
         state = self.merging(tp)
         assert state is not None
         assert state.ingest is not None
@@ -389,8 +389,8 @@ class Replicas:
         state.ingest.lately.clear()
         return out
 
-    def _is_told_elsewhere(self, tp: TopicPartition) -> bool:
-        """All tasks meet the same dead letters; of a partition one of them tells of them."""
+    def _is_reported_elsewhere(self, tp: TopicPartition) -> bool:
+        """All tasks find the same dead letters; those of a partition are reported by one task."""
         number: int = tp.partition
         return number % self._router.partitions != self._partition
 
@@ -409,7 +409,7 @@ class Replicas:
         records: Sequence[TimedRecord],
         out: list[Element],
         dead: list[DeadLetter],
-        judging: GuardEvaluator,
+        evaluator: GuardEvaluator,
     ) -> int:
         """Feeds a chunk of new records of a replica that is merged, and counts; returns how many
         were taken, fewer than given where judging has stopped."""
@@ -423,7 +423,7 @@ class Replicas:
         elsewhere = self._elsewhere
         before = self._merge.inputs[state.name]
         was = _of_input(before)
-        following = ingest.take(tp.partition, records, out, dead, judge=judging)
+        following = ingest.take(tp.partition, records, out, dead, judge=evaluator)
         taken = len(records)
         if following <= records[-1].offset:
             taken = bisect_left(records, following, key=attrgetter("offset"))
@@ -431,9 +431,9 @@ class Replicas:
         # A source that delivers at least once is late with all that it repeats, and no liar.
         wrong = sum(letter.reason != Reason.LATE for letter in dead[had:])
         elsewhere = self._elsewhere - elsewhere
-        progress = judging.after(state.name, slot, tp, records, taken, wrong, elsewhere)
-        judging.noted(state.name, tp, records, ingest, _grown(ingest, tp.partition, older))
-        if self._reads_all(state.replica) and self._is_told_elsewhere(tp):
+        progress = evaluator.after(state.name, slot, tp, records, taken, wrong, elsewhere)
+        evaluator.noted(state.name, tp, records, ingest, _grown(ingest, tp.partition, older))
+        if self._reads_all(state.replica) and self._is_reported_elsewhere(tp):
             del dead[had:]
         after = self._merge.inputs[state.name]
         if after is not before:  # a new incarnation counts from nothing

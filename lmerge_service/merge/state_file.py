@@ -1,12 +1,12 @@
 """A whole merge's state in one file: to be moved elsewhere, or kept.
 
 Theory
-    Of each task the file has what a snapshot has (`TaskState.stream`), taken at the last mark. It
+    Of each task the file has what a snapshot has (`TaskState.stream`), as of the last commit. It
     is a sequence of frames, each behind its length, so that it is written and read in passing:
 
         head    msgpack: version, whose state it is
-        of each partition: its number and mark; chunks of a snapshot; an empty frame; chunks of
-                what the output holds, where the snapshot does not tell; an empty frame; the digest
+        of each partition: its number and commit record; chunks of a snapshot; an empty frame;
+                chunks of the output's events, where not in the snapshot; an empty frame; the digest
         an empty frame
 
     So it is a checkpoint of the output as well (`outputs`): which events the output has that may
@@ -73,7 +73,7 @@ class Section(msgspec.Struct, frozen=True):
     """One task's part of a file."""
 
     partition: int
-    mark: CommitRecord
+    commit: CommitRecord
     digest: str
     """Of all of it."""
     size: int
@@ -82,26 +82,26 @@ class Section(msgspec.Struct, frozen=True):
 async def recovered(
     topology: Topology, cluster: Cluster
 ) -> AsyncGenerator[tuple[TaskState, Operator | None], None]:
-    """The state of each task at its last mark, in turn; and where its operator does not keep what
+    """The state of each task at its last commit, in turn; and where its operator does not keep what
     the output holds, one that does.
 
     Raises:
-        StateError: a task has no mark yet, or its state cannot be had.
+        StateError: a task has committed nothing yet, or its state cannot be read.
         TransportError: Kafka cannot be reached, or refuses.
     """
     async with aclosing(recoveries(topology, cluster)) as found:
         async for partition, recovery in found:
-            mark = await recovery.last_mark(fenced=False)
-            if mark is None:
+            commit = await recovery.last_commit(fenced=False)
+            if commit is None:
                 raise StateError(f"partition {partition}: nothing was committed yet")
-            state = await recovery.recover(mark, fenced=False)
+            state = await recovery.recover(commit, fenced=False)
             if state.missed:
                 raise StateError(
                     f"partition {partition}: the policy was changed, and no worker has merged by "
                     "the new one yet: run one"
                 )
             keeps = state.merge.live_output() is not None
-            yield state, None if keeps else await recovery.output_at(mark)
+            yield state, None if keeps else await recovery.output_at(commit)
 
 
 async def export_to(path: Path, topology: Topology, cluster: Cluster) -> list[Section]:
@@ -152,19 +152,19 @@ class Saving:
 
     def add(self, state: TaskState, output: Operator | None = None) -> Section:
         """Writes the state of the next task; `output` keeps what its operator does not."""
-        mark, size = state.mark(), 0
-        begin = msgspec.msgpack.encode(_Begin(state.partition, mark.encoded()))
+        commit, size = state.commit_record(), 0
+        begin = msgspec.msgpack.encode(_Begin(state.partition, commit.encoded()))
         digest = hashlib.sha256(begin)
         self._put(begin)
         kept = iter(()) if output is None else iter((output.snapshot(),))
-        for part in (state.stream(mark), kept):
+        for part in (state.stream(commit), kept):
             for chunk in rechunked(part):
                 digest.update(chunk)
                 size += len(chunk)
                 self._put(chunk)
             self._put(b"")
         self._put(digest.digest())
-        return Section(state.partition, mark, digest.hexdigest(), size)
+        return Section(state.partition, commit, digest.hexdigest(), size)
 
     def finish(self) -> None:
         """There are no more tasks."""

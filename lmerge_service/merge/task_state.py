@@ -1,12 +1,13 @@
-"""What one merge task knows: its operator and replicas, and how far output and inputs are taken.
+"""The state of one merge task: its operator and replicas, and its positions in output and inputs.
 
 Theory
-    The state is a function of prefixes: of what the output partition and the replicas' partitions
-    have said up to a mark. So there are two ways to the state at a mark: from nothing, and from a
-    snapshot, which is the state at an earlier mark; the way on is the same (`recovery`).
+    The state is a function of prefixes: of the records of the output partition and of the replicas'
+    partitions up to a commit record. So there are two ways to the state at a commit record: from
+    nothing, and from a snapshot, which is the state at an earlier one; the way on is the same
+    (`recovery`).
 
 Invariants
-    T1  Between two batches: what `mark` tells is what the operator has been told.
+    T1  Between two batches: `commit_record` covers exactly what the operator has processed.
 """
 
 import struct
@@ -74,11 +75,11 @@ class TaskState:
         self._clock = clock
         self.use(lmerge(topology.resolved_case, self.policy))
         self.transaction = 0
-        self.said = 0
+        self.output_records = 0
         """Records of the output partition that the operator knows."""
         self.output, self.counted = 0, 0
         """An offset of the output, and how many records are before it: of those behind it the
-        operator knows the first `said - counted`."""
+        operator knows the first `output_records - counted`."""
         self.written = Numbers()
         """The records of the output that were read in this process, by their number."""
         self.decided = 0
@@ -89,8 +90,8 @@ class TaskState:
         self.restored_from: int | None = None
         """The transaction whose snapshot this came from; None if from nothing."""
         self.missed: list[Element] = []
-        """What the output should have held and did not, as the operator took it to be said: who
-        leads says it, and nobody can follow from here."""
+        """Elements that the output should contain and does not, though the operator counts them as
+        emitted: the leading task emits them, and no task can follow from here."""
 
     def use(self, merge: Operator) -> None:
         """Begins with an operator, and no replicas yet."""
@@ -115,12 +116,12 @@ class TaskState:
     def _distrust(self, name: str, why: str) -> None:
         self.quarantined[name] = why
 
-    def mark(self) -> CommitRecord:
-        """What to commit beside all that has been said."""
+    def commit_record(self) -> CommitRecord:
+        """The commit record to write beside everything emitted so far."""
         return CommitRecord(
             merge=self.topology.name,
             transaction=self.transaction,
-            said=self.said,
+            output_records=self.output_records,
             stable=self.merge.max_stable,
             decided=self.decided,
             # In the order in which they were attached, which decides ties.
@@ -147,20 +148,20 @@ class TaskState:
         }
         return msgspec.json.encode(kind).decode()
 
-    def stream(self, mark: CommitRecord) -> Iterator[bytes]:
-        """The bytes of a snapshot at this mark, which is the latest: frames, each behind its
+    def stream(self, commit: CommitRecord) -> Iterator[bytes]:
+        """The bytes of a snapshot at this commit record, the latest: frames, each behind its
         length, and an empty one as the last. Nothing may be merged meanwhile."""
-        for frame in self._frames(mark):
+        for frame in self._frames(commit):
             yield _LENGTH.pack(len(frame))
             yield frame
         yield _LENGTH.pack(0)
 
-    def _frames(self, mark: CommitRecord) -> Iterator[bytes]:
+    def _frames(self, commit: CommitRecord) -> Iterator[bytes]:
         yield msgspec.msgpack.encode(
             _Head(
                 version=_VERSION,
                 of=self.fingerprint(),
-                mark=mark.encoded(),
+                mark=commit.encoded(),
                 output=self.output,
                 counted=self.counted,
                 widths={name: state.width for name, state in self.replicas.merged.items()},
@@ -175,7 +176,7 @@ class TaskState:
 
 
 class OpenedState:
-    """Takes the chunks of a snapshot, in order, and gives what is in it, whoever's it is."""
+    """Takes the chunks of a snapshot, in order, and returns its content, of whatever task it is."""
 
     def __init__(self) -> None:
         self._head: _Head | None = None
@@ -257,12 +258,16 @@ class RestoringState(OpenedState):
         """
         state, merge, head = self._state, self.operator(), self._head
         assert head is not None  # of whatever gave an operator
-        mark = CommitRecord.of(head.mark)
+        commit = CommitRecord.of(head.mark)
         state.use(merge)
-        state.transaction, state.said, state.decided = mark.transaction, mark.said, mark.decided
+        state.transaction, state.output_records, state.decided = (
+            commit.transaction,
+            commit.output_records,
+            commit.decided,
+        )
         state.output, state.counted = head.output, head.counted
-        state.quarantined, state.diverged = dict(mark.quarantined), mark.diverged
-        for name, standing in mark.replicas.items():
+        state.quarantined, state.diverged = dict(commit.quarantined), commit.diverged
+        for name, standing in commit.replicas.items():
             if name in replicas and replicas[name].topic == standing.topic:
                 state.replicas.expect(replicas[name], epoch=standing.epoch)
                 ingest = state.replicas.adopt(name, standing, head.widths[name])

@@ -1,14 +1,14 @@
-"""The lookout of a task that leads: which of the replicas' topics there are, and how long.
+"""The topic monitor of a task that leads: which of the replicas' topics exist, and their ends.
 
 Theory
-    Topics come late, get wider, are deleted and made anew, and nobody tells. So they are looked
-    for every other second, and what was seen is acted on between two batches, when nothing else
-    changes the replicas. A topic that was made anew meanwhile may have had records at the very
-    offsets that were read; that is found out before anything of them is committed.
+    Topics come late, get more partitions, are deleted and recreated, without any notification. So
+    they are looked up every other second, and the result is acted on between two batches, when
+    nothing else changes the replicas. A topic that was recreated meanwhile may have had records at
+    the very offsets that were read; that is found out before anything of them is committed.
 
-    How far it is to a topic's end is asked in the same look: to the high watermark, since what is
-    in an open transaction is unread as well, and then to the last stable offset. In this order the
-    second is below the first only where a transaction is open (`unread`).
+    The same look-up asks for each topic's end: for the high watermark, since records of an open
+    transaction are unread as well, and then for the last stable offset. In this order the second is
+    below the first only where a transaction is open (`unread`).
 
 Who owns what
     Nothing: source and topics are the task's.
@@ -29,7 +29,7 @@ from lmerge_service.merge.commit_record import ReplicaCheckpoint
 from lmerge_service.merge.replicas import ReplicaState
 from lmerge_service.merge.task_state import TaskState
 
-__all__ = ("WATCH_SECONDS", "Lookout")
+__all__ = ("WATCH_SECONDS", "TopicMonitor")
 
 log = structlog.get_logger()
 
@@ -39,7 +39,7 @@ _BELIEVED = 2
 
 @dataclass(frozen=True, slots=True)
 class _Ends:
-    """Of a partition, as they were asked for last."""
+    """Of a partition, at the last look-up."""
 
     high: int
     """The high watermark."""
@@ -47,8 +47,8 @@ class _Ends:
     """The last stable offset."""
 
 
-class Lookout:
-    """Over the topics of one task's replicas."""
+class TopicMonitor:
+    """Watches the topics of one task's replicas."""
 
     def __init__(
         self,
@@ -67,19 +67,19 @@ class Lookout:
         self._source = source
         self._topics = topics
         self._found: dict[str, TopicInfo] | None = None
-        """What was seen and is not acted on yet."""
+        """The topics found, if that is not acted on yet."""
         self._missing: Counter[str] = Counter()
         self._ends: dict[TopicPartition, _Ends] = {}
         self._asked_at = 0.0
-        self._told: dict[TopicPartition, int] = {}
-        """Of open transactions that were logged, the offsets."""
+        self._logged: dict[TopicPartition, int] = {}
+        """The offsets of open transactions that were logged."""
         self._detached = detached
         self._unheeded = unheeded
         self._counted: dict[TopicPartition, int] = {}
         """Of detached replicas' partitions, up to where they are counted."""
 
     async def look(self) -> None:
-        """Asks which topics there are, and where they end.
+        """Looks up which topics exist, and where they end.
 
         Raises:
             TransportError: Kafka does not answer.
@@ -107,14 +107,14 @@ class Lookout:
         self._ends = {tp: _Ends(high[tp], stable[tp]) for tp in there}
         self._asked_at = asked_at
         self.measure()
-        self._tell_of_open()
+        self._log_open()
         self._count_unheeded(detached, stable)
 
     def _count_unheeded(
         self, detached: Mapping[str, str], ends: Mapping[TopicPartition, int]
     ) -> None:
-        """Counts what the topics of detached replicas have got since they were; where it is not
-        known how far they were merged, since they were first looked at."""
+        """Counts what detached replicas have published since; where it is not known how far they
+        were merged, since their topics were first looked at."""
         topics = {topic: name for name, topic in detached.items()}
         for tp in [tp for tp in self._counted if tp.topic not in topics]:
             del self._counted[tp]  # attached again
@@ -127,12 +127,12 @@ class Lookout:
             self._counted[tp] = end
 
     async def act(self) -> bool:
-        """Holds out replicas that cannot be read on, takes in topics that appeared, were made
-        anew or got wider; whether other partitions are to be read now."""
+        """Excludes replicas that cannot be read further, takes in topics that appeared, were
+        recreated or got more partitions; whether other partitions are to be read now."""
         replicas = self._state.replicas
         lost, self._source.lost = self._source.lost, {}
         infos, self._found = self._found, None
-        if lost:  # in a topic that was made anew there may be less than was read
+        if lost:  # a topic that was recreated may contain less than was read
             infos = await self._topics.describe(
                 {each.replica.topic for each in replicas.states.values()}
             )
@@ -143,7 +143,7 @@ class Lookout:
         return bool(lost) or compared
 
     async def _compare(self, infos: Mapping[str, TopicInfo]) -> bool:
-        """Acts on what topics there are; whether other partitions are to be read now."""
+        """Acts on which topics exist; whether other partitions are to be read now."""
         replicas, changed = self._state.replicas, False
         for name, state in list(replicas.states.items()):
             info = infos.get(state.replica.topic)
@@ -237,12 +237,12 @@ class Lookout:
         records = ends.high - ends.stable
         return OpenTransaction(tp.topic, tp.partition, ends.stable, records, since)
 
-    def _tell_of_open(self) -> None:
-        """Logs transactions that are open for long, once each, and that they are over."""
-        before, self._told = self._told, {}
+    def _log_open(self) -> None:
+        """Logs transactions that have been open for long, once each, and when they are over."""
+        before, self._logged = self._logged, {}
         for name, each in self._open_for_long():
             tp = TopicPartition(each.topic, each.partition)
-            self._told[tp] = each.offset
+            self._logged[tp] = each.offset
             if before.get(tp) != each.offset:
                 log.warning(
                     "replica has left a transaction open", replica=name, topic=each.topic,
@@ -250,7 +250,7 @@ class Lookout:
                     open_seconds=round(each.age(self._clock()), 3),
                 )  # fmt: skip
         for tp, offset in before.items():
-            if self._told.get(tp) != offset:
+            if self._logged.get(tp) != offset:
                 log.info(
                     "open transaction is over", topic=tp.topic, partition=tp.partition,
                     offset=offset,
@@ -264,17 +264,17 @@ class Lookout:
                     yield name, each
 
     async def unchanged(self, standings: Mapping[str, ReplicaCheckpoint]) -> None:
-        """A topic that was made anew may have had records at the offsets that were read: what was
-        merged of them is another stream's, and must not be committed.
+        """A topic that was recreated may have had records at the offsets that were read: they
+        belong to another stream, and must not be committed.
 
         Raises:
-            TransportError: one was; open anew.
+            TransportError: one was; reopen the task.
         """
         infos = await self._topics.describe({each.topic for each in standings.values()})
         for name, standing in standings.items():
             info = infos.get(standing.topic)
             if info is not None and info.id != standing.topic_id:
-                raise TransportError(f"topic {standing.topic} of {name} was made anew meanwhile")
+                raise TransportError(f"topic {standing.topic} of {name} was recreated meanwhile")
 
 
 def _is_the_same(state: ReplicaState, infos: Mapping[str, TopicInfo] | None) -> bool:

@@ -1,13 +1,13 @@
-"""What a task has to say: gathered while the last commit is under way, then committed.
+"""The transaction of a task: gathered while the last commit is under way, then committed.
 
 Theory
-    One transaction carries output, dead letters, evidence, chunks of a snapshot, and the mark that
-    says what it all rests on. While one commits, the next is gathered; so small ones commit at
-    once, and under load they grow by themselves. Dead letters and evidence whose topic cannot be
-    written are left out, and counted (`outlets`).
+    One transaction carries output, dead letters, evidence, chunks of a snapshot, and the commit
+    record: up to which offsets the inputs are merged with it. While one commits, the next is
+    gathered; so small ones commit at once, and under load they grow by themselves. Dead letters
+    and evidence whose topic cannot be written are left out, and counted (`outlets`).
 
 What happens on a crash at each await
-    Nothing counts as said before its commit; the next owner finds out whether it took place.
+    Nothing counts as emitted before its commit; the next owner finds out whether it took place.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from lmerge_service.merge.outlets import Outlets
 from lmerge_service.merge.progress import Progress
 from lmerge_service.merge.snapshots.writer import Snapshots
 from lmerge_service.merge.task_state import TaskState
-from lmerge_service.merge.topic_monitor import Lookout
+from lmerge_service.merge.topic_monitor import TopicMonitor
 
 __all__ = ("CommittedView", "FeedbackSink", "Transaction")
 
@@ -48,17 +48,17 @@ FeedbackSink: TypeAlias = Callable[[int, Mapping[str, int], int], None]
 
 @dataclass(frozen=True, slots=True)
 class CommittedView:
-    """What was known of the replicas at a mark."""
+    """What was known of the replicas at a commit record."""
 
-    mark: CommitRecord
+    record: CommitRecord
     joined: Mapping[str, int]
     """Those that were joined, and their stable points."""
 
     @classmethod
-    def of(cls, state: TaskState, mark: CommitRecord) -> "CommittedView":
-        """Of a state at its mark."""
+    def of(cls, state: TaskState, record: CommitRecord) -> "CommittedView":
+        """Of a state at its commit record."""
         inputs = state.merge.inputs.items()
-        return cls(mark, {name: each.stable for name, each in inputs if each.joined})
+        return cls(record, {name: each.stable for name, each in inputs if each.joined})
 
 
 class Transaction:
@@ -68,7 +68,7 @@ class Transaction:
         self,
         state: TaskState,
         sink: Sink,
-        lookout: Lookout,
+        topic_monitor: TopicMonitor,
         snapshots: Snapshots,
         reporting: Reporting,
         progress: Progress,
@@ -80,11 +80,11 @@ class Transaction:
     ):
         self.committing: asyncio.Task[None] | None = None
         """The commit under way."""
-        self.sight: CommittedView | None = None
+        self.view: CommittedView | None = None
         """As of the last commit; None before the first."""
         self._state = state
         self._sink = sink
-        self._lookout = lookout
+        self._topic_monitor = topic_monitor
         self._snapshots = snapshots
         self._reporting = reporting
         self._progress = progress
@@ -94,11 +94,11 @@ class Transaction:
         self._feedback = feedback
         self._clock = clock
         self._limit = state.topology.limits.batch_records
-        self._outbox, self._said = Outbox(), Counter[str]()
+        self._outbox, self._emitted = Outbox(), Counter[str]()
         self._committed: Outbox | None = None
         """The outbox of the commit under way."""
         self._moved = self._marked = 0
-        """Counts what a mark would tell, and what the last one has told."""
+        """How often the commit record has changed, and how often it had at the last commit."""
         self._fetched = self._mark_due = 0.0
 
     # --- gathering ------------------------------------------------------------------------------
@@ -109,13 +109,13 @@ class Transaction:
         return len(self._outbox.records) + len(self._outbox.dead)
 
     @property
-    def room(self) -> int:
+    def capacity(self) -> int:
         """How many records may be merged until it is full; one at least."""
         return max(1, self._limit - self.waiting)
 
     @property
-    def settled(self) -> bool:
-        """All that was merged and has something to say is committed."""
+    def flushed(self) -> bool:
+        """All emitted elements are committed."""
         return self.committing is None and not self._outbox.records
 
     def begin_batch(self) -> None:
@@ -124,33 +124,33 @@ class Transaction:
             self._fetched = self._clock()
 
     def move(self, count: int = 1) -> None:
-        """The next mark has something new to tell."""
+        """The next commit record differs from the last one."""
         self._moved += count
 
     def hasten(self) -> None:
-        """The next mark is due at once."""
+        """The next commit record is due at once."""
         self._moved += 1
         self._mark_due = 0.0
 
-    def say(self, elements: Iterable[Element], origins: Iterable[Origin] = ()) -> None:
+    def append(self, elements: Iterable[Element], origins: Iterable[Origin] = ()) -> None:
         """Puts elements into the outbox: the key is the logical one; a stable has none. `origins`
         are of these elements."""
         begins = len(self._outbox.records)
         self._outbox.origins += [replace(each, index=begins + each.index) for each in origins]
-        outbox, said, key_of = self._outbox, self._said, self._state.router.key_of
+        outbox, emitted, key_of = self._outbox, self._emitted, self._state.router.key_of
         for element in elements:
             value = encode(element)
             kind = type(element)
             if kind is Stable:
-                said["stables"] += 1
+                emitted["stables"] += 1
                 outbox.records.append((None, value))
             else:
-                said["inserts" if kind is Insert else "adjusts"] += 1
-                said["removals"] += kind is Adjust and element.ve == element.vs  # type: ignore[union-attr]
+                emitted["inserts" if kind is Insert else "adjusts"] += 1
+                emitted["removals"] += kind is Adjust and element.ve == element.vs  # type: ignore[union-attr]
                 outbox.records.append((key_of(element.payload), value))  # type: ignore[union-attr]
             outbox.size += 2 * len(value)
 
-    def bury(self, dead: Sequence[DeadLetter]) -> None:
+    def append_dead_letters(self, dead: Sequence[DeadLetter]) -> None:
         """Puts dead letters into the outbox."""
         self._outbox.dead += dead
         self._outbox.size += sum(len(letter.value or b"") for letter in dead)
@@ -174,35 +174,35 @@ class Transaction:
     def _start(self, chunks: int) -> None:
         state = self._state
         state.transaction += 1
-        state.said += len(self._outbox.records)
-        mark, feedback = state.mark(), state.merge.feedback()
-        sight = CommittedView.of(state, mark)
+        state.output_records += len(self._outbox.records)
+        record, feedback = state.commit_record(), state.merge.feedback()
+        view = CommittedView.of(state, record)
         if self._snapshots.is_due:
-            self._snapshots.start(state.transaction, state.stream(mark), state.snapshots)
-        self._outbox.state.append((MARK_KEY, mark.encoded()))
+            self._snapshots.start(state.transaction, state.stream(record), state.snapshots)
+        self._outbox.state.append((MARK_KEY, record.encoded()))
         self._outbox.events += self._reporting.begin()
-        self._accounts.begin(mark)
+        self._accounts.begin(record)
         left_out = self._leave_out(self._outbox)
         commit = self._commit(
-            self._outbox, self._said, self._fetched, sight, feedback, chunks, left_out
+            self._outbox, self._emitted, self._fetched, view, feedback, chunks, left_out
         )
         self._progress.committing = self._clock()
-        self._committed, self._outbox, self._said = self._outbox, Outbox(), Counter()
+        self._committed, self._outbox, self._emitted = self._outbox, Outbox(), Counter()
         self.committing = asyncio.create_task(commit, name="commit")
         self._marked, self._mark_due = self._moved, self._clock() + _OFFSETS_ONLY_SECONDS
 
     async def _commit(
         self,
         outbox: Outbox,
-        said: Counter[str],
+        emitted: Counter[str],
         fetched: float,
-        sight: CommittedView,
+        view: CommittedView,
         feedback: Mapping[str, int],
         chunks: int,
         left_out: Counter[str],
     ) -> None:
-        mark = sight.mark
-        unchanged = partial(self._lookout.unchanged, mark.replicas)
+        record = view.record
+        unchanged = partial(self._topic_monitor.unchanged, record.replicas)
         try:
             committed = await self._sink.commit(outbox, unchanged)
         except UnwritableError as error:
@@ -214,7 +214,7 @@ class Transaction:
         self._progress.committing = None
         state, progress = self._state, self._progress
         if committed.output is not None:
-            state.output, state.counted = committed.output, mark.said
+            state.output, state.counted = committed.output, record.output_records
         place = self._snapshots.committed(chunks, committed.state)
         if place is not None:
             state.snapshots = (place, *state.snapshots[:1])
@@ -224,9 +224,9 @@ class Transaction:
         self._accounts.commit()
         self._count_left_out(left_out)
         progress.transactions += 1
-        progress.published.update(said)
-        progress.committed_stable, self.sight = mark.stable, sight
-        self._feedback(state.partition, feedback, mark.stable)
+        progress.published.update(emitted)
+        progress.committed_stable, self.view = record.stable, view
+        self._feedback(state.partition, feedback, record.stable)
         if outbox.records:
             progress.latencies.append(self._clock() - fetched)
             progress.commits.observe(progress.latencies[-1])
@@ -245,7 +245,7 @@ class Transaction:
         return f"{text}, and came{of} with {where}"
 
     def _leave_out(self, outbox: Outbox) -> Counter[str]:
-        """Takes out of an outbox what its topic does not take, and tells how much that is."""
+        """Removes from an outbox the records whose topic cannot be written; returns how many."""
         left_out = Counter[str]()
         if outbox.dead and self._outlets.leaves_out(self._topics.dead_letter_topic):
             left_out["dead_letters"], outbox.dead = len(outbox.dead), []
@@ -271,7 +271,7 @@ class Transaction:
                 )
 
     def give_up(self) -> None:
-        """Ends a commit that waits for a topic which the output can do without.
+        """Cancels a commit that waits for a topic which the output does not need.
 
         Raises:
             UnwritableError: it did.
@@ -280,8 +280,8 @@ class Transaction:
         if commit is None or commit.done() or outbox is None:
             return
         topics = self._topics
-        wanted = {topics.dead_letter_topic: outbox.dead, topics.events_topic: outbox.events}
-        for topic, records in wanted.items():
+        optional = {topics.dead_letter_topic: outbox.dead, topics.events_topic: outbox.events}
+        for topic, records in optional.items():
             if records and (fault := self._outlets.leaves_out(topic)) is not None:
                 commit.cancel()
                 self._outlets.refuse(topic, fault.why, fault.needs_bytes)
@@ -289,7 +289,7 @@ class Transaction:
                 raise UnwritableError(message, topic=topic, why=fault.why)
 
     async def finish(self) -> None:
-        """Waits for the last commit when the task stops; its failure is the next owner's to see."""
+        """Waits for the last commit when the task stops; the next owner sees whether it failed."""
         commit, self.committing = self.committing, None
         self._progress.committing = None
         if commit is None:

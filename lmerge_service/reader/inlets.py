@@ -2,15 +2,15 @@
 
 Theory
     A topic is read when its whole history can be had: from its first offset, from where a token
-    left it, or from what it still has if it is said from when on that is correct. Otherwise it is
-    left out, with the reason in words, and the others go on. Nothing here waits or asks Kafka:
-    `wanted` says about which partitions something must be known, `admit` is told.
+    left it, or from what it still has if its `joining_at` is given. Otherwise it is left out, with
+    the reason in words, and the others go on. Nothing here waits or asks Kafka: `unplaced` returns
+    the partitions whose offsets must be looked up, `admit` receives them.
 
-        missing ──▶ reading ──▶ missing        deleted; made anew: read again from its beginning
+        missing ──▶ reading ──▶ missing        deleted; recreated: read again from its beginning
                        └──────▶ left out       its history is not there, or cannot be read
 
-    A topic that was made anew is another one (its id tells), so its old events are let go and it
-    is read from its beginning. That is safe whatever it holds: what is final on the output stays.
+    A topic that was recreated is another one (it has another id), so its old events are let go and
+    it is read from its beginning. That is always safe: what is final on the output stays.
 
 Invariants
     T1  A topic is an attached input of the operator iff it is read, or stands as a token left it
@@ -66,7 +66,7 @@ class TopicStatus:
     partitions: int | None
     incarnation: int | None
     stable: int | None
-    """The minimum over its partitions; START while one has said none."""
+    """The minimum over its partitions; START while one has none."""
     lag: int | None
     """Records and markers that were not read when Kafka was last asked, those of open transactions
     included."""
@@ -186,14 +186,14 @@ class Inlets:
             gone = inlet.missed >= _MISSED
             known = inlet.ingest is not None or inlet.given_up
             if known and (gone or (info is not None and _is_another(inlet.id, info.id))):
-                changed |= self._drop(inlet, "was deleted" if gone else "was made anew")
+                changed |= self._drop(inlet, "was deleted" if gone else "was recreated")
                 inlet.given_up = False
             elif info is None and not known:
                 inlet.why = inlet.why or "does not exist yet"
         return changed
 
     def leave_out(self, topic: str, why: str) -> bool:
-        """Goes on without a topic, until it is made anew."""
+        """Leaves a topic out until it is recreated."""
         inlet = self._inlets[topic]
         inlet.given_up = True
         return self._drop(inlet, why)
@@ -206,7 +206,7 @@ class Inlets:
         inlet.open = {}
         return attached
 
-    def wanted(self, found: Mapping[str, TopicInfo]) -> list[TopicPartition]:
+    def unplaced(self, found: Mapping[str, TopicInfo]) -> list[TopicPartition]:
         """The partitions that exist and could be read, and are not."""
         return [
             TopicPartition(topic, number)
@@ -223,7 +223,7 @@ class Inlets:
         beginnings: Mapping[TopicPartition, int],
         ends: Mapping[TopicPartition, int],
     ) -> None:
-        """Begins to read the partitions that were `wanted`, or leaves their topic out."""
+        """Begins to read the partitions that were `unplaced`, or leaves their topic out."""
         for topic in dict.fromkeys(tp.topic for tp in beginnings):
             inlet, info = self._inlets[topic], found[topic]
             starts = {tp.partition: at for tp, at in beginnings.items() if tp.topic == topic}
@@ -359,7 +359,7 @@ class Inlets:
 
 
 def _is_another(known: str | None, found: str | None) -> bool:
-    """Older brokers tell no ids: then a topic is what its name says."""
+    """Older brokers return no ids: then topics of one name are one."""
     return known is not None and found is not None and known != found
 
 

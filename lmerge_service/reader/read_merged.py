@@ -24,14 +24,14 @@ What happens on a crash at each await
     timeout for instance, has lost nothing: the next one goes on.
 
 When Kafka goes away
-    At the start: a TransportError at once. Later: the reader waits, `status().unreachable` says
-    why, and after `patience` seconds without an answer it raises a TransportError. Its token is
+    At the start: a TransportError at once. Later: the reader waits, `status().unreachable` has the
+    reason, and after `patience` seconds without an answer it raises a TransportError. Its token is
     as good as before.
 
 When a transaction is left open
-    Nothing behind it can be read. `status()` tells where and for how long; the other topics flow.
+    Nothing behind it can be read. `status()` shows where and for how long; the other topics flow.
     Without `follow` the end is behind it: if it is open for longer than `patience` a TransportError
-    says so, since what was read until then is not all there was.
+    is raised, since what was read until then is not all there was.
 """
 
 import asyncio
@@ -100,7 +100,7 @@ def read_merged(
 
     With `token`, from `MergedReader.token`, the reader goes on behind what had been handed out
     then; `case`, `policy`, `nfc` and `drop_nulls` must be as they were, `topics` may be others. Of
-    a topic whose beginning is gone `joining_at` says from when on it is correct. Records that are
+    a topic whose beginning is gone `joining_at` gives from when on it is correct. Records that are
     no elements go to `on_dead` (`replica` is the topic), what a topic does wrong goes to
     `on_breach`; either is called between two batches and must return soon.
 
@@ -138,11 +138,11 @@ def read_merged(
     )
 
 
-def _resumed(saved: Token, wanted: Operator, *, nfc: bool, drop_nulls: bool) -> Operator:
+def _resumed(saved: Token, requested: Operator, *, nfc: bool, drop_nulls: bool) -> Operator:
     merge = saved.merge()
     for what, was, now in (
-        ("case", merge.case, wanted.case),
-        ("policy", merge.policy, wanted.policy),
+        ("case", merge.case, requested.case),
+        ("policy", merge.policy, requested.policy),
         ("nfc", saved.nfc, nfc),
         ("drop_nulls", saved.drop_nulls, drop_nulls),
     ):
@@ -223,7 +223,7 @@ class MergedReader:
             yield batch
 
     async def _next_batch(self) -> list[Element]:
-        """What there is to say next; nothing when the stream is over."""
+        """The next elements to emit; none when the stream is over."""
         clock = asyncio.get_running_loop().time
         while not self._is_over():
             if clock() - self._looked >= _LOOK_SECONDS:
@@ -293,7 +293,7 @@ class MergedReader:
             self._unreachable, self._heard = None, clock()
 
     def _bear(self, error: TransportError, since: float) -> None:
-        """Goes on without an answer, of which the last was at `since`; not for ever."""
+        """Continues without an answer, the last of which was at `since`; not for ever."""
         self._unreachable = str(error)
         self._inlets.unknown()
         if asyncio.get_running_loop().time() - since > self._patience:
@@ -306,9 +306,9 @@ class MergedReader:
         found = await self._topics.describe(inlets.topics, seconds=seconds)
         if inlets.forget(found):
             self._assigned = False
-        if wanted := inlets.wanted(found):
-            beginnings = await self._source.beginnings(wanted)
-            inlets.admit(found, beginnings, await self._source.ends(wanted, seconds=seconds))
+        if unplaced := inlets.unplaced(found):
+            beginnings = await self._source.beginnings(unplaced)
+            inlets.admit(found, beginnings, await self._source.ends(unplaced, seconds=seconds))
             self._assigned = False
         if not self._assigned:
             self._source.assign(inlets.positions())

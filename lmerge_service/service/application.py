@@ -1,4 +1,4 @@
-"""The worker's routes: those of whoever merges, and its status."""
+"""The worker's routes: those of every merging process, and its status."""
 
 from fastapi import Depends, FastAPI
 

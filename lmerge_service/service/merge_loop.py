@@ -1,25 +1,26 @@
-"""Oversight: what guards and flow control make of a task while it leads.
+"""The merge loop of a task that leads: merges what was read, under guards and flow control.
 
 Theory
-    Records are merged in chunks. After each the findings of `judging` are acted on, before
+    Records are merged in chunks. After each the findings of `evaluator` are acted on, before
     anything else is merged:
 
         hold         the partition is rewound to the stable's record and paused; others go on
-        quarantine   the replica is detached here and now, and the mark says so. That all tasks
-                     and workers follow takes a decision, which `decide` makes: again and again
-                     until it is in the control log, and anew after a restart
+        quarantine   the replica is detached at once, and the commit record contains that. For all
+                     tasks and workers to follow, `decide` makes a decision: it tries until the
+                     decision is in the control log, and again after a restart
         report       nothing
 
-    Then, once a poll, `pace` lets go what may go, and pauses and resumes replicas.
+    Then, once a poll, `pace` releases held stables, and pauses and resumes replicas.
 
 Invariants
     V1  A partition is paused iff a guard holds it, or flow control has paused its replica.
     V2  A replica in `state.quarantined` is not merged.
 
 What happens on a crash at each await
-    in `decide`: the quarantine is in the last mark or was never committed. In the first case the
-    next owner decides it again, which is the same decision once more if it was made against the
-    same version, and refused if it was not; in the second, the records are judged again.
+    in `decide`: the quarantine is in the last commit record or was never committed. In the first
+    case the next owner decides it again, which is the same decision once more if it was made
+    against the same version, and refused if it was not; in the second, the records are checked
+    again.
 """
 
 import asyncio
@@ -47,7 +48,7 @@ from lmerge_service.merge.findings.reporting import Reporting
 from lmerge_service.merge.guards.evaluator import Finding, GuardEvaluator
 from lmerge_service.merge.guards.guards import CHUNK
 from lmerge_service.merge.guards.pacing import Pacing
-from lmerge_service.merge.guards.verdicts import Action, spoken
+from lmerge_service.merge.guards.verdicts import Action, in_words
 from lmerge_service.merge.liveness import Liveness
 from lmerge_service.merge.replica_states import DesiredState
 from lmerge_service.merge.replicas import ReplicaState
@@ -75,7 +76,7 @@ class MergeLoop:
         leading: Leading,
     ) -> None:
         """`living`: see `GuardEvaluator`; `leading` outlives this."""
-        self.judging = GuardEvaluator(
+        self.evaluator = GuardEvaluator(
             state.topology, state.merge, clock=clock, unix_ns=unix_ns, living=living
         )
         self.pacing = Pacing(state.topology.limits, state.merge, clock)
@@ -88,9 +89,9 @@ class MergeLoop:
         self._clock = clock
         self._unix_ns = unix_ns
         self.origins: list[Origin] = []
-        """Of what the last `take` has put out: from which records."""
+        """From which records the elements come that the last `take` emitted."""
         self.lost: list[Loss] = []
-        """Whoever counts losses takes them away."""
+        """Losses that are not counted yet."""
         self._losses = Losses(state.merge)
         self.confirmation = Confirmation(state.merge, clock)
         self._divergent: dict[str, Breach] = {}
@@ -102,10 +103,10 @@ class MergeLoop:
     def take(
         self, batches: Batches, out: list[Element], dead: list[DeadLetter]
     ) -> tuple[int, list[Breach]]:
-        """Merges what was read, as far as guards let it; returns how many records that was, and
-        the breaches that it showed."""
+        """Merges what was read, as far as guards allow it; returns how many records were merged,
+        and the breaches found."""
         taken, breaches = 0, deque[Breach]()
-        self.judging.begin()
+        self.evaluator.begin()
         self.origins = []
         for tp, records in batches.items():
             taken += self._take(tp, records, out, dead, breaches)
@@ -121,11 +122,11 @@ class MergeLoop:
         dead: list[DeadLetter],
         breaches: deque[Breach],
     ) -> int:
-        replicas, judging, at = self._state.replicas, self.judging, 0
+        replicas, evaluator, at = self._state.replicas, self.evaluator, 0
         self.pacing.read(records)
-        while at < len(records) and replicas.merging(tp) and tp not in judging.waiting:
+        while at < len(records) and replicas.merging(tp) and tp not in evaluator.waiting:
             had, first = len(out), records[at].offset
-            at += replicas.take(tp, records[at : at + CHUNK], out, dead, judging)
+            at += replicas.take(tp, records[at : at + CHUNK], out, dead, evaluator)
             last = records[max(at - 1, 0)].offset
             if len(out) > had:
                 self.origins.append(Origin(had, tp, first, last))
@@ -134,9 +135,9 @@ class MergeLoop:
                 self._losses.emitted(emitted, Place(tp, first, last))
                 self.confirmation.emitted(emitted, Place(tp, first, last))
             self._compare(tp, Place(tp, first, last))
-            if judging.found:
+            if evaluator.found:
                 self._drain(breaches)
-                found, judging.found = judging.found, []
+                found, evaluator.found = evaluator.found, []
                 for finding in found:
                     self._act(finding)
         return at
@@ -145,7 +146,7 @@ class MergeLoop:
         for found in self.confirmation.look():
             stable = self._state.merge.inputs[found.replica].stable
             self._state.merge.blame(found.replica, BreachKind.DISAGREEMENT, Stable(stable))
-            count = self._reporting.happened(NotificationKind.DISAGREES, found.replica, str(found))
+            count = self._reporting.notify(NotificationKind.DISAGREES, found.replica, str(found))
             if count is not None:
                 log.warning("disagreement", replica=found.replica, why=str(found), count=count)
 
@@ -159,7 +160,7 @@ class MergeLoop:
         for loss in self._losses.look(state.name, lately, place):
             replicas.lose(loss.leader, loss.count)
             self.lost.append(loss)
-            self._reporting.happened(NotificationKind.LOST, loss.leader, str(loss))
+            self._reporting.notify(NotificationKind.LOST, loss.leader, str(loss))
             log.warning(
                 "events lost", replica=loss.leader, topic=loss.stable.tp.topic,
                 partition=loss.stable.tp.partition, offset=loss.stable.last, why=str(loss),
@@ -172,7 +173,7 @@ class MergeLoop:
         if change is None or change.before is None:
             return
         reason = f"from {change.before}: {change.why}"
-        if count := self._reporting.happened(NotificationKind.LEADER, change.leader, reason):
+        if count := self._reporting.notify(NotificationKind.LEADER, change.leader, reason):
             log.info(
                 "leader changed", replica=change.leader, before=change.before, why=change.why,
                 count=count,
@@ -198,7 +199,7 @@ class MergeLoop:
             self._asked.set()
 
     def _readable(self) -> dict[str, dict[TopicPartition, int]]:
-        """Of replicas whose topics speak of events as the merge does: what was read of them."""
+        """Of replicas whose topics are in wire format: their positions by partition."""
         return {
             name: {TopicPartition(each.replica.topic, p): at for p, at in each.next.items()}
             for name, each in self._state.replicas.merged.items()
@@ -208,28 +209,28 @@ class MergeLoop:
     @property
     def is_waiting(self) -> bool:
         """Something is held or paused, so that it matters who has been read to the end."""
-        return bool(self.judging.waiting or self.pacing.paused)
+        return bool(self.evaluator.waiting or self.pacing.paused)
 
     def held(self, name: str) -> list[Finding]:
         """The stables of a replica that guards hold."""
-        waiting = self.judging.waiting.values()
+        waiting = self.evaluator.waiting.values()
         return [each for each in waiting if each.verdict.replica == name]
 
     def waits_for(self, finding: Finding) -> list[str]:
-        """For whom a held stable waits, and why, in words."""
+        """The replicas for which a held stable waits, and why, in words."""
         if finding.verdict.action is not Action.HOLD:
             return []
         states = self._state.replicas.states
         return [
             f"{name}: {self._awaited_why(states[name])}"
-            for name in self.judging.awaited(finding)
+            for name in self.evaluator.awaited(finding)
             if name in states
         ]
 
     def _awaited_why(self, state: ReplicaState) -> str:
         unread = state.unread
         if unread is None:
-            return "Kafka has not told yet whether it has something unread"
+            return "it is not known yet whether Kafka has unread records of it"
         if unread.open:
             return unread.open[0].words(self._clock())
         if unread.records:
@@ -242,21 +243,21 @@ class MergeLoop:
     # --- once a poll ----------------------------------------------------------------------------
 
     def pace(self, share: int) -> None:
-        """Decides which partitions are read on. `share` is how many tasks the limits are for."""
-        judging, merged = self.judging, self._state.replicas.merged
-        judging.begin()
+        """Decides which partitions are read next. `share` is how many tasks the limits are for."""
+        evaluator, merged = self.evaluator, self._state.replicas.merged
+        evaluator.begin()
         for name, each in merged.items():
-            judging.know_unread(name, each.unread)
-        for finding in judging.let_go():
-            self._tell_let_go(finding)
-        held = frozenset(each.verdict.replica for each in judging.waiting.values())
+            evaluator.know_unread(name, each.unread)
+        for finding in evaluator.let_go():
+            self._report_let_go(finding)
+        held = frozenset(each.verdict.replica for each in evaluator.waiting.values())
         self._flow(merged.values(), held, share)
-        paused = set(judging.waiting)
+        paused = set(evaluator.waiting)
         for name in self.pacing.paused:
             paused |= self._partitions(merged[name])
         self._source.pause(paused - self._source.paused)
         self._source.resume(self._source.paused - paused)
-        self._tell_news()
+        self._report_news()
 
     def _partitions(self, state: ReplicaState) -> set[TopicPartition]:
         return {TopicPartition(state.replica.topic, number) for number in state.next}
@@ -265,43 +266,43 @@ class MergeLoop:
         stuck = self.pacing.stuck
         ordered = self.pacing.order(list(merged), held=held, share=share)
         at = f"{ordered.level:.0%} of the limit on live events, the output is "
-        at += spoken(self._state.merge.max_stable)
+        at += in_words(self._state.merge.max_stable)
         for name in sorted(ordered.pause):
-            if count := self._reporting.happened(NotificationKind.PAUSED, name, at):
+            if count := self._reporting.notify(NotificationKind.PAUSED, name, at):
                 log.info("replica paused", replica=name, count=count)
         for name in sorted(ordered.resume):
-            if count := self._reporting.happened(NotificationKind.RESUMED, name, at):
+            if count := self._reporting.notify(NotificationKind.RESUMED, name, at):
                 log.info("replica resumed", replica=name, count=count)
         if ordered.stuck is not None and stuck is None:
-            self._reporting.happened(NotificationKind.STUCK, None, ordered.stuck)
+            self._reporting.notify(NotificationKind.STUCK, None, ordered.stuck)
             log.warning("nothing moves the output", why=ordered.stuck)
 
-    def _tell_let_go(self, finding: Finding) -> None:
+    def _report_let_go(self, finding: Finding) -> None:
         place, name = finding.place, finding.verdict.replica
         why = f"stable({finding.verdict.vc}) at offset {place.offset} of {place.topic}"
-        self._reporting.happened(NotificationKind.LET_GO, name, f"{why}-{place.partition}")
+        self._reporting.notify(NotificationKind.LET_GO, name, f"{why}-{place.partition}")
         log.info(
             "held stable let go", replica=name, topic=place.topic, partition=place.partition,
             offset=place.offset,
         )  # fmt: skip
 
-    def _tell_news(self) -> None:
+    def _report_news(self) -> None:
         replicas, gap = self._state.replicas, self._state.merge.gap
         news, replicas.news = replicas.news, []
         for kind, name, why in news:
-            self._reporting.happened(kind, name, why)
+            self._reporting.notify(kind, name, why)
             if name in self._state.quarantined:
                 self.withdrew = True
                 self._asked.set()
         if gap is not None and (self._gap is None or self._gap.input != gap.input):
             why = f"nobody vouches for [{gap.start}, {gap.end}): the output waits for {gap.input}"
-            self._reporting.happened(NotificationKind.GAP, gap.input, why)
+            self._reporting.notify(NotificationKind.GAP, gap.input, why)
         self._gap = gap
 
     # --- decisions ------------------------------------------------------------------------------
 
     async def decide(self, control: Control) -> None:
-        """Makes the quarantines of this task's guards known to all, until cancelled."""
+        """Writes the quarantines of this task's guards to the control log, until cancelled."""
         while True:
             self._asked.clear()
             undecided = self._undecided(control.ledger)
@@ -311,15 +312,15 @@ class MergeLoop:
                 await self._asked.wait()
 
     def _undecided(self, ledger: Ledger) -> list[Decision]:
-        """Quarantines that are not in the log, made against the version that is known; who has
-        been attached anew since is meant no more."""
+        """Quarantines that are not in the log, made against the version that is known; they do
+        not hold for a replica that was attached again since."""
         found = []
         for name, why in self._state.quarantined.items():
-            wanted, have = ledger.replicas.get(name), self._state.replicas.states.get(name)
-            if wanted is None or have is None or wanted.wish is not DesiredState.ATTACHED:
+            desired, have = ledger.replicas.get(name), self._state.replicas.states.get(name)
+            if desired is None or have is None or desired.state is not DesiredState.ATTACHED:
                 continue
-            if wanted.epoch == have.epoch:
-                found.append(self._decision(name, why, wanted.epoch, ledger.version))
+            if desired.epoch == have.epoch:
+                found.append(self._decision(name, why, desired.epoch, ledger.version))
         return found
 
     def _decision(self, name: str, why: str, epoch: int, version: int) -> Decision:

@@ -59,8 +59,8 @@ async def _work(topology: Topology, standby: bool) -> None:
 
     def heeding() -> list[str]:
         """A replica that is normalised must leave out nothing."""
-        wanted = [] if worker.control is None else worker.control.ledger.attached()
-        return [each.replica.name for each in wanted if not each.replica.normalise]
+        attached = [] if worker.control is None else worker.control.ledger.attached()
+        return [each.replica.name for each in attached if not each.replica.normalise]
 
     points = FeedbackOut(
         connection,
@@ -69,7 +69,7 @@ async def _work(topology: Topology, standby: bool) -> None:
         replicas=heeding,
         every=topology.feedback_seconds,
     )
-    worker = Worker(topology, Cluster(connection), standby_only=standby, feedback=points.tell)
+    worker = Worker(topology, Cluster(connection), standby_only=standby, feedback=points.update)
     structlog.contextvars.bind_contextvars(worker=worker.name)
     follower = FeedbackFollower(connection, [output.topic])
     access = Access(topology.http)

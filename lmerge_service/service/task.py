@@ -1,20 +1,21 @@
 """The merge task: consume, merge, publish, for one output partition, exactly once.
 
 Theory
-    A transaction carries merged elements, dead letters and a mark: up to where the inputs are
-    merged with it. While one commits, the next batch is merged; nothing of a batch counts as said
-    before its commit.
+    A transaction carries merged elements, dead letters and a commit record: up to which offsets
+    the inputs are merged. While one commits, the next batch is merged; no element of a batch
+    counts as emitted before its commit.
 
         poll → decode → merge → outbox ──commit──▶ output, dead letters, state topic
                   ▲               │ (merging goes on meanwhile)
                   └─── operator ──┘
 
-    A task either *leads*, which is that, or *follows*: it goes on from mark to mark of the task
-    that leads, without publishing. One that has followed leads at once.
+    A task either *leads*, which is that, or *follows*: it advances from commit record to commit
+    record of the leading task, without publishing. A task that has followed can lead at once.
 
 Recovery
-    `lead` fences the owner before and goes on from the last mark (`recovery`). After a failed
-    commit the state is thrown away and the task is opened anew: the same path as after `kill -9`.
+    `lead` fences the previous owner and continues from the last commit record (`recovery`). After
+    a failed commit the state is discarded and the task is reopened: the same path as after
+    `kill -9`.
 
 What happens on a crash at each await
     in open: nothing has been written. In a poll: uncommitted merging is forgotten. In a commit:
@@ -65,7 +66,7 @@ from lmerge_service.merge.replica_states import DesiredState
 from lmerge_service.merge.replicas import ReplicaState
 from lmerge_service.merge.snapshots.writer import Snapshots
 from lmerge_service.merge.task_state import TaskState
-from lmerge_service.merge.topic_monitor import WATCH_SECONDS, Lookout
+from lmerge_service.merge.topic_monitor import WATCH_SECONDS, TopicMonitor
 from lmerge_service.merge.transaction import FeedbackSink, Transaction
 from lmerge_service.service.cutover_readiness import CutoverReadiness
 from lmerge_service.service.merge_loop import MergeLoop
@@ -78,13 +79,13 @@ log = structlog.get_logger()
 _IDLE_POLL_SECONDS = 1.0
 _AT_ONCE = 4_000
 """Records of a poll: more would leave the processor's caches between one step and the next, and let
-replicas drift apart, so that they are no more found among what was seen lately."""
+replicas drift apart, so that their events are no longer found among the recent ones."""
 _FOLLOW_SECONDS = 0.25
 _TIDY_STEPS = 100
 """After so many steps the garbage is collected that each leaves, in cycles that hold what was
 fetched: too little for the collector to begin by itself."""
 _REBUILD_SECONDS = 5.0
-"""Who cannot follow yet rebuilds this often."""
+"""A task that cannot follow yet rebuilds this often."""
 _STEP_SECONDS = 1.0
 _DECISIONS_SECONDS = 10.0
 
@@ -103,10 +104,10 @@ class MergeTask:
         feedback: FeedbackSink = lambda *_: None,
         unix_ns: Callable[[], int] = time.time_ns,
     ):
-        """`ledger` is read only: what is decided about the replicas. `outlets` tells which topics
-        cannot be written, as whoever watches them knows. `feedback` is told the
-        partition, and after each commit the points of its inputs and its stable point. `unix_ns`
-        is the wall clock: nanoseconds since the epoch."""
+        """`ledger`, which is only read here, has the decisions about the replicas. `outlets` knows
+        which topics cannot be written. `feedback` receives, after each commit, the partition, the
+        points of its inputs and its stable point. `unix_ns` is the wall clock: nanoseconds since
+        the epoch."""
         self.topology = topology
         self.partition = partition
         self.progress = Progress()
@@ -116,9 +117,9 @@ class MergeTask:
         self.reporting = Reporting(partition, unix_ns=unix_ns)
         self.outlets = Outlets(topology, _clock) if outlets is None else outlets
         self.leading = Leading(unix_ns)
-        self.oversight: MergeLoop | None = None
+        self.merge_loop: MergeLoop | None = None
         """While it leads."""
-        self.vouching: CutoverReadiness | None = None
+        self.cutover_readiness: CutoverReadiness | None = None
         """While it leads."""
         self._unix_ns = unix_ns
         self._living: dict[str, Liveness] = {}
@@ -132,10 +133,10 @@ class MergeTask:
         self.state = self._fresh()
         """Never None: what is known so far."""
         self._is_known = False
-        """The state is that of some mark, and nothing since."""
+        """The state is exactly that of some commit record."""
         self._is_ours = False
-        """A mark of this merge has been seen or written: another merge's later one is a second
-        owner of the output, and not the one before us."""
+        """A commit record of this merge has been seen or written: a later one of another merge
+        shows a second owner of the output, and not a previous one."""
 
     def _fresh(self) -> TaskState:
         topology = self._ledger.topology
@@ -147,12 +148,12 @@ class MergeTask:
         self._settle(None)
         self._is_known = False
         self.lifecycle.move(Event.REVOKED)
-        self.oversight = self.vouching = None
+        self.merge_loop = self.cutover_readiness = None
         self.progress.caught_up = None
 
-    def _settle(self, mark: CommitRecord | None) -> None:
-        """What was merged behind the last mark is forgotten: it is merged again, if by us."""
-        self.reporting.settle(took_place=self._accounts.settle(mark))
+    def _settle(self, last: CommitRecord | None) -> None:
+        """Forgets what was merged after the last commit record: it will be merged again."""
+        self.reporting.settle(took_place=self._accounts.settle(last))
 
     def _replace(self, state: TaskState) -> None:
         """The state before, if it was in use, is large and in cycles of references."""
@@ -177,20 +178,20 @@ class MergeTask:
 
     @property
     def replicas(self) -> list[ReplicaState]:
-        """Those that are wanted, in the order of the decisions; while the state is rebuilt, what
-        was counted of them is all that is known."""
+        """The desired ones, in the order of the decisions; while the state is rebuilt, only their
+        counters are known."""
         states = self.state.replicas.states
         return [
             states.get(name)
             or ReplicaState(each.replica, self._accounts.tallies.get(name, Tally()))
             for name, each in self._ledger.replicas.items()
-            if each.wish is not DesiredState.DETACHED
+            if each.state is not DesiredState.DETACHED
         ]
 
     # --- opening ------------------------------------------------------------------------------
 
     async def lead(self, stack: AsyncExitStack) -> None:
-        """Takes the output partition over and stands ready to go on.
+        """Takes the output partition over, and is ready to merge.
 
         Raises:
             FencedError: another instance has taken over before it was ready.
@@ -213,13 +214,13 @@ class MergeTask:
             )
         )
         await self._catch_up(fenced=True)
-        self._is_known = False  # from now on it is ahead of its marks
+        self._is_known = False  # from now on it is ahead of its commit records
         stack.callback(self._stop_leading)
         self._snapshots = Snapshots(
             every=self.topology.snapshot_seconds, clock=_clock, counts=self.progress.snapshots
         )
         stack.callback(self._snapshots.close)
-        self._lookout = Lookout(
+        self._topic_monitor = TopicMonitor(
             self.state,
             self._source,
             self._topics,
@@ -227,10 +228,10 @@ class MergeTask:
             detached=self._detached,
             unheeded=self.progress.unheeded,
         )
-        self._outgoing = Transaction(
+        self._transaction = Transaction(
             self.state,
             sink,
-            self._lookout,
+            self._topic_monitor,
             self._snapshots,
             self.reporting,
             self.progress,
@@ -240,9 +241,9 @@ class MergeTask:
             clock=_clock,
         )
         await self._know_decisions()
-        self._outgoing.say(self.state.missed)
+        self._transaction.append(self.state.missed)
         self._carry_out()
-        self.oversight = MergeLoop(
+        self.merge_loop = MergeLoop(
             self.state,
             self._source,
             self.reporting,
@@ -251,36 +252,36 @@ class MergeTask:
             living=self._living,
             leading=self.leading,
         )
-        self.vouching = CutoverReadiness(
+        self.cutover_readiness = CutoverReadiness(
             self.state,
             self._ledger,
-            self._outgoing,
-            self.oversight,
+            self._transaction,
+            self.merge_loop,
             clock=_clock,
             unix_ns=self._unix_ns,
         )
         self._reassign()
-        await self._lookout.look()
-        if await self._lookout.act():
+        await self._topic_monitor.look()
+        if await self._topic_monitor.act():
             self._reassign()
-        self._tell_of_recovery()
+        self._report_recovery()
         self.progress.committed_stable = self.state.merge.max_stable
         self.progress.unreachable = None
         self.progress.recovery_seconds = round(_clock() - started, 3)
         self.progress.takeovers += 1
-        self._is_ours = True  # the first commit, at once, is a mark of ours
+        self._is_ours = True  # the first commit, at once, writes a commit record of ours
         self.lifecycle.move(Event.TOOK_OVER)
 
     def _stop_leading(self) -> None:
         """Lets go of whatever refers to the state, which is replaced by another one."""
-        self.oversight = self.vouching = None
-        for name in ("_snapshots", "_lookout", "_outgoing"):
+        self.merge_loop = self.cutover_readiness = None
+        for name in ("_snapshots", "_topic_monitor", "_transaction"):
             self.__dict__.pop(name, None)
 
-    def _tell_of_recovery(self) -> None:
+    def _report_recovery(self) -> None:
         if self.state.transaction:
             why = f"from transaction {self.state.transaction}, with {len(self.state.merge)} events"
-            self.reporting.happened(NotificationKind.REBUILD, None, why)
+            self.reporting.notify(NotificationKind.REBUILD, None, why)
 
     async def follow(self) -> None:
         """Keeps the state that the task which leads has committed, until cancelled.
@@ -290,7 +291,7 @@ class MergeTask:
             TransportError: Kafka cannot be reached, or refuses.
             StateError: the output is not what this merge has written.
         """
-        self.oversight = self.vouching = None
+        self.merge_loop = self.cutover_readiness = None
         self._begin()
         async with AsyncExitStack() as stack:
             await self._connect(stack)
@@ -324,22 +325,22 @@ class MergeTask:
         )
 
     async def _catch_up(self, *, fenced: bool) -> None:
-        """To the last mark, from where we are if that is possible."""
-        mark = await self._recovery.last_mark(fenced=fenced)
-        self._require_ours(mark)
+        """Advances to the last commit record, from the current state if that is possible."""
+        last = await self._recovery.last_commit(fenced=fenced)
+        self._require_ours(last)
         if fenced:
-            self._settle(mark)
+            self._settle(last)
         known, self._is_known = self._is_known, False
         if known and is_of_kind(self.state, self._ledger):
             try:
-                await self._recovery.follow(self.state, mark, fenced=fenced)
+                await self._recovery.follow(self.state, last, fenced=fenced)
             except StateError as error:
                 log.warning("state not followed", error=str(error))
             else:
                 self._is_known = True
                 return
-        self._replace(await self._recovered(mark, fenced=fenced))
-        # What was missed, as under another policy, is for who leads to say, in whatever order.
+        self._replace(await self._recovered(last, fenced=fenced))
+        # Missed output, as under another policy, is emitted by the leading task, in any order.
         self._is_known = fenced or not self.state.missed
         log.info(
             "rebuilt",
@@ -350,46 +351,46 @@ class MergeTask:
             missed=len(self.state.missed),
         )
 
-    def _require_ours(self, mark: CommitRecord | None) -> None:
-        """A newcomer may take an output over, under another name than the one before; the merge
-        that it takes it from ends, instead of the two fencing each other for ever."""
-        if mark is None:
+    def _require_ours(self, last: CommitRecord | None) -> None:
+        """A new merge may take an output over, under another name than the previous one; the merge
+        that loses it ends, instead of the two fencing each other for ever."""
+        if last is None:
             return
-        if mark.merge in ("", self.topology.name):  # marks of older versions bear no name
+        if last.merge in ("", self.topology.name):  # older versions wrote no name
             self._is_ours = True
         elif self._is_ours:
             raise OtherMergeError(
-                f"{self._output.topic}-{self.partition}: merge {mark.merge!r} publishes to this "
-                f"output too, since transaction {mark.transaction}; only one may: give one of the "
+                f"{self._output.topic}-{self.partition}: merge {last.merge!r} publishes to this "
+                f"output too, since transaction {last.transaction}; only one may: give one of the "
                 "topologies another output, or stop its workers"
             )
 
-    async def _recovered(self, mark: CommitRecord | None, *, fenced: bool) -> TaskState:
+    async def _recovered(self, last: CommitRecord | None, *, fenced: bool) -> TaskState:
         try:
-            return await self._recovery.recover(mark, fenced=fenced)
+            return await self._recovery.recover(last, fenced=fenced)
         except StateError as error:
-            if fenced and await self._recovery.last_mark(fenced=True) != mark:
-                # What did not fit is what the next owner has written meanwhile.
+            if fenced and await self._recovery.last_commit(fenced=True) != last:
+                # The mismatch is what the next owner has written meanwhile.
                 raise FencedError(
                     f"another worker leads by now, and has written: {error}"
                 ) from error
             raise
 
-    # --- what is decided --------------------------------------------------------------------------
+    # --- decisions ----------------------------------------------------------------------------
 
     def _detached(self) -> dict[str, str]:
         """The topics of those that are detached, by name."""
-        wanted = self._ledger.replicas.items()
-        return {n: each.replica.topic for n, each in wanted if each.wish is DesiredState.DETACHED}
+        desired = self._ledger.replicas.items()
+        return {n: each.replica.topic for n, each in desired if each.state is DesiredState.DETACHED}
 
     def _attached(self) -> dict[str, Replica]:
         return {each.replica.name: each.replica for each in self._ledger.attached()}
 
     async def _know_decisions(self) -> None:
-        """Waits until what the last mark rests on is known here.
+        """Waits until the decisions that the last commit record depends on are known here.
 
         Raises:
-            StateError: it is not in the control log any more.
+            StateError: they are not in the control log any more.
             TransportError: reading that log takes long.
         """
         try:
@@ -401,20 +402,20 @@ class MergeTask:
 
     async def _unknown_decisions(self) -> LMergeError:
         """A log that was deleted ends the worker; one that is slow does not."""
-        known, wanted = self._ledger.version, self.state.decided
+        known, needed = self._ledger.version, self.state.decided
         control = TopicPartition(self.topology.output.control_topic, 0)
         if self._ledger.offset < (await self._source.ends([control]))[control]:
             return TransportError(
-                f"{control.topic} is not read to its end yet: of {wanted} decisions {known} known"
+                f"{control.topic} is not read to its end yet: of {needed} decisions {known} known"
             )
         return StateError(
-            f"{control.topic} has {known} decisions, and {wanted} were carried out: it was "
+            f"{control.topic} has {known} decisions, and {needed} were carried out: it was "
             "deleted; to go on by the topology file alone, delete "
             f"{self._state_topic.topic} as well"
         )
 
     def _carry_out(self) -> None:
-        """Makes what is decided about the replicas so, as far as it is not.
+        """Carries out the decisions about the replicas that are not carried out yet.
 
         Raises:
             TransportError: case or policy are other ones; the operator is rebuilt.
@@ -422,23 +423,23 @@ class MergeTask:
         if not is_of_kind(self.state, self._ledger):
             raise TransportError("another case or policy was decided: the merge is rebuilt")
         before, cutover = self.state.decided, self._ledger.cutover
-        reconcile(self.state, self._ledger, tell=self._tell_of_decision, accepted=self._tell_of_gap)
+        reconcile(self.state, self._ledger, report=self._report_decision, accepted=self._accept_gap)
         if cutover is not None and cutover.since > before:
             why = "" if cutover.why is None else f": {cutover.why}"
-            said = f"from {cutover.leaving}, by {cutover.who}, {cutover.state}{why}"
-            self.reporting.happened(NotificationKind.CUTOVER, cutover.coming, said)
+            text = f"from {cutover.leaving}, by {cutover.who}, {cutover.state}{why}"
+            self.reporting.notify(NotificationKind.CUTOVER, cutover.coming, text)
 
-    def _tell_of_decision(self, wanted: DesiredReplica) -> None:
-        name, told = wanted.replica.name, self.reporting.happened
-        if wanted.wish is DesiredState.QUARANTINED:
-            told(NotificationKind.QUARANTINED, name, f"by {wanted.who}: {wanted.reason or ''}")
-        elif wanted.wish is DesiredState.ATTACHED and wanted.released:
-            told(NotificationKind.RELEASED, name, f"by {wanted.who}")
+    def _report_decision(self, desired: DesiredReplica) -> None:
+        name, notify = desired.replica.name, self.reporting.notify
+        if desired.state is DesiredState.QUARANTINED:
+            notify(NotificationKind.QUARANTINED, name, f"by {desired.who}: {desired.reason or ''}")
+        elif desired.state is DesiredState.ATTACHED and desired.released:
+            notify(NotificationKind.RELEASED, name, f"by {desired.who}")
 
-    def _tell_of_gap(self, accepted: AcceptedGap, gap: Gap, out: list[Element]) -> None:
-        self._outgoing.say(out)
+    def _accept_gap(self, accepted: AcceptedGap, gap: Gap, out: list[Element]) -> None:
+        self._transaction.append(out)
         why = f"by {accepted.who}: [{gap.start}, {gap.end}) is lost"
-        self.reporting.happened(NotificationKind.ACCEPTED_GAP, gap.input, why)
+        self.reporting.notify(NotificationKind.ACCEPTED_GAP, gap.input, why)
         log.warning("gap accepted", replica=gap.input, start=gap.start, end=gap.end)
 
     # --- running ------------------------------------------------------------------------------
@@ -448,7 +449,7 @@ class MergeTask:
 
         Raises:
             FencedError: another instance has taken over.
-            TransportError: a commit failed or Kafka went away; open anew.
+            TransportError: a commit failed or Kafka went away; reopen the task.
         """
         poll: asyncio.Task[Batches] | None = None
         ready: asyncio.Task[None] | None = None
@@ -457,8 +458,8 @@ class MergeTask:
                 poll = poll or asyncio.create_task(self._poll(), name="poll")
                 ready = ready or asyncio.create_task(self._snapshots.ready(), name="ready")
                 waiting: set[asyncio.Task[Any]] = {poll, ready}
-                if self._outgoing.committing is not None:
-                    waiting.add(self._outgoing.committing)
+                if self._transaction.committing is not None:
+                    waiting.add(self._transaction.committing)
                     waiting.discard(ready)
                 await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 if poll.done():
@@ -467,10 +468,10 @@ class MergeTask:
                     if self._ledger.version != self.state.decided:
                         self._carry_out()
                         self._reassign()
-                    if await self._lookout.act():
+                    if await self._topic_monitor.act():
                         self._reassign()
                     self._pace()
-                await self._outgoing.publish()
+                await self._transaction.publish()
                 if ready.done():
                     ready = None
         finally:
@@ -478,21 +479,23 @@ class MergeTask:
                 if each is not None:
                     each.cancel()
                     await asyncio.gather(each, return_exceptions=True)
-            await self._outgoing.finish()
+            await self._transaction.finish()
 
     async def _poll(self) -> Batches:
-        return await self._source.poll(_IDLE_POLL_SECONDS, min(self._outgoing.room, _AT_ONCE))
+        return await self._source.poll(
+            _IDLE_POLL_SECONDS, min(self._transaction.capacity, _AT_ONCE)
+        )
 
     @property
-    def settled(self) -> bool:
-        """All that was merged and has something to say is committed."""
-        return self._outgoing.settled
+    def flushed(self) -> bool:
+        """All emitted elements are committed."""
+        return self._transaction.flushed
 
     def verify(self) -> None:
-        """Has the next commit come at once, even with nothing to publish: a worker that was away
+        """Makes the next commit due at once, even with nothing to publish: a worker that was away
         finds out whether another has led since."""
-        if self.oversight is not None:  # it leads
-            self._outgoing.hasten()
+        if self.merge_loop is not None:  # it leads
+            self._transaction.hasten()
 
     def reached(self, ends: Mapping[TopicPartition, int]) -> bool:
         """Every one of these offsets has been read."""
@@ -501,21 +504,21 @@ class MergeTask:
     def _merge_batches(self, batches: Batches) -> None:
         out: list[Element] = []
         dead: list[DeadLetter] = []
-        merge, outgoing = self.state.merge, self._outgoing
+        merge, transaction = self.state.merge, self._transaction
         switches = merge.stats().switches
-        outgoing.begin_batch()
-        assert self.oversight is not None
-        assert self.vouching is not None
-        taken, breaches = self.oversight.take(batches, out, dead)
-        self.vouching.count(breaches)
-        lost, self.oversight.lost = self.oversight.lost, []
+        transaction.begin_batch()
+        assert self.merge_loop is not None
+        assert self.cutover_readiness is not None
+        taken, breaches = self.merge_loop.take(batches, out, dead)
+        self.cutover_readiness.count(breaches)
+        lost, self.merge_loop.lost = self.merge_loop.lost, []
         if lost:
             self.progress.loss, self.progress.lost_at = str(lost[-1]), _clock()
         switched = merge.stats().switches - switches
         self._accounts.merged.add({"elements": taken, "switches": switched})
-        outgoing.move(taken)
-        outgoing.say(out, self.oversight.origins)
-        outgoing.bury(dead)
+        transaction.move(taken)
+        transaction.append(out, self.merge_loop.origins)
+        transaction.append_dead_letters(dead)
         self._report(dead, breaches)
 
     def _report(self, dead: Sequence[DeadLetter], breaches: Iterable[Breach]) -> None:
@@ -541,27 +544,27 @@ class MergeTask:
                 )  # fmt: skip
 
     def _pace(self) -> None:
-        """Decides what is read on."""
-        assert self.oversight is not None
-        if self.oversight.withdrew:
-            self.oversight.withdrew = False
+        """Decides which partitions are read next."""
+        assert self.merge_loop is not None
+        if self.merge_loop.withdrew:
+            self.merge_loop.withdrew = False
             self._reassign()
-        if self.oversight.is_waiting:
-            self._lookout.measure()
-        self.oversight.pace(self.share)
+        if self.merge_loop.is_waiting:
+            self._topic_monitor.measure()
+        self.merge_loop.pace(self.share)
 
     async def decide(self, control: Control) -> None:
         """See `MergeLoop.decide`; while it leads."""
-        assert self.oversight is not None
-        await self.oversight.decide(control)
+        assert self.merge_loop is not None
+        await self.merge_loop.decide(control)
 
-    async def vouch(self, control: Control) -> None:
+    async def report_readiness(self, control: Control) -> None:
         """See `CutoverReadiness.run`; while it leads."""
-        assert self.vouching is not None
-        await self.vouching.run(control)
+        assert self.cutover_readiness is not None
+        await self.cutover_readiness.run(control)
 
     async def search(self) -> None:
-        """Looks up what divergences are about; while it leads."""
+        """Looks up the records behind divergences; while it leads."""
         limits = self.topology.limits
         decoder = WireDecoder(
             nfc=self.topology.nfc,
@@ -572,21 +575,21 @@ class MergeTask:
         await self.reporting.run(partial(self._cluster.find_event, decoder=decoder))
 
     def _reassign(self) -> None:
-        """Reads what is to be merged, from where it stands."""
-        self._outgoing.move()
+        """Reads the partitions to be merged, from their positions."""
+        self._transaction.move()
         self._source.assign(self.state.replicas.positions())
 
     async def watch(self) -> None:
-        """Measures lag from the topics' ends and looks for topics that come and go; gives a commit
-        up that waits for a topic which the output can do without.
+        """Measures lag from the topics' ends and looks for topics that come and go; gives up a
+        commit that waits for a topic which the output does not need.
 
         Raises:
-            UnwritableError: one does; open anew.
+            UnwritableError: one does; reopen the task.
         """
         while True:
-            self._outgoing.give_up()
+            self._transaction.give_up()
             try:
-                await self._lookout.look()
+                await self._topic_monitor.look()
                 if self.progress.unreachable is not None:
                     log.info("the topics can be seen again")
                 self.progress.unreachable = None

@@ -6,7 +6,7 @@ Theory
     disagree: a worker that stood still for longer than its session (a paused machine, a cut
     network, a frozen broker) still believes that it leads, while another has led since. Its next
     commit is *fenced*. That is no error: it asks the group for an acknowledgement sent after the
-    fence, and does what the current assignment says.
+    fence, and follows the current assignment.
 
     >>> after(Phase.LEADING, Event.FENCED), after(Phase.FENCED, Event.CONFIRMED)
     (<Phase.FENCED: 'fenced'>, <Phase.RECOVERING: 'recovering'>)
@@ -60,7 +60,7 @@ class Event(StrEnum):
     CONFIRMED = "confirmed"
     """The group has acknowledged since that this worker is to lead the task."""
     FAILED = "failed"
-    """Kafka did not answer, or the state cannot be followed: it is read anew."""
+    """Kafka did not answer, or the state cannot be followed: it is read again."""
 
 
 PHASES: Final[Mapping[Phase, Mapping[Event, Phase]]] = {
@@ -92,11 +92,11 @@ PHASES: Final[Mapping[Phase, Mapping[Event, Phase]]] = {
         Event.REVOKED: Phase.GONE,
     },
 }
-"""The whole table; what is not in it does not happen."""
+"""All transitions; no other is possible."""
 
 
 def after(phase: Phase, event: Event) -> Phase | None:
-    """The phase that the event leads to; None when it does not happen in this one."""
+    """The phase that the event leads to; None where it is not possible in this one."""
     return PHASES[phase].get(event)
 
 

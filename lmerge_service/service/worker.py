@@ -2,18 +2,18 @@
 
 Theory
     Workers of one merge share its tasks, one per output partition. Each task is led by one worker
-    and followed by another where there are enough; who does what is told by the group
-    (`kafka.members`). Nothing rests on that being told right: who leads is decided by Kafka's
-    fencing, and a worker that leads without being entitled to is found out at its next commit. It
-    asks the group then, and does what the current assignment says: `task_phases` has the table.
+    and followed by another where there are enough; the group assigns the roles (`kafka.members`).
+    Correctness does not depend on the assignment: Kafka's fencing decides who leads, and a worker
+    that leads without being entitled to is found out at its next commit. It asks the group then,
+    and follows the current assignment: `task_phases` has the table.
 
 Who owns what
-    `Worker.run` owns everything: the membership, the control log, and, in one TaskGroup, a child
+    `Worker.run` owns everything: the membership, the control log, and, in one TaskGroup, a subtask
     for each task. When it is cancelled, commits in flight are finished, bounded by a few seconds,
     and the group is left, so that others take over at once.
 
 What happens when Kafka goes away
-    At the very start: `run` ends. Later: tasks are closed and opened anew, with growing pauses,
+    At the very start: `run` ends. Later: tasks are closed and reopened, with growing pauses,
     until it succeeds.
 """
 
@@ -60,13 +60,13 @@ _FENCED_PAUSES = (0.0, 0.2, 0.5, 1.0, 2.0)
 
 @dataclass(slots=True)
 class Held:
-    """A task that this worker has, and the child that runs it."""
+    """A merge task that this worker has, and the asyncio task that runs it."""
 
     task: MergeTask
     role: Role
-    child: asyncio.Task[None]
+    running: asyncio.Task[None]
     given_up: bool = False
-    """The child has been told to end."""
+    """`running` was cancelled."""
 
 
 class Worker:
@@ -81,7 +81,7 @@ class Worker:
         feedback: FeedbackSink = lambda *_: None,
         unix_ns: Callable[[], int] = time.time_ns,
     ):
-        """`feedback` is told what commits mean for the replicas (`outgoing.FeedbackSink`);
+        """`feedback` receives the feedback points of each commit (`transaction.FeedbackSink`);
         `unix_ns` returns the wall clock in nanoseconds, used by guards and for timestamps."""
         self.topology = topology
         self.held: dict[int, Held] = {}
@@ -186,9 +186,9 @@ class Worker:
         ending = {p: held for p, held in self.held.items() if roles.get(p) != held.role}
         for held in ending.values():
             held.given_up = True
-            held.child.cancel()
+            held.running.cancel()
         if ending:
-            await asyncio.wait([held.child for held in ending.values()])
+            await asyncio.wait([held.running for held in ending.values()])
         for partition, held in ending.items():
             log.info("task given up", task=partition, role=held.role)
             del self.held[partition]
@@ -202,8 +202,8 @@ class Worker:
                 # Of several assignments the last is seen: another may have led in between.
                 task.verify()
             else:
-                child = group.create_task(self._hold(task, role), name=f"{role} {partition}")
-                self.held[partition] = Held(task, role, child)
+                running = group.create_task(self._hold(task, role), name=f"{role} {partition}")
+                self.held[partition] = Held(task, role, running)
 
     def _task(self, partition: int) -> MergeTask:
         assert self.control is not None
@@ -221,14 +221,14 @@ class Worker:
         return self._tasks[partition]
 
     async def _hold(self, task: MergeTask, role: Role) -> None:
-        """Leads or follows a task, whatever happens to Kafka meanwhile.
+        """Leads or follows a task, however often Kafka is away meanwhile.
 
-        A task group forgets that it was cancelled when one of its children fails, as the last
+        A task group forgets that it was cancelled when one of its tasks fails, as the last
         commit does once the next owner has fenced us: an error of a task that was given up is the
         end of it.
         """
         held = self.held[task.partition]
-        structlog.contextvars.bind_contextvars(task=task.partition)  # in all that this child logs
+        structlog.contextvars.bind_contextvars(task=task.partition)  # in all that is logged here
         once = self._lead if role == "leads" else self._follow
         failures = committed = 0
         fences = led = 0
@@ -276,7 +276,7 @@ class Worker:
                     group.create_task(task.watch(), name="watch")
                     group.create_task(task.search(), name="search")
                     group.create_task(task.decide(control), name="decide")
-                    group.create_task(task.vouch(control), name="vouch")
+                    group.create_task(task.report_readiness(control), name="readiness")
 
     async def _follow(self, task: MergeTask) -> None:
         log.info("following")
@@ -288,7 +288,7 @@ class Worker:
 
         Whose the fence was need not be known: a worker that was taken for dead, one that has died
         since, the broker, which ends transactions that stay open. That another *merge* has the
-        output shows in its marks (`MergeTask.lead`).
+        output shows in its commit records (`MergeTask.lead`).
         """
         assert self.members is not None
         task.lifecycle.move(Event.FENCED)

@@ -30,7 +30,7 @@ from lmerge_service.merge.decisions.records import (
     SetPolicy,
 )
 from lmerge_service.merge.replica_states import DesiredState
-from tests.merge.test_ledger import Log, attach, topology, verdict, wishes
+from tests.merge.test_ledger import Log, attach, desired_states, topology, verdict
 
 
 def begin(leaving: str = "a", coming: str = "b", **fields: Any) -> BeginCutover:
@@ -96,7 +96,7 @@ def test_a_cutover_goes_on_when_all_tasks_have_said_so_and_the_last_word_detache
     log = merge("a")
     entry = log.do(begin(attach={"name": "b", "topic": "B", "joining_at": 5}))
     assert entry.accepted
-    assert wishes(log.ledger) == {"a": "attached", "b": "attached"}
+    assert desired_states(log.ledger) == {"a": "attached", "b": "attached"}
     assert cutover_of(log).began == log.ledger.replicas["b"].epoch == entry.version
     report(log, 1, at=30)
     assert cutover_of(log).state is CutoverState.JOINING
@@ -109,7 +109,7 @@ def test_a_cutover_goes_on_when_all_tasks_have_said_so_and_the_last_word_detache
     assert cutover_of(log).state is CutoverState.WATCHING, "what task 0 had said was taken back"
     last = report(log, 0, at=33)
     assert cutover_of(log).state is CutoverState.DONE
-    assert wishes(log.ledger) == {"a": "detached", "b": "attached"}
+    assert desired_states(log.ledger) == {"a": "detached", "b": "attached"}
     gone = log.ledger.replicas["a"]
     assert (gone.since, gone.who, gone.reason) == (last.version, "anna", "cutover to b")
 
@@ -159,10 +159,10 @@ def test_a_task_says_nothing_twice(task: int, says: str, why: str) -> None:
 def test_what_cannot_be_begun_is_refused_and_changes_nothing(action: Action, why: str) -> None:
     log = merge("a", "b", "c")
     log.do(Quarantine("c", "to see"))
-    before = wishes(log.ledger)
+    before = desired_states(log.ledger)
     assert (verdict(log.do(action)) or "").startswith(why)
     assert log.ledger.cutover is None
-    assert wishes(log.ledger) == before
+    assert desired_states(log.ledger) == before
 
 
 def test_who_cannot_be_spared_is_not_replaced() -> None:
@@ -212,7 +212,7 @@ def test_what_is_decided_meanwhile_holds_and_the_cutover_follows(
     if then is not None:
         assert (now.since, now.ready) == (entry.version, None)
     if then is CutoverState.ABORTED:
-        assert log.ledger.replicas["b"].wish is DesiredState.ATTACHED or "b" in (why or "")
+        assert log.ledger.replicas["b"].state is DesiredState.ATTACHED or "b" in (why or "")
 
 
 @pytest.mark.parametrize("state", RUNNING)
@@ -231,7 +231,7 @@ def test_a_task_that_has_seen_too_many_contradictions_ends_it(state: CutoverStat
     report(log, 1, "diverged", why="3 contradictions")
     now = cutover_of(log)
     assert (now.state, now.why) == (CutoverState.ABORTED, "task 1: 3 contradictions")
-    assert set(wishes(log.ledger).values()) == {"attached"}, "nothing else is taken back"
+    assert set(desired_states(log.ledger).values()) == {"attached"}, "nothing else is taken back"
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_t11_once_done_nothing_takes_it_back(action: Action) -> None:
     assert (verdict(log.do(action)) or "").startswith("state: no cutover runs: a → b is done")
     log.do(Quarantine("b", "a late blip"))
     assert cutover_of(log).state is CutoverState.DONE
-    assert wishes(log.ledger) == {"a": "detached", "b": "quarantined", "c": "attached"}
+    assert desired_states(log.ledger) == {"a": "detached", "b": "quarantined", "c": "attached"}
 
 
 def test_after_the_last_one_has_ended_another_may_begin() -> None:
@@ -283,9 +283,9 @@ class Deciding(RuleBasedStateMachine):
                 self.ends += 1
                 assert isinstance(action, ReportCutover)
                 assert entry.version == now.since
-                assert detached[now.leaving].wish is DesiredState.ATTACHED
-                assert self.log.ledger.replicas[now.leaving].wish is DesiredState.DETACHED
-                assert self.log.ledger.replicas[now.coming].wish is DesiredState.ATTACHED
+                assert detached[now.leaving].state is DesiredState.ATTACHED
+                assert self.log.ledger.replicas[now.leaving].state is DesiredState.DETACHED
+                assert self.log.ledger.replicas[now.coming].state is DesiredState.ATTACHED
 
     @rule(leaving=NAMES, coming=NAMES, attached=st.booleans())
     def begin(self, leaving: str, coming: str, attached: bool) -> None:

@@ -20,7 +20,7 @@ from lmerge_service.errors import ConfigurationError, StateError
 from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.connection import connection_of
 from lmerge_service.kafka.topics import Topics
-from lmerge_service.merge.dry_run import Compared, DifferenceKind, Shadow
+from lmerge_service.merge.dry_run import Compared, DifferenceKind, DryRun
 from lmerge_service.tdb import Event
 from tests.service.cluster import Merge
 
@@ -106,7 +106,7 @@ def compared(merge: Merge, span: int | None = None, **options: Any) -> Compared:
 
     async def compare() -> Compared:
         cluster = Cluster(connection_of(topology.kafka))
-        async with Shadow(topology, Replica.model_validate(replica), cluster, **options) as shadow:
+        async with DryRun(topology, Replica.model_validate(replica), cluster, **options) as shadow:
             async with asyncio.timeout(120):
                 return await shadow.run(span, lambda _: None)
 
@@ -234,7 +234,7 @@ def test_a_topic_that_grows_wider_ends_it(merge: Merge) -> None:
     async def compare() -> None:
         connection = connection_of(topology.kafka)
         replica = Replica.model_validate({"name": "d", "topic": merge.topics["d"]})
-        async with Shadow(topology, replica, Cluster(connection)) as shadow:
+        async with DryRun(topology, replica, Cluster(connection)) as shadow:
             async with Topics(connection) as topics:
                 await topics.delete(merge.topics["d"])
                 while await topics.width(merge.topics["d"]) is not None:  # noqa: ASYNC110

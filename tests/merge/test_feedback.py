@@ -74,11 +74,11 @@ def test_a_replica_learns_the_lowest_point_of_all_tasks(bootstrap: str, output: 
             Feedback(Connection(bootstrap), output=output, replica="a") as feedback,
         ):
             assert feedback.point == START
-            out.tell(0, {"a": 10}, stable=10)
-            out.tell(1, {}, stable=7)  # a does not lag there
+            out.update(0, {"a": 10}, stable=10)
+            out.update(1, {}, stable=7)  # a does not lag there
             assert await feedback.wait(START, SECONDS) == 7
             assert [feedback.allows_skipping(ve) for ve in (6, 7)] == [True, False]
-            out.tell(1, {"a": INFINITY}, stable=INFINITY)
+            out.update(1, {"a": INFINITY}, stable=INFINITY)
             assert await feedback.wait(7, SECONDS) == 10
         async with Feedback(Connection(bootstrap), output=output, replica="b") as feedback:
             assert feedback.point == 10, "known from the start"
@@ -94,7 +94,7 @@ def test_a_point_never_passes_what_is_committed(bootstrap: str, output: str) -> 
             publishing(bootstrap, output) as out,
             Feedback(Connection(bootstrap), output=output, replica="a") as feedback,
         ):
-            out.tell(0, {"a": 90}, stable=40)
+            out.update(0, {"a": 90}, stable=40)
             assert await feedback.wait(START, SECONDS) == 40
 
     in_time(play())
@@ -106,10 +106,10 @@ def test_records_are_few_unless_the_point_moves_far(bootstrap: str, output: str)
             publishing(bootstrap, output, every=3600.0, step=100) as out,
             Feedback(Connection(bootstrap), output=output, replica="a") as feedback,
         ):
-            out.tell(0, {"a": 0}, stable=0)
+            out.update(0, {"a": 0}, stable=0)
             assert await feedback.wait(START, SECONDS) == 0
             for point in range(1, 250):
-                out.tell(0, {"a": point}, stable=point)
+                out.update(0, {"a": point}, stable=point)
                 await asyncio.sleep(0)
                 if point in (100, 200):
                     assert await feedback.wait(point - 1, SECONDS) == point
@@ -127,10 +127,10 @@ def test_a_point_that_is_held_back_goes_out_when_its_time_has_come(
             publishing(bootstrap, output, every=0.3) as out,
             Feedback(Connection(bootstrap), output=output, replica="a") as feedback,
         ):
-            out.tell(0, {"a": 1}, stable=1)
+            out.update(0, {"a": 1}, stable=1)
             assert await feedback.wait(START, SECONDS) == 1
             for point in range(2, 50):
-                out.tell(0, {"a": point}, stable=point)
+                out.update(0, {"a": point}, stable=point)
             assert await feedback.wait(1, SECONDS) == 49, "the latest, and nothing between"
         assert [record.point for record in await records_of(bootstrap, output)] == [1, 49]
 
@@ -143,14 +143,14 @@ def test_an_output_that_was_made_anew_takes_its_feedback_with_it(
     async def play() -> None:
         async with Feedback(Connection(bootstrap), output=output, replica="a") as feedback:
             async with publishing(bootstrap, output) as out:
-                out.tell(0, {"a": 50}, stable=50)
+                out.update(0, {"a": 50}, stable=50)
                 assert await feedback.wait(START, SECONDS) == 50
             async with Topics(Connection(bootstrap)) as topics:
                 await vanish(topics, output)
                 await topics.ensure(output)
             await come_true(lambda: feedback.point == START)
             async with publishing(bootstrap, output) as out:
-                out.tell(0, {"a": 5}, stable=5)
+                out.update(0, {"a": 5}, stable=5)
                 assert await feedback.wait(START, SECONDS) == 5
 
     in_time(play())
@@ -162,7 +162,7 @@ def test_n5_a_feedback_topic_that_was_deleted_is_created_again_with_all_points(
     async def play() -> None:
         topic = feedback_topic(output)
         async with publishing(bootstrap, output) as out, Topics(Connection(bootstrap)) as topics:
-            out.tell(0, {"a": 10}, stable=10)
+            out.update(0, {"a": 10}, stable=10)
             while not out.published:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
             await vanish(topics, topic)
@@ -186,7 +186,7 @@ def test_a_record_that_is_no_feedback_is_passed_over(bootstrap: str, output: str
             publishing(bootstrap, output) as out,
             Feedback(Connection(bootstrap), output=output, replica="a") as feedback,
         ):
-            out.tell(0, {"a": 3}, stable=3)
+            out.update(0, {"a": 3}, stable=3)
             assert await feedback.wait(START, SECONDS) == 3
 
     in_time(play())
@@ -224,10 +224,10 @@ def test_a_long_poll_is_answered_when_the_point_moves(bootstrap: str, output: st
             polling = asyncio.create_task(
                 client.get("/v1/feedback/a", params={"above": 5, "wait": 30}, timeout=SECONDS)
             )
-            out.tell(0, {"a": 4}, stable=4)
+            out.update(0, {"a": 4}, stable=4)
             assert await feedback.wait(START, SECONDS) == 4
             assert not polling.done()
-            out.tell(0, {"a": 6}, stable=6)
+            out.update(0, {"a": 6}, stable=6)
             answer = (await polling).json()
             assert (answer["replica"], answer["point"]) == ("a", 6)
             assert await feedback.wait(5, SECONDS) == 6
@@ -257,7 +257,7 @@ def test_a_worker_that_is_away_leaves_the_point_where_it_is(bootstrap: str, outp
         port = free_port()
         async with contextlib.AsyncExitStack() as stack:
             async with publishing(bootstrap, output) as out:
-                out.tell(0, {"a": 8}, stable=8)
+                out.update(0, {"a": 8}, stable=8)
                 follower = FeedbackFollower(Connection(bootstrap), [output])
                 await stack.enter_async_context(follower)
                 assert await follower.board.wait("a", START, SECONDS) == 8

@@ -87,8 +87,8 @@ def verdict(entry: Entry) -> str | None:
     return None if entry.refusal is None else f"{entry.refusal.kind}: {entry.refusal.reason}"
 
 
-def wishes(ledger: Ledger) -> dict[str, str]:
-    return {name: each.wish.value for name, each in ledger.replicas.items()}
+def desired_states(ledger: Ledger) -> dict[str, str]:
+    return {name: each.state.value for name, each in ledger.replicas.items()}
 
 
 # The topology file
@@ -97,7 +97,7 @@ def wishes(ledger: Ledger) -> dict[str, str]:
 def test_the_files_replicas_are_attached() -> None:
     log = Log(topology("a", "b"))
     assert log.ledger.version == 1
-    assert wishes(log.ledger) == {"a": "attached", "b": "attached"}
+    assert desired_states(log.ledger) == {"a": "attached", "b": "attached"}
     assert [each.replica.topic for each in log.ledger.attached()] == ["A", "B"]
     assert not log.ledger.replicas["a"].decided
 
@@ -143,7 +143,7 @@ def test_a_file_that_went_there_and_back_is_declared_each_time() -> None:
     log.declare(topology("a"))
     log.declare(topology("a", "b"))
     assert log.ledger.version == 3
-    assert wishes(log.ledger) == {"a": "attached", "b": "attached"}
+    assert desired_states(log.ledger) == {"a": "attached", "b": "attached"}
     assert log.ledger.replicas["a"].epoch == 1
     assert log.ledger.replicas["b"].epoch == 3
 
@@ -154,7 +154,7 @@ def test_decisions_win_over_a_file_that_changes() -> None:
     log.do(attach("d", "D"))
     log.do(SetPolicy("first", "eager", "quorum(2)"))
     log.declare(topology("b", "c", "e", policy={"adjust": "leader"}))
-    assert wishes(log.ledger) == {
+    assert desired_states(log.ledger) == {
         "a": "detached", "b": "detached", "c": "attached", "d": "attached", "e": "attached",
     }  # fmt: skip
     assert log.ledger.replicas["a"].reason == "the topology file names it no more"
@@ -178,7 +178,7 @@ def test_a_file_that_clashes_with_a_decision_is_refused_as_a_whole() -> None:
     entry = log.declare(topology(replicas=[{"name": "x", "topic": "C"}]))
     assert entry is not None
     assert verdict(entry) == "invalid: replicas share the topic C"
-    assert wishes(log.ledger) == {"a": "attached", "b": "attached", "c": "attached"}
+    assert desired_states(log.ledger) == {"a": "attached", "b": "attached", "c": "attached"}
 
 
 def test_a_topology_of_another_output_is_refused() -> None:
@@ -212,7 +212,7 @@ def test_attach_detach_and_attach_again_are_two_attachments() -> None:
     log.do(attach("c"))
     assert log.ledger.replicas["c"].epoch == 2
     log.do(Detach("c"))
-    assert (log.ledger.replicas["c"].wish, log.ledger.replicas["c"].since) == (
+    assert (log.ledger.replicas["c"].state, log.ledger.replicas["c"].since) == (
         DesiredState.DETACHED,
         3,
     )
@@ -226,11 +226,11 @@ def test_a_quarantine_keeps_the_reason_until_it_is_released() -> None:
     log = Log(topology("a", "b"))
     log.do(Quarantine("b", "a day ahead"), who="guard: skew")
     held = log.ledger.replicas["b"]
-    assert (held.wish, held.reason, held.who) == ("quarantined", "a day ahead", "guard: skew")
+    assert (held.state, held.reason, held.who) == ("quarantined", "a day ahead", "guard: skew")
     assert [each.replica.name for each in log.ledger.attached()] == ["a"]
     log.do(Release("b", joining_at=70))
     freed = log.ledger.replicas["b"]
-    assert (freed.wish, freed.reason, freed.epoch) == ("attached", None, 3)
+    assert (freed.state, freed.reason, freed.epoch) == ("attached", None, 3)
     assert freed.replica.joining_at == 70
 
 

@@ -41,7 +41,7 @@ class Playing:
             Record(each if isinstance(each, bytes) else encode(each), start + number, told)
             for number, each in enumerate(said)
         ]
-        self.task.oversight.take({TopicPartition("in.a", 0): records}, self.task.out, [])  # type: ignore[dict-item]
+        self.task.merge_loop.take({TopicPartition("in.a", 0): records}, self.task.out, [])  # type: ignore[dict-item]
 
     def look(self, records: int = 0, open_: tuple[OpenTransaction, ...] = ()) -> None:
         """Kafka is asked what is unread; then guards decide."""
@@ -50,15 +50,15 @@ class Playing:
             left = records if name == "a" else 0
             mine = open_ if name == "a" else ()
             state.unread = Unread(left, left > 0 and not mine, mine, now)
-        self.task.oversight.pace(1)
+        self.task.merge_loop.pace(1)
 
     @property
     def is_waited_for(self) -> bool:
-        return bool(self.task.oversight.held("b"))
+        return bool(self.task.merge_loop.held("b"))
 
     def why(self) -> list[str]:
-        (finding,) = self.task.oversight.held("b")
-        return self.task.oversight.waits_for(finding)
+        (finding,) = self.task.merge_loop.held("b")
+        return self.task.merge_loop.waits_for(finding)
 
 
 def once(*elements: Element | bytes) -> Callable[[int], Chunk]:
@@ -157,7 +157,7 @@ def test_n3_who_has_published_is_waited_for_by_a_worker_that_has_just_taken_over
     what it had published before was recalled."""
     task = Overseen(topology_of("ab", patience_seconds=PATIENCE, max_breaches=0))
     task.read(a=[event(31)], b=[*map(event, range(1, 29)), Stable(29), Stable(INFINITY)])
-    assert task.oversight.held("b")
+    assert task.merge_loop.held("b")
     for rebuilt in (False, True):
         if rebuilt:
             task.living.clear()  # another process
@@ -167,8 +167,8 @@ def test_n3_who_has_published_is_waited_for_by_a_worker_that_has_just_taken_over
             task.now += 1 - 0.01
             for state in task.state.replicas.merged.values():
                 state.unread = Unread(0, False, (), task.now)
-            task.oversight.pace(1)
-            assert task.oversight.held("b"), f"rebuilt: {rebuilt}"
+            task.merge_loop.pace(1)
+            assert task.merge_loop.held("b"), f"rebuilt: {rebuilt}"
 
 
 def test_n3_a_restart_that_comes_further_than_before_is_progress_again() -> None:
@@ -256,11 +256,11 @@ def test_n2_what_a_look_before_the_end_has_seen_does_not_let_it_go() -> None:
     task.pace()  # a has nothing unread, and never said anything
     task.now += 0.5
     task.read(b=[Stable(9), Stable(INFINITY)])
-    task.oversight.pace(1)
-    assert task.oversight.held("b")
+    task.merge_loop.pace(1)
+    assert task.merge_loop.held("b")
     task.now += 0.5
     task.pace()
-    assert not task.oversight.held("b")
+    assert not task.merge_loop.held("b")
 
 
 def test_n2_nor_does_one_from_before_patience_was_over() -> None:
@@ -268,7 +268,7 @@ def test_n2_nor_does_one_from_before_patience_was_over() -> None:
     playing.task.now = PATIENCE - 0.5
     playing.look()
     playing.task.now = PATIENCE + 0.5
-    playing.task.oversight.pace(1)
+    playing.task.merge_loop.pace(1)
     assert playing.is_waited_for
     playing.look()
     assert not playing.is_waited_for

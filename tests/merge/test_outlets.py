@@ -23,7 +23,7 @@ def test_n5_a_side_topic_is_left_out_when_it_has_been_away_for_some_seconds() ->
     assert outlets.note(topic, "has no leader"), "another reason, but as old"
     clock.now += 2
     assert outlets.leaves_out(topic) is not None
-    assert outlets.mend(topic)
+    assert outlets.writable_again(topic)
     assert outlets.leaves_out(topic) is None
 
 
@@ -32,9 +32,9 @@ def test_n5_what_a_commit_was_refused_is_left_out_at_once_and_not_tried_all_the_
     outlets, topic = Outlets(TOPOLOGY, clock), OUTPUT.events_topic
     outlets.refuse(topic, "cannot be written", None)
     assert outlets.leaves_out(topic) is not None
-    assert not outlets.mend(topic), "the watch sees nothing wrong, and may be wrong"
+    assert not outlets.writable_again(topic), "the watch sees nothing wrong, and may be wrong"
     clock.now += 11
-    assert outlets.mend(topic)
+    assert outlets.writable_again(topic)
 
 
 def test_n5_output_and_state_are_never_left_out() -> None:
@@ -45,6 +45,6 @@ def test_n5_output_and_state_are_never_left_out() -> None:
         clock.now += 60
         assert outlets.leaves_out(topic) is None
         assert outlets.stops_output
-        assert outlets.mend(topic)
+        assert outlets.writable_again(topic)
     outlets.note(OUTPUT.dead_letter_topic, "was deleted")
     assert not outlets.stops_output

@@ -339,7 +339,7 @@ def test_a_follower_waits_for_output_that_is_visible_later_than_its_mark(merge: 
         source.topic = merge.output
         async with AsyncExitStack() as stack:
             recovery = await recovery_of(merge, stack, source)
-            mark = await recovery.last_mark(fenced=False)
+            mark = await recovery.last_commit(fenced=False)
             state = await recovery.recover(mark, fenced=False)
             assert (state.merge.max_stable, len(state.merge), source.asked) == (10, 1, 4)
 
@@ -367,7 +367,7 @@ def test_a_replica_that_was_merged_anew_is_merged_anew_by_who_follows(merge: Mer
             await recovery.follow(state, anew, fenced=False)
             heard = state.merge.inputs["a"]
             assert (heard.stable, heard.inserts) == (-(2**63), 1)
-            assert state.mark().replicas["a"] == again
+            assert state.commit_record().replicas["a"] == again
 
     asyncio.run(asyncio.wait_for(follow(), 30))
 
@@ -388,7 +388,7 @@ def test_a_co_partitioned_replica_is_as_wide_after_a_restart_as_before(merge: Me
     async def recover() -> tuple[int, int, int]:
         async with AsyncExitStack() as stack:
             recovery = await recovery_of(merge, stack, partition=1)
-            mark = await recovery.last_mark(fenced=False)
+            mark = await recovery.last_commit(fenced=False)
             state = await recovery.recover(mark, fenced=False)
             a = state.replicas.states["a"]
             assert a.ingest is not None
@@ -415,7 +415,7 @@ def test_what_another_policy_would_have_said_is_missed_once_however_often_it_is_
     async def recover() -> list[Element]:
         async with AsyncExitStack() as stack:
             recovery = await recovery_of(merge, stack)
-            mark = await recovery.last_mark(fenced=False)
+            mark = await recovery.last_commit(fenced=False)
             assert mark is not None
             for _ in range(2):
                 state = await recovery.recover(mark, fenced=False)

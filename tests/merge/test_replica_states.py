@@ -13,9 +13,9 @@ from lmerge_service.merge.replica_states import (
     State,
     after,
     as_markdown,
+    desired_after,
+    desired_of,
     seen,
-    wish_after,
-    wish_of,
 )
 
 
@@ -69,26 +69,26 @@ def test_the_log_and_the_task_agree_about_every_move(state: State) -> None:
     for event in Event:
         target = after(state, event)
         if event in DECISIONS:
-            expected = None if target is None else wish_of(target)
-            assert wish_after(wish_of(state), event) is expected
+            expected = None if target is None else desired_of(target)
+            assert desired_after(desired_of(state), event) is expected
         elif target is not None:
-            assert wish_of(target) is wish_of(state)
+            assert desired_of(target) is desired_of(state)
 
 
-@pytest.mark.parametrize("wish", DesiredState)
-def test_what_a_task_sees_never_contradicts_what_was_decided(wish: DesiredState) -> None:
+@pytest.mark.parametrize("desired", DesiredState)
+def test_what_a_task_sees_never_contradicts_what_was_decided(desired: DesiredState) -> None:
     for bits in range(16):
         excluded, paused, joined, left = (bool(bits & 1 << n) for n in range(4))
-        state = seen(wish, excluded=excluded, paused=paused, joined=joined, left=left)
-        assert wish_of(state) is wish
+        state = seen(desired, excluded=excluded, paused=paused, joined=joined, left=left)
+        assert desired_of(state) is desired
 
 
 def test_a_task_shows_the_gravest_of_what_it_sees() -> None:
-    wish = DesiredState.ATTACHED
-    assert seen(wish, excluded=True, paused=True, joined=True, left=False) is State.EXCLUDED
-    assert seen(wish, excluded=False, paused=True, joined=True, left=False) is State.PAUSED
-    assert seen(wish, excluded=False, paused=False, joined=True, left=False) is State.JOINED
-    assert seen(wish, excluded=False, paused=False, joined=False, left=False) is State.JOINING
+    desired = DesiredState.ATTACHED
+    assert seen(desired, excluded=True, paused=True, joined=True, left=False) is State.EXCLUDED
+    assert seen(desired, excluded=False, paused=True, joined=True, left=False) is State.PAUSED
+    assert seen(desired, excluded=False, paused=False, joined=True, left=False) is State.JOINED
+    assert seen(desired, excluded=False, paused=False, joined=False, left=False) is State.JOINING
 
 
 def test_the_documentation_has_the_table() -> None:

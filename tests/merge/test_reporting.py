@@ -45,9 +45,9 @@ async def run(by: Reporting, search: object, records: int) -> None:
 
 def test_what_was_told_is_pending_until_it_is_committed() -> None:
     by = reporting()
-    by.happened(NotificationKind.PAUSED, "a", "it is far ahead")
+    by.notify(NotificationKind.PAUSED, "a", "it is far ahead")
     assert len(by.begin()) == 1
-    by.happened(NotificationKind.RESUMED, "a", "")
+    by.notify(NotificationKind.RESUMED, "a", "")
     by.committed()
     (evidence,) = told(by)
     assert (evidence.kind, evidence.replica, evidence.task) == ("resumed", "a", 3)
@@ -56,17 +56,17 @@ def test_what_was_told_is_pending_until_it_is_committed() -> None:
 
 def test_n5_what_a_failed_commit_told_is_told_and_counted_once_when_it_is_found_again() -> None:
     by = reporting()
-    by.happened(NotificationKind.PAUSED, "a", "")
+    by.notify(NotificationKind.PAUSED, "a", "")
     by.begin()
     by.committed()
     for _ in range(3):  # each time the commit fails, and the same is found once more
-        by.happened(NotificationKind.PAUSED, "a", "")
-        by.happened(NotificationKind.REBUILD, None, "")
+        by.notify(NotificationKind.PAUSED, "a", "")
+        by.notify(NotificationKind.REBUILD, None, "")
         by.begin()
         by.settle(took_place=False)
         assert by.tally.shown["paused", "a"] == 2, "what is shown does not fall"
     assert {each.kind for each in told(by)} == {"rebuild"}, "each rebuild did take place"
-    by.happened(NotificationKind.PAUSED, "a", "")
+    by.notify(NotificationKind.PAUSED, "a", "")
     by.begin()
     by.settle(took_place=True)  # its outcome was unknown
     assert told(by) == []
@@ -76,7 +76,7 @@ def test_n5_what_a_failed_commit_told_is_told_and_counted_once_when_it_is_found_
 def test_of_what_happens_often_ever_fewer_are_told() -> None:
     by = reporting()
     for _ in range(9):
-        by.happened(NotificationKind.PAUSED, "a", "")
+        by.notify(NotificationKind.PAUSED, "a", "")
     assert [each.count for each in told(by)] == [1, 2, 4, 8]
     assert by.tally.counts["paused", "a"] == 9
 

@@ -16,7 +16,7 @@ from lmerge_service.elements import Insert, Stable
 from lmerge_service.errors import StateError
 from lmerge_service.merge.commit_record import (
     CommitRecord,
-    PartitionMark,
+    PartitionCheckpoint,
     ReplicaCheckpoint,
     SnapshotPlace,
 )
@@ -49,7 +49,7 @@ def state(events: int = 50) -> TaskState:
     made = fresh()
     for name in "ab":
         made.replicas.expect(REPLICAS[name])
-        standing = ReplicaCheckpoint(f"t.{name}", {0: PartitionMark(0, 0)}, "id")
+        standing = ReplicaCheckpoint(f"t.{name}", {0: PartitionCheckpoint(0, 0)}, "id")
         made.replicas.resume(name, standing, 1)
     for number in range(events):
         payload = b'{"n":%d}' % number
@@ -57,7 +57,7 @@ def state(events: int = 50) -> TaskState:
         made.merge.process("b", Insert(payload, number, 2_000 + number))
     made.merge.process("a", Insert(b'"eternal"', 1, 2**63 - 1))
     made.merge.process("a", Stable(10))
-    made.said, made.transaction = events + 2, 7
+    made.output_records, made.transaction = events + 2, 7
     return made
 
 
@@ -70,10 +70,10 @@ def restored(chunks: list[bytes], into: TaskState | None = None) -> TaskState:
 
 def test_a_state_comes_back_from_its_bytes_however_they_are_cut() -> None:
     was = state()
-    data = b"".join(was.stream(was.mark()))
+    data = b"".join(was.stream(was.commit_record()))
     for size in (1, 3, 1_000, len(data)):
         again = restored([data[at : at + size] for at in range(0, len(data), size)])
-        assert again.mark() == was.mark()
+        assert again.commit_record() == was.commit_record()
         assert again.merge.snapshot() == was.merge.snapshot()
         last = Stable(3_000)
         assert again.merge.process("b", last) == was.merge.process("b", last) != []
@@ -82,7 +82,7 @@ def test_a_state_comes_back_from_its_bytes_however_they_are_cut() -> None:
 
 def test_bytes_that_are_cut_short_damaged_or_of_another_merge_are_refused() -> None:
     was = state(5)
-    data = b"".join(was.stream(was.mark()))
+    data = b"".join(was.stream(was.commit_record()))
     for wrong, why in (
         (data[:-1], "no end"),
         (data[: len(data) // 2], "no end"),
@@ -103,7 +103,7 @@ def test_bytes_that_are_cut_short_damaged_or_of_another_merge_are_refused() -> N
 def test_bytes_that_are_damaged_anywhere_are_refused_in_words_or_make_sense() -> None:
     """They are read before their digest is known to be right: nothing else may be raised."""
     was = state(6)
-    data = b"".join(was.stream(was.mark()))
+    data = b"".join(was.stream(was.commit_record()))
     refused = 0
     for at in range(len(data)):
         for flipped in (0x01, 0x80, 0xFF):
@@ -118,7 +118,7 @@ def test_bytes_that_are_damaged_anywhere_are_refused_in_words_or_make_sense() ->
 def test_a_newer_version_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lmerge_service.merge.task_state._VERSION", 99)
     was = state(3)
-    data = b"".join(was.stream(was.mark()))
+    data = b"".join(was.stream(was.commit_record()))
     monkeypatch.undo()
     with pytest.raises(StateError, match="version 99, this is 1"):
         restored([data])
@@ -144,7 +144,7 @@ async def collected(
 def test_the_child_writes_the_state_of_the_instant_at_which_it_was_started() -> None:
     async def run() -> None:
         was = state(60_000)
-        mark, expected = was.mark(), b"".join(was.stream(was.mark()))
+        mark, expected = was.commit_record(), b"".join(was.stream(was.commit_record()))
         clock = Clock()
         taking = Snapshots(every=60, clock=clock, counts=Counter())
         assert not taking.is_due
@@ -159,7 +159,7 @@ def test_the_child_writes_the_state_of_the_instant_at_which_it_was_started() -> 
         assert (place.size, place.digest) == (len(data), hashlib.sha256(data).hexdigest())
         assert place.chunks == len(found) > 1
         assert place.last - place.first + 1 >= place.chunks
-        assert restored([data]).mark() == mark
+        assert restored([data]).commit_record() == mark
         clock.now = 65
         rested = taking.is_due
         clock.now = 66
@@ -175,7 +175,7 @@ def test_each_snapshot_has_a_slot_of_its_own_beside_those_that_stay() -> None:
         kept: tuple[SnapshotPlace, ...] = ()
         taking = Snapshots(every=0, clock=Clock(), counts=Counter())
         for _ in range(5):
-            taking.start(1, was.stream(was.mark()), kept)
+            taking.start(1, was.stream(was.commit_record()), kept)
             _, place = await collected(taking)
             slots.append(place.slot)
             kept = (place, *kept[:1])
@@ -246,10 +246,10 @@ def test_closing_does_not_mind_that_the_child_was_waited_for_already() -> None:
         await taking.ready()
         for _ in range(10):  # the thread that waits for the child is under way
             await asyncio.sleep(0)
-        child = taking._taking._child.pid  # type: ignore[union-attr]
+        child = taking._taking._writer.pid  # type: ignore[union-attr]
         while Path(f"/proc/{child}").exists():  # noqa: ASYNC240 - it ends while the loop is busy
             time.sleep(0.01)  # noqa: ASYNC251
-        assert taking._taking._child.pid == child  # type: ignore[union-attr]
+        assert taking._taking._writer.pid == child  # type: ignore[union-attr]
         taking.close()
 
     asyncio.run(run())
@@ -275,7 +275,7 @@ def test_closing_ends_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
         taking = Snapshots(every=0, clock=Clock(), counts=Counter())
         taking.start(1, endless(), ())
         await taking.ready()
-        child = taking._taking._child.pid  # type: ignore[union-attr]
+        child = taking._taking._writer.pid  # type: ignore[union-attr]
         taking.close()
         with pytest.raises(ChildProcessError):
             os.waitpid(child, 0)  # noqa: ASYNC222
@@ -303,7 +303,7 @@ def test_closing_when_the_child_has_ended_and_was_waited_for_already() -> None:
         taking = Snapshots(every=0, clock=Clock(), counts=counts)
         taking.start(1, iter([b"abc"]), ())
         await taking.ready()
-        child = taking._taking._child.pid  # type: ignore[union-attr]
+        child = taking._taking._writer.pid  # type: ignore[union-attr]
         with contextlib.suppress(ChildProcessError):  # the thread may have been faster
             os.waitpid(child, 0)  # noqa: ASYNC222
         taking.close()
@@ -316,10 +316,12 @@ def test_a_mark_comes_back_and_a_newer_one_is_refused() -> None:
     place = SnapshotPlace(1, 5, 10, 20, 3, 1_000, "00", 5)
     mark = CommitRecord(
         transaction=9,
-        said=100,
+        output_records=100,
         stable=-(2**63),
         decided=2,
-        replicas={"a": ReplicaCheckpoint("t.a", {0: PartitionMark(1, 2, 3)}, "id", 1, 2, 3, True)},
+        replicas={
+            "a": ReplicaCheckpoint("t.a", {0: PartitionCheckpoint(1, 2, 3)}, "id", 1, 2, 3, True)
+        },
         quarantined={"b": "why"},
         snapshots=(place,),
     )
@@ -327,5 +329,5 @@ def test_a_mark_comes_back_and_a_newer_one_is_refused() -> None:
     with pytest.raises(StateError, match="version 2"):
         CommitRecord.of(mark.encoded().replace(b"{", b'{"version":2,', 1))
     for wrong in (b"", b"{", None, b"[]", b'{"version":1,"quarantined":{"\xff":"x"}}'):
-        with pytest.raises(StateError, match="not a mark"):
+        with pytest.raises(StateError, match="not a commit record"):
             CommitRecord.of(wrong)

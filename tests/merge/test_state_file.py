@@ -37,10 +37,10 @@ def test_each_tasks_state_comes_back(tmp_path: Path) -> None:
     path = tmp_path / "saved"
     found = written(path, 50, 3)
     assert sections(path, OF) == found
-    assert [each.mark.said for each in found] == [52, 5]
+    assert [each.commit.output_records for each in found] == [52, 5]
     was = state(50)
     again = restored([*chunks_of(path, 0, found[0].digest)])
-    assert again.mark() == was.mark()
+    assert again.commit_record() == was.commit_record()
     assert again.merge.snapshot() == was.merge.snapshot()
     total = sum(map(len, chunks_of(path, 1, found[1].digest)))
     assert total == found[1].size

@@ -40,7 +40,7 @@ class Reading:
         found = {name: TopicInfo(*info) for name, info in topics.items()}
         let_go = self.inlets.forget(found)
         self.check()
-        wanted = self.inlets.wanted(found)
+        wanted = self.inlets.unplaced(found)
         self.inlets.admit(found, dict.fromkeys(wanted, begins), dict.fromkeys(wanted, ends))
         self.check()
         return let_go

@@ -11,7 +11,7 @@ from lmerge_service.errors import TransportError
 from lmerge_service.formats.wire import encode
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.unread import Unread
-from lmerge_service.merge.commit_record import PartitionMark, ReplicaCheckpoint
+from lmerge_service.merge.commit_record import PartitionCheckpoint, ReplicaCheckpoint
 from lmerge_service.merge.decisions.ledger import Entry, Ledger, undisputed
 from lmerge_service.merge.decisions.records import Decision, Release, decide
 from lmerge_service.merge.decisions.records import encode as encoded
@@ -56,7 +56,7 @@ class Source:
 
 
 class Overseen:
-    """A task's state and its oversight, with records from memory."""
+    """A task's state and its merge loop, with records from memory."""
 
     def __init__(self, topology: Topology, merged: str = "ab", *, decided: int = 1) -> None:
         self.now, self.source = 0.0, Source()
@@ -66,7 +66,9 @@ class Overseen:
         for replica in topology.replicas:
             self.state.replicas.expect(replica, epoch=1)
             if replica.name in merged:
-                standing = ReplicaCheckpoint(replica.topic, {0: PartitionMark(0, 0)}, "id", epoch=1)
+                standing = ReplicaCheckpoint(
+                    replica.topic, {0: PartitionCheckpoint(0, 0)}, "id", epoch=1
+                )
                 self.state.replicas.resume(replica.name, standing, 1)
         self.reporting = Reporting(0, unix_ns=lambda: UNIX_NS)
         self.ends = dict.fromkeys([A, B], 0)
@@ -75,7 +77,7 @@ class Overseen:
 
     def rebuild(self) -> None:
         """As after a failed commit: guards begin anew, over the same state."""
-        self.oversight = MergeLoop(
+        self.merge_loop = MergeLoop(
             self.state, self.source, self.reporting,  # type: ignore[arg-type]
             clock=lambda: self.now, unix_ns=lambda: UNIX_NS, living=self.living,
             leading=Leading(lambda: UNIX_NS),
@@ -90,14 +92,14 @@ class Overseen:
                 Record(each if isinstance(each, bytes) else encode(each), start + number)
                 for number, each in enumerate(elements)
             ]
-        taken, _ = self.oversight.take(batches, self.out, [])
+        taken, _ = self.merge_loop.take(batches, self.out, [])
         return taken
 
     def pace(self, *, lags: dict[str, int] | None = None, share: int = 1) -> None:
         for name, state in self.state.replicas.states.items():
             left = (lags or {}).get(name, 0)
             state.unread = Unread(left, readable=left > 0, open=(), asked_at=self.now)
-        self.oversight.pace(share)
+        self.merge_loop.pace(share)
 
     def told(self) -> list[tuple[str, str | None]]:
         found = [Evidence.of_record(value) for _, value in self.reporting.pending]
@@ -147,11 +149,11 @@ def test_a_quarantine_stops_the_replica_in_the_middle_of_a_batch() -> None:
         Insert(b'"x"', NOW_MS, NOW_MS + 1),
     ]
     assert task.read(a=far, b=[Stable(NOW_MS - 9)]) == 2
-    assert task.oversight.withdrew
+    assert task.merge_loop.withdrew
     assert list(task.state.merge.inputs) == ["b"]
     assert task.state.quarantined["a"].startswith("clock_skew: stable(")
-    assert task.state.mark().quarantined.keys() == {"a"}
-    assert "a" not in task.state.mark().replicas
+    assert task.state.commit_record().quarantined.keys() == {"a"}
+    assert "a" not in task.state.commit_record().replicas
 
 
 def test_after_a_restart_guards_know_how_far_everybody_was() -> None:
@@ -183,7 +185,7 @@ def test_a_replica_far_ahead_is_paused_and_the_limits_are_divided_among_tasks() 
         task.read(b=[Stable(1)], a=[Insert(b"%d" % n, 10 + n, 99) for n in range(20)])
         task.pace(lags={"a": 7, "b": 3}, share=share)
         assert task.source.paused == paused
-        assert task.oversight.pacing.stuck is None
+        assert task.merge_loop.pacing.stuck is None
     task.read(b=[Stable(100)])
     task.pace(lags={"a": 7, "b": 0})
     assert task.source.paused == frozenset()
@@ -210,9 +212,9 @@ class Control:
 
 
 async def decided(task: Overseen, control: Control) -> None:
-    running = asyncio.create_task(task.oversight.decide(control))
+    running = asyncio.create_task(task.merge_loop.decide(control))
     async with asyncio.timeout(10):
-        while control.ledger.replicas["a"].wish is not DesiredState.QUARANTINED:  # noqa: ASYNC110
+        while control.ledger.replicas["a"].state is not DesiredState.QUARANTINED:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         for _ in range(5):
             await asyncio.sleep(0)
@@ -244,10 +246,10 @@ def test_who_was_released_meanwhile_is_not_quarantined_for_what_was_before() -> 
     control = Control(ledger)
     asyncio.run(decided(task, control))
     ledger.fold(ledger.offset, encoded(decide(Release("a"), "anna")))
-    assert ledger.replicas["a"].wish is DesiredState.ATTACHED
+    assert ledger.replicas["a"].state is DesiredState.ATTACHED
 
     async def watched() -> None:
-        running = asyncio.create_task(task.oversight.decide(control))
+        running = asyncio.create_task(task.merge_loop.decide(control))
         for _ in range(20):
             await asyncio.sleep(0)
         running.cancel()

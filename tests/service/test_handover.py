@@ -42,14 +42,14 @@ async def _handed_over(topology: Topology) -> None:
         before, after = (MergeTask(topology, undisputed(topology), cluster) for _ in range(2))
         await before.lead(stack)
         committing, gate = asyncio.Event(), asyncio.Event()
-        commit = before._outgoing._sink.commit
+        commit = before._transaction._sink.commit
 
         async def held_up(outbox: Outbox, *rest: Any) -> Committed:
             committing.set()
             await gate.wait()
             return await commit(outbox, *rest)
 
-        before._outgoing._sink.commit = held_up  # type: ignore[method-assign, assignment]
+        before._transaction._sink.commit = held_up  # type: ignore[method-assign, assignment]
         stopping = asyncio.create_task(before.run())
         await committing.wait()
         await after.lead(stack)
@@ -80,17 +80,17 @@ async def _overtaken(merge: Merge, topology: Topology, monkeypatch: pytest.Monke
         await first.lead(stack)
         await _until_stable(first, 10)
         await asyncio.to_thread(merge.publish, "a", [Insert(b'"B"', 11, 15), Stable(20)])
-        last_mark, heirs = Recovery.last_mark, [after]
+        last_commit, heirs = Recovery.last_commit, [after]
 
         async def read_and_stand_still(self: Recovery, *, fenced: bool) -> CommitRecord | None:
-            mark = await last_mark(self, fenced=fenced)
+            mark = await last_commit(self, fenced=fenced)
             if heirs:
                 heir = heirs.pop()
                 await heir.lead(stack)
                 await _until_stable(heir, 20)
             return mark
 
-        monkeypatch.setattr(Recovery, "last_mark", read_and_stand_still)
+        monkeypatch.setattr(Recovery, "last_commit", read_and_stand_still)
         with pytest.raises(FencedError, match="another worker leads by now"):
             await before.lead(stack)
 

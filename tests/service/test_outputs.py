@@ -12,7 +12,7 @@ from lmerge_service.cli.checkpoints import checkpoint_in
 from lmerge_service.core import Case, Operator, Policy, lag, lmerge, quorum
 from lmerge_service.elements import INFINITY, START, Element, Insert, Stable
 from lmerge_service.errors import ConfigurationError, StateError
-from lmerge_service.merge.commit_record import PartitionMark, ReplicaCheckpoint
+from lmerge_service.merge.commit_record import PartitionCheckpoint, ReplicaCheckpoint
 from lmerge_service.merge.state_file import Saving, is_state, merge_of, outputs
 from lmerge_service.merge.task_state import TaskState
 from lmerge_service.offline.checkpoint import checkpoint
@@ -34,7 +34,7 @@ def task(merge: Operator) -> TaskState:
     for name in "ab":
         made.replicas.expect(REPLICAS[name])
         made.replicas.resume(
-            name, ReplicaCheckpoint(f"t.{name}", {0: PartitionMark(0, 0)}, "id"), 1
+            name, ReplicaCheckpoint(f"t.{name}", {0: PartitionCheckpoint(0, 0)}, "id"), 1
         )
     return made
 

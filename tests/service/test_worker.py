@@ -496,7 +496,7 @@ def test_an_outage_longer_than_a_commit_may_take_is_survived(
                 await asyncio.sleep(0.02)
             await published
             broker.kill()
-            task._outgoing._outbox.records.append((None, b"lost with the broker"))
+            task._transaction._outbox.records.append((None, b"lost with the broker"))
             while not task.progress.rebuilds:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
             await asyncio.sleep(5)

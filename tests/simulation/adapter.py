@@ -32,9 +32,9 @@ _CHUNK_BYTES = 300
 """Small, so that small states are several chunks."""
 
 
-class Child:
-    """As `service.child.Child`, without a process: it has the state as it was, writes it in its
-    own time, and sometimes comes to grief."""
+class InlineWriter:
+    """As `merge.snapshots.forked_writer.ForkedWriter`, without a process: it has the state as it
+    was, writes it in its own time, and sometimes fails."""
 
     def __init__(self, stream: Iterator[bytes], chance: Random):
         self._written = b"".join(stream)
@@ -71,7 +71,7 @@ def machine(chance: Random) -> Iterator[Counter[str]]:
     try:
         with (
             patch.object(task, "gc"),
-            patch.object(snapshots, "Child", lambda stream: Child(stream, chance)),
+            patch.object(snapshots, "ForkedWriter", lambda stream: InlineWriter(stream, chance)),
             patch.object(snapshots, "_CHUNK_BYTES", _CHUNK_BYTES),
             patch.object(uuid, "uuid4", lambda: uuid.UUID(int=chance.getrandbits(128), version=4)),
         ):

@@ -96,5 +96,7 @@ class Leaders:
         }
 
     def _may_publish(self, task: MergeTask) -> bool:
-        outgoing = getattr(task, "_outgoing", None)  # it has none while it lets go of its state
-        return outgoing is not None and self.broker.is_current(outgoing._sink._producer)
+        transaction = getattr(
+            task, "_transaction", None
+        )  # it has none while it lets go of its state
+        return transaction is not None and self.broker.is_current(transaction._sink._producer)

@@ -146,9 +146,9 @@ class People:
         version = self._controls[0].ledger.version
         return self.chance.choice([version, version, version, None, None, max(0, version - 1)])
 
-    def _wanted(self, *wishes: DesiredState) -> list[DesiredReplica]:
+    def _wanted(self, *states: DesiredState) -> list[DesiredReplica]:
         known = self._controls[0].ledger.replicas.values()
-        return [each for each in known if each.wish in wishes]
+        return [each for each in known if each.state in states]
 
     # --- what they do ---------------------------------------------------------------------------
 

@@ -256,7 +256,7 @@ def test_a_gap_that_nobody_has_accepted_is_found(monkeypatch: pytest.MonkeyPatch
     def go_on(self: MergeTask) -> None:
         pace(self)
         if self.state.merge.gap is not None:
-            self._outgoing.say(self.state.merge.accept_gap()[1])
+            self._transaction.append(self.state.merge.accept_gap()[1])
 
     monkeypatch.setattr(MergeTask, "_pace", go_on)
     assert "K1" in found()

@@ -1,4 +1,4 @@
-"""Control over a merge: the ledger that everybody shares, and deciding.
+"""Control over a merge: the shared ledger, and making decisions.
 
 Who owns what
     A `LoggedControl` owns the control log of one output and the ledger that folds it. Entering
@@ -6,12 +6,12 @@ Who owns what
     run for anything to be decided.
 
 What happens on a crash at each await
-    While a decision is being written: it is in the log, or is not; its id tells which, to
-    whoever reads the log (`Ledger.entry`), and the same decision may be written again.
+    While a decision is being written: it is in the log, or is not; whoever reads the log finds out
+    by its id (`Ledger.entry`), and the same decision may be written again.
 
 What happens when Kafka is away
-    `decide` fails in time, saying that the outcome is unknown. `run` starts over from where the
-    ledger ends, with pauses; the ledger stays as it was, and `unreachable` says why.
+    `decide` fails in time, with the message that the outcome is unknown. `run` starts over from
+    where the ledger ends, with pauses; the ledger stays as it was; `unreachable` has the reason.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ class Control(Protocol):
 
         Raises:
             TransportError: not in time. If retriable, the decision may hold or come to hold, and
-                only the log tells; if not, it was not made.
+                only the log shows which; if not, it was not made.
         """
         ...
 
@@ -87,11 +87,11 @@ class LoggedControl:
                 self.ledger.fold(record.offset, record.value)
 
     async def _declare(self) -> None:
-        """Makes known what the topology file says, unless it is."""
-        said = self.ledger.declaring(self._topology)
-        if said is None:
+        """Declares the topology file's content, unless it is declared already."""
+        declared = self.ledger.declaring(self._topology)
+        if declared is None:
             return
-        decision = decide(said, "the topology file")
+        decision = decide(declared, "the topology file")
         await self._log.append(encode(decision))
         await self._catch_up()
         entry = self.ledger.entry(decision.id)
@@ -105,7 +105,7 @@ class LoggedControl:
         """Folds what comes, until cancelled.
 
         Raises:
-            StateError: the log has lost records, or was made anew.
+            StateError: the log has lost records, or was recreated.
         """
         while True:
             try:

@@ -2,18 +2,18 @@
 
 Theory
     A cutover goes from *joining* over *watching* to *done*. In each of the first two every task
-    must say that it is ready; the record of the last task to say so is the transition, in the
-    control log (`ledger`), and so there is one place at which everybody sees it:
+    must report that it is ready; the report of the last task is the transition, in the control log
+    (`ledger`), and so there is one place at which everybody sees it:
 
         cutover a → b      joining     b is attached, if it is not
         task 0: ready      joining     b is joined there, and no further behind than agreed
         task 1: ready      watching    from here on divergence is watched, in each task
         task 1: ready      watching    b has come through the whole span there
-        task 1: unready    watching    it lags: what the task has said is taken back
+        task 1: unready    watching    it lags: the task's report is revoked
         task 1: ready      watching
         task 0: ready      done        and a is detached, by this very record
 
-    The span is one of the streams' time and not of the clock's: it says how much was compared. A
+    The span is one of the streams' time and not of the clock's: it is how much was compared. A
     night without data, or a backlog read within seconds, would make any time of the clock mean
     nothing.
 
@@ -22,7 +22,7 @@ Theory
 
 Invariants
     C1  Out of done and aborted nothing leads but another cutover: once done, it is final.
-    C2  A task's word counts in the state that it was said in, and only there.
+    C2  A task's report counts in the state that it was made in, and only there.
     C3  While it runs both replicas are attached as they were when it began, and what would be
         left without the one that leaves is a valid topology.
 """
@@ -54,16 +54,16 @@ class CutoverEvent(StrEnum):
 
     BEGIN = "begin"
     AGREE = "agree"
-    """The last task says that it is ready."""
+    """The last task reports that it is ready."""
     CHANGE = "change"
     """Another case or policy was decided: what suffices is another question."""
     DIVERGE = "diverge"
     """A task has seen more contradictions than agreed."""
     WITHDRAW = "withdraw"
-    """One of the two was detached, quarantined or attached anew, or the leaving one cannot be
-    spared any more."""
+    """One of the two was detached, quarantined or attached again, or the policy needs the leaving
+    one again."""
     ABORT = "abort"
-    """A person wants it no more."""
+    """A person has aborted it."""
 
 
 _ENDS: Final = {
@@ -85,11 +85,11 @@ MOVES: Final[Mapping[CutoverState, Mapping[CutoverEvent, CutoverState]]] = {
     CutoverState.DONE: {CutoverEvent.BEGIN: CutoverState.JOINING},
     CutoverState.ABORTED: {CutoverEvent.BEGIN: CutoverState.JOINING},
 }
-"""The whole table; what is not in it does not happen. The first one begins out of nothing."""
+"""All transitions; no other is possible. The first cutover begins without a state before it."""
 
 
 def move(state: CutoverState, event: CutoverEvent) -> CutoverState | None:
-    """The state that the event leads to; None when it does not happen in this one."""
+    """The state that the event leads to; None where it is not possible in this one."""
     return MOVES[state].get(event)
 
 
@@ -120,7 +120,7 @@ class Cutover:
     why: str | None = None
     """Why it was aborted, or began to join once more."""
     ready: Mapping[int, int] | None = None
-    """By task that is ready in this state: where the output was when it said so."""
+    """By task that is ready in this state: where the output was when it reported that."""
     watched_from: Mapping[int, int] | None = None
     """By task: from where the span is counted, while it is watched."""
 
@@ -129,8 +129,8 @@ class Cutover:
         """It may still be aborted."""
         return self.state in {CutoverState.JOINING, CutoverState.WATCHING}
 
-    def said(self, task: int, at: int, *, ready: bool) -> "Cutover":
-        """A task says that it is ready with its output at `at`, or takes that back."""
+    def reported(self, task: int, at: int, *, ready: bool) -> "Cutover":
+        """A task reports that it is ready with its output at `at`, or revokes that."""
         others = {each: at for each, at in (self.ready or {}).items() if each != task}
         return replace(self, ready={**others, task: at} if ready else others)
 
@@ -161,6 +161,6 @@ def as_markdown() -> str:
     """The table as docs/operations/cutover.md has it: for each state the events that leave it."""
     rows = ["| state | event → next state |", "|---|---|"]
     for state, moves in MOVES.items():
-        said = ", ".join(f"{event} → {target}" for event, target in moves.items())
-        rows.append(f"| {state} | {said} |")
+        targets = ", ".join(f"{event} → {target}" for event, target in moves.items())
+        rows.append(f"| {state} | {targets} |")
     return "\n".join(rows)

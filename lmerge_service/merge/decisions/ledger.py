@@ -1,8 +1,8 @@
 """The ledger: what the control log makes of a merge, the same for everybody who reads it.
 
 Theory
-    The decisions of the log (`decisions`) are folded in its order. One that is accepted makes the
-    next version; one that is refused changes nothing, and says why:
+    The decisions of the log (`records`) are folded in its order. One that is accepted makes the
+    next version; one that is refused changes nothing, and its entry has the reason:
 
         offset 0  declare a, b                   accepted   version 1
                1  detach b   expects 1           accepted   version 2
@@ -11,12 +11,12 @@ Theory
                4  detach b   the id of offset 1  a producer's second try: nothing new
                5  attach c   expects 2           accepted   version 3
 
-    What a worker's topology file says is itself a decision, `declare`, which a worker makes when
-    it starts with a file that says something else than the last one. So the verdicts depend on
-    the log alone, however many workers run with however many files. A declaration rules only
+    The content of a worker's topology file is itself a decision, `declare`, which a worker makes
+    when it starts with a file that differs from the last one. So the verdicts depend on the log
+    alone, however many workers run with however many files. A declaration rules only
     replicas about which nothing else was decided.
 
-    What may be together is the topology's own judgement: a decision is accepted when the topology
+    The topology itself defines which combinations are valid: a decision is accepted when the one
     that it leads to, with the replicas that are attached or quarantined, is valid.
 
 Invariants
@@ -24,7 +24,7 @@ Invariants
     G2  The version is the number of accepted decisions.
     G3  An attachment's epoch is the version that began it: another epoch is another attachment.
     G4  What is kept is bounded: the last 1,000 decisions and gaps, and beside the replicas that
-        are wanted or declared 1,000 that are not.
+        are desired or declared 1,000 that are not.
     G5  A cutover that runs obeys C3 (`cutover`): a decision that would break it ends it.
 
 Cost
@@ -58,7 +58,7 @@ from lmerge_service.merge.decisions.records import (
     encode,
     words,
 )
-from lmerge_service.merge.replica_states import DesiredState, Event, wish_after
+from lmerge_service.merge.replica_states import DesiredState, Event, desired_after
 
 __all__ = (
     "AcceptedGap",
@@ -83,14 +83,14 @@ class DesiredReplica:
     """What was decided about one replica."""
 
     replica: Replica
-    wish: DesiredState
+    state: DesiredState
     since: int
     """The version that brought it there."""
     epoch: int
     """The version of its last attachment, by attach, release or the topology file: a task whose
-    attachment has another one attaches the replica anew."""
+    attachment has another one attaches the replica again."""
     reason: str | None
-    """Why it was quarantined, or why the file's word ended."""
+    """Why it was quarantined, or why the file rules it no more."""
     who: str
     released: bool
     """That was a release from a quarantine."""
@@ -100,7 +100,7 @@ class DesiredReplica:
 
 @dataclass(frozen=True, slots=True)
 class AcceptedGap:
-    """Somebody goes on without the times before `until`, from which on the replica is correct."""
+    """An accepted gap: the times before `until`, from which on the replica is correct, are lost."""
 
     replica: str
     until: int
@@ -137,7 +137,7 @@ class _RefusedError(Exception):
         self.refusal = Refusal(kind, reason)
 
 
-Wants: TypeAlias = dict[str, DesiredReplica]
+_DesiredReplicas: TypeAlias = dict[str, DesiredReplica]
 
 
 class Ledger:
@@ -184,12 +184,12 @@ class Ledger:
 
     def attached(self) -> list[DesiredReplica]:
         """The replicas that are to be merged."""
-        return [each for each in self.replicas.values() if each.wish is DesiredState.ATTACHED]
+        return [each for each in self.replicas.values() if each.state is DesiredState.ATTACHED]
 
     def declaring(self, topology: Topology) -> Declare | None:
         """What a worker with this topology has to declare; None when it is declared already."""
-        said = declaration(topology)
-        return None if said == self.declared else said
+        declared = declaration(topology)
+        return None if declared == self.declared else declared
 
     def fold(self, offset: int, value: bytes | None) -> Entry | None:
         """Takes the record at an offset; the verdict, or None if it decides nothing new.
@@ -293,27 +293,27 @@ class Ledger:
             raise _RefusedError("invalid", why)
         version = self.version + 1
         policy = self.policy.model_dump() if self._policy_decided else action.policy
-        said = {"output": action.output, "case": action.case, "policy": policy}
-        wants, names = dict(self.replicas), set()
+        declared = {"output": action.output, "case": action.case, "policy": policy}
+        desired, names = dict(self.replicas), set()
         for document in action.replicas:
             replica = _replica(document)
             names.add(replica.name)
-            before = wants.get(replica.name)
+            before = desired.get(replica.name)
             if before is None or not before.decided:
-                wants[replica.name] = _declared(replica, before, version, who)
+                desired[replica.name] = _declared(replica, before, version, who)
         for name, each in self.replicas.items():
-            if name not in names and not each.decided and each.wish is not DesiredState.DETACHED:
+            if name not in names and not each.decided and each.state is not DesiredState.DETACHED:
                 gone = "the topology file names it no more"
-                wants[name] = replace(
-                    each, wish=DesiredState.DETACHED, since=version, reason=gone, who=who
+                desired[name] = replace(
+                    each, state=DesiredState.DETACHED, since=version, reason=gone, who=who
                 )
-        topology = self._valid(said, wants.values())
+        topology = self._valid(declared, desired.values())
         if topology.output.control_topic != self.topology.output.control_topic:
             raise _RefusedError("invalid", f"this log is not about {topology.output.topic}")
         # What is auto is settled now: a replica that leaves must not make the case a stronger one.
         self.topology = topology.model_copy(update={"case": topology.resolved_case.value})
         self.declared = action
-        self._keep(wants)
+        self._keep(desired)
 
     def _attaching(self, document: Mapping[str, Any], who: str) -> DesiredReplica:
         replica, version = _replica(document), self.version + 1
@@ -342,8 +342,8 @@ class Ledger:
 
     def _accept_gap(self, action: AcceptGap, who: str) -> None:
         known = self._known(action.replica)
-        if known.wish is not DesiredState.ATTACHED:
-            raise _RefusedError("state", f"replica {action.replica} is {known.wish}")
+        if known.state is not DesiredState.ATTACHED:
+            raise _RefusedError("state", f"replica {action.replica} is {known.state}")
         gap = AcceptedGap(action.replica, action.until, self.version + 1, who)
         self.accepted_gaps.append(gap)
 
@@ -383,13 +383,13 @@ class Ledger:
 
     def _merged(self, name: str) -> DesiredReplica:
         known = self._known(name)
-        if known.wish is not DesiredState.ATTACHED:
-            raise _RefusedError("state", f"replica {name} is {known.wish}")
+        if known.state is not DesiredState.ATTACHED:
+            raise _RefusedError("state", f"replica {name} is {known.state}")
         return known
 
-    def _check_spared(self, wants: Mapping[str, DesiredReplica], leaving: str) -> None:
+    def _check_spared(self, desired: Mapping[str, DesiredReplica], leaving: str) -> None:
         """Refuses unless a valid topology is left without the one that leaves."""
-        self._valid({}, [each for name, each in wants.items() if name != leaving])
+        self._valid({}, [each for name, each in desired.items() if name != leaving])
 
     def _rules(self) -> tuple[str, ...]:
         policy = self.policy
@@ -409,13 +409,13 @@ class Ledger:
         task = action.task
         if task >= cutover.tasks:
             raise _RefusedError("invalid", f"there is no task {task}")
-        if action.says == "diverged":
+        if action.readiness == "diverged":
             self._move_cutover(cutover, CutoverEvent.DIVERGE, f"task {task}: {action.why}")
             return
-        ready = action.says == "ready"
+        ready = action.readiness == "ready"
         if ready == (task in (cutover.ready or {})):
-            raise _RefusedError("state", f"task {task} is known to be {action.says}")
-        cutover = cutover.said(task, action.at, ready=ready)
+            raise _RefusedError("state", f"task {task} is known to be {action.readiness}")
+        cutover = cutover.reported(task, action.at, ready=ready)
         if not cutover.agreed:
             self.cutover = cutover
             return
@@ -432,24 +432,24 @@ class Ledger:
         cutover = self.cutover
         if cutover is None or not cutover.runs:
             return
-        said = f'"{words(decision.action)}" by {decision.who}'
-        if (why := self._withdrawn(cutover, said)) is not None:
+        cause = f'"{words(decision.action)}" by {decision.who}'
+        if (why := self._withdrawn(cutover, cause)) is not None:
             self.cutover = cutover.moved(CutoverEvent.WITHDRAW, self.version, why)
         elif self._rules() != cutover.rules:
-            changed = cutover.moved(CutoverEvent.CHANGE, self.version, f"after {said}")
+            changed = cutover.moved(CutoverEvent.CHANGE, self.version, f"after {cause}")
             self.cutover = replace(changed, rules=self._rules())
 
-    def _withdrawn(self, cutover: Cutover, said: str) -> str | None:
+    def _withdrawn(self, cutover: Cutover, cause: str) -> str | None:
         """Why it cannot go on."""
         both = (cutover.leaving, cutover.coming)
         known = [self.replicas.get(name) for name in both]
         for each, epoch in zip(known, cutover.epochs, strict=True):
-            if each is None or each.wish is not DesiredState.ATTACHED or each.epoch != epoch:
-                return f"after {said}"
+            if each is None or each.state is not DesiredState.ATTACHED or each.epoch != epoch:
+                return f"after {cause}"
         try:
             self._check_spared(self.replicas, cutover.leaving)
         except _RefusedError as error:
-            return f"after {said}, without {cutover.leaving}: {error}"
+            return f"after {cause}, without {cutover.leaving}: {error}"
         return None
 
     # --- what actions have in common ------------------------------------------------------------
@@ -462,61 +462,65 @@ class Ledger:
         return known
 
     def _allowed(self, known: DesiredReplica, event: Event) -> DesiredState:
-        wish = wish_after(known.wish, event)
-        if wish is None:
+        state = desired_after(known.state, event)
+        if state is None:
             name = known.replica.name
-            raise _RefusedError("state", f"replica {name} is {known.wish}: {event} is not possible")
-        return wish
+            raise _RefusedError(
+                "state", f"replica {name} is {known.state}: {event} is not possible"
+            )
+        return state
 
     def _moved(self, name: str, event: Event, who: str) -> DesiredReplica:
         known = self._known(name)
-        wish = self._allowed(known, event)
-        return replace(known, wish=wish, since=self.version + 1, reason=None, who=who, decided=True)
+        state = self._allowed(known, event)
+        return replace(
+            known, state=state, since=self.version + 1, reason=None, who=who, decided=True
+        )
 
     def _settle(self, changed: DesiredReplica) -> None:
         """Makes a change of one replica hold, if the topology that it leads to is valid."""
-        wants = {**self.replicas, changed.replica.name: changed}
-        topology = self._valid({}, wants.values())
-        if changed.wish is DesiredState.ATTACHED:
+        desired = {**self.replicas, changed.replica.name: changed}
+        topology = self._valid({}, desired.values())
+        if changed.state is DesiredState.ATTACHED:
             self._check_case(topology, changed.replica)
         self.topology = topology
-        self._keep(wants)
+        self._keep(desired)
 
     def _check_case(self, topology: Topology, replica: Replica) -> None:
         """Under `case: auto`, refuses a replica that promises too little for the case it has."""
         if self.declared is None or self.declared.case != "auto":
             return
         declared = [_replica(each) for each in self.declared.replicas]
-        together = (each.properties.of_stream() for each in (*declared, *topology.replicas))
-        if (needed := weakest(together)) is not topology.resolved_case:
+        properties = (each.properties.of_stream() for each in (*declared, *topology.replicas))
+        if (needed := weakest(properties)) is not topology.resolved_case:
             raise _RefusedError(
                 "invalid",
                 f"with the properties of {replica.name} the case is {needed}, and auto was "
                 f"{topology.resolved_case}: name the weaker case in the topology, and restart",
             )
 
-    def _valid(self, said: Mapping[str, Any], wants: Iterable[DesiredReplica]) -> Topology:
-        """The topology of these replicas, where what is `said` takes the place of what is."""
-        replicas = [each.replica for each in wants if each.wish is not DesiredState.DETACHED]
+    def _valid(self, declared: Mapping[str, Any], desired: Iterable[DesiredReplica]) -> Topology:
+        """The topology of these replicas, with the fields that are `declared` replaced."""
+        replicas = [each.replica for each in desired if each.state is not DesiredState.DETACHED]
         if not replicas:
             raise _RefusedError("invalid", "no replica would be left: attach another one first")
         fields = {name: getattr(self.topology, name) for name in Topology.model_fields}
         try:
-            return Topology.model_validate({**fields, **said, "replicas": tuple(replicas)})
+            return Topology.model_validate({**fields, **declared, "replicas": tuple(replicas)})
         except ValidationError as error:
-            raise _RefusedError("invalid", _said(error)) from None
+            raise _RefusedError("invalid", _message_of(error)) from None
 
-    def _keep(self, wants: Wants) -> None:
+    def _keep(self, desired: _DesiredReplicas) -> None:
         named = {each.get("name") for each in self.declared.replicas} if self.declared else set()
         idle = [
             name
-            for name, each in wants.items()
-            if each.wish is DesiredState.DETACHED and name not in named
+            for name, each in desired.items()
+            if each.state is DesiredState.DETACHED and name not in named
         ]
-        idle.sort(key=lambda name: wants[name].since)
+        idle.sort(key=lambda name: desired[name].since)
         for name in idle[: max(0, len(idle) - _MOST)]:
-            del wants[name]
-        self.replicas = wants
+            del desired[name]
+        self.replicas = desired
 
     def check(self) -> None:
         """Asserts the invariants."""
@@ -526,8 +530,10 @@ class Ledger:
         for name, each in self.replicas.items():
             assert name == each.replica.name
             assert each.epoch <= each.since <= self.version, "G3"
-        wanted = {n for n, each in self.replicas.items() if each.wish is not DesiredState.DETACHED}
-        assert self.version == 0 or wanted == {each.name for each in self.topology.replicas}
+        desired = {
+            n for n, each in self.replicas.items() if each.state is not DesiredState.DETACHED
+        }
+        assert self.version == 0 or desired == {each.name for each in self.topology.replicas}
         assert len(self._entries) <= _REMEMBERED, "G4"
         if (cutover := self.cutover) is not None and cutover.runs:
             assert self._withdrawn(cutover, "nothing") is None, "G5"
@@ -539,7 +545,7 @@ class Ledger:
 
 
 def declaration(topology: Topology) -> Declare:
-    """What a topology says that decisions are about; what has its default is not said.
+    """The fields of a topology that decisions are about; those with their default are left out.
 
     Only that, so that nothing secret can come into the log.
     """
@@ -568,17 +574,17 @@ def _identity(declared: Declare) -> tuple[list[str], bool, bool]:
 def undisputed(topology: Topology) -> Ledger:
     """The ledger of a merge about which nothing but the topology was ever decided."""
     ledger = Ledger(topology)
-    said = ledger.declaring(topology)
-    assert said is not None
-    ledger.fold(0, encode(Decision("declared", said, "the topology file", made=0)))
+    declared = ledger.declaring(topology)
+    assert declared is not None
+    ledger.fold(0, encode(Decision("declared", declared, "the topology file", made=0)))
     return ledger
 
 
 def _declared(
     replica: Replica, before: DesiredReplica | None, version: int, who: str
 ) -> DesiredReplica:
-    """A replica as the file has it; attached anew if what is read is another."""
-    if before is not None and before.wish is DesiredState.ATTACHED:
+    """A replica as the file has it; attached again if another one is to be read."""
+    if before is not None and before.state is DesiredState.ATTACHED:
         was = before.replica.model_copy(update={"properties": replica.properties})
         if was == replica:
             return replace(before, replica=replica)
@@ -591,10 +597,10 @@ def _replica(document: Mapping[str, Any]) -> Replica:
     try:
         return Replica.model_validate(document)
     except ValidationError as error:
-        raise _RefusedError("invalid", _said(error)) from None
+        raise _RefusedError("invalid", _message_of(error)) from None
 
 
-def _said(error: ValidationError) -> str:
+def _message_of(error: ValidationError) -> str:
     """All faults in one line, each with its place."""
     faults = []
     for fault in error.errors(include_url=False, include_input=False):

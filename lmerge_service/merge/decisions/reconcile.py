@@ -1,10 +1,10 @@
-"""Carrying out what was decided: from the ledger's replicas to those of a task's operator.
+"""Carrying out decisions: from the ledger's replicas to those of a task's operator.
 
 Theory
-    A ledger says which replicas are wanted and under which epoch; a task has some, under some
-    epoch. What differs is made so: who is not wanted leaves, who is wanted under another epoch is
-    expected anew, who is in quarantine says nothing. Merging one begins when its topic is found,
-    which is whoever calls this's to do.
+    A ledger has the desired replicas, each with an epoch; a task has some, each with an epoch.
+    Differences are reconciled: a replica that is not desired is detached, one with another epoch is
+    expected again, one in quarantine does not contribute. Merging a replica begins when its topic
+    is found, which is left to the caller.
 """
 
 from collections.abc import Callable
@@ -28,29 +28,30 @@ def reconcile(
     state: TaskState,
     ledger: Ledger,
     *,
-    tell: Callable[[DesiredReplica], object] = lambda _: None,
+    report: Callable[[DesiredReplica], object] = lambda _: None,
     accepted: Callable[[AcceptedGap, Gap, list[Element]], object],
 ) -> None:
-    """Makes what is decided so, as far as it is not: `tell` is told of each replica about which
-    something is new, `accepted` of each gap that was accepted, and what the output says then.
+    """Carries out the decisions that are not carried out yet. `report` receives each replica with a
+    new decision, `accepted` each gap that was accepted, with the elements that it lets the operator
+    emit.
 
     Case and policy must be those that were decided (`is_of_kind`).
     """
     replicas = state.replicas
-    for name, wanted in ledger.replicas.items():
+    for name, desired in ledger.replicas.items():
         have = replicas.states.get(name)
-        if wanted.wish is DesiredState.DETACHED or wanted.epoch > state.decided:
+        if desired.state is DesiredState.DETACHED or desired.epoch > state.decided:
             state.quarantined.pop(name, None)  # what was found was of another attachment
-        if wanted.since > state.decided:
-            tell(wanted)
-        if wanted.wish is DesiredState.DETACHED:
+        if desired.since > state.decided:
+            report(desired)
+        if desired.state is DesiredState.DETACHED:
             if have is not None:
                 replicas.leave(name)
             continue
-        if have is None or have.epoch != wanted.epoch:
-            replicas.expect(wanted.replica, epoch=wanted.epoch, released=wanted.released)
-        if wanted.wish is DesiredState.QUARANTINED:
-            replicas.quarantine(name, wanted.reason or "")
+        if have is None or have.epoch != desired.epoch:
+            replicas.expect(desired.replica, epoch=desired.epoch, released=desired.released)
+        if desired.state is DesiredState.QUARANTINED:
+            replicas.quarantine(name, desired.reason or "")
         elif name in state.quarantined:
             replicas.quarantine(name, state.quarantined[name])
     for each in ledger.accepted_gaps:

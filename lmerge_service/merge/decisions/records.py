@@ -3,9 +3,9 @@
 Theory
     What is merged is decided by people, by guards and by the topology file. Each decision is one
     record in one log, and every worker folds the log in its order (`ledger`), so that all of them
-    know the same replicas, whoever asked whom first. A decision says against which version it was
-    made (`expects`); of two that were made against the same version, the one that comes first in
-    the log holds and the other is refused.
+    know the same replicas, in whatever order requests came in. A decision contains the version
+    against which it was made (`expects`); of two that were made against the same version, the one
+    that comes first in the log holds and the other is refused.
 
     >>> made = Decision("d-1", Detach("b"), who="anna", made=1_700_000_000_000)
     >>> print(encode(made).decode().replace("},", "},\\n "))
@@ -60,7 +60,7 @@ Time = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class Declare(Struct, frozen=True, forbid_unknown_fields=True, tag_field="do", tag="declare"):
-    """What the topology file of a worker that started says, when it is another than before."""
+    """The topology file of a worker that started, when it is another than before."""
 
     merge: Word
     """Its name."""
@@ -93,7 +93,7 @@ class Quarantine(Struct, frozen=True, forbid_unknown_fields=True, tag_field="do"
 
 
 class Release(Struct, frozen=True, forbid_unknown_fields=True, tag_field="do", tag="release"):
-    """End a quarantine; the replica is attached anew, correct from `joining_at` on (null: from
+    """End a quarantine; the replica is attached again, correct from `joining_at` on (null: from
     where it was correct before)."""
 
     replica: Word
@@ -109,7 +109,7 @@ class AcceptGap(Struct, frozen=True, forbid_unknown_fields=True, tag_field="do",
 
 
 class SetPolicy(Struct, frozen=True, forbid_unknown_fields=True, tag_field="do", tag="policy"):
-    """When the output speaks, from now on."""
+    """The output policy from now on: when elements are emitted."""
 
     insert: Word
     adjust: Word
@@ -133,14 +133,14 @@ class BeginCutover(Struct, frozen=True, forbid_unknown_fields=True, tag_field="d
 class ReportCutover(
     Struct, frozen=True, forbid_unknown_fields=True, tag_field="do", tag="cutover_report"
 ):
-    """What a task has to say about a cutover that runs, as of what it has committed."""
+    """The report of a task about a cutover that runs, as of what it has committed."""
 
     cutover: Count
     """The version that began it."""
     since: Count
     """The version that brought it into the state that this is about."""
     task: Count
-    says: Literal["ready", "unready", "diverged"]
+    readiness: Literal["ready", "unready", "diverged"] = msgspec.field(name="says")
     at: Time
     """Where its output is."""
     why: Reason = ""
@@ -169,7 +169,7 @@ Action = (
 
 
 class Decision(Struct, frozen=True, forbid_unknown_fields=True):
-    """An action, and who wants it."""
+    """An action, and who requests it."""
 
     id: Word
     """Unique: a record with an id that was there is the same decision once more."""
@@ -177,7 +177,7 @@ class Decision(Struct, frozen=True, forbid_unknown_fields=True):
     who: Word
     """A person, or a guard; for people to read."""
     made: Time
-    """Milliseconds since the epoch, by the clock of whoever made it; for people to read."""
+    """Milliseconds since the epoch, by the clock where it was made; for people to read."""
     expects: Count | None = None
     """The version that it was made against; null: whatever the version is."""
 
@@ -188,7 +188,7 @@ _decoder: Final = msgspec.json.Decoder(Decision)
 def decide(
     action: Action, who: str, *, expects: int | None = None, decision_id: str | None = None
 ) -> Decision:
-    """A new decision, made now; unless one is given, with an id that nobody else has."""
+    """A new decision, made now; unless one is given, with a unique id."""
     made = time.time_ns() // 1_000_000
     return Decision(decision_id or uuid.uuid4().hex, action, who, made, expects)
 
@@ -210,8 +210,8 @@ def words(action: Action) -> str:
             return f"policy {insert}, {adjust}, {stable}"
         case BeginCutover(leaving, coming):
             return f"cutover {leaving} → {coming}"
-        case ReportCutover(task=task, says=says):
-            return f"cutover: task {task} is {says}"
+        case ReportCutover(task=task, readiness=readiness):
+            return f"cutover: task {task} is {readiness}"
         case AbortCutover():
             return "abort the cutover"
         case _:
@@ -222,7 +222,7 @@ def encode(decision: Decision) -> bytes:
     """The value of its record in the control log.
 
     Raises:
-        ValueError: the decision is not within its bounds, so that nobody could read it.
+        ValueError: the decision is not within its bounds, so that it could not be decoded.
     """
     value = msgspec.json.encode(decision)
     try:

@@ -1,9 +1,9 @@
 """Confirmation: how far each replica is known to agree with the output, also where it is late.
 
 Theory
-    A stable point says how far a replica has come, not that it publishes the same as the others.
-    One that is late with all it has changes nothing on the output, so that nobody would see what it
-    says before it leads. So each event [vs, ve) is taken for two *facts*, that it starts, at time
+    A stable point shows how far a replica has come, not that it publishes the same as the others.
+    A replica whose elements are all late does not change the output, so that its divergence would
+    show only once it leads. So each event [vs, ve) counts as two *facts*, that it starts, at time
     vs, and that it ends, at time ve, and the hashes of facts are summed by time:
 
         output   insert(A,2,9)  adjust(A,2,9→5)      bin 2: h(A,2)      bin 5: h(A,2,5)
@@ -14,7 +14,7 @@ Theory
     final, and equal if and only if the facts are (but for collisions of 64 bits).
 
     Where they differ, the replica may have left events out, as feedback allows: nothing is
-    confirmed across it, and what is confirmed begins anew behind it. If it has a fact that the
+    confirmed across it, and the confirmed range restarts behind it. If it has a fact that the
     output lacks, it *disagrees*, and no more is confirmed until it starts over.
 
 Which of both
@@ -168,7 +168,7 @@ _NOTHING: Final = _Cell(None, keeps=False)
 
 
 class _Side:
-    """What the output, or one input, has said of bins that are not compared yet."""
+    """The facts of the output, or of one input, in bins that are not compared yet."""
 
     __slots__ = ("cells", "closed", "confirmed", "source", "stables")
 
@@ -226,7 +226,7 @@ class Confirmation:
                 self._add(self._sides[name], [Insert(payload, vs, ve) for ve in ends], None, _HELD)
             self._fit()
 
-    # --- what is said ---------------------------------------------------------------------------
+    # --- elements -------------------------------------------------------------------------------
 
     def emitted(self, elements: Sequence[Element], place: Place) -> None:
         """The output's elements that came of some records."""
@@ -235,13 +235,13 @@ class Confirmation:
     def received(
         self, name: str, partition: int, elements: Sequence[Element], place: Place
     ) -> None:
-        """What the operator was given of an input that is attached."""
+        """The elements of an attached input that the operator has processed."""
         side = self._side(name, self._merge.inputs[name])
         self._add(side, self._sampled(elements), place, partition)
         self._fit()
 
     def _sampled(self, elements: Sequence[Element]) -> Sequence[Element]:
-        """Those that are looked at; what is spent on others than a sample is noted."""
+        """The elements to compare; all but a sample are charged to the budget."""
         self._fill()
         if self._whole or self._budget > 0:
             self._budget -= len(elements)
@@ -255,7 +255,7 @@ class Confirmation:
         self._filled = now
 
     def _side(self, name: str, source: Input) -> _Side:
-        """Of an input as it is attached now; one that was attached anew begins anew."""
+        """Of an input as it is attached now; one that was attached again starts from nothing."""
         side = self._sides.get(name)
         if side is None or side.source is not source:
             since = max(source.joining_at, self._output.closed)

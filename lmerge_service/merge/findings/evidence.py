@@ -2,18 +2,18 @@
 
 Theory
     A quarantine at night is read in the morning. By then the replica's topic has moved on, and the
-    operator has forgotten what it held. So what is needed to judge it is written down when it
-    happens: where the first offending record is and what it says, what the output had then, and
-    what every other replica said about it.
+    operator has forgotten what it held. So what a person needs to judge it is written down at once:
+    the place and text of the first offending record, the output's version at that time, and the
+    version of every other replica.
 
     A guard may find the same thing a thousand times. The 1st, 2nd, 4th, 8th … of each kind and
     replica are published, each with its count: nothing is left out silently, since a later count
     covers what was not published, and `Tally.counts` are metrics. Each gap that somebody accepts
-    is published: it is the only word on the range that was lost. So is each step of a cutover.
+    is published: it is the only record of the range that was lost. So is each step of a cutover.
 
 Invariants
-    X1  A record is bounded: of a foreign one `MAX_RECORD_BYTES` are kept, and `record_size` tells
-        how many there were.
+    X1  A record is bounded: of a foreign one `MAX_RECORD_BYTES` are kept, and `record_size` is its
+        whole size.
     X2  Times are integers as they are inside; 9223372036854775807 is the end of time.
 """
 
@@ -46,28 +46,28 @@ MAX_RECORD_BYTES: Final = 4_096
 
 
 class NotificationKind(StrEnum):
-    """What else is told beside what guards find; the words never change."""
+    """Kinds of notifications other than the guards' findings; the values never change."""
 
     QUARANTINED = "quarantined"
     RELEASED = "released"
     EXCLUDED = "excluded"
     """The replica cannot be merged: its topic is gone, or lost its beginning."""
     RECREATED = "recreated"
-    """The replica's topic was made anew: what it holds is merged from its beginning."""
+    """The replica's topic was recreated: it is merged from its beginning."""
     INCARNATION = "incarnation"
     """The replica has started over."""
     GAP = "gap"
-    """Nobody vouches for a range of time: the output waits."""
+    """No joined replica covers a range of time: the output waits."""
     ACCEPTED_GAP = "accepted_gap"
     """A person let the output go on without that range."""
     LET_GO = "let_go"
-    """A held stable is merged after all: another replica came as far, or nobody is waited for."""
+    """A held stable is merged after all: another replica came as far, or none is waited for."""
     PAUSED = "paused"
     RESUMED = "resumed"
     STUCK = "stuck"
-    """Too much is live, and nobody who is read can change that."""
+    """Too many events are live, and no replica that is read can change that."""
     REBUILD = "rebuild"
-    """The operator was built anew: after a start, a takeover or a failed commit."""
+    """The operator was rebuilt: after a start, a takeover or a failed commit."""
     LOST = "lost"
     """This replica's stable came before events that another one has: the output lacks them."""
     DISAGREES = "disagrees"
@@ -76,14 +76,14 @@ class NotificationKind(StrEnum):
     LEADER = "leader"
     """This replica leads from now on; the reason names the one before, and why it does not."""
     CUTOVER = "cutover"
-    """A cutover to this replica has begun, goes on, is done, or was aborted."""
+    """A cutover to this replica has begun, has moved on, is done, or was aborted."""
 
 
 _EACH: Final = frozenset({NotificationKind.ACCEPTED_GAP, NotificationKind.CUTOVER})
 
 
 LASTING: Final = frozenset({NotificationKind.REBUILD.value})
-"""What a task that goes on from its last mark does not find once more."""
+"""Kinds that a task which continues from its last commit record does not find again."""
 
 
 class Place(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -99,24 +99,24 @@ class Place(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def of(cls, topic: str, partition: int, offset: int, value: bytes | None) -> "Place":
-        """With what the record says; a tombstone says nothing."""
+        """With the record's text; that of a tombstone is empty."""
         whole = value or b""
         text = whole[:MAX_RECORD_BYTES].decode(errors="backslashreplace")
         return cls(topic, partition, offset, text, len(whole))
 
 
 class ReportedVersion(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a replica, or the output, says: how far it is, and which ends it gives the event."""
+    """The version of a replica, or of the output: its stable point, and the event's ends in it."""
 
     stable: int
     ends: tuple[int, ...] | None = None
     """None: not asked, or not known."""
     place: Place | None = None
-    """Where it says so last."""
+    """The last record with this version."""
 
 
 class Evidence(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """One thing that happened."""
+    """One notification."""
 
     kind: str
     """A `Guard` or a `NotificationKind`; in Spark, which has no guards, also a `BreachKind`."""
@@ -127,7 +127,7 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     replica: str | None = None
     action: Action | None = None
     count: int = 1
-    """How often this kind has happened to this replica, in this process."""
+    """How many of this kind there were about this replica, in this process."""
     reason: str = ""
     remedy: str = ""
     first: Place | None = None
@@ -137,7 +137,7 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """The event that it is about."""
     output: ReportedVersion | None = None
     replicas: dict[str, ReportedVersion] = {}
-    """What each other replica said; of a divergence, also the one that it is about."""
+    """The versions of the other replicas; of a divergence, also that of the one it is about."""
     id: str = ""
     """Of a record that may be written twice: the same in both."""
 
@@ -160,7 +160,7 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class Tally:
-    """Counts what happens, and tells what is worth publishing: the 1st, 2nd, 4th, 8th, …
+    """Counts notifications, and decides which to publish: the 1st, 2nd, 4th, 8th, …
 
     >>> tally = Tally()
     >>> [tally.admit(Guard.LEAP, "a") for _ in range(5)]
@@ -169,7 +169,7 @@ class Tally:
 
     def __init__(self) -> None:
         self.counts: Counter[tuple[str, str | None]] = Counter()
-        """By kind and replica: all that happened."""
+        """All notifications, by kind and replica."""
         self.shown: Counter[tuple[str, str | None]] = Counter()
         """The same as it is shown: it does not fall when a failed commit is made again."""
         self._begun: Counter[tuple[str, str | None]] = Counter()
@@ -183,7 +183,7 @@ class Tally:
         return count if count.bit_count() == 1 or kind in _EACH else None
 
     def begin(self) -> None:
-        """A commit of all that happened begins."""
+        """A commit of all notifications so far begins."""
         self._begun = self.counts.copy()
 
     def commit(self) -> None:
@@ -191,7 +191,7 @@ class Tally:
         self._committed = self._begun
 
     def forget(self) -> None:
-        """What was not committed is found once more, but for what is `LASTING`."""
+        """Uncommitted notifications are found again, but for those that are `LASTING`."""
         for kind, replica in list(self.counts):
             if kind not in LASTING:
                 self.counts[kind, replica] = self._committed[kind, replica]
@@ -209,7 +209,7 @@ def found(
     ends: Mapping[str, ReportedVersion] | None = None,
 ) -> Evidence:
     """The evidence of a verdict. `ends` are other replicas' versions where they were looked up."""
-    said = {name: ReportedVersion(claim) for name, claim in verdict.others.items()}
+    reported = {name: ReportedVersion(claim) for name, claim in verdict.others.items()}
     return Evidence(
         kind=verdict.guard.value,
         at_ms=at_ms,
@@ -221,17 +221,17 @@ def found(
         remedy=verdict.remedy,
         first=first,
         output=ReportedVersion(output_stable),
-        replicas=said | dict(ends or {}),
+        replicas=reported | dict(ends or {}),
     )
 
 
 def with_versions(evidence: Evidence, breach: Breach, event: Event) -> Evidence:
-    """With the event that it is about, and what the output and all replicas say of it."""
+    """With the event that it is about, and its versions in the output and in all replicas."""
     assert evidence.output is not None
-    reached = {name: said.stable for name, said in evidence.replicas.items()}
+    reached = {name: each.stable for name, each in evidence.replicas.items()}
     if type(breach.element) is Stable:
         reached[breach.input] = breach.element.vc
-    said = {
+    reported = {
         name: ReportedVersion(reached.get(name, START), ends, None)
         for name, ends in breach.versions
     }
@@ -242,5 +242,5 @@ def with_versions(evidence: Evidence, breach: Breach, event: Event) -> Evidence:
         payload=payload[:MAX_RECORD_BYTES].decode(errors="replace"),
         vs=event.vs,
         output=replace(evidence.output, ends=(event.ve,)),
-        replicas=evidence.replicas | said,
+        replicas=evidence.replicas | reported,
     )

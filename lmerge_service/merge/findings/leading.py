@@ -1,13 +1,13 @@
-"""Who leads: the replica whose stable moved the output last; since when, from whom, and why.
+"""The leading replica: whose stable moved the output last; since when, after which, and why.
 
 Theory
-    The operator knows only who leads. When that becomes another one, the reason is in what the
-    replica before is at that moment: gone, kept out, held, or merely behind.
+    The operator knows only the current leader. When another one takes over, the reason is the state
+    of the previous leader at that moment: gone, excluded, held, or merely behind.
 
         a: stable(90)   b: stable(97) at in.b-0@12      b leads from a: a is at 90
         a is detached   b: stable(98)                   b leads from a: a is not merged any more
 
-    After a rebuild the operator does not know who led; what is known here outlives that.
+    After a rebuild the operator does not know the previous leader; the state here outlives that.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from lmerge_service.core import Operator
 from lmerge_service.kafka.source import TopicPartition
-from lmerge_service.merge.guards.verdicts import spoken
+from lmerge_service.merge.guards.verdicts import in_words
 from lmerge_service.merge.replicas import Replicas
 
 __all__ = ("LeaderChange", "Leading")
@@ -27,7 +27,7 @@ class LeaderChange:
 
     leader: str
     before: str | None
-    """None: nobody has led before, as far as this process knows."""
+    """None: none has led before, as far as this process knows."""
     at_ms: int
     """Wall clock, milliseconds since the epoch."""
     why: str
@@ -67,4 +67,4 @@ def _of(name: str, merge: Operator, replicas: Replicas) -> str:
         return f"{name} is detached"
     if not source.joined:
         return f"{name} has started over and is joining"
-    return f"{name} is {spoken(source.stable)}"
+    return f"{name} is {in_words(source.stable)}"

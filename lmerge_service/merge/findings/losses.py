@@ -3,7 +3,7 @@
 Theory
     A stable makes final what starts before it. Where one replica leads, its stable does so for
     all, also for events that it does not have and others have not published yet: these come late,
-    and the output never has them. Nobody breaks a rule that the operator could see.
+    and the output never has them. No replica breaks a rule that the operator could check.
 
         a: stable(61), without 40…60   the output is at 61
         b: insert(k, 40, 45) …         late; the output has no such event: b had it, and a's
@@ -17,7 +17,7 @@ Theory
 Invariants
     X1  Only events are reported that start at `since` or later: of those, all that were emitted
         are remembered.
-    X2  An event is reported once, whoever has it.
+    X2  An event is reported once, however many replicas have it.
 
 Cost
     A hash per inserted element of the output; a comparison per element of a chunk that has late
@@ -137,7 +137,7 @@ class Losses:
         source = self._merge.inputs.get(name)
         if source is None or self._merge.policy.voters > 1:
             return []
-        if source.incarnation != self._incarnations.get(name):  # what it had said before is gone
+        if source.incarnation != self._incarnations.get(name):  # the old one's elements are gone
             self._incarnations[name], self._pending[name] = source.incarnation, {}
         pending = self._pending[name]
         horizon = max(self._since, source.joining_at)

@@ -1,14 +1,14 @@
-"""Reporting: what happened in a task, counted, logged, and as evidence for the events topic.
+"""Reporting: notifications of a task, counted, logged, and as evidence for the events topic.
 
 Theory
-    Evidence rides in the task's transactions, beside what it is about. After a failed commit the
-    task goes on from its last mark and finds the same again, so that what is not committed is
-    forgotten, but for what is not found again (`evidence.LASTING`): nothing is lost, and nothing
-    is published or counted twice.
+    Evidence is part of the task's transactions, beside the output that it is about. After a failed
+    commit the task continues from its last commit record and finds the same again; so uncommitted
+    evidence is forgotten, but for what is not found again (`evidence.LASTING`): nothing is lost,
+    and nothing is published or counted twice.
 
-    A divergence is told with where each replica says so, which has to be looked up in their
-    topics. That is done in the background, one after the other and for a bounded time; what comes
-    while too many wait is told without.
+    A divergence is reported with the place of each replica's record, which has to be looked up in
+    the topics. That is done in the background, one after the other and for a bounded time; while
+    too many wait, further ones are reported without places.
 
 Who owns what
     `run` owns the search that is under way; on a crash, what waits for it is lost, but logged.
@@ -50,7 +50,7 @@ Before: TypeAlias = Mapping[TopicPartition, int]
 """The partitions of a replica, and up to where each has been read."""
 
 Search: TypeAlias = Callable[[Before, Event], Awaitable[Found | None]]
-"""Finds the latest record before these offsets that speaks of an event."""
+"""Finds the latest record about an event before these offsets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,8 @@ class Reporting:
         self._begun = 0
 
     def settle(self, *, took_place: bool) -> None:
-        """The task goes on from its last mark; whether that is of the commit under way."""
+        """The task continues from its last commit record; `took_place`: the commit under way wrote
+        it."""
         if took_place:
             self.committed()
         self._begun = 0
@@ -103,8 +104,8 @@ class Reporting:
         ]
         self._lasting = [True] * len(self.pending)
 
-    def happened(self, kind: NotificationKind, replica: str | None, reason: str) -> int | None:
-        """Tells what is no finding of a guard; its count, if that is worth a line in the log."""
+    def notify(self, kind: NotificationKind, replica: str | None, reason: str) -> int | None:
+        """Reports what is no finding of a guard; its count, if that is worth a line in the log."""
         count = self.tally.admit(kind, replica)
         if count is not None:
             self._put(
@@ -118,8 +119,8 @@ class Reporting:
     def found(
         self, finding: Finding, output_stable: int, breach: Breach | None, before: _BeforeAll
     ) -> None:
-        """Tells what a guard has found; of a divergence, with the breach behind it. `before` gives
-        of each replica that can be searched what has been read."""
+        """Reports the finding of a guard; of a divergence, with the breach behind it. `before` has
+        the positions of each replica that can be searched."""
         verdict, place = finding.verdict, finding.place
         count = self.tally.admit(verdict.guard, verdict.replica)
         log.warning(
@@ -138,10 +139,10 @@ class Reporting:
             self._put(evidence)
             return
         evidence = with_versions(evidence, breach, breach.kept)
-        told = {name: before[name] for name, ends in breach.versions if ends and name in before}
-        wanted = dict(list(told.items())[:_LOOKED_UP])
+        contributed = [name for name, ends in breach.versions if ends and name in before]
+        searched = {name: before[name] for name in contributed[:_LOOKED_UP]}
         try:
-            self._divergences.put_nowait(_Divergence(evidence, breach.kept, wanted))
+            self._divergences.put_nowait(_Divergence(evidence, breach.kept, searched))
         except asyncio.QueueFull:
             self._put(evidence)
 
@@ -172,7 +173,9 @@ async def _look_up(each: _Divergence, search: Search, places: dict[str, Place]) 
 
 
 def _with_places(evidence: Evidence, places: Mapping[str, Place]) -> Evidence:
-    """With where each replica says so; first of all the one that it is about."""
-    said = {name: replace(each, place=places.get(name)) for name, each in evidence.replicas.items()}
+    """With the place of each replica's record; `first` is that of the replica it is about."""
+    located = {
+        name: replace(each, place=places.get(name)) for name, each in evidence.replicas.items()
+    }
     first = places.get(evidence.replica or "", evidence.first)
-    return replace(evidence, first=first, replicas=said)
+    return replace(evidence, first=first, replicas=located)

@@ -6,7 +6,7 @@ Theory
     tiny regressions are common); nor disagreement with the output (`DIVERGENT`), since where a
     liar led before, it is the honest replica that disagrees. That is reported apart.
 
-    *A restart that repeats is no liar.* A replica that repeats itself without saying so breaks
+    *A restart that repeats is no liar.* A replica that repeats itself without announcing it breaks
     its own stable with every element, and then its stables regress. So breaches wait for the
     stables behind them: if these regress, they were repeats and are forgotten; if these rise,
     they count. One chunk later is soon enough, since a breach has harmed nothing:
@@ -14,7 +14,7 @@ Theory
         stable(90) ins(3) ins(4) stable(4) … stable(90) stable(95)    a repeat: nothing counts
         stable(90) ins(3) stable(91) ins(5) stable(92)                lies: two breaches
 
-    *Two writers* say everything twice, and the topic's stables go back and forth for ever. An
+    *Two writers* send everything twice, and the topic's stables go back and forth for ever. An
     *alternation* is a rise behind stables that did not rise (*echoes*); it is *doubled* if
     elements were repeated on the way. A restart makes one of those; honest repeats of stables, or
     tiny regressions, make alternations that are not doubled. `_DOUBLED` of the last `_KEPT`, with
@@ -28,11 +28,11 @@ Theory
 
 Invariants
     U1  The verdicts are a function of the chunks given and of nothing else: no clock. All of it
-        may be lost at a restart; then the counting begins anew.
+        may be lost at a restart; then the counting starts from nothing.
 
 Cost
     O(1) per stable and per chunk; per partition a few numbers and at most `_KEPT` alternations.
-    To say which elements were repeated between which stables needs chunks that end at stables.
+    Counting which elements were repeated between which stables needs chunks that end at stables.
     That costs too much always, so it is asked for (`watches`) when a chunk held both.
 """
 
@@ -48,7 +48,7 @@ from lmerge_service.elements import START
 __all__ = ("CHUNK", "BreachMonitor", "Findings", "Window")
 
 CHUNK: Final = 1_000
-"""`BreachMonitor.after` wants no larger chunks than this many records."""
+"""`BreachMonitor.after` takes chunks of at most this many records."""
 
 _OWN: Final = frozenset(
     {
@@ -106,7 +106,7 @@ class _Partition:
     rises: int = 0
     echoes: int = 0
     repeats: int = 0
-    """Since the last alternation: stables that rose, that did not, elements said again."""
+    """Since the last alternation: stables that rose, that did not, repeated elements."""
     turns: int = 0
     """Alternations in this chunk."""
     watched: int = 0

@@ -1,10 +1,10 @@
-"""Judging: the guards of one task, over the replicas as its operator has them.
+"""The evaluation of the guards of one task, over the replicas as its operator has them.
 
 Theory
-    `Guards` know neither operator nor topics. Here they are told who is attached, by comparing the
-    operator's inputs with those they know: an input that is another object is a replica that was
-    attached, released or started over, and one that is gone is nobody's second opinion. So
-    whatever changes the operator, guards follow.
+    `Guards` know neither operator nor topics. Here they are updated with the attached replicas, by
+    comparing the operator's inputs with those they know: an input that is another object is a
+    replica that was attached, released or started over, and one that is gone cannot confirm any
+    other. So whatever changes the operator, guards follow.
 
     A stable that is held stops its partition at its record. The task reads that partition on from
     there once `let_go` names it.
@@ -59,11 +59,11 @@ class GuardEvaluator:
         living: dict[str, Liveness],
     ) -> None:
         """`living` outlives this, by replica; so that rebuilds, however many, neither wear
-        patience out nor begin it anew."""
+        patience out nor restart it."""
         self.waiting: dict[TopicPartition, Finding] = {}
         """The stables that are held."""
         self.found: list[Finding] = []
-        """Whoever acts on them takes them away."""
+        """Whoever acts on them clears the list."""
         self._guards = Guards(topology, merge.max_stable)
         self._merge = merge
         self._clock, self._unix_ns = clock, unix_ns
@@ -94,7 +94,7 @@ class GuardEvaluator:
             }
 
     def _meet(self, replica: str, source: Input, decided: bool) -> None:
-        """A replica that is new here, or that was attached anew by a decision."""
+        """A replica that is new here, or that was attached again by a decision."""
         living = self._living.setdefault(replica, Liveness(self._now.seconds))
         if decided:
             living.begin_anew(source)
@@ -167,7 +167,7 @@ class GuardEvaluator:
         outdated: Outdated | None,
     ) -> None:  # fmt: skip
         """Looks at what a chunk has shown of numbers and incarnations; `outdated` is the run of
-        records of an older one in the partition, where that is to be told."""
+        records of an older one in the partition, where that is to be reported."""
         guards, now, incarnation = self._guards, self._now, ingest.incarnation
         before = ingest.contradicted - len(ingest.contradictions)
         for count, each in enumerate(ingest.contradictions, before + 1):

@@ -1,7 +1,7 @@
 """Flow control: which replicas are not read on while too much is live, so that memory is bounded.
 
 Theory
-    A merge keeps the events that are not fully frozen, whichever replica said them. They are few
+    A merge keeps the events that are not fully frozen, whichever replica sent them. They are few
     as long as the output's stable point follows what is read. They are many when somebody is read
     far beyond it: a backlog at full speed beside a slow replica under `quorum(k)`, a replica whose
     stables come late, one that is joining. Only a higher stable of the output frees anything, and
@@ -16,13 +16,13 @@ Theory
 
     below 80 %     everybody is read.
     80 to 100 %    who is paused stays so: no flapping.
-    from 100 %     who has said anything beyond the output's stable is paused, but for the needed
+    from 100 %     replicas with elements beyond the output's stable are paused, but for the needed
                    one: of the movers with something to be read the one with the highest stable.
-                   What an open transaction holds back is unread, but nothing to be read: one that
-                   is blocked by it comes before the silent only.
-    from 150 %     all but one are paused. That one is a mover that is not the furthest read: what
-                   it says others have said before, nearly always, so it adds next to nothing.
-                   If there is none, nobody is read. Then only a person helps, and it is said.
+                   Records of an open transaction are unread, but cannot be read: a replica that is
+                   blocked by one comes before the silent only.
+    from 150 %     all but one are paused. That one is a mover that is not the furthest read: nearly
+                   always others have sent its elements before, so it adds next to nothing. If there
+                   is none, nobody is read. Then only a person can help, and that is reported.
 
     So three backlogs of any length under `max` are read without a pause while the leader's own
     stables come in time. Under `quorum(2)` the fastest is paced by the second. How far ahead in
@@ -31,7 +31,7 @@ Theory
 
 Invariants
     F1  Below 150 % a mover is read, if there is one.
-    F2  While something is paused and no mover has anything to say, `stuck` says so.
+    F2  While something is paused and no mover has anything to read, `stuck` gives the reason.
     F3  The decision is a function of the arguments and of who was paused before. It may be lost.
 
 Cost
@@ -139,7 +139,7 @@ class Flow:
         ]
 
     def _needed(self, readings: Sequence[Reading], *, hard: bool) -> Reading | None:
-        """The one that is read on whatever happens; None if there is none."""
+        """The one that is read in any case; None if there is none."""
         movers = self._movers(readings)
         if hard:
             furthest = max((each.front for each in readings), default=START)

@@ -1,17 +1,17 @@
-"""Guards: what a replica says is judged before it is merged, so that one cannot harm all.
+"""Guards: a replica's stables are checked before they are merged, so that one cannot harm all.
 
 Theory
-    An output's stable point never goes back. So a stable that is too high is the one thing that
-    a replica can say which no later element can mend: all others would be late, for good. What
-    speaks against comparing it with where the others *are* is that honest replicas are far apart:
-    one is read ahead of the others in a backlog, one is slow, one is silent. What they have in
-    common is that they *go* through time in steps. So a stable(t) is suspicious if
+    An output's stable point never goes back. So a stable that is too high is the one element of a
+    replica that no later element can correct: all others would be late, for good. Comparing it with
+    where the others *are* would not do, since honest replicas are far apart: one is read ahead of
+    the others in a backlog, one is slow, one is silent. What they have in common is that they
+    *advance* through time in steps. So a stable(t) is suspicious if
 
     clock_skew   t lies more than `max_skew` ahead of the wall clock, where times are times of
                  day. This holds in a replay too: what is replayed lies in the past.
-    leap         t lies more than `max_leap` ahead of the *front*, the highest stable that any
-                 replica has said and that was merged. How far replicas are apart does not
-                 matter: a fast reader's own stables carry the front along.
+    leap         t lies more than `max_leap` ahead of the *front*, the highest stable of any
+                 replica that was merged. How far replicas are apart does not matter: a fast
+                 reader's own stables move the front along.
     early_end    t is INFINITY, and nothing has ended yet.
 
     The first is absolute, and its replica is quarantined. The other two may be honest (a week-end
@@ -19,48 +19,48 @@ Theory
     behind them in their partition, until
 
     * another replica has come as far (of a leap: within `max_leap`; its own stable may be held
-      as well: two that say the same thing are believed), or
+      as well: two replicas that agree are believed), or
     * there is nobody to wait for: every other replica has ended, or never published an element and
       has nothing unread, or has nothing unread and has made no progress (`liveness`) for
       `patience_seconds`, or is held itself, at a lower stable.
 
-    *Unread* is what its topic holds up to the high watermark, open transactions included: what
-    they hold may be all that the replica has to say. And it is known only by a look at the topic
-    that began after the stable was held and after patience was over: what came since the look
-    before it, in a transaction that is open, shows nowhere else. A transaction that has ended
-    starts patience anew, since one that was aborted is written again; but `_EXCUSES` times only
-    without progress, so that one that aborts for ever is not waited for for ever.
+    *Unread* are the records of its topic up to the high watermark, open transactions included: they
+    may be all that the replica has published. It is known only from a look-up of the topic that
+    began after the stable was held and after patience was over: what came since the look-up before
+    it, in a transaction that is open, shows nowhere else. A transaction that has ended restarts
+    patience, since an aborted one is written again; but only `_EXCUSES` times without progress, so
+    that nobody waits for ever for one that aborts for ever.
 
         patience 5 s   a: stable(9), silent    b: ins ins (open)         → a's end is held
                        a: stable(∞)            b: ins ins, open for 40 s → held
                                                b: ins ins (aborted)      → held for 5 s more
                                                b: nothing unread         → a's end is merged
 
-    A person who knows better detaches who is gone for good, so that nobody is left to wait for; or
-    quarantines and releases the replica itself, which reads it again without the stables that it
-    has said so far.
+    A person who knows better detaches a replica that is gone for good, so that nobody waits for it;
+    or quarantines and releases the replica itself, which reads it again without the stables that it
+    has published so far.
 
         max_leap 100     a: stable(50)                → merged, front 50
                          a: stable(9000)              → held: b goes on
                          b: stable(60) … stable(8950) → a's is merged
 
-    Of several that may go, who is confirmed goes first, and then the one with the highest stable
+    Of several that may go, a confirmed one goes first, and then the one with the highest stable
     before it: an early end is the one that comes after little. So an honest leap costs waiting
     for a second opinion, nobody is quarantined for it, and replicas that are all held don't wait
     for each other for ever.
     Under `stable=quorum(k)`, k > 1, the policy itself is the second opinion: nothing is held.
 
-    What cannot be told: the first stable of all is judged by the clock only, and a replica that
+    What cannot be detected: the first stable of all is checked by the clock only; a replica that
     runs away in steps below `max_leap`, in times that are no time of day, looks like a fast one.
 
-    `conduct` judges what shows over many records. A replica that nobody could stand in for is not
-    quarantined for its conduct, only reported: the output would stand still.
+    `breach_monitor` checks what shows over many records. A replica that no other could replace is
+    not quarantined for its conduct, only reported: the output would stand still.
 
 Invariants
-    G1  A held or refused stable has not been merged, and changes nothing of what is judged by.
-    G2  What is judged by is a function of what was merged (stables: `attach` gives them anew)
-        and of the clocks passed in. Held records are read again after a restart and judged
-        again; conduct begins anew, and so does patience unless `attach` is told otherwise.
+    G1  A held or refused stable has not been merged, and does not influence later verdicts.
+    G2  Verdicts are a function of what was merged (stables: `attach` gives them again) and of the
+        clocks passed in. Held records are read again after a restart and checked again; conduct
+        starts from nothing, and so does patience unless `attach` is given a start.
 
 Cost
     A stable: some comparisons; one that is suspicious: O(replicas). Other elements: nothing.
@@ -123,7 +123,7 @@ class _Seen:
         self.held: dict[int, Held] = {}
         self.progressed = progressed or max(stables) > START
         self.since = since
-        """When it made progress last, or when patience with it began anew."""
+        """When it made progress last, or when patience with it restarted."""
         self.unread: Unread | None = None
         self.blocked = False
         """A transaction was open at the last look."""
@@ -137,12 +137,12 @@ class _Seen:
 
     @property
     def claim(self) -> int:
-        """How far it says it is, with what waits for a second opinion."""
+        """Its stable point, including stables that wait for a second opinion."""
         return self._with_held(Guard.LEAP, Guard.EARLY_END)
 
     @property
     def leapt(self) -> int:
-        """The same without held ends: that a replica ends says nothing about a leap."""
+        """The same without held ends: the end of a replica confirms no leap."""
         return self._with_held(Guard.LEAP)
 
     def _with_held(self, *guards: Guard) -> int:
@@ -166,7 +166,7 @@ class _Seen:
         self.blocked = bool(unread.open)
 
     def is_awaited(self, patience: float | None, held_since: float) -> bool:
-        """It may still have something to say before its end, as far as is known since then."""
+        """It may still publish something before its end, as far as is known since then."""
         if self.claim == INFINITY:
             return False
         unread = self.unread
@@ -227,7 +227,7 @@ class Guards:
         seen.conduct.widen(partitions)
 
     def detach(self, replica: str) -> None:
-        """It is quarantined, held out or gone: nobody waits for it."""
+        """It is quarantined, excluded or gone: nobody waits for it."""
         self._replicas.pop(replica, None)
         self._going = {each for each in self._going if each.replica != replica}
 
@@ -275,14 +275,14 @@ class Guards:
             self._advance(seen, vc)
 
     def _advance(self, seen: _Seen, *stables: int) -> None:
-        """These were merged. An end of one partition is none of its replica, and nobody may end
-        unseen behind it."""
+        """These were merged. An end of one partition is no end of its replica, and must not hide a
+        replica's early end behind it."""
         ended = seen.merged == INFINITY
         self._front = max(self._front, *(vc for vc in stables if vc < INFINITY or ended), START)
 
     def _goes(self, held: Held) -> bool:
-        """It may go now. Who is confirmed goes before who merely waits for nobody; among equals,
-        of two words for the same the one behind the higher stable."""
+        """It may go now. A confirmed one goes before one that merely has nobody to wait for; among
+        equals, the one behind the higher stable."""
         reason = self._reason_to_go(held)
         own = self._replicas[held.replica].merged
         for other in self.held():
@@ -294,7 +294,7 @@ class Guards:
         return reason > 0
 
     def _reason_to_go(self, held: Held) -> int:
-        """2: another replica says the same. 1: there is nobody to wait for. 0: none."""
+        """2: another replica agrees. 1: there is nobody to wait for. 0: none."""
         if held.guard is Guard.SKEW:
             return 0
         others = [seen for name, seen in self._replicas.items() if name != held.replica]
@@ -357,7 +357,7 @@ class Guards:
         self, replica: str, partition: int, found: Contradiction, count: int, now: Now
     ) -> tuple[Verdict, ...]:
         """After a record was merged that is another one than was read under its number, of so many
-        so far. It is told the 1st, 2nd, 4th, 8th … time, and when a second writer is likely."""
+        so far. It is reported the 1st, 2nd, 4th, 8th … time, and when a second writer is likely."""
         conduct, verdicts = self._replicas[replica].conduct, []
         if count.bit_count() == 1:
             claims = self._claims_beside(replica)

@@ -49,7 +49,7 @@ class Pacing:
         self._sizes.add(len(some), sum(some))
 
     def order(self, states: Sequence[ReplicaState], *, held: frozenset[str], share: int) -> Ordered:
-        """Decides anew, by the replicas that are merged; guards hold the `held`. `share` is how
+        """Decides again, by the replicas that are merged; guards hold the `held`. `share` is how
         many tasks there are for the limits."""
         merge = self._merge
         live = len(merge) * share

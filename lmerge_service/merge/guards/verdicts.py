@@ -1,4 +1,4 @@
-"""What a guard finds: a verdict, with what is to be done about it and why, in words.
+"""The verdicts of guards: each with the action to take, and the reason in words.
 
 A verdict is data. The task acts on it (it holds a record back, or asks for a quarantine through
 the control log), and `evidence` makes of it what is published.
@@ -16,10 +16,10 @@ __all__ = (
     "Guard",
     "Held",
     "Verdict",
+    "in_words",
     "of_contradiction",
     "of_held",
     "of_outdated",
-    "spoken",
 )
 
 
@@ -29,11 +29,11 @@ class Guard(StrEnum):
     SKEW = "clock_skew"
     """A stable is ahead of the wall clock."""
     LEAP = "leap"
-    """A stable goes far beyond all that any replica has said."""
+    """A stable goes far beyond the stables of all replicas."""
     EARLY_END = "early_end"
     """A replica ends while others have not."""
     BREACH_RATE = "breach_rate"
-    """Too much of what the replica says breaks the rules."""
+    """Too many of the replica's elements break the rules."""
     DIVERGENCE = "divergence"
     """The replica contradicts what the output has made final."""
     DUPLICATE_WRITER = "duplicate_writer"
@@ -48,7 +48,7 @@ class Action(StrEnum):
     """What a verdict asks for."""
 
     REPORT = "report"
-    """Nothing but to tell."""
+    """Only to report."""
     HOLD = "hold"
     """Not to merge the record nor what is behind it in its partition, for now."""
     QUARANTINE = "quarantine"
@@ -86,10 +86,10 @@ class Verdict:
     """How far each other replica has come: its stable, also one that is held."""
 
 
-def spoken(time: int) -> str:
+def in_words(time: int) -> str:
     """A stable point in words.
 
-    >>> spoken(17), spoken(START), spoken(INFINITY)
+    >>> in_words(17), in_words(START), in_words(INFINITY)
     ('at 17', 'silent', 'ended')
     """
     if time == INFINITY:
@@ -100,18 +100,18 @@ def spoken(time: int) -> str:
 def of_held(held: Held, ahead: int, others: Mapping[str, int], patience: float | None) -> Verdict:
     """The verdict on a stable that is not merged, for now; it is `ahead` of what it was compared
     with."""
-    where = ", ".join(f"{name} is {spoken(claim)}" for name, claim in others.items())
+    where = ", ".join(f"{name} is {in_words(claim)}" for name, claim in others.items())
     action = Action.HOLD
     match held.guard:
         case Guard.SKEW:
             action = Action.QUARANTINE
             reason = f"stable({held.vc}) is {ahead} ahead of the wall clock"
             remedy = (
-                "mend the replica, or this machine's clock, and release it: what stables it has "
-                "said by then do not count; if times in the future are meant, raise guards.max_skew"
+                "mend the replica, or this machine's clock, and release it: stables that it has "
+                "sent by then do not count; if times in the future are meant, raise guards.max_skew"
             )
         case Guard.LEAP:
-            reason = f"stable({held.vc}) leaps {ahead} beyond all that was said"
+            reason = f"stable({held.vc}) leaps {ahead} beyond all stables so far"
             remedy = _wait("has come as far", patience)
         case _:
             reason = "it ends, and the others have not"

@@ -1,1 +1,1 @@
-"""Snapshots of a merge's state: written by a child process, published in chunks."""
+"""Snapshots of a merge's state: written by a forked process, published in chunks."""

@@ -1,17 +1,17 @@
-"""A child process that writes a stream down as it is at this instant, while its parent goes on.
+"""A forked process that writes a stream as it is at this instant, while its parent goes on.
 
 Theory
     A forked process has all that its parent had at the instant of the fork, and nothing of what
     the parent does afterwards changes it. What it writes goes through a pipe, whose bounds are
-    the child's: it waits until its bytes are taken.
+    the writer's: it waits until its bytes are taken.
 
 Who owns what
-    A `Child` owns the process and the pipe; `close` ends both. The process has no file but its
-    end of the pipe, and no event loop.
+    A `ForkedWriter` owns the process and the pipe; `close` ends both. The process has no file but
+    its end of the pipe, and no event loop.
 
 What happens on a crash
-    A child whose parent is gone ends at its next byte; a parent learns from `is_whole` that its
-    child came to grief.
+    A writer whose parent is gone ends at its next byte; a parent learns from `is_whole` that its
+    writer has failed.
 """
 
 import asyncio
@@ -23,12 +23,12 @@ import warnings
 from collections.abc import AsyncGenerator, Iterator
 from typing import Final
 
-__all__ = ("Child",)
+__all__ = ("ForkedWriter",)
 
 _BUFFER_BYTES: Final = 512 * 1024
 
 
-class Child:
+class ForkedWriter:
     """Writes `stream`, which is iterated in the process that is forked here and now."""
 
     def __init__(self, stream: Iterator[bytes]):
@@ -66,7 +66,7 @@ class Child:
             os.close(self._pipe)
             self._pipe = -1
         if self.pid:
-            # It may have ended, and the thread that waits for it have been told so, by now.
+            # It may have ended by now, and the thread that waits for it may have returned.
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
                 os.kill(self.pid, signal.SIGKILL)
                 os.waitpid(self.pid, 0)
@@ -74,20 +74,20 @@ class Child:
 
 
 def _forked(stream: Iterator[bytes]) -> tuple[int, int]:
-    """A child that writes the stream, and the end of the pipe to read from."""
+    """The pid of a process that writes the stream, and the end of the pipe to read from."""
     reading, writing = os.pipe()
     with warnings.catch_warnings():
-        # The child of a process with threads must not take their locks; it encodes and writes.
+        # The fork of a process with threads must not take their locks; it encodes and writes.
         warnings.simplefilter("ignore", DeprecationWarning)
-        child = os.fork()
-    if child == 0:
+        pid = os.fork()
+    if pid == 0:
         _write_and_exit(stream, writing)
     os.close(writing)
-    return child, reading
+    return pid, reading
 
 
 def _write_and_exit(stream: Iterator[bytes], pipe: int) -> None:
-    """The child's whole life; nothing of the parent's is left open, its sockets least of all."""
+    """All that the forked process does; it closes the parent's files, above all its sockets."""
     status = 1
     try:
         signal.set_wakeup_fd(-1)

@@ -1,21 +1,21 @@
 """Takes snapshots of a task's state without stopping the merge, and hands them out by the chunk.
 
 Theory
-    To write a large state down takes seconds, and it must not change meanwhile. So a child process
-    (`child`) has the state as it was at that instant, writes it, and ends; the merge goes on at
-    once. The chunks go into the task's next transactions, a few in each. A snapshot counts when a
-    mark names it, after all of its chunks are committed.
+    Writing a large state takes seconds, and it must not change meanwhile. So a forked process
+    (`forked_writer`) has the state as it was at that instant, writes it, and ends; the merge goes
+    on at once. The chunks go into the task's next transactions, a few in each. A snapshot counts
+    when a commit record names it, after all of its chunks are committed.
 
-        mark 7 ── fork          mark 8, chunks 0 1     mark 9, chunk 2     mark 10: snapshot of 7
-                     └─ child: chunk 0, 1, 2, digest ─▶ pipe
+        commit 7 ── fork        commit 8, chunks 0 1   commit 9, chunk 2   commit 10: snapshot of 7
+                     └─ writer: chunk 0, 1, 2, digest ─▶ pipe
 
-    The pipe bounds what is in memory: the child waits until its chunks are taken.
+    The pipe bounds what is in memory: the writer waits until its chunks are taken.
 
 Who owns what
-    `Snapshots` owns the child while one is taken; `close` ends it.
+    `Snapshots` owns the forked writer while one is taken; `close` ends it.
 
 What happens on a crash
-    Chunks without a mark that names them are overwritten by a later snapshot.
+    Chunks that no commit record names are overwritten by a later snapshot.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from typing import Final
 import structlog
 
 from lmerge_service.merge.commit_record import SnapshotPlace, chunk_key
-from lmerge_service.merge.snapshots.forked_writer import Child
+from lmerge_service.merge.snapshots.forked_writer import ForkedWriter
 
 __all__ = ("Snapshots",)
 
@@ -89,13 +89,13 @@ class Snapshots:
         return found if found or self._taking.is_stored else None
 
     def committed(self, count: int, behind: int | None) -> SnapshotPlace | None:
-        """`count` chunks are committed, the last one just before the mark, which is just before
-        the offset `behind`. Returns the place of the snapshot if that was all of it."""
+        """`count` chunks are committed, the last just before the commit record, which is just
+        before the offset `behind`. Returns the place of the snapshot if that was all of it."""
         taking = self._taking
         if taking is None:
             return None
         if count and behind is None:
-            self._end("the broker did not say where it is")
+            self._end("the broker did not return its offset")
             return None
         if count and behind is not None:
             taking.stored(behind - 1 - count, behind - 2)
@@ -124,7 +124,7 @@ class Snapshots:
 
 
 class _Taking:
-    """A snapshot under way: the child, and what of it has arrived."""
+    """A snapshot under way: its forked writer, and the chunks that have arrived."""
 
     def __init__(
         self,
@@ -144,18 +144,18 @@ class _Taking:
         self._count = self._handed_out = self._stored = self._size = 0
         self._whole = False
         self._first = self._last = 0
-        self._child = Child(stream)
+        self._writer = ForkedWriter(stream)
         self._reading = asyncio.create_task(self._read(), name="snapshot")
 
     async def _read(self) -> None:
-        async with aclosing(self._child.chunks(_CHUNK_BYTES)) as chunks:
+        async with aclosing(self._writer.chunks(_CHUNK_BYTES)) as chunks:
             async for chunk in chunks:
                 self._digest.update(chunk)
                 self._size += len(chunk)
                 self._count += 1
                 await self._arrived.put(chunk)
                 self._news.set()
-        self._whole = await self._child.is_whole()
+        self._whole = await self._writer.is_whole()
         self.failed = not self._whole
         self._news.set()
 
@@ -191,4 +191,4 @@ class _Taking:
 
     def close(self) -> None:
         self._reading.cancel()
-        self._child.close()
+        self._writer.close()

@@ -1,6 +1,6 @@
 """Several tasks as one: of counts the sums, of stable points the lowest.
 
-Each task of a worker has its own view of the output and of the replicas.
+Each task of a worker has its own status of the output and of the replicas.
 """
 
 from collections import Counter
@@ -96,59 +96,61 @@ def _nothing(topology: Topology) -> OutputStatus:
 
 def replicas_of_all(tasks: Sequence[TaskStatus]) -> list[ReplicaStatus]:
     """Each replica as several tasks see it, in the order in which they name them."""
-    return [_together(views) for views in _by_replica(tasks)]
+    return [_aggregated(statuses) for statuses in _by_replica(tasks)]
 
 
 def _by_replica(tasks: Sequence[TaskStatus]) -> Iterator[list[ReplicaStatus]]:
-    """The views of each replica."""
+    """The statuses of each replica in the tasks."""
     for name in dict.fromkeys(each.name for task in tasks for each in task.replicas):
         yield [each for task in tasks for each in task.replicas if each.name == name]
 
 
-def _together(views: Sequence[ReplicaStatus]) -> ReplicaStatus:
+def _aggregated(statuses: Sequence[ReplicaStatus]) -> ReplicaStatus:
     """One replica as several tasks see it. All of them read the same records, so that its lag is
     the largest, and not the sum."""
-    if len(views) == 1:
-        return views[0]
-    worst = min(views, key=lambda each: _WORST.index(each.state))
-    first = [each.share_first for each in views if each.share_first is not None]
-    breaches = sum((Counter(each.breaches) for each in views), Counter())
-    lags = [each.lag_records for each in views]
-    ended = all(each.ended for each in views)
-    idle = min((x for each in views if (x := each.idle_seconds) is not None), default=None)
-    silent = min((x for each in views if (x := each.silent_seconds) is not None), default=None)
+    if len(statuses) == 1:
+        return statuses[0]
+    worst = min(statuses, key=lambda each: _WORST.index(each.state))
+    first = [each.share_first for each in statuses if each.share_first is not None]
+    breaches = sum((Counter(each.breaches) for each in statuses), Counter())
+    lags = [each.lag_records for each in statuses]
+    ended = all(each.ended for each in statuses)
+    idle = min((x for each in statuses if (x := each.idle_seconds) is not None), default=None)
+    silent = min((x for each in statuses if (x := each.silent_seconds) is not None), default=None)
     return worst.model_copy(
         update={
-            **{name: sum(getattr(each, name) for each in views) for name in _SUMS},
-            "silent_partitions": sorted({p for each in views for p in each.silent_partitions}),
-            "stable_point": _lowest(each.stable_point for each in views if not each.ended),
+            **{name: sum(getattr(each, name) for each in statuses) for name in _SUMS},
+            "silent_partitions": sorted({p for each in statuses for p in each.silent_partitions}),
+            "stable_point": _lowest(each.stable_point for each in statuses if not each.ended),
             "ended": ended,
             "lag_records": None if None in lags else max(lag for lag in lags if lag is not None),
-            "open_transactions": _transactions_of_all(views),
+            "open_transactions": _transactions_of_all(statuses),
             "liveness": liveness_of(idle, silent, ended=ended),
             "idle_seconds": idle,
             "silent_seconds": silent,
             "share_first": sum(first) / len(first) if first else None,
-            "held": [held for each in views for held in each.held],
+            "held": [held for each in statuses for held in each.held],
             "breaches": dict(breaches),
-            "contradicted_at": next((at for each in views if (at := each.contradicted_at)), None),
-            "outdated": max((each.outdated for each in views), key=len),
-            "confirmed": _lowest(e.confirmed for e in views if not e.confirmed_to_the_end),
-            "confirmed_from": max(
-                (e.confirmed_from for e in views if e.confirmed_from is not None), default=None
+            "contradicted_at": next(
+                (at for each in statuses if (at := each.contradicted_at)), None
             ),
-            "confirmed_to_the_end": all(each.confirmed_to_the_end for each in views),
-            "disagrees": any(each.disagrees for each in views),
-            "unconfirmed": any(each.unconfirmed for each in views),
-            "in_trouble": any(each.in_trouble for each in views),
+            "outdated": max((each.outdated for each in statuses), key=len),
+            "confirmed": _lowest(e.confirmed for e in statuses if not e.confirmed_to_the_end),
+            "confirmed_from": max(
+                (e.confirmed_from for e in statuses if e.confirmed_from is not None), default=None
+            ),
+            "confirmed_to_the_end": all(each.confirmed_to_the_end for each in statuses),
+            "disagrees": any(each.disagrees for each in statuses),
+            "unconfirmed": any(each.unconfirmed for each in statuses),
+            "in_trouble": any(each.in_trouble for each in statuses),
         }
     )
 
 
-def _transactions_of_all(views: Sequence[ReplicaStatus]) -> list[OpenTransactionStatus]:
+def _transactions_of_all(statuses: Sequence[ReplicaStatus]) -> list[OpenTransactionStatus]:
     """All tasks see the same ones; who has seen one for longest knows best."""
     found: dict[tuple[int, int], OpenTransactionStatus] = {}
-    for each in (each for view in views for each in view.open_transactions):
+    for each in (each for status in statuses for each in status.open_transactions):
         known = found.get((each.partition, each.offset))
         if known is None or known.seconds < each.seconds:
             found[each.partition, each.offset] = each

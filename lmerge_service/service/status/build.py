@@ -1,6 +1,6 @@
-"""Looks at a worker: its tasks, its replicas, its output, as a status document.
+"""Builds the status document of a worker: its tasks, its replicas, its output.
 
-What is looked at changes only between awaits, and nothing here awaits: a view is consistent.
+The worker's state changes only at awaits, and nothing here awaits: the document is consistent.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ _TROUBLE_SECONDS = 600.0
 
 
 def status_of(worker: Worker) -> Status:
-    """A consistent view, taken between two batches."""
+    """A consistent status, taken between two batches."""
     held = sorted(worker.held.items())
     tasks = [_task(each.task, each.role) for _, each in held]
     shown = [each for each in tasks if each.role == "leads"] or tasks
@@ -89,7 +89,7 @@ def _waits(worker: Worker, tasks: Sequence[TaskStatus]) -> list[float]:
 
 
 def state_of(worker: Worker) -> WorkerState:
-    """What the worker is at, in one word."""
+    """The state of the worker, in one word."""
     leads = [held.task.lifecycle for held in worker.held.values() if held.role == "leads"]
     follows = [held.task.lifecycle for held in worker.held.values() if held.role == "follows"]
     if worker.stopping:
@@ -130,9 +130,9 @@ def _task(task: MergeTask, role: Role) -> TaskStatus:
         behind_seconds=_since(progress.caught_up) if follows else None,
         restored_from=task.state.restored_from,
         snapshot=_snapshot(task),
-        stuck=None if task.oversight is None else task.oversight.pacing.stuck,
-        cutover=None if task.vouching is None else task.vouching.lacks,
-        divergences=0 if task.vouching is None else task.vouching.divergences,
+        stuck=None if task.merge_loop is None else task.merge_loop.pacing.stuck,
+        cutover=None if task.cutover_readiness is None else task.cutover_readiness.lacks,
+        divergences=0 if task.cutover_readiness is None else task.cutover_readiness.divergences,
         findings=_findings(task),
         snapshots_taken=progress.snapshots["taken"],
         snapshots_failed=progress.snapshots["failed"],
@@ -272,7 +272,7 @@ def _open(state: ReplicaState, now: float) -> list[OpenTransactionStatus]:
 
 def _confirmed(task: MergeTask, name: str) -> dict[str, Any]:
     """How far a replica has been confirmed to agree with the output."""
-    known = None if task.oversight is None else task.oversight.confirmation.of(name)
+    known = None if task.merge_loop is None else task.merge_loop.confirmation.of(name)
     if known is None:
         return dict.fromkeys(("confirmed", "confirmed_from")) | {
             "confirmed_to_the_end": False, "disagrees": False, "left_out": 0, "unconfirmed": False,
@@ -292,15 +292,15 @@ def _state(task: MergeTask, state: ReplicaState, *, joined: bool) -> State:
     return seen(
         DesiredState.ATTACHED if state.quarantined is None else DesiredState.QUARANTINED,
         excluded=state.ingest is None,
-        paused=task.oversight is not None and state.name in task.oversight.pacing.paused,
+        paused=task.merge_loop is not None and state.name in task.merge_loop.pacing.paused,
         joined=joined,
         left=False,
     )
 
 
 def _held(task: MergeTask, name: str, now: float) -> list[HeldStatus]:
-    oversight = task.oversight
-    if oversight is None:
+    merge_loop = task.merge_loop
+    if merge_loop is None:
         return []
     return [
         HeldStatus(
@@ -311,9 +311,9 @@ def _held(task: MergeTask, name: str, now: float) -> list[HeldStatus]:
             seconds=round(now - each.at, 3),
             reason=each.verdict.reason,
             remedy=each.verdict.remedy,
-            waits_for=oversight.waits_for(each),
+            waits_for=merge_loop.waits_for(each),
         )
-        for each in oversight.held(name)
+        for each in merge_loop.held(name)
     ]
 
 

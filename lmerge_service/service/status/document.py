@@ -1,7 +1,7 @@
 """The status document: what a worker shows of itself.
 
 Unknown is not zero: what the worker does not know is null. Health is *degraded* when redundancy
-is lost though output flows. `view` fills the document in.
+is lost though output flows. `build` fills the document in.
 """
 
 from dataclasses import dataclass
@@ -41,13 +41,13 @@ class HeldStatus(BaseModel):
     """Of the replica's topic."""
     offset: int
     stable_point: int | None
-    """What it says; None: that the replica has ended."""
+    """Its time; None: it ends the replica."""
     seconds: float
     """For how long."""
     reason: str
     remedy: str
     waits_for: list[str]
-    """The replicas that may still have something to say before it, each with why."""
+    """The replicas that may still publish something before it, each with why."""
 
 
 class OpenTransactionStatus(BaseModel):
@@ -65,7 +65,7 @@ class OpenTransactionStatus(BaseModel):
 
 
 class Liveness(StrEnum):
-    """Whether a replica brings anything new; the words never change."""
+    """Whether a replica brings anything new; the values never change."""
 
     PROGRESSING = "progressing"
     """A stable of it has risen, or it has published what it had not before, within a minute."""
@@ -77,7 +77,7 @@ class Liveness(StrEnum):
 
 
 class ReasonKind(StrEnum):
-    """Kinds of reasons for degraded health; the words are labels of metrics and never change."""
+    """Kinds of reasons for degraded health; the values are labels of metrics and never change."""
 
     NOT_RUNNING = "not_running"
     """The worker starts, recovers or stops."""
@@ -88,7 +88,7 @@ class ReasonKind(StrEnum):
     HELD_STABLE = "held_stable"
     """A guard has held a replica's stable for some seconds."""
     STUCK = "stuck"
-    """Too much is live, and nobody who is read can change that."""
+    """Too many events are live, and no replica that is read can change that."""
     SILENT_PARTITIONS = "silent_partitions"
     """Some partitions of a replica have sent a stable, and others never did."""
     OPEN_TRANSACTION = "open_transaction"
@@ -112,7 +112,7 @@ class ReasonKind(StrEnum):
     REDUNDANCY_LOST = "redundancy_lost"
     """Fewer than two replicas have made progress within the last minute."""
     GAP = "gap"
-    """Nobody vouches for a range of time, and the output waits."""
+    """No joined replica covers a range of time, and the output waits."""
     NOTHING_MOVES = "nothing_moves"
     """Too few replicas are joined for the quorum."""
     LOST_EVENTS = "lost_events"
@@ -150,7 +150,7 @@ class ReplicaStatus(BaseModel):
     topic: str
     state: State
     why: str | None
-    """Why it is held out, or in quarantine."""
+    """Why it is excluded, or in quarantine."""
     held: list[HeldStatus]
     partitions: int | None
     silent_partitions: list[int]
@@ -227,7 +227,7 @@ class OutputStatus(BaseModel):
     leader_since: float | None
     """Unix time in seconds of the last change of leader that this process has seen."""
     leader_before: str | None
-    """Who led until then; null: nobody, as far as this process knows."""
+    """The leader until then; null: none, as far as this process knows."""
     leader_why: str | None
     """The stable that made it lead, and why the one before does not."""
     leader_switches: int
@@ -269,7 +269,7 @@ class TaskStatus(BaseModel):
     """The transaction whose snapshot the state was rebuilt from; null: from the beginning."""
     snapshot: SnapshotStatus | None
     stuck: str | None
-    """Why nothing moves: too much is live, and nobody who is read can change that."""
+    """Why nothing moves: too many events are live, and no replica that is read can change that."""
     cutover: str | None
     """Why the task is not ready for the cutover that runs; null while it is, while none runs, and
     where it is followed."""
@@ -277,7 +277,7 @@ class TaskStatus(BaseModel):
     """Contradictions to the output that it has seen since the latest cutover began."""
     findings: dict[str, dict[str, int]]
     """By kind (docs/operations.md, "Guards") and replica ("" where it is about none): how often
-    something was found or happened, in this process."""
+    something was found or reported, in this process."""
     snapshots_taken: int
     snapshots_failed: int
     commit_seconds: float | None
@@ -321,4 +321,4 @@ class Status(BaseModel):
     output: OutputStatus
     """Of all tasks that this worker leads, or else follows."""
     replicas: list[ReplicaStatus]
-    """As seen by these tasks together."""
+    """Aggregated over these tasks."""

@@ -151,8 +151,8 @@ def _wrong_with(replica: ReplicaStatus, open_after: float) -> Iterator[tuple[Rea
             f"record was read {replica.silent_seconds:.0f} s ago"
         )
         yield ReasonKind.NOT_PROGRESSING, text
-    spoken = replica.partitions is not None and len(replica.silent_partitions) < replica.partitions
-    if spoken and replica.silent_partitions:
+    some = replica.partitions is not None and len(replica.silent_partitions) < replica.partitions
+    if some and replica.silent_partitions:
         text = f"partitions {replica.silent_partitions} never sent a stable, and hold it back"
         yield ReasonKind.SILENT_PARTITIONS, text
     if replica.in_trouble and replica.dead_letters:
@@ -165,8 +165,8 @@ def _wrong_with(replica: ReplicaStatus, open_after: float) -> Iterator[tuple[Rea
     elif replica.unconfirmed:
         text = f"its stables have passed {replica.left_out} events of the output that it lacks"
         yield ReasonKind.UNCONFIRMED, f"{text}; {_confirmed(replica)}"
-    heard = replica.inserts + replica.adjusts + replica.stables
-    if replica.stale and not heard:
+    received = replica.inserts + replica.adjusts + replica.stables
+    if replica.stale and not received:
         text = f"all it sends ({replica.stale} records) is of an older incarnation"
         yield ReasonKind.STALE, text
     for run in replica.outdated:

@@ -1,8 +1,8 @@
 """The worker's metrics: the status as numbers for Prometheus, made when it is scraped.
 
-What is not known is absent, never 0; what can happen and has not is there as 0. Kinds of one
+What is not known is absent, never 0; what can occur and has not is there as 0. Kinds of one
 family are disjoint, so that they may be added up. Seconds are seconds; times of the streams are
-there in the topology's unit, and as Unix time in seconds where that unit tells one.
+there in the topology's unit, and as Unix time in seconds where that unit defines one.
 
 Labels: `partition` is the task's, the output partition; `replica` the replica's name in the
 topology. docs/operations/metrics.md has all of them, and tests hold it to what a scrape gives.
@@ -44,7 +44,7 @@ __all__ = ("metrics_of",)
 
 _Samples: TypeAlias = Iterable[tuple[tuple[str, ...], float | None]]
 """Values of labels, and the number; None: it is not known."""
-_Views: TypeAlias = Sequence[tuple[tuple[str, str], ReplicaStatus]]
+_Replicas: TypeAlias = Sequence[tuple[tuple[str, str], ReplicaStatus]]
 """What each task sees of each replica, with the labels of that."""
 _Tasks: TypeAlias = Sequence[tuple[tuple[str], TaskStatus]]
 
@@ -53,7 +53,7 @@ _REPLICA = ("replica", "partition")
 
 
 def metrics_of(worker: Worker, feedback: FeedbackOut) -> CollectorRegistry:
-    """A registry that reads the worker, what it tells replicas, and the process when it is
+    """A registry that reads the worker, its feedback to replicas, and the process when it is
     scraped."""
     registry = CollectorRegistry()
     registry.register(_Collector(worker, feedback))
@@ -75,7 +75,7 @@ class _Collector:
         worker, status = self._worker, status_of(self._worker)
         unit = worker.topology.unit_nanoseconds
         tasks = [((str(each.partition),), each) for each in status.tasks]
-        views = [((each.name, *label), each) for label, task in tasks for each in task.replicas]
+        statuses = [((each.name, *label), each) for label, task in tasks for each in task.replicas]
         yield _build(status.output, self._version)
         yield from _worker_metrics(worker, status)
         yield from _reached(worker, self._feedback)
@@ -84,8 +84,8 @@ class _Collector:
         yield _commits(worker)
         yield from _output_metrics(tasks, unit)
         yield from _snapshot_metrics(tasks)
-        yield from _replica_metrics(views, tasks, unit)
-        yield from _oversight_metrics(tasks, views)
+        yield from _replica_metrics(statuses, tasks, unit)
+        yield from _merge_loop_metrics(tasks, statuses)
 
 
 def _gauge(name: str, text: str, labels: Sequence[str], samples: _Samples) -> Metric:
@@ -120,7 +120,7 @@ def _build(output: OutputStatus, version: str) -> Metric:
 
 def _worker_metrics(worker: Worker, status: Status) -> Iterator[Metric]:
     ready = readiness_of(worker) in ("running", "standby")
-    yield _gauge("ready", "1 when /readyz says 200.", (), [((), ready)])
+    yield _gauge("ready", "1 when /readyz answers 200.", (), [((), ready)])
     states = _one_of((), get_args(WorkerState), status.state)
     yield _gauge("worker_state", "1 for the state that the worker is in.", ("state",), states)
     degraded = [((), status.health == "degraded")]
@@ -135,7 +135,7 @@ def _worker_metrics(worker: Worker, status: Status) -> Iterator[Metric]:
     yield _counter("topics_recreated", text, ("topic",), recreated)
     group = None if worker.members is None else worker.members.assignment.generation
     known = [((), group if group is not None and group >= 0 else None)]
-    yield _gauge("group_generation", "Rises whenever the workers share tasks anew.", (), known)
+    yield _gauge("group_generation", "Rises whenever the workers share tasks again.", (), known)
 
 
 def _reached(worker: Worker, feedback: FeedbackOut) -> Iterator[Metric]:
@@ -216,7 +216,7 @@ def _commits(worker: Worker) -> Metric:
 
 def _output_metrics(tasks: _Tasks, unit: int | None) -> Iterator[Metric]:
     outputs = [(label, each.output) for label, each in tasks]
-    kinds = ((*_TASK, "kind"), [x for label, each in outputs for x in _said(label, each)])
+    kinds = ((*_TASK, "kind"), [x for label, each in outputs for x in _emitted(label, each)])
     yield _counter("output_elements", "Elements published and committed.", *kinds)
     transactions = ((label, each.transactions) for label, each in outputs)
     yield _counter("transactions", "Transactions committed.", _TASK, transactions)
@@ -235,7 +235,7 @@ def _output_metrics(tasks: _Tasks, unit: int | None) -> Iterator[Metric]:
     yield _gauge("output_gap", "1 while the output waits at a gap.", _TASK, gap)
 
 
-def _said(label: tuple[str, ...], output: OutputStatus) -> _Samples:
+def _emitted(label: tuple[str, ...], output: OutputStatus) -> _Samples:
     yield (*label, "insert"), output.inserts
     yield (*label, "adjust"), output.adjusts - output.removals
     yield (*label, "removal"), output.removals
@@ -336,12 +336,12 @@ _GAUGES: Sequence[tuple[str, str, Callable[[ReplicaStatus], float | None]]] = (
 )
 
 
-def _replica_metrics(views: _Views, tasks: _Tasks, unit: int | None) -> Iterator[Metric]:
+def _replica_metrics(statuses: _Replicas, tasks: _Tasks, unit: int | None) -> Iterator[Metric]:
     for name, text, number in _COUNTERS:
-        yield _counter(f"replica_{name}", text, _REPLICA, _each(views, number))
+        yield _counter(f"replica_{name}", text, _REPLICA, _each(statuses, number))
     for name, text, known in _GAUGES:
-        yield _gauge(f"replica_{name}", text, _REPLICA, _each(views, known))
-    yield from _replica_points(views, unit)
+        yield _gauge(f"replica_{name}", text, _REPLICA, _each(statuses, known))
+    yield from _replica_points(statuses, unit)
     unheeded = (
         ((name, *label), each.detached.get(name, 0))
         for label, each in tasks
@@ -350,29 +350,31 @@ def _replica_metrics(views: _Views, tasks: _Tasks, unit: int | None) -> Iterator
     text = "Records that a replica's topic has got since it was detached."
     yield _counter("detached_records", text, _REPLICA, unheeded)
     kinds = (*_REPLICA, "kind")
-    heard = [x for label, each in views for x in _heard(label, each)]
-    yield _counter("replica_elements", "Elements received.", kinds, heard)
+    received = [x for label, each in statuses for x in _received(label, each)]
+    yield _counter("replica_elements", "Elements received.", kinds, received)
     breaches = (
-        ((*label, kind), each.breaches.get(kind, 0)) for label, each in views for kind in BreachKind
+        ((*label, kind), each.breaches.get(kind, 0))
+        for label, each in statuses
+        for kind in BreachKind
     )
     yield _counter("replica_breaches", "What the replica did wrong.", kinds, breaches)
-    states = (x for label, each in views for x in _one_of(label, State, each.state))
+    states = (x for label, each in statuses for x in _one_of(label, State, each.state))
     text = "1 for the state that the replica is in."
     yield _gauge("replica_state", text, (*_REPLICA, "state"), states)
     leaders = {label: each.output.leader for label, each in tasks}
-    leads = ((label, each.name == leaders[label[1:]]) for label, each in views)
+    leads = ((label, each.name == leaders[label[1:]]) for label, each in statuses)
     text = "1 for the replica whose stable moved the output last."
     yield _gauge("replica_leads", text, _REPLICA, leads)
 
 
-def _replica_points(views: _Views, unit: int | None) -> Iterator[Metric]:
-    points = list(_each(views, lambda each: each.stable_point))
-    behind = list(_each(views, lambda each: each.behind_output))
+def _replica_points(statuses: _Replicas, unit: int | None) -> Iterator[Metric]:
+    points = list(_each(statuses, lambda each: each.stable_point))
+    behind = list(_each(statuses, lambda each: each.behind_output))
     text = "Of its slowest partition, in the topology's unit."
     yield _gauge("replica_stable_point", text, _REPLICA, points)
     text = "The same as Unix time."
     yield _gauge("replica_stable_timestamp_seconds", text, _REPLICA, _in_seconds(points, unit))
-    confirmed = list(_each(views, lambda each: each.confirmed))
+    confirmed = list(_each(statuses, lambda each: each.confirmed))
     text = "Up to where it agrees with the output, in the topology's unit."
     yield _gauge("replica_confirmed_point", text, _REPLICA, confirmed)
     text = "The same as Unix time."
@@ -384,11 +386,11 @@ def _replica_points(views: _Views, unit: int | None) -> Iterator[Metric]:
     yield _gauge("replica_behind_output_seconds", text, _REPLICA, _in_seconds(behind, unit))
 
 
-def _each(views: _Views, number: Callable[[ReplicaStatus], float | None]) -> _Samples:
-    return ((label, number(each)) for label, each in views)
+def _each(statuses: _Replicas, number: Callable[[ReplicaStatus], float | None]) -> _Samples:
+    return ((label, number(each)) for label, each in statuses)
 
 
-def _heard(label: tuple[str, ...], replica: ReplicaStatus) -> _Samples:
+def _received(label: tuple[str, ...], replica: ReplicaStatus) -> _Samples:
     yield (*label, "insert"), replica.inserts
     yield (*label, "adjust"), replica.adjusts
     yield (*label, "stable"), replica.stables
@@ -400,26 +402,26 @@ def _heard(label: tuple[str, ...], replica: ReplicaStatus) -> _Samples:
 _ABOUT_NONE = (NotificationKind.STUCK, NotificationKind.REBUILD)
 
 
-def _oversight_metrics(tasks: _Tasks, views: _Views) -> Iterator[Metric]:
-    held = _each(views, lambda each: len(each.held))
+def _merge_loop_metrics(tasks: _Tasks, statuses: _Replicas) -> Iterator[Metric]:
+    held = _each(statuses, lambda each: len(each.held))
     yield _gauge("replica_held", "Partitions whose stable a guard holds.", _REPLICA, held)
-    paused = _each(views, lambda each: each.state is State.PAUSED)
+    paused = _each(statuses, lambda each: each.state is State.PAUSED)
     yield _gauge("flow_paused", "1 while flow control does not read it on.", _REPLICA, paused)
     stuck = ((label, each.stuck is not None) for label, each in tasks)
     yield _gauge("flow_stuck", "1 while too much is live for anything to move.", _TASK, stuck)
     findings = {label: each.findings for label, each in tasks}
     found = [
         ((guard, *label), findings[label[1:]].get(guard, {}).get(each.name, 0))
-        for label, each in views
+        for label, each in statuses
         for guard in Guard
     ]
     yield _counter("guard_findings", "What guards have found.", ("guard", *_REPLICA), found)
-    about = [*(label for label, _ in views), *(("", *label) for label, _ in tasks)]
-    happened = [
+    about = [*(label for label, _ in statuses), *(("", *label) for label, _ in tasks)]
+    notified = [
         ((kind, *label), findings[label[1:]].get(kind, {}).get(label[0], 0))
         for label in about
         for kind in NotificationKind
         if (kind in _ABOUT_NONE) == (label[0] == "")
     ]
-    text = "What else was told in the events topic; replica is empty where it is about none."
-    yield _counter("notifications", text, ("kind", *_REPLICA), happened)
+    text = "Other notifications in the events topic; replica is empty where it is about none."
+    yield _counter("notifications", text, ("kind", *_REPLICA), notified)

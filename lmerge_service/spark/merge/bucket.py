@@ -84,7 +84,7 @@ class Bucket:
             StateError: what was decided cannot be carried out here.
         """
         found = self.findings.begin(self.state.transaction + 1)
-        said = BucketResult(self.state.said + 1, found=found)
+        said = BucketResult(self.state.output_records + 1, found=found)
         while self.steps < len(self.plan.steps) and self.plan.steps[self.steps].since <= batch:
             step = self.plan.steps[self.steps]
             self.steps += 1
@@ -97,7 +97,7 @@ class Bucket:
         news, self.state.replicas.news = self.state.replicas.news, []
         self.findings.end(news, self.state.merge.gap)
         self.state.transaction += 1
-        self.state.said += len(said.elements)
+        self.state.output_records += len(said.elements)
         return said
 
     def _feed(

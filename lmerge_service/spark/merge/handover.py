@@ -88,7 +88,7 @@ def _state(
     for replica in state.replicas.merged.values():
         upto = read.get(replica.replica.topic, {})
         replica.next = {n: max(at, upto.get(n, at)) for n, at in replica.next.items()}
-    state.counted = state.said
+    state.counted = state.output_records
     return state
 
 
@@ -113,7 +113,7 @@ async def hand_over(
             events=topology.output.events_topic,
             max_record_bytes=largest_record(topology),
         ) as sink:
-            last = await recovery.last_mark(fenced=True)
+            last = await recovery.last_commit(fenced=True)
             limits = topology.limits
             async with cluster.source(max_record_bytes=limits.max_record_bytes) as source:
                 state.output = (await source.high_watermarks([output]))[output]
@@ -123,7 +123,7 @@ async def hand_over(
             slot = min(set(range(len(used) + 1)) - {each.slot for each in used})
             state.snapshots = ()
             state.snapshots = (await _snapshot(sink, state, slot),)
-            await sink.commit(Outbox(state=[(MARK_KEY, state.mark().encoded())]))
+            await sink.commit(Outbox(state=[(MARK_KEY, state.commit_record().encoded())]))
     plan, _ = last_batch(topology, checkpoint)
     msgspec.structs.replace(plan, handed_over=True).save(checkpoint)
 
@@ -141,7 +141,7 @@ async def _snapshot(sink: Sink, state: TaskState, slot: int) -> SnapshotPlace:
         first = behind - len(waiting) if first < 0 else first
         last, waiting = behind - 1, []
 
-    for chunk in rechunked(state.stream(state.mark())):
+    for chunk in rechunked(state.stream(state.commit_record())):
         digest.update(chunk)
         size += len(chunk)
         waiting.append((chunk_key(slot, count), chunk))

@@ -219,7 +219,7 @@ class Job:
         _run(self._require_latest(path, found))
         starts: dict[str, list[int]] = {}
         for section in found:
-            for standing in section.mark.replicas.values():
+            for standing in section.commit.replicas.values():
                 at = starts.setdefault(standing.topic, [])
                 at += [_EARLIEST] * (max(standing.partitions, default=-1) + 1 - len(at))
                 for number, mark in standing.partitions.items():
@@ -243,8 +243,11 @@ class Job:
     async def _require_latest(self, path: Path, found: list[Section]) -> None:
         """The merge has not gone on since its state was exported."""
         async for partition, recovery in recoveries(self._topology, self._cluster):
-            mark, saved = await recovery.last_mark(fenced=False), found[partition].mark
-            if mark is None or (mark.transaction, mark.said) != (saved.transaction, saved.said):
+            mark, saved = await recovery.last_commit(fenced=False), found[partition].commit
+            if mark is None or (mark.transaction, mark.output_records) != (
+                saved.transaction,
+                saved.output_records,
+            ):
                 raise StateError(
                     f"{path} is not the latest state of partition {partition}: stop all workers, "
                     "and export it again"
@@ -278,7 +281,11 @@ class Job:
         excluded = {}
         for name, lost in plan.lost().items():
             wanted = self._ledger.replicas.get(name)
-            if wanted is None or wanted.wish is DesiredState.DETACHED or wanted.epoch != lost.epoch:
+            if (
+                wanted is None
+                or wanted.state is DesiredState.DETACHED
+                or wanted.epoch != lost.epoch
+            ):
                 continue
             excluded[name] = f"topic {wanted.replica.topic} {lost.why}"
             if name not in self.excluded:

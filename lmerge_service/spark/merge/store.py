@@ -261,7 +261,7 @@ class Store(Stored):
                 token=token,
                 next=number,
                 log_bytes=head.log_bytes + size,
-                said=kept.bucket.state.said,
+                said=kept.bucket.state.output_records,
             )
         )
         return token
@@ -269,7 +269,7 @@ class Store(Stored):
     def _snapshot(self, bucket: Bucket, token: bytes) -> None:
         self._variables.clear()
         state, page, pages, size = bucket.state, bytearray(), 0, 0
-        for piece in state.stream(state.mark()):
+        for piece in state.stream(state.commit_record()):
             page += piece
             if len(page) >= _PAGE_BYTES:
                 self._variables.set_page(pages, bytes(page))
@@ -286,7 +286,7 @@ class Store(Stored):
                 first=0,
                 next=0,
                 log_bytes=0,
-                said=state.said,
+                said=state.output_records,
                 counted=bucket.findings.counted(),
             )
         )

@@ -29,7 +29,7 @@ def emitted(spark: SparkSession, work: Work, checkpoint: str, *, batches: int) -
     found = []
     for number, key in enumerate(work.keys):
         said = Stored(StoredVariables(spark, checkpoint, key)).said if batches else None
-        found.append(fresh(work, number).state.said if said is None else said)
+        found.append(fresh(work, number).state.output_records if said is None else said)
     return found
 
 

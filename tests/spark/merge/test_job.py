@@ -180,7 +180,7 @@ def test_from_the_service_to_spark_and_back(
     file, topology = tmp_path / "state", load(merge.path)
     cluster = Cluster(connection_of(topology.kafka))
     found = asyncio.run(export_to(file, topology, cluster))
-    said_before = {each.partition: each.mark.said for each in found}
+    said_before = {each.partition: each.commit.output_records for each in found}
     with pytest.raises(ConfigurationError, match="has records"):
         job_of(merge).run(spark)
 
