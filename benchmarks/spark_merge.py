@@ -104,7 +104,7 @@ class _Bench:
         topology = _topology(self.bootstrap, "rate", "abc", output=f"rate.out{cores}")
         checkpoint = str(self.folder / f"rate{cores}")
         settings = Settings(checkpoint, available_now=True, batch_records=batch)
-        Job(topology, settings, tell=tell).run(self.spark)
+        Job(topology, settings, report=tell).run(self.spark)
         return self._told(f"merge, {_WIDTH} buckets, local[{cores}]", found, batch)
 
     def deduplicated(self, batch: int, merged: _Way) -> None:
@@ -178,7 +178,7 @@ class _Bench:
         found: list[Progress] = []
         settings = Settings(str(self.folder / name), batch_records=_BATCH)
         topology = _topology(self.bootstrap, name, "a", buckets=1)
-        job = Job(topology, settings, tell=found.append)
+        job = Job(topology, settings, report=found.append)
         thread = threading.Thread(target=job.run, args=(self.spark,))
         thread.start()
         try:

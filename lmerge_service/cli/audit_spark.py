@@ -70,7 +70,7 @@ def audit_with_spark(asked: Asked, *, as_json: bool) -> int:
             clipped=asked.clipped,
             most=asked.most,
             rule=Rule(nfc=asked.nfc, drop_nulls=asked.drop_nulls),
-            tell=tell,
+            notify=tell,
         )
     if asked.html is not None:
         from lmerge_service.page import write_page
@@ -150,7 +150,7 @@ def _lines(report: "Report", most: int) -> Iterator[str]:
     yield from verdict_lines(report.names, found, most)
     for unlike in found.differences[:most]:
         payload = shortened(payload_text(unlike.payload))
-        for name, places in zip(report.names, report.sayings[unlike[:2]], strict=True):
+        for name, places in zip(report.names, report.last_places[unlike[:2]], strict=True):
             if places:
                 where = ", ".join(places)
                 yield f"  {payload} vs {unlike.vs} was last told of by {name} in {where}"
@@ -205,7 +205,7 @@ def _document(report: "Report", most: int) -> dict[str, Any]:
         for fault, place in zip(found.faults, report.fault_places, strict=True)
     ]
     for told, unlike in zip(said["differences"], found.differences, strict=False):
-        told["where"] = report.sayings[unlike[:2]]
+        told["where"] = report.last_places[unlike[:2]]
     if (fresh := report.freshness) is not None:
         quantiles = {f"p{q * 100:.0f}": fresh.quantile(q) for q in _QUANTILES}
         said["freshness_ms"] = {"events": fresh.events, "alone": fresh.alone, **quantiles}

@@ -49,18 +49,18 @@ def list_(as_json: Json = False) -> None:
         say_json(
             {
                 query.name: {
-                    "says": query.says,
+                    "says": query.summary,
                     "key": query.key,
-                    "plans": {name: plan.says for name, plan in query.plans.items()},
+                    "plans": {name: plan.summary for name, plan in query.plans.items()},
                 }
                 for query in QUERIES.values()
             }
         )
         return
     for query in QUERIES.values():
-        typer.echo(f"{query.name}: {query.says}")
+        typer.echo(f"{query.name}: {query.summary}")
         for name, plan in query.plans.items():
-            typer.echo(f"  {name:<13} {plan.says}")
+            typer.echo(f"  {name:<13} {plan.summary}")
 
 
 @app.command()
@@ -357,14 +357,14 @@ def _tell(batch: "Batch", *, as_json: bool) -> None:
     if as_json:
         import dataclasses
 
-        ends = {"mark": finite(batch.mark), "point": finite(batch.point)}
+        ends = {"mark": finite(batch.watermark), "point": finite(batch.point)}
         say_json({"batch": dataclasses.asdict(batch) | ends | {"ended": batch.ended}})
         return
     skipped = f", {batch.skipped:,} left out" if batch.skipped else ""
     refused = f", {batch.refused:,} are no facts" if batch.refused else ""
     typer.echo(
         f"batch {batch.number}: {batch.facts:,} facts ({batch.late:,} late{refused}), "
-        f"{batch.records:,} records{skipped}; all is known up to {point(batch.mark)}; "
+        f"{batch.records:,} records{skipped}; all is known up to {point(batch.watermark)}; "
         f"{batch.seconds:.1f} s",
         err=True,
     )

@@ -107,14 +107,14 @@ def _merge(
     from lmerge_service.spark.merge.job import Job
 
     listeners: list[Callable[[Progress], object]] = [partial(_tell, as_json=as_json)]
-    job = Job(topology, settings, tell=lambda batch: [each(batch) for each in listeners])
+    job = Job(topology, settings, report=lambda batch: [each(batch) for each in listeners])
     job.open()
     with ExitStack() as stack:
         if serving:
             from lmerge_service.spark.merge.serving import Metrics, served
 
             metrics = Metrics()
-            listeners.append(metrics.tell)
+            listeners.append(metrics.report)
             address = stack.enter_context(served(topology, job, metrics))
             typer.echo(f"HTTP at {address}", err=True)
         spark = stack.enter_context(spark_for(f"lmerge {topology.name}", **session))

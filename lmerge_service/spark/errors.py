@@ -30,7 +30,7 @@ _AROUND: Final = re.compile(
     r"^(?:Job aborted due to stage failure: .*? executor \S+\): [\w.$]+: )?"  # what a task died of
     r"(?:\[[A-Z][A-Z_.\d]*\] )?|\s*SQLSTATE: \w+\s*$"
 )
-"""Of a message, what tells a user nothing."""
+"""The parts of a message that are of no use to a user."""
 
 
 @contextmanager

@@ -10,12 +10,12 @@ Who owns what
     `spark_session` owns a JVM, and a folder for its scratch files, settings and Java home: both
     are gone when it ends. A process has one Spark at the most. Nothing stays in the environment:
     the JVM inherits what it needs when it starts. The connector's JARs lie in the user's cache
-    (`kafka.jars`). Under `spark-submit` the JVM, the master, memory and JARs are the submission's.
+    (`local.jars`). Under `spark-submit` the JVM, the master, memory and JARs are the submission's.
 
 What happens on a crash
-    A session that nobody leaves (a notebook, an error between `__enter__` and `__exit__`) is left
-    when the program ends. One that is left by Ctrl-C or an exit kills its JVM. If that is killed by
-    others, whatever is asked next fails, and that is said when the session is left.
+    A session that is never left (a notebook, an error between `__enter__` and `__exit__`) is left
+    when the program ends. One that is left by Ctrl-C or an exit kills its JVM. If others
+    kill it, the next call fails, and leaving the session raises an error that names the reason.
     The JVM ends when its standard input does, which the kernel closes with this process. The
     scratch folder is left to whoever cleans the system's temporary files.
 """
@@ -42,7 +42,7 @@ from pyspark.sql import SparkSession
 
 from lmerge_service.errors import ConfigurationError, EnvironmentMissingError, LMergeError
 from lmerge_service.local.jars import JarSet, Java, find_java
-from lmerge_service.spark.hushing import heard
+from lmerge_service.spark.silence import filtered_stderr
 
 __all__ = ("SPARK_VERSION", "connector_jars", "is_submitted", "java_home", "spark_session")
 
@@ -72,10 +72,10 @@ appender.stderr.name = stderr
 appender.stderr.target = SYSTEM_ERR
 appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = %d{yyyy-MM-dd HH:mm:ss} %p %c{1}: %m%n%ex{1}
-# Asked for by name at the start: else it says which level it sets instead.
+# Named here so that it does not log at the start which level it sets.
 logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
 logger.gateway.level = error
-# What happens to executors, and whether there are any, is told also where errors are raised only.
+# Lost executors, or none at all, are logged as warnings: no error may be raised for them.
 logger.tasks.name = org.apache.spark.scheduler.TaskSchedulerImpl
 logger.tasks.level = warn
 logger.cluster.name = org.apache.spark.scheduler.cluster
@@ -86,7 +86,7 @@ logger.client.level = warn
 
 _JAVA: Final = """\
 #!/bin/sh
-trap '' TERM  # who ends a whole group or service means us, and we end the JVM
+trap '' TERM  # a signal to the whole group is for Python, which ends the JVM
 for argument do
     shift
     case $argument in
@@ -100,7 +100,7 @@ exec '{java}' "$@"
 _GONE_SINCE_24: Final = "|--add-opens=java.base/sun.security.action=ALL-UNNAMED"
 
 _REDACTED: Final = r"(?i)secret|password|token|access[.]?key|jaas|ssl\.keystore\.key|PRIVATE KEY"
-"""What a setting is called, or says, that Spark must show to nobody."""
+"""Names or values of settings that Spark must not show."""
 
 _MEANING: Final = {
     "spark.sql.session.timeZone": "UTC",
@@ -156,8 +156,8 @@ def spark_session(
     try:
         folder = Path(session.enter_context(tempfile.TemporaryDirectory(prefix="lmerge-spark-")))
         session.callback(_forget, set(os.environ))
-        wanted = _settings(master, driver_memory, jars, folder) | dict(settings or {})
-        spark = _started(name, master, wanted, java, folder)
+        desired = _settings(master, driver_memory, jars, folder) | dict(settings or {})
+        spark = _started(name, master, desired, java, folder)
         session.callback(_end, spark)
         _leave_at_exit(session)
         with _breakable():
@@ -175,7 +175,7 @@ def _leave_at_exit(session: ExitStack) -> None:
 
 
 def _check_heap(size: str) -> None:
-    """Spark itself starts with no less, and says so in two lines of its own, or in a stack."""
+    """Spark itself needs no less; its own message is two lines long, or a stack."""
     found = re.fullmatch(r"([1-9]\d*)([mg])", size)
     if found is None or int(found[1]) * {"m": 1, "g": 1024}[found[2]] < _LEAST_HEAP:
         raise ConfigurationError(
@@ -185,8 +185,8 @@ def _check_heap(size: str) -> None:
 
 @contextmanager
 def _breakable() -> Iterator[None]:
-    """Kills the JVM when we are to end while it is asked something (Ctrl-C, SIGTERM): the next
-    question would get the answer to that one, and fail in ways of its own, which hide why.
+    """Kills the JVM when we are to end during a call to it (Ctrl-C, SIGTERM): the next call would
+    read the response to that one, and fail in ways that hide why.
 
     Raises:
         LMergeError: the JVM has gone by itself.
@@ -200,7 +200,7 @@ def _breakable() -> Iterator[None]:
             "Spark's JVM is gone: was it killed, or is this machine out of memory? What was done "
             "is kept: start it again"
         ) from error
-    except GeneratorExit:  # nobody holds the session any more, so nothing is under way
+    except GeneratorExit:  # nothing refers to the session any more, so no call is under way
         raise
     except BaseException as error:
         if (why := _interruption(error)) is None:
@@ -277,7 +277,7 @@ def _started(
     conf = SparkConf(loadDefaults=False).setAll([*(settings | named).items()])
     try:
         with _set(environment), _uninterrupted():
-            with heard() as stderr:
+            with filtered_stderr() as stderr:
                 gateway = launch_gateway(conf, {"stderr": stderr})  # type: ignore[no-untyped-call]
             SparkContext._ensure_initialized(gateway=gateway)
             spark = SparkSession.builder.config(conf=conf).getOrCreate()
@@ -296,7 +296,7 @@ def _started(
                 f"{SPARK_VERSION}?"
             ) from error
         raise ConfigurationError(f"Spark does not start: {reason}") from error
-    # A JVM that is gone is said where it was asked something, and not by this thread, too.
+    # Calls to a JVM that is gone raise an error already: this thread need not log another one.
     spark.sparkContext._accumulatorServer.handle_error = lambda *_: None  # type: ignore[method-assign]
     return spark
 
@@ -314,7 +314,7 @@ def _reason(error: BaseException) -> str | None:
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
     """Ctrl-C and SIGTERM count when this is left: PySpark loses sight of a JVM that it is starting,
-    and who is told to end twice is to end in order all the same."""
+    and a second signal must not keep the process from ending in order."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -343,7 +343,7 @@ def java_home(java: Java, folder: Path) -> Path:
 
 
 def _is_not_py4js(record: logging.LogRecord) -> bool:
-    """Py4J tells the root logger what it raises, with all its stack."""
+    """Py4J logs what it raises to the root logger, with all its stack."""
     return "py4j" not in Path(record.pathname).parts
 
 

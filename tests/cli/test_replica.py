@@ -34,7 +34,7 @@ def test_the_list_names_queries_and_plans(lmerge: Lmerge) -> None:
             2,
             "--resume goes on, --since and --rejoin begin",
         ),
-        (RUN + " --plain --resume", 2, "delays by this plan cannot resume, since what it has to"),
+        (RUN + " --plain --resume", 2, "delays by this plan cannot resume, since its state cannot"),
         (RUN + " --plain --bootstrap 127.0.0.1:1", 3, "connecting to 127.0.0.1:1: Kafka cannot"),
         (RUN + " --driver-memory 1x", 2, "Spark's heap is a number with m or g, of 512m at least"),
         ("replica feed t --flights 13", 2, "--flights takes months from 1 to 12"),

@@ -40,10 +40,10 @@ def elements(made: Presentation) -> list[Element]:
 
 def element(row: dict[str, object]) -> Element:
     """What a row says, and nothing besides."""
-    said = {name: value for name, value in row.items() if value is not None}
-    del said["offset"]
-    kind = {"insert": Insert, "adjust": Adjust, "stable": Stable}[str(said.pop("op"))]
-    made: Element = kind(**said)
+    fields = {name: value for name, value in row.items() if value is not None}
+    del fields["offset"]
+    kind = {"insert": Insert, "adjust": Adjust, "stable": Stable}[str(fields.pop("op"))]
+    made: Element = kind(**fields)
     return made
 
 

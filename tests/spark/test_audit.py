@@ -247,7 +247,7 @@ def test_rows_without_an_order_are_refused(
     write_elements(rows, ParquetFiles(str(tmp_path / "loose")), order=None)
     done = audit("one", "loose")
     assert (done.code, done.out) == (2, "")
-    assert done.error.startswith("6 rows have no offset, so that nothing tells their order")
+    assert done.error.startswith("6 rows have no offset, so that their order is unknown")
 
 
 @pytest.mark.deep

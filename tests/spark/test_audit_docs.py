@@ -27,7 +27,7 @@ def test_the_examples_say_what_the_page_says(
     assert (done.code, done.out.splitlines()) == (1, lines)
     capsys.readouterr()
     exec(compile(PROGRAM, "docs/audit.md", "exec"), namespace)  # noqa: S102
-    difference, sayings = capsys.readouterr().out.splitlines()
+    difference, places = capsys.readouterr().out.splitlines()
     assert difference == """b'{"flight":"UA1545"}' ((830,), (831,))"""
-    assert "merged.ndjson at byte 129" in sayings
+    assert "merged.ndjson at byte 129" in places
     assert Path("audit.html").read_text().startswith("<!doctype html>")

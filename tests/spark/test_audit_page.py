@@ -48,7 +48,7 @@ UNLIKE = replace(
         differences=[Difference(EVIL, 6, ((25,), ())), Difference(b"1", 8, ((9, 9), (INFINITY,)))],
         differences_total=1_234,
     ),
-    sayings={
+    last_places={
         (EVIL, 6): [["merged-0 at offset 17"], []],
         (b"1", 8): [["merged-1 at offset 3"], ["/a<b at byte 0"]],
     },

@@ -333,7 +333,7 @@ def test_a_row_that_says_no_element_fails_the_query_and_writes_no_tombstone(
     bad = frame(spark, STREAM).withColumn("vs", F.lit(None).cast("long"))
     for kind in ("json", "parquet", "kafka"):
         sink, _ = place(kind)
-        with pytest.raises(StateError, match=r"^writing [^\n]*: a row says no element: [^\n]*$"):
+        with pytest.raises(StateError, match=r"^writing [^\n]*: a row is no element: [^\n]*$"):
             write_elements(bad, sink, order=None)
 
 

@@ -165,13 +165,13 @@ def test_the_command_presents_what_is_stored(lmerge: Lmerge, tmp_path: Path) -> 
     much = ("--provisional", "1", "--spread", "3", "--format", "ndjson")
     assert lmerge("generate", "--of", "logical", *much, "-o", "out").err == "out: written\n"
     parts = sorted(Path(tmp_path, "out").glob("part-*"))
-    Path(tmp_path, "told").write_bytes(b"".join(part.read_bytes() for part in parts))
-    assert lmerge("audit", "logical", "told").out.endswith("equivalent\n")
+    Path(tmp_path, "presented").write_bytes(b"".join(part.read_bytes() for part in parts))
+    assert lmerge("audit", "logical", "presented").out.endswith("equivalent\n")
     write(tmp_path / "revised", [Insert(b'"a"', 6, 9), Adjust(b'"a"', 6, 9, 8)])
     done = lmerge("generate", "--of", "revised", "-o", "other")
     assert done.code == 4
     assert done.error.endswith(
-        "revised at 44: an adjust, but a logical stream is told by inserts alone"
+        "revised at 44: an adjust, but a logical stream consists of inserts alone"
     )
     assert not Path(tmp_path, "other").exists(), "what was not finished is left"
 
@@ -194,7 +194,7 @@ def test_the_command_writes_topics(
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "text"),
     [
         (("--payload-bytes", "3"), "--payload-bytes must be at least 16, got 3"),
         (("--max-gap", "0"), "Invalid value for '--max-gap'"),
@@ -215,11 +215,11 @@ def test_the_command_writes_topics(
     ],
 )  # fmt: skip
 def test_a_mistake_is_told_in_one_line_before_spark_starts(
-    lmerge: Lmerge, tmp_path: Path, wrong: tuple[str, ...], said: str
+    lmerge: Lmerge, tmp_path: Path, wrong: tuple[str, ...], text: str
 ) -> None:
     (tmp_path / "there").mkdir()
     (tmp_path / "cut" / "_temporary").mkdir(parents=True)
     (tmp_path / "file").touch()
     done = lmerge("generate", "-o", "new", *wrong)
     assert done.code == 2
-    assert said in done.error
+    assert text in done.error

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
 from lmerge_service.formats.payload import canonical
+from lmerge_service.spark.generator.emission import Events, emit, reach
 from lmerge_service.spark.generator.randomness import Draws
 from lmerge_service.spark.generator.slices import Presentation
-from lmerge_service.spark.generator.telling import Events, reach, tell
 from lmerge_service.spark.generator.workload import Workload
 from lmerge_service.tdb import reconstitute
 from lmerge_service.workloads.lifetime import deadline, lives_of
@@ -105,10 +105,10 @@ def test_where_every_element_may_be_followed_by_a_stable_each_rise_is_told(
     stream = elements(
         Presentation(workload, replace(variation, stable_probability=1.0), block=block)
     )
-    said = [each for each in stream if not isinstance(each, Stable)]
-    floors = list(accumulate(map(deadline, reversed(said)), min))[::-1][1:]
-    told = {each.vc + variation.stable_lag for each in stream if isinstance(each, Stable)}
-    assert set(floors) <= told
+    events = [each for each in stream if not isinstance(each, Stable)]
+    floors = list(accumulate(map(deadline, reversed(events)), min))[::-1][1:]
+    stables = {each.vc + variation.stable_lag for each in stream if isinstance(each, Stable)}
+    assert set(floors) <= stables
 
 
 def test_about_as_many_elements_are_stables_as_asked_for() -> None:
@@ -120,7 +120,7 @@ def test_about_as_many_elements_are_stables_as_asked_for() -> None:
     assert 160 < counts[Stable] < 240
 
 
-# What is told
+# What is emitted
 
 
 @given(workloads(), variations(), st.integers(0, 99))
@@ -129,11 +129,11 @@ def test_nothing_is_sent_out_of_reach(workload: Workload, variation: Variation, 
     vs = workload.times(0, workload.events, 0)
     numbers = np.arange(workload.events)
     events = Events(numbers, vs, vs + workload.duration, numbers)
-    told = tell(events, variation, Draws(f"{seed}"))
-    first = vs[told.event] - variation.lead
-    assert (told.send >= first).all()
-    assert (told.send <= first + reach(variation, workload.duration)).all()
-    assert len(set(told.serial.tolist())) == len(told.serial)
+    emitted = emit(events, variation, Draws(f"{seed}"))
+    first = vs[emitted.event] - variation.lead
+    assert (emitted.send >= first).all()
+    assert (emitted.send <= first + reach(variation, workload.duration)).all()
+    assert len(set(emitted.serial.tolist())) == len(emitted.serial)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_rows_come_in_batches_of_a_few_megabytes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "text"),
     [
         ({"events": 0}, "events must be at least 1, got 0"),
         ({"max_gap": 0}, "max_gap must be at least 1, got 0"),
@@ -220,8 +220,8 @@ def test_rows_come_in_batches_of_a_few_megabytes() -> None:
         ({"max_gap": 2**60}, "events, max_gap and event_duration lead beyond the times there are"),
     ],
 )
-def test_a_workload_that_cannot_be_is_refused(wrong: dict[str, int], said: str) -> None:
-    with pytest.raises(ValueError, match=f"^{said}$"):
+def test_a_workload_that_cannot_be_is_refused(wrong: dict[str, int], text: str) -> None:
+    with pytest.raises(ValueError, match=f"^{text}$"):
         Workload(**wrong)
 
 

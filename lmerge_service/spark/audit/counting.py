@@ -3,7 +3,7 @@
 Theory
     A slice is a short range of a partition's places. `scanning` counts by slices, in pieces of
     them. Everything else about whole streams comes from there: counts, the last incarnation, the
-    stable point (the lowest of the partitions', one that never spoke holds it back), progress;
+    stable point (the lowest of the partitions', one without stables holds it back), progress;
     and `legality` finds there what has been stable before a slice begins.
 
 Cost
@@ -33,7 +33,7 @@ def deadline() -> Column:
 
 
 def heads_of(slices: DataFrame, by: Sequence[str], widths: Mapping[int, int]) -> DataFrame:
-    """A row for each stream that has spoken: its last incarnation, and what that said.
+    """A row for each stream that has records: its last incarnation, and the counts of that.
 
     `widths` are numbers of partitions by stream, where they are known.
     """
@@ -79,10 +79,10 @@ def progress_of(slices: DataFrame, streams: int, *, wider: int = 0) -> list[Prog
     elements = F.col("inserts") + F.col("adjusts") + F.col("stables")
     place = ("stream", "partition", "wide")
     taken = slices.withColumn("wide", F.shiftright("slice", wider)).groupBy(*place)
-    told = taken.agg(
+    counted = taken.agg(
         F.sum(elements).alias("elements"), F.max("stable").alias("stable"), F.max("to").alias("to")
     )
-    rows = told.orderBy(*place).collect()
+    rows = counted.orderBy(*place).collect()
     timed = bool(rows) and all(row.to is not None for row in rows)
     return [_progress([row for row in rows if row.stream == n], timed) for n in range(streams)]
 
@@ -107,13 +107,13 @@ def _drawn(
 ) -> Progress:
     stables = dict.fromkeys(lengths, START)
     elements, every = 0, max(1, len(points) // _PICTURED)
-    at, said, stable = [], [], []
+    at, counts, stable = [], [], []
     for number, (x, row) in enumerate(points, 1):
         elements += row.elements
         if row.stable is not None:
             stables[row.partition] = max(stables[row.partition], row.stable)
         if number % every == 0 or number == len(points):
             at.append(x)
-            said.append(elements)
+            counts.append(elements)
             stable.append(min(stables.values()))
-    return Progress(timed, at, said, stable)
+    return Progress(timed, at, counts, stable)

@@ -1,4 +1,4 @@
-"""Odd events, judged by the letter: are their chains whole, and do all streams leave one end?
+"""Odd events, compared by payload: are their chains whole, and do all streams leave one end?
 
 Theory
     What the screen lets through (`screening`) is plain. Of the others, all rows are looked at
@@ -14,7 +14,7 @@ Theory
     are cut there.
 
 Invariants
-    V2  What is judged illegal first in a partition is so, if its elements before are legal.
+    V2  The first element that is found illegal in a partition is so, if those before it are legal.
 
 Cost
     A pass over the payloads, and sorts of what is odd.
@@ -30,24 +30,24 @@ from lmerge_service.elements import START
 from lmerge_service.spark.audit.legality import first_of_partition
 from lmerge_service.spark.audit.scanning import event_hash
 
-__all__ = ("broken_chains", "disagreements", "doubled", "said_of")
+__all__ = ("broken_chains", "disagreements", "doubled", "elements_about")
 
 _EVENT: Final = ("payload", "vs")
-_SAID: Final = ("stream", "partition", "place")
+_PLACE: Final = ("stream", "partition", "place")
 
 
-def said_of(rows: DataFrame, hashes: DataFrame, by: Sequence[str]) -> DataFrame:
+def elements_about(rows: DataFrame, hashes: DataFrame, by: Sequence[str]) -> DataFrame:
     """The inserts and adjusts about events with these hashes (column `hash`)."""
-    said = rows.where(F.col("op") != "stable").withColumn("hash", event_hash(by))
-    about = said.join(hashes, "hash", "left_semi")
-    return about.select(*by, *_SAID, *_EVENT, "vold", "ve")
+    elements = rows.where(F.col("op") != "stable").withColumn("hash", event_hash(by))
+    about = elements.join(hashes, "hash", "left_semi")
+    return about.select(*by, *_PLACE, *_EVENT, "vold", "ve")
 
 
-def _linked(said: DataFrame, key: Sequence[str]) -> DataFrame:
+def _linked(elements: DataFrame, key: Sequence[str]) -> DataFrame:
     """Each element with the `end` it leaves, the one `held` before, and whether it is the `last`
     of its key and partition."""
     chain = Window.partitionBy(*key, "stream", "partition").orderBy("place")
-    return said.withColumn("end", F.when(F.col("ve") > F.col("vs"), F.col("ve"))).withColumns(
+    return elements.withColumn("end", F.when(F.col("ve") > F.col("vs"), F.col("ve"))).withColumns(
         {
             "held": F.lag("end").over(chain),
             "last": F.lead("place").over(chain).isNull(),
@@ -76,32 +76,32 @@ def _clipped(end: Column) -> Column:
     return F.when(end.isNotNull(), F.least(end, F.col("point")))
 
 
-def broken_chains(said: DataFrame, by: Sequence[str], *, keyed: bool) -> DataFrame:
+def broken_chains(elements: DataFrame, by: Sequence[str], *, keyed: bool) -> DataFrame:
     """Of each partition the first adjust of an event that its stream does not hold."""
     if keyed:
-        wrong = _linked(said, [*by, *_EVENT]).where(_unlinked())
+        wrong = _linked(elements, [*by, *_EVENT]).where(_unlinked())
     else:
         here = Window.partitionBy(*by, *_EVENT, "stream", "partition", "end")
         order = here.orderBy("place", "step").rowsBetween(Window.unboundedPreceding, 0)
-        held = _steps(said).withColumn("sum", F.sum("step").over(order))
+        held = _steps(elements).withColumn("sum", F.sum("step").over(order))
         wrong = held.where((F.col("step") < 0) & (F.col("sum") < 0))
     absent = {"vc": F.lit(None).cast("long"), "stable": F.lit(START)}
     return first_of_partition(wrong.withColumns(absent), by)
 
 
-def doubled(said: DataFrame, by: Sequence[str], *, keyed: bool) -> DataFrame:
+def doubled(elements: DataFrame, by: Sequence[str], *, keyed: bool) -> DataFrame:
     """By stream, how many inserts are of a (payload, vs) that it held already."""
     if keyed:
-        again = _linked(said, [*by, *_EVENT]).where(_doubles())
+        again = _linked(elements, [*by, *_EVENT]).where(_doubles())
     else:
         here = Window.partitionBy(*by, *_EVENT, "stream", "partition").orderBy("place", "step")
         before = here.rowsBetween(Window.unboundedPreceding, Window.currentRow - 1)
-        held = _steps(said).withColumn("sum", F.sum("step").over(before))
+        held = _steps(elements).withColumn("sum", F.sum("step").over(before))
         again = held.where(F.col("vold").isNull() & (F.col("sum") > 0))
     return again.groupBy(*by, "stream").agg(F.count("*").alias("doubled"))
 
 
-def _steps(said: DataFrame) -> DataFrame:
+def _steps(elements: DataFrame) -> DataFrame:
     """What each element takes away (step -1) and brings (step 1), with its `end`."""
 
     def step(end: str, by: int) -> Column:
@@ -110,18 +110,18 @@ def _steps(said: DataFrame) -> DataFrame:
     takes = F.when(F.col("vold").isNotNull(), step("vold", -1))
     brings = F.when(F.col("ve") > F.col("vs"), step("ve", 1))
     each = F.explode(F.filter(F.array(takes, brings), lambda one: one.isNotNull()))
-    return said.withColumn("each", each).select("*", "each.*").drop("each")
+    return elements.withColumn("each", each).select("*", "each.*").drop("each")
 
 
 def disagreements(
-    said: DataFrame, by: Sequence[str], streams: int, *, keyed: bool, clipped: bool
+    elements: DataFrame, by: Sequence[str], streams: int, *, keyed: bool, clipped: bool
 ) -> DataFrame:
-    """(payload, vs, end) that not all streams hold as often; `count0` and so on tell how often."""
+    """(payload, vs, end) that not all streams hold as often; `count0` and so on are how often."""
     if keyed:
-        left = _linked(said, [*by, *_EVENT]).where(F.col("last") & F.col("end").isNotNull())
+        left = _linked(elements, [*by, *_EVENT]).where(F.col("last") & F.col("end").isNotNull())
         left = left.withColumn("step", F.lit(1))
     else:
-        left = _steps(said)
+        left = _steps(elements)
     if clipped:
         left = left.where(_counts()).withColumn("end", _clipped(F.col("end")))
     counts = [

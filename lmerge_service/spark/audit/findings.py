@@ -1,8 +1,8 @@
 """What an audit found, as plain values: of each stream, of their first faults and differences.
 
 Theory
-    Nothing here knows Spark. A fault is told in the words of `tdb`, by asking a TDB that stands
-    where the stream stood.
+    Nothing here needs Spark. A fault is worded by `tdb`: the violation of a TDB that is as
+    stable as the stream was.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -17,7 +17,7 @@ __all__ = ("Audited", "Fault", "Findings", "Freshness", "Progress", "Report")
 
 @dataclass(frozen=True, slots=True)
 class Audited:
-    """What one stream took to say its TDB; of its last incarnation only."""
+    """What one stream consists of; of its last incarnation only."""
 
     inserts: int = 0
     adjusts: int = 0
@@ -61,7 +61,7 @@ class Fault:
 
     @classmethod
     def of_element(cls, row: Mapping[str, Any], stable: int) -> "Fault":
-        """What is wrong with the element of a row, said after `stable` by who lacks its event."""
+        """What is wrong with the element of a row, after `stable` in a stream without its event."""
         why = TDB((), stable).violation(_element(row))
         assert why is not None
         return cls(row["stream"], row["partition"], row["place"], why, row["payload"])
@@ -99,14 +99,14 @@ class Findings:
 
 @dataclass(frozen=True, slots=True)
 class Freshness:
-    """How long after the first of the other streams the first stream told of events.
+    """How long after the first of the other streams the first stream emitted events.
 
     `delays` are (milliseconds, events), ascending; what is above a second has three digits.
     """
 
     delays: Sequence[tuple[int, int]]
     alone: int = 0
-    """Events of the others that the first has not told of."""
+    """Events of the others that the first has not emitted."""
 
     @property
     def events(self) -> int:
@@ -145,8 +145,10 @@ class Report:
     findings: Findings
     fault_places: Sequence[str] = ()
     """Where each fault is."""
-    sayings: Mapping[tuple[Hashable, int], Sequence[Sequence[str]]] = field(default_factory=dict)
-    """Of a difference's (payload, vs): where each stream said its last of it."""
+    last_places: Mapping[tuple[Hashable, int], Sequence[Sequence[str]]] = field(
+        default_factory=dict
+    )
+    """By (payload, vs) of a difference and by stream: where its last elements are."""
     freshness: Freshness | None = None
     """None where records have no time."""
     progress: Sequence[Progress] = ()

@@ -10,7 +10,7 @@ Theory
     Negative delays are shown as they are: clocks of two producers.
 
 Cost
-    What the screen has in its hands anyway (`screening`). Events are told apart by a hash of 64
+    What the screen has in its hands anyway (`screening`). Events are identified by a hash of 64
     bits there: of some billion events a few may share one, and no more than their delay is wrong.
 """
 
@@ -27,16 +27,16 @@ __all__ = ("freshness_of", "measured")
 def measured(
     ms: np.ndarray, timed: np.ndarray, output: np.ndarray, starts: np.ndarray
 ) -> tuple[np.ndarray, int]:
-    """Delays of events, shortened, and how many the output has not told of.
+    """Delays of events, shortened, and how many the output has not emitted.
 
     Rows with their times; which of them are inserts that have one, and which the output's; rows
     of an event lie together, and `starts` are the first ones.
     """
-    told = np.minimum.reduceat(np.where(timed & output, ms, INFINITY), starts)
+    emitted = np.minimum.reduceat(np.where(timed & output, ms, INFINITY), starts)
     first = np.minimum.reduceat(np.where(timed & ~output, ms, INFINITY), starts)
     known = first != INFINITY
-    both = known & (told != INFINITY)
-    return _short(told[both] - first[both]), int(known.sum() - both.sum())
+    both = known & (emitted != INFINITY)
+    return _short(emitted[both] - first[both]), int(known.sum() - both.sum())
 
 
 def _short(delay: np.ndarray) -> np.ndarray:

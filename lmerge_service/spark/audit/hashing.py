@@ -34,8 +34,7 @@ _STRIPE: Final = 32
 
 
 def event_hashes(payload: pa.StringArray, vs: np.ndarray) -> np.ndarray:
-    """As int64, what `F.xxhash64("payload", "vs")` says; of null payloads nothing that means
-    anything."""
+    """As int64, the value of `F.xxhash64("payload", "vs")`; for null payloads it is meaningless."""
     hashes = _of_texts(payload)
     hashes = hashes + _P5 + np.uint64(8)
     hashes = _mixed(hashes ^ _round(np.uint64(0), vs.view(np.uint64)))
@@ -68,9 +67,9 @@ def _of_texts(texts: pa.StringArray) -> np.ndarray:
         some = np.flatnonzero(left > step)
         byte = text.bytes(at[some] + step).astype(np.uint64)
         hashes[some] = _turned(hashes[some] ^ byte * _P5, 11) * _P1
-    told = np.empty_like(hashes)
-    told[order] = _avalanched(hashes)
-    return told
+    found = np.empty_like(hashes)
+    found[order] = _avalanched(hashes)
+    return found
 
 
 class _Bytes:

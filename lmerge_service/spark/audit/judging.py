@@ -1,13 +1,13 @@
 """From rows to findings: counting, legality and equivalence, for one audit or for many at once.
 
 Theory
-    `by` names columns that tell audits apart; a user's audit has none, a test has thousands in one
+    `by` names columns that identify audits; a user's audit has none, a test has thousands in one
     job. What is brought to the driver is small: a row a stream, a row a partition that is not
     legal, the first few differences.
 
 Who owns what
     Pieces of slices, what the screen found, what is odd and disagreements are kept by Spark
-    while they are asked, and let go here.
+    while they are needed, and released here.
 
 Cost
     One pass over the rows, and a shuffle of 48 bytes an element. One more pass where there are
@@ -27,7 +27,12 @@ from pyspark.sql import functions as F  # noqa: N812
 from lmerge_service.elements import START
 from lmerge_service.errors import ConfigurationError
 from lmerge_service.spark.audit.counting import current, heads_of
-from lmerge_service.spark.audit.equivalence import broken_chains, disagreements, doubled, said_of
+from lmerge_service.spark.audit.equivalence import (
+    broken_chains,
+    disagreements,
+    doubled,
+    elements_about,
+)
 from lmerge_service.spark.audit.findings import Audited, Fault, Findings
 from lmerge_service.spark.audit.legality import MOST_SLICES, beyond_stables, doubted
 from lmerge_service.spark.audit.scanning import scanned
@@ -58,7 +63,7 @@ class Terms:
     clipped: bool = False
     """What is final in all streams is compared; else all, as it stands."""
     most: int | None = 10
-    """So many differences are told of."""
+    """So many differences are listed."""
     widths: Mapping[int, int] = field(default_factory=dict)
     """Numbers of partitions by stream, where they are known."""
 
@@ -89,17 +94,18 @@ def judged(
     *,
     scan: DataFrame | None = None,
     count: int | None = None,
-    tell: Callable[[str], None] = lambda _: None,
+    notify: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Judged]:
-    """Judges rows of `streams.COLUMNS`, and of `by`; `tell` hears what is going on.
+    """Judges rows of `streams.COLUMNS`, and of `by`; `notify` is called with each
+    step that begins.
 
-    `scan` is what `scanning` tells of them and `count` how many there are at most, where these
-    are to be had otherwise than from the rows.
+    `scan` are their pieces and bundles (`scanning`) and `count` how many rows there are at most,
+    where these are known otherwise than from the rows.
 
     Raises:
         ConfigurationError: rows have no places, or one is taken twice.
     """
-    audit = _Audit(streams, terms, by, tell)
+    audit = _Audit(streams, terms, by, notify)
     try:
         yield audit.of(rows, scanned(rows, by) if scan is None else scan, count)
     finally:
@@ -108,15 +114,15 @@ def judged(
 
 
 class _Audit:
-    """One way through all the questions."""
+    """All steps of an audit, in order."""
 
     def __init__(
-        self, streams: int, terms: Terms, by: Sequence[str], tell: Callable[[str], None]
+        self, streams: int, terms: Terms, by: Sequence[str], notify: Callable[[str], None]
     ) -> None:
         self._streams = streams
         self._terms = terms
         self._by = by
-        self._tell = tell
+        self._notify = notify
         self._faults = _Faults(by)
         self.kept: list[DataFrame] = []
 
@@ -127,33 +133,33 @@ class _Audit:
     def of(self, rows: DataFrame, scan: DataFrame, count: int | None) -> Judged:
         by, terms = self._by, self._terms
         if count is None:
-            self._tell("counting")
+            self._notify("counting")
             count = rows.count()
-        self._tell("looking at each row, and bringing events together")
+        self._notify("looking at each row, and bringing events together")
         screen = self._screened(scan, count)
         slices = pieces_of(screen)
         heads = self._keep(heads_of(slices, by, terms.widths))
-        said = heads.collect()
-        if unplaced := sum(row.unplaced for row in said):
+        streams = heads.collect()
+        if unplaced := sum(row.unplaced for row in streams):
             raise ConfigurationError(
-                f"{unplaced:,} rows have no offset, so that nothing tells their order: "
+                f"{unplaced:,} rows have no offset, so that their order is unknown: "
                 "write them with their offsets"
             )
-        if any(row.refused for row in said):
+        if any(row.refused for row in streams):
             self._faults.add(_refused(rows, by), 0)
-        if any(row.left_out for row in said):
-            self._tell("looking again, without older incarnations")
+        if any(row.left_out for row in streams):
+            self._notify("looking again, without older incarnations")
             rows, slices = current(rows, heads, by), current(slices, heads, by)
             screen = self._screened(scanned(rows, by), count)
-        self._tell("holding each stream to its own stables")
-        several = sum(row.slices for row in said)
+        self._notify("comparing each stream with its own stables")
+        several = sum(row.slices for row in streams)
         wider = (several // MOST_SLICES).bit_length()
         bounds = self._keep(doubted(slices, by, wider=wider))
         if not bounds.isEmpty():
             self._faults.add(beyond_stables(rows, bounds, by, wider=wider), 1)
         twice, totals, differences = self._events(rows, heads, screen)
         found: dict[Case, dict[int, Audited]] = defaultdict(dict)
-        for row in said:
+        for row in streams:
             found[_case(row, by)][row.stream] = _audited(row, terms)
         findings = {}
         for case in found if by else [()]:
@@ -167,7 +173,7 @@ class _Audit:
                 differences_total=0 if faults else totals.get(case, 0),
                 before=min(each.stable for each in known) if terms.clipped else None,
             )
-        timed = {row.stream == 0 for row in said if row.to is not None}
+        timed = {row.stream == 0 for row in streams if row.to is not None}
         few = (several // _COLLECTED).bit_length()
         return Judged(findings, rows, slices, delays_of(screen), timed == {False, True}, few)
 
@@ -185,18 +191,18 @@ class _Audit:
         hashes = odd_of(screen, point)
         if not _any_odd(hashes):
             return {}, {}, {}
-        self._tell("looking at events that are not plain")
-        said = said_of(rows, hashes, by)
+        self._notify("looking at events that are not plain")
+        elements = elements_about(rows, hashes, by)
         if terms.clipped:
-            said = _pointed(said, heads, streams, by)
-        said = self._keep(said)
-        self._faults.add(broken_chains(said, by, keyed=terms.keyed), 2)
-        again = doubled(said, by, keyed=terms.keyed).collect()
+            elements = _pointed(elements, heads, streams, by)
+        elements = self._keep(elements)
+        self._faults.add(broken_chains(elements, by, keyed=terms.keyed), 2)
+        again = doubled(elements, by, keyed=terms.keyed).collect()
         twice = {(_case(row, by), row.stream): row.doubled for row in again}
         if self._faults.found and not by:
             return twice, {}, {}
         unlike = self._keep(
-            disagreements(said, by, streams, keyed=terms.keyed, clipped=terms.clipped)
+            disagreements(elements, by, streams, keyed=terms.keyed, clipped=terms.clipped)
         )
         totals = _totals(unlike, by)
         if not totals:
@@ -230,9 +236,9 @@ class _Faults:
 
     def add(self, frame: DataFrame, rank: int) -> None:
         for row in frame.collect():
-            told = row.asDict()
+            values = row.asDict()
             if rank:
-                fault = Fault.of_element(told, row.stable)
+                fault = Fault.of_element(values, row.stable)
             else:
                 fault = Fault(row.stream, row.partition, row.place, row.why)
             partition = _case(row, self._by), row.stream, row.partition
@@ -300,6 +306,6 @@ def _differences(
     found: dict[Case, list[Difference]] = defaultdict(list)
     for case, vs, payload in sorted(ends, key=lambda key: (key[1], key[2].encode())):
         sides = ends[case, vs, payload]
-        told = tuple(tuple(sorted(each)) for each in sides)
-        found[case].append(Difference(payload.encode(), vs, told))
+        held = tuple(tuple(sorted(each)) for each in sides)
+        found[case].append(Difference(payload.encode(), vs, held))
     return found

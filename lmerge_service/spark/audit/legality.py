@@ -1,7 +1,7 @@
-"""Each stream held to its own stables: which elements touch what an earlier one made final.
+"""Each stream compared with its own stables: which elements touch what an earlier one made final.
 
 Theory
-    An element has a *deadline*, the greatest c after whose stable(c) it may still be said: vs of
+    An element has a *deadline*, the greatest c after whose stable(c) it may still be emitted: vs of
     an insert, the lower end of an adjust, its own vc of a stable. It is illegal iff an earlier
     stable of its partition was higher. Within a piece of a slice that was seen by `scanning`; what
     was stable before the piece begins is known from the pieces before:
@@ -36,7 +36,7 @@ __all__ = ("MOST_SLICES", "beyond_stables", "doubted", "first_of_partition")
 
 MOST_SLICES: Final = 400_000
 
-_TOLD: Final = ("place", "payload", "vs", "vold", "ve", "vc")
+_ELEMENT: Final = ("place", "payload", "vs", "vold", "ve", "vc")
 
 
 def doubted(pieces: DataFrame, by: Sequence[str], *, wider: int = 0) -> DataFrame:
@@ -111,6 +111,6 @@ def _highest(of_partition: WindowSpec, end: int, name: str) -> Column:
 
 def first_of_partition(wrong: DataFrame, by: Sequence[str]) -> DataFrame:
     """Of each partition the element with the lowest place."""
-    told = F.struct(*_TOLD, "stable")
-    first = wrong.groupBy(*by, "stream", "partition").agg(F.min_by(told, "place").alias("first"))
+    element = F.struct(*_ELEMENT, "stable")
+    first = wrong.groupBy(*by, "stream", "partition").agg(F.min_by(element, "place").alias("first"))
     return first.select(*by, "stream", "partition", "first.*")

@@ -1,7 +1,7 @@
 """A report as one page of HTML to hand on: verdict, streams, differences, pictures; no links.
 
 Theory
-    Whatever streams say is text here, escaped; the same report gives the same bytes (`page`).
+    Whatever streams contain is text here, escaped; the same report gives the same bytes (`page`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,10 +21,10 @@ _QUANTILES: Final = (("median", 0.5), ("90 %", 0.9), ("99 %", 0.99), ("longest",
 
 def page(report: Report) -> str:
     """The page."""
-    said, good = _verdict(report)
+    text, good = _verdict(report)
     body = [
         "<h1>Audit</h1>",
-        verdict(said, good=good),
+        verdict(text, good=good),
         *(f"<p>{escape(line)}</p>" for line in _remarks(report)),
         *_faults(report),
         "<h2>Streams</h2>",
@@ -33,10 +33,10 @@ def page(report: Report) -> str:
         *_freshness(report),
         *_progress(report),
     ]
-    return document(said, body)
+    return document(text, body)
 
 
-# What is said
+# The text
 
 
 def _verdict(report: Report) -> tuple[str, bool]:
@@ -91,8 +91,8 @@ def _differences(report: Report) -> Iterator[str]:
     yield f"<h2>Differences</h2>\n<p>The first {len(found.differences):,}, by start.</p>"
     rows = []
     for each in found.differences:
-        said = report.sayings.get(each[:2], [[]] * len(each.ends))
-        cells = [_held(ends, places) for ends, places in zip(each.ends, said, strict=True)]
+        places = report.last_places.get(each[:2], [[]] * len(each.ends))
+        cells = [_held(*pair) for pair in zip(each.ends, places, strict=True)]
         rows.append((_code(bytes(each.payload).decode()), f"{each.vs}", *cells))  # type: ignore[call-overload]
     yield table(("payload", "vs", *report.names), rows)
 
@@ -111,18 +111,18 @@ def _time(time: int) -> str:
     return {INFINITY: "infinity", START: "-infinity"}.get(time, f"{time}")
 
 
-# What is drawn
+# The figures
 
 
 def _freshness(report: Report) -> Iterator[str]:
     if (fresh := report.freshness) is None:
         return
-    told = ", ".join(f"{word} {fresh.quantile(q):,} ms" for word, q in _QUANTILES)
+    quantiles = ", ".join(f"{word} {fresh.quantile(q):,} ms" for word, q in _QUANTILES)
     yield "<h2>Freshness</h2>"
     yield (
-        f"<p>How long after the first of the other streams {escape(report.names[0])} told of an "
-        f"event, by the times of the records: {told}. {fresh.events:,} events"
-        f"{f', and {fresh.alone:,} that it has not told of' if fresh.alone else ''}.</p>"
+        f"<p>How long after the first of the other streams {escape(report.names[0])} emitted an "
+        f"event, by the times of the records: {quantiles}. {fresh.events:,} events"
+        f"{f', and {fresh.alone:,} that it has not emitted' if fresh.alone else ''}.</p>"
     )
     delays = [delay for delay, _ in fresh.delays]
     so_far, shares = 0, []

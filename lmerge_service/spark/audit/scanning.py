@@ -7,9 +7,9 @@ Theory
     * of each slice in the chunk a *piece*: counts, highest stable, earliest deadline (`counting`),
       its first and last place, and whether it is `doubtful`: an element of it stands behind a
       higher stable of the chunk than its deadline allows, or two rows have one place;
-    * of each insert and adjust what tells whether its event is plain (`screening`), in 48 bytes.
-      They leave in *bundles*, one for each of `BUCKETS` ranges of the hash, so that Spark moves a
-      few large rows instead of many small ones.
+    * of each insert and adjust the numbers that decide whether its event is plain (`screening`),
+      in 48 bytes. They leave in *bundles*, one for each of `BUCKETS` ranges of the hash, so that
+      Spark moves a few large rows instead of many small ones.
 
     A chunk holds back its last slices for the next one, so that rows that lie out of order nearby
     leave no slice in two pieces.
@@ -67,7 +67,7 @@ _COUNTS: Final = ("inserts", "adjusts", "removals", "stables", "refused", "unpla
 
 _CHUNK: Final = 1 << 18
 _HELD_BACK: Final = 1024
-_SPEAKER: Final = ("stream", "partition", "incarnation")
+_ORIGIN: Final = ("stream", "partition", "incarnation")
 _BOUNDS: Final = ("slice", "from", "until", "stable", "deadline", "to")
 _MADE: Final = (
     *(StructField(name, LongType()) for name in (*_BOUNDS, *_COUNTS)),
@@ -75,7 +75,7 @@ _MADE: Final = (
     StructField("bucket", IntegerType()),
     StructField("bundle", BinaryType()),
 )
-"""Columns beside who speaks; either those of pieces are null, or those of bundles."""
+"""Columns beside the origin; either those of pieces are null, or those of bundles."""
 
 _Scan = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -91,33 +91,33 @@ def scanned(rows: DataFrame, by: Sequence[str], *, chunk: int = _CHUNK) -> DataF
     `rows` are of `streams.COLUMNS`; so many are a `chunk`. Each element is looked at, so that one
     that a source does not take for one fails here.
     """
-    speaker = [*by, *_SPEAKER]
+    origin = [*by, *_ORIGIN]
     is_event = F.col("op").isNotNull() & (F.col("op") != "stable")
     numbers = rows.select(
-        *speaker,
+        *origin,
         *("place", "slice", "vs", "vold", "ve", "vc"),
         F.unix_millis("timestamp").alias("ms"),
         F.when(is_event, event_hash(by)).alias("hash"),
     )
-    spoken = [numbers.schema[name] for name in speaker]
-    return numbers.mapInArrow(scanning(speaker, chunk), StructType([*spoken, *_MADE]))
+    given = [numbers.schema[name] for name in origin]
+    return numbers.mapInArrow(scanning(origin, chunk), StructType([*given, *_MADE]))
 
 
 def scanned_records(raw: DataFrame, rule: Rule, stream: int, *, bits: int) -> DataFrame:
     """The same of a topic's records (`elements.raw_records`, in order), which are decoded on the
     way; slices are of so many bits."""
-    decode, scan = decoding(rule, keys="none", once=True), scanning(_SPEAKER)
+    decode, scan = decoding(rule, keys="none", once=True), scanning(_ORIGIN)
 
     def decode_and_scan(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return scan(_numbers_of(batch, stream, bits) for batch in decode(batches))
 
     kinds = IntegerType(), IntegerType(), LongType()
-    spoken = [StructField(name, kind) for name, kind in zip(_SPEAKER, kinds, strict=True)]
-    return raw.mapInArrow(decode_and_scan, StructType([*spoken, *_MADE]))
+    given = [StructField(name, kind) for name, kind in zip(_ORIGIN, kinds, strict=True)]
+    return raw.mapInArrow(decode_and_scan, StructType([*given, *_MADE]))
 
 
 def _numbers_of(decoded: pa.RecordBatch, stream: int, bits: int) -> pa.RecordBatch:
-    """What `scanned` asks of the rows of a stream."""
+    """The columns of a stream's rows that `scanned` selects."""
     count, place = len(decoded), decoded.column("offset")
     payload, vs = decoded.column("payload"), decoded.column("vs")
     hashes = event_hashes(payload, np.asarray(pc.fill_null(vs, 0)))
@@ -130,12 +130,12 @@ def _numbers_of(decoded: pa.RecordBatch, stream: int, bits: int) -> pa.RecordBat
         "ms": pa.array(micros // 1000, mask=untimed),
         "hash": pa.array(hashes, mask=np.asarray(payload.is_null())),
     }
-    told = ("partition", "incarnation", "vs", "vold", "ve", "vc")
-    return pa.RecordBatch.from_pydict(made | {name: decoded.column(name) for name in told})
+    passed = ("partition", "incarnation", "vs", "vold", "ve", "vc")
+    return pa.RecordBatch.from_pydict(made | {name: decoded.column(name) for name in passed})
 
 
-def scanning(speaker: Sequence[str], chunk: int = _CHUNK) -> _Scan:
-    """For `mapInArrow`: from who speaks and `NUMBERS` to pieces and bundles."""
+def scanning(origin: Sequence[str], chunk: int = _CHUNK) -> _Scan:
+    """For `mapInArrow`: from the origin and `NUMBERS` to pieces and bundles."""
 
     def scan(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         waiting: list[pa.RecordBatch] = []
@@ -145,51 +145,51 @@ def scanning(speaker: Sequence[str], chunk: int = _CHUNK) -> _Scan:
             waiting.append(part)
             count += len(part)
             if count >= chunk:
-                whole = _Chunk.of(pa.Table.from_batches(waiting), speaker)
-                told, waiting = whole.held_back(min(_HELD_BACK, chunk // 2))
+                whole = _Chunk.of(pa.Table.from_batches(waiting), origin)
+                ready, waiting = whole.held_back(min(_HELD_BACK, chunk // 2))
                 count = sum(map(len, waiting))
-                yield from told.told()
+                yield from ready.output()
         if count:
-            yield from _Chunk.of(pa.Table.from_batches(waiting), speaker).told()
+            yield from _Chunk.of(pa.Table.from_batches(waiting), origin).output()
 
     return scan
 
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """Rows by who speaks and by place."""
+    """Rows by origin and by place."""
 
     rows: pa.Table
-    speaker: Sequence[str]
-    who: np.ndarray
-    """Of each row the number of its stream, partition and so on, from 0."""
+    origin: Sequence[str]
+    group: np.ndarray
+    """Of each row the number of its origin, from 0."""
 
     @classmethod
-    def of(cls, table: pa.Table, speaker: Sequence[str]) -> "_Chunk":
+    def of(cls, table: pa.Table, origin: Sequence[str]) -> "_Chunk":
         rows = table.combine_chunks()
-        who = _numbered([rows.column(name) for name in speaker])
+        group = _numbered([rows.column(name) for name in origin])
         place = _numbers(rows, "place")
         order: np.ndarray | None = None
-        if who.any():
-            order = np.lexsort((place, who))
+        if group.any():
+            order = np.lexsort((place, group))
         elif not _rises(place):
             order = np.argsort(place, kind="stable")
         if order is not None:
-            rows, who = rows.take(pa.array(order)), who[order]
-        return cls(rows, speaker, who)
+            rows, group = rows.take(pa.array(order)), group[order]
+        return cls(rows, origin, group)
 
     def held_back(self, count: int) -> "tuple[_Chunk, list[pa.RecordBatch]]":
-        """Without the slices of its last rows, so many, if one alone speaks; and these."""
-        if self.who[-1]:
+        """Without the slices of its last rows, so many, if all are of one origin; and these."""
+        if self.group[-1]:
             return self, []
         slices = _numbers(self.rows, "slice")
         cut = int(np.searchsorted(slices, slices[max(len(slices) - count, 0)]))
         if not cut:
             return self, []
-        first = _Chunk(self.rows.slice(0, cut), self.speaker, self.who[:cut])
+        first = _Chunk(self.rows.slice(0, cut), self.origin, self.group[:cut])
         return first, self.rows.slice(cut).to_batches()
 
-    def told(self) -> Iterator[pa.RecordBatch]:
+    def output(self) -> Iterator[pa.RecordBatch]:
         numbers = {name: _numbers(self.rows, name) for name in NUMBERS}
         there = {name: _there(self.rows, name) for name in NUMBERS}
         yield self._pieces(numbers, there)
@@ -202,11 +202,11 @@ class _Chunk:
     ) -> pa.RecordBatch:
         place, vs, vold, ve, vc = (numbers[name] for name in ("place", "vs", "vold", "ve", "vc"))
         is_event, is_adjust, is_stable = there["vs"], there["vold"], there["vc"]
-        starts = _starts(self.who, numbers["slice"])
+        starts = _starts(self.group, numbers["slice"])
         deadline = np.where(is_adjust, np.minimum(vold, ve), np.where(is_event, vs, INFINITY))
         deadline = np.where(is_stable, vc, deadline)
-        late = deadline < _highest_before(vc, self.who)
-        late[1:] |= (place[1:] == place[:-1]) & (self.who[1:] == self.who[:-1])
+        late = deadline < _highest_before(vc, self.group)
+        late[1:] |= (place[1:] == place[:-1]) & (self.group[1:] == self.group[:-1])
         counted = {
             "inserts": is_event & ~is_adjust,
             "adjusts": is_adjust,
@@ -215,13 +215,13 @@ class _Chunk:
             "refused": ~(is_event | is_stable),
             "unplaced": ~there["place"],
         }
-        spoke = np.add.reduceat(counted["stables"], starts, dtype=np.int64) > 0
+        has_stables = np.add.reduceat(counted["stables"], starts, dtype=np.int64) > 0
         timed = np.add.reduceat(there["ms"], starts, dtype=np.int64) > 0
         made = {
             "slice": pa.array(numbers["slice"][starts]),
             "from": pa.array(place[starts]),
             "until": pa.array(place[np.append(starts[1:], len(place)) - 1]),
-            "stable": pa.array(np.maximum.reduceat(vc, starts), mask=~spoke),
+            "stable": pa.array(np.maximum.reduceat(vc, starts), mask=~has_stables),
             "deadline": pa.array(np.minimum.reduceat(deadline, starts)),
             "to": pa.array(np.maximum.reduceat(numbers["ms"], starts), mask=~timed),
             "doubtful": pa.array(np.logical_or.reduceat(late, starts)),
@@ -232,13 +232,13 @@ class _Chunk:
 
     def _bundles(self, packed: np.ndarray, events: np.ndarray) -> pa.RecordBatch:
         """`packed` has a row for each of `events`, which are places in the chunk."""
-        who = self.who[events]
+        group = self.group[events]
         bucket = (packed[:, 0].view(np.uint64) >> np.uint64(54)).astype(np.uint16)
         order = np.argsort(bucket, kind="stable")  # by radix, as they are short
-        if who[-1]:
-            order = order[np.argsort(who[order], kind="stable")]
-        who, bucket = who[order], bucket[order]
-        starts = _starts(who, bucket)
+        if group[-1]:
+            order = order[np.argsort(group[order], kind="stable")]
+        group, bucket = group[order], bucket[order]
+        starts = _starts(group, bucket)
         bounds = (np.append(starts, len(order)) * packed.itemsize * len(PACKED)).astype(np.int32)
         buffers = [None, pa.py_buffer(bounds), pa.py_buffer(packed[order])]
         made = {
@@ -248,9 +248,9 @@ class _Chunk:
         return self._batch(events[order[starts]], made)
 
     def _batch(self, at: np.ndarray, made: dict[str, pa.Array]) -> pa.RecordBatch:
-        """`made`, beside who speaks at the places; what else there might be is null."""
-        told = {name: self.rows.column(name).take(pa.array(at)) for name in self.speaker}
-        columns = {name: each.combine_chunks() for name, each in told.items()}
+        """`made`, beside the origin at the places; what else there might be is null."""
+        origin = {name: self.rows.column(name).take(pa.array(at)) for name in self.origin}
+        columns = {name: each.combine_chunks() for name, each in origin.items()}
         kinds = dict.fromkeys((*_BOUNDS, *_COUNTS), pa.int64())
         kinds |= {"doubtful": pa.bool_(), "bucket": pa.int32(), "bundle": pa.binary()}
         for name, kind in kinds.items():
@@ -292,10 +292,10 @@ def _starts(*columns: np.ndarray) -> np.ndarray:
     return np.flatnonzero(differs)
 
 
-def _highest_before(vc: np.ndarray, who: np.ndarray) -> np.ndarray:
-    """The highest stable of the same speaker before each row."""
+def _highest_before(vc: np.ndarray, group: np.ndarray) -> np.ndarray:
+    """The highest stable of the same origin before each row."""
     before = np.full(len(vc), START)
-    starts = _starts(who)
+    starts = _starts(group)
     for start, end in zip(starts, np.append(starts[1:], len(vc)), strict=True):
         np.maximum.accumulate(vc[start : end - 1], out=before[start + 1 : end])
     return before

@@ -1,9 +1,9 @@
-"""The screen: which events are not plain, told from hashes and times alone.
+"""The screen: which events are not plain, decided by hashes and times alone.
 
 Theory
-    All that any stream says of one (payload, vs) comes to one task, in order. An event is *plain*
-    if each stream begins with an insert, each adjust takes up the end before it, no insert comes
-    while there is an event, each stream speaks of it in one partition, and all leave one end:
+    All elements of all streams about one (payload, vs) come to one task, in order. An event is
+    *plain* if each stream begins with an insert, each adjust takes up the end before it, no insert
+    comes while there is an event, each stream has it in one partition, and all leave one end:
 
         place   op                 held before   end
         3       insert [6, 20)     –             20
@@ -11,16 +11,17 @@ Theory
         9       adjust 25 → 6      25 = vold     –       removed
 
     What is plain is legal and means the same everywhere, as a key (R3) and as a multiset (R4).
-    The others are *odd*, and are judged by the letter, from their payloads (`equivalence`).
+    The others are *odd*, and are compared by payload (`equivalence`).
 
-    Events are told apart by 64 bits of a hash of payload and vs. Two with one hash look like one,
-    of which each stream inserts two: odd, so that they are told apart. That hides something only
-    where a thing is said of B that should be said of A, with the same times. So of d such pairs
-    one is missed with a probability of at most d / 2**64. That holds for errors: whoever writes
-    payloads to deceive an audit can make two with one hash.
+    Events are identified by 64 bits of a hash of payload and vs. Two with one hash look like one,
+    of which each stream inserts two: odd, so that they are compared by payload. An error is missed
+    only where an element is about B that should be about A, with the same times. So of d such
+    pairs one is missed with a probability of at most d / 2**64. That holds for errors: whoever
+    writes payloads to deceive an audit can make two with one hash.
 
 Invariants
-    V1  Whoever is not odd is legal by either rule, and not disagreed on, but for such a pair.
+    V1  An event that is not odd is legal by either rule and the same in all streams, but for such
+        a pair.
 
 Cost
     A stable sort by the hash and some twenty sweeps over what a task has, in numpy: 0.3 µs an
@@ -58,7 +59,7 @@ _Batches = Iterator[pa.RecordBatch]
 
 def screened(scan: DataFrame, streams: int, *, pieces: int) -> DataFrame:
     """The pieces of slices in a scan (`scanning`) as they are, and what the screen found of its
-    bundles, in so many tasks; `pieces_of`, `odd_of` and `delays_of` tell them apart."""
+    bundles, in so many tasks; `pieces_of`, `odd_of` and `delays_of` separate them."""
     pieces = min(pieces, BUCKETS)
     of_bucket = F.floor(F.col("bucket") * pieces / BUCKETS)
     piece = F.coalesce(of_bucket, F.pmod(F.hash("slice"), F.lit(pieces))).cast("int")
@@ -87,7 +88,7 @@ def odd_of(screen: DataFrame, point: int | None = None) -> DataFrame:
 
 
 def delays_of(screen: DataFrame) -> DataFrame:
-    """How many `events` had which `delay` (`freshness`); null: the first stream was silent."""
+    """How many `events` had which `delay` (`freshness`); null: the first stream lacks them."""
     return screen.where(F.col("events").isNotNull()).select("delay", "events")
 
 
@@ -105,8 +106,8 @@ def screening(streams: int, passed: Sequence[str]) -> Callable[[_Batches], _Batc
                 yield _beside(pieces, _found(len(pieces)))
         if not sum(map(len, bundles)):
             return
-        said = _Said.of(pa.Table.from_batches(bundles))
-        for found in (said.odd(streams), said.delays()):
+        events = _Events.of(pa.Table.from_batches(bundles))
+        for found in (events.odd(streams), events.delays()):
             for start in range(0, len(found), _MOST_OF_A_BATCH):
                 some = found.slice(start, _MOST_OF_A_BATCH)
                 yield _beside(_nothing(pieces.schema, len(some)), some)
@@ -125,7 +126,7 @@ def _nothing(schema: pa.Schema, count: int) -> pa.RecordBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
+class _Events:
     """Inserts and adjusts by hash, stream, partition and place."""
 
     packed: np.ndarray
@@ -134,7 +135,7 @@ class _Said:
     partition: np.ndarray
 
     @classmethod
-    def of(cls, bundles: pa.Table) -> "_Said":
+    def of(cls, bundles: pa.Table) -> "_Events":
         packed, counts = _unpacked(bundles)
         about = {
             name: np.asarray(bundles.column(name).combine_chunks())
@@ -148,17 +149,17 @@ class _Said:
         rows = np.arange(len(packed)) + skipped
         of_bundle = np.repeat(order, counts)
         sort = np.argsort(packed[rows, 0], kind="stable")
-        said = cls._taken(packed, about, rows[sort], of_bundle[sort])
-        if said._in_order():
-            return said
-        by = (said.packed[:, 2], said.partition, said.stream, said.packed[:, 0])
+        found = cls._taken(packed, about, rows[sort], of_bundle[sort])
+        if found._in_order():
+            return found
+        by = (found.packed[:, 2], found.partition, found.stream, found.packed[:, 0])
         again = np.lexsort(by)
         return cls._taken(packed, about, rows[sort][again], of_bundle[sort][again])
 
     @classmethod
     def _taken(
         cls, packed: np.ndarray, about: dict[str, Any], rows: np.ndarray, of_bundle: np.ndarray
-    ) -> "_Said":
+    ) -> "_Events":
         return cls(packed[rows], about["stream"][of_bundle], about["partition"][of_bundle])
 
     def _in_order(self) -> bool:
@@ -219,7 +220,7 @@ class _Said:
         return np.flatnonzero(np.concatenate([[True], ~self._same()]))
 
     def delays(self) -> pa.RecordBatch:
-        """Of events that the first stream or another one told of; no `delay`: the first has not."""
+        """Of events that any stream has emitted; no `delay`: the first stream has not."""
         inserts = self.packed[:, 3] == START
         timed = inserts & (self.packed[:, 5] != START)
         if not timed.any():

@@ -1,8 +1,8 @@
 """Streams side by side: rows of several sources in one frame, each with its place in its stream.
 
 Theory
-    To what `schema.RECORDS` says of a row come its stream, counted from 0 as they were given, and
-    one number that puts the rows of a partition in order, its *place*: the offset. In a folder,
+    The columns of `schema.RECORDS` are extended by the stream, counted from 0 as they were given,
+    and one number that puts the rows of a partition in order, the *place*: the offset. In a folder,
     where files follow each other by name, the file's number stands above it:
 
         place = number of the file · 2^44 + offset
@@ -11,7 +11,7 @@ Theory
 
     A topic's records are decoded where they are scanned (`scanning`), and read again, as far as
     they went then, only for what has to be looked at with its payload. JSON lines are decoded once
-    and kept on Spark's disks, as are topics of which a caller asks for a part: an audit must find
+    and kept on Spark's disks, as are topics of which a caller reads a part: an audit must find
     the same rows each time. Parquet is read as it is.
 
 Who owns what
@@ -73,12 +73,12 @@ class Given:
     count: int | None = None
     """At most so many rows, if that is known without reading."""
     width: int | None = None
-    """How many partitions it has, if it is known; else as many as have spoken."""
+    """How many partitions it has, if it is known; else as many as have records."""
     sources: tuple[str, ...] = ()
     """The topic, or its files in order."""
 
     def scanned(self, stream: int, rule: Rule) -> DataFrame:
-        """What `scanning` tells of it; `stream` is its number."""
+        """The pieces and bundles of it (`scanning`); `stream` is its number."""
         if self.raw is None:
             return scanned(self.numbered(stream), ())
         return scanned_records(self.raw, rule, stream, bits=_OFFSET_BITS)
@@ -185,12 +185,12 @@ def _check_sources(name: str, sources: Sequence[str], *, unnamed: int) -> None:
         raise ConfigurationError(f"{name}: has more than {_MOST_FILES:,} files")
     topics = [each for each in sources if not _is_file(each)]
     if len(topics) > 1 or (sources and len(sources) > len(topics) > 0) or (sources and unnamed):
-        told = ", ".join([*sources[:3], *["rows of no source"] * (unnamed > 0)])
-        raise ConfigurationError(f"{name}: holds several streams ({told}): audit them one by one")
+        names = ", ".join([*sources[:3], *["rows of no source"] * (unnamed > 0)])
+        raise ConfigurationError(f"{name}: holds several streams ({names}): audit them one by one")
 
 
 def placed(rows: DataFrame, *, bits: int) -> DataFrame:
-    """Rows of a stream with their place and slice; `stream` is still to be said."""
+    """Rows of a stream with their place and slice; `stream` is still to be added."""
     place = F.col("offset").alias("place")
     made = {
         "partition": F.coalesce("partition", F.lit(0)).alias("partition"),

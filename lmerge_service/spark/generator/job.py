@@ -85,13 +85,15 @@ def _summaries(
 def _answers(
     spark: SparkSession, count: int, tasks: int, answer: Callable[[int], Numbers]
 ) -> list[Numbers]:
-    """What is answered for each number, in their order."""
+    """What `answer` returns for each number, in their order."""
 
     def row(number: int) -> Iterator[pa.RecordBatch]:
-        yield pa.RecordBatch.from_pydict({"number": [number], "said": [answer(number)]})
+        yield pa.RecordBatch.from_pydict({"number": [number], "answer": [answer(number)]})
 
-    asked = _numbers(spark, count, tasks).mapInArrow(_each(row), "number long, said array<long>")
-    return [tuple(each["said"]) for each in sorted(asked.collect())]
+    answers = _numbers(spark, count, tasks).mapInArrow(
+        _each(row), "number long, answer array<long>"
+    )
+    return [tuple(each["answer"]) for each in sorted(answers.collect())]
 
 
 def _numbers(spark: SparkSession, count: int, tasks: int) -> DataFrame:

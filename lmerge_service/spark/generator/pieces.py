@@ -2,9 +2,9 @@
 
 Theory
     The *floor* behind an element is the least deadline of all that comes later; it never falls.
-    A stable is due behind an element with some probability and says the floor, less
-    `stable_lag`, if that is more than the last one said. Of what comes after a piece it must be
-    known what its least deadline is. Where the rows of a piece stand in the whole stream is known
+    A stable is due behind an element with some probability. Its time is the floor, less
+    `stable_lag`; it is emitted if that is more than the last one. A piece needs the least
+    deadline of what comes after it. Where the rows of a piece stand in the whole stream is known
     once the pieces before it are counted: with the number of elements, and the floors of its
     stables that are due first and last (`Summary`), since floors never fall.
 
@@ -22,14 +22,14 @@ import numpy as np
 import pyarrow as pa
 
 from lmerge_service.elements import INFINITY, START
+from lmerge_service.spark.generator.emission import Emitted
 from lmerge_service.spark.generator.randomness import Bools, Draws, Longs
-from lmerge_service.spark.generator.telling import Told
 from lmerge_service.workloads.presentation import Variation
 
 __all__ = ("Payloads", "Piece", "Place", "Summary", "ending", "floors_behind", "places")
 
 Payloads: TypeAlias = Callable[[Longs], pa.StringArray]
-"""The payloads of events, by `Told.event`."""
+"""The payloads of events, by `Emitted.event`."""
 
 _OPS: Final = pa.array(["insert", "adjust", "stable"])
 _INSERT, _ADJUST, _STABLE = range(3)
@@ -49,11 +49,11 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a piece must know of those before it."""
+    """What a piece needs of those before it."""
 
     offset: int
-    said: int
-    """The last stable."""
+    stable: int
+    """The last one."""
 
 
 def places(summaries: Iterable[Summary]) -> list[Place]:
@@ -61,9 +61,9 @@ def places(summaries: Iterable[Summary]) -> list[Place]:
     found = [Place(0, START)]
     for each in summaries:
         before = found[-1]
-        stables = each.stables - (each.stables > 0 and each.first <= before.said)
+        stables = each.stables - (each.stables > 0 and each.first <= before.stable)
         offset = before.offset + each.elements + stables
-        found.append(Place(offset, max(before.said, each.last)))
+        found.append(Place(offset, max(before.stable, each.last)))
     return found
 
 
@@ -78,7 +78,7 @@ def floors_behind(limits: Longs, coming: int) -> Longs:
 class Piece:
     """Elements in the order in which they are sent."""
 
-    told: Told
+    emitted: Emitted
     coming: int
     """The least deadline of what follows the piece; INFINITY: nothing does."""
     variation: Variation
@@ -87,29 +87,30 @@ class Piece:
     def summary(self) -> Summary:
         stables = np.unique(self._stables()[1])
         first, last = (int(stables[0]), int(stables[-1])) if len(stables) else (START, START)
-        return Summary(len(self.told.send), len(stables), first, last)
+        return Summary(len(self.emitted.send), len(stables), first, last)
 
     def rows(self, place: Place, payloads: Payloads, step: int) -> Iterator[pa.RecordBatch]:
         """The rows in order, so many a batch: offset, op, payload, vs, vold, ve, vc."""
         due, stables = self._stables()
-        said = np.full(len(due), START)
-        said[due] = stables
-        said = np.maximum.accumulate(np.concatenate(([place.said], said)))
-        rises = np.flatnonzero(said[1:] > said[:-1])
-        yield from _Rows(self.told, rises, said[1:][rises]).batches(place.offset, payloads, step)
+        points = np.full(len(due), START)
+        points[due] = stables
+        points = np.maximum.accumulate(np.concatenate(([place.stable], points)))
+        rises = np.flatnonzero(points[1:] > points[:-1])
+        rows = _Rows(self.emitted, rises, points[1:][rises])
+        yield from rows.batches(place.offset, payloads, step)
 
     def _stables(self) -> tuple[Bools, Longs]:
-        """Behind which elements one is due that says something, and what."""
-        floors = floors_behind(self.told.limit, self.coming)
+        """Behind which elements a stable below INFINITY is due, and its time."""
+        floors = floors_behind(self.emitted.limit, self.coming)
         probability = self.variation.stable_probability
-        due = self.draws.chance("stable", self.told.serial, probability) & (floors < INFINITY)
+        due = self.draws.chance("stable", self.emitted.serial, probability) & (floors < INFINITY)
         return due, floors[due] - self.variation.stable_lag
 
 
 def ending(place: Place) -> pa.RecordBatch:
     """stable(INFINITY), behind the last piece."""
-    nobody = Told(*[np.zeros(0, np.int64)] * len(fields(Told)))
-    rows = _Rows(nobody, np.array([-1]), np.array([INFINITY]))
+    nothing = Emitted(*[np.zeros(0, np.int64)] * len(fields(Emitted)))
+    rows = _Rows(nothing, np.array([-1]), np.array([INFINITY]))
     return next(rows.batches(place.offset, lambda events: pa.array([], pa.string()), 1))
 
 
@@ -117,31 +118,34 @@ def ending(place: Place) -> pa.RecordBatch:
 class _Rows:
     """Elements in order, and stables, each behind the element of that place."""
 
-    told: Told
+    emitted: Emitted
     behind: Longs
     stables: Longs
 
     def batches(self, offset: int, payloads: Payloads, step: int) -> Iterator[pa.RecordBatch]:
-        elements, stables = len(self.told.send), len(self.stables)
+        elements, stables = len(self.emitted.send), len(self.stables)
         order = np.full(elements + stables, -1)  # the element in each row, or no element
         stable_rows = self.behind + 1 + np.arange(stables)
-        spoken = np.ones(len(order), bool)
-        spoken[stable_rows] = False
-        order[spoken] = np.arange(elements)
-        said = np.zeros(len(order), np.int64)
-        said[stable_rows] = self.stables
+        element_rows = np.ones(len(order), bool)
+        element_rows[stable_rows] = False
+        order[element_rows] = np.arange(elements)
+        points = np.zeros(len(order), np.int64)
+        points[stable_rows] = self.stables
         for at in range(0, len(order), step):
             part = slice(at, at + step)
-            yield self._batch(order[part], said[part], offset + at, payloads)
+            yield self._batch(order[part], points[part], offset + at, payloads)
 
-    def _batch(self, order: Longs, said: Longs, offset: int, payloads: Payloads) -> pa.RecordBatch:
-        silent = order < 0  # a stable, which is no element of `told`
-        spoken = order[~silent]
-        vs, vold, ve = (column[spoken] for column in (self.told.vs, self.told.vold, self.told.ve))
-        events, which = np.unique(self.told.event[spoken], return_inverse=True)
+    def _batch(
+        self, order: Longs, points: Longs, offset: int, payloads: Payloads
+    ) -> pa.RecordBatch:
+        is_stable = order < 0  # a stable, which is no element of `emitted`
+        chosen = order[~is_stable]
+        emitted = self.emitted
+        vs, vold, ve = (column[chosen] for column in (emitted.vs, emitted.vold, emitted.ve))
+        events, which = np.unique(emitted.event[chosen], return_inverse=True)
         ops = np.full(len(order), _STABLE, np.int8)
-        ops[~silent] = np.where(vold == vs, _INSERT, _ADJUST)
-        place = np.maximum(np.cumsum(~silent) - 1, 0)  # among `spoken`; of no matter if silent
+        ops[~is_stable] = np.where(vold == vs, _INSERT, _ADJUST)
+        place = np.maximum(np.cumsum(~is_stable) - 1, 0)  # among `chosen`; of no matter for stables
 
         def column(values: Longs, absent: Bools) -> pa.Int64Array:
             return pa.array(values[place] if len(values) else place, mask=absent)
@@ -150,10 +154,10 @@ class _Rows:
             {
                 "offset": pa.array(np.arange(offset, offset + len(order))),
                 "op": pa.DictionaryArray.from_arrays(ops, _OPS).cast(pa.string()),
-                "payload": payloads(events).take(column(which, silent)),
-                "vs": column(vs, silent),
+                "payload": payloads(events).take(column(which, is_stable)),
+                "vs": column(vs, is_stable),
                 "vold": column(vold, ops != _ADJUST),
-                "ve": column(ve, silent),
-                "vc": pa.array(said, mask=~silent),
+                "ve": column(ve, is_stable),
+                "vc": pa.array(points, mask=~is_stable),
             }
         )

@@ -3,8 +3,8 @@
 Theory
     A sequential generator must be run from its beginning, so the stream it makes cannot be made
     in pieces. Here each number is a hash of (seed, purpose, n): SplitMix64, whose n-th output is
-    a mix of start + n·γ. Every purpose has a start of its own, so asking for one more thing
-    changes nothing else that was drawn.
+    a mix of start + n·γ. Every purpose has a start of its own, so one more purpose changes
+    nothing else that was drawn.
 
     >>> drawn = Draws("7")
     >>> [int(each) for each in drawn.below("gap", np.arange(4, 8), 100)]
@@ -42,7 +42,7 @@ _SECOND: Final = np.uint64(0x94D049BB133111EB)
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """All that a seed gives; `purpose` says what a number is for."""
+    """All that a seed gives; `purpose` is what a number is for."""
 
     seed: str
 

@@ -2,8 +2,8 @@
 
 Theory
     A slice is what is sent in a range of time, as wide as a block of events. What is sent there
-    comes from the block's own events and from those before it that have not all been told: no
-    further back than `telling.reach`. So a slice needs the times of its own block and of the few
+    comes from the block's own events and from those before it that are not fully emitted: no
+    further back than `emission.reach`. So a slice needs the times of its own block and of the few
     before it, and nothing of other slices:
 
         events    |  block 3  |  block 4  |  block 5  |
@@ -32,16 +32,16 @@ import numpy as np
 import pyarrow as pa
 
 from lmerge_service.elements import INFINITY
+from lmerge_service.spark.generator.emission import Events, emit, reach
 from lmerge_service.spark.generator.pieces import Piece, Place, Summary
 from lmerge_service.spark.generator.randomness import Draws, Longs
-from lmerge_service.spark.generator.telling import Events, reach, tell
 from lmerge_service.spark.generator.workload import Workload
 from lmerge_service.workloads.presentation import Variation
 
 __all__ = ("MOST_UNDER_WAY", "Presentation", "check_variation")
 
 MOST_UNDER_WAY: Final = 1_000_000
-"""So many events may be untold in part at once."""
+"""So many events may be emitted in part at once."""
 _BLOCK: Final = 1 << 16
 _BATCH_BYTES: Final = 4 << 20
 _BATCH_ROWS: Final = 1 << 13
@@ -51,7 +51,7 @@ _MOST_REVISIONS: Final = 100
 
 
 def check_variation(variation: Variation) -> None:
-    """Refuses what needs the stream from its beginning, or says nothing here.
+    """Refuses what needs the stream from its beginning, or has no meaning here.
 
     Raises:
         ValueError: names it.
@@ -65,7 +65,7 @@ def check_variation(variation: Variation) -> None:
 
 @dataclass(frozen=True)
 class Presentation:
-    """One way to tell a workload; `seed` counts for what is told how, not for the events."""
+    """One presentation of a workload; `seed` determines its elements, not the events."""
 
     workload: Workload
     variation: Variation
@@ -108,15 +108,15 @@ class Presentation:
         """What is sent in it."""
         lead = self.variation.lead
         draws = Draws(f"{self.workload.seed}/{self.seed} presentation")
-        told = tell(self._events(number, starts), self.variation, draws)
+        emitted = emit(self._events(number, starts), self.variation, draws)
         begin = None if number == 0 else int(starts[number]) - lead
         end, coming = None, INFINITY
         if number + 1 < self.blocks:
             end, after = int(starts[number + 1]) - lead, self.bounds(number)[1]
             first_vs = self.workload.times(after, after + 1, int(starts[number + 1]))[0]
-            untold = told.between(end, None).limit
-            coming = int(untold.min(initial=first_vs))
-        return Piece(told.between(begin, end).ordered(), coming, self.variation, draws)
+            later = emitted.between(end, None).limit
+            coming = int(later.min(initial=first_vs))
+        return Piece(emitted.between(begin, end).ordered(), coming, self.variation, draws)
 
     def _events(self, number: int, starts: Longs) -> Events:
         """Those of the block, and those before it that may reach into the slice."""

@@ -1,9 +1,9 @@
 """Presentations of a logical stream that is stored somewhere, of any size.
 
 Theory
-    What is told of an event depends on the event and the variation alone (`telling`), so it is
-    told where the event is read, its number being a hash of payload and vs. Then all that is told
-    is sorted by send time, and what the sort leaves in one partition is a piece (`pieces`). Three
+    The elements of an event depend on the event and the variation alone (`emission`), so they are
+    made where the event is read, its number being a hash of payload and vs. Then all elements are
+    sorted by send time, and what the sort leaves in one partition is a piece (`pieces`). Three
     passes over the sorted elements: the least deadline of each piece, its summary, its rows.
 
 Invariants
@@ -11,7 +11,7 @@ Invariants
     D2  It does not depend on how the events lie, nor on the number of tasks.
 
 Cost
-    One sort of all that is told, kept on disk until the session ends or the frame is unpersisted;
+    One sort of all elements, kept on disk until the session ends or the frame is unpersisted;
     in memory a piece, about 250,000 elements.
 """
 
@@ -29,16 +29,16 @@ from pyspark.sql import functions as F  # noqa: N812
 from lmerge_service.elements import INFINITY, START
 from lmerge_service.errors import ConfigurationError
 from lmerge_service.spark.errors import spark_errors
+from lmerge_service.spark.generator.emission import Emitted, Events, emit
 from lmerge_service.spark.generator.pieces import Piece, Summary, ending, places
 from lmerge_service.spark.generator.randomness import Draws
 from lmerge_service.spark.generator.slices import check_variation
-from lmerge_service.spark.generator.telling import Events, Told, tell
 from lmerge_service.spark.io.schema import ELEMENT
 from lmerge_service.workloads.presentation import Variation
 
 __all__ = ("inserts_of", "mean_length", "presented")
 
-_TOLD: Final = "send long, serial long, payload string, vs long, vold long, ve long, limit long"
+_EMITTED: Final = "send long, serial long, payload string, vs long, vold long, ve long, limit long"
 _ROWS: Final = "offset long, op string, payload string, vs long, vold long, ve long, vc long"
 _SORT: Final = ("send", "serial", "payload", "vs", "ve", "vold")
 _NUMBERS: Final = 1 << 54  # times the steps of an event they are still int64
@@ -56,17 +56,17 @@ def presented(
     `events` has the columns payload, vs, ve; (payload, vs) need not be a key.
 
     Raises:
-        ConfigurationError: an event lies too far in the past to be told earlier.
+        ConfigurationError: an event lies too far in the past to be sent earlier.
         StateError: they cannot be read.
     """
     check_variation(variation)
     spark, draws = events.sparkSession, Draws(f"{seed} stored presentation")
     with spark_errors("presenting"):
         tasks = tasks or _tasks(events, variation)
-        told = _told(events, variation, draws).repartitionByRange(tasks, *_SORT)
-        told = told.sortWithinPartitions(*_SORT).persist(StorageLevel.DISK_ONLY)
-        coming = _coming(told, tasks)
-        counted = _answers(told, "serial", "limit", ask=_summary(coming, variation, draws))
+        emitted = _emitted(events, variation, draws).repartitionByRange(tasks, *_SORT)
+        emitted = emitted.sortWithinPartitions(*_SORT).persist(StorageLevel.DISK_ONLY)
+        coming = _coming(emitted, tasks)
+        counted = _answers(emitted, "serial", "limit", reduce=_summary(coming, variation, draws))
         summaries = (Summary(*counted.get(number, _EMPTY)) for number in range(tasks))
         place = places(summaries)
 
@@ -75,7 +75,7 @@ def presented(
         piece = Piece(_columns(table), coming[number], variation, draws)
         return piece.rows(place[number], lambda at: payloads.take(pa.array(at)), _BATCH_ROWS)
 
-    made = told.mapInArrow(_of_piece(rows), _ROWS)
+    made = emitted.mapInArrow(_of_piece(rows), _ROWS)
     if variation.closed:
         end = spark.range(0, 1, 1, 1).mapInArrow(lambda _: iter([ending(place[-1])]), _ROWS)
         made = made.union(end)
@@ -95,18 +95,18 @@ def _tasks(events: DataFrame, variation: Variation) -> int:
 
 
 def inserts_of(records: DataFrame) -> DataFrame:
-    """The events of a stream that is told by inserts alone; stables are ignored.
+    """The events of a stream that consists of inserts alone; stables are ignored.
 
     An adjust, or a record that is no element, fails the query.
     """
     place = F.concat_ws(" ", "source", F.lit("at"), "offset")
-    adjust = F.concat(place, F.lit(": an adjust, but a logical stream is told by inserts alone"))
+    adjust = F.concat(place, F.lit(": an adjust, but a logical stream consists of inserts alone"))
     refused = F.concat(place, F.lit(": "), F.col("message"))
     vs = F.when(F.col("op") == "insert", F.col("vs")).otherwise(
         F.raise_error(F.when(F.col("op") == "adjust", adjust).otherwise(refused))
     )
-    told = records.where(F.col("op").isNull() | (F.col("op") != "stable"))
-    return told.select("payload", vs.alias("vs"), "ve")
+    events = records.where(F.col("op").isNull() | (F.col("op") != "stable"))
+    return events.select("payload", vs.alias("vs"), "ve")
 
 
 def mean_length(events: DataFrame) -> int:
@@ -123,32 +123,32 @@ def mean_length(events: DataFrame) -> int:
     return max(1, int(found["sum"]) // found["count"]) if found["count"] else 1
 
 
-def _told(events: DataFrame, variation: Variation, draws: Draws) -> DataFrame:
+def _emitted(events: DataFrame, variation: Variation, draws: Draws) -> DataFrame:
     number = F.pmod(F.xxhash64("payload", "vs"), F.lit(_NUMBERS)).alias("number")
 
-    def told(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def emitted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             numbers, vs, ve = (batch.column(name).to_numpy() for name in ("number", "vs", "ve"))
-            said = tell(Events(numbers, vs, ve, np.arange(len(numbers))), variation, draws)
+            elements = emit(Events(numbers, vs, ve, np.arange(len(numbers))), variation, draws)
             yield pa.RecordBatch.from_pydict(
                 {
-                    "send": said.send,
-                    "serial": said.serial,
-                    "payload": batch.column("payload").take(pa.array(said.event)),
-                    **{name: getattr(said, name) for name in ("vs", "vold", "ve", "limit")},
+                    "send": elements.send,
+                    "serial": elements.serial,
+                    "payload": batch.column("payload").take(pa.array(elements.event)),
+                    **{name: getattr(elements, name) for name in ("vs", "vold", "ve", "limit")},
                 }
             )
 
-    return events.select("payload", "vs", "ve", number).mapInArrow(told, _TOLD)
+    return events.select("payload", "vs", "ve", number).mapInArrow(emitted, _EMITTED)
 
 
-def _coming(told: DataFrame, tasks: int) -> list[int]:
+def _coming(emitted: DataFrame, tasks: int) -> list[int]:
     """The least deadline of what follows each piece."""
 
     def least(_: int, table: pa.Table) -> tuple[int, ...]:
         return (int(_longs(table, "limit").min()),)
 
-    found = _answers(told, "limit", ask=least)
+    found = _answers(emitted, "limit", reduce=least)
     limits = [found.get(number, (INFINITY,))[0] for number in range(tasks)]
     return list(accumulate(reversed(limits[1:]), min, initial=INFINITY))[::-1]
 
@@ -163,15 +163,15 @@ def _summary(
 
 
 def _answers(
-    told: DataFrame, *columns: str, ask: Callable[[int, pa.Table], tuple[int, ...]]
+    emitted: DataFrame, *columns: str, reduce: Callable[[int, pa.Table], tuple[int, ...]]
 ) -> dict[int, tuple[int, ...]]:
-    """What is answered of each piece that is not empty."""
+    """What `reduce` returns for each piece that is not empty, by its number."""
 
     def row(number: int, table: pa.Table) -> Iterator[pa.RecordBatch]:
-        yield pa.RecordBatch.from_pydict({"number": [number], "said": [ask(number, table)]})
+        yield pa.RecordBatch.from_pydict({"number": [number], "answer": [reduce(number, table)]})
 
-    asked = told.select(*columns).mapInArrow(_of_piece(row), "number long, said array<long>")
-    return {each["number"]: tuple(each["said"]) for each in asked.collect()}
+    answers = emitted.select(*columns).mapInArrow(_of_piece(row), "number long, answer array<long>")
+    return {each["number"]: tuple(each["answer"]) for each in answers.collect()}
 
 
 def _of_piece(
@@ -189,7 +189,7 @@ def _of_piece(
     return rows
 
 
-def _columns(table: pa.Table) -> Told:
+def _columns(table: pa.Table) -> Emitted:
     """Rows as elements, each of an event of its own, which is its row."""
     rows = np.arange(len(table))
     absent = np.zeros(len(table), np.int64)
@@ -197,7 +197,8 @@ def _columns(table: pa.Table) -> Told:
     def column(name: str) -> Any:
         return _longs(table, name) if name in table.column_names else absent
 
-    return Told(*(rows if name == "event" else column(name) for name in Told.__dataclass_fields__))
+    names = Emitted.__dataclass_fields__
+    return Emitted(*(rows if name == "event" else column(name) for name in names))
 
 
 def _longs(table: pa.Table, name: str) -> Any:

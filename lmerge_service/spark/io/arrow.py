@@ -1,6 +1,6 @@
-"""Parquet read without Spark: what is damaged is found, and told in one line.
+"""Parquet read without Spark: damage is found, and reported in one line.
 
-Spark writes a checksum to each page, which Arrow looks at only when it is told to.
+Spark writes a checksum to each page, which Arrow verifies only on request.
 """
 
 from collections.abc import Iterator

@@ -2,7 +2,7 @@
 
 Who owns what
     Certificates and the password are read here, when a query is made, and handed to Spark as
-    options of that query: the JVM knows PEM, so nothing is written anywhere. A running query
+    options of that query: the JVM reads PEM, so nothing is written anywhere. A running query
     keeps what it was given.
 
     Spark shows options in plans, and hides those whose name or text matches its setting
@@ -69,7 +69,7 @@ def _pem(path: Path) -> str:
 
 
 def _blocks(path: Path, kind: str) -> str:
-    """The blocks of a kind in a PEM file; Java knows keys in PKCS #8 only."""
+    """The blocks of a kind in a PEM file; Java reads keys in PKCS #8 only."""
     found, inside = [], False
     for line in _pem(path).splitlines():
         if line.startswith("-----BEGIN "):

@@ -2,7 +2,7 @@ r"""Batches of records to batches of rows, in Spark's Python workers: Arrow in, 
 
 Theory
     Whole records come in and rows go out (`schema.RECORDS`). Most records are simple
-    (`formats.bulk`): their forms are known, so what they say is cut out of their text, for all of
+    (`formats.bulk`): their forms are known, so their fields are cut out of their text, for all of
     them at once:
 
         {"op":"insert","payload":{"a":",\"vs\":"},"vs":6,"ve":null}
@@ -11,14 +11,14 @@ Theory
         have backslashes; inside it, it is not the last), and the times stand behind
 
     All others go through the merge's own `WireDecoder`, one by one, and so do those whose times
-    no element has. So a row says what the merge would hear. Columns that only say where a record
-    came from are passed on as they are.
+    no element has. So a row is the element that the merge would process. Columns about the origin
+    of a record are passed on as they are.
 
 Invariants
     D1  One row for each record, in order, but for those that their writer had written before
-        (`lmerge-seq`), if that is asked for: nothing is lost, and no record fails the job.
-    D2  What a row says of its record is what `WireDecoder` says of it, reason and message too, or
-        first what `headers` says: as in `ingest`.
+        (`lmerge-seq`), if `once` is set: nothing is lost, and no record fails the job.
+    D2  A row has the element that `WireDecoder` returns for its record, or the reason and message
+        of its error; errors of `headers` come first, as in `ingest`.
 
 Cost
     A simple record of 200 bytes takes 1 µs besides recognising it; another one 4 µs in all. A
@@ -98,7 +98,7 @@ def decoding(
 
 
 class _FirstTime:
-    """Tells which records of a task are there for the first time."""
+    """Keeps the records of a task that are there for the first time."""
 
     def __init__(self) -> None:
         self._repeats: dict[tuple[str, int], Repeats] = {}  # by source and incarnation
@@ -116,10 +116,10 @@ class _FirstTime:
         )
         return batch.filter(pa.array([self._is_new(*each) for each in where], pa.bool_()))
 
-    def _is_new(self, source: str, partition: int, told: str | None, value: bytes | None) -> bool:
-        if told is None or SEQ_HEADER not in told:
+    def _is_new(self, source: str, partition: int, text: str | None, value: bytes | None) -> bool:
+        if text is None or SEQ_HEADER not in text:
             return True
-        headers = headers_of(told)
+        headers = headers_of(text)
         try:
             incarnation, _ = incarnation_of(headers)
             repeats = self._repeats.setdefault((source, incarnation), Repeats())
@@ -137,7 +137,7 @@ def rows_of(
     headers: pa.StringArray | None = None,
     keys: Keys = "refused",
 ) -> pa.RecordBatch:
-    """The rows that records say; `origin` has source, partition, offset and timestamp."""
+    """The rows of records; `origin` has source, partition, offset and timestamp."""
     count = len(values)
     wrong, incarnation, joining_at = _started_over(headers, count)
     element, refused = _worker(rule).decode(values, wrong)
@@ -149,7 +149,7 @@ def rows_of(
             "joining_at": joining_at,
             **dict(zip(_ELEMENT.names, element.columns, strict=True)),
             "reason": _placed({at: why for at, (why, _) in refused.items()}, count, pa.string()),
-            "message": _placed({at: said for at, (_, said) in refused.items()}, count, pa.string()),
+            "message": _placed({at: text for at, (_, text) in refused.items()}, count, pa.string()),
             "value": _kept(values, refused, count),
         }
     )
@@ -171,7 +171,7 @@ class _Worker:
     def decode(
         self, values: pa.BinaryArray, wrong: Mapping[int, ElementError]
     ) -> tuple[pa.RecordBatch, _Refused]:
-        """What the records say; those that are `wrong` already are not looked at."""
+        """The elements of the records; those that are `wrong` already are not decoded."""
         records: list[bytes | None] = values.to_pylist()
         found = self._recogniser.recognise(records)
         for at in wrong:
@@ -232,7 +232,7 @@ class _Rows:
 
 
 def _cut(values: pa.BinaryArray) -> pa.RecordBatch:
-    """What simple records say (B1 of `formats.bulk`), in order."""
+    """The elements of simple records (B1 of `formats.bulk`), in order."""
     texts = values.view(pa.string())
     adjust = np.asarray(pc.starts_with(texts, '{"op":"adjust"'))
     stable = np.asarray(pc.starts_with(texts, '{"op":"stable"'))
@@ -256,9 +256,9 @@ def _cut(values: pa.BinaryArray) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=_ELEMENT)
 
 
-def _halves(texts: pa.StringArray, mark: str) -> tuple[pa.StringArray, pa.StringArray]:
-    """What is before and behind the last such mark, which each text has."""
-    both = pc.split_pattern(texts, mark, max_splits=1, reverse=True)
+def _halves(texts: pa.StringArray, separator: str) -> tuple[pa.StringArray, pa.StringArray]:
+    """What is before and behind the last separator, which each text has."""
+    both = pc.split_pattern(texts, separator, max_splits=1, reverse=True)
     return pc.list_element(both, 0), pc.list_element(both, 1)
 
 
@@ -289,15 +289,15 @@ def _illegal(cut: pa.RecordBatch) -> np.ndarray:
 def _started_over(
     headers: pa.StringArray | None, count: int
 ) -> tuple[dict[int, ElementError], pa.Array, pa.Array]:
-    """Records whose headers are wrong, and what the others' say."""
+    """Records whose headers are wrong, and the values of the others' headers."""
     wrong: dict[int, ElementError] = {}
     if headers is None or headers.null_count == count:
         return wrong, _zeros(count), pa.repeat(pa.scalar(START, pa.int64()), count)
     incarnation, joining_at = [0] * count, [START] * count
-    for at, told in enumerate(headers.to_pylist()):
-        if told is not None:
+    for at, text in enumerate(headers.to_pylist()):
+        if text is not None:
             try:
-                incarnation[at], joining_at[at] = _said(told)
+                incarnation[at], joining_at[at] = _incarnation_of(text)
             except ElementError as error:
                 wrong[at] = error
     return wrong, pa.array(incarnation, pa.int64()), pa.array(joining_at, pa.int64())
@@ -308,18 +308,18 @@ def _zeros(count: int) -> pa.Int64Array:
 
 
 @lru_cache(maxsize=1024)
-def _said(told: str) -> tuple[int, int]:
+def _incarnation_of(text: str) -> tuple[int, int]:
     """Of headers as `name=hex`, or `name=-` for one that is null, with commas between them."""
-    headers = headers_of(told)
-    said = incarnation_of(headers)
+    headers = headers_of(text)
+    found = incarnation_of(headers)
     seq_of(headers)  # as in `ingest`, a record whose number is none is no element
-    return said
+    return found
 
 
-def headers_of(told: str) -> list[tuple[str, bytes]]:
+def headers_of(text: str) -> list[tuple[str, bytes]]:
     """Headers out of the string by which they are handed over."""
     headers: list[tuple[str, Any]] = []
-    for each in told.split(","):
+    for each in text.split(","):
         name, _, value = each.partition("=")
         headers.append((name, None if value == "-" else bytes.fromhex(value)))
     return headers

@@ -2,17 +2,17 @@
 
 Theory
     Whatever is read is decoded by the rule of the merge (`decoding`) and comes as rows of
-    `schema.RECORDS`, refused records among them; `elements_of` and `refused_of` tell them apart.
-    Parquet that was written here is not decoded again: each row says by which version of the rule
-    its payload is canonical, and a row of another version, or one that says no element, fails the
-    query instead of passing for what it is not.
+    `schema.RECORDS`, refused records among them; `elements_of` and `refused_of` separate them.
+    Parquet that was written here is not decoded again: each row has the version of the rule by
+    which its payload is canonical, and a row of another version, or one that is no element, fails
+    the query.
 
     Of a topic only what is committed is read. What is written to one is at least once, as Spark's
     sink is; files are written exactly once, also in streaming.
 
 Who owns what
     A query is Spark's: it is started here and stopped by the caller, and goes on from its
-    checkpoint. A topic that is missing is made, and belongs to whoever reads it.
+    checkpoint. A topic that is missing is made, and is the caller's.
 
 What happens on a crash
     A batch of a streaming query that had not ended is run again. What it had written to a topic
@@ -36,7 +36,7 @@ from lmerge_service.formats.bulk import Rule
 from lmerge_service.kafka.connection import connection_of
 from lmerge_service.kafka.source import Source as Consumer
 from lmerge_service.kafka.source import TopicPartition
-from lmerge_service.kafka.topics import Topics as AskedTopics
+from lmerge_service.kafka.topics import Topics as TopicAdmin
 from lmerge_service.spark.errors import spark_errors
 from lmerge_service.spark.io.connection import kafka_options, kafka_section
 from lmerge_service.spark.io.decoding import HEADERS, Keys, decoding
@@ -64,12 +64,12 @@ __all__ = (
     "Mode",
     "decode_records",
     "existing_offsets",
+    "headers_text",
     "kafka_records",
     "kafka_sink",
     "raw_records",
     "read_elements",
     "stream_elements",
-    "told",
     "topic_width",
     "write_elements",
 )
@@ -93,10 +93,10 @@ def read_elements(
     rule: Rule = _ANYTHING,
     keys: Keys = "refused",
 ) -> DataFrame:
-    """Rows of `schema.RECORDS`: what the records of a source say, and those that are refused.
+    """Rows of `schema.RECORDS`: the elements of a source, and the records that are refused.
 
-    `keys` tells whose record keys are kept: dead letters need those of refused records, and most
-    elements have theirs in the payload; where none are needed, handing them over is saved (1 µs).
+    `keys` selects the records whose keys are kept: dead letters need those of refused records, and
+    most elements have theirs in the payload; where none are needed, reading saves 1 µs a record.
     What the writer of a topic had written before (`lmerge-seq`) is left out, in batches whose
     options split no partition; else `repeats.once` does it.
 
@@ -106,7 +106,7 @@ def read_elements(
     match source:
         case Topics():
             records = kafka_records(spark, source, streaming)
-            # In batches a task has all of a partition, in order, unless it is told to split them.
+            # In batches a task has all of a partition, in order, unless options split them.
             once = not streaming and not _SPLIT & source.options.keys()
             return decode_records(records, rule=rule, keys=keys, once=once)
         case JsonFiles():
@@ -159,12 +159,12 @@ def raw_records(records: DataFrame, *, keys: Keys = "refused") -> DataFrame:
     return records.select(
         *(column(each.name, each.dataType.simpleString()) for each in ORIGIN.fields[:4]),
         (F.lit(None).cast("binary") if keys == "none" else column("key", "binary")).alias("key"),
-        told(column("headers", "array<struct<key:string,value:binary>>")).alias("headers"),
+        headers_text(column("headers", "array<struct<key:string,value:binary>>")).alias("headers"),
         column("value", "binary"),
     )
 
 
-def told(headers: Column, names: Sequence[str] = HEADERS) -> Column:
+def headers_text(headers: Column, names: Sequence[str] = HEADERS) -> Column:
     """The headers of these names, as a string; null for none, which is most often so.
 
     An array would take Spark 14 µs a record to hand over, be it null.
@@ -204,11 +204,11 @@ def _parquet(spark: SparkSession, source: ParquetFiles, streaming: bool, rule: R
             reader.schema(_PARQUET).options(**source.options).parquet(located(source.path))
         )
     sound = (F.coalesce(F.col("rule"), F.lit("")) == rule.version) & is_element()
-    told = F.to_json(F.struct("rule", "source", "partition", "offset", *ELEMENT.names))
+    row = F.to_json(F.struct("rule", "source", "partition", "offset", *ELEMENT.names))
     fault = F.when(
         F.col("rule") != rule.version,
-        F.concat(F.lit("is by rule "), "rule", F.lit(f", and not by {rule.version}: "), told),
-    ).otherwise(F.concat(F.lit(f"is no element by rule {rule.version}: "), told))
+        F.concat(F.lit("is by rule "), "rule", F.lit(f", and not by {rule.version}: "), row),
+    ).otherwise(F.concat(F.lit(f"is no element by rule {rule.version}: "), row))
     wrong = F.concat(F.lit(f"{source.path} has a row that "), fault)
     op = F.when(sound, F.col("op")).otherwise(F.raise_error(wrong))
     nothing = [F.lit(None).cast(each.dataType).alias(each.name) for each in RECORDS.fields[-3:]]
@@ -246,7 +246,7 @@ def write_elements(
         ConfigurationError: there are such files already (`mode` of files), or the frame lacks
             columns.
         TransportError: Kafka cannot be reached, or refuses.
-        StateError: a row says no element.
+        StateError: a row is no element.
     """
     with spark_errors(f"writing {_name(sink)}"):
         match sink:
@@ -328,9 +328,7 @@ def _lines(elements: DataFrame) -> DataFrame:
 def _parquet_rows(elements: DataFrame, rule: Rule) -> DataFrame:
     good = _good(elements)
     sound = F.when(is_element(), F.col("op")).otherwise(
-        F.raise_error(
-            F.concat(F.lit("a row says no element: "), F.to_json(F.struct(*ELEMENT.names)))
-        )
+        F.raise_error(F.concat(F.lit("a row is no element: "), F.to_json(F.struct(*ELEMENT.names))))
     )
     rows = good.select(*whole_columns(good)).withColumn("op", sound)
     return rows.withColumn("rule", F.lit(rule.version))
@@ -347,11 +345,11 @@ def topic_width(sink: Topic) -> int:
         TransportError: Kafka cannot be reached, or refuses.
     """
 
-    async def ask() -> int:
-        async with AskedTopics(connection_of(kafka_section(sink.kafka))) as topics:
+    async def width() -> int:
+        async with TopicAdmin(connection_of(kafka_section(sink.kafka))) as topics:
             return await topics.ensure(sink.name, partitions=sink.partitions)
 
-    return _asked(ask())
+    return _run(width())
 
 
 def existing_offsets(
@@ -364,9 +362,9 @@ def existing_offsets(
         TransportError: Kafka cannot be reached, or refuses; a transaction is left open.
     """
 
-    async def ask() -> dict[int, tuple[int, int]] | None:
+    async def offsets() -> dict[int, tuple[int, int]] | None:
         connection = connection_of(kafka_section(kafka))
-        async with AskedTopics(connection) as topics:
+        async with TopicAdmin(connection) as topics:
             width = await topics.width(name)
         if width is None:
             return None
@@ -376,9 +374,9 @@ def existing_offsets(
             end = await (consumer.settled if settled else consumer.high_watermarks)(partitions)
         return {each.partition: (begin[each], end[each]) for each in partitions}
 
-    return _asked(ask())
+    return _run(offsets())
 
 
-def _asked(question: Coroutine[Any, Any, T]) -> T:
+def _run(call: Coroutine[Any, Any, T]) -> T:
     with ThreadPoolExecutor(1) as apart:  # the caller may be in an event loop, as in a notebook
-        return apart.submit(asyncio.run, question).result()
+        return apart.submit(asyncio.run, call).result()

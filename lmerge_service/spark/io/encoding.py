@@ -11,8 +11,8 @@ Theory
     follow each other, an order brings all that goes to one partition into one task, in order.
 
 Invariants
-    E1  The value of a row is `wire.encode` of the element that it says; a row that says none
-        fails the job (refused records are left out before).
+    E1  The value of a row is `wire.encode` of its element; a row that is no element fails the job
+        (refused records are left out before).
     E2  Key, partition and headers are the service's (`Router`, `incarnation_headers`).
 """
 
@@ -41,7 +41,7 @@ _PLACE: Final = StructType(
 
 
 def record_value() -> Column:
-    """The record of the element that a row says (E1)."""
+    """The record of a row's element (E1)."""
 
     def event(op: str, *times: Column) -> Column:
         parts = [F.lit(f'{{"op":"{op}","payload":'), F.col("payload"), F.lit(',"vs":'), F.col("vs")]
@@ -49,9 +49,9 @@ def record_value() -> Column:
 
     vold, ve, vc = _end("vold"), _end("ve"), _end("vc")
     op = F.col("op")
-    said = F.to_json(F.struct("op", "payload", "vs", "vold", "ve", "vc"))
+    row = F.to_json(F.struct("op", "payload", "vs", "vold", "ve", "vc"))
     return (
-        F.when(~is_element(), F.raise_error(F.concat(F.lit("a row says no element: "), said)))
+        F.when(~is_element(), F.raise_error(F.concat(F.lit("a row is no element: "), row)))
         .when(op == "insert", event("insert", F.lit(',"ve":'), ve))
         .when(op == "adjust", event("adjust", F.lit(',"vold":'), vold, F.lit(',"ve":'), ve))
         .otherwise(F.concat(F.lit('{"op":"stable","vc":'), vc, F.lit("}")))
@@ -104,7 +104,7 @@ def _router(partitions: int, key: tuple[str, ...]) -> Router:
 
 
 def canonical_payload(text: Column, rule: Rule = Rule()) -> Column:  # noqa: B008 (immutable)
-    """The canonical payload that a column of JSON text says, for queries that make elements.
+    """The canonical payload of a column of JSON text, for queries that make elements.
 
     Text that the rule refuses fails the job: a query must not lose its results.
     """
@@ -128,7 +128,7 @@ def canonical_payload(text: Column, rule: Rule = Rule()) -> Column:  # noqa: B00
 
 
 def _typed(function: Any) -> Any:
-    """Spark tells the kind of a UDF by its annotations, which it must find evaluated."""
+    """Spark finds the kind of a UDF by its annotations, which must be evaluated."""
     function.__annotations__ = {"batches": Iterator[pa.Array], "return": Iterator[pa.Array]}
     return function
 
@@ -151,7 +151,7 @@ def to_records(
     route, keyed = _route(full, partitions, key, placing=order is not None)
     stable = F.col("op") == "stable"
     everywhere = F.sequence(F.lit(0), F.lit(partitions - 1))
-    said = route.select(
+    records = route.select(
         *(f"order{at}" for at in range(len(sorting))),
         F.when(~stable, keyed["key"]).alias("key"),
         record_value().alias("value"),
@@ -159,9 +159,9 @@ def to_records(
         _headers().alias("headers"),
     )
     if order is not None:
-        said = said.repartitionById(partitions, "to")
-        said = said.sortWithinPartitions(*(f"order{at}" for at in range(len(sorting))))
-    return said.select("key", "value", F.col("to").alias("partition"), "headers")
+        records = records.repartitionById(partitions, "to")
+        records = records.sortWithinPartitions(*(f"order{at}" for at in range(len(sorting))))
+    return records.select("key", "value", F.col("to").alias("partition"), "headers")
 
 
 def _route(

@@ -2,7 +2,7 @@ r"""Files of JSON lines, read in pieces by Spark's Python workers.
 
 Theory
     Spark lists the files, notices new ones and remembers which were done, as it does for any
-    files; a worker opens them itself, since Spark's text source tells nothing of offsets. A long
+    files; a worker opens them itself, since Spark's text source gives no offsets. A long
     file is cut into ranges: a line belongs to the range in which it begins.
 
         |0          |32 MB       a reader of the second range looks back one byte: if that is no
@@ -91,7 +91,7 @@ def lines_of(
 
 
 def _skipped(file: IO[bytes]) -> int:
-    """Goes behind the next line feed, or to the end; tells how far that was."""
+    """Goes behind the next line feed, or to the end; returns how far that was."""
     length = 0
     while part := file.readline(_BLOCK_BYTES):
         length += len(part)

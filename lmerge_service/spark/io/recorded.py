@@ -1,8 +1,8 @@
 """A recorded stream in files of Parquet, read in order without Spark: no JVM has to start.
 
 Theory
-    Files of elements (`elements.write_elements`) have of each partition all that it has said, in
-    no order; its offsets give it. Only the latest incarnation counts, and it is correct from its
+    Files of elements (`elements.write_elements`) have all elements of each partition, in no
+    order; their offsets give it. Only the latest incarnation counts, and it is correct from its
     `joining_at` on. A file that is missing from a folder cannot be seen: offsets of a topic have
     gaps.
 
@@ -50,7 +50,7 @@ _GIVEN: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What one partition has said."""
+    """The elements of one partition."""
 
     partition: int
     joining_at: int
@@ -73,22 +73,22 @@ def recorded(path: str, rule: Rule) -> list[Recorded]:
         origins = rows.to_table(columns=list(_ORIGIN)).group_by(
             ["source", "partition", "incarnation"]
         )
-        told = origins.aggregate([("offset", "count"), ("joining_at", "max")]).to_pylist()
+        groups = origins.aggregate([("offset", "count"), ("joining_at", "max")]).to_pylist()
         counted = rows.count_rows()
-    if len({each["source"] for each in told}) > 1:
+    if len({each["source"] for each in groups}) > 1:
         raise ConfigurationError(f"{path} has several streams, not one")
-    if sum(each["offset_count"] for each in told) < counted or any(
-        each["partition"] is None or each["incarnation"] is None for each in told
+    if sum(each["offset_count"] for each in groups) < counted or any(
+        each["partition"] is None or each["incarnation"] is None for each in groups
     ):
         raise ConfigurationError(f"{path} has rows without partition, offset or incarnation")
-    latest = max((each["incarnation"] for each in told), default=0)
+    latest = max((each["incarnation"] for each in groups), default=0)
     joining_at = max(
-        (each["joining_at_max"] or START for each in told if each["incarnation"] == latest),
+        (each["joining_at_max"] or START for each in groups if each["incarnation"] == latest),
         default=START,
     )
     return [
         Recorded(number, joining_at, _elements(path, rows, rule, number, latest))
-        for number in sorted({each["partition"] for each in told})
+        for number in sorted({each["partition"] for each in groups})
     ]
 
 
@@ -96,8 +96,8 @@ def _dataset(path: str) -> ds.Dataset:
     place = Path(path)
     if (place / "_spark_metadata").exists():
         raise ConfigurationError(
-            f"{path} was written by a streaming query, of which only Spark tells what counts: "
-            "copy it with read_elements and write_elements first"
+            f"{path} was written by a streaming query, and only Spark knows which of its files "
+            "count: copy it with read_elements and write_elements first"
         )
     files = [place] if place.is_file() else sorted(place.glob("[!_.]*.parquet"))
     if not files:
@@ -142,10 +142,11 @@ def _elements(
 
 
 def _element(rule: Rule, op: str | None, *row: Any) -> Element | None:
-    *told, version = row
-    if version != rule.version or _GIVEN.get(op or "") != tuple(each is not None for each in told):
+    *fields, version = row
+    given = tuple(each is not None for each in fields)
+    if version != rule.version or _GIVEN.get(op or "") != given:
         return None
-    payload, vs, vold, ve, vc = told
+    payload, vs, vold, ve, vc = fields
     match op:
         case "insert":
             return Insert(payload.encode(), vs, ve)

@@ -5,8 +5,8 @@ Theory
     that each number is met is in order. So a reader that goes through a topic leaves out what it
     has read under that number (`formats.repeats`); a query that sees all records at once keeps of
     each number and content the record that stands first. Both are the same records, also where
-    two writers use the same numbers for different contents, as long as neither says the same as
-    the other under one of them. Those without a number are all kept.
+    two writers use the same numbers for different contents, as long as they have no content
+    in common under one of them. Those without a number are all kept.
 """
 
 from pyspark.sql import Column, DataFrame, Window

@@ -1,4 +1,4 @@
-r"""The wire as a DataFrame: one row a record, what it says and where it came from.
+r"""The wire as a DataFrame: one row a record: its element and its origin.
 
 Theory
     A row is an element, or a record that is refused:
@@ -9,7 +9,7 @@ Theory
     | partition | int | of the topic; 0 for files |
     | offset | long | in the partition; for a line, of its first byte in the file |
     | timestamp | timestamp | the record's own time; null for files |
-    | key | binary | of the record; kept for refused records, or as asked for (`keys`) |
+    | key | binary | of the record; kept for refused records, or as requested (`keys`) |
     | incarnation | long | of the replica, by its header; 0 without |
     | joining_at | long | the time from which the incarnation is correct; -2**63 without |
     | op | string | insert, adjust or stable; null: refused |
@@ -79,7 +79,7 @@ ORIGIN: Final = StructType(
 ELEMENT: Final = StructType(
     _fields(op=_TEXT, payload=_TEXT, vs=_LONG, vold=_LONG, ve=_LONG, vc=_LONG)
 )
-"""What it says."""
+"""The element."""
 
 RECORDS: Final = StructType(
     [*ORIGIN.fields, *ELEMENT.fields, *_fields(reason=_TEXT, message=_TEXT, value=_BYTES)]
@@ -117,7 +117,7 @@ def whole_columns(frame: DataFrame) -> list[Column]:
 
 
 def is_element() -> Column:
-    """Whether a row's columns say an element (E2 of `elements`); false, never null, if not."""
+    """Whether a row's columns are an element (E2 of `elements`); false, never null, if not."""
     op, payload, vs, vold, ve, vc = (F.col(name) for name in ELEMENT.names)
     insert = (op == "insert") & payload.isNotNull() & (vs < ve) & vold.isNull() & vc.isNull()
     adjust = (op == "adjust") & payload.isNotNull() & (vs < vold) & (vs <= ve) & vc.isNull()

@@ -1,24 +1,24 @@
-"""One output partition's merge as a function of batches; knows neither Spark nor Kafka.
+"""One output partition's merge as a function of batches; needs neither Spark nor Kafka.
 
 Theory
     A bucket is what a merge task is in the service: the same state (`TaskState`: operator,
-    replicas with their ingest, ledger), fed by the same code. What differs is who hands it
-    records, and when something is decided: a batch begins with the steps of the plan that count
-    from it on, and then takes its records in an order that depends on them alone (`chunks`).
+    replicas with their ingest, ledger), fed by the same code. What differs is where
+    records come from, and when decisions apply: a batch begins with the steps of the plan that
+    count from it on, and then takes its records in an order that depends on them alone (`chunks`).
 
-        apply(7, chunks)  →  elements to say, dead letters       the same whenever it is run
+        apply(7, chunks)  →  elements, dead letters              the same whenever it is run
 
-    What replicas do wrong is counted and told on the way (`findings`).
+    What replicas do wrong is counted and reported on the way (`findings`).
 
-    The records that it says are numbered: `said`, which the service counts as well, is the number
-    of the last one. So whoever reads skips what is written twice.
+    The records that it emits are numbered, as the service's are; `TaskState.said` is the number of
+    the last one. So readers skip what is written twice.
 
 Guards
     The service holds a suspicious stable back and reads it again later. Spark reads on, so there
     are no guards here: where a replica may lie, `stable: quorum(k)` is the protection.
 
 Invariants
-    U1  What `apply` says is a function of the plan, and of the batches so far.
+    U1  The result of `apply` is a function of the plan, and of the batches so far.
 """
 
 from bisect import bisect_left
@@ -47,7 +47,7 @@ __all__ = ("Bucket", "BucketResult")
 
 @dataclass(slots=True)
 class BucketResult:
-    """What a batch has to say."""
+    """What a batch emits."""
 
     first: int
     """The number of the first element."""
@@ -84,24 +84,24 @@ class Bucket:
             StateError: what was decided cannot be carried out here.
         """
         found = self.findings.begin(self.state.transaction + 1)
-        said = BucketResult(self.state.output_records + 1, found=found)
+        result = BucketResult(self.state.output_records + 1, found=found)
         while self.steps < len(self.plan.steps) and self.plan.steps[self.steps].since <= batch:
             step = self.plan.steps[self.steps]
             self.steps += 1
             self._fold(step)
-            self._begin(step, said.elements)
+            self._begin(step, result.elements)
         names = {each.replica.topic: each for each in self.state.replicas.states.values()}
         for topic, partition, records in slices(chunks):
             if (replica := names.get(topic)) is not None and replica.ingest is not None:
-                self._feed(replica, partition, records, said)
+                self._feed(replica, partition, records, result)
         news, self.state.replicas.news = self.state.replicas.news, []
         self.findings.end(news, self.state.merge.gap)
         self.state.transaction += 1
-        self.state.output_records += len(said.elements)
-        return said
+        self.state.output_records += len(result.elements)
+        return result
 
     def _feed(
-        self, replica: ReplicaState, partition: int, records: Sequence[Record], said: BucketResult
+        self, replica: ReplicaState, partition: int, records: Sequence[Record], result: BucketResult
     ) -> None:
         if partition >= replica.width and not replica.replica.co_partitioned:
             self._widen(replica, partition + 1, records[0].offset)
@@ -111,12 +111,12 @@ class Bucket:
             records = records[bisect_left(records, start, key=attrgetter("offset")) :]
         if not records or replica.ingest is None:
             return
-        had, merge = len(said.dead), self.state.merge
+        had, merge = len(result.dead), self.state.merge
         merged = self.findings.before(merge, replica, partition, records)
-        replica.ingest.take(partition, records, said.elements, said.dead)
+        replica.ingest.take(partition, records, result.elements, result.dead)
         self.findings.after(merge, merged)
         if partition % self.ledger.topology.output.partitions != self.number:
-            del said.dead[had:]  # another bucket tells of them
+            del result.dead[had:]  # another bucket writes them
         if (torn := replica.ingest.torn) is not None:
             self.state.replicas.distrust(replica.name, torn)
             return
@@ -146,8 +146,8 @@ class Bucket:
                 "can (docs/spark-merge.md)"
             )
 
-        def accepted(each: AcceptedGap, gap: Gap, said: list[Element]) -> None:
-            out.extend(said)
+        def accepted(each: AcceptedGap, gap: Gap, elements: list[Element]) -> None:
+            out.extend(elements)
             why = f"by {each.who}: [{gap.start}, {gap.end}) is lost"
             self.findings.happened(NotificationKind.ACCEPTED_GAP, gap.input, why)
 
@@ -179,7 +179,7 @@ class Bucket:
         foreign: bool = False,
     ) -> None:
         """Takes the state that a snapshot's chunks are, at which so many steps were carried out,
-        and what was counted by then; a `foreign` one was the service's, which knows nothing of
+        and what was counted by then; a `foreign` one was the service's, which has no
         steps.
 
         Raises:
@@ -196,7 +196,7 @@ class Bucket:
         self.findings.resume(counted, self.state.merge.gap)
         if foreign:
             self._begin(self.plan.steps[0], [])
-        else:  # who is wanted and is not merged is expected again
+        else:  # desired replicas that are not merged are expected again
             reconcile(self.state, self.ledger, accepted=_nothing)
 
 

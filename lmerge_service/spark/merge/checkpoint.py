@@ -57,8 +57,8 @@ def align(checkpoint: str, topics: Mapping[str, Mapping[int, int]]) -> None:
         _remove(files, f"{root}/sources/0", "0")
         return
     version, metadata, _ = _lines(files, f"{root}/offsets/{last}")
-    told = {topic: {str(n): at for n, at in found.items()} for topic, found in topics.items()}
-    text = "\n".join([version, metadata, json.dumps(told, separators=(",", ":"))])
+    offsets = {topic: {str(n): at for n, at in found.items()} for topic, found in topics.items()}
+    text = "\n".join([version, metadata, json.dumps(offsets, separators=(",", ":"))])
     partial = f"{root}/offsets/.{last}.partial"
     with files.open_output_stream(partial) as stream:
         stream.write(text.encode())
@@ -113,8 +113,8 @@ def _lines(files: Any, path: str) -> tuple[str, str, str]:
     return version, metadata, offsets
 
 
-def _offsets(told: Any) -> Mapping[str, Mapping[int, int]]:
+def _offsets(document: Any) -> Mapping[str, Mapping[int, int]]:
     return {
         topic: {int(number): offset for number, offset in partitions.items()}
-        for topic, partitions in told.items()
+        for topic, partitions in document.items()
     }

@@ -7,13 +7,13 @@ Theory
     before it merges them (`store`).
 
     How records were packed depends on chance: on how much Spark reads at a time. In what order
-    they are merged must not, or a batch that is run again would say something else. So they are
+    they are merged must not, or a batch that is run again would have another output. So they are
     put in order by topic, partition and offset, and taken in slices of one size, in turn:
 
         a: 1 2 3 4 5    b: 7 8    slices of 2     →    a 1 2, b 7 8, a 3 4, a 5
 
-    In turn, since what replicas say at about the same time is often the same, and is found then
-    among what was seen lately.
+    In turn, since replicas often publish the same at about the same time, and the decoder keeps
+    what it has decoded lately.
 
 Invariants
     C1  `slices` depends on the records alone, not on how they were packed.
@@ -52,7 +52,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
     headers: dict[int, Headers] = {}
     keys: dict[int, bytes] = {}
     timestamps: list[int] = []
-    """Empty where nobody looks at them."""
+    """Empty where they are not needed."""
 
 
 NUDGE: Final = Chunk("", -1)
@@ -89,7 +89,7 @@ def slices(chunks: Iterable[Chunk]) -> Iterator[tuple[str, int, list[Record]]]:
 
 
 def _sliced(chunks: list[Chunk]) -> Iterator[list[Record]]:
-    """Slices of one partition; what they are made of is let go on the way."""
+    """Slices of one partition; what they are made of is released on the way."""
     chunks.sort(key=lambda chunk: chunk.offsets[0], reverse=True)
     records: list[Record] = []
     while chunks:

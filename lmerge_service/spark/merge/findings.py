@@ -2,8 +2,8 @@
 
 Theory
     In the service guards judge what replicas do; here there are none, and nothing is held back or
-    put into quarantine. What a replica did wrong is counted all the same, and told as the service
-    tells it: as records of `OUTPUT.events`, with the first offending record where it is known.
+    put into quarantine. What a replica did wrong is counted all the same, and reported as the
+    service does: as records of `OUTPUT.events`, with the first offending record where it is known.
 
     Batches may be run twice, so both are functions of the batches so far: the counts are kept with
     the state (`store`), and each record has an id that is the same whenever it is written. Of
@@ -58,7 +58,7 @@ class Found:
     breaches: Counter[tuple[str, str]] = field(default_factory=Counter)
     """By replica and kind."""
     evidence: list[Evidence] = field(default_factory=list)
-    """Without the time, which is whoever writes it to say."""
+    """Without the time, which is added when it is written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class _Slice:
 
 
 class Findings:
-    """Of one bucket, for its life."""
+    """Of one bucket, from its first batch on."""
 
     def __init__(self, topology: Topology, task: int) -> None:
         limits = topology.limits
@@ -146,7 +146,7 @@ class Findings:
             reason=f"{what}, {count} times", remedy=_REMEDY,
             first=None if breach is None else self._place(breach, each),
             output=ReportedVersion(merge.max_stable),
-            replicas={name: said for name, said in stables.items() if name != replica},
+            replicas={name: version for name, version in stables.items() if name != replica},
         )  # fmt: skip
         if breach is None or breach.kept is None:
             return evidence
@@ -155,16 +155,16 @@ class Findings:
     def _place(self, breach: Breach, each: _Slice) -> Place | None:
         """Of the record by which a rule was broken. Where a record is not its element (a dialect,
         a replica that is normalised): the last of the slice, at which it showed. None: another
-        replica's record brought it to light."""
+        replica's record revealed it."""
         replica = each.replica
         if breach.input != replica.name:
             return None
         shown = each.records[-1]
         if replica.replica.format == "wire":
-            shown = next((r for r in each.records if self._says(r, breach.element)), shown)
+            shown = next((r for r in each.records if self._is_record_of(r, breach.element)), shown)
         return Place.of(replica.replica.topic, each.partition, shown.offset, shown.value)
 
-    def _says(self, record: Record, element: Element) -> bool:
+    def _is_record_of(self, record: Record, element: Element) -> bool:
         try:
             return self._decoder.decode(record.value) == element
         except ElementError:
@@ -173,7 +173,7 @@ class Findings:
     # --- what else ------------------------------------------------------------------------------
 
     def happened(self, kind: NotificationKind, replica: str, reason: str) -> None:
-        """Tells what is no breach."""
+        """Reports what is no breach."""
         self.counts[kind.value, replica] += 1
         self._put(
             Evidence(
@@ -198,7 +198,7 @@ class Findings:
 
 
 def _news(merge: Operator, each: _Slice) -> Counter[tuple[str, str]]:
-    """What was counted since; an input that was attached anew has begun to count anew."""
+    """What was counted since; an input that was attached again has begun to count again."""
     news: Counter[tuple[str, str]] = Counter()
     known = {id(source) for source, _ in each.before}
     fresh: Sequence[tuple[Input, Mapping[BreachKind, int]]]

@@ -2,18 +2,19 @@
 
 Theory
     A bucket's state is the service's, so what is stored of it makes a `TaskState` here as it does
-    in a worker. What a bucket does not know is how far the job has read what is not for it: that
-    is in the checkpoint. The state goes to the merge's state topic as a snapshot with a mark
+    in a worker. A bucket lacks the positions in records that are not for it: these are in the
+    checkpoint. The state goes to the merge's state topic as a snapshot with a commit record
     behind it, in transactions of the task: a worker that is started then recovers from there.
 
-        checkpoint: head, pages, log ─▶ TaskState ─▶ OUTPUT.state: chunks, mark ─▶ `lmerge run`
+        checkpoint: head, pages, log ─▶ TaskState ─▶ OUTPUT.state ─▶ `lmerge run`
+                                                   chunks, commit record
 
 Who owns what
-    The job must have ended: its last batch complete, and nobody else at its checkpoint.
+    The job must have ended: its last batch complete, and its checkpoint not in use.
 
 What happens on a crash
-    A task whose mark is written is handed over, the others are not: to be run again. Before all
-    are, the job may still go on instead; afterwards its checkpoint is refused.
+    A task whose commit record is written is handed over, the others are not: to be run again.
+    Before all are, the job may still go on instead; afterwards its checkpoint is refused.
 """
 
 import hashlib
@@ -74,7 +75,7 @@ def states_of(spark: SparkSession, topology: Topology, checkpoint: str) -> Itera
         ConfigurationError, StateError: as `last_batch`.
     """
     plan, done = last_batch(topology, checkpoint)
-    _ = spark.streams  # starts what state is asked of, in a session that has run no query yet
+    _ = spark.streams  # starts what reads state, in a session that has run no query yet
     work = work_of(topology, plan, bucket_keys(topology.output.partitions))
     for number, key in enumerate(work.keys):
         yield _state(work, number, StoredVariables(spark, checkpoint, key), done.topics)
@@ -95,8 +96,8 @@ def _state(
 async def hand_over(
     topology: Topology, cluster: Cluster, states: Iterator[TaskState], checkpoint: str
 ) -> None:
-    """Writes a checkpoint's states to the state topic, from where a worker goes on, and into the
-    checkpoint that it was handed over.
+    """Writes a checkpoint's states to the state topic, from where a worker goes on, and records in
+    the checkpoint that it was handed over.
 
     Raises:
         FencedError: a worker leads a task.
@@ -137,7 +138,7 @@ async def _snapshot(sink: Sink, state: TaskState, slot: int) -> SnapshotPlace:
         nonlocal first, last, waiting
         behind = (await sink.commit(Outbox(state=waiting))).state
         if behind is None:
-            raise StateError("the broker did not say where the snapshot is")
+            raise StateError("the broker did not report the offset of the snapshot")
         first = behind - len(waiting) if first < 0 else first
         last, waiting = behind - 1, []
 

@@ -1,16 +1,16 @@
-"""The driver of a merge in Spark: starts the query, and starts it anew when something changes.
+"""The driver of a merge in Spark: starts the query, and restarts it when something changes.
 
 Theory
     Spark's query reads the topics that it was started with. So whenever the plan has a next step
     (`planning`), the query is stopped, the step written to the checkpoint, and the query started
     again, which goes on where it was; that takes a second or two. A batch that was under way is
     run again, by the steps that counted when it was planned; where topics come or go, alone, since
-    what is read next can be told to Spark between two batches only (`checkpoint`).
+    Spark takes other topics between two batches only (`checkpoint`).
 
     Records that are gone before they were merged exclude their replica, as in the service. They
     are noticed by looking where logs begin and end: before a query is started, every two seconds,
     and whenever a query has failed, as Spark's does when it finds them gone (`failOnDataLoss`)
-    while it reads. Nothing of that batch has been written then, so it is planned anew.
+    while it reads. Nothing of that batch has been written then, so it is planned again.
 
 Who owns what
     A `Job` owns the streaming query while `run` runs. The session is the caller's. Kafka's clients
@@ -71,7 +71,7 @@ __all__ = ("Job", "Progress", "Settings")
 log = structlog.get_logger()
 
 _LOOK_SECONDS: Final = 2
-_BELIEVED: Final = 2
+_MISSING_TIMES: Final = 2
 _EARLIEST: Final = -2
 _PLACE: Final = ("topic", "partition", "offset")
 
@@ -114,7 +114,7 @@ class Job:
         topology: Topology,
         settings: Settings,
         *,
-        tell: Callable[[Progress], object] = lambda _: None,
+        report: Callable[[Progress], object] = lambda _: None,
     ) -> None:
         self.stop = threading.Event()
         """Set, the job ends: after two seconds at the latest, and what Spark takes to stop."""
@@ -126,15 +126,15 @@ class Job:
         """By replica that is not merged since its topic has lost records, why."""
         self._topology = topology
         self._settings = settings
-        self._tell = tell
+        self._report = report
         self._cluster = Cluster(connection_of(topology.kafka))
         self._ledger = Ledger(topology)
-        self._out: set[str] = set()
-        """Replicas of which the log has told that they are not merged."""
+        self._logged_out: set[str] = set()
+        """Replicas that the log has reported as excluded."""
         self._undone: list[bytes | None] = []
-        """Decisions that the ledger has and no step."""
+        """Decisions that are in the ledger and in no step."""
         self._missing: Counter[str] = Counter()
-        self._told = -1
+        self._reported = -1
         self._plan: Plan | None = None
 
     def open(self) -> None:
@@ -203,7 +203,7 @@ class Job:
         return plan
 
     async def _prepare(self) -> None:
-        """Makes the merge's own topics, and makes known what the topology file says."""
+        """Makes the merge's internal topics, and records the topology file in the control log."""
         async with self._cluster.topics() as topics:
             await prepare(topics, self._topology)
         control = self._cluster.log(self._topology.output.control_topic)
@@ -222,9 +222,9 @@ class Job:
             for standing in section.commit.replicas.values():
                 at = starts.setdefault(standing.topic, [])
                 at += [_EARLIEST] * (max(standing.partitions, default=-1) + 1 - len(at))
-                for number, mark in standing.partitions.items():
+                for number, position in standing.partitions.items():
                     known = at[number]
-                    at[number] = mark.next if known == _EARLIEST else min(known, mark.next)
+                    at[number] = position.next if known == _EARLIEST else min(known, position.next)
         return Adopted(str(path.absolute()), [each.digest for each in found], starts)
 
     async def _require_empty_output(self) -> None:
@@ -235,7 +235,7 @@ class Job:
             ends = await source.high_watermarks(places)
         if any(ends.values()):
             raise ConfigurationError(
-                f"topic {output.topic} has records, and a new checkpoint knows none of them: go on "
+                f"topic {output.topic} has records, and a new checkpoint has none of them: go on "
                 "with the checkpoint of who wrote them, or with --from FILE (`lmerge state "
                 "export`), or use a new output topic"
             )
@@ -243,8 +243,8 @@ class Job:
     async def _require_latest(self, path: Path, found: list[Section]) -> None:
         """The merge has not gone on since its state was exported."""
         async for partition, recovery in recoveries(self._topology, self._cluster):
-            mark, saved = await recovery.last_commit(fenced=False), found[partition].commit
-            if mark is None or (mark.transaction, mark.output_records) != (
+            last, saved = await recovery.last_commit(fenced=False), found[partition].commit
+            if last is None or (last.transaction, last.output_records) != (
                 saved.transaction,
                 saved.output_records,
             ):
@@ -265,35 +265,35 @@ class Job:
             plan = plan.with_step(step)
             plan.save(self._settings.checkpoint)
             self._undone = []
-            self._out -= step.begins.keys()
+            self._logged_out -= step.begins.keys()
             for name, why in step.gone.items():
-                self._tell_out(name, why)
+                self._report_excluded(name, why)
             for name, begin in step.widens.items():
                 replica, width = self._ledger.replicas[name].replica, len(begin.beginnings)
                 if replica.is_known_by_partition:
                     why = f"topic {replica.topic} got {width} partitions, and is known by partition"
-                    self._tell_out(name, why)
+                    self._report_excluded(name, why)
         self._exclude(plan)
         return plan
 
     def _exclude(self, plan: Plan) -> None:
-        """Knows, and tells of, who is excluded since records were lost."""
+        """Keeps, and logs, which replicas are excluded since records were lost."""
         excluded = {}
         for name, lost in plan.lost().items():
-            wanted = self._ledger.replicas.get(name)
+            desired = self._ledger.replicas.get(name)
             if (
-                wanted is None
-                or wanted.state is DesiredState.DETACHED
-                or wanted.epoch != lost.epoch
+                desired is None
+                or desired.state is DesiredState.DETACHED
+                or desired.epoch != lost.epoch
             ):
                 continue
-            excluded[name] = f"topic {wanted.replica.topic} {lost.why}"
+            excluded[name] = f"topic {desired.replica.topic} {lost.why}"
             if name not in self.excluded:
-                self._tell_out(name, lost.why)
+                self._report_excluded(name, lost.why)
         self.excluded = excluded
 
-    def _tell_out(self, name: str, why: str) -> None:
-        self._out.add(name)
+    def _report_excluded(self, name: str, why: str) -> None:
+        self._logged_out.add(name)
         topic = self._ledger.replicas[name].replica.topic
         log.warning("replica held out", replica=name, topic=topic, why=why)
 
@@ -306,7 +306,7 @@ class Job:
         work = work_of(self._topology, plan, keys)
         numbers = emitted(spark, work, checkpoint, batches=done.next)
         _run(require_unwritten(self._cluster, work, numbers, why))
-        log.warning("batch planned anew", batch=done.next, why=why)
+        log.warning("batch planned again", batch=done.next, why=why)
         plan = plan.unplanned(done.next)
         plan.save(checkpoint)
         unplan(checkpoint, done.next)
@@ -366,20 +366,20 @@ class Job:
         return due
 
     async def _look(self) -> Seen:
-        """Folds what was decided, and asks which topics there are."""
+        """Folds the decisions, and finds which topics there are."""
         ledger, cluster, limits = self._ledger, self._cluster, self._topology.limits
         read = planned(self._settings.checkpoint).topics
         async with cluster.log(self._topology.output.control_topic) as decisions:
             async for record in decisions.read(ledger.offset):
                 ledger.fold(record.offset, record.value)
                 self._undone.append(record.value)
-        wanted = {each.replica.topic for each in ledger.attached()}
-        wanted |= read.keys() - {self._topology.output.control_topic}
+        desired = {each.replica.topic for each in ledger.attached()}
+        desired |= read.keys() - {self._topology.output.control_topic}
         async with (
             cluster.topics() as topics,
             cluster.source(max_record_bytes=limits.max_record_bytes) as source,
         ):
-            found = await topics.describe(wanted)
+            found = await topics.describe(desired)
             places = [
                 TopicPartition(topic, number)
                 for topic, info in found.items()
@@ -387,10 +387,10 @@ class Job:
             ]
             beginnings = await source.beginnings(places)
             ends = await source.high_watermarks(places)
-        for topic in wanted:
+        for topic in desired:
             self._missing[topic] = 0 if topic in found else self._missing[topic] + 1
-        believed = frozenset(t for t, times in self._missing.items() if times >= _BELIEVED)
-        return Seen(found, beginnings, ends, self._undone, believed, read)
+        deleted = frozenset(t for t, times in self._missing.items() if times >= _MISSING_TIMES)
+        return Seen(found, beginnings, ends, self._undone, deleted, read)
 
     # --- the query --------------------------------------------------------------------------------
 
@@ -433,32 +433,32 @@ class Job:
                 with spark_errors(self._doing):
                     ended = query.awaitTermination(_LOOK_SECONDS)
             except LMergeError:
-                if self.stop.is_set():  # Spark's Python workers were told to end, too
+                if self.stop.is_set():  # Spark's Python workers got the signal to end, too
                     return False
-                # Spark does not bear that a topic is deleted; looking twice is to believe it.
-                if any(self._is_due(plan, failed=True) for _ in range(_BELIEVED)):
+                # Spark fails when a topic is deleted; it is taken for deleted when missing twice.
+                if any(self._is_due(plan, failed=True) for _ in range(_MISSING_TIMES)):
                     return False
                 raise
-            self._report(query)
+            self._report_progress(query)
             if ended:
                 return True
             if self._is_due(plan):
                 return False
         return False
 
-    def _report(self, query: StreamingQuery) -> None:
+    def _report_progress(self, query: StreamingQuery) -> None:
         for each in query.recentProgress:
             number = each["batchId"]
-            if number > self._told and each["durationMs"].get("addBatch") is not None:
-                self._told = number
+            if number > self._reported and each["durationMs"].get("addBatch") is not None:
+                self._reported = number
                 seconds = each["durationMs"]["triggerExecution"] / 1000
                 found = observed(each.observedMetrics)
                 records, behind = each["numInputRows"], _behind(each)
-                self._tell(Progress(number, records, seconds, behind, found.breaches))
+                self._report(Progress(number, records, seconds, behind, found.breaches))
                 for evidence in found.evidence:
                     if (
                         evidence.kind != NotificationKind.EXCLUDED
-                        or evidence.replica not in self._out
+                        or evidence.replica not in self._logged_out
                     ):
                         _warn(evidence)
 
@@ -473,7 +473,7 @@ def _warn(evidence: Evidence) -> None:
 
 
 def _behind(progress: Mapping[str, Any]) -> dict[str, int]:
-    """As Spark tells it: places by topic and partition, as JSON."""
+    """As Spark reports it: offsets by topic and partition, as JSON."""
     behind: Counter[str] = Counter()
     for source in progress["sources"]:
         read, there = (_places(source[at]) for at in ("endOffset", "latestOffset"))
@@ -487,7 +487,7 @@ def _places(text: str | None) -> dict[str, dict[str, int]]:
     return msgspec.json.decode(text or "null", type=dict[str, dict[str, int]] | None) or {}
 
 
-def _run(asking: Coroutine[Any, Any, R]) -> R:
+def _run(call: Coroutine[Any, Any, R]) -> R:
     """The caller may be in an event loop, as in a notebook."""
     with ThreadPoolExecutor(1) as apart:
-        return apart.submit(asyncio.run, asking).result()
+        return apart.submit(asyncio.run, call).result()

@@ -5,7 +5,7 @@ Theory
     word). With the buckets' numbers for keys two of them may share a task, while another task
     has none: 0 to 3 go to partitions 3, 3, 2, 3 of 4. So each bucket gets the least number that
     falls where it belongs. The hash is as old as Spark's data and cannot change under a
-    checkpoint; asking Spark itself would cost a job at each start.
+    checkpoint; a query to Spark itself would cost a job at each start.
 
     >>> bucket_keys(4)
     (12, 6, 2, 0)

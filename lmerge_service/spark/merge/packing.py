@@ -2,20 +2,20 @@
 
 Theory
     A bucket is an output partition, and needs the elements whose logical key is routed there, as
-    the service's tasks do; who owns what is found here once instead of in every bucket:
+    the service's tasks do; the buckets of a record are found here once, and not in every bucket:
 
     | record | goes to |
     |---|---|
     | insert, adjust | the bucket of its payload's key (`Router`) |
     | stable | all |
-    | no element | the one that tells of its dead letter: partition mod buckets |
+    | no element | the one that writes its dead letter: partition mod buckets |
     | the first of a piece of a later incarnation | all, so that none goes on with the old one |
-    | of a dialect | all: what it means depends on those before it |
+    | of a dialect | all: its meaning depends on those before it |
     | of a co-partitioned replica | the bucket of its partition |
     | of the control topic | wakes all up |
 
-    A bucket looks at what it is given once more, by `Ingest`: so a record that goes to more
-    buckets than need it does no harm.
+    A bucket checks its records once more, by `Ingest`: so a record that goes to more buckets than
+    need it does no harm.
 
 Cost
     2 µs a record, of which decoding is half. A worker keeps one decoder and one router for all
@@ -61,7 +61,7 @@ def rule_of(work: Work) -> Rule:
 
 def packing(work: Work) -> Callable[[Iterator[pa.RecordBatch]], Any]:
     """For `mapInArrow`: from (source, partition, offset, timestamp, key, headers, value) to
-    `CHUNKS`; the timestamp in milliseconds, headers as `told` gives them."""
+    `CHUNKS`; the timestamp in milliseconds, headers as text (`elements.headers_text`)."""
 
     def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         topics = work.plan.topics_at(batch_number())
@@ -94,18 +94,18 @@ class Piece:
         values: list[bytes | None],
         keys: list[bytes | None],
         times: list[int],
-        told: Sequence[str | None] = (),
+        headers: Sequence[str | None] = (),
     ) -> None:
         self.topic, self.partition = topic, partition
         self.offsets, self.values, self.keys, self.times = offsets, values, keys, times
         self.headers: dict[int, Headers] = {
-            at: headers_of(each) for at, each in enumerate(told) if each is not None
+            at: headers_of(each) for at, each in enumerate(headers) if each is not None
         }
 
     def some(self, places: Sequence[int], *, keyed: Sequence[int], timed: bool) -> Chunk:
         """Those at some places, with the keys of some of these."""
         headers, keys = self.headers, self.keys
-        wanted = set(keyed)
+        keyed_places = set(keyed)
         return Chunk(
             self.topic,
             self.partition,
@@ -115,7 +115,7 @@ class Piece:
             {
                 n: key
                 for n, at in enumerate(places)
-                if at in wanted and (key := keys[at]) is not None
+                if at in keyed_places and (key := keys[at]) is not None
             },
             [self.times[at] for at in places] if timed else [],
         )
@@ -127,9 +127,8 @@ def _pieces(batch: pa.RecordBatch) -> Iterator[Piece]:
     start = 0
     for (source, partition), run in groupby(zip(sources, partitions, strict=True)):
         count = sum(1 for _ in run)
-        offset, value, key, time, told = (each.slice(start, count) for each in columns)
+        offset, value, key, time, headers = (each.slice(start, count) for each in columns)
         start += count
-        said = () if told.null_count == count else told.to_pylist()
         yield Piece(
             source,
             partition,
@@ -137,7 +136,7 @@ def _pieces(batch: pa.RecordBatch) -> Iterator[Piece]:
             value.to_pylist(),
             key.to_pylist(),
             time.to_pylist(),
-            said,
+            () if headers.null_count == count else headers.to_pylist(),
         )
 
 
@@ -160,7 +159,7 @@ _Share = tuple[int, Sequence[int], Sequence[int]]
 
 
 class Tools:
-    """What a worker goes by."""
+    """What a worker keeps for its tasks."""
 
     def __init__(self, rule: Rule, buckets: int, key: tuple[str, ...]) -> None:
         self.decoder: WireDecoder = rule.decoder()
@@ -194,7 +193,7 @@ def shares(kind: Kind, buckets: int, piece: Piece, tools: Tools) -> list[_Share]
 def _owners(piece: Piece, tools: Tools, buckets: int) -> tuple[list[int | None], list[int]]:
     """The bucket of each record, None for all; and the places of those that are refused."""
     decoder, decode, headers = tools.decoder, tools.decoder.decode, piece.headers
-    keeps, teller = decoder.keeps, piece.partition % buckets
+    keeps, owner = decoder.keeps, piece.partition % buckets
     payloads: list[bytes | None] = []
     refused: list[int] = []
     for at, value in enumerate(piece.values):
@@ -214,7 +213,7 @@ def _owners(piece: Piece, tools: Tools, buckets: int) -> tuple[list[int | None],
     route = tools.router.partition_of
     owners = [None if payload is None else route(payload) for payload in payloads]
     for at in refused:
-        owners[at] = teller
+        owners[at] = owner
     for at in _firsts(piece):
         owners[at] = None
     return owners, refused

@@ -1,25 +1,26 @@
 """What is merged from which batch on: the part of a job that is neither data nor state.
 
 Theory
-    A batch that is run again must say what it said the first time, also after the job was started
-    anew and more has been decided since. So decisions don't reach the buckets when they are made
-    but with a *step*: what the control log holds by then, which topics are begun or gone, and from
-    which batch on it counts, one that has never been begun. The steps are written to the
+    A batch that is run again must have the output that it had the first time, also after the job
+    was restarted and more has been decided since. So decisions don't reach the buckets when they
+    are made but with a *step*: what the control log holds by then, which topics are begun or gone,
+    and from which batch on it counts, one that has never been begun. The steps are written to the
     checkpoint before the job that goes by them is started, and are only ever added to:
 
         step 0  from batch 0 on   decisions 1-3   begins a, b
         step 1  from batch 7 on   decision 4      begins c
         step 2  from batch 9 on   decision 5      (detaches a: its topic is not read any more)
 
-    A step begins with what was decided; who folds it is the service's own ledger. `Begin` is what
-    the service finds out for itself when it begins to merge a replica.
+    A step begins with decisions, which the service's own ledger folds. `Begin` is what the service
+    finds out for itself when it begins to merge a replica.
 
-    A topic that is to be read from its beginning once more (a release, an attachment anew, a topic
-    made anew) is dropped in one step and begun in a later one, when Spark's offsets are without it
-    (`checkpoint.align`).
+    A topic that is to be read from its beginning once more (a release, a second attachment, a topic
+    that was recreated) is dropped in one step and begun in a later one, when Spark's offsets are
+    without it (`checkpoint.align`).
 
     A batch that was planned, and whose records are gone before it was run, can never be run. It is
-    *unplanned* if the output has nothing of it: its number is planned again, by the steps of then.
+    *unplanned* if the output has nothing of it: its number is planned again, by the steps of that
+    time.
 
 Invariants
     P1  since rises from step to step; what a batch goes by never changes once something of it may
@@ -69,7 +70,7 @@ class Kind(msgspec.Struct, frozen=True):
 
 class Lost(msgspec.Struct, frozen=True):
     """A replica whose topic has lost records that were not merged: it is excluded until it is
-    attached anew, or its topic recreated."""
+    attached again, or its topic recreated."""
 
     epoch: int
     topic_id: str | None

@@ -1,17 +1,17 @@
 """The next step of a plan: what was decided, and which topics there are, against what is merged.
 
 Theory
-    For each replica that is wanted, what is read of its topic is compared with what is there:
+    For each desired replica, what is read of its topic is compared with what is there:
 
-    | wanted and | then |
+    | desired and | then |
     |---|---|
-    | read under this epoch, the same topic | it goes on; a wider topic is told |
-    | read under this epoch, made anew or deleted | gone; dropped |
+    | read under this epoch, the same topic | it goes on; a wider topic is recorded |
+    | read under this epoch, recreated or deleted | gone; dropped |
     | to be read, and what is next of it is gone | lost; dropped, and not begun under this epoch |
-    | not read, and Spark knows nothing of the topic | begun |
-    | not read, or under another epoch, and Spark still knows the topic | dropped, and waits |
+    | not read, and Spark does not have the topic | begun |
+    | not read, or under another epoch, and Spark still has the topic | dropped, and waits |
 
-    What is read and not wanted is dropped. Nothing here asks or changes anything.
+    What is read and not desired is dropped. These functions have no side effects.
 
     Next of a partition is where the last planned batch ends; of one that no batch has read, where
     it was begun; of one that the topic has got since, 0. It is gone if the log begins behind it or
@@ -34,25 +34,25 @@ __all__ = ("Planned", "Seen", "kind_of", "next_step", "unreadable")
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What the checkpoint tells of batches."""
+    """The batches that are in the checkpoint."""
 
     next: int
     """The first that was never planned."""
     topics: Mapping[str, Mapping[int, int]]
-    """By topic and partition, up to where the last planned one reads: those that Spark knows."""
+    """By topic and partition, up to where the last planned one reads: those that Spark has."""
 
 
 @dataclass(slots=True)
 class Seen:
-    """What Kafka tells."""
+    """What Kafka reports."""
 
     topics: Mapping[str, TopicInfo]
     beginnings: Mapping[TopicPartition, int]
     ends: Mapping[TopicPartition, int]
     decisions: Sequence[bytes | None]
     """Those of the control log that no step has; the ledger has folded them."""
-    believed: frozenset[str] = frozenset()
-    """Topics that have been missing for so long that it is believed."""
+    deleted: frozenset[str] = frozenset()
+    """Topics that were missing several times in a row."""
     read: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     """By topic and partition, up to where batches that were planned by then read: what `ends` may
     be compared with, as a query that runs goes on meanwhile."""
@@ -72,8 +72,8 @@ class _Next:
 def next_step(plan: Plan, ledger: Ledger, seen: Seen, planned: Planned) -> Step | None:
     """The step that is due; None if there is nothing new."""
     before, due = plan.topics, _Next()
-    for wanted in ledger.attached():
-        _compare(wanted, plan, seen, planned, due)
+    for desired in ledger.attached():
+        _compare(desired, plan, seen, planned, due)
     if plan.steps and not seen.decisions and due == _Next(topics=dict(before)):
         return None
     return Step(
@@ -102,7 +102,7 @@ def unreadable(plan: Plan, seen: Seen, done: Planned, planned: Planned) -> str |
             continue
         info = seen.topics.get(topic)
         if info is None:
-            why = "was deleted" if topic in seen.believed else None
+            why = "was deleted" if topic in seen.deleted else None
         elif info.id != kind.topic_id:
             why = "was recreated"
         else:
@@ -119,7 +119,7 @@ def _next_of(plan: Plan, planned: Planned, topic: str) -> Mapping[int, int]:
 
 
 def _loss(topic: str, seen: Seen, needed: Mapping[int, tuple[int, int]]) -> str | None:
-    """Why a topic lacks records, in words; `needed` gives by partition the offset of the first
+    """Why a topic lacks records; `needed` gives by partition the offset of the first
     one that is needed, and the one behind the last that is known to have been there."""
     for number, (position, known) in sorted(needed.items()):
         begins = seen.beginnings.get(TopicPartition(topic, number), 0)
@@ -138,18 +138,18 @@ def _loss(topic: str, seen: Seen, needed: Mapping[int, tuple[int, int]]) -> str 
     return None
 
 
-def _compare(wanted: DesiredReplica, plan: Plan, seen: Seen, planned: Planned, due: _Next) -> None:
-    replica, name, topic = wanted.replica, wanted.replica.name, wanted.replica.topic
+def _compare(desired: DesiredReplica, plan: Plan, seen: Seen, planned: Planned, due: _Next) -> None:
+    replica, name, topic = desired.replica, desired.replica.name, desired.replica.topic
     info, have = seen.topics.get(topic), plan.topics.get(topic)
-    known = have is not None and (have.replica, have.epoch) == (name, wanted.epoch)
+    known = have is not None and (have.replica, have.epoch) == (name, desired.epoch)
     lost = plan.lost().get(name)
-    if lost is not None and lost.epoch == wanted.epoch:
+    if lost is not None and lost.epoch == desired.epoch:
         if info is None or info.id == lost.topic_id:
             return
         have, known = None, False
     if known and info is None:
         assert have is not None
-        if topic in seen.believed:
+        if topic in seen.deleted:
             due.gone[name] = "was deleted"
         else:
             due.topics[topic] = have
@@ -158,7 +158,7 @@ def _compare(wanted: DesiredReplica, plan: Plan, seen: Seen, planned: Planned, d
         if info.id != have.topic_id:
             due.gone[name] = "was made anew: what it holds is merged from its beginning"
         elif (why := _lacks(plan, planned, topic, info, seen)) is not None:
-            due.lost[name] = Lost(wanted.epoch, info.id, why)
+            due.lost[name] = Lost(desired.epoch, info.id, why)
         elif info.partitions > have.width and not replica.co_partitioned:
             due.widens[name] = _begin(topic, info, seen)
             due.topics[topic] = msgspec.structs.replace(have, width=info.partitions)
@@ -166,10 +166,10 @@ def _compare(wanted: DesiredReplica, plan: Plan, seen: Seen, planned: Planned, d
             due.topics[topic] = have
     elif info is not None and have is None and topic not in planned.topics:
         if not plan.steps and (why := _lacks(plan, planned, topic, info, seen)) is not None:
-            due.lost[name] = Lost(wanted.epoch, info.id, why)  # since the state was exported
+            due.lost[name] = Lost(desired.epoch, info.id, why)  # since the state was exported
             return
         due.begins[name] = _begin(topic, info, seen)
-        due.topics[topic] = kind_of(replica, wanted.epoch, info)
+        due.topics[topic] = kind_of(replica, desired.epoch, info)
 
 
 def _lacks(plan: Plan, planned: Planned, topic: str, info: TopicInfo, seen: Seen) -> str | None:

@@ -7,7 +7,8 @@ Theory
     as in `decoding`: an array would cost each record that has none.
 
 What happens on a crash
-    Spark runs the batch again, from the state before it. It says the same, with the same numbers.
+    Spark runs the batch again, from the state before it. Its output is the same, with the same
+    numbers.
 """
 
 import time
@@ -23,11 +24,11 @@ from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 from lmerge_service.elements import Stable
 from lmerge_service.formats.wire import encode
 from lmerge_service.merge.state_file import chunks_of
-from lmerge_service.spark.hushing import silence_stdout
 from lmerge_service.spark.merge.bucket import Bucket, BucketResult
 from lmerge_service.spark.merge.packing import batch_number
 from lmerge_service.spark.merge.plan import Work
 from lmerge_service.spark.merge.store import run
+from lmerge_service.spark.silence import silence_stdout
 
 __all__ = ("EVIDENCE", "JOB", "LETTER", "RECORDS", "Counts", "MergeProcessor", "fresh")
 
@@ -68,10 +69,10 @@ class MergeProcessor(StatefulProcessor):
     ) -> Iterator[pd.DataFrame]:
         work, number = self._work, self._numbers[int(key[0])]
         chunks = [chunk for frame in rows for chunk in frame["chunk"]]
-        bucket, said = run(
+        bucket, result = run(
             self._variables, work.plan, number, lambda: fresh(work, number), self.batch(), chunks
         )
-        yield from _frames(bucket, said)
+        yield from _frames(bucket, result)
 
     def batch(self) -> int:
         """The number of the present batch."""
@@ -128,11 +129,11 @@ def _bytes(row: Any) -> bytes | None:
     return None if row is None else bytes(row[0])
 
 
-def _frames(bucket: Bucket, said: BucketResult) -> Iterator[pd.DataFrame]:
+def _frames(bucket: Bucket, result: BucketResult) -> Iterator[pd.DataFrame]:
     key_of = bucket.state.router.key_of
-    for start in range(0, len(said.elements), _ROWS):
-        some = said.elements[start : start + _ROWS]
-        first = said.first + start
+    for start in range(0, len(result.elements), _ROWS):
+        some = result.elements[start : start + _ROWS]
+        first = result.first + start
         yield pd.DataFrame(
             {
                 "target": None,
@@ -144,16 +145,16 @@ def _frames(bucket: Bucket, said: BucketResult) -> Iterator[pd.DataFrame]:
             },
             columns=_COLUMNS,
         )
-    if said.dead:
-        letters = [letter.to_record() for letter in said.dead]
+    if result.dead:
+        letters = [letter.to_record() for letter in result.dead]
         headers = [",".join(f"{n}={text.hex()}" for n, text in each) for _, _, each in letters]
         yield _aside(LETTER, [(key, value) for key, value, _ in letters], headers)
-    if said.found.evidence:
+    if result.found.evidence:
         now = int(time.time() * 1000)
-        told = (msgspec.structs.replace(each, at_ms=now) for each in said.found.evidence)
-        yield _aside(EVIDENCE, [each.to_record() for each in told])
-    if said.found.breaches:
-        found = [(*key, count) for key, count in said.found.breaches.items()]
+        stamped = (msgspec.structs.replace(each, at_ms=now) for each in result.found.evidence)
+        yield _aside(EVIDENCE, [each.to_record() for each in stamped])
+    if result.found.breaches:
+        found = [(*key, count) for key, count in result.found.breaches.items()]
         counts = msgspec.json.encode(Counts(bucket.number, found))
         yield _aside(JOB, [(None, counts)])
 

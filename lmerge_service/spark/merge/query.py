@@ -7,8 +7,8 @@ Theory
     How many buckets there are is fixed by the checkpoint, and by the output topic; each is alone in
     the shuffle partition of its number (`keys`).
 
-    Spark's sink writes at least once. What a batch writes again bears the same numbers, so that
-    readers know it (`formats.headers`).
+    Spark's sink writes at least once. What a batch writes again has the same numbers, so that
+    readers recognise it (`formats.headers`).
 
     What buckets find about replicas goes to the events topic, and with the counts to the job, as an
     observed metric of the batch (`found_in`).
@@ -29,7 +29,7 @@ from lmerge_service.formats.headers import SEQ_HEADER
 from lmerge_service.merge.findings.evidence import Evidence
 from lmerge_service.merge.internal_topics import largest_record
 from lmerge_service.spark.io.connection import kafka_options
-from lmerge_service.spark.io.elements import kafka_records, told
+from lmerge_service.spark.io.elements import headers_text, kafka_records
 from lmerge_service.spark.io.places import Topics, located
 from lmerge_service.spark.merge.packing import CHUNKS, packing
 from lmerge_service.spark.merge.plan import Plan, work_of
@@ -102,7 +102,7 @@ def _raw(records: DataFrame) -> DataFrame:
         "offset",
         F.unix_millis("timestamp").alias("timestamp"),
         "key",
-        told(F.col("headers")).alias("headers"),
+        headers_text(F.col("headers")).alias("headers"),
         "value",
     )
 
@@ -160,14 +160,14 @@ def _header(name: Column, value: Column) -> Column:
 @contextmanager
 def _settings(spark: SparkSession, buckets: int) -> Iterator[None]:
     """What the query needs, which takes a copy of the session's settings when it starts."""
-    wanted = {
+    desired = {
         "spark.sql.shuffle.partitions": str(buckets),
         f"{_STATE}.providerClass": _ROCKSDB,
         f"{_STATE}.rocksdb.changelogCheckpointing.enabled": "true",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
     }
-    before = {name: spark.conf.get(name, None) for name in wanted}
-    for name, value in wanted.items():
+    before = {name: spark.conf.get(name, None) for name in desired}
+    for name, value in desired.items():
         spark.conf.set(name, value)
     try:
         yield

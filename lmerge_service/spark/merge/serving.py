@@ -1,14 +1,14 @@
 """The HTTP side of a merge in Spark: deciding, health, and metrics, from the driver.
 
 Theory
-    The routes below /v1 are the worker's (`service.api`), over the same control log, so that
-    `lmerge attach`, `lmerge decisions` and all who speak to a worker speak to a job. What a
-    worker tells of its replicas lies in Spark's executors here, so there is no /status.
+    The routes below /v1 are the worker's (`http.api`), over the same control log, so that
+    `lmerge attach`, `lmerge decisions` and all clients of a worker work with a job. The replica
+    states of a worker's status are in Spark's executors here, so there is no /status.
 
 Who owns what
     `served` owns a thread with an event loop of its own, since the driver's thread waits for
-    Spark; on it the control log is followed, and HTTP served. What it tells of the job it reads
-    off the job, which changes on the driver's thread, one field at a time.
+    Spark; on it the control log is followed, and HTTP served. What it reports of the job it reads
+    from the job, which changes on the driver's thread, one field at a time.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ _BUCKETS: Final = (0.25, 0.5, 1, 2, 5, 10, 30, 60, 120, 300)
 
 
 class Metrics:
-    """What batches took; `tell` is for the job."""
+    """What batches took; the job calls `report`."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -62,14 +62,14 @@ class Metrics:
             ["replica", "partition", "kind"], registry=self.registry,
         )  # fmt: skip
 
-    def know(self, topology: Topology, job: Job) -> None:
-        """Shows what there is to know of a job's replicas from its start on."""
+    def register(self, topology: Topology, job: Job) -> None:
+        """Adds the metrics of a job's replicas, from its start on."""
         names = [each.name for each in topology.replicas]
         for labels in product(names, range(topology.output.partitions), BreachKind):
             self._breaches.labels(*labels)
         self.registry.register(_Excluded(names, job))
 
-    def tell(self, progress: Progress) -> None:
+    def report(self, progress: Progress) -> None:
         """A batch is through."""
         self._records.inc(progress.records)
         self._seconds.observe(progress.seconds)
@@ -82,7 +82,7 @@ class Metrics:
 
 
 class _Excluded(Collector):
-    """Who is not merged, as of now."""
+    """Which replicas are excluded now."""
 
     def __init__(self, names: Sequence[str], job: Job) -> None:
         self._names, self._job = names, job
@@ -113,7 +113,7 @@ def served(topology: Topology, job: Job, metrics: Metrics) -> Iterator[str]:
 
 @asynccontextmanager
 async def _served(topology: Topology, job: Job, metrics: Metrics) -> AsyncIterator[str]:
-    metrics.know(topology, job)
+    metrics.register(topology, job)
     log = Cluster(connection_of(topology.kafka)).log(topology.output.control_topic)
     async with LoggedControl(topology, log) as control:
         app = guarded(

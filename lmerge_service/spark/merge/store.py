@@ -12,15 +12,15 @@ Theory
 
     So each byte that comes is written once, and at most half a byte of snapshot beside it.
 
-    The worker keeps the operator between batches. Which worker gets the next batch of a bucket is
-    for Spark to say, so what a worker has may be old: then it merges the batches that it lacks, as
-    they stand in the log, and is up to date. Only who has nothing, or is older than the log, reads
-    the pages. A token that is made with each transaction tells whether what a worker has is what
+    The worker keeps the operator between batches. Spark chooses which worker gets the next batch of
+    a bucket, so what a worker has may be old: then it merges the batches that it lacks, from the
+    log, and is up to date. Only a worker that has nothing, or an older state than the log, reads
+    the pages. A token that is made with each transaction shows whether what a worker has is what
     the store has: a batch that failed, or was run elsewhere as well, leaves another token.
 
-    Why not a map of events in Spark's store: an operation takes 30 to 80 µs, and a stable asks
-    for ranges of ends, which it does not have. Why not the operator as one value: each batch would
-    write all that lives.
+    Why not a map of events in Spark's store: an operation takes 30 to 80 µs, and a stable needs
+    ranges of ends, which it does not have. Why not the operator as one value: each batch would
+    write the whole state.
 
 Invariants
     B1  Pages and log together are the state at the head's transaction.
@@ -28,7 +28,7 @@ Invariants
 
 Cost
     A batch: two operations of the store and one for each of its chunks (50 µs each), and its
-    bytes. Memory: in each worker of an executor one operator for each bucket that it has met.
+    bytes. Memory: in each worker of an executor one operator for each bucket that it has run.
 """
 
 import uuid
@@ -90,7 +90,7 @@ class _Head(msgspec.Struct, frozen=True, array_like=True):
     """The log's first entry; the others follow."""
     next: int
     log_bytes: int
-    said: int
+    emitted: int
     """The number of the last record that the bucket has emitted."""
     counted: Counted
     """In the snapshot, of `findings`."""
@@ -146,12 +146,12 @@ def run(
     kept = stored.opened(cache.pop((plan.id, number), None), fresh)
     bucket = kept.bucket
     bucket.plan = plan
-    said = bucket.apply(batch, map(unpacked, chunks))
+    result = bucket.apply(batch, map(unpacked, chunks))
     kept.token = stored.committed(kept, batch, chunks)
     cache[plan.id, number] = kept
     while len(cache) > _KEPT_BUCKETS:
         cache.popitem(last=False)
-    return bucket, said
+    return bucket, result
 
 
 class Stored:
@@ -175,9 +175,9 @@ class Stored:
         return head
 
     @property
-    def said(self) -> int | None:
+    def emitted(self) -> int | None:
         """The number of the last record that the bucket has emitted; None: nothing is stored."""
-        return None if self._head is None else self._head.said
+        return None if self._head is None else self._head.emitted
 
     def opened(self, kept: Kept | None, fresh: Fresh) -> Kept:
         """The bucket as of the head, from what a worker has if that is of use."""
@@ -261,7 +261,7 @@ class Store(Stored):
                 token=token,
                 next=number,
                 log_bytes=head.log_bytes + size,
-                said=kept.bucket.state.output_records,
+                emitted=kept.bucket.state.output_records,
             )
         )
         return token
@@ -286,7 +286,7 @@ class Store(Stored):
                 first=0,
                 next=0,
                 log_bytes=0,
-                said=state.output_records,
+                emitted=state.output_records,
                 counted=bucket.findings.counted(),
             )
         )

@@ -25,16 +25,16 @@ __all__ = ("emitted", "require_unwritten")
 
 def emitted(spark: SparkSession, work: Work, checkpoint: str, *, batches: int) -> list[int]:
     """By bucket, the number of its last record as of the last of so many complete batches."""
-    _ = spark.streams  # starts what state is asked of, in a session that has run no query yet
+    _ = spark.streams  # starts what reads state, in a session that has run no query yet
     found = []
     for number, key in enumerate(work.keys):
-        said = Stored(StoredVariables(spark, checkpoint, key)).said if batches else None
-        found.append(fresh(work, number).state.output_records if said is None else said)
+        last = Stored(StoredVariables(spark, checkpoint, key)).emitted if batches else None
+        found.append(fresh(work, number).state.output_records if last is None else last)
     return found
 
 
 async def require_unwritten(cluster: Cluster, work: Work, emitted: list[int], why: str) -> None:
-    """Makes sure that a batch that cannot be run may be planned anew; `why` says why it cannot.
+    """Makes sure that a batch that cannot be run may be planned again; `why` is why it cannot.
 
     Raises:
         StateError: the output has records of it, so what comes behind them cannot be known.
@@ -43,11 +43,11 @@ async def require_unwritten(cluster: Cluster, work: Work, emitted: list[int], wh
     topology = work.topology
     topic = topology.output.topic
     async with cluster.source(max_record_bytes=largest_record(topology)) as source:
-        for number, said in enumerate(emitted):
+        for number, before in enumerate(emitted):
             last = await _last_number(source, TopicPartition(topic, number))
-            if last > said:
+            if last > before:
                 raise StateError(
-                    f"{topic}-{number} has records {said + 1} to {last} of a batch that was not "
+                    f"{topic}-{number} has records {before + 1} to {last} of a batch that was not "
                     f"complete when the job ended, and what it was made of is gone: {why}; merge "
                     "into a new output topic, with a new --checkpoint"
                 )

@@ -8,21 +8,22 @@ Theory
         ⟨flight, [d, a)⟩   for each departed(d), a the least arrived with d < a <= d + limit,
                            else d + limit
 
-    *Early* tells more than that, and takes it back in time: a flight is announced by its schedule,
+    *Early* emits more than that, and retracts it in time: a flight is announced by its schedule,
     which is withdrawn when it departs at another time, is cancelled, or has not departed when the
-    mark passes; the arrival is first what is expected on departure, and the limit once the mark
-    has passed that. *Final* tells a flight when its arrival is final. Since its departure lies far
-    back by then, the stable waits for the earliest flight that is still in the air.
+    watermark passes; the arrival is first what is expected on departure, and the limit once the
+    watermark has passed that. *Final* emits a flight when its arrival is final. Since its departure
+    lies far back by then, the stable waits for the earliest flight that is still in the air.
 
-        scheduled 8:00–10:00   departed 8:20, expected 10:20   mark 10:30       arrived 10:40
+        scheduled 8:00–10:00   departed 8:20, expected 10:20   watermark 10:30  arrived 10:40
         insert [8:00, 10:00)   remove it, insert [8:20, 10:20)  adjust to limit  adjust to 10:40
 
 Invariants
-    A1  What is told and may still change ends at the stable or later; an announcement begins there.
+    A1  An emitted event that may still change ends at the stable or later; an announcement begins
+        there.
     A2  Of final flights nothing is kept.
-    A3  What the early plan has to know of the facts below a stable is in what was said by then:
-        a flight that begins below it has departed, one that begins there is announced, and has
-        departed if a fact says so that is not below.
+    A3  The early plan can recover everything it needs about facts below a stable from the output
+        up to it: a flight that begins below it has departed, one that begins there is announced,
+        and has departed if there is such a fact that is not below.
 
 Cost
     Linear in the flights that are announced or in the air, per batch.
@@ -56,8 +57,8 @@ class Airborne:
     def begin(self, plan: Plan) -> Operator:
         return _Early(self, plan.grid) if plan.early else _Final(self, plan.grid)
 
-    def resume(self, plan: Plan, said: TDB) -> Operator | None:
-        return _Early(self, plan.grid).recall(said) if plan.early else None
+    def resume(self, plan: Plan, output: TDB) -> Operator | None:
+        return _Early(self, plan.grid).restore(output) if plan.early else None
 
 
 class _Journey(msgspec.Struct):
@@ -105,14 +106,16 @@ class _Flights:
         return self._journeys.setdefault((flight, departs), _Journey())
 
     def _forecast(self, flight: bytes, row: Row | None) -> None:
-        """What a schedule says, until something else is known; for the early plan."""
+        """Takes a schedule, until something else is known; for the early plan."""
 
     def _end(self, departs: int, journey: _Journey) -> int:
         return departs + self.shape.limit if journey.arrived is None else journey.arrived
 
-    def _target(self, mark: int) -> int:
-        """The stable that the mark allows."""
-        on_grid = mark if mark in (START, INFINITY) else mark // self._grid * self._grid
+    def _target(self, watermark: int) -> int:
+        """The stable that the watermark allows."""
+        on_grid = (
+            watermark if watermark in (START, INFINITY) else watermark // self._grid * self._grid
+        )
         return max(on_grid, self._stable)
 
     def _rise(self, stable: int) -> list[Element]:
@@ -121,10 +124,10 @@ class _Flights:
         self._stable = stable
         return [Stable(stable)]
 
-    def _forget_orphans(self, mark: int) -> None:
+    def _forget_orphans(self, watermark: int) -> None:
         """Arrivals whose departure cannot come any more."""
         for key, journey in list(self._journeys.items()):
-            if not journey.departed and key[1] < mark:
+            if not journey.departed and key[1] < watermark:
                 del self._journeys[key]
 
     def save(self) -> Any:
@@ -142,22 +145,22 @@ class _Flights:
 
 
 class _Early(_Flights):
-    """Tells what is to be expected, and revises it."""
+    """Emits what is to be expected, and revises it."""
 
     def __init__(self, shape: Airborne, grid: int) -> None:
         super().__init__(shape, grid)
         self._announced: dict[bytes, tuple[int, int]] = {}
-        self._told: dict[tuple[bytes, int], int] = {}
+        self._emitted: dict[tuple[bytes, int], int] = {}
 
-    def recall(self, said: TDB) -> Self:
-        """A3. What one plan has said another one may go on with: all mean the same."""
-        self._stable = said.stable
-        for flight, vs, ve in said:
+    def restore(self, output: TDB) -> Self:
+        """A3. One plan can go on from the output of another: all mean the same."""
+        self._stable = output.stable
+        for flight, vs, ve in output:
             assert isinstance(flight, bytes)
-            if ve < said.stable:
+            if ve < output.stable:
                 continue
-            self._told[flight, vs] = ve
-            if vs < said.stable:
+            self._emitted[flight, vs] = ve
+            if vs < output.stable:
                 self._journeys[flight, vs] = _Journey(departed=True, expected=ve)
             else:
                 self._announced[flight] = vs, ve
@@ -172,76 +175,76 @@ class _Early(_Flights):
             ve = row.get("arrives") or vs
             self._announced[flight] = vs, ve if ve > vs else vs + self.shape.limit
 
-    def advance(self, mark: int, point: int) -> list[Element]:
-        stable = self._target(mark)
-        wanted = self._wanted(stable, point)
-        said: list[Element] = []
-        for flight, vs in sorted({*wanted, *self._told}, key=lambda key: (key[1], key[0])):
-            old, new = self._told.get((flight, vs)), wanted.get((flight, vs))
+    def advance(self, watermark: int, point: int) -> list[Element]:
+        stable = self._target(watermark)
+        desired = self._desired(stable, point)
+        elements: list[Element] = []
+        for flight, vs in sorted({*desired, *self._emitted}, key=lambda key: (key[1], key[0])):
+            old, new = self._emitted.get((flight, vs)), desired.get((flight, vs))
             if old is None and new is not None:
-                said.append(Insert(flight, vs, new))
+                elements.append(Insert(flight, vs, new))
             elif old is not None and old != new:
-                said.append(Adjust(flight, vs, old, vs if new is None else new))
-        self._told = wanted
+                elements.append(Adjust(flight, vs, old, vs if new is None else new))
+        self._emitted = desired
         self._forget(stable)
-        return said + self._rise(stable)
+        return elements + self._rise(stable)
 
-    def _wanted(self, stable: int, point: int) -> dict[tuple[bytes, int], int]:
-        """What is to hold once this batch is told; A1 for the new stable."""
-        wanted = {}
+    def _desired(self, stable: int, point: int) -> dict[tuple[bytes, int], int]:
+        """The events to hold once this batch is emitted; A1 for the new stable."""
+        desired = {}
         for (flight, departs), journey in self._journeys.items():
             if not journey.departed or journey.left_out:
                 continue
             end = self._end(departs, journey)
-            if end < point and (flight, departs) not in self._told:
+            if end < point and (flight, departs) not in self._emitted:
                 self.skipped += 1
                 journey.left_out = True
                 continue
             if journey.arrived is None and departs < journey.expected >= stable:
                 end = min(end, journey.expected)
-            wanted[flight, departs] = end
-        in_the_air = {flight for flight, _ in wanted}
+            desired[flight, departs] = end
+        in_the_air = {flight for flight, _ in desired}
         for flight, (vs, ve) in list(self._announced.items()):
             if vs < stable or flight in in_the_air:
                 del self._announced[flight]
             elif vs + self.shape.limit >= point:
-                wanted[flight, vs] = max(ve, vs + 1)
-        return wanted
+                desired[flight, vs] = max(ve, vs + 1)
+        return desired
 
     def _forget(self, stable: int) -> None:
         for key, journey in list(self._journeys.items()):
             if journey.departed and self._end(key[1], journey) < stable:
                 del self._journeys[key]
-                self._told.pop(key, None)
+                self._emitted.pop(key, None)
         self._forget_orphans(stable)
 
     def save(self) -> Any:
         announced = [[flight, *ends] for flight, ends in self._announced.items()]
-        told = [[*key, ve] for key, ve in self._told.items()]
-        return [super().save(), announced, told]
+        emitted = [[*key, ve] for key, ve in self._emitted.items()]
+        return [super().save(), announced, emitted]
 
     def load(self, saved: Any) -> None:
-        common, announced, told = saved
+        common, announced, emitted = saved
         super().load(common)
         self._announced = {flight: (vs, ve) for flight, vs, ve in announced}
-        self._told = {(flight, vs): ve for flight, vs, ve in told}
+        self._emitted = {(flight, vs): ve for flight, vs, ve in emitted}
 
 
 class _Final(_Flights):
-    """Tells what is final."""
+    """Emits what is final."""
 
-    def advance(self, mark: int, point: int) -> list[Element]:
-        said: list[Insert[Any]] = []
+    def advance(self, watermark: int, point: int) -> list[Element]:
+        elements: list[Insert[Any]] = []
         for (flight, departs), journey in list(self._journeys.items()):
             end = self._end(departs, journey)
-            if not journey.departed or end >= mark:
+            if not journey.departed or end >= watermark:
                 continue
             del self._journeys[flight, departs]
             if end < point:
                 self.skipped += 1
             else:
-                said.append(Insert(flight, departs, end))
-        self._forget_orphans(mark)
-        said.sort(key=lambda each: (each.vs, each.payload))
+                elements.append(Insert(flight, departs, end))
+        self._forget_orphans(watermark)
+        elements.sort(key=lambda each: (each.vs, each.payload))
         waiting = [departs for (_, departs), each in self._journeys.items() if each.departed]
-        return [*said, *self._rise(min([self._target(mark), *waiting]))]
+        return [*elements, *self._rise(min([self._target(watermark), *waiting]))]

@@ -1,14 +1,14 @@
-"""Where a replica without memory begins: with the first fact, with a given one, or with those of
+"""Where a replica without state begins: with the first fact, with a given one, or with those of
 now.
 
 Theory
-    A replica that begins with the facts from S on knows every event that begins at S or later, so
-    it is correct from S + memory on (`Shape.memory`): that is its joining point, which it tells
-    with its next incarnation. With S as far as the facts are by now, its *mark*, the joining point
-    is where its windows have filled, and until the merge is there it waits for nobody and nobody
-    for it. Times of records must be those of their facts, as `feed` writes them. Where the facts
-    have ended, their end is the latest record: what begins there has only the end to say, and
-    joins at it.
+    A replica that begins with the facts from S on has every event that begins at S or later, so
+    it is correct from S + memory on (`Shape.memory`): that is its joining point, which the headers
+    of its next incarnation have. With the present watermark of the facts as S, the joining point is
+    where its windows have filled, and until the merge is there it waits for nobody and nobody for
+    it. Times of records must be those of their facts, as `feed` writes them. Where the facts have
+    ended, their end is the latest record: what begins there has only the end to emit, and joins
+    at it.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from lmerge_service.kafka.find import windows
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.tails import Tail, next_incarnation
 
-__all__ = ("Beginning", "anew", "check_kept", "mark_of")
+__all__ = ("Beginning", "check_kept", "next_beginning", "watermark_of")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +34,18 @@ class Beginning:
     joining_at: int
 
 
-def anew(tail: Sequence[Tail], since: int | None, memory: int) -> Beginning:
-    """The incarnation after those whose last words are given."""
+def next_beginning(tail: Sequence[Tail], since: int | None, memory: int) -> Beginning:
+    """The incarnation after those of the last records given."""
     incarnation = next_incarnation(tail)
     if since is None:
         return Beginning(incarnation, None, START)
-    # only an incarnation after the first can say from when on it is correct
+    # only an incarnation after the first can have a time from which on it is correct
     return Beginning(max(incarnation, 1), since, since + memory)
 
 
-async def mark_of(connection: Connection, facts: str, width: int, lateness: int) -> int | None:
+async def watermark_of(connection: Connection, facts: str, width: int, lateness: int) -> int | None:
     """How far the facts are by now, in the time of their records: no later fact that counts will
-    be below it. None as long as a partition has said nothing.
+    be below it. None as long as a partition is empty.
 
     Raises:
         TransportError: Kafka cannot be reached, or refuses.

@@ -1,18 +1,18 @@
 """One output partition of a query: rows, pieces and points in, elements out, and what is kept.
 
 Theory
-    A batch is taken as a whole: first which rows count, then these, then the mark. Elements that
-    are told together stand in a fixed order, the stable is the last. So the same batch on the same
-    state says the same, byte for byte: that is what a job does which was killed before it had
-    committed.
+    A batch is taken as a whole: first which rows count, then these, then the watermark. Elements
+    that are emitted together are in a fixed order, the stable is the last. So the same batch on the
+    same state has the same output, byte for byte: that is what a job does which was killed before
+    it had committed.
 
     *Feedback* comes as records of the merge's own topic, with offsets like all else, and so is part
-    of what is repeated. The highest point ever heard holds for good: what was left out once cannot
-    be told any more. The time from which an incarnation is correct is a first point, for what ends
-    before it is not to be told.
+    of what is repeated. The highest point ever received holds for good: what was left out once
+    cannot be emitted any more. The time from which an incarnation is correct is a first point, for
+    what ends before it is not to be emitted.
 
 Invariants
-    B1  What is said after `restore(save())` is what would have been said without.
+    B1  The output after `load(save())` is what it would have been without.
     B2  Over all batches, the elements are a legal stream; up to its stable its TDB is the query's,
         less whole events that end before a point.
 """
@@ -58,7 +58,7 @@ class Settings:
     """Of the facts."""
     joining_at: int = START
     output: str = ""
-    """The merge's output, whose feedback is heeded as that to `replica`."""
+    """The merge's output, whose feedback to `replica` counts."""
     replica: str = ""
 
 
@@ -72,7 +72,7 @@ class BatchResult:
     late: int
     skipped: int
     """Left out for feedback's sake: contributions and results."""
-    mark: int
+    watermark: int
     point: int
     kept: int
     """How much state is left."""
@@ -87,7 +87,7 @@ class Bucket:
         self._points: list[dict[str, Any]] = []
         self._point = settings.joining_at
         self._since = START
-        """What earlier rows have to say was said: by whoever said what it has resumed from."""
+        """The results of earlier rows were emitted before: by the replica it has resumed from."""
         seen: list[int] = []
         if saved is not None:
             version, *kept = msgspec.msgpack.decode(saved)
@@ -98,14 +98,14 @@ class Bucket:
         self._lateness = Lateness(settings.lateness, settings.partitions, seen)
 
     @classmethod
-    def resumed(cls, settings: Settings, said: TDB) -> Self | None:
-        """One that has said this, for the facts from its stable on; None: the query by this plan
+    def resumed(cls, settings: Settings, output: TDB) -> Self | None:
+        """One that has this output, for the facts from its stable on; None: the query by this plan
         cannot (`Shape.resume`)."""
-        operator = settings.shape.resume(settings.plan, said)
+        operator = settings.shape.resume(settings.plan, output)
         if operator is None:
             return None
         bucket = cls(settings)
-        bucket._operator, bucket._since = operator, said.stable
+        bucket._operator, bucket._since = operator, output.stable
         return bucket
 
     def save(self) -> bytes:
@@ -115,7 +115,7 @@ class Bucket:
     def batch(self, given: Iterable[InputRow]) -> BatchResult:
         """All of a micro-batch, in any order."""
         rows, pieces, points = _sorted(given)
-        self._hear(points)
+        self._receive(points)
         self._lateness.begin(pieces)
         before, late = self._operator.skipped, 0
         for row in rows:
@@ -125,33 +125,33 @@ class Bucket:
                 self._operator.take(row.time, msgspec.json.decode(row.data), self._point)
             else:
                 late += 1
-        mark = self._lateness.mark
+        watermark = self._lateness.watermark
         return BatchResult(
-            elements=self._operator.advance(mark, self._point),
+            elements=self._operator.advance(watermark, self._point),
             rows=len(rows) - late,
             late=late,
             skipped=self._operator.skipped - before,
-            mark=mark,
+            watermark=watermark,
             point=self._point,
             kept=len(self._operator),
         )
 
-    def _hear(self, points: list[InputRow]) -> None:
-        """A point counts once each task has told one, about the output as it is by now."""
+    def _receive(self, points: list[InputRow]) -> None:
+        """A point counts once each task has published one, about the present output."""
         replica, output = self._settings.replica, self._settings.output
         for each in points:
             try:
                 record = FeedbackRecord.of(each.data.encode())
-            except ElementError:  # of somebody who writes there what nobody reads
+            except ElementError:  # of another writer, not meant for replicas
                 continue
             if record.replica != replica:
                 continue
-            told = msgspec.to_builtins(record)
+            point = msgspec.to_builtins(record)
             others = [
                 old for old in self._points
                 if old["task"] != record.task and old["output_id"] == record.output_id
             ]  # fmt: skip
-            self._points = [*others, told]
+            self._points = [*others, point]
         board = FeedbackBoard([output])
         for old in self._points:
             board.note(output, msgspec.convert(old, FeedbackRecord))

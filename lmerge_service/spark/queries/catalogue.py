@@ -7,9 +7,9 @@
     | top-carriers | per origin and three hours: the carriers with most delay |
     | weather | each departure, with the weather of its hour at its airport |
 
-`conservative` plans tell final results only; `speculative` ones tell what they know and revise it.
+`conservative` plans emit final results only; `speculative` ones emit what is known and revise it.
 They also differ in the size of batches, in how time is cut, in the steps of an aggregate, in which
-side of a join waits, and in how often they say how far they are.
+side of a join waits, and in how often they emit stables.
 """
 
 from collections.abc import Mapping
@@ -36,13 +36,13 @@ FACTS: Final = Source(
     "temp double, visib double, wind_speed double",
     ends="fact = 'end'",
 )
-"""What `lmerge replica feed` writes (`present.facts`)."""
+"""What `lmerge replica feed` writes (`workloads.facts`)."""
 
 
 def _plans(conservative: str, speculative: str, *, grid: int) -> Mapping[str, Plan]:
     plans = {
-        "conservative": Plan(says=conservative, early=False, batch=20_000, grid=grid, tasks=1),
-        "speculative": Plan(says=speculative, early=True, batch=4_000),
+        "conservative": Plan(summary=conservative, early=False, batch=20_000, grid=grid, tasks=1),
+        "speculative": Plan(summary=speculative, early=True, batch=4_000),
     }
     return MappingProxyType(plans)
 
@@ -50,7 +50,7 @@ def _plans(conservative: str, speculative: str, *, grid: int) -> Mapping[str, Pl
 _ALL: Final = (
     Query(
         name="delays",
-        says="per origin and hopping hour: departures, their delay in all, the longest",
+        summary="per origin and hopping hour: departures, their delay in all, the longest",
         rows=Chosen(("departed",), ("origin", "delay")),
         key=("origin",),
         shape=Windows(
@@ -63,14 +63,14 @@ _ALL: Final = (
         ),
         plans=_plans(
             "aggregates panes of 20 minutes, joins three of them when their window is final",
-            "aggregates each window by itself, tells it at once, revises it",
+            "aggregates each window by itself, emits it at once, revises it",
             grid=_HOUR,
         ),
         source=FACTS,
     ),
     Query(
         name="in-air",
-        says="each flight from its departure to its arrival",
+        summary="each flight from its departure to its arrival",
         rows=Chosen(
             ("scheduled", "cancelled", "departed", "arrived"),
             ("fact", "departs", "arrives", *_FLIGHT),
@@ -78,7 +78,7 @@ _ALL: Final = (
         key=("origin", "dest"),
         shape=Airborne(fields=_FLIGHT, limit=24 * _HOUR),
         plans=_plans(
-            "tells a flight when its arrival is final; its stable waits for flights in the air",
+            "emits a flight when its arrival is final; its stable waits for flights in the air",
             "announces by the schedule, expects arrivals, revises and withdraws",
             grid=1,
         ),
@@ -86,7 +86,7 @@ _ALL: Final = (
     ),
     Query(
         name="top-carriers",
-        says="per origin and three hours: the three carriers with most delay, ranked",
+        summary="per origin and three hours: the three carriers with most delay, ranked",
         rows=Chosen(("departed",), ("origin", "carrier", "delay")),
         key=("origin",),
         shape=Windows(
@@ -104,7 +104,7 @@ _ALL: Final = (
     ),
     Query(
         name="weather",
-        says="each departure, with the weather of its hour at its airport",
+        summary="each departure, with the weather of its hour at its airport",
         rows=Chosen(
             ("departed", "weather"),
             ("carrier", "date", "flight", "origin", "dest", "delay", *_WEATHER),
@@ -120,7 +120,7 @@ _ALL: Final = (
         ),
         plans=_plans(
             "both sides wait until the hour is over",
-            "departures do not wait; those told without their weather are told anew with it",
+            "departures do not wait; those emitted without their weather are emitted again with it",
             grid=4 * _HOUR,
         ),
         source=FACTS,

@@ -1,4 +1,4 @@
-"""Simple choices of rows, said once and carried out twice: as SQL, and without Spark.
+"""Simple choices of rows, defined once and carried out twice: as SQL, and without Spark.
 
 >>> departed = Chosen(facts=("departed",), columns=("origin", "delay"))
 >>> departed.sql

@@ -1,8 +1,8 @@
-"""What a replica is: its query and plan, topics, incarnation; asked for, found, and kept.
+"""What a replica is: its query and plan, topics, incarnation; requested, found, and kept.
 
-What is asked for is a `Replica`. What it is from its first start on is an `Identity`, which lies in
-its checkpoint folder as `replica.json`: with it the replica goes on, and one that is asked for
-otherwise is refused; without it, it begins anew (`running`), or resumes by what its topic holds
+What is requested is a `Replica`. What it is from its first start on is an `Identity`, which lies in
+its checkpoint folder as `replica.json`: with it the replica goes on, and a request for
+another one is refused; without it, it starts over (`running`), or resumes by what its topic holds
 (`resuming`). What it resumed from lies beside, as `resumed`: the first batch, done again, begins
 with the same.
 
@@ -76,19 +76,19 @@ class Replica:
     since: int | None = None
     """Begin with the facts of this time; None: with the first."""
     rejoin: bool = False
-    """When it has lost its memory, begin with the facts of now."""
+    """When it has lost its state, begin with the facts of now."""
     resume: bool = False
-    """When it has lost its memory, go on from what its topic holds."""
+    """When it has lost its state, go on from what its topic holds."""
     feedback: str | None = None
-    """The merge's output topic, whose feedback is heeded."""
+    """The merge's output topic, whose feedback it follows."""
     name: str | None = None
     """The replica's name there; by default its topic's."""
     batch: int | None = None
-    """Facts per micro-batch, instead of the plan's word."""
+    """Facts per micro-batch, instead of the plan's."""
 
 
 def identify(replica: Replica) -> tuple[Identity, bool]:
-    """What it has been, or what it is from now on; True: it has ended, all has been said.
+    """What it has been, or what it is from now on; True: it has ended, all output is written.
 
     Raises:
         ConfigurationError: there are no such facts, the checkpoint is another replica's, or it is
@@ -101,15 +101,15 @@ def identify(replica: Replica) -> tuple[Identity, bool]:
     place = replica.checkpoint / "replica.json"
     connection = connection_of(kafka_section(replica.kafka))
 
-    async def ask() -> tuple[int | None, set[str]]:
-        wanted = [replica.facts]
+    async def find() -> tuple[int | None, set[str]]:
+        topic_names = [replica.facts]
         if replica.feedback is not None:
-            wanted.append(feedback_topic(replica.feedback))
+            topic_names.append(feedback_topic(replica.feedback))
         async with Topics(connection) as topics:
-            found = await topics.partitions(wanted)
-        return found.get(replica.facts), set(wanted) - set(found)
+            found = await topics.partitions(topic_names)
+        return found.get(replica.facts), set(topic_names) - set(found)
 
-    width, missing = _run(ask())
+    width, missing = _run(find())
     if width is None:
         raise ConfigurationError(
             f"there is no topic {replica.facts}: `lmerge replica feed {replica.facts}` makes one"
@@ -202,9 +202,9 @@ def _known(place: Path, replica: Replica, width: int, partitions: int) -> Identi
         raise StateError(f"{place} cannot be read: {error}") from None
     since = known.since if replica.since is None else replica.since
     begun = Beginning(known.incarnation, since, known.joining_at)
-    asked = _new(replica, width, partitions, begun, resumed=known.resumed)
+    requested = _new(replica, width, partitions, begun, resumed=known.resumed)
     for name in Identity.__struct_fields__:
-        was, now = getattr(known, name), getattr(asked, name)
+        was, now = getattr(known, name), getattr(requested, name)
         if was != now:
             raise ConfigurationError(
                 f"{place.parent} is of a replica with {name} {was}, not {now}: "

@@ -3,29 +3,29 @@ r"""Which rows count, and up to when all that counts is known: alike in every pl
 Theory
     A row is late when its time is more than `lateness` below the highest time before it in its
     partition. That is a property of the topic: offsets are the order, and neither the size of
-    batches nor the way they are cut has a say. Spark's own watermark moves between batches and
+    batches nor the way they are cut matters. Spark's own watermark moves between batches and
     drops rows by where these end, so that two runs of one query differ.
 
-    The maximum of a prefix is associative. So whoever reads a piece of a partition tells its
-    first offset, its maximum, and which of its rows are late already by what is before them in the
-    piece; whoever knows what was before decides the rest:
+    The maximum of a prefix is associative. So the reader of a piece of a partition reports
+    its first offset, its maximum, and which of its rows are late already by what is before them in
+    the piece; the bucket, which knows what was before, decides the rest:
 
         lateness 10      piece from 0         piece from 4
         times            20 31 15 22          19 40 29
-        told             high 31, late [2]    high 40, late [6]
+        reported         high 31, late [2]    high 40, late [6]
         before           -∞                   31: 19 is late as well
 
-    The *mark* is the least over the partitions of the highest time, less the lateness: every row
-    that is yet to come and counts has time >= mark. A partition that has not spoken holds it back;
-    one that has ended does not.
+    The *watermark* is the least over the partitions of the highest time, less the lateness: every
+    row that is yet to come and counts has time >= watermark. A partition without rows holds it
+    back; one that has ended does not.
 
 Invariants
-    L1  What is late, and the mark behind a set of offsets, do not depend on how these were cut
+    L1  What is late, and the watermark behind a set of offsets, do not depend on how these were cut
         into pieces and batches.
-    L2  A row that counts is not below any mark before it.
+    L2  A row that counts is not below any watermark before it.
 
 Cost
-    O(1) per row, in numpy; a piece's word is as long as its list of late rows.
+    O(1) per row, in numpy; a piece is as long as its list of late rows.
 """
 
 from bisect import bisect_right
@@ -45,7 +45,7 @@ FURTHEST: Final = 2**62
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """What is told of consecutive rows of one partition."""
+    """A summary of consecutive rows of one partition."""
 
     first: int
     high: int
@@ -99,10 +99,10 @@ class Lateness:
         self._late: dict[int, frozenset[int]] = {}
 
     def begin(self, pieces: Mapping[int, list[Piece]]) -> None:
-        """Takes what is told of a batch, by partition."""
+        """Takes the pieces of a batch, by partition."""
         self._firsts, self._before, self._late = {}, {}, {}
-        for partition, told in pieces.items():
-            ordered = sorted(told, key=lambda piece: piece.first)
+        for partition, of_partition in pieces.items():
+            ordered = sorted(of_partition, key=lambda piece: piece.first)
             self._firsts[partition] = [piece.first for piece in ordered]
             self._before[partition] = befores = []
             for piece in ordered:
@@ -119,7 +119,7 @@ class Lateness:
         return before == START or time >= before - self._lateness
 
     @property
-    def mark(self) -> int:
-        """START as long as a partition has not spoken."""
+    def watermark(self) -> int:
+        """START as long as a partition has no rows."""
         least = min(self.seen)
         return least if least in (START, INFINITY) else least - self._lateness

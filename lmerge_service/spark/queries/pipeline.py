@@ -9,7 +9,7 @@ Theory
         feedback of the merge ─────────▶ points, each to every partition ────────────┘
 
     So every partition of the output is called in every batch, also one that gets no rows, and all
-    decide alike. Neither watermarks nor timers of Spark are used. What a batch says leaves the
+    decide alike. Neither watermarks nor timers of Spark are used. The output of a batch leaves the
     operator in order, and Kafka's sink writes it from the same task: data, then the stable.
 
     The facts are read twice, since the SQL may leave out what the pieces must count.
@@ -39,7 +39,6 @@ from lmerge_service.errors import ConfigurationError
 from lmerge_service.formats.wire import encode
 from lmerge_service.kafka.routing import Router
 from lmerge_service.spark.errors import spark_errors
-from lmerge_service.spark.hushing import silence_stdout
 from lmerge_service.spark.io.elements import kafka_records
 from lmerge_service.spark.io.encoding import canonical_payload, placement
 from lmerge_service.spark.io.places import Topics
@@ -47,6 +46,7 @@ from lmerge_service.spark.queries.bucket import BatchResult, Bucket, InputRow, S
 from lmerge_service.spark.queries.chosen import Chosen
 from lmerge_service.spark.queries.lateness import FURTHEST, Reading
 from lmerge_service.spark.queries.plans import Query, Source
+from lmerge_service.spark.silence import silence_stdout
 
 __all__ = ("BucketProcessor", "Job", "given", "records")
 
@@ -54,8 +54,16 @@ silence_stdout()
 
 _SAVED: Final = StructType([StructField("saved", BinaryType())])
 _PIECES: Final = "partition int, offset long, data string, rows long, refused long"
-_COUNTS: Final = ("rows", "late", "skipped", "mark", "point", "kept")
-_SAID: Final = "partition int, key binary, value binary, " + ", ".join(
+_COUNTS: Final = {
+    "rows": "rows",
+    "late": "late",
+    "skipped": "skipped",
+    "mark": "watermark",
+    "point": "point",
+    "kept": "kept",
+}
+"""Columns, by what they are called in a `BatchResult`."""
+_OUTPUT: Final = "partition int, key binary, value binary, " + ", ".join(
     f"{name} long" for name in _COUNTS
 )
 
@@ -88,7 +96,7 @@ def records(spark: SparkSession, job: Job) -> DataFrame:
             points = kafka_records(spark, job.feedback, streaming=True)
         processor = BucketProcessor(job.settings, job.partitions, job.query.key, job.saved)
         grouped = given(spark, job, facts, points).groupBy("bucket")
-        return grouped.transformWithStateInPandas(processor, _SAID, "Append", "None")
+        return grouped.transformWithStateInPandas(processor, _OUTPUT, "Append", "None")
 
 
 def given(
@@ -100,8 +108,8 @@ def given(
     rows = _rows(spark, read, job.query, job.partitions).unionByName(pieces)
     if feedback is None:
         return rows
-    said = feedback.select("partition", "offset", F.col("value").cast("string").alias("data"))
-    points = said.where(F.col("data").isNotNull())
+    text = feedback.select("partition", "offset", F.col("value").cast("string").alias("data"))
+    points = text.where(F.col("data").isNotNull())
     return rows.unionByName(_to_all(points, "point", job.partitions))
 
 
@@ -111,10 +119,10 @@ def _timed(raw: DataFrame, source: Source) -> DataFrame:
     fact = F.from_json(F.col("value").cast("string"), source.schema)
     read = raw.select("partition", "offset", fact.alias("fact"))
     read = read.select(F.struct("partition", "offset").alias("at"), "fact.*")
-    told = F.expr(source.time).cast("long")
+    found = F.expr(source.time).cast("long")
     time = (
         F.when(F.expr(source.ends), F.lit(INFINITY))
-        .when((told > -FURTHEST) & (told < FURTHEST), told)
+        .when((found > -FURTHEST) & (found < FURTHEST), found)
         .otherwise(F.lit(START))
     )
     return read.withColumn("at", F.struct("at.partition", "at.offset", time.alias("time")))
@@ -164,8 +172,8 @@ def _reading(lateness: int) -> Callable[[Iterator[pa.RecordBatch]], Any]:
                 its = partitions == partition
                 reading = readings.setdefault(partition, Reading(lateness))
                 reading.take(offsets[its], times[its])
-        told = [(number, each.piece()) for number, each in readings.items()]
-        pieces = [(number, piece) for number, piece in told if piece is not None]
+        found = [(number, each.piece()) for number, each in readings.items()]
+        pieces = [(number, piece) for number, piece in found if piece is not None]
         yield pa.RecordBatch.from_pydict(
             {
                 "partition": pa.array([number for number, _ in pieces], pa.int32()),
@@ -218,9 +226,9 @@ class BucketProcessor(StatefulProcessor):
     ) -> Iterator[Any]:
         number = int(key[0])
         bucket = Bucket(self._settings, self._of(number))
-        said = bucket.batch(_given(rows))
+        result = bucket.batch(_given(rows))
         self._state.update((bucket.save(),))
-        yield self._records(number, said)
+        yield self._records(number, result)
 
     def _of(self, number: int) -> bytes | None:
         if (kept := self._state.get()) is not None:
@@ -230,17 +238,17 @@ class BucketProcessor(StatefulProcessor):
     def close(self) -> None:
         pass
 
-    def _records(self, number: int, said: BatchResult) -> pd.DataFrame:
-        """The last row says what the batch came to."""
-        elements = said.elements
+    def _records(self, number: int, result: BatchResult) -> pd.DataFrame:
+        """The last row has the counts of the batch."""
+        elements = result.elements
         columns: dict[str, Any] = {
             "partition": np.full(len(elements) + 1, number, np.int32),
             "key": [*map(self._key_of, elements), None],
             "value": [*map(encode, elements), None],
         }
-        for name in _COUNTS:
+        for name, attribute in _COUNTS.items():
             counts = np.zeros(len(elements) + 1, np.int64)
-            counts[-1] = getattr(said, name)
+            counts[-1] = getattr(result, attribute)
             columns[name] = counts
         return pd.DataFrame(columns)
 

@@ -1,8 +1,8 @@
 """The same queries without Spark: one process, no state that outlives it.
 
 Theory
-    What Spark does around a bucket is little for one process: read a batch, tell the pieces, choose
-    rows, route them, write what is said and wait until it is written. There is no checkpoint, so
+    What Spark does around a bucket is little for one process: read a batch, make the pieces, choose
+    rows, route them, write the output and wait until it is written. There is no checkpoint, so
     every start is a new incarnation, which begins with the first fact, or with those of now
     (`beginnings`), unless it can resume by what its topic holds (`resuming`). It starts in a
     second, which makes it a good third replica, and the one to have when nothing but Python is
@@ -79,8 +79,8 @@ async def run_plain(
     begun: Callable[[Beginning], None] = lambda _: None,
     each: Callable[[Batch], None] = lambda _: None,
 ) -> bool:
-    """Runs it until the facts end, or `stopped` says so; tells what begins, and every batch.
-    True: it has ended, all has been said.
+    """Runs it until the facts end, or `stopped` is true; reports the beginning, and every batch.
+    True: it has ended, all output is written.
 
     Raises:
         ConfigurationError: there are no such facts, the query needs Spark, or it is to resume and
@@ -114,8 +114,8 @@ async def run_plain(
             source.assign(await source.beginnings(places))
         else:
             source.assign(await source.since(places, begins.since))
-        said = [TDB()] * partitions if held is None else held.partitions
-        runner = _Runner(plain, choose, width, begins.joining_at, said)
+        outputs = [TDB()] * partitions if held is None else held.partitions
+        runner = _Runner(plain, choose, width, begins.joining_at, outputs)
         while not runner.ended and not plain.stopped():
             started = time.monotonic()
             read = await source.poll(_POLL_SECONDS, plain.batch or plain.plan.batch)
@@ -131,9 +131,9 @@ class _Runner:
     """From records to records; never awaits."""
 
     def __init__(
-        self, plain: Plain, choose: Chosen, width: int, joining_at: int, said: Sequence[TDB]
+        self, plain: Plain, choose: Chosen, width: int, joining_at: int, outputs: Sequence[TDB]
     ) -> None:
-        """`said`: what each output partition holds already."""
+        """`outputs`: what each output partition holds already."""
         settings = Settings(
             shape=plain.query.shape,
             plan=plain.plan,
@@ -144,15 +144,15 @@ class _Runner:
         self._choose = choose
         self._key = plain.query.key
         self._lateness = plain.lateness
-        self._router = Router(len(said), plain.query.key)
-        self._buckets = [Bucket.resumed(settings, each) or Bucket(settings) for each in said]
-        self._said: list[BatchResult] = []
+        self._router = Router(len(outputs), plain.query.key)
+        self._buckets = [Bucket.resumed(settings, each) or Bucket(settings) for each in outputs]
+        self._results: list[BatchResult] = []
         self._number = -1
         self._facts = self._refused = self._records = 0
 
     @property
     def ended(self) -> bool:
-        return bool(self._said) and all(said.mark == INFINITY for said in self._said)
+        return bool(self._results) and all(each.watermark == INFINITY for each in self._results)
 
     def take(self, read: Batches) -> Sequence[tuple[int, bytes | None, bytes]]:
         """What is to be written: partition, key and value."""
@@ -168,16 +168,18 @@ class _Runner:
             if (piece := reading.piece()) is None:
                 continue
             self._facts, self._refused = self._facts + piece.rows, self._refused + piece.refused
-            told = msgspec.json.encode(piece).decode()
+            data = msgspec.json.encode(piece).decode()
             for bucket in given:
-                bucket.append(InputRow("piece", place.partition, piece.first, 0, told))
+                bucket.append(InputRow("piece", place.partition, piece.first, 0, data))
             for offset, fact in zip(offsets, facts, strict=True):
                 self._choose_row(given, place.partition, offset, fact)
-        self._said = [bucket.batch(its) for bucket, its in zip(self._buckets, given, strict=True)]
+        self._results = [
+            bucket.batch(its) for bucket, its in zip(self._buckets, given, strict=True)
+        ]
         written = [
             (number, self._key_of(element), encode(element))
-            for number, said in enumerate(self._said)
-            for element in said.elements
+            for number, result in enumerate(self._results)
+            for element in result.elements
         ]
         self._records, self._number = len(written), self._number + 1
         return written
@@ -200,28 +202,28 @@ class _Runner:
         return self._router.key_of(element.payload)
 
     def batch(self, seconds: float) -> Batch:
-        said = self._said
+        results = self._results
         return Batch(
             number=self._number,
             facts=self._facts,
             refused=self._refused,
-            late=sum(one.late for one in said),
-            skipped=sum(one.skipped for one in said),
+            late=sum(one.late for one in results),
+            skipped=sum(one.skipped for one in results),
             records=self._records,
-            mark=min(one.mark for one in said),
-            point=min(one.point for one in said),
-            kept=sum(one.kept for one in said),
+            watermark=min(one.watermark for one in results),
+            point=min(one.point for one in results),
+            kept=sum(one.kept for one in results),
             seconds=seconds,
         )
 
 
 def _fact(record: Record) -> Mapping[str, Any]:
-    """What a record says; nothing, if it is no object."""
+    """The fields of a record; none, if it is no object."""
     try:
-        said = msgspec.json.decode(record.value or b"")
+        fact = msgspec.json.decode(record.value or b"")
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return {}
-    return said if isinstance(said, dict) else {}
+    return fact if isinstance(fact, dict) else {}
 
 
 def _time(fact: Mapping[str, Any]) -> int:

@@ -1,9 +1,9 @@
-"""What a query and a plan are, and what an operator owes: values, known before there is a Spark.
+"""What a query and a plan are, and what an operator must provide: values, which need no Spark.
 
 Theory
     A query is SQL over the facts, which chooses rows and columns, and a *shape*, which makes events
-    of them. A plan says how: what is told when, in which pieces, by which steps. All plans of a
-    query mean the same TDB; that they do is tested, not believed.
+    of them. A plan is how: what is emitted when, in which pieces, by which steps. All plans of a
+    query mean the same TDB; tests check that they do.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,16 +27,16 @@ Row: TypeAlias = Mapping[str, Any]
 class Plan:
     """How a query is carried out."""
 
-    says: str
+    summary: str
     """In one line, for people."""
     early: bool
-    """Results are told at once and revised; else when they are final, and never revised."""
+    """Results are emitted at once and revised; else when they are final, and never revised."""
     batch: int
     """Rows of facts that a micro-batch takes at the most."""
     tasks: int = 2
     """In how many tasks the operators of the output's partitions run."""
     grid: int = 1
-    """Stables are multiples of this: how often the plan says how far it is."""
+    """Stables are multiples of this: how often the plan emits one."""
 
 
 class Operator(Protocol):
@@ -48,8 +48,8 @@ class Operator(Protocol):
     def take(self, time: int, row: Row, point: int) -> None:
         """A row that counts; nothing about events with a final ve below `point` matters."""
 
-    def advance(self, mark: int, point: int) -> list[Element]:
-        """All there is to say once every row below `mark` is known, a stable last."""
+    def advance(self, watermark: int, point: int) -> list[Element]:
+        """The output once every row below `watermark` is known, a stable last."""
 
     def save(self) -> Any:
         """Plain values from which `load` makes the same operator."""
@@ -69,9 +69,9 @@ class Shape(Protocol):
 
     def begin(self, plan: Plan) -> Operator: ...
 
-    def resume(self, plan: Plan, said: TDB) -> Operator | None:
-        """The operator that has said this, for the facts from its stable on; None: what it has to
-        know of those before is not to be seen in what was said."""
+    def resume(self, plan: Plan, output: TDB) -> Operator | None:
+        """The operator that has this output, for the facts from its stable on; None: its state
+        cannot be restored from that."""
 
 
 class Fold(Protocol):
@@ -109,7 +109,7 @@ class Query:
     """A continuous query over facts."""
 
     name: str
-    says: str
+    summary: str
     rows: "Chosen | str | Callable[[DataFrame], DataFrame]"
     """SQL over the view `facts`, or the same as a function: rows that keep the column `at`. No
     aggregates: those are the shape's. What is `Chosen` needs no Spark."""
@@ -133,7 +133,7 @@ class Batch:
     """Contributions and results that were left out for feedback's sake."""
     records: int
     """Written."""
-    mark: int
+    watermark: int
     """Of the partition that is the least far; INFINITY: the facts have ended."""
     point: int
     kept: int
@@ -141,4 +141,4 @@ class Batch:
 
     @property
     def ended(self) -> bool:
-        return self.mark == INFINITY
+        return self.watermark == INFINITY

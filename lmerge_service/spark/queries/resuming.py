@@ -1,9 +1,9 @@
-"""Where a replica begins that remembers nothing: anew, or by what its topic holds.
+"""Where a replica without state begins: as a new incarnation, or by what its topic holds.
 
 Theory
-    What a replica has said up to stable(t) is final before t, whoever has said it: itself before it
-    was killed, or the checkpoint with which the topic begins (`lmerge jumpstart`). An operator that
-    can tell from this what it has to know (`Shape.resume`) goes on with the facts from t on, in the
+    The output of a replica up to stable(t) is final before t, whoever has written it: itself before
+    it was killed, or the checkpoint with which the topic begins (`lmerge jumpstart`). An operator
+    that can restore its state from this (`Shape.resume`) goes on with the facts from t on, in the
     same incarnation, and no reader sees that it had stopped:
 
         the topic    ins(p, 2, 9)  ins(q, 8, 12)  stable(7)
@@ -11,7 +11,7 @@ Theory
 
     Partitions are at different points. The facts are read from the least of these, and each
     partition takes those that are not below its own. A topic may have repeats (a job that was
-    killed does its last batch again), so what it means is what a merge of it alone says.
+    killed does its last batch again), so its meaning is the output of a merge of it alone.
 
 What happens on a crash: nothing is written here.
 """
@@ -30,15 +30,20 @@ from lmerge_service.kafka.records import Record
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.tails import tails
 from lmerge_service.offline.checkpoint import Holding
-from lmerge_service.spark.queries.beginnings import Beginning, anew, check_kept, mark_of
+from lmerge_service.spark.queries.beginnings import (
+    Beginning,
+    check_kept,
+    next_beginning,
+    watermark_of,
+)
 from lmerge_service.spark.queries.plans import Plan, Query
 from lmerge_service.tdb import TDB
 
-__all__ = ("Asked", "Held", "begin", "check_resuming")
+__all__ = ("Held", "Request", "begin", "check_resuming")
 
 
-class Asked(Protocol):
-    """What is asked of a replica, in Spark or without."""
+class Request(Protocol):
+    """What a replica is to be, in Spark or without."""
 
     @property
     def query(self) -> Query: ...
@@ -60,8 +65,8 @@ def check_resuming(query: Query, plan: Plan) -> None:
     """Raises ConfigurationError: the query by this plan cannot."""
     if query.shape.resume(plan, TDB()) is None:
         raise ConfigurationError(
-            f"{query.name} by this plan cannot resume, since what it has to know cannot be told "
-            "from what it has said: without --resume it begins anew"
+            f"{query.name} by this plan cannot resume, since its state cannot be restored "
+            "from its output: without --resume it begins anew"
         )
 
 
@@ -81,50 +86,50 @@ class Held:
 
 
 async def begin(
-    connection: Connection, asked: Asked, width: int, partitions: int
+    connection: Connection, request: Request, width: int, partitions: int
 ) -> tuple[Beginning, Held | None]:
     """What it is from now on, and, where it resumes, what its topic holds; `width` is that of the
-    facts. A beginning with the facts of INFINITY has nothing more to say.
+    facts. A beginning with the facts of INFINITY has nothing more to emit.
 
     Raises:
         StateError: facts that it has to begin with may be gone.
         TransportError: Kafka cannot be reached, or refuses.
     """
-    held = await _held_in(connection, asked.to, partitions) if asked.resume else None
+    held = await _held_in(connection, request.to, partitions) if request.resume else None
     if held is not None:
         since = None if held.stable == START else held.stable
         begins = Beginning(held.incarnation, since, held.joining_at)
     else:
-        tail = await tails(connection, asked.to, partitions)
-        since = asked.since
-        if asked.rejoin and tail:
-            since = await mark_of(connection, asked.facts, width, asked.lateness)
-        begins = anew(tail, since, asked.query.shape.memory)
+        tail = await tails(connection, request.to, partitions)
+        since = request.since
+        if request.rejoin and tail:
+            since = await watermark_of(connection, request.facts, width, request.lateness)
+        begins = next_beginning(tail, since, request.query.shape.memory)
     if begins.since != INFINITY:
-        await check_kept(connection, asked.facts, width, begins.since)
+        await check_kept(connection, request.facts, width, begins.since)
     return begins, held
 
 
 async def _held_in(connection: Connection, topic: str, partitions: int) -> Held | None:
-    """What the last incarnation has said; None: nobody has said anything. Records that are no
-    elements are passed over, as the merge passes over them."""
+    """The output of the last incarnation; None: there is none. Records that are no elements are
+    passed over, as the merge passes over them."""
     places = [TopicPartition(topic, number) for number in range(partitions)]
-    said = [_Said() for _ in places]
+    contents = [_Content() for _ in places]
     async with Source(connection) as source:
         beginnings, ends = await source.beginnings(places), await source.settled(places)
-        for place, each in zip(places, said, strict=True):
+        for place, each in zip(places, contents, strict=True):
             whole = {place: beginnings[place]}, {place: ends[place]}
             async for _, records in source.backlog(*whole):
                 each.take(records)
-    last = max(said, key=lambda each: each.incarnation)
+    last = max(contents, key=lambda each: each.incarnation)
     if last.incarnation < 0:
         return None
-    tdbs = [each.tdb if each.incarnation == last.incarnation else TDB() for each in said]
+    tdbs = [each.tdb if each.incarnation == last.incarnation else TDB() for each in contents]
     return Held(last.incarnation, last.joining_at, tdbs)
 
 
-class _Said:
-    """What the last incarnation in one partition has said."""
+class _Content:
+    """The output of the last incarnation in one partition."""
 
     def __init__(self) -> None:
         self._decoder = WireDecoder()
@@ -132,8 +137,8 @@ class _Said:
 
     def _begin(self, incarnation: int, joining_at: int) -> None:
         self.incarnation, self.joining_at = incarnation, joining_at
-        self._holding = Holding("what a merge says of it: ")
-        self._merge = lmerge("R3", Policy(adjust="eager"))  # whose output is what was said last
+        self._holding = Holding("merged alone: ")
+        self._merge = lmerge("R3", Policy(adjust="eager"))  # so that the last write counts
         self._merge.attach("it")
 
     @property
@@ -145,8 +150,8 @@ class _Said:
             if incarnation > self.incarnation:
                 self._begin(incarnation, joining_at)
             if incarnation == self.incarnation:  # what is left of an earlier one is passed over
-                for said in self._merge.process("it", element):
-                    self._holding.take(record.offset, said)
+                for merged in self._merge.process("it", element):
+                    self._holding.take(record.offset, merged)
 
     def _elements(self, records: Iterable[Record]) -> Iterator[tuple[Record, int, int, Element]]:
         for record in records:

@@ -1,18 +1,18 @@
 """A replica as a process: what it is, where it begins, and how it goes on after it was killed.
 
 Theory
-    The checkpoint folder holds what Spark keeps and `replica.json`, which says what the replica is.
+    The checkpoint folder holds what Spark keeps and `replica.json`, which identifies the replica.
     With it, a process that was killed goes on: Spark does the last batch again if it had not
-    committed it, on the same state and the same offsets, so it says the same again, in the same
-    order (`bucket`). These repeats are the only ones: case R3 takes them, and it is the same
+    committed it, on the same state and the same offsets, so it emits the same again, in the
+    same order (`bucket`). These repeats are the only ones: case R3 takes them, and it is the same
     incarnation still.
 
-    Without it the replica has lost its memory. It begins anew, by the next incarnation if its topic
+    Without it the replica has lost its state. It starts over, as the next incarnation if its topic
     holds an earlier one: either from the beginning of the facts, or from a time S on, as far as
     Kafka finds offsets by the records' times; then it is correct from S + memory on (`Shape`), and
-    says so. Which facts are late it finds as if it had read all: the first record that is not
-    before S is, with all behind it, after the highest time before it. Or it resumes: its topic is
-    what it remembers (`resuming`), and the incarnation is the same.
+    its headers have that. Which facts are late it finds as if it had read all: the first record
+    that is not before S is, with all behind it, after the highest time before it. Or it resumes:
+    its topic is its state (`resuming`), and the incarnation is the same.
 
 Who owns what
     The checkpoint belongs to one process at a time. The output topic is made when it is missing.
@@ -69,10 +69,10 @@ def start(spark: SparkSession, replica: Replica) -> tuple[Identity, StreamingQue
     session.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
     tasks = replica.query.plans[replica.plan].tasks
     session.conf.set("spark.sql.shuffle.partitions", str(min(tasks, identity.partitions)))
-    said = records(session, _job(replica, identity))
+    output = records(session, _job(replica, identity))
     sink = kafka_sink(Topic(replica.kafka, replica.to))
     with spark_errors(f"writing {replica.to}"):
-        writer = _counted(said, identity).writeStream.format("kafka").options(**sink)
+        writer = _counted(output, identity).writeStream.format("kafka").options(**sink)
         folder = located(str(replica.checkpoint / "spark"))
         return identity, writer.option("checkpointLocation", folder).start()
 
@@ -101,25 +101,25 @@ def _job(replica: Replica, identity: Identity) -> Job:
     )
 
 
-def _counted(said: DataFrame, identity: Identity) -> DataFrame:
-    """The records, once what each batch came to is noted."""
+def _counted(output: DataFrame, identity: Identity) -> DataFrame:
+    """The records; what each batch came to is observed."""
     counts = [F.sum(name).alias(name) for name in ("late", "skipped", "kept")]
     of_batches = [
         F.min(F.when(F.col("value").isNull(), F.col(name))).alias(name)
         for name in ("mark", "point")
     ]
-    noted = said.observe("said", F.count("value").alias("records"), *counts, *of_batches)
+    observed = output.observe("said", F.count("value").alias("records"), *counts, *of_batches)
     headers = F.lit(None).cast(_HEADERS)
-    if told := incarnation_headers(identity.incarnation, identity.joining_at):
+    if found := incarnation_headers(identity.incarnation, identity.joining_at):
         headers = F.array(
             *(
                 F.struct(
                     F.lit(name).alias("key"), F.lit(value.decode()).cast("binary").alias("value")
                 )
-                for name, value in told
+                for name, value in found
             )
         )
-    written = noted.where(F.col("value").isNotNull())
+    written = observed.where(F.col("value").isNotNull())
     return written.select("key", "value", "partition", headers.alias("headers"))
 
 
@@ -131,8 +131,8 @@ def follow(
     each: Callable[[Batch], None] = lambda _: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """Waits until the facts have ended, or `stopped` says so, and stops the query; tells of every
-    batch. True: it has ended, all has been said, as it has where there is no query (`start`).
+    """Waits until the facts have ended, or `stopped` is true, and stops the query; reports every
+    batch. True: it has ended, all output is written, as it has where there is no query (`start`).
 
     Raises:
         TransportError: Kafka cannot be reached, or refuses.
@@ -154,7 +154,7 @@ def follow(
                         done, ended = batch.number, batch.ended
                         each(batch)
     except LMergeError:
-        if not stopped():  # else Spark's Python workers were told to end, too
+        if not stopped():  # else Spark's Python workers got the signal to end, too
             raise
     with spark_errors("the query"):
         query.stop()
@@ -162,18 +162,18 @@ def follow(
 
 
 def _batch(progress: Any) -> Batch | None:
-    said, facts = progress.observedMetrics.get("said"), progress.observedMetrics.get("facts")
-    if said is None or said["mark"] is None:
+    output, facts = progress.observedMetrics.get("said"), progress.observedMetrics.get("facts")
+    if output is None or output["mark"] is None:
         return None  # nothing had come
     return Batch(
         number=progress.batchId,
         facts=(facts and facts["rows"]) or 0,
         refused=(facts and facts["refused"]) or 0,
-        late=said["late"],
-        skipped=said["skipped"],
-        records=said["records"],
-        mark=said["mark"],
-        point=said["point"],
-        kept=said["kept"],
+        late=output["late"],
+        skipped=output["skipped"],
+        records=output["records"],
+        watermark=output["mark"],
+        point=output["point"],
+        kept=output["kept"],
         seconds=progress.batchDuration / 1000,
     )

@@ -2,15 +2,15 @@ r"""Hopping windows over groups: what a fold makes of the rows of each, as event
 
 Theory
     A row of time t counts in each window [s, s+size), s a multiple of `slide`, that holds t. A
-    window is final when the mark has reached its end, so after mark m nothing is said any more
-    about windows that begin before
+    window is final when the watermark has reached its end, so after watermark m nothing is emitted
+    any more about windows that begin before
 
         c = the least multiple s of slide with s + size > m
 
     which is the stable. *Early*: a window holds what its fold makes of it; at the end of a batch,
-    what it says by now is compared with what was told, and the difference is told. *Final*: time is
-    cut into panes, which lie wholly in or out of each window; a row goes into one pane only, and a
-    window's panes are joined when it is final:
+    its results are compared with those emitted before, and the difference is emitted. *Final*:
+    time is cut into panes, which lie wholly in or out of each window; a row goes into one pane
+    only, and a window's panes are joined when it is final:
 
         size 60, slide 20     |─ pane ─|─ pane ─|─ pane ─|─ pane ─|
                               [      window             )
@@ -18,7 +18,7 @@ Theory
 
 Invariants
     W1  An insert has vs >= the last stable, an adjust ends at or above it (a removal too).
-    W2  (payload, vs) is a key of what is told: payloads of one window differ, and those of
+    W2  (payload, vs) is a key of the output: payloads of one window differ, and those of
         different groups have other group fields.
     W3  Of windows below the stable nothing is kept, nor of panes all of whose windows are.
 
@@ -61,7 +61,7 @@ class Windows:
     def begin(self, plan: Plan) -> Operator:
         return _Early(self, plan.grid) if plan.early else _Final(self, plan.grid)
 
-    def resume(self, plan: Plan, said: TDB) -> Operator | None:
+    def resume(self, plan: Plan, output: TDB) -> Operator | None:
         """Never: what was counted already for a window may be from facts beyond the stable."""
         return None
 
@@ -71,10 +71,10 @@ class Windows:
         least = time + span - self.size
         return range(last, least - 1, -self.slide)
 
-    def stable(self, mark: int, grid: int) -> int:
-        if mark in (START, INFINITY):
-            return mark
-        first = (mark - self.size) // self.slide * self.slide + self.slide
+    def stable(self, watermark: int, grid: int) -> int:
+        if watermark in (START, INFINITY):
+            return watermark
+        first = (watermark - self.size) // self.slide * self.slide + self.slide
         return first // grid * grid
 
     def group_of(self, row: Row) -> str:
@@ -96,8 +96,8 @@ class _Windowed:
         self._grid = grid
         self._stable = START
 
-    def _rise(self, mark: int) -> list[Element]:
-        stable = self.shape.stable(mark, self._grid)
+    def _rise(self, watermark: int) -> list[Element]:
+        stable = self.shape.stable(watermark, self._grid)
         if stable <= self._stable:
             return []
         self._stable = stable
@@ -105,12 +105,12 @@ class _Windowed:
 
 
 class _Early(_Windowed):
-    """Tells what it knows, and revises it."""
+    """Emits what is known, and revises it."""
 
     def __init__(self, shape: Windows, grid: int) -> None:
         super().__init__(shape, grid)
         self._held: dict[tuple[int, str], Any] = {}
-        self._told: dict[tuple[int, str], list[bytes]] = {}
+        self._emitted: dict[tuple[int, str], list[bytes]] = {}
         self._touched: set[tuple[int, str]] = set()
 
     def __len__(self) -> int:
@@ -120,7 +120,7 @@ class _Early(_Windowed):
         group, fold = self.shape.group_of(row), self.shape.fold
         for start in self.shape.starts(time):
             cell = start, group
-            if start + self.shape.size < point and cell not in self._told:
+            if start + self.shape.size < point and cell not in self._emitted:
                 self.skipped += 1
                 self._held.pop(cell, None)
                 continue
@@ -128,34 +128,36 @@ class _Early(_Windowed):
             self._held[cell] = fold.add(held, row)
             self._touched.add(cell)
 
-    def advance(self, mark: int, point: int) -> list[Element]:
-        said: list[Element] = []
+    def advance(self, watermark: int, point: int) -> list[Element]:
+        elements: list[Element] = []
         for cell in sorted(self._touched):
             if cell in self._held:
-                said += self._revised(cell, point)
+                elements += self._revised(cell, point)
         self._touched.clear()
-        risen = self._rise(mark)
-        for kept in (self._held, self._told):
+        risen = self._rise(watermark)
+        for kept in (self._held, self._emitted):
             for cell in [each for each in kept if each[0] < self._stable]:
                 del kept[cell]
-        return said + risen
+        return elements + risen
 
     def _revised(self, cell: tuple[int, str], point: int) -> list[Element]:
         start, group = cell
-        end, old = start + self.shape.size, self._told.get(cell, [])
-        if end < point and cell not in self._told:
+        end, old = start + self.shape.size, self._emitted.get(cell, [])
+        if end < point and cell not in self._emitted:
             self.skipped += 1
             del self._held[cell]
             return []
         new = self.shape.payloads(group, self._held[cell])
         if new or old:
-            self._told[cell] = new  # also if it says nothing any more: it was begun
-        said: list[Element] = [Adjust(each, start, end, start) for each in old if each not in new]
-        return said + [Insert(each, start, end) for each in new if each not in old]
+            self._emitted[cell] = new  # also if nothing is left: it was begun
+        elements: list[Element] = [
+            Adjust(each, start, end, start) for each in old if each not in new
+        ]
+        return elements + [Insert(each, start, end) for each in new if each not in old]
 
     def save(self) -> Any:
         cells = [
-            [start, group, held, self._told.get((start, group))]
+            [start, group, held, self._emitted.get((start, group))]
             for (start, group), held in self._held.items()
         ]
         return [self._stable, cells]
@@ -163,11 +165,13 @@ class _Early(_Windowed):
     def load(self, saved: Any) -> None:
         self._stable, cells = saved
         self._held = {(start, group): held for start, group, held, _ in cells}
-        self._told = {(start, group): told for start, group, _, told in cells if told is not None}
+        self._emitted = {
+            (start, group): emitted for start, group, _, emitted in cells if emitted is not None
+        }
 
 
 class _Final(_Windowed):
-    """Tells what is final."""
+    """Emits what is final."""
 
     def __init__(self, shape: Windows, grid: int) -> None:
         super().__init__(shape, grid)
@@ -186,22 +190,22 @@ class _Final(_Windowed):
         held = panes[at] if at in panes else self.shape.fold.empty()
         panes[at] = self.shape.fold.add(held, row)
 
-    def advance(self, mark: int, point: int) -> list[Element]:
+    def advance(self, watermark: int, point: int) -> list[Element]:
         before = self._stable
-        risen = self._rise(mark)
+        risen = self._rise(watermark)
         if not risen:
             return []
-        said: list[Insert[Any]] = []
+        elements: list[Insert[Any]] = []
         for group, panes in self._panes.items():
             starts = {
                 start for at in panes for start in self.shape.starts(at, self._pane)
                 if before <= start < self._stable
             }  # fmt: skip
             for start in starts:
-                said += self._window(group, panes, start, point)
+                elements += self._window(group, panes, start, point)
         self._forget()
-        said.sort(key=lambda each: (each.vs, each.payload))
-        return [*said, *risen]
+        elements.sort(key=lambda each: (each.vs, each.payload))
+        return [*elements, *risen]
 
     def _window(
         self, group: str, panes: dict[int, Any], start: int, point: int

@@ -59,7 +59,7 @@ def merges(draw: st.DrawFn) -> tuple[Topology, dict[str, int], list[Batch]]:
     case, policy = draw(st.sampled_from(CASES)), draw(st.sampled_from(POLICIES))
     logical = draw(logical_streams(unique_keys=case != "R4", unique_vs=case == "R0"))
     say = lying_presentations if draw(st.booleans()) else presentations
-    told = draw(say(logical, len(NAMES), case))
+    streams = draw(say(logical, len(NAMES), case))
     wide = case in ("R3", "R4")
     widths = {name: draw(st.integers(1, 3 if wide else 1)) for name in NAMES}
     topology = topology_of(
@@ -69,9 +69,9 @@ def merges(draw: st.DrawFn) -> tuple[Topology, dict[str, int], list[Batch]]:
         policy={"insert": policy.insert, "adjust": policy.adjust, "stable": policy.stable},
     )
     records: dict[tuple[str, int], list[Record]] = {}
-    for name, elements in zip(NAMES, told, strict=True):
-        for number, said in enumerate(partitioned(elements, widths[name])):
-            records[f"t.{name}", number] = said
+    for name, elements in zip(NAMES, streams, strict=True):
+        for number, published in enumerate(partitioned(elements, widths[name])):
+            records[f"t.{name}", number] = published
     return topology, widths, list(draw(cut(records)))
 
 
@@ -80,13 +80,13 @@ def cut(draw: st.DrawFn, records: dict[tuple[str, int], list[Record]]) -> list[B
     """The records in one to five batches."""
     count = draw(st.integers(1, 5))
     batches: list[dict[tuple[str, int], Sequence[Record]]] = [{} for _ in range(count)]
-    for place, said in records.items():
+    for place, published in records.items():
         ends = sorted(
-            draw(st.lists(st.integers(0, len(said)), min_size=count - 1, max_size=count - 1))
+            draw(st.lists(st.integers(0, len(published)), min_size=count - 1, max_size=count - 1))
         )
-        for batch, start, end in zip(batches, [0, *ends], [*ends, len(said)], strict=True):
+        for batch, start, end in zip(batches, [0, *ends], [*ends, len(published)], strict=True):
             if start < end:
-                batch[place] = said[start:end]
+                batch[place] = published[start:end]
     return list(batches)
 
 
@@ -101,7 +101,7 @@ def test_a_bucket_says_what_the_plain_operator_says(
     work, workers = work_for(topology, plan), (fresh_cache(), fresh_cache())
     least_log = data.draw(st.sampled_from((0, 300, 1 << 20)), "least log")
     for number in range(topology.output.partitions):
-        memory, said_before, undisturbed = Memory(), 0, bucket_of(work, number)
+        memory, emitted_before, undisturbed = Memory(), 0, bucket_of(work, number)
         expected = the_plain_operator(topology, widths, batches, number)
         for at, (batch, elements) in enumerate(zip(batches, expected, strict=True)):
             for real in (False, True) if data.draw(st.booleans(), "fails") else (True,):
@@ -111,7 +111,7 @@ def test_a_bucket_says_what_the_plain_operator_says(
                 if data.draw(st.integers(0, 9), "died") == 0:
                     worker.clear()
                 chunks = data.draw(st.permutations(chunks), "order")
-                _, said = run(
+                _, result = run(
                     used,
                     plan,
                     number,
@@ -121,11 +121,11 @@ def test_a_bucket_says_what_the_plain_operator_says(
                     cache=worker,
                     least_log=least_log,
                 )
-                assert said.elements == elements
-                assert said.first == said_before + 1
+                assert result.elements == elements
+                assert result.first == emitted_before + 1
             chunks = chunks_for(work, batch, number, at, 5)
-            assert said.found == undisturbed.apply(at, map(unpacked, chunks)).found
-            said_before += len(elements)
+            assert result.found == undisturbed.apply(at, map(unpacked, chunks)).found
+            emitted_before += len(elements)
 
 
 @given(merges())
@@ -140,7 +140,7 @@ def test_honest_replicas_are_merged_into_what_they_mean(
         memory, cache, out = Memory(), fresh_cache(), list[Element]()
         for at, batch in enumerate(batches):
             chunks = chunks_for(work, batch, number, at, 3)
-            bucket, said = run(
+            bucket, result = run(
                 memory,
                 plan,
                 number,
@@ -150,7 +150,7 @@ def test_honest_replicas_are_merged_into_what_they_mean(
                 cache=cache,
             )
             bucket.state.merge.check()
-            out += said.elements
+            out += result.elements
         reconstitute(out)  # raises where it is not legal
 
 
@@ -197,8 +197,8 @@ class Numbered(MergeProcessor):
 
 
 def records_of(*elements: Element, start: int = 0, headers: Any = ()) -> list[Record]:
-    said = [encode(in_bytes(element)) for element in elements]
-    return [Record(start + at, b"k", value, headers, 1) for at, value in enumerate(said)]
+    emitted = [encode(in_bytes(element)) for element in elements]
+    return [Record(start + at, b"k", value, headers, 1) for at, value in enumerate(emitted)]
 
 
 def fed(work: Work, number: int, chunks: list[bytes]) -> tuple[Bucket, BucketResult]:
@@ -213,7 +213,7 @@ class Running:
     def __init__(self, topology: Topology, plan: Plan) -> None:
         self.topology, self.memory, self.cache = topology, Memory(), fresh_cache()
         self.next = 0
-        self.said: list[Element] = []
+        self.emitted: list[Element] = []
         self.work: Work = work_for(topology, plan)
         self.dead: list[Any] = []
 
@@ -222,7 +222,7 @@ class Running:
 
     def batch(self, batch: Batch) -> list[Element]:
         chunks = chunks_for(self.work, batch, 0, self.next, 10)
-        self.bucket, said = run(
+        self.bucket, result = run(
             self.memory,
             self.work.plan,
             0,
@@ -232,10 +232,10 @@ class Running:
             cache=self.cache,
         )
         self.next += 1
-        self.found = said.found
-        self.dead += said.dead
-        self.said += said.elements
-        return said.elements
+        self.found = result.found
+        self.dead += result.dead
+        self.emitted += result.elements
+        return result.elements
 
 
 A, B, C = Insert("A", 2, 9), Insert("B", 5, 20), Insert("C", 30, 40)
@@ -253,8 +253,8 @@ def test_a_replica_is_attached_and_another_detached_from_a_batch_on() -> None:
     running.go_on(with_c)
     running.batch({("t.c", 0): records_of(A, B)})
     assert set(running.bucket.state.merge.inputs) == {"a", "b"}  # batch 1 was planned before
-    said = running.batch({("t.c", 0): records_of(C, Stable(10), Stable(25))})
-    assert said == [in_bytes(C), Stable(25)]
+    emitted = running.batch({("t.c", 0): records_of(C, Stable(10), Stable(25))})
+    assert emitted == [in_bytes(C), Stable(25)]
     assert set(running.bucket.state.merge.inputs) == {"b", "c"}
 
 
@@ -302,8 +302,8 @@ def test_a_topic_that_was_made_anew_is_merged_from_its_beginning() -> None:
     running.go_on(plan.with_step(step))
     running.batch({("t.b", 0): records_of(Insert("D", 4, 7), start=1)})
     assert set(running.bucket.state.merge.inputs) == {"b"}
-    said = running.batch({("t.a", 0): records_of(A, B, Stable(25))})
-    assert said[-1] == Stable(25)
+    emitted = running.batch({("t.a", 0): records_of(A, B, Stable(25))})
+    assert emitted[-1] == Stable(25)
     assert running.bucket.state.replicas.states["a"].topic_id == "another"
 
 
@@ -392,8 +392,8 @@ def test_what_is_no_element_is_a_dead_letter_once_in_one_bucket() -> None:
     found = []
     for number in range(2):
         chunks = chunks_for(work, batch, number, 0, 10)
-        _, said = fed(work, number, chunks)
-        found += [(each.partition, each.offset, each.reason, each.key) for each in said.dead]
+        _, result = fed(work, number, chunks)
+        found += [(each.partition, each.offset, each.reason, each.key) for each in result.dead]
     assert sorted(found, key=str) == sorted(
         [
             (partition, offset, reason, key)
@@ -408,13 +408,13 @@ def test_a_replica_that_starts_over_and_one_that_repeats_itself() -> None:
     topology, widths = topology_of("ab"), {"a": 1, "b": 1}
     plan, _ = planned(topology, widths)
     running = Running(topology, plan)
-    told: list[tuple[int, Element]] = [(1, A), (2, B), (1, A), (2, B), (3, Stable(4))]
+    sent: list[tuple[int, Element]] = [(1, A), (2, B), (1, A), (2, B), (3, Stable(4))]
     numbered = [
         Record(at, b"k", encode(in_bytes(each)), [(SEQ_HEADER, b"%d" % seq)], 1)
-        for at, (seq, each) in enumerate(told)
+        for at, (seq, each) in enumerate(sent)
     ]
-    said = running.batch({("t.b", 0): numbered})
-    assert said == [in_bytes(A), in_bytes(B), Stable(4)]
+    emitted = running.batch({("t.b", 0): numbered})
+    assert emitted == [in_bytes(A), in_bytes(B), Stable(4)]
     assert running.bucket.state.replicas.states["b"].ingest.repeated == 2  # type: ignore[union-attr]
     running.batch({("t.a", 0): records_of(A, Insert("old", 8, 9))})
     again = records_of(A, B, start=2, headers=incarnation_headers(1))
@@ -452,9 +452,9 @@ def test_a_dialect_and_a_normalised_replica() -> None:
     events: list[Event] = []
     for number in range(2):
         chunks = chunks_for(work, batch, number, 0, 2)
-        _, said = fed(work, number, chunks)
-        assert said.dead == []
-        events += reconstitute(said.elements)
+        _, result = fed(work, number, chunks)
+        assert result.dead == []
+        events += reconstitute(result.elements)
     assert events == [Event(b'"b"', 1, 15)]
 
 
@@ -478,9 +478,9 @@ def test_n13_rows_that_are_known_by_partition_are_let_go_when_their_topic_gets_w
     state = running.bucket.state.replicas.states["b"]
     assert state.ingest is None
     assert "got 2 partitions, 1 before" in (state.quarantined or "")
-    told: list[Element] = [Insert({"id": 1, "n": "A"}, 1000, INFINITY), Stable(1000)]
-    running.batch({("t.a", 0): records_of(*told, Stable(INFINITY))})
-    assert reconstitute(running.said) == TDB([(row % b"A", 1000, INFINITY)])
+    elements: list[Element] = [Insert({"id": 1, "n": "A"}, 1000, INFINITY), Stable(1000)]
+    running.batch({("t.a", 0): records_of(*elements, Stable(INFINITY))})
+    assert reconstitute(running.emitted) == TDB([(row % b"A", 1000, INFINITY)])
 
 
 def test_n13_a_key_in_two_partitions_is_noticed_by_a_bucket() -> None:
@@ -493,7 +493,7 @@ def test_n13_a_key_in_two_partitions_is_noticed_by_a_bucket() -> None:
     running.batch({("t.a", 0): [Record(1, b"1", b'{"id":2}', (), 4000)]})
     state = running.bucket.state.replicas.states["a"]
     assert "has key '1' at offset 0 of partition 1" in (state.quarantined or "")
-    assert reconstitute(running.said) == TDB([(b'{"id":1}', 1000, INFINITY)])
+    assert reconstitute(running.emitted) == TDB([(b'{"id":1}', 1000, INFINITY)])
 
 
 def test_what_is_stored_costs_what_changes() -> None:
@@ -507,8 +507,8 @@ def test_what_is_stored_costs_what_changes() -> None:
         running.batch({("t.a", 0): records_of(*many)})
         before = running.memory.written
         for n in range(20):
-            said = records_of(Insert(f"new {n}", live + n, INFINITY), start=live + n)
-            running.batch({("t.a", 0): said})
+            records = records_of(Insert(f"new {n}", live + n, INFINITY), start=live + n)
+            running.batch({("t.a", 0): records})
         return running.memory.written - before
 
     few, many = written(2_000), written(8_000)
@@ -528,7 +528,7 @@ def test_a_worker_that_is_behind_reads_what_it_lacks() -> None:
         if n == 20:
             # Batch n stands in entry n - 1; that of batch 9 tells that it is merged.
             assert set(running.memory.read) == {("log", number) for number in range(8, 19)}
-    assert running.said == [in_bytes(Insert(f"{n}", n, 99)) for n in range(30)]
+    assert running.emitted == [in_bytes(Insert(f"{n}", n, 99)) for n in range(30)]
 
 
 def test_damaged_state_is_refused() -> None:
@@ -571,17 +571,17 @@ def test_tdb_of_several_buckets() -> None:
     plan, _ = planned(topology, widths)
     work = work_for(topology, plan)
     events = [Insert(f"event {n}", n, n + 10) for n in range(60)]
-    told: list[Element] = [*events, Stable(INFINITY)]
+    elements: list[Element] = [*events, Stable(INFINITY)]
     batch = {
-        **{("t.a", n): said for n, said in enumerate(partitioned(told, 2))},
-        ("t.b", 0): partitioned(told, 1)[0],
+        **{("t.a", n): published for n, published in enumerate(partitioned(elements, 2))},
+        ("t.b", 0): partitioned(elements, 1)[0],
     }
     found: list[Event] = []
     for number in range(3):
         chunks = chunks_for(work, batch, number, 0, 7)
-        _, said = fed(work, number, chunks)
-        assert said.elements[-1] == Stable(INFINITY)
-        some = list(reconstitute(said.elements))
+        _, result = fed(work, number, chunks)
+        assert result.elements[-1] == Stable(INFINITY)
+        some = list(reconstitute(result.elements))
         assert some
         found += some
     assert TDB(found) == TDB(Event(*_fields(in_bytes(each))) for each in events)

@@ -39,7 +39,7 @@ def test_n16_breaches_are_counted_and_told_with_their_place(
     progress: list[Progress] = []
     settings = Settings(checkpoint_of(merge), available_now=True)
     with capture_logs() as logs:
-        Job(load(merge.path), settings, tell=progress.append).run(spark)
+        Job(load(merge.path), settings, report=progress.append).run(spark)
 
     found = evidence_of(merge)
     assert [(each.kind, each.count, each.id) for each in found] == [
@@ -59,7 +59,7 @@ def test_n16_breaches_are_counted_and_told_with_their_place(
     wrong = {("b", 0, "unknown_event"): 1, ("b", 0, "half_frozen_missing"): 1}
     assert batch.breaches == wrong
     metrics = Metrics()
-    metrics.tell(batch)
+    metrics.report(batch)
     for _, _, kind in wrong:
         shown = f'lmerge_replica_breaches_total{{kind="{kind}",partition="0",replica="b"}} 1.0'
         assert shown in generate_latest(metrics.registry).decode()

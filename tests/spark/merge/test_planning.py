@@ -136,7 +136,7 @@ def test_n15_a_planned_batch_can_be_run_if_its_own_records_are_there() -> None:
     assert unreadable(plan, seen({"a": {0: (0, 8)}, "b": {0: (0, 13)}}), done, pending)
     missing = seen({"b": {0: (0, 13)}})
     assert unreadable(plan, missing, done, pending) is None, "it may come back"
-    missing.believed = frozenset({"t.a"})
+    missing.deleted = frozenset({"t.a"})
     assert unreadable(plan, missing, done, pending) == "topic t.a was deleted"
     assert unreadable(plan, missing, done, read(4, b={0: 13})) == "topic t.a was deleted"
 

@@ -119,7 +119,7 @@ def looking_first(job: Job, then: Callable[[], Coroutine[Any, Any, None]]) -> Jo
 def test_n15_records_that_are_deleted_while_a_batch_is_read(
     spark: SparkSession, bootstrap: str, tmp_path: Path
 ) -> None:
-    """Spark itself finds them gone; nothing of the batch was written, so it is planned anew."""
+    """Spark itself finds them gone; nothing of the batch was written, so it is planned again."""
     merge = two_replicas(bootstrap, tmp_path)
     twice(merge, EARLY)
     job_of(merge).run(spark)
@@ -128,7 +128,7 @@ def test_n15_records_that_are_deleted_while_a_batch_is_read(
     with capture_logs() as logs:
         job.run(spark)
     assert says(merge, [*EARLY, *LATE])
-    assert [each["event"] for each in logs] == ["batch planned anew", "replica held out"]
+    assert [each["event"] for each in logs] == ["batch planned again", "replica held out"]
     assert logs[0]["why"].startswith(f"topic {merge.topics['a']} partition 0 begins at offset 9")
     assert numbers(merge) == {0: [*range(1, 14)]}
 

@@ -42,8 +42,8 @@ def test_what_a_worker_is_asked_a_job_is_asked(bootstrap: str, tmp_path: Path) -
     merge = with_token(bootstrap, tmp_path)
     topology = at_port(load(merge.path), 0)
     job, metrics = Job(topology, Settings(str(tmp_path / "checkpoint"))), Metrics()
-    metrics.tell(Progress(0, 500, 1.5, {"t": 40}))
-    metrics.tell(Progress(1, 40, 0.3, {"u": 2}))
+    metrics.report(Progress(0, 500, 1.5, {"t": 40}))
+    metrics.report(Progress(1, 40, 0.3, {"u": 2}))
     with served(topology, job, metrics) as address, httpx.Client(base_url=address) as client:
         refused = client.post("/v1/replicas/d/attach", json={"topic": "t"})
         assert refused.status_code == 401

@@ -41,7 +41,7 @@ def test_the_example_of_the_module() -> None:
     times = [20, 31, 15, 22, 19, 40, 29]
     counts = [lateness.counts(0, offset, time) for offset, time in enumerate(times)]
     assert counts == [True, True, False, True, False, True, False]
-    assert lateness.mark == 30
+    assert lateness.watermark == 30
 
 
 def test_the_boundary_a_row_exactly_so_much_later_counts() -> None:
@@ -69,28 +69,28 @@ def test_what_is_late_does_not_depend_on_pieces_and_batches(
         ]
         assert sum(each.rows for each in pieces) == len(batch)
         rng.shuffle(pieces)
-        before = lateness.mark
+        before = lateness.watermark
         lateness.begin({0: pieces})
-        assert lateness.mark >= before
+        assert lateness.watermark >= before
         for offset, time in batch:
             counts = lateness.counts(0, offset, time)
             assert not (counts and time > NO_TIME and time < before), "L2"
             found.append(counts)
     timed = [place for place, time in enumerate(times) if time > NO_TIME]
     assert [found[place] for place in timed] == [expected[place] for place in timed]
-    assert lateness.mark == (START if highest == START else highest - late)
+    assert lateness.watermark == (START if highest == START else highest - late)
 
 
 def test_the_mark_is_the_least_and_waits_for_those_that_have_not_spoken() -> None:
     lateness = Lateness(5, 3)
     lateness.begin({0: [piece([20], 5)], 2: [piece([30], 5)]})
-    assert lateness.mark == START
+    assert lateness.watermark == START
     lateness.begin({1: [piece([12], 5)]})
-    assert lateness.mark == 7
+    assert lateness.watermark == 7
     lateness.begin({1: [piece([INFINITY], 5)]})
-    assert lateness.mark == 15
+    assert lateness.watermark == 15
     lateness.begin({number: [piece([INFINITY], 5)] for number in (0, 2)})
-    assert lateness.mark == INFINITY
+    assert lateness.watermark == INFINITY
     lateness.begin({1: [piece([99], 5, first=1)]})
     assert not lateness.counts(1, 1, 99), "behind the end"
 

@@ -121,7 +121,11 @@ def test_the_processor_keeps_its_bucket_and_writes_what_it_says(seed: int) -> No
                     assert router.partition_of(element.payload) == number
             last = frame.iloc[-1]
             assert last["value"] is None
-            assert (last["late"], last["mark"], last["kept"]) == (said.late, said.mark, said.kept)
+            assert (last["late"], last["mark"], last["kept"]) == (
+                said.late,
+                said.watermark,
+                said.kept,
+            )
             assert frame["late"][:-1].sum() == 0
 
 

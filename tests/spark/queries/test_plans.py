@@ -262,4 +262,4 @@ def test_a_partition_that_says_nothing_holds_everything_back() -> None:
     for plan in query.plans.values():
         done = run(query, plan, topic, Random(1))
         assert not any(isinstance(each, Stable) for stream in done.clean for each in stream)
-        assert all(said.mark == START for said in done.said)
+        assert all(said.watermark == START for said in done.said)

@@ -11,8 +11,8 @@ from lmerge_service.spark.queries.folds import Aggregates, Enriched, Top
 from lmerge_service.spark.queries.plans import Operator, Plan
 from lmerge_service.spark.queries.windows import Windows
 
-EARLY = Plan(says="", early=True, batch=1)
-FINAL = Plan(says="", early=False, batch=1, grid=60)
+EARLY = Plan(summary="", early=True, batch=1)
+FINAL = Plan(summary="", early=False, batch=1, grid=60)
 COUNTS = Windows(size=60, slide=20, group=("g",), fold=Aggregates({"n": ("count", None)}))
 FLIGHTS = Airborne(fields=("f",), limit=1_000)
 
@@ -122,7 +122,7 @@ def test_an_announcement_is_withdrawn(after: str) -> None:
 
 
 def test_a_stable_waits_for_flights_in_the_air() -> None:
-    operator, flight = FLIGHTS.begin(Plan(says="", early=False, batch=1)), b'{"f":7}'
+    operator, flight = FLIGHTS.begin(Plan(summary="", early=False, batch=1)), b'{"f":7}'
     operator.take(82, fact("departed", 82, 102), START)
     assert operator.advance(200, START) == [Stable(82)]
     operator.take(200, fact("arrived", 82, 200), START)
@@ -131,7 +131,7 @@ def test_a_stable_waits_for_flights_in_the_air() -> None:
 
 
 def test_one_that_never_arrives_ends_at_the_limit() -> None:
-    operator, flight = FLIGHTS.begin(Plan(says="", early=False, batch=1)), b'{"f":7}'
+    operator, flight = FLIGHTS.begin(Plan(summary="", early=False, batch=1)), b'{"f":7}'
     operator.take(82, fact("departed", 82, 102), START)
     operator.take(83, fact("arrived", 90, 83), START)
     assert operator.advance(1_083, START) == [Insert(flight, 82, 1_082), Stable(1_083)]

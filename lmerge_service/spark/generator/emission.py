@@ -1,19 +1,20 @@
-"""How events are told: elements with their send times and deadlines, many events at once.
+"""The elements of many events at once, with their send times and deadlines.
 
 Theory
-    It is `present.presentation`, by columns instead of one by one. What is told of an event is a
-    sequence of ends, of which each event has some: a column is the ends that stand at one place
-    of that sequence. One pass over the columns makes elements of them (an end that holds already
-    is left out), one backwards finds the least deadline of each element and those after it, one
-    forwards the send times. Of the lives here one end is known, so what else is told is made up.
+    It is `workloads.presentation`, by columns instead of one by one. The elements of an event
+    follow from a sequence of ends: a column is the ends at one place of that sequence, of those
+    events that have one there. One pass over the columns makes elements of them (an end that
+    holds already is left out), one backwards finds the least deadline of each element and those
+    after it, one forwards the send times. Only the final end of an event is known here; earlier,
+    provisional ends are made up.
 
     >>> events = Events(np.array([8]), np.array([100]), np.array([130]), np.array([0]))
-    >>> told = tell(events, Variation(provisional=1.0, spread=5, pace="late"), Draws("1"))
-    >>> [(int(ve), int(limit)) for ve, limit in zip(told.ve, told.limit)]
+    >>> emitted = emit(events, Variation(provisional=1.0, spread=5, pace="late"), Draws("1"))
+    >>> [(int(ve), int(limit)) for ve, limit in zip(emitted.ve, emitted.limit)]
     [(128, 100), (130, 128)]
 
 Invariants
-    T1  What is told of an event depends on its number, its times, the variation and the seed.
+    T1  The elements of an event depend on its number, its times, the variation and the seed.
     T2  Every send time lies in [vs - lead, vs - lead + reach].
 
 Cost
@@ -31,7 +32,7 @@ from lmerge_service.elements import INFINITY
 from lmerge_service.spark.generator.randomness import Bools, Draws, Longs
 from lmerge_service.workloads.presentation import Variation
 
-__all__ = ("Events", "Told", "reach", "tell")
+__all__ = ("Emitted", "Events", "emit", "reach")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +40,11 @@ class Events:
     """Some of the logical stream's, by columns."""
 
     number: Longs
-    """By which is drawn what is told of them."""
+    """Determines what is drawn for each event."""
     vs: Longs
     ve: Longs
     event: Longs
-    """By which they are found again (`Told.event`)."""
+    """Identifies the event of an element (`Emitted.event`)."""
 
     def where(self, kept: Bools) -> "Events":
         columns = (self.number, self.vs, self.ve, self.event)
@@ -51,24 +52,24 @@ class Events:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Emitted:
     """Elements by columns, in no order; an insert's vold is its vs."""
 
     send: Longs
     serial: Longs
-    """Unique; rises with the event's number, and along what is told of one event."""
+    """Unique; rises with the event's number, and along the elements of one event."""
     event: Longs
     vs: Longs
     vold: Longs
     ve: Longs
     limit: Longs
-    """The least deadline of the element and of what is told of its event after it."""
+    """The least deadline of the element and of the later ones of its event."""
 
-    def ordered(self) -> "Told":
+    def ordered(self) -> "Emitted":
         """As they are sent."""
         return self._taken(np.lexsort((self.serial, self.send)))
 
-    def between(self, first: int | None, end: int | None) -> "Told":
+    def between(self, first: int | None, end: int | None) -> "Emitted":
         """Those sent in [first, end); None: no bound."""
         kept = np.ones(len(self.send), bool)
         if first is not None:
@@ -77,14 +78,14 @@ class Told:
             kept &= self.send < end
         return self._taken(np.flatnonzero(kept))
 
-    def _taken(self, places: Longs) -> "Told":
-        return Told(*(getattr(self, name)[places] for name in _COLUMNS))
+    def _taken(self, places: Longs) -> "Emitted":
+        return Emitted(*(getattr(self, name)[places] for name in _COLUMNS))
 
 
-_LONGEST_WAIT: Final = 1 << 53  # for an event without end that is told with an end first
+_LONGEST_WAIT: Final = 1 << 53  # for an event without end that has an end at first
 _COLUMNS: Final = ("send", "serial", "event", "vs", "vold", "ve", "limit")
 _Column = tuple[Longs, Bools]
-"""The ends at one place of what is told, and which events have one there."""
+"""The ends at one place of the sequence, and which events have one there."""
 
 
 def reach(variation: Variation, duration: int) -> int:
@@ -104,18 +105,18 @@ def _columns_of(variation: Variation) -> int:
     return revised + 1 + (2 if variation.reinserted else 0)
 
 
-def tell(events: Events, variation: Variation, draws: Draws) -> Told:
-    """All that is told of these events, of their transient doubles and of their phantoms."""
+def emit(events: Events, variation: Variation, draws: Draws) -> Emitted:
+    """All elements of these events, of their transient doubles and of their phantoms."""
     base = (_columns_of(variation) + 1) * 3
     parts = []
-    for kind, (told, columns) in enumerate(_tellings(events, variation, draws)):
+    for kind, (some, columns) in enumerate(_sequences(events, variation, draws)):
         first = kind * (_columns_of(variation) + 1)
-        serial = told.number * base + first
-        parts += _steps(told, serial, columns, variation, draws)
-    return Told(*(np.concatenate(each) for each in zip(*parts, strict=True)))
+        serial = some.number * base + first
+        parts += _steps(some, serial, columns, variation, draws)
+    return Emitted(*(np.concatenate(each) for each in zip(*parts, strict=True)))
 
 
-def _tellings(
+def _sequences(
     events: Events, variation: Variation, draws: Draws
 ) -> Iterator[tuple[Events, list[_Column]]]:
     number, everyone = events.number, np.ones(len(events.number), bool)
@@ -186,19 +187,19 @@ def _later(times: Longs, by: Longs) -> Longs:
 def _steps(
     events: Events, serial: Longs, columns: list[_Column], variation: Variation, draws: Draws
 ) -> list[tuple[Longs, ...]]:
-    """By column, the elements that have their place there, as the columns of `Told`."""
-    said, held = [], events.vs
+    """By column, the elements that have their place there, as the columns of `Emitted`."""
+    steps, held = [], events.vs
     for ends, there in columns:
         there = there & (ends != held)  # noqa: PLW2901 (less what holds already)
         due = np.where(held == events.vs, events.vs, np.minimum(held, ends))
-        said.append((there, held, ends, due))
+        steps.append((there, held, ends, due))
         held = np.where(there, ends, held)
     limits, limit = [], np.full(len(held), INFINITY)
-    for there, _, _, due in reversed(said):
+    for there, _, _, due in reversed(steps):
         limit = np.where(there, np.minimum(limit, due), limit)
         limits.append(limit)
     parts, send, begun = [], events.vs - variation.lead, np.zeros(len(held), bool)
-    for at, ((there, was, ends, _), limit) in enumerate(zip(said, reversed(limits), strict=True)):
+    for at, ((there, was, ends, _), limit) in enumerate(zip(steps, reversed(limits), strict=True)):
         own = serial + at
         send = send + np.where(there & begun, _wait(limit - send, own, variation, draws), 0)
         if variation.disorder:
