@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5, help="runs of each (5)")
     parser.add_argument("--elements", type=int, default=100_000, help="events a replica (100,000)")
     parser.add_argument("--only", choices=("in-process", "kafka"), help="a part only")
-    parser.add_argument("--json", action="store_true", help="speak JSON")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     what = parser.add_subparsers(
         dest="what",
         metavar="figures | availability | forward | drills | policies | service | soak | rolling | "
@@ -150,7 +150,7 @@ def _add_figures(what: _Subparsers) -> None:
     of_figures.add_argument(
         "--only", type=_names_of_figures, default=tuple(figures.FIGURES), help="fig2,fig3,…,latency"
     )
-    of_figures.add_argument("--json", action="store_true", help="speak JSON")
+    of_figures.add_argument("--json", action="store_true", help="print JSON")
     of_figures.add_argument("--out", type=Path, default=Path("docs/figures"), help="for the SVG")
 
 
@@ -165,13 +165,13 @@ def _add_spark(what: _Subparsers) -> None:
     of_spark.add_argument(
         "--no-kafka", action="store_true", help="of the audit: streams in Parquet only"
     )
-    of_spark.add_argument("--json", action="store_true", help="speak JSON")
+    of_spark.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_generated(what: _Subparsers) -> None:
     of_generated = what.add_parser("generated", help="generating streams, and tables of them")
     of_generated.add_argument("--events", type=int, default=5_000_000, help="events (5,000,000)")
-    of_generated.add_argument("--json", action="store_true", help="speak JSON")
+    of_generated.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_spark_merge(what: _Subparsers) -> None:
@@ -180,13 +180,13 @@ def _add_spark_merge(what: _Subparsers) -> None:
     merge.add_argument(
         "--live", type=int, nargs="*", default=[1_000, 100_000, 1_000_000], help="live events"
     )
-    merge.add_argument("--json", action="store_true", help="speak JSON")
+    merge.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_policies(what: _Subparsers) -> None:
     of_policies = what.add_parser("policies", help="what each policy of LMR3 costs and brings")
     of_policies.add_argument("--events", type=int, default=10_000, help="events a replica (10,000)")
-    of_policies.add_argument("--json", action="store_true", help="speak JSON")
+    of_policies.add_argument("--json", action="store_true", help="print JSON")
     of_policies.add_argument("--out", type=Path, default=Path("docs/figures"), help="for the SVG")
 
 
@@ -205,7 +205,7 @@ def _add_service(what: _Subparsers) -> None:
         "--large", action="store_true", help="recovery of a million live events too"
     )
     of_service.add_argument("--tiny", action="store_true", help="hardly anything, to try it")
-    of_service.add_argument("--json", action="store_true", help="speak JSON")
+    of_service.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_soak(what: _Subparsers) -> None:
@@ -237,7 +237,7 @@ def _add_rolling(what: _Subparsers) -> None:
     of_rolling.add_argument(
         "--rate", type=float, default=default.rate, help="events a second of each replica (500)"
     )
-    of_rolling.add_argument("--json", action="store_true", help="speak JSON")
+    of_rolling.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_kill_loop(what: _Subparsers) -> None:
@@ -259,7 +259,7 @@ def _add_kill_loop(what: _Subparsers) -> None:
     loop.add_argument(
         "--bound", type=float, default=default.bound, help="seconds without a leader (60)"
     )
-    loop.add_argument("--json", action="store_true", help="speak JSON")
+    loop.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _run_kill_loop(options: argparse.Namespace) -> bool:
@@ -293,7 +293,7 @@ def _add_jumpstart(what: _Subparsers) -> None:
     of_jumpstart.add_argument(
         "--only", type=_ways, default=tuple(jumpstart.WAYS), help="cold,lines,state,table"
     )
-    of_jumpstart.add_argument("--json", action="store_true", help="speak JSON")
+    of_jumpstart.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_availability(what: _Subparsers) -> None:
@@ -306,7 +306,7 @@ def _add_availability(what: _Subparsers) -> None:
     of_availability.add_argument(
         "--out", type=Path, default=Path("docs/figures"), help="for the SVG"
     )
-    of_availability.add_argument("--json", action="store_true", help="speak JSON")
+    of_availability.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_forward(what: _Subparsers) -> None:
@@ -315,7 +315,7 @@ def _add_forward(what: _Subparsers) -> None:
         "--readings", type=int, default=200_000, help="200,000 take nine minutes (200,000)"
     )
     of_forward.add_argument("--out", type=Path, default=Path("docs/figures"), help="for the SVG")
-    of_forward.add_argument("--json", action="store_true", help="speak JSON")
+    of_forward.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_drills(what: _Subparsers) -> None:
@@ -328,7 +328,7 @@ def _add_drills(what: _Subparsers) -> None:
         "--mergers", nargs="+", choices=drills.MERGERS, default=list(drills.MERGERS),
         metavar="MERGER", help=", ".join(map(repr, drills.MERGERS)),
     )  # fmt: skip
-    of_drills.add_argument("--json", action="store_true", help="speak JSON")
+    of_drills.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _run_drills(options: argparse.Namespace) -> None:

@@ -3,14 +3,14 @@
 
 Method
     The topology is topologies/fast-availability.yaml as it ships: a worker, as a process, merges
-    four replicas, which this process sends instead of four, when `present.pace` says that each
-    element is due: 5,000 a second, with the stalls and the congestion that the topology names. An
+    four replicas, which this process sends instead of four, when each element is due by
+    `workloads.pace`: 5,000 a second, with the stalls and the congestion that the topology names. An
     input's rate is what was handed to Kafka, the output's what a read_committed consumer got, both
     by the wall clock. At the end the output has to be equivalent to the flights.
 
     Figure 8 is the first seconds, before any congestion, in bins of 50 ms; Figure 9 the whole run,
-    in bins of half a second. Where the machine cannot keep up with the rate, the run says so: then
-    it shows what the machine does, and not what the merge does.
+    in bins of half a second. Where the machine cannot keep up with the rate, the run reports it:
+    then it shows what the machine does, and not what the merge does.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Final
 
-from benchmarks.fleet import Report, say, staged
+from benchmarks.fleet import Report, log_line, staged
 from benchmarks.traffic import Sender, following
 from lmerge_service.config import topology as topologies
 from lmerge_service.demo.stage import shipped_topology
@@ -115,7 +115,7 @@ class Run:
 
     @property
     def end(self) -> float:
-        """Of the input that was first to have said all, in whole seconds."""
+        """Of the input that was first to have published all, in whole seconds."""
         return float(int(min(self.flows[name].last for name in self.inputs)))
 
 
@@ -151,7 +151,7 @@ async def play(months: Sequence[int]) -> Run:
         LMergeError: a process failed, or the output is not equivalent to the flights.
     """
     inputs = disturbed()
-    say("presenting the flights")
+    log_line("presenting the flights")
     lives = list(flights(months))
     streams = {
         each.topic: list(present(lives, _VARIATION, f"1/{number}"))
@@ -166,8 +166,8 @@ async def play(months: Sequence[int]) -> Run:
         worker = await stage.lmerge("run", str(path), *options, log="worker.log")
         flows = await _flows(connection, port, output, inputs, streams)
         if worker.returncode is not None:
-            raise LMergeError(f"the worker ended: {stage.said('worker.log')}")
-        say("reading the output back")
+            raise LMergeError(f"the worker ended: {stage.log_tail('worker.log')}")
+        log_line("reading the output back")
         found = await audit_topic(connection, output, WireDecoder())
     verdict = compare(Audited("the flights", final_tdb(lives)), found)
     if not (verdict.equivalent and found.complete):
@@ -194,7 +194,7 @@ async def _flows(
         consumer = Consumer(connection, output, flows[OUTPUT], began)
         await stack.enter_async_context(following(consumer))
         await consumer.ready.wait()
-        say("sending")
+        log_line("sending")
         await asyncio.gather(
             *(
                 _send(senders[name], each, streams[each.topic], flows[name], began)
@@ -272,10 +272,10 @@ class Consumer:
 
 def measure(run: Run, report: Report) -> None:
     """Reports how even each flow was before any congestion, and how low it was in each one."""
-    wanted = fmean(each.rate for each in run.inputs.values())
+    due = fmean(each.rate for each in run.inputs.values())
     for name, flow in run.flows.items():
         rates = flow.rates(_FINE, *_BEFORE)
-        report(f"{name}, elements a second ({wanted:,.0f} are due)", "1/s", [fmean(rates)])
+        report(f"{name}, elements a second ({due:,.0f} are due)", "1/s", [fmean(rates)])
         for width in _WIDTHS:
             deviation = _unevenness(flow.rates(width, *_BEFORE))
             report(f"{name}, deviation of {width * 1000:.0f} ms bins", "%", [deviation])

@@ -1,5 +1,4 @@
-"""What somebody writes who has no LMerge: a transactional consumer that lets each event through
-once.
+"""The usual solution without LMerge: a transactional consumer that passes each event on once.
 
     python -m benchmarks.dedup first POST.json
 
@@ -8,23 +7,23 @@ Theory
     written with care, as far as that goes without an account of each replica:
 
     *Inserts*: the first occurrence of (payload, vs) is passed on, each further one is dropped.
-    *Adjusts*: the latest word counts, whoever says it: the end that was passed on becomes that end.
+    *Adjusts*: the latest one wins, from any replica: the end that was passed on becomes that end.
     *Stables*: `first`: as far as any replica is, since the others are there so that the output
-    goes on when one is not. `all`: as far as every replica is, since only then has everybody said
-    all there is.
+    goes on when one is not. `all`: as far as every replica is, since only then is everything
+    published.
     Whatever would contradict what was declared stable is dropped. So is what is final from memory.
 
-    Of replicas it knows no more than how far each is: not which of them an event is from, and so
-    not whose word about it is worth what. Headers mean nothing to it.
+    Of replicas it knows only how far each is: not which of them an event is from, and so not which
+    one to trust. It ignores headers.
 
 Who owns what
     Members of one consumer group share partitions by range, so that one member has all replicas of
     a partition number; it writes with one transactional id, by which the next one fences it.
 
 What happens on a crash at each await
-    What is not committed is aborted. Whoever goes on reads the output from its beginning, by which
+    What is not committed is aborted. The next member reads the output from its beginning, by which
     it knows what has been passed on, and the replicas from the offsets of the last commit. Errors
-    of Kafka end in the same: all is closed, and opened anew a second later.
+    of Kafka end in the same: all is closed, and reopened a second later.
 """
 
 import asyncio
@@ -61,7 +60,7 @@ _POLL_MS: Final = 100
 _PAUSE_SECONDS: Final = 1.0
 _STATUS_SECONDS: Final = 0.2
 _TRANSACTION_SECONDS: Final = 10.0
-"""The client would go on trying for longer than a broker is away."""
+"""The client would retry for longer than a broker is down."""
 
 Stables = Literal["first", "all"]
 
@@ -84,15 +83,15 @@ class Passed:
         """What is passed on."""
         match element:
             case Insert(payload, vs):
-                said = self._insert(element) if (payload, vs) not in self._ends else None
+                emitted = self._insert(element) if (payload, vs) not in self._ends else None
             case Adjust():
-                said = self._adjust(element)
+                emitted = self._adjust(element)
             case Stable(vc):
                 self._reached[replica] = max(vc, self._reached[replica])
                 reached = self._reached.values()
-                said = self._pass(max(reached) if self._stables == "first" else min(reached))
-        if said is not None:
-            yield said
+                emitted = self._pass(max(reached) if self._stables == "first" else min(reached))
+        if emitted is not None:
+            yield emitted
 
     def load(self, element: Element) -> None:
         """What the output has, of its beginning on."""
@@ -172,7 +171,7 @@ class _Dedup(ConsumerRebalanceListener):  # type: ignore[misc]
             await close_bounded(consumer.stop())
 
     async def on_partitions_revoked(self, revoked: Sequence[TopicPartition]) -> None:
-        """All of them, whenever the group is shared anew."""
+        """All of them, at each rebalance of the group."""
 
     async def on_partitions_assigned(self, assigned: Sequence[TopicPartition]) -> None:
         """The consumer goes on reading; whoever processes what it reads finds out by this."""
@@ -232,21 +231,21 @@ class _Dedup(ConsumerRebalanceListener):  # type: ignore[misc]
         async with self._producer.transaction():
             for tp, records in batches.items():
                 for record in records:
-                    with suppress(ElementError):  # what is no element is nobody's event
+                    with suppress(ElementError):  # what is no element is skipped
                         element = self._decode(record.value)
-                        for said in passed.take(self._names[tp.topic], element):
-                            await self._send(said)
+                        for emitted in passed.take(self._names[tp.topic], element):
+                            await self._send(emitted)
             await self._producer.send_offsets_to_transaction(offsets, self.post.group)
 
-    async def _send(self, said: Element) -> None:
-        if isinstance(said, Stable):
+    async def _send(self, emitted: Element) -> None:
+        if isinstance(emitted, Stable):
             key, numbers = None, range(self.post.partitions)
         else:
-            key = said.payload
+            key = emitted.payload
             assert isinstance(key, bytes)
             numbers = range(at := self._router.partition_of(key), at + 1)
         for number in numbers:
-            await self._producer.send(self.post.output, encode(said), key=key, partition=number)
+            await self._producer.send(self.post.output, encode(emitted), key=key, partition=number)
 
 
 async def _main(stables: Stables, post: Post) -> None:
@@ -255,7 +254,7 @@ async def _main(stables: Stables, post: Post) -> None:
     members: list[_Dedup] = []
     work = [
         asyncio.create_task(_again_and_again(post, stables, members)),
-        asyncio.create_task(_say(post, members)),
+        asyncio.create_task(_report_status(post, members)),
     ]
     stopped = asyncio.create_task(stop.wait())
     await asyncio.wait([*work, stopped], return_when=asyncio.FIRST_COMPLETED)
@@ -276,8 +275,8 @@ async def _again_and_again(post: Post, stables: Stables, members: list[_Dedup]) 
         await asyncio.sleep(_PAUSE_SECONDS)
 
 
-async def _say(post: Post, members: Sequence[_Dedup]) -> None:
-    """How it is, for whoever watches."""
+async def _report_status(post: Post, members: Sequence[_Dedup]) -> None:
+    """Writes the status for monitors."""
     path = Path(post.status)
     while True:
         passed = members[0].passed if members else None
@@ -290,8 +289,8 @@ async def _say(post: Post, members: Sequence[_Dedup]) -> None:
         await asyncio.sleep(_STATUS_SECONDS)
 
 
-def _log(event: str, **said: object) -> None:
-    print(json.dumps({"event": event, "at": time.time(), **said}), file=sys.stderr, flush=True)
+def _log(event: str, **fields: object) -> None:
+    print(json.dumps({"event": event, "at": time.time(), **fields}), file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

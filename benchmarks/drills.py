@@ -3,8 +3,8 @@ does not.
 
 Method
     Each drill is played three times, on the same faults and by the same judge: with `lmerge run`,
-    and with `benchmarks.dedup`, which says stable as soon as `first` or only when `all` do. Steady
-    state is judged behind the faults only, so that a merger that is wrong before them is tried all
+    and with `benchmarks.dedup`, which emits stable as soon as `first` or only when `all` do. Steady
+    state is judged after the faults only, so that a merger that is wrong before them is tried all
     the same. Where a merger has nothing to show, nothing is asked: no traces (K8), no decisions.
 
     An output that does not come to its end within the patience of the drill, half as much again
@@ -18,12 +18,12 @@ from typing import Any, Final
 
 import msgspec
 
-from benchmarks.fleet import say
+from benchmarks.fleet import log_line
 from lmerge_service.drills.drills import STANDARD, experiment, run
 from lmerge_service.drills.report import Result
 from lmerge_service.drills.verdicts import Tally
 
-__all__ = ("CALM", "DRILLS", "MERGERS", "Verdict", "play", "table", "wanted")
+__all__ = ("CALM", "DRILLS", "MERGERS", "Verdict", "experiment_with", "play", "table")
 
 CALM: Final = "nothing fails"
 _NOT_PLAYED: Final = frozenset(
@@ -71,10 +71,10 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         if self.kept:
             return f"kept; {self.hole:.1f} s"
         counts = [f"{n} {what}" for what, n in msgspec.to_builtins(self.tally).items() if n]
-        said = [" ".join(self.broken), *counts]
-        said += [f"{' '.join(self.unclear)} unknown"] if self.unclear else []
-        said += [] if self.ended else ["stands still"]
-        return f"**{', '.join(filter(None, said))}**; {self.hole:.1f} s"
+        parts = [" ".join(self.broken), *counts]
+        parts += [f"{' '.join(self.unclear)} unknown"] if self.unclear else []
+        parts += [] if self.ended else ["stands still"]
+        return f"**{', '.join(filter(None, parts))}**; {self.hole:.1f} s"
 
 
 def play(drills: Sequence[str], mergers: Sequence[str]) -> Iterator[Verdict]:
@@ -86,14 +86,16 @@ def play(drills: Sequence[str], mergers: Sequence[str]) -> Iterator[Verdict]:
     for drill in drills:
         for merger in mergers:
             began = time.monotonic()
-            say(f"{drill}: {merger}")
-            result = run(wanted(drill, MERGERS[merger]), lambda line: say(f"  {line}"))
+            log_line(f"{drill}: {merger}")
+            result = run(
+                experiment_with(drill, MERGERS[merger]), lambda line: log_line(f"  {line}")
+            )
             verdict = _verdict(drill, merger, result)
-            say(f"{drill}: {merger}: {verdict} ({time.monotonic() - began:.0f} s in all)")
+            log_line(f"{drill}: {merger}: {verdict} ({time.monotonic() - began:.0f} s in all)")
             yield verdict
 
 
-def wanted(drill: str, merger: Sequence[str]) -> dict[str, Any]:
+def experiment_with(drill: str, merger: Sequence[str]) -> dict[str, Any]:
     """The experiment, for this merger."""
     found = deepcopy(experiment("leader-dies" if drill == CALM else drill))
     if drill == CALM:
@@ -126,7 +128,7 @@ def _verdict(drill: str, merger: str, result: Result) -> Verdict:
         unclear=[each["check"] for each in findings if each["outcome"] == "unknown"],
         tally=(judged and judged.tally) or Tally(),
         hole=0.0 if judged is None else judged.hole.seconds,
-        ended=result.steps[-1]["status"] == "succeeded",  # the replicas say the rest, and end
+        ended=result.steps[-1]["status"] == "succeeded",  # the replicas publish the rest, and end
         why=result.why,
     )
 

@@ -2,7 +2,7 @@
 
 Method
     Inputs are those of `workload`, and arrive in batches of about a hundred elements as polls
-    give them. Each input delivers payload objects of its own, made anew right before it does, as
+    give them. Each input delivers payload objects of its own, created right before it does, as
     decoding would. *Throughput* is the paper's: events put out a second; only the merging is
     timed. *Memory* is the most that the operator holds, payloads included, traced after every
     batch, when nothing else holds a payload; in a run of its own, since tracing costs time.
@@ -15,7 +15,7 @@ Method
     Lag (Figure 5) is a delay of generation, in seconds of the generator's clock: a run lasts 40 s
     whatever its size, so that with the paper's 200,000 events an input sends 5,000 a second, as
     in VI-E. It cannot be application time: an event lives 40 s of that, and while it does no
-    merge may drop what a lagging input says of it.
+    merge may drop what a lagging input contributes to it.
 """
 
 import gc
@@ -90,7 +90,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """How a figure is measured and what its axis says."""
+    """How a figure is measured, and the label of its axis."""
 
     title: str
     axis: str
@@ -131,9 +131,9 @@ def _throughput(kind: str, inputs: int, batches: Batches) -> float:
     for number, batch in batches:
         own = workload.with_own_payloads(batch)
         started = time.perf_counter()
-        said = merge.process_batch(str(number), own)
+        emitted = merge.process_batch(str(number), own)
         spent += time.perf_counter() - started
-        events += sum(type(element) is Insert for element in said)
+        events += sum(type(element) is Insert for element in emitted)
     return events / spent / 1_000
 
 
@@ -186,7 +186,7 @@ def _figure_3(events: int, again: bool) -> Iterator[Row]:
 
 
 def _figure_4(events: int, again: bool) -> Iterator[Row]:
-    """Three inputs; beside the output the one input that says most, in two forms of the query."""
+    """Three inputs; beside the output the largest input, in two forms of the query."""
     if again:
         return
     for count_in_payload, form in ((False, "lifetimes revised"), (True, "counts replaced")):
@@ -264,9 +264,9 @@ def _waits(
         now = time.perf_counter()
         if isinstance(own, Insert):
             arrived.setdefault((own.payload, own.vs), (position, at, now))
-        for said in merge.process_batch(str(number), (own,)):
-            if isinstance(said, Insert):
-                since, then, before = arrived[said.payload, said.vs]
+        for emitted in merge.process_batch(str(number), (own,)):
+            if isinstance(emitted, Insert):
+                since, then, before = arrived[emitted.payload, emitted.vs]
                 wall = (time.perf_counter() - before) * 1e6
                 waits.append((position - since, (at - then) / SECOND, wall))
     return waits

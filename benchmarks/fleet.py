@@ -23,7 +23,7 @@ from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.local.broker import LocalBroker
 
-__all__ = ("NEVER", "TOPICS", "Merge", "Report", "by_topic", "say", "staged")
+__all__ = ("NEVER", "TOPICS", "Merge", "Report", "by_topic", "log_line", "staged")
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ Report: TypeAlias = Callable[[str, str, list[float]], None]
 """Takes a name, a unit and the value of each run."""
 
 
-def say(line: str) -> None:
+def log_line(line: str) -> None:
     """Progress, on standard error."""
     print(f"{time.monotonic() - _STARTED:7.1f} s  {line}", file=sys.stderr, flush=True)
 
@@ -69,7 +69,7 @@ def _keep_logs(folder: Path) -> None:
     kept = Path(tempfile.mkdtemp(prefix="lmerge-bench-logs-"))
     for log in folder.glob("*.log"):
         shutil.copy(log, kept)
-    say(f"the logs are in {kept}")
+    log_line(f"the logs are in {kept}")
 
 
 class Merge:

@@ -71,7 +71,7 @@ def _each(runs: int, work: Callable[[Any], object], items: Sequence[Any]) -> lis
 
 
 def _kept(runs: int, records: Sequence[bytes]) -> tuple[list[float], list[float]]:
-    """Microseconds a record when it is said first, and when another replica says it again; as
+    """Microseconds a record when it is published first, and when another replica repeats it; as
     `_each` has it."""
     gc.collect()
     cache = WireDecoder().cache

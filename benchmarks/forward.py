@@ -1,5 +1,5 @@
-"""Two plans of one query over a real Kafka, each dear where the other is cheap, without and with
-feedback (the paper's VI-E3, Figure 10).
+"""Two plans of one query over a real Kafka, each expensive where the other is cheap, without and
+with feedback (the paper's VI-E3, Figure 10).
 
 Method
     The topology is topologies/fast-forward.yaml as it ships, with its worker and its two plans,
@@ -10,9 +10,9 @@ Method
     legal, and equivalent to what the generator knows to be the query's answer; and no replica may
     have been blamed for anything.
 
-    What a reading takes is mostly a wait (`demo.selection` says why), so the ratio tells what
-    feedback saves, and not how two plans share the machine. Counted are also the dear readings that
-    the plans went through.
+    What a reading takes is mostly a wait (`demo.selection` explains why), so the ratio shows what
+    feedback saves, and not how two plans share the machine. The expensive readings that the plans
+    processed are counted, too.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.availability import Consumer, Flow, until_running
-from benchmarks.fleet import Report, say, staged
+from benchmarks.fleet import Report, log_line, staged
 from benchmarks.traffic import following
 from lmerge_service.config import topology as topologies
 from lmerge_service.demo.stage import Process, Stage, shipped_topology
@@ -45,7 +45,7 @@ __all__ = ("WAYS", "Run", "Way", "draw", "measure", "run")
 
 _TOPOLOGY: Final = "fast-forward.yaml"
 _PLANS: Final = "udf0", "udf1"
-_SAY_SECONDS: Final = 10.0
+_REPORT_SECONDS: Final = 10.0
 _BATCHES: Final = 20
 """So many of the smallest batch are all readings; the largest is three times as much."""
 
@@ -56,14 +56,14 @@ class Way:
 
     plans: tuple[str, ...] = _PLANS
     merged: bool = True
-    heeds: bool = False
+    uses_feedback: bool = False
 
 
 WAYS: Final[Mapping[str, Way]] = {
     "UDF0": Way(("udf0",), merged=False),
     "UDF1": Way(("udf1",), merged=False),
     "LM": Way(),
-    "LM+Feedback": Way(heeds=True),
+    "LM+Feedback": Way(uses_feedback=True),
 }
 
 
@@ -72,7 +72,7 @@ class Run:
     """What came out when, in seconds from the first event, and what the plans went through."""
 
     passed: Sequence[tuple[float, int]]
-    dear: int
+    expensive: int
     skipped: int
 
     @property
@@ -104,7 +104,7 @@ async def _play(name: str, way: Way, count: int) -> Run:
         commands = _commands(way, count)
         connection, flow = Connection(stage.bootstrap), Flow()
         output = await _topics(connection, way)
-        say(f"{name}: publishing {count:,} readings")
+        log_line(f"{name}: publishing {count:,} readings")
         await _ended(stage, await _start(stage, commands, "readings"), "readings")
         processes, port = {}, free_port()
         if way.merged:
@@ -119,22 +119,22 @@ async def _play(name: str, way: Way, count: int) -> Run:
             while not consumer.ended.is_set():
                 _alive(stage, processes | plans)
                 out = sum(events for _, events in flow.passed)
-                say(f"{name}: {out:,} events of {count:,} readings are out")
+                log_line(f"{name}: {out:,} events of {count:,} readings are out")
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(consumer.ended.wait(), _SAY_SECONDS)
+                    await asyncio.wait_for(consumer.ended.wait(), _REPORT_SECONDS)
             for plan, process in plans.items():
                 await _ended(stage, process, plan)
         if way.merged:
             await _blameless(port)
-        say(f"{name}: auditing")
+        log_line(f"{name}: auditing")
         found = await audit_topic(connection, output, WireDecoder())
         _right(found, commands["readings"])
-        said = [_last_said(stage.folder / f"{each}.log") for each in way.plans]
+        documents = [_last_counts(stage.folder / f"{each}.log") for each in way.plans]
     first = next(at for at, events in flow.passed if events)
     return Run(
         [(at - first, events) for at, events in flow.passed if at >= first],
-        dear=sum(each["dear"] for each in said),
-        skipped=sum(each["skipped"] for each in said),
+        expensive=sum(each["dear"] for each in documents),
+        skipped=sum(each["skipped"] for each in documents),
     )
 
 
@@ -159,7 +159,7 @@ def _commands(way: Way, count: int) -> dict[str, list[str]]:
         *("--count", str(count), "--batch", f"{least}-{3 * least}"),
     ]
     for plan in _PLANS:
-        command = commands[plan] if way.heeds else _without(commands[plan], "--feedback")
+        command = commands[plan] if way.uses_feedback else _without(commands[plan], "--feedback")
         commands[plan] = [*command, "--json"]
     return commands
 
@@ -191,7 +191,7 @@ def _alive(stage: Stage, processes: Mapping[str, Process]) -> None:
     """
     for name, process in processes.items():
         if process.returncode:
-            raise LMergeError(f"{name} failed: {stage.said(f'{name}.log')}")
+            raise LMergeError(f"{name} failed: {stage.log_tail(f'{name}.log')}")
 
 
 def _inserts(records: Sequence[Record]) -> int:
@@ -219,10 +219,10 @@ def _right(found: Audited, command: Sequence[str]) -> None:
         raise LMergeError(f"{found.name} is not the query's answer: {verdict.differences[:3]}")
 
 
-def _last_said(log: Path) -> dict[str, int]:
+def _last_counts(log: Path) -> dict[str, int]:
     """How many readings the plan went through, and how."""
-    said = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
-    counts: dict[str, int] = [each["readings"] for each in said if "readings" in each][-1]
+    documents = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
+    counts: dict[str, int] = [each["readings"] for each in documents if "readings" in each][-1]
     return counts
 
 
@@ -234,7 +234,7 @@ def measure(runs: Mapping[str, Run], report: Report) -> None:
     for name, each in runs.items():
         report(f"{name}, until the end", "s", [each.seconds])
     for name, each in runs.items():
-        report(f"{name}, dear readings", "", [each.dear])
+        report(f"{name}, dear readings", "", [each.expensive])
     report("LM+Feedback, readings left out", "", [runs["LM+Feedback"].skipped])
     report("LM over LM+Feedback", "×", [runs["LM"].seconds / runs["LM+Feedback"].seconds])
 

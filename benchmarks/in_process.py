@@ -134,8 +134,8 @@ def _whole_path(records: Sequence[tuple[int, Sequence[bytes]]], inputs: int) -> 
     for number in range(inputs):
         merge.attach(str(number))
     for number, batch in records:
-        for said in merge.process_batch(str(number), [decode(record) for record in batch]):
-            encode(said)
+        for emitted in merge.process_batch(str(number), [decode(record) for record in batch]):
+            encode(emitted)
 
 
 def _files(names: Sequence[str], output: str) -> None:

@@ -11,7 +11,7 @@ command that makes it, so that making and writing it count as well. It is made b
 * `lmerge state export`;
 * `lmerge table update`, of a table that is some seconds behind.
 
-The output may have said much beforehand, of which nothing is live any more (`--before`). There is a
+The output may have a long history, of which nothing is live any more (`--before`). There is a
 snapshot of what was merged by then, as there is of a merge that has run for a while.
 """
 
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from benchmarks.fleet import Report, say, staged
+from benchmarks.fleet import Report, log_line, staged
 from lmerge_service.cli.checkpoints import checkpoint_in
 from lmerge_service.demo.stage import Stage
 from lmerge_service.demo.workers import Worker
@@ -46,7 +46,7 @@ _SNAPSHOT_SECONDS: Final = 2.0
 
 
 class _Query:
-    """What a query says from its event number `first` on; `next` is the number it says next."""
+    """The output of a query from its event number `first` on; `next` is its next number."""
 
     def __init__(self, first: int, window_ms: int) -> None:
         self.next = first
@@ -86,20 +86,20 @@ class Play:
 
 async def run(play: Play, report: Report) -> None:
     """Measures each way, so many times."""
-    said = f", {play.before:,} events before" if play.before else ""
+    history = f", {play.before:,} events before" if play.before else ""
     async with staged() as stage:
         for way in play.ways:
             seconds = [await _measured(stage, f"{way}{n}", way, play) for n in range(play.runs)]
-            report(f"joined, {WAYS[way]}, window {play.window_seconds:g} s{said}", "s", seconds)
+            report(f"joined, {WAYS[way]}, window {play.window_seconds:g} s{history}", "s", seconds)
 
 
 async def _measured(stage: Stage, name: str, way: str, play: Play) -> float:
-    say(f"{name}: a replica, and a copy of it")
+    log_line(f"{name}: a replica, and a copy of it")
     worker = Worker(stage, name, _topology(stage, name))
-    await _say_before(stage, f"{name}.a", play.before)
+    await _publish_history(stage, f"{name}.a", play.before)
     query = _Query(play.before, play.window_ms)
     async with asyncio.TaskGroup() as group:
-        speaking = [group.create_task(_speak(stage, f"{name}.a", query))]
+        publishing = [group.create_task(_publish(stage, f"{name}.a", query))]
         await worker.start()
         warm = play.before * _STEP_MS
         there = await worker.wait(lambda st: (st.output.stable_point or 0) > warm, "output")
@@ -110,26 +110,26 @@ async def _measured(stage: Stage, name: str, way: str, play: Play) -> float:
         started = time.monotonic()
         if way == "cold":
             copy = _Query(query.next, play.window_ms)
-            speaking.append(group.create_task(_speak(stage, f"{name}.d", copy)))
+            publishing.append(group.create_task(_publish(stage, f"{name}.d", copy)))
             correct_from = copy.next * _STEP_MS + play.window_ms
             attaching = ("attach", "d", f"{name}.d", "--joining-at", str(correct_from))
             await _lmerge(stage, worker, *attaching)
         else:
             path = await _checkpoint(stage, worker, name, way)
-            say(f"{name}: the checkpoint was made in {time.monotonic() - started:.1f} s")
+            log_line(f"{name}: the checkpoint was made in {time.monotonic() - started:.1f} s")
             await _lmerge(stage, worker, "jumpstart", "d", f"{name}.d", "--from", str(path))
-            say(f"{name}: seeded and attached after {time.monotonic() - started:.1f} s")
+            log_line(f"{name}: seeded and attached after {time.monotonic() - started:.1f} s")
             copy = _Query(await asyncio.to_thread(_following, path), play.window_ms)
-            speaking.append(group.create_task(_speak(stage, f"{name}.d", copy)))
+            publishing.append(group.create_task(_publish(stage, f"{name}.d", copy)))
         await worker.wait(_joined, "the copy to be joined")
         seconds = time.monotonic() - started
-        for each in speaking:
+        for each in publishing:
             each.cancel()
     await worker.end()
     return seconds
 
 
-async def _say_before(stage: Stage, topic: str, events: int) -> None:
+async def _publish_history(stage: Stage, topic: str, events: int) -> None:
     """Events that last as long as the next one is away, as fast as it goes."""
     past = itertools.takewhile(lambda each: not _is_beyond(each, events), iter(_Query(0, _STEP_MS)))
     await publish(Connection(stage.bootstrap), topic, past)
@@ -140,7 +140,7 @@ def _is_beyond(element: Element, events: int) -> bool:
 
 
 async def _prepare(stage: Stage, worker: Worker, name: str, way: str) -> None:
-    """What was done already when a copy is wanted: a table is brought up to date all day."""
+    """What is prepared before a copy is needed: a table is kept up to date all day."""
     if way == "table":
         await _checkpoint(stage, worker, name, way)
 
@@ -167,7 +167,7 @@ def _following(path: Path) -> int:
     return max(each.vs for each in checkpoint_in(str(path), nfc=False).events) // _STEP_MS + 1
 
 
-async def _speak(stage: Stage, topic: str, query: _Query) -> None:
+async def _publish(stage: Stage, topic: str, query: _Query) -> None:
     per_second = 1_000 / _STEP_MS * (1 + 1 / _STABLE_EVERY)
     await publish(Connection(stage.bootstrap), topic, iter(query), rate=per_second)
 

@@ -1,4 +1,4 @@
-"""Workers and brokers killed and frozen at random, for minutes, on the drills' rig; and the audit.
+"""Workers and brokers killed and frozen at random, for minutes, with the drills' environment.
 
 Three replicas publish at a steady rate. Again and again a worker or a broker, or one of each, is
 killed (kill -9), stopped (SIGTERM) or frozen (SIGSTOP, from a moment to several sessions), and is
@@ -10,11 +10,11 @@ drills holds the output against them.
 What is measured
     A task is *without a leader* while no worker reports that it leads it; workers are asked four
     times a second, so shorter times are not seen, and one that has the lead and is not ready yet
-    leads. The output *stands still* while a reader of
-    committed records gets nothing from one of its partitions.
+    leads. The output *stands still* while a reader of committed records gets nothing from one of
+    its partitions.
 
 What fails
-    A worker that ends by itself, whatever has happened to it; something that does not come back in
+    A worker that ends by itself, whatever the fault; something that does not come back in
     a minute; a time without a leader beyond the bound; an output that is not legal, or not what
     the replicas published. Equal seeds give equal faults, though not equal runs.
 """
@@ -32,8 +32,8 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 
 import msgspec
 
-from benchmarks.fleet import say
-from lmerge_service.drills.environment import Rig, Unplayable
+from benchmarks.fleet import log_line
+from lmerge_service.drills.environment import DrillError, Environment
 from lmerge_service.drills.plan import Plan, plan_of
 from lmerge_service.drills.report import judge
 from lmerge_service.errors import LMergeError
@@ -165,28 +165,28 @@ def longest_gap(times: Sequence[float], since: float, until: float) -> float:
 
 
 async def kill_loop(killing: Killing) -> Verdict:
-    """Plays it, and says on standard error how it goes.
+    """Runs it, and prints its progress on standard error.
 
     Raises:
         Refused: that cannot be played.
-        Unplayable, LMergeError: it cannot begin.
+        DrillError, LMergeError: it cannot begin.
     """
     plan = killing.plan
     folder = Path(tempfile.mkdtemp(prefix="lmerge-kill-loop-"))
-    async with Rig(folder, plan) as rig:
-        loop = _Loop(rig, killing)
+    async with Environment(folder, plan) as environment:
+        loop = _Loop(environment, killing)
         await loop.play()
         verdict = await loop.end()
     if verdict.good:
         shutil.rmtree(folder)
     else:
-        say(f"the logs are in {folder}")
+        log_line(f"the logs are in {folder}")
     return verdict
 
 
 @dataclass(slots=True)
 class _Loop:
-    rig: Rig
+    environment: Environment
     killing: Killing
     struck: list[Struck] = field(default_factory=list)
     trouble: list[str] = field(default_factory=list)
@@ -196,29 +196,29 @@ class _Loop:
 
     async def play(self) -> None:
         """Fault after fault, until the time is over or something does not come back."""
-        faults = compose(self.killing.seed, list(self.rig.workers), self.killing.nodes)
+        faults = compose(self.killing.seed, list(self.environment.workers), self.killing.nodes)
         until = time.time() + self.killing.minutes * 60
         while time.time() < until and not self.lost:
             struck = await self._strike(next(faults))
             self.struck.append(struck)
             self.trouble += struck.trouble
-            say(str(struck))
+            log_line(str(struck))
 
     async def end(self) -> Verdict:
         """The replicas publish the rest, and the output is judged."""
         try:
-            await self.rig.finish(2 * self.killing.bound)
-        except Unplayable as error:
+            await self.environment.finish(2 * self.killing.bound)
+        except DrillError as error:
             self.trouble.append(f"at the end: {error}")
         self.trouble += await self._restart_ended()
-        judged, _ = await judge(self.rig, None)
+        judged, _ = await judge(self.environment, None)
         audit = [
             "; ".join((f"{found['check']} is {found['outcome']}", *found["evidence"][:3]))
             for found in judged.findings
         ]
         if judged.outcome != "valid":
             self.trouble.append(f"the output is {judged.outcome}")
-        say(f"audit: {judged.events:,} events, the output is {judged.outcome}")
+        log_line(f"audit: {judged.events:,} events, the output is {judged.outcome}")
         return Verdict(struck=self.struck, audit=audit, trouble=self.trouble)
 
     async def _strike(self, faults: Sequence[Fault]) -> Struck:
@@ -238,7 +238,7 @@ class _Loop:
             at=since - self.began,
             what=" and ".join(map(str, faults)),
             without_leader=without,
-            still=self.rig.arrivals.longest_hole(since, until).seconds,
+            still=self.environment.arrivals.longest_hole(since, until).seconds,
             back=until - since,
             trouble=trouble,
         )
@@ -258,9 +258,11 @@ class _Loop:
 
     def _amiss(self, goal: int) -> str:
         """What is not well, in words; nothing: all is."""
-        if self.rig.arrivals.stable <= goal:
+        if self.environment.arrivals.stable <= goal:
             return "the output does not move"
-        if self.rig.missing_workers() or not self.rig.sightings.all_serve(self.rig.workers):
+        if self.environment.missing_workers() or not self.environment.worker_monitor.all_serve(
+            self.environment.workers
+        ):
             return "not all workers lead or follow"
         now = time.time()
         alone = [
@@ -275,7 +277,7 @@ class _Loop:
         done = await asyncio.gather(*map(self._bounded, work), return_exceptions=True)
         failed = [error for error in done if error is not None]
         for error in failed:
-            if not isinstance(error, Unplayable | LMergeError | TimeoutError):
+            if not isinstance(error, DrillError | LMergeError | TimeoutError):
                 raise error
         return [str(error) or "it took too long" for error in failed]
 
@@ -290,7 +292,7 @@ class _Loop:
             await self._strike_worker(fault, fault.victim)
 
     async def _strike_worker(self, fault: Fault, name: str) -> None:
-        worker = self.rig.workers[name]
+        worker = self.environment.workers[name]
         match fault.way:
             case "SIGSTOP":
                 worker.pause()
@@ -298,35 +300,37 @@ class _Loop:
                 worker.resume()
                 return
             case "kill -9":
-                await self.rig.kill_worker(name)
+                await self.environment.kill_worker(name)
             case "SIGTERM":
-                await self.rig.end_worker(name)
+                await self.environment.end_worker(name)
         await asyncio.sleep(fault.seconds)
-        await self.rig.start_worker(name)
+        await self.environment.start_worker(name)
 
     async def _strike_broker(self, fault: Fault, node: int) -> None:
         match fault.way:
             case "SIGSTOP":
-                await self.rig.pause_broker(node)
+                await self.environment.pause_broker(node)
                 await asyncio.sleep(fault.seconds)
-                self.rig.resume_brokers()
+                self.environment.resume_brokers()
                 return
             case "kill -9":
-                await self.rig.kill_broker(node)
+                await self.environment.kill_broker(node)
             case "SIGTERM":
-                await self.rig.end_broker(node)
+                await self.environment.end_broker(node)
         await asyncio.sleep(fault.seconds)
-        await self.rig.start_broker(node)
+        await self.environment.start_broker(node)
 
     async def _restart_ended(self) -> list[str]:
         """Workers that have ended by themselves, in whose places others are started."""
         found = []
-        for name in self.rig.missing_workers():
-            if (worker := self.rig.workers.get(name)) is not None:
+        for name in self.environment.missing_workers():
+            if (worker := self.environment.workers.get(name)) is not None:
                 found.append(f"{name} ended by itself, with exit code {worker.ended}")
-            found += await self._tried(self.rig.start_worker(name))
+            found += await self._tried(self.environment.start_worker(name))
         return found
 
     def _without_leader(self, task: int, since: float, until: float) -> float:
-        looks = takewhile(lambda look: look.at > since, reversed(self.rig.sightings.seen))
+        looks = takewhile(
+            lambda look: look.at > since, reversed(self.environment.worker_monitor.observations)
+        )
         return longest_gap(sorted(look.at for look in looks if task in look.leads), since, until)

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from benchmarks.fleet import TOPICS, Merge, say
+from benchmarks.fleet import TOPICS, Merge, log_line
 from benchmarks.replica import SECOND, Part, lives
 from lmerge_service.demo.stage import Process, Stage
 from lmerge_service.errors import LMergeError
@@ -44,7 +44,7 @@ class Load:
         self._rate, self._live, self._seconds = rate, live, seconds
         self._processes: dict[str, Process] = {}
 
-    async def speak(self) -> None:
+    async def start(self) -> None:
         """Starts all replicas."""
         self.began = time.time()
         for number in range(len(_TOPICS)):
@@ -66,19 +66,19 @@ class Load:
         """Raises LMergeError if a replica has ended that should not have."""
         for log, replica in self._processes.items():
             if replica.returncode:
-                raise LMergeError(f"a replica ended: {self._stage.said(log)}")
+                raise LMergeError(f"a replica ended: {self._stage.log_tail(log)}")
 
-    async def audit(self, tell: Callable[[str], None] = print) -> bool:
-        """Whether the output is legal, complete, and what the logical stream is; tells of it."""
-        say("reading the output back")
+    async def audit(self, report: Callable[[str], None] = print) -> bool:
+        """Whether the output is legal, complete, and equal to the logical stream; reports it."""
+        log_line("reading the output back")
         found = await audit_topic(self._merge.connection, self._merge.output, WireDecoder())
         reference = final_tdb(list(lives(self._part(0))))
         verdict = compare(Audited("the logical stream", reference), found)
         for difference in verdict.differences[:5]:
-            tell(f"  {difference}")
+            report(f"  {difference}")
         good = verdict.equivalent and found.complete
-        said = "equivalent to the logical stream" if good else "NOT equivalent"
-        tell(f"audit: {len(found.tdb):,} events, {said}")
+        text = "equivalent to the logical stream" if good else "NOT equivalent"
+        report(f"audit: {len(found.tdb):,} events, {text}")
         return good
 
     def _part(self, number: int) -> Part:

@@ -1,7 +1,7 @@
 """The pass-through that a user would write: aiokafka's own batches, in transactions.
 
 Theory
-    Ratios are to what somebody who knows the client would write: `getmany`, batches of up to
+    Ratios are to an expert's use of the client: `getmany`, batches of up to
     256 KiB that are built directly, transactions of up to 20,000 records that carry the consumer's
     offsets, a garbage collector that is left in peace.
     `lmerge_service.demo.throughput` has a faster one, with the merge's own source and sink, which

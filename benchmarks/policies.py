@@ -1,4 +1,4 @@
-"""What each policy costs and brings: how much it says, how soon, and how far behind.
+"""What each policy costs and brings: how much it emits, how soon, and how far behind.
 
 Method
     Every combination of insert, adjust and stable (docs/semantics.md, "Policies") merges the same
@@ -159,10 +159,13 @@ def measure(events: int, policies: Iterable[Policy] = POLICIES) -> Iterator[Outc
 def outcome(streams: Sequence[Timed], policy: Policy) -> Outcome:
     """Merges presentations of one logical stream, which all end with stable(INFINITY)."""
     logical = reconstitute(element for _, element in streams[0])
-    said, behind = _merged(streams, policy)
-    _assert_presents(said, logical)
-    heard, put_out = _History.of(heapq.merge(*streams, key=_at)), _History.of(said)
-    counts = Counter(_kind(element) for _, element in said)
+    emitted, behind = _merged(streams, policy)
+    _assert_presents(emitted, logical)
+    input_history, output_history = (
+        _History.of(heapq.merge(*streams, key=_at)),
+        _History.of(emitted),
+    )
+    counts = Counter(_kind(element) for _, element in emitted)
     thousands = len(logical) / 1_000
     return Outcome(
         policy,
@@ -171,9 +174,14 @@ def outcome(streams: Sequence[Timed], policy: Policy) -> Outcome:
         removals=counts["removal"] / thousands,
         stables=counts["stable"] / thousands,
         first=_wait(
-            [put_out.first[e.payload, e.vs] - heard.first[e.payload, e.vs] for e in logical]
+            [
+                output_history.first[e.payload, e.vs] - input_history.first[e.payload, e.vs]
+                for e in logical
+            ]
         ),
-        final=_wait([put_out.settled[e.payload, e.vs] - heard.versions[e] for e in logical]),
+        final=_wait(
+            [output_history.settled[e.payload, e.vs] - input_history.versions[e] for e in logical]
+        ),
         behind=behind,
     )
 
@@ -183,17 +191,17 @@ def _merged(streams: Sequence[Timed], policy: Policy) -> tuple[Timed, float]:
     merge = lmerge("R3", policy)
     for number in range(len(streams)):
         merge.attach(str(number))
-    said: Timed = []
+    emitted: Timed = []
     states: list[tuple[int, int]] = []  # since when the output is how far behind
     furthest = START
     for number, at, element in _arrivals(streams):
-        said.extend((at, each) for each in merge.process(str(number), element))
+        emitted.extend((at, each) for each in merge.process(str(number), element))
         if type(element) is Stable and furthest < INFINITY:
             furthest = max(furthest, element.vc)
             if merge.max_stable > START:
                 states.append((at, furthest - merge.max_stable))
     assert not merge.breaches(), "the inputs are honest"
-    return said, _average(states)
+    return emitted, _average(states)
 
 
 def _arrivals(streams: Sequence[Timed]) -> Iterator[tuple[int, int, Element]]:
@@ -208,8 +216,8 @@ def _average(states: Sequence[tuple[int, int]]) -> float:
     return total / (states[-1][0] - states[0][0]) if total else 0.0
 
 
-def _assert_presents(said: Timed, logical: TDB) -> None:
-    tdb = reconstitute(element for _, element in said)
+def _assert_presents(emitted: Timed, logical: TDB) -> None:
+    tdb = reconstitute(element for _, element in emitted)
     assert tdb == logical, "the output is not what the inputs present"
     assert tdb.stable == INFINITY, "the output has no end"
 
@@ -225,8 +233,8 @@ def _kind(element: Element) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _History:
-    """When each event was first inserted, when each of its versions was first said, and when the
-    last word about it was."""
+    """When each event was first inserted, when each of its versions was first emitted, and when it
+    was last changed."""
 
     first: dict[_Key, int] = field(default_factory=dict)
     versions: dict[Event, int] = field(default_factory=dict)
@@ -260,7 +268,7 @@ _FILLS: Final = dict(zip(_STABLE, ("full", "none", "left"), strict=True))
 
 
 def draw(outcomes: Sequence[Outcome], path: Path) -> None:
-    """Draws how much is said against both waits as SVG; same outcomes, same bytes."""
+    """Draws how much is emitted against both waits as SVG; same outcomes, same bytes."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 

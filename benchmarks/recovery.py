@@ -7,7 +7,7 @@ Recovery
     elements go on coming, and what a consumer waits at the longest is what the merge stood still.
 
 Takeover
-    Two workers; the one that leads is killed, or told to stop, while elements come at a steady
+    Two workers; the one that leads is killed, or stopped, while elements come at a steady
     rate; what counts is how long a read_committed consumer sees nothing. Then another standby is
     started, for the next run.
 """
@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from benchmarks.fleet import NEVER, Merge, Report, by_topic, say, staged
+from benchmarks.fleet import NEVER, Merge, Report, by_topic, log_line, staged
 from benchmarks.inputs import lazily
 from benchmarks.sizes import Sizes
 from benchmarks.traffic import Arrivals, Replicas, following
@@ -52,14 +52,14 @@ async def by_live_events(runs: int, sizes: Sizes, report: Report) -> None:
     """The more a task holds, the longer a recovery takes, and the larger a snapshot is."""
     for live in sizes.live:
         found = await _recoveries(live, 1, runs, sizes.payload_bytes)
-        found.tell(f"{live:,} live", report)
+        found.report(f"{live:,} live", report)
 
 
 async def by_history(runs: int, sizes: Sizes, report: Report) -> None:
     """With a snapshot, a recovery must not take longer because there is more history."""
     for times in (1, sizes.longer):
         found = await _recoveries(sizes.history_live, times, runs, sizes.payload_bytes)
-        found.tell_times(f"{sizes.history_live:,} live, history × {times}", report)
+        found.report_times(f"{sizes.history_live:,} live, history × {times}", report)
 
 
 @dataclass(slots=True)
@@ -76,8 +76,8 @@ class _Recoveries:
     restores: list[tuple[float, Status]]
     snapshots: list["_Snapshot"]
 
-    def tell(self, what: str, report: Report) -> None:
-        self.tell_times(what, report)
+    def report(self, what: str, report: Report) -> None:
+        self.report_times(what, report)
         report(f"{what}: live events", "", [self.live])
         taken = self.snapshots
         report(f"{what}: a snapshot's size", "MB", [each.size / _MB for each in taken])
@@ -87,7 +87,7 @@ class _Recoveries:
         report(f"{what}: resident", "MB", [self.resident / _MB])
         report(f"{what}: resident per byte of payload held", "", [self.resident / self.held])
 
-    def tell_times(self, what: str, report: Report) -> None:
+    def report_times(self, what: str, report: Report) -> None:
         for how, found in (("full replay", self.replays), ("with a snapshot", self.restores)):
             report(f"{what}: {how}, to first commit", "s", [each for each, _ in found])
             seconds = [status.recovery_seconds or 0.0 for _, status in found]
@@ -109,8 +109,8 @@ async def _recoveries(live: int, times: int, runs: int, payload_bytes: int) -> _
     count = int(_ELEMENTS_PER_EVENT * live * times)
     limits = {"max_live_events": 4 * live + 100_000, "max_live_bytes": 1 << 36}
     async with staged() as stage, _replicas(stage, payload_bytes, live) as replicas:
-        total = await replicas.say(count)
-        say(f"{total:,} elements in 3 topics")
+        total = await replicas.publish(count)
+        log_line(f"{total:,} elements in 3 topics")
         merge = Merge(
             stage, "recovery", limits=limits,
             session_seconds=_SESSION_SECONDS, snapshot_seconds=NEVER,
@@ -126,16 +126,16 @@ async def _recoveries(live: int, times: int, runs: int, payload_bytes: int) -> _
             if seconds[1].tasks[0].snapshot is not None:
                 raise LMergeError("there was a snapshot")
             replays.append(seconds)
-            say(f"recovered by a full replay in {seconds[0]:.2f} s")
+            log_line(f"recovered by a full replay in {seconds[0]:.2f} s")
         for _ in range(runs):
             worker, taken = await _with_snapshot(merge, worker, replicas)
             snapshots.append(taken)
-            say(f"a snapshot of {taken.size:,} bytes in {taken.seconds:.2f} s")
+            log_line(f"a snapshot of {taken.size:,} bytes in {taken.seconds:.2f} s")
             worker, seconds = await _restarted(merge, worker, replicas)
-            if seconds[1].tasks[0].snapshot is None or worker.said("snapshot not used"):
+            if seconds[1].tasks[0].snapshot is None or worker.logged("snapshot not used"):
                 raise LMergeError("the snapshot was not used")
             restores.append(seconds)
-            say(f"recovered with it in {seconds[0]:.2f} s")
+            log_line(f"recovered with it in {seconds[0]:.2f} s")
         await worker.kill()
     held = status.output.live_events * _payload_length(payload_bytes)
     return _Recoveries(status.output.live_events, held, resident, replays, restores, snapshots)
@@ -152,7 +152,7 @@ async def _restarted(
     """Kills it and starts another, when the group has forgotten the one; seconds from the start
     to the first commit."""
     await worker.kill()
-    await replicas.say(_MORE)
+    await replicas.publish(_MORE)
     await asyncio.sleep(_SESSION_SECONDS + 0.5)
     worker = await merge.worker(snapshot_seconds=snapshot_seconds)
     status = await worker.wait(_commits, "the first commit")
@@ -170,9 +170,9 @@ async def _with_snapshot(
     arrivals = Arrivals(merge.connection, merge.output)
     async with following(arrivals):
         worker, _ = await _restarted(merge, worker, replicas, snapshot_seconds=1)
-        async with replicas.speaking(_STEADY):
-            await worker.wait(lambda _: bool(worker.said("snapshot")), "a snapshot", every=0.1)
-            (taken, *_) = worker.said("snapshot")
+        async with replicas.publishing(_STEADY):
+            await worker.wait(lambda _: bool(worker.logged("snapshot")), "a snapshot", every=0.1)
+            (taken, *_) = worker.logged("snapshot")
             length = max(_AFTER_SECONDS, min(taken["seconds"], 10))
             await asyncio.sleep(length)
     end, seconds = taken["at"], taken["seconds"]
@@ -189,16 +189,16 @@ async def takeover(runs: int, sizes: Sizes, report: Report) -> None:
     found: Mapping[str, list[float]] = {"kill -9": [], "SIGTERM": []}
     async with staged() as stage, _replicas(stage, 95, 10_000) as replicas:
         merge = Merge(stage, "takeover", session_seconds=session)
-        await replicas.say(sizes.events // 10)
+        await replicas.publish(sizes.events // 10)
         leads = await merge.worker()
         await leads.running()
         arrivals = Arrivals(merge.connection, merge.output)
-        async with following(arrivals), replicas.speaking(_STEADY):
+        async with following(arrivals), replicas.publishing(_STEADY):
             for _ in range(runs):
                 for how, silences in found.items():
                     leads, silence = await _taken_over(merge, leads, how, arrivals)
                     silences.append(silence)
-                    say(f"taken over after {how}: {silence:.2f} s")
+                    log_line(f"taken over after {how}: {silence:.2f} s")
         await leads.end()
     for how, silences in found.items():
         unless = f", session of {session:g} s" if how == "kill -9" else ""

@@ -1,4 +1,4 @@
-"""A replica as a process: says its presentation of a workload at the pace of the clock.
+"""A replica as a process: publishes its presentation of a workload at the pace of the clock.
 
 Application time is wall time, in microseconds since `began`: an element is sent when its time has
 come, and one whose time has passed is sent at once. So a replica that is killed and started over
@@ -42,7 +42,7 @@ _VARIATIONS: Final = (
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """What a replica is to say, where, and since when."""
+    """What a replica publishes, where, and since when."""
 
     bootstrap: str
     topic: str
@@ -70,7 +70,7 @@ def lives(part: Part) -> Iterator[Life]:
     return workload(events=part.events, payload_bytes=95, active=part.live, max_gap=gap)
 
 
-async def _say(part: Part) -> None:
+async def _publish(part: Part) -> None:
     async with Sender(
         Connection(part.bootstrap),
         part.topic,
@@ -91,4 +91,4 @@ async def _say(part: Part) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_say(msgspec.json.decode(sys.argv[1], type=Part)))
+    asyncio.run(_publish(msgspec.json.decode(sys.argv[1], type=Part)))

@@ -1,9 +1,9 @@
 """A rolling restart under load: as many workers as tasks, stopped and started one after the other.
 
-Three replicas speak at a steady rate and revise what they said. Meanwhile the worker that has run
+Three replicas publish at a steady rate, with revisions. Meanwhile the worker that has run
 the longest is stopped by SIGTERM, another is started in its place, and so on, for minutes. A
-consumer of each output partition notes how long nothing came. At the end everything has been said,
-and the output is held against the logical stream.
+consumer of each output partition records how long nothing came. At the end everything has been
+published, and the output is compared with the logical stream.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
-from benchmarks.fleet import Merge, Report, say, staged
+from benchmarks.fleet import Merge, Report, log_line, staged
 from benchmarks.load import Load, has_a_task, has_ended
 from benchmarks.traffic import Arrivals, following
 from lmerge_service.demo.stage import Stage
@@ -40,7 +40,7 @@ class Rolling:
 
 
 async def roll(rolling: Rolling, report: Report) -> bool:
-    """Runs it, prints as it goes, and tells whether the output is what it should be.
+    """Runs it, prints its progress, and returns whether the output is correct.
 
     Raises:
         LMergeError: a process could not be started, ended, or stopped moving.
@@ -48,8 +48,8 @@ async def roll(rolling: Rolling, report: Report) -> bool:
     async with staged() as stage:
         run = _Run(stage, rolling)
         await run.play()
-        run.tell(report)
-        return await run.load.audit(say)
+        run.report(report)
+        return await run.load.audit(log_line)
 
 
 class _Run:
@@ -79,7 +79,7 @@ class _Run:
         async with AsyncExitStack() as stack:
             for arrivals in self._arrivals:
                 await stack.enter_async_context(following(arrivals))
-            await self.load.speak()
+            await self.load.start()
             await asyncio.sleep(_SETTLE_SECONDS)
             while time.time() + _SETTLE_SECONDS < self.load.began + self._seconds:
                 await self._restart()
@@ -102,7 +102,7 @@ class _Run:
         self.load.check()
         await asyncio.sleep(_SETTLE_SECONDS)
         self._silences.append(self._silence(stopped, time.time()))
-        say(
+        log_line(
             f"restart {len(self._stops)}: {worker.name} ended in {self._stops[-1]:.2f} s, longest "
             f"time without output {self._silences[-1]:.2f} s"
         )
@@ -111,7 +111,7 @@ class _Run:
         """The longest of any partition, in seconds."""
         return max(each.longest_gap(start, end) for each in self._arrivals)
 
-    def tell(self, report: Report) -> None:
+    def report(self, report: Report) -> None:
         report("restarts", "", [len(self._stops)])
         for what, seconds in (
             ("longest time without output, a worker restarted", self._silences),
@@ -119,4 +119,4 @@ class _Run:
             ("from SIGTERM to the end of the process", self._stops),
         ):
             report(what, "ms", [s * _MS for s in seconds])
-        say(f"median silence {median(self._silences):.2f} s")
+        log_line(f"median silence {median(self._silences):.2f} s")

@@ -1,8 +1,8 @@
 """The service as its users run it: worker processes on a local broker, beside a pass-through.
 
 Each measurement has a broker and a folder of its own and leaves nothing behind. What is merged is a
-backlog, sent once and merged anew in each run into an output of its own, timed from the worker's
-word that it runs to the status that tells that all is merged; starting processes does not count.
+backlog, sent once and merged again in each run into an output of its own, timed from the worker's
+log entry `running` to the status that shows that all is merged; starting processes does not count.
 Broker, workers and this process share the machine.
 """
 
@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Final, TypeAlias
 
 from benchmarks import recovery
-from benchmarks.fleet import NEVER, TOPICS, Merge, Report, by_topic, say, staged
+from benchmarks.fleet import NEVER, TOPICS, Merge, Report, by_topic, log_line, staged
 from benchmarks.inputs import lazily
 from benchmarks.pass_through import plain_pass_through
 from benchmarks.sizes import Sizes
@@ -53,7 +53,7 @@ async def run(names: Sequence[str], runs: int, sizes: Sizes, report: Report) -> 
         LMergeError: a process could not be started, ended, or stopped moving.
     """
     for name in names:
-        say(name)
+        log_line(name)
         await _MEASUREMENTS[name](runs, sizes, report)
 
 
@@ -80,13 +80,13 @@ async def _merged(
     merging = [_until_merged(worker, len(reads) // workers, reads) for worker in started]
     rebuilds, end = sum(await asyncio.gather(*merging)), time.time()
     if rebuilds:
-        say(f"{merge.name}: rebuilt {rebuilds} times, so this run is slower than it would be")
-    running = [entry["at"] for worker in started for entry in worker.said("running")]
-    snapshots = sum(len(worker.said("snapshot")) for worker in started)
+        log_line(f"{merge.name}: rebuilt {rebuilds} times, so this run is slower than it would be")
+    running = [entry["at"] for worker in started for entry in worker.logged("running")]
+    snapshots = sum(len(worker.logged("snapshot")) for worker in started)
     for worker in started:
         await worker.end()
     rate = total / (end - min(running))
-    say(f"{merge.name}: {total:,} elements, {rate:,.0f} a second")
+    log_line(f"{merge.name}: {total:,} elements, {rate:,.0f} a second")
     return _Merged(rate, max(worker.peak for worker in started), snapshots)
 
 
@@ -114,8 +114,8 @@ async def _filled(
     """Sends the backlogs; how many elements that are."""
     streams = lazily(events, payload_bytes=payload_bytes, active=active, revised=revised)
     async with Replicas(Connection(stage.bootstrap), by_topic(streams)) as replicas:
-        total = await replicas.say()
-    say(f"{total:,} elements in {len(streams)} topics")
+        total = await replicas.publish()
+    log_line(f"{total:,} elements in {len(streams)} topics")
     return total
 
 
@@ -123,7 +123,7 @@ async def _passed(stage: Stage, tag: str, how: PassThrough = plain_pass_through)
     quieten_garbage_collector()
     topics = list(TOPICS.values())
     rate = await how(Connection(stage.bootstrap), topics, f"passed.{tag}")
-    say(f"passed through: {rate:,.0f} elements a second")
+    log_line(f"passed through: {rate:,.0f} elements a second")
     return rate
 
 
@@ -224,11 +224,11 @@ async def _workers(runs: int, sizes: Sizes, report: Report) -> None:
 
 
 async def _spread(stage: Stage, events: int, *, partitions: int) -> list[int]:
-    """Sends the backlogs; how many records each partition of the three topics has together."""
+    """Sends the backlogs; how many records each partition number of the three topics has in all."""
     streams = by_topic(lazily(events, payload_bytes=_PAYLOAD_BYTES, active=10_000))
     connection = Connection(stage.bootstrap)
     async with Replicas(connection, streams, partitions=partitions) as replicas:
-        await replicas.say()
+        await replicas.publish()
         return replicas.records
 
 
@@ -335,7 +335,7 @@ async def _added(
     sending = Replicas(merge.connection, by_topic(streams), written=lambda each: (each,))
     async with following(receipts), sending as replicas:
         began = time.time()
-        total = await replicas.say(rate=rate)
+        total = await replicas.publish(rate=rate)
         took = time.time() - began
         await reached(total)
         await asyncio.sleep(1)  # for the last commit, and for the consumer

@@ -7,7 +7,7 @@ __all__ = ("TINY", "Sizes")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Events are per replica; one that revises a fifth of them says some 1.2 elements of each."""
+    """Events are per replica; one that revises a fifth of them has some 1.2 elements of each."""
 
     events: int = 300_000
     snapshot_events: int = 2_000_000

@@ -1,15 +1,15 @@
 """The service for a long time: workers that are restarted, a replica that is killed, and bounds.
 
 Two workers share two tasks and stand by for each other. One of them, the *witness*, is never
-touched: its memory and its descriptors tell of leaks. The other is restarted five times, by kill -9
-and by SIGTERM in turn. Three replicas speak at a steady rate and revise what they said; a third of
-the way one of them is killed, and comes back half way as another incarnation. At the end everything
-has been said, and the output is held against the logical stream.
+touched: its memory and its descriptors show leaks. The other is restarted five times, by kill -9
+and by SIGTERM in turn. Three replicas publish at a steady rate, with revisions; a third of the way
+one of them is killed, and comes back half way as another incarnation. At the end everything has
+been published, and the output is compared with the logical stream.
 
 What is judged
     Memory by the slope of a line through what was resident, descriptors by the fewest that were
     open at the end against those at the beginning; both after a warm-up of a quarter of the time.
-    A slope over less than two minutes says nothing and is not judged.
+    A slope over less than two minutes is not significant and is not judged.
 """
 
 import asyncio
@@ -102,7 +102,7 @@ def _slope(samples: Sequence[Sample]) -> float:
 
 
 async def soak(soaking: Soaking, bounds: Bounds) -> bool:
-    """Runs it, prints as it goes, and tells whether all was well.
+    """Runs it, prints its progress, and returns whether all was well.
 
     Raises:
         LMergeError: a process could not be started, ended, or stopped moving.
@@ -120,7 +120,7 @@ async def soak(soaking: Soaking, bounds: Bounds) -> bool:
 
 @dataclass(slots=True)
 class _Seen:
-    """Sums of counts that each worker has of each task, whoever leads it when."""
+    """Sums of counts that each worker has of each task, over all its leaders."""
 
     last: dict[tuple[str, int], Counter[str]] = field(default_factory=dict)
     sums: Counter[str] = field(default_factory=Counter)
@@ -159,7 +159,7 @@ class _Soak:
             stage, self._merge, rate=soaking.rate, live=soaking.live, seconds=self._seconds
         )
         self._reported = time.time()
-        self._seen, self._told = _Seen(), Counter[str]()
+        self._seen, self._sums = _Seen(), Counter[str]()
         self._workers: list[Worker] = []
         """The witness, and the other."""
         self._news: list[str] = []
@@ -170,7 +170,7 @@ class _Soak:
             self._workers.append(await self._merge.worker())
             await self._workers[-1].wait(has_a_task, "a task")
         self._reported = time.time()
-        await self.load.speak()
+        await self.load.start()
         for due, step in self._steps():
             await self._look_until(due)
             await step()
@@ -186,7 +186,7 @@ class _Soak:
         ]
         steps.append((self._seconds / 3, self._silence))
         steps.append((self._seconds / 2, self._start_over))
-        steps.append((self._seconds, self._tell))
+        steps.append((self._seconds, self._report_progress))
         return iter(sorted(steps, key=lambda step: step[0]))
 
     # --- what is done -------------------------------------------------------------------------
@@ -211,10 +211,10 @@ class _Soak:
             await asyncio.sleep(min(_LOOK_SECONDS, left))
             await self._look()
             if time.time() - self._reported >= self._soaking.every:
-                await self._tell()
+                await self._report_progress()
 
     async def _look(self) -> list[Status]:
-        """Takes a sample; what the workers say that answer."""
+        """Takes a sample; returns the status of the workers that answer."""
         self.load.check()
         statuses = []
         for worker in self._workers:
@@ -226,13 +226,13 @@ class _Soak:
         self.samples.append(Sample(now, witness.resident, witness.descriptors))
         return statuses
 
-    async def _tell(self) -> None:
+    async def _report_progress(self) -> None:
         """A line about the time since the last one."""
         statuses = await self._look()
         leads = [task for s in statuses for task in s.tasks if task.role == "leads"]
         sums, passed = self._seen.sums, time.time() - self._reported
         lags = [each.lag_records for task in leads for each in task.replicas]
-        rates = {what: (sums[what] - self._told[what]) / passed for what in ("in", "out")}
+        rates = {what: (sums[what] - self._sums[what]) / passed for what in ("in", "out")}
         sizes = [task.snapshot.size for task in leads if task.snapshot is not None]
         memory = ", ".join(f"{w.resident / _MB:.1f} MB {w.descriptors} fds" for w in self._workers)
         print(
@@ -245,4 +245,4 @@ class _Soak:
             f"switches {sums['switches']:,}  {'; '.join(self._news)}",
             flush=True,
         )
-        self._told, self._reported, self._news = Counter(sums), time.time(), []
+        self._sums, self._reported, self._news = Counter(sums), time.time(), []

@@ -1,10 +1,10 @@
 """The audit at scale: two replicas of one stream, in Parquet and in Kafka, elements a second.
 
 Every event is inserted with a provisional end and revised (payloads of 120 bytes, two elements an
-event, a stable after every hundred); the second replica guesses other ends and tells the events of
-each hundred backwards. They are legal and equivalent, which a run must find. A rate counts the
-elements of both, and everything from opening the streams to the report. Beside it, as in `spark`,
-is what it took of the processors.
+event, a stable after every hundred); the second replica guesses other ends and has the events of
+each hundred in reverse order. They are legal and equivalent, which a run must find. A rate counts
+the elements of both, and everything from opening the streams to the report. Beside it, as in
+`spark`, is the processor time that it took.
 """
 
 import tempfile
@@ -24,7 +24,7 @@ _BEGIN = 1_700_000_000_000
 
 def run(runs: int, count: int, report: Report, *, memory: str = "2g", kafka: bool = True) -> None:
     """Audits two replicas of `count` elements each from Parquet, and of half as many from Kafka;
-    each once more before, to warm up, but with no `runs`, when that is what is told."""
+    each once more before, to warm up, but with no `runs`, when that is what is reported."""
     from lmerge_service.spark.io.elements import write_elements
     from lmerge_service.spark.io.places import ParquetFiles, Topic, Topics
     from lmerge_service.spark.session import spark_session

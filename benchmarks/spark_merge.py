@@ -4,7 +4,7 @@ small batch takes with few and with many live events.
 Topics have three presentations of one stream (`inputs`), two partitions each; the broker is on the
 same machine, Spark on `local[2]`, and before it on `local[1]`. Rates are of all micro-batches but
 the first two of a query, which warm up, and go by the query's own clock; so both ways write all
-that they say to Kafka. Beside them stands what a record took of the processors meanwhile, as in
+that they write to Kafka. Beside them stands what a record took of the processors meanwhile, as in
 `spark`. The baseline is what a user of Spark would write: `from_json`, a watermark, and
 `dropDuplicatesWithinWatermark` by payload and vs, which knows neither revisions nor stables.
 """
@@ -105,15 +105,15 @@ class _Bench:
         checkpoint = str(self.folder / f"rate{cores}")
         settings = Settings(checkpoint, available_now=True, batch_records=batch)
         Job(topology, settings, report=tell).run(self.spark)
-        return self._told(f"merge, {_WIDTH} buckets, local[{cores}]", found, batch)
+        return self._rate_of(f"merge, {_WIDTH} buckets, local[{cores}]", found, batch)
 
     def deduplicated(self, batch: int, merged: _Way) -> None:
         """The baseline, and how the merge compares."""
-        baseline = self._told("dropDuplicatesWithinWatermark", self._deduplicated(batch), batch)
+        baseline = self._rate_of("dropDuplicatesWithinWatermark", self._deduplicated(batch), batch)
         self.report("merge / deduplication: rate", "x", [merged.rate / baseline.rate])
         self.report("merge / deduplication: processors", "x", [merged.work / baseline.work])
 
-    def _told(self, name: str, steps: Sequence[_Step], batch: int) -> _Way:
+    def _rate_of(self, name: str, steps: Sequence[_Step], batch: int) -> _Way:
         full = [each for each in steps[_WARM_UP:] if each.records > batch // 2]
         rates = [each.records / each.seconds for each in full]
         work = (full[-1].busy - steps[_WARM_UP - 1].busy) / sum(each.records for each in full)
@@ -132,9 +132,9 @@ class _Bench:
             [f"rate.{name}" for name in "abc"],
             options={"maxOffsetsPerTrigger": str(batch), "kafka.fetch.max.wait.ms": "20"},
         )
-        said = F.from_json(F.col("value").cast("string"), _WIRE)
+        published = F.from_json(F.col("value").cast("string"), _WIRE)
         records = kafka_records(self.spark, source, streaming=True)
-        events = records.select("value", said.alias("e")).where("e.op = 'insert'")
+        events = records.select("value", published.alias("e")).where("e.op = 'insert'")
         once = (
             events.select(
                 "value",
@@ -169,7 +169,7 @@ class _Bench:
     # --- small batches --------------------------------------------------------------------------
 
     def small_batches(self, live: int) -> None:
-        """So many events are live in one bucket; then some are said, one batch after the other."""
+        """So many events are live in one bucket; then some are published, batch by batch."""
         from lmerge_service.spark.merge.job import Job, Progress, Settings
 
         name = f"small{live}"
@@ -182,15 +182,16 @@ class _Bench:
         thread = threading.Thread(target=job.run, args=(self.spark,))
         thread.start()
         try:
-            said = live
+            published = live
             _wait(lambda: sum(each.records for each in found) >= live)
             before = len(found)
             for _ in range(20):
                 some = [
-                    Insert(b'{"event":%d}' % (said + n), said + n, INFINITY) for n in range(_SMALL)
+                    Insert(b'{"event":%d}' % (published + n), published + n, INFINITY)
+                    for n in range(_SMALL)
                 ]
                 asyncio.run(_publish(self.bootstrap, f"{name}.a", [*some, Stable(0)], width=1))
-                said += _SMALL
+                published += _SMALL
                 seen = len(found)
                 _wait(lambda: len(found) > seen)  # noqa: B023
             spent = [each.seconds for each in found[before:]]

@@ -3,7 +3,7 @@
 Who owns what
     The program is `StreamsDedup.java`, with defaults but for exactly-once and a store in memory,
     the fastest that Kafka Streams has, with its changelog. It needs a JDK, since Java compiles it
-    when it starts; compiling, starting, and finding its group are not in the time that it tells.
+    when it starts; compiling, starting, and finding its group are not in the time that it reports.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from typing import Final
 
 import psutil
 
-from benchmarks.fleet import say
+from benchmarks.fleet import log_line
 from lmerge_service.demo.stage import Process, Stage
 from lmerge_service.errors import EnvironmentMissingError, LMergeError
 from lmerge_service.kafka.client import Connection
@@ -71,10 +71,10 @@ async def deduplicated(stage: Stage, topics: Sequence[str], to: str, total: int)
     process = await stage.start(command, log)
     peak = await _peak(process)
     if process.returncode:
-        raise LMergeError(f"Kafka Streams ended with {process.returncode}: {stage.said(log)}")
-    took = json.loads(stage.said(log, lines=1))
+        raise LMergeError(f"Kafka Streams ended with {process.returncode}: {stage.log_tail(log)}")
+    took = json.loads(stage.log_tail(log, lines=1))
     found = Deduplicated(total / took["seconds"], (total - total // 2) / took["warm"], peak)
-    say(f"{to}: {found.rate:,.0f} records a second, {found.warm:,.0f} when warm")
+    log_line(f"{to}: {found.rate:,.0f} records a second, {found.warm:,.0f} when warm")
     return found
 
 

@@ -165,7 +165,7 @@ class Replicas:
         written: Callable[[Any], Sequence[Written]] = on_the_wire,
     ):
         """`streams` are by topic, each of so many partitions; they may be lazy, and longer than
-        what will be said. `written` gives the records of each of their elements."""
+        what will be published. `written` gives the records of each of their elements."""
         self._senders = [
             Sender(connection, topic, partitions=partitions, written=written) for topic in streams
         ]
@@ -183,10 +183,10 @@ class Replicas:
 
     @property
     def records(self) -> list[int]:
-        """Sent to each partition of all the topics together."""
+        """Sent to each partition number, over all topics."""
         return [sum(each) for each in zip(*(s.records for s in self._senders), strict=True)]
 
-    async def say(self, count: int | None = None, rate: float | None = None) -> int:
+    async def publish(self, count: int | None = None, rate: float | None = None) -> int:
         """So many elements each (None: all there are), `rate` a second each; how many in all.
 
         Raises:
@@ -196,19 +196,19 @@ class Replicas:
         return sum(await asyncio.gather(*(s.send(islice(e, count), rate) for s, e in both)))
 
     @asynccontextmanager
-    async def speaking(self, rate: int) -> AsyncIterator[None]:
-        """They go on at this rate meanwhile."""
+    async def publishing(self, rate: int) -> AsyncIterator[None]:
+        """They continue at this rate meanwhile."""
         stop = asyncio.Event()
-        going_on = asyncio.create_task(self._speak(rate, stop))
+        going_on = asyncio.create_task(self._keep_publishing(rate, stop))
         try:
             yield
         finally:
             stop.set()  # a cancellation would lose elements
             await going_on
 
-    async def _speak(self, rate: int, stop: asyncio.Event) -> None:
+    async def _keep_publishing(self, rate: int, stop: asyncio.Event) -> None:
         while not stop.is_set():
-            await self.say(max(1, rate // 5), rate)
+            await self.publish(max(1, rate // 5), rate)
 
 
 class _Runs(Protocol):

@@ -11,7 +11,7 @@ Theory
     That yields no adjusts; queries do. `counted` is the paper's example, an aggregate (count)
     followed by a change of lifetime: per group of integers and window of time the events are
     counted, and the result stands from the start of its window for as long as that many
-    lifetimes. It is speculative: a result is said when application time leaves its window, and
+    lifetimes. It is speculative: a result is emitted when application time leaves its window, and
     a late event revises it. With windows of 10, a hold of 100 and one group:
 
         insert(a,1) insert(b,4)     ->
@@ -56,7 +56,7 @@ MEAN_GAP: Final = 10 * SECOND
 _PAYLOAD_BYTES: Final = 1_000
 _GROUPS: Final = 41
 _WINDOW: Final = 60 * MEAN_GAP
-"""1.5 events a group and window: with 50 % disorder 36 % of what `counted` says are adjusts."""
+"""1.5 events a group and window: with 50 % disorder 36 % of what `counted` emits are adjusts."""
 
 Timed: TypeAlias = list[tuple[int, Element]]
 """The elements of one input with the application times of their sending, which never fall."""
@@ -146,11 +146,11 @@ def counted(
     count = _Count(window, hold, groups, count_in_payload)
     for at, element in stream:
         if type(element) is Insert:
-            said = count.event(element)
+            emitted = count.event(element)
         else:
             assert type(element) is Stable, f"counts inserts, got {element}"
-            said = count.stable(element.vc)
-        for each in said:
+            emitted = count.stable(element.vc)
+        for each in emitted:
             yield at, each
 
 
@@ -164,7 +164,7 @@ class _Count:
         self._count_in_payload = count_in_payload
         self._counts: dict[int, dict[int, int]] = {}  # start of the window -> group -> events
         self._current = START
-        """The start of the window that application time is in: later results are not said yet."""
+        """The start of the window that application time is in: no later results are emitted."""
         self._stable = START
 
     def event(self, element: Insert[bytes]) -> Iterator[Element]:
@@ -210,8 +210,8 @@ class _Count:
 
     def _payload(self, group: int, n: int) -> bytes:
         """The group, with the string of 1,000 bytes that a table of groups has for it."""
-        said = b'"count":%d,' % n if self._count_in_payload else b""
-        return b'{%b"data":"%b","key":%d}' % (said, _text_of(group), group)
+        counted = b'"count":%d,' % n if self._count_in_payload else b""
+        return b'{%b"data":"%b","key":%d}' % (counted, _text_of(group), group)
 
 
 def _text_of(group: int) -> bytes:

@@ -22,7 +22,7 @@ __all__ = (
     "StateError",
     "TransportError",
     "UnwritableError",
-    "fault_said",
+    "fault_message",
     "single_error",
 )
 
@@ -136,10 +136,10 @@ def single_error() -> Iterator[None]:
         raise error from None
 
 
-def fault_said(fault: Mapping[str, Any]) -> str:
+def fault_message(fault: Mapping[str, Any]) -> str:
     """Pydantic's message about a fault, for people.
 
-    >>> fault_said({"msg": "Value error, a token is too short"})
+    >>> fault_message({"msg": "Value error, a token is too short"})
     'a token is too short'
     """
     return str(fault["msg"]).removeprefix("Value error, ")

@@ -344,7 +344,7 @@ def test_figure_10_is_of_all_four_ways_and_the_same_runs_are_the_same_picture(
 ) -> None:
     passed = {"UDF0": 8.0, "UDF1": 9.0, "LM": 8.0, "LM+Feedback": 2.0}
     runs = {
-        name: forward.Run([(0.0, 3), (end / 2, 4), (end, 0)], dear=5, skipped=6)
+        name: forward.Run([(0.0, 3), (end / 2, 4), (end, 0)], expensive=5, skipped=6)
         for name, end in passed.items()
     }
     found: dict[str, float] = {}

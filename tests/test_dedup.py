@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from benchmarks.dedup import Passed, Stables
-from benchmarks.drills import CALM, DRILLS, MERGERS, Verdict, table, wanted
+from benchmarks.drills import CALM, DRILLS, MERGERS, Verdict, experiment_with, table
 from lmerge_service.drills.drills import STANDARD
 from lmerge_service.drills.plan import plan_of
 from lmerge_service.drills.verdicts import Tally
@@ -68,7 +68,7 @@ def test_it_goes_on_from_what_it_reads_in_its_output() -> None:
 
 def test_each_drill_is_played_with_each_merger_on_the_same_faults() -> None:
     for name in DRILLS:
-        ours, theirs = (wanted(name, MERGERS[each]) for each in ("LMerge", "dedup, all"))
+        ours, theirs = (experiment_with(name, MERGERS[each]) for each in ("LMerge", "dedup, all"))
         assert ours["method"] == theirs["method"]
         assert not plan_of(ours["configuration"]).merger
         plan = plan_of(theirs["configuration"])

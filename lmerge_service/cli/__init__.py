@@ -58,8 +58,8 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(requested: bool) -> None:
+    if requested:
         from importlib.metadata import version
 
         typer.echo(f"lmerge {version('lmerge-service')}")
@@ -123,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _run(arguments: list[str]) -> int:
-    """The exit code, after the one line that tells of a mistake."""
+    """The exit code, after the error message on one line."""
     try:
         code = _invoke(arguments)
         if sys.stdout is not None:
@@ -161,7 +161,7 @@ def _invoke(arguments: list[str]) -> int:
 
 
 def _tidy_help(command: Any, parent: Any = None) -> None:
-    """Takes types out of help where they tell nothing: <bool> of a flag, <str> of FILE."""
+    """Removes redundant types from help: <bool> of a flag, <str> of FILE."""
     context = command.context_class(command, parent=parent, **command.context_settings)
     for parameter in command.get_params(context):
         if parameter.param_type_name == "argument" or parameter.is_flag:
@@ -177,11 +177,11 @@ def _fail(message: str, code: int) -> int:
 
 
 def _usage(error: typer.TyperException) -> str:
-    """What was wrong with the arguments, and which help tells more; nothing when it was shown."""
+    """What was wrong with the arguments, and which help has more; nothing when it was shown."""
     message = error.format_message().replace("Value error, ", "").strip().rstrip(".")
     context = getattr(error, "ctx", None)
     if message and context is not None:
-        message += f" ({context.command_path} --help tells more)"
+        message += f" ({context.command_path} --help has more)"
     return message
 
 

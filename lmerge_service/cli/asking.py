@@ -14,18 +14,18 @@ from urllib.parse import urlsplit
 
 import typer
 
-from lmerge_service.cli.words import printable, say_json
+from lmerge_service.cli.words import print_json, printable
 
 if TYPE_CHECKING:
     from lmerge_service.cli.workers import Worker
 
-__all__ = ("AT", "_WHERE", "Decide", "address_of", "asking", "deciding", "tell")
+__all__ = ("AT", "_WHERE", "Decide", "address_of", "asking", "deciding", "report_decision")
 
 AT: Final = "http://127.0.0.1:8321"
 
 
 class Decide(Protocol):
-    """Asks for a decision and says what it made; what is None is not said."""
+    """Requests a decision and reports the answer; fields that are None are left out."""
 
     def __call__(self, path: str, **body: Any) -> None: ...
 
@@ -44,12 +44,12 @@ def address_of(text: str) -> str:
     if not known or not text.isascii() or not text.isprintable():
         raise typer.BadParameter(f"{text!r} is no address such as {AT}")
     if url.path not in {"", "/"} or url.query or url.fragment or "@" in url.netloc:
-        raise typer.BadParameter(f"{text!r} says more than http://HOST:PORT")
+        raise typer.BadParameter(f"{text!r} is more than http://HOST:PORT")
     return text.rstrip("/")
 
 
 def asking(command: Callable[..., None]) -> Callable[..., None]:
-    """The command, whose first parameter is the `Worker`, with the options that say which one."""
+    """The command, whose first parameter is the `Worker`, with the options that select it."""
 
     @functools.wraps(command)
     def asked(
@@ -79,7 +79,7 @@ def deciding(command: Callable[..., None]) -> Callable[..., None]:
     ) -> None:
         def decide(path: str, **body: Any) -> None:
             made = worker.decide(path, {**body, "expects": expects}, decision_id)
-            tell(made, as_json=as_json)
+            report_decision(made, as_json=as_json)
 
         command(decide, **rest)
 
@@ -96,8 +96,10 @@ def _sign(function: Any, parameters: Sequence[inspect.Parameter]) -> None:
     function.__annotations__ = {each.name: each.annotation for each in parameters}
 
 
-def _option(name: str, kind: Any, default: Any, *declared: str, **said: Any) -> inspect.Parameter:
-    annotation = Annotated[kind, typer.Option(*declared, **said)]
+def _option(
+    name: str, kind: Any, default: Any, *declared: str, **settings: Any
+) -> inspect.Parameter:
+    annotation = Annotated[kind, typer.Option(*declared, **settings)]
     place = inspect.Parameter.KEYWORD_ONLY
     return inspect.Parameter(name, place, default=default, annotation=annotation)
 
@@ -126,14 +128,14 @@ _HOW: Final = (
         "decision_id", str | None, None, "--id", metavar="ID",
         help="Ask once more for a decision whose outcome is unknown.",
     ),
-    _option("as_json", bool, False, "--json", help="Speak JSON, for programs."),
+    _option("as_json", bool, False, "--json", help="Print JSON, for programs."),
 )  # fmt: skip
 
 
-def tell(made: Mapping[str, Any], *, as_json: bool) -> None:
-    """Says what a decision made."""
+def report_decision(made: Mapping[str, Any], *, as_json: bool) -> None:
+    """Prints the answer to a decision."""
     if as_json:
-        say_json(made)
+        print_json(made)
         return
     what, version, asked = (printable(str(made.get(key))) for key in ("action", "version", "id"))
     typer.echo(f"version {version}: {what} (decision {asked})")

@@ -22,7 +22,7 @@ from lmerge_service.cli.options import (
     warnings_only,
 )
 from lmerge_service.cli.streams import check_files, is_parquet, label, reading
-from lmerge_service.cli.words import say_json
+from lmerge_service.cli.words import print_json
 from lmerge_service.errors import ConfigurationError
 from lmerge_service.formats.bulk import Rule
 from lmerge_service.offline.audit import Audited, audit_elements, audit_topic, compare
@@ -81,12 +81,12 @@ def audit(
     drop_nulls: DropNulls = False,
     json: Json = False,
 ) -> None:
-    """Tell whether streams mean the same: exit 0 if they do, 1 if not.
+    """Check whether streams mean the same: exit 0 if they do, 1 if not.
 
     They do when the same events are left once all their elements are applied. Streams that have
     not ended are compared as they stand, and named; with --clip, as far as all are final.
 
-    First each is held to its own word: an element that touches what an earlier stable of the same
+    First each is checked by itself: an element that touches what an earlier stable of the same
     stream made final, or an event that is not there, ends the audit with exit 2 and its place.
 
     All replicas of an output are audited at once: `lmerge audit kafka:merged kafka:a kafka:b`.
@@ -124,7 +124,7 @@ def audit(
     verdict = compare(*(_audited(each, kafka, rule) for each in sources), clipped=clip)
     names = [each.name for each in verdict.streams]
     if json:
-        say_json(document(names, verdict, most))
+        print_json(document(names, verdict, most))
     else:
         show(names, verdict, most)
     for each in verdict.streams:

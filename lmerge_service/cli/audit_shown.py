@@ -30,7 +30,7 @@ class Counted(Protocol):
 
 
 class Compared(Protocol):
-    """What is known of streams together."""
+    """The comparison of several streams."""
 
     @property
     def streams(self) -> Sequence[Counted]: ...
@@ -51,7 +51,7 @@ def show(names: Sequence[str], found: Compared, most: int) -> None:
 
 
 def stream_line(name: str, each: Counted, word: str) -> str:
-    """What a stream holds and what it took to say it."""
+    """The events of a stream, and its elements."""
     state = "complete" if each.complete else f"not ended, stable at {point(each.stable)}"
     return (
         f"{name}: {word}, {each.events:,} events by {each.inserts:,} inserts, "

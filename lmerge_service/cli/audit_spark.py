@@ -1,4 +1,4 @@
-"""`lmerge audit --engine spark`: the same question to Spark, with more told of the answer."""
+"""`lmerge audit --engine spark`: the same audit by Spark, with a more detailed report."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ from lmerge_service.cli.audit_shown import document, stream_line, verdict_lines
 from lmerge_service.cli.jobs import kafka_place, require_topic, spark_for
 from lmerge_service.cli.options import TOPIC
 from lmerge_service.cli.streams import check_files, is_parquet, label
-from lmerge_service.cli.words import payload_json, payload_text, say_json, shortened
+from lmerge_service.cli.words import payload_json, payload_text, print_json, shortened
 from lmerge_service.errors import ConfigurationError, IllegalStreamError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _QUANTILES = (0.5, 0.9, 0.99, 1.0)
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the command line says."""
+    """The options of the command line."""
 
     sources: Sequence[str]
     keyed: bool
@@ -58,10 +58,10 @@ def audit_with_spark(asked: Asked, *, as_json: bool) -> int:
         check_page(asked.html)
     in_kafka = any(each.startswith(TOPIC) for each in asked.sources)
     kafka = kafka_place(asked.bootstrap, asked.kafka_config) if in_kafka else None
-    sources = [(_called(each), _source(each, kafka)) for each in asked.sources]
+    sources = [(_name_of(each), _source(each, kafka)) for each in asked.sources]
     with (
         spark_for("lmerge audit", driver_memory=asked.memory, kafka=in_kafka) as spark,
-        _telling() as tell,
+        _progress() as tell,
     ):
         report = audit(
             spark,
@@ -78,7 +78,7 @@ def audit_with_spark(asked: Asked, *, as_json: bool) -> int:
 
         write_page(page(report), asked.html)
     if as_json:
-        say_json(_document(report, asked.most))
+        print_json(_document(report, asked.most))
     else:
         for line in _lines(report, asked.most):
             typer.echo(line)
@@ -87,7 +87,7 @@ def audit_with_spark(asked: Asked, *, as_json: bool) -> int:
     return 0 if report.findings.equivalent else 1
 
 
-def _called(source: str) -> str:
+def _name_of(source: str) -> str:
     return source if source.startswith(TOPIC) else label(source)
 
 
@@ -116,8 +116,8 @@ def _refuse_empty(folder: str) -> None:
 
 
 @contextmanager
-def _telling() -> Iterator[Callable[[str], None]]:
-    """What is going on, on standard error if that is a terminal."""
+def _progress() -> Iterator[Callable[[str], None]]:
+    """Reports progress on standard error if that is a terminal."""
     if sys.stderr is None or not sys.stderr.isatty() or os.environ.get("TERM", "dumb") == "dumb":
         yield lambda _: None
         return
@@ -153,7 +153,7 @@ def _lines(report: "Report", most: int) -> Iterator[str]:
         for name, places in zip(report.names, report.last_places[unlike[:2]], strict=True):
             if places:
                 where = ", ".join(places)
-                yield f"  {payload} vs {unlike.vs} was last told of by {name} in {where}"
+                yield f"  {payload} vs {unlike.vs} was last published by {name} in {where}"
     elements = sum(each.elements for each in found.streams)
     yield f"{elements:,} elements in {report.seconds:,.1f} s"
 
@@ -165,14 +165,14 @@ def _chattiness(report: "Report") -> Iterator[str]:
     for what in ("inserts", "adjusts", "removals", "stables"):
         into = sum(getattr(each, what) for each in replicas)
         parts.append(f"{getattr(output, what):,} {what} of {into:,}")
-    yield f"{report.names[0]} beside the others together: {', '.join(parts)}"
+    yield f"{report.names[0]} beside the others in total: {', '.join(parts)}"
 
 
 def _freshness(report: "Report") -> Iterator[str]:
     if (fresh := report.freshness) is None:
         return
-    told = [f"{'at most' if q == 1 else f'{q:.0%}'} {fresh.quantile(q):,} ms" for q in _QUANTILES]
-    yield f"{report.names[0]} told of {fresh.events:,} events after the first: {', '.join(told)}"
+    delays = [f"{'at most' if q == 1 else f'{q:.0%}'} {fresh.quantile(q):,} ms" for q in _QUANTILES]
+    yield f"{report.names[0]} had {fresh.events:,} events later than the first: {', '.join(delays)}"
 
 
 def _fault_lines(report: "Report") -> Iterator[str]:
@@ -185,17 +185,17 @@ def _fault_lines(report: "Report") -> Iterator[str]:
 
 def _document(report: "Report", most: int) -> dict[str, Any]:
     found = report.findings
-    said = document(report.names, found, most)
-    said["legal"] = found.legal
-    said["equivalent"] = found.equivalent if found.legal else None
-    for stream, each in zip(said["streams"], found.streams, strict=True):
+    report_document = document(report.names, found, most)
+    report_document["legal"] = found.legal
+    report_document["equivalent"] = found.equivalent if found.legal else None
+    for stream, each in zip(report_document["streams"], found.streams, strict=True):
         stream |= {
             "removals": each.removals,
             "doubled": each.doubled,
             "refused": each.refused,
             "left_out": each.left_out,
         }
-    said["faults"] = [
+    report_document["faults"] = [
         {
             "stream": fault.stream,
             "where": place,
@@ -204,10 +204,14 @@ def _document(report: "Report", most: int) -> dict[str, Any]:
         }
         for fault, place in zip(found.faults, report.fault_places, strict=True)
     ]
-    for told, unlike in zip(said["differences"], found.differences, strict=False):
-        told["where"] = report.last_places[unlike[:2]]
+    for difference, unlike in zip(report_document["differences"], found.differences, strict=False):
+        difference["where"] = report.last_places[unlike[:2]]
     if (fresh := report.freshness) is not None:
         quantiles = {f"p{q * 100:.0f}": fresh.quantile(q) for q in _QUANTILES}
-        said["freshness_ms"] = {"events": fresh.events, "alone": fresh.alone, **quantiles}
-    said["seconds"] = round(report.seconds, 3)
-    return said
+        report_document["freshness_ms"] = {
+            "events": fresh.events,
+            "alone": fresh.alone,
+            **quantiles,
+        }
+    report_document["seconds"] = round(report.seconds, 3)
+    return report_document

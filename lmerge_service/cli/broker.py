@@ -60,7 +60,7 @@ def start(
     data: Data = None,
     as_json: Json = False,
 ) -> None:
-    """Start it in the background, wait until it answers, and say where it is.
+    """Start it in the background, wait until it answers, and print where it is.
 
     The data of an earlier start are served again. Topics are not made by merely using them.
 
@@ -75,7 +75,7 @@ def start(
         with orderly_end(raise_exit):  # nodes that are not ready yet are ended
             answers = cluster.start(node)
         verdict = "is running already" if already else "is up" if answers else "is started"
-        _tell(_facts_of_nodes(cluster, node), verdict, as_json=as_json)
+        _report(_facts_of_nodes(cluster, node), verdict, as_json=as_json)
         if not (answers or as_json):
             typer.echo(f"it answers when most of its {len(cluster.nodes)} nodes run")
         return
@@ -83,12 +83,12 @@ def start(
     already = broker.running
     with orderly_end(raise_exit):  # what is not ready yet is ended
         broker.start()
-    _tell(_facts(broker), "is running already" if already else "is up", as_json=as_json)
+    _report(_facts(broker), "is running already" if already else "is up", as_json=as_json)
 
 
 @app.command()
 def status(node: Node = None, data: Data = None, as_json: Json = False) -> None:
-    """Say whether it runs and where; the exit code is 0 if it runs, with all its nodes, else 1."""
+    """Print whether and where it runs; exit code 0 if it runs, with all its nodes, else 1."""
     cluster = _cluster(data)
     if cluster is not None:
         facts = _facts_of_nodes(cluster, node)
@@ -99,11 +99,11 @@ def status(node: Node = None, data: Data = None, as_json: Json = False) -> None:
             if not cluster.running
             else "is partly down"
         )
-        _tell(facts, verdict, as_json=as_json)
+        _report(facts, verdict, as_json=as_json)
         raise typer.Exit(0 if facts["running"] else 1)
     broker = _broker(data, node=node)
     if broker.running:
-        _tell(_facts(broker), "is running", as_json=as_json)
+        _report(_facts(broker), "is running", as_json=as_json)
         return
     typer.echo('{"running": false}' if as_json else f"no broker runs in {broker.directory}")
     raise typer.Exit(1)
@@ -198,7 +198,7 @@ def _facts_of_nodes(cluster: "LocalCluster", node: int | None) -> dict[str, Any]
     }
 
 
-def _tell(facts: dict[str, Any], verdict: str, *, as_json: bool) -> None:
+def _report(facts: dict[str, Any], verdict: str, *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(facts))
         return

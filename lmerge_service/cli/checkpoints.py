@@ -2,7 +2,7 @@
 
 Where the time comes from, from which on it is correct: of lines and elements it is the last stable
 that was recorded (of Parquet the least one of its partitions, and not before the `joining_at` of a
-replica that has started over); of a table the stable point that its manifest tells, which is the
+replica that has started over); of a table the stable point of its manifest, which is the
 same; of a state each task's stable point, since a task lets go of what ended before.
 """
 

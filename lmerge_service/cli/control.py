@@ -1,7 +1,7 @@
-"""`lmerge status`, `decisions`, and the commands that decide: what is merged, and when it speaks.
+"""`lmerge status`, `decisions`, and the commands that decide: what is merged, and when.
 
 They ask a worker over HTTP. A decision that is refused ends with 6; where the outcome is unknown
-the command ends with 3 and names the id that tells.
+the command ends with 3 and names the id to look up.
 """
 
 import json
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import typer
 
-from lmerge_service.cli.asking import Decide, asking, deciding, tell
+from lmerge_service.cli.asking import Decide, asking, deciding, report_decision
 from lmerge_service.cli.options import Json, check_topic
-from lmerge_service.cli.words import printable, say_json
+from lmerge_service.cli.words import print_json, printable
 from lmerge_service.errors import LMergeError
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def status(worker: "Worker", as_json: Json = False) -> None:
     """
     seen, decided = worker.get("/status"), _decided(worker)
     if as_json:
-        say_json({"status": seen, "decided": decided})
+        print_json({"status": seen, "decided": decided})
         return
     from lmerge_service.cli.shown import cutover_of, headline, reasons, replicas_table
 
@@ -93,7 +93,7 @@ def decisions(
             raise typer.BadParameter(f"{one!r} is no id of a decision")
         found = {"decisions": [worker.get(f"/v1/decisions/{one}")]}
     if as_json:
-        say_json(found if one is None else found["decisions"][0])
+        print_json(found if one is None else found["decisions"][0])
         return
     from lmerge_service.cli.shown import decisions_table
 
@@ -145,7 +145,7 @@ def quarantine(
 
 @deciding
 def release(decide: Decide, name: Name, joining_at: JoiningAt = None) -> None:
-    """End a replica's quarantine; it is attached anew.
+    """End a replica's quarantine; it is attached again.
 
     Without --joining-at it is taken to be correct from where it was before.
     """
@@ -163,7 +163,7 @@ def accept_gap(
     ],
     until: Annotated[int, typer.Option(metavar="TIME", help="From when on that one is correct.")],
 ) -> None:
-    """Let the output go on without a range of time that no replica vouches for: it is lost.
+    """Let the output go on without a range of time that no replica covers: it is lost.
 
     `lmerge status` names the gap. Example: `lmerge accept-gap d --until 1357020000000`
     """
@@ -197,24 +197,24 @@ def policy(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Change when the output speaks; what is not named stays. Without options: show it.
+    """Change when the output emits; what is not named stays. Without options: show it.
 
     Example: `lmerge policy --stable "quorum(2)"`
     """
-    wanted = {"insert": insert, "adjust": adjust, "stable": stable}
-    changes = {part: value for part, value in wanted.items() if value is not None}
+    desired = {"insert": insert, "adjust": adjust, "stable": stable}
+    changes = {part: value for part, value in desired.items() if value is not None}
     decided = worker.get("/v1/replicas")
     if not changes:
-        _tell_policy(decided, as_json=as_json)
+        _report_policy(decided, as_json=as_json)
         return
-    # What stays is what was seen, so that nobody may have changed it since.
+    # The other parts stay as they were read, so the version must be the same.
     seen = decided["version"] if expects is None else expects
     body = {**decided["policy"], **changes, "expects": seen}
-    tell(worker.decide("/v1/policy", body, decision_id), as_json=as_json)
+    report_decision(worker.decide("/v1/policy", body, decision_id), as_json=as_json)
 
 
 def _decided(worker: "Worker") -> dict[str, Any] | None:
-    """What was decided; None when the worker cannot tell, as while it starts."""
+    """What was decided; None when the worker does not know yet, as while it starts."""
     try:
         return worker.get("/v1/replicas")
     except LMergeError:
@@ -226,7 +226,7 @@ def _path(name: str, what: str) -> str:
 
 
 def other_fields(more: str | None) -> dict[str, Any]:
-    """What --more says of a replica."""
+    """The fields of --more."""
     if more is None:
         return {}
     try:
@@ -240,9 +240,9 @@ def other_fields(more: str | None) -> dict[str, Any]:
     return fields
 
 
-def _tell_policy(decided: dict[str, Any], *, as_json: bool) -> None:
+def _report_policy(decided: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
-        say_json({"version": decided["version"], "policy": decided["policy"]})
+        print_json({"version": decided["version"], "policy": decided["policy"]})
         return
     for part, value in decided["policy"].items():
         typer.echo(printable(f"{part:<7} {value}"))

@@ -1,7 +1,7 @@
 """`lmerge cutover`: have one replica take another's place, and watch it being done.
 
-The workers carry a cutover on; the command asks for it and tells how far it is. Whatever becomes of
-the command, or of the worker that it asks, the cutover goes on until it is done or aborted.
+The workers perform a cutover; the command requests it and reports its progress. If the command, or
+the worker that it asks, ends early, the cutover still goes on until it is done or aborted.
 """
 
 import sys
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from lmerge_service.cli.asking import asking, tell
+from lmerge_service.cli.asking import asking, report_decision
 from lmerge_service.cli.control import JoiningAt, named, other_fields
 from lmerge_service.cli.options import Json, TopologyBootstrap, check_topic
-from lmerge_service.cli.words import printable, say_json
+from lmerge_service.cli.words import print_json, printable
 from lmerge_service.errors import DecisionRefusedError, TransportError
 
 if TYPE_CHECKING:
@@ -97,19 +97,19 @@ def cutover(
     With --abort: end it, with or without a --reason; nobody is detached.
 
     With --dry-run no worker is asked: what the output and the coming one hold is compared, and
-    --watch says how much of what comes. It ends with 1 where they differ.
+    --watch limits how much of what comes. It ends with 1 where they differ.
 
     Example: `lmerge cutover --from a --to d --topic flights.d`
     """
     if reason is not None and not abort:
-        raise typer.BadParameter("--reason says why the one that runs is aborted: with --abort")
+        raise typer.BadParameter("--reason is why the one that runs is aborted: with --abort")
     if dry_run is not None:
         if coming is None or abort:
             raise typer.BadParameter("--dry-run compares the one of --to, and aborts nothing")
-        from lmerge_service.cli import shadow
+        from lmerge_service.cli.dry_run import dry_run as compare
 
         stream = _stream(topic, joining_at, more)
-        shadow.dry_run(dry_run, coming, stream, watch, bootstrap, as_json=as_json)
+        compare(dry_run, coming, stream, watch, bootstrap, as_json=as_json)
         return
     if bootstrap is not None:
         raise typer.BadParameter("--bootstrap is for --dry-run: a worker knows where Kafka is")
@@ -117,7 +117,7 @@ def cutover(
         if leaving or coming:
             raise typer.BadParameter("--abort ends the one that runs: without --from and --to")
         asked: dict[str, Any] = {"reason": reason or "", "expects": expects}
-        tell(worker.decide("/v1/cutover/abort", asked, decision_id), as_json=as_json)
+        report_decision(worker.decide("/v1/cutover/abort", asked, decision_id), as_json=as_json)
         return
     if (leaving is None) != (coming is None):
         raise typer.BadParameter("--from and --to go together")
@@ -135,24 +135,24 @@ def cutover(
         made = worker.decide("/v1/cutover/begin", asked, decision_id)
         began = int(made["version"])
         if not (wait and as_json):  # then the outcome is the document
-            tell(made, as_json=as_json)
+            report_decision(made, as_json=as_json)
     if wait:
         _see_through(worker, began, as_json=as_json)
 
 
 def _stream(topic: str | None, joining_at: int | None, more: str | None) -> dict[str, Any] | None:
     fields = {"joining_at": joining_at, **other_fields(more)}
-    said = {name: value for name, value in fields.items() if value is not None}
+    given = {name: value for name, value in fields.items() if value is not None}
     if topic is None:
-        if said:
-            raise typer.BadParameter("--joining-at and --more say how to attach: name the --topic")
+        if given:
+            raise typer.BadParameter("--joining-at and --more are for attaching: name the --topic")
         return None
     check_topic(topic)
-    return {"topic": topic, **said}
+    return {"topic": topic, **given}
 
 
 def _see_through(worker: "Worker", began: int | None, *, as_json: bool) -> None:
-    """Tells each change until the cutover has ended.
+    """Prints each change until the cutover has ended.
 
     Raises:
         DecisionRefusedError: it was aborted, or there is none.
@@ -160,18 +160,18 @@ def _see_through(worker: "Worker", began: int | None, *, as_json: bool) -> None:
     """
     from lmerge_service.cli.shown import cutover_of
 
-    told: list[str] = []
+    shown: list[str] = []
     for status in _statuses(worker):
         found = status.get("cutover")
         if found is None and began is None:
             raise DecisionRefusedError("there was no cutover yet: --from and --to begin one")
         if found is None or (began is not None and found["began"] < began):
-            continue  # the worker was started anew, and has not read the log to its end
+            continue  # the worker was restarted, and has not read the log to its end
         lines = [each.plain for each in cutover_of(status)]
-        if not as_json and lines != told:
+        if not as_json and lines != shown:
             typer.echo("\n".join(lines))
             sys.stdout.flush()
-        told = lines
+        shown = lines
         if _has_ended(found, began, as_json=as_json):
             return
 
@@ -192,15 +192,15 @@ def _statuses(worker: "Worker") -> Iterator[dict[str, Any]]:
 
 
 def _has_ended(found: Mapping[str, Any], began: int | None, *, as_json: bool) -> bool:
-    """Whether there is nothing more to see; if it was in vain, that is raised."""
+    """Whether there is nothing more to see; raises if it was aborted."""
     mine = began is None or found["began"] == began
     if mine and found["state"] in {"joining", "watching"}:
         return False
     if as_json:
-        say_json(found)
-    said = f"{found['leaving']} → {found['coming']}"
+        print_json(found)
+    both = f"{found['leaving']} → {found['coming']}"
     if not mine:
-        raise DecisionRefusedError(printable(f"another cutover has begun since: {said}"))
+        raise DecisionRefusedError(printable(f"another cutover has begun since: {both}"))
     if found["state"] == "aborted":
-        raise DecisionRefusedError(printable(f"the cutover {said} was aborted: {found['why']}"))
+        raise DecisionRefusedError(printable(f"the cutover {both} was aborted: {found['why']}"))
     return True

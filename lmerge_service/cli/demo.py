@@ -96,7 +96,7 @@ def demo(
 
 def _play(spark: bool) -> "Callable[..., Awaitable[Result]]":
     if spark:
-        import lmerge_service.spark  # noqa: F401 (says if the extra is missing)
+        import lmerge_service.spark  # noqa: F401 (raises if the extra is missing)
         from lmerge_service.demo.queries import play_queries
         from lmerge_service.local.jars import find_java
 

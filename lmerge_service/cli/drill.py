@@ -1,4 +1,4 @@
-"""`lmerge drill`: faults on purpose, and whether the merge keeps its word."""
+"""`lmerge drill`: fault injection, and whether the merge keeps its guarantees."""
 
 import time
 from json import dumps
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lmerge_service.cli.options import Json, warnings_only
-from lmerge_service.cli.words import printable, say_json
+from lmerge_service.cli.words import print_json, printable
 from lmerge_service.errors import ConfigurationError, EnvironmentMissingError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def drill(
     random: Annotated[
         int | None,
         typer.Option(
-            metavar="SEED", help="Faults by chance, several at once; equal seeds, equal faults."
+            metavar="SEED", help="Random faults, several at once; equal seeds, equal faults."
         ),
     ] = None,
     minutes: Annotated[
@@ -45,7 +45,7 @@ def drill(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Break something on purpose, and prove that the merge keeps its word.
+    """Inject faults, and check that the merge keeps its guarantees.
 
     Each drill starts a broker, workers and replicas of its own on this machine, runs an
     experiment of the Chaos Toolkit on them, and has the topics judged. Exit 0 when all passed, 1
@@ -64,14 +64,14 @@ def drill(
         raise ConfigurationError("--random composes its own faults: leave --all and names out")
     if all_ and names:
         raise ConfigurationError("--all runs all drills: leave the names out")
-    wanted = list(STANDARD) if all_ else names
-    if random is None and not wanted:
+    chosen = list(STANDARD) if all_ else names
+    if random is None and not chosen:
         raise ConfigurationError("which drill? Name one, or --all; --list shows them")
     if html is not None:
         html.mkdir(parents=True, exist_ok=True)
     if random is not None:
-        raise typer.Exit(0 if _by_chance(random, minutes, html, json=json) else 1)
-    passed = [_run(each, html, json=json).passed for each in _known(wanted or [])]
+        raise typer.Exit(0 if _run_random(random, minutes, html, json=json) else 1)
+    passed = [_run(each, html, json=json).passed for each in _known(chosen or [])]
     if len(passed) > 1 and not json:
         typer.echo(f"{sum(passed)} of {len(passed)} drills passed")
     raise typer.Exit(0 if all(passed) else 1)
@@ -94,19 +94,19 @@ def _known(names: "Sequence[str]") -> "Sequence[dict[str, Any]]":
 def _list(names: "Sequence[str]", *, json: bool) -> None:
     from lmerge_service.drills.drills import experiment
 
-    told = [
+    drills = [
         {"name": name, "title": found["title"], "description": found["description"].strip()}
         for name in names
         for found in [experiment(name)]
     ]
     if json:
-        say_json(told)
+        print_json(drills)
         return
-    for each in told:
+    for each in drills:
         typer.echo(f"{each['name']:<24} {each['title']}")
 
 
-def _by_chance(seed: int, minutes: float, html: Path | None, *, json: bool) -> bool:
+def _run_random(seed: int, minutes: float, html: Path | None, *, json: bool) -> bool:
     """Seed after seed until the time is over; of the first that fails, the shortest schedule."""
     from itertools import count
 
@@ -136,23 +136,23 @@ def _by_chance(seed: int, minutes: float, html: Path | None, *, json: bool) -> b
     return False
 
 
-def _run(wanted: "dict[str, Any]", html: Path | None, *, json: bool) -> "Result":
+def _run(definition: "dict[str, Any]", html: Path | None, *, json: bool) -> "Result":
     from lmerge_service.drills.drills import Interrupted, run
 
     began = time.monotonic()
-    typer.echo(f"{wanted['title']}", err=True)
+    typer.echo(f"{definition['title']}", err=True)
 
-    def tell(line: str) -> None:
+    def report(line: str) -> None:
         typer.echo(f"{time.monotonic() - began:6.1f} s  {printable(line)}", err=True)
 
     try:
-        result = run(wanted, tell)
+        result = run(definition, report)
     except Interrupted:
         raise KeyboardInterrupt from None
     if html is not None:
         _write(result, html / f"{result.name}.html")
     if json:
-        say_json(result)
+        print_json(result)
     else:
         _show(result)
     return result
@@ -167,12 +167,12 @@ def _write(result: "Result", path: Path) -> None:
 
 
 def _show(result: "Result") -> None:
-    said = "passed" if result.passed else "NOT PASSED"
+    verdict = "passed" if result.passed else "NOT PASSED"
     hole = ""
     if result.judged is not None:
         found = result.judged.hole
         checks = " ".join(f"{each['check']} {each['outcome']}" for each in result.judged.findings)
         hole = f"; no output for {found.seconds:.2f} s at most, {found.events} events; {checks}"
-    typer.echo(f"{result.name}: {said}{hole}")
+    typer.echo(f"{result.name}: {verdict}{hole}")
     for line in result.why:
         typer.echo(f"  {printable(line)}")

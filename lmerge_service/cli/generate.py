@@ -25,7 +25,7 @@ Make: TypeAlias = Callable[[Any], Any]
 """A frame of elements, of a session."""
 
 _EVENTS: Final = "Which events there are (times are in milliseconds)"
-_TOLD: Final = "How they are told (fractions are of all events or elements)"
+_PRESENTED: Final = "How they are presented (fractions are of all events or elements)"
 _WHERE: Final = "Where to"
 
 _OF_WORKLOAD: Final = ("events", "seed", "max_gap", "event_duration", "payload_bytes")
@@ -53,7 +53,7 @@ def _fraction(text: str, name: str | None = None) -> Any:
         max=1,
         metavar="FRACTION",
         help=text,
-        rich_help_panel=_TOLD,
+        rich_help_panel=_PRESENTED,
     )
 
 
@@ -105,7 +105,7 @@ def generate(
         typer.Option(
             metavar="N",
             help="Which presentation of these events; all mean the same.",
-            rich_help_panel=_TOLD,
+            rich_help_panel=_PRESENTED,
         ),
     ] = 0,
     logical: Annotated[
@@ -113,35 +113,39 @@ def generate(
         typer.Option(
             "--logical",
             help="The logical stream itself: inserts in order, one stable at the end. Other "
-            "options of how it is told count for nothing.",
-            rich_help_panel=_TOLD,
+            "options of presentation are ignored.",
+            rich_help_panel=_PRESENTED,
         ),
     ] = False,
     stable_freq: Annotated[
         float, _fraction("StableFreq: the fraction of elements that are stables.")
     ] = 0.01,
-    stable_lag: Annotated[int, _amount("How long stables stay behind what is certain.", _TOLD)] = 0,
+    stable_lag: Annotated[
+        int, _amount("How long stables stay behind what is certain.", _PRESENTED)
+    ] = 0,
     disorder: Annotated[
         float, _fraction("Disorder: the fraction of elements that are delayed.")
     ] = 0.2,
     displacement: Annotated[
-        int | None, _amount("By how long at the most. [default: EventDuration]", _TOLD, 1)
+        int | None, _amount("By how long at the most. [default: EventDuration]", _PRESENTED, 1)
     ] = None,
-    lead: Annotated[int, _amount("Inserts come so long before the start.", _TOLD)] = 0,
+    lead: Annotated[int, _amount("Inserts come so long before the start.", _PRESENTED)] = 0,
     pace: Annotated[
         Literal["eager", "late", "anytime"],
         typer.Option(
             metavar="PACE",
             help="Revisions come eager, late or anytime.",
-            rich_help_panel=_TOLD,
+            rich_help_panel=_PRESENTED,
         ),
     ] = "anytime",
-    provisional: Annotated[float, _fraction("Told with made-up ends first.")] = 0,
-    revisions: Annotated[int, _amount("Made-up ends at the most.", _TOLD, 1)] = 1,
+    provisional: Annotated[float, _fraction("Published with made-up ends first.")] = 0,
+    revisions: Annotated[int, _amount("Made-up ends at the most.", _PRESENTED, 1)] = 1,
     spread: Annotated[
         int | None,
         _amount(
-            "How far these lie below or above the final end. [default: EventDuration]", _TOLD, 1
+            "How far these lie below or above the final end. [default: EventDuration]",
+            _PRESENTED,
+            1,
         ),
     ] = None,
     endless: Annotated[float, _fraction("Of the made-up ends, those at infinity.")] = 0,
@@ -151,7 +155,7 @@ def generate(
     closed: Annotated[
         bool,
         typer.Option(
-            "--closed/--open", help="End with stable(infinity), or not.", rich_help_panel=_TOLD
+            "--closed/--open", help="End with stable(infinity), or not.", rich_help_panel=_PRESENTED
         ),
     ] = True,
     format_: Annotated[
@@ -184,7 +188,7 @@ def generate(
     """Make the paper's workload (VI-B), up to hundreds of millions of elements, with Spark.
 
     Equal options give equal streams, whatever the number of cores. Streams that differ in how
-    they are told, or in --presentation, mean the same.
+    they are presented, or in --presentation, mean the same.
 
     Example: `lmerge generate --events 1000000 --payload-bytes 100 -o a.parquet`
 
@@ -218,7 +222,7 @@ def _stored(given: Mapping[str, Any]) -> "tuple[Make, bool]":
     from lmerge_service.spark.io.elements import read_elements
 
     source, in_kafka = stored_stream(given["of"], given["bootstrap"], given["kafka_config"])
-    _variation(given, 1)  # mistakes are told before Spark starts
+    _variation(given, 1)  # mistakes are reported before Spark starts
 
     def make(spark: Any) -> Any:
         events = inserts_of(read_elements(spark, source, keys="none"))
@@ -242,7 +246,7 @@ def _presentation(given: Mapping[str, Any]) -> "Presentation":
 
 
 def _variation(given: Mapping[str, Any], length: int) -> "Variation":
-    """How it is told; `length` is an event's usual one."""
+    """Its presentation; `length` is an event's usual one."""
     from lmerge_service.workloads.presentation import Variation
 
     if given["logical"]:

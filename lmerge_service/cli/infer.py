@@ -20,7 +20,7 @@ from lmerge_service.cli.options import (
     warnings_only,
 )
 from lmerge_service.cli.streams import check_files, label, reading
-from lmerge_service.cli.words import say_json, shortened
+from lmerge_service.cli.words import print_json, shortened
 from lmerge_service.core.case import Case
 from lmerge_service.elements import INFINITY
 from lmerge_service.formats.bulk import Rule
@@ -48,13 +48,13 @@ def infer(
     drop_nulls: DropNulls = False,
     json: Json = False,
 ) -> None:
-    """Tell which case recorded streams obey, and which element is the first to break each.
+    """Infer which case recorded streams obey, and which element is the first to break each.
 
     Several inputs are taken for replicas of one query: a case must hold for all of them. Only
-    then can R1 be told, by comparing the order of their events at equal vs.
+    then can R1 be recognised, by comparing the order of their events at equal vs.
 
     An element that is not legal where it stands is named, counted and left out. What was recorded
-    shows what a query did, not what it must do: its plan tells that.
+    shows what a query did, not what it must do: that depends on its plan.
 
     Example: `lmerge infer jan/a.ndjson jan/b.ndjson`
     """
@@ -67,7 +67,7 @@ def infer(
     with _recordings(inputs, files, kafka, Rule(nfc=nfc, drop_nulls=drop_nulls)) as recordings:
         found = infer_from(recordings)
     if json:
-        say_json(_document(found))
+        print_json(_document(found))
     else:
         _show(found)
 
@@ -121,7 +121,7 @@ def _show_stream(stream: Inference) -> None:
         f"{stream.max_multiplicity:,} of one payload and vs"
     )
     if first := stream.first_break([Restriction.LEGAL]):
-        typer.echo(f"  first that is not legal: {_told(first)}")
+        typer.echo(f"  first that is not legal: {_described(first)}")
 
 
 def _show_case(found: Inferred, case: Case) -> None:
@@ -133,10 +133,10 @@ def _show_case(found: Inferred, case: Case) -> None:
         case False:
             first = found.first_break(case)
             assert first is not None
-            typer.echo(f"{case}: no, {_told(first)}")
+            typer.echo(f"{case}: no, {_described(first)}")
 
 
-def _told(found: Break) -> str:
+def _described(found: Break) -> str:
     return f"{found}: {shortened(encode(found.element).decode())}"
 
 
@@ -144,7 +144,7 @@ def _notes(found: Inferred) -> Iterator[str]:
     if not any(each.inserts or each.adjusts for each in found.streams):
         yield "no events were seen, so every case is as good as another"
     if len(found.streams) > 1:
-        yield "whether these are replicas of one query is for `lmerge audit` to say"
+        yield "`lmerge audit` checks whether these are replicas of one query"
     if not found.legal:
         yield "elements that are not legal were left out; a merge reports them as breaches"
     for each in found.streams:

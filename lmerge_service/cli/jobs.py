@@ -44,7 +44,7 @@ Memory: TypeAlias = Annotated[
 
 @contextmanager
 def spark_for(name: str, **settings: Any) -> Iterator[Any]:
-    """A `spark_session` for a command: a terminal is told, since it takes seconds to start, and
+    """A `spark_session` for a command: reported on a terminal, as it takes seconds to start;
     SIGTERM ends it in order, as Ctrl-C does."""
     from lmerge_service.spark.session import is_submitted, spark_session
 
@@ -52,7 +52,7 @@ def spark_for(name: str, **settings: Any) -> Iterator[Any]:
         typer.echo("starting Spark …", err=True)
     with orderly_end(raise_exit), spark_session(name, **settings) as spark:
         if not is_submitted():
-            spark.sparkContext.setLogLevel("OFF")  # what fails is raised, and told in one line
+            spark.sparkContext.setLogLevel("OFF")  # what fails is raised, and reported in one line
         yield spark
 
 
@@ -138,7 +138,7 @@ def _watch(spark: Any, doing: str, ended: Event) -> None:
     tracker = spark.sparkContext.statusTracker()
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TimeElapsedColumn())
     with (
-        suppress(Py4JError, OSError),  # the JVM is gone: whoever waits for the job is told, too
+        suppress(Py4JError, OSError),  # the JVM is gone: the job's waiter gets an error, too
         Progress(*columns, console=Console(stderr=True), transient=True) as progress,
     ):
         bar = progress.add_task(doing, total=None)

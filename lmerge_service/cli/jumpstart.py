@@ -23,7 +23,7 @@ from lmerge_service.cli.options import (
     warnings_only,
 )
 from lmerge_service.cli.streams import label
-from lmerge_service.cli.words import printable, say_json
+from lmerge_service.cli.words import print_json, printable
 from lmerge_service.errors import ConfigurationError, DecisionRefusedError
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def jumpstart(
     kafka = connection(bootstrap, kafka_config)
     asyncio.run(seed(kafka, topic, found.beginning(), partitions=partitions))
     count = len(found.events)
-    said: dict[str, Any] = {
+    document: dict[str, Any] = {
         "topic": topic, "events": count, "stable": found.stable,
         "joining_at": found.correct_from, "attached": None,
     }  # fmt: skip
@@ -103,11 +103,11 @@ def jumpstart(
             f"{topic} begins with {count:,} events, correct from {found.correct_from} on{goes_on}"
         )
     if attach:
-        said["attached"] = _attach(worker, name, topic, found.correct_from, fields)
+        document["attached"] = _attach(worker, name, topic, found.correct_from, fields)
     if as_json:
-        say_json(said)
+        print_json(document)
     elif attach:
-        typer.echo(printable(f"version {said['attached']['version']}: attach {name}"))
+        typer.echo(printable(f"version {document['attached']['version']}: attach {name}"))
 
 
 def _check_free(worker: "Worker", name: str, topic: str) -> None:

@@ -16,7 +16,7 @@ from lmerge_service.cli.words import (
     payload_json,
     payload_text,
     point,
-    say_json,
+    print_json,
     shortened,
 )
 from lmerge_service.core import Case, Policy
@@ -90,7 +90,7 @@ def merge(
         bool,
         typer.Option(
             "--normalise",
-            help="Bring each input to one form first: they need only say the same at every "
+            help="Bring each input to one form first: they need only agree at every "
             "instant, cut into whatever intervals.",
         ),
     ] = False,
@@ -108,8 +108,8 @@ def merge(
 ) -> None:
     """Merge element files into one that means the same as each of them.
 
-    The inputs tell the same events in different ways: in another order, with other provisional
-    ends. What one of them does wrong is a warning with file and line, and the output is a legal
+    The inputs present the same events in different ways: in another order, with other provisional
+    ends. A violation by one of them is a warning with file and line, and the output is a legal
     stream all the same. Memory depends on what may still change, not on the size of the files.
 
     An element file has one JSON object a line: an insert, adjust or stable, as described in
@@ -138,7 +138,7 @@ def merge(
         )
     seconds = time.perf_counter() - started
     if json:
-        _say_all(report, seconds, to_stderr=output == "-")
+        _print_report(report, seconds, to_stderr=output == "-")
         return
     _warn(report)
     if stats:
@@ -154,17 +154,17 @@ def _policy(insert: str, adjust: str, stable: str) -> Policy:
 
 def _warn(report: MergeReport) -> None:
     for each in report.found[:_SHOWN_BREACHES]:
-        typer.echo(f"warning: {each.where}: {_told(each)}", err=True)
+        typer.echo(f"warning: {each.where}: {_described(each)}", err=True)
     if report.breaches > _SHOWN_BREACHES:
         kinds = sum((Counter(each.breaches) for each in report.inputs), Counter[str]())
         counts = ", ".join(f"{kind} {count:,}" for kind, count in kinds.most_common())
         typer.echo(f"warning: {report.breaches:,} breaches in all: {counts}", err=True)
 
 
-def _told(found: Found) -> str:
+def _described(found: Found) -> str:
     breach = found.breach
-    said = shortened(encode(breach.element).decode())
-    text = f"{BREACHES[breach.kind]} ({breach.kind.value}): {said}"
+    element = shortened(encode(breach.element).decode())
+    text = f"{BREACHES[breach.kind]} ({breach.kind.value}): {element}"
     if breach.kept is None:
         return text
     payload, vs, ve = breach.kept
@@ -194,7 +194,7 @@ def _show(report: MergeReport, seconds: float) -> None:
     console.print(f"the output is {state}; {read}: {rate:,.0f} a second")
 
 
-def _say_all(report: MergeReport, seconds: float, *, to_stderr: bool) -> None:
+def _print_report(report: MergeReport, seconds: float, *, to_stderr: bool) -> None:
     document = {
         "case": report.case,
         "elements": report.elements,
@@ -204,7 +204,7 @@ def _say_all(report: MergeReport, seconds: float, *, to_stderr: bool) -> None:
         "breaches": report.breaches,
         "first_breaches": [_document(each) for each in report.found],
     }
-    say_json(document, err=to_stderr)
+    print_json(document, err=to_stderr)
 
 
 def _document(found: Found) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from lmerge_service.errors import ConfigurationError, fault_said
+from lmerge_service.errors import ConfigurationError, fault_message
 
 if TYPE_CHECKING:
     from lmerge_service.config.topology import Topology
@@ -83,9 +83,9 @@ HttpPort: TypeAlias = Annotated[
         help="Of the HTTP API, for commands and Prometheus; 0 takes a free one.",
     ),
 ]
-"""Of the commands that merge; for `at_port`. Without it: as the command says."""
+"""Of the commands that merge; for `at_port`. The default is the command's."""
 
-Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Speak JSON, for programs.")]
+Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 Nfc: TypeAlias = Annotated[
     bool,
@@ -130,7 +130,7 @@ def connection(bootstrap: str | None, kafka_config: Path | None) -> "Connection"
 
 def warnings_only(least: int = logging.WARNING) -> None:
     """Of what we log, warnings reach the user, on standard error; what libraries log does not
-    (`cli.main`). Of every command that uses Kafka or Spark, but those that say more (`run`) or
+    (`cli.main`). Of every command that uses Kafka or Spark, but those that print more (`run`) or
     less (`demo`)."""
     import structlog
 
@@ -147,14 +147,14 @@ def to_stderr(*_: object) -> Any:
 
 
 def at_port(loaded: "Topology", port: int | None) -> "Topology":
-    """The topology with its HTTP API at this port; None: where it says."""
+    """The topology with its HTTP API at this port; None: where the topology has it."""
     if port is None:
         return loaded
     return loaded.model_copy(update={"http": loaded.http.model_copy(update={"port": port})})
 
 
 def controlled_by(loaded: "Topology", token: Path | None) -> "Topology":
-    """The topology with the token of who may decide in this file; None: where it says.
+    """The topology with the control token in this file; None: where the topology has it.
 
     Raises:
         ConfigurationError: the file holds no token that will do.
@@ -169,5 +169,5 @@ def controlled_by(loaded: "Topology", token: Path | None) -> "Topology":
     try:
         return loaded.model_copy(update={"http": Http.model_validate(http)})
     except ValidationError as error:
-        said = fault_said(error.errors()[0])
-        raise ConfigurationError(f"--control-token {token}: {said}") from None
+        text = fault_message(error.errors()[0])
+        raise ConfigurationError(f"--control-token {token}: {text}") from None

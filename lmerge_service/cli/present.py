@@ -27,13 +27,13 @@ _USUAL: Final = Variation(provisional=0.2, disorder=0.2, stable_every=100)
 
 _KINDS: Final = {Insert: "inserts", Adjust: "adjusts", Stable: "stables"}
 
-_WHAT = "What is told of an event (fractions are of all events)"
-_WHEN = "When it is told (times are in the unit of the stream)"
+_WHAT = "The ends and revisions of an event (fractions are of all events)"
+_WHEN = "When it is published (times are in the unit of the stream)"
 _STABLES = "Stables"
 _LIES = "Lies, for testing: the result is wrong on purpose"
 
 
-def _said(name: str, text: str) -> str:
+def _with_default(name: str, text: str) -> str:
     return f"{text} [default: {getattr(_USUAL, name)}]"
 
 
@@ -47,7 +47,7 @@ def _fraction(name: str, text: str, panel: str) -> Any:
     return typer.Option(
         metavar="FRACTION",
         callback=_is_fraction,
-        help=_said(name, text),
+        help=_with_default(name, text),
         rich_help_panel=panel,
     )
 
@@ -97,15 +97,17 @@ def present(
         Literal["all", "first", "final"] | None,
         typer.Option(
             metavar="ENDS",
-            help=_said("told", "All ends, the first and final one (first), or the final one."),
+            help=_with_default(
+                "told", "All ends, the first and final one (first), or the final one."
+            ),
             rich_help_panel=_WHAT,
         ),
     ] = None,
     provisional: Annotated[
-        float | None, _fraction("provisional", "Told with made-up ends first.", _WHAT)
+        float | None, _fraction("provisional", "Published with made-up ends first.", _WHAT)
     ] = None,
     revisions: Annotated[
-        int | None, _amount(_said("revisions", "Made-up ends at the most."), _WHAT, 1)
+        int | None, _amount(_with_default("revisions", "Made-up ends at the most."), _WHAT, 1)
     ] = None,
     spread: Annotated[
         int | None,
@@ -128,13 +130,13 @@ def present(
         float | None, _fraction("doubled", "There twice for a while (case R4 only).", _WHAT)
     ] = None,
     lead: Annotated[
-        int | None, _amount(_said("lead", "Inserts come so long before the start."), _WHEN)
+        int | None, _amount(_with_default("lead", "Inserts come so long before the start."), _WHEN)
     ] = None,
     pace: Annotated[
         Literal["eager", "late", "anytime"] | None,
         typer.Option(
             metavar="PACE",
-            help=_said("pace", "Revisions come eager, late or anytime."),
+            help=_with_default("pace", "Revisions come eager, late or anytime."),
             rich_help_panel=_WHEN,
         ),
     ] = None,
@@ -150,14 +152,14 @@ def present(
         _amount("Begin again after so many elements, as a restarted replica does.", _WHEN),
     ] = None,
     stable_every: Annotated[
-        int | None, _amount(_said("stable_every", "One after so many elements."), _STABLES)
+        int | None, _amount(_with_default("stable_every", "One after so many elements."), _STABLES)
     ] = None,
     stable_probability: Annotated[
         float | None, _fraction("stable_probability", "One after an element by chance.", _STABLES)
     ] = None,
     stable_lag: Annotated[
         int | None,
-        _amount(_said("stable_lag", "How long it stays behind what is certain."), _STABLES),
+        _amount(_with_default("stable_lag", "How long it stays behind what is certain."), _STABLES),
     ] = None,
     repeated_stables: Annotated[
         float | None, _fraction("repeated_stables", "Repeat the last when none is due.", _STABLES)
@@ -175,14 +177,14 @@ def present(
         typer.Option(
             "--lie",
             metavar="KIND=FRACTION",
-            help=f"Tell this fraction of elements wrongly; kinds: {', '.join(KINDS)}. "
+            help=f"Make this fraction of elements wrong; kinds: {', '.join(KINDS)}. "
             "May be given several times.",
             rich_help_panel=_LIES,
         ),
     ] = None,
     lie_by: Annotated[int, _amount("How wrong times are at the most.", _LIES, 1)] = 10,
 ) -> None:
-    """Tell one stream of events in N physically different ways that mean the same.
+    """Present one stream of events in N physically different ways that mean the same.
 
     Each goes to a file 0.ndjson, 1.ndjson, … of the folder, or is named by its preset. Equal
     arguments give equal files.
@@ -198,7 +200,7 @@ def present(
     }
     if output == "-" and (n > 1 or logical):
         raise ConfigurationError("standard output takes one stream: -n 1, without --logical")
-    told_wrongly = _lies(lies or [], lie_by)
+    distortion = _lies(lies or [], lie_by)
     named = _variations(preset, n)
     _check_folder(source, output, [*dict(named), *(["logical"] if logical else [])])
     lives = _lives(source, months)
@@ -209,17 +211,17 @@ def present(
         stream = present_lives(lives, replace(variation, **asked), f"{seed}/{number}")
         if restart_at is not None:
             stream = restart(list(stream), restart_at)
-        if told_wrongly is not None:
-            stream = lie(stream, told_wrongly, f"{seed}/{number}")
+        if distortion is not None:
+            stream = lie(stream, distortion, f"{seed}/{number}")
         _write(output, name, stream)
     if logical:
         events = (Insert(each.payload, each.vs, each.ve) for each in lives if each.is_event)
         _write(output, "logical", [*events, Stable(INFINITY)])
 
 
-def _lies(told: Sequence[str], by: int) -> Lie | None:
+def _lies(options: Sequence[str], by: int) -> Lie | None:
     fractions = {}
-    for text in told:
+    for text in options:
         kind, _, fraction = text.partition("=")
         try:
             fractions[kind] = float(fraction)
@@ -273,7 +275,7 @@ def _events(source: str, elements: Iterable[tuple[int, Element]]) -> Iterator[Ev
             yield Event(element.payload, element.vs, element.ve)
         elif not isinstance(element, Stable):
             raise ConfigurationError(
-                f"{source}:{line}: an adjust, but the logical stream is told by inserts alone "
+                f"{source}:{line}: an adjust, but the logical stream has only inserts "
                 "(stables are ignored)"
             )
 
@@ -311,5 +313,5 @@ def _write(output: str, name: str, stream: Iterable[Element]) -> None:
         for element in watched(path, stream):
             writer.write(element)
             counts[type(element)] += 1
-    said = ", ".join(f"{counts[kind]:,} {word}" for kind, word in _KINDS.items())
-    typer.echo(f"{'stdout' if path == '-' else label(path)}: {said}", err=True)
+    counted = ", ".join(f"{counts[kind]:,} {word}" for kind, word in _KINDS.items())
+    typer.echo(f"{'stdout' if path == '-' else label(path)}: {counted}", err=True)

@@ -17,7 +17,7 @@ from lmerge_service.cli.options import (
     connection,
     warnings_only,
 )
-from lmerge_service.cli.words import finite, point, say_json
+from lmerge_service.cli.words import finite, point, print_json
 from lmerge_service.core import Case
 from lmerge_service.errors import ConfigurationError, StateError
 from lmerge_service.formats.wire import encode
@@ -48,8 +48,8 @@ def read(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Go on from where the reading that left FILE ended, if it is there, and leave it "
-            "there anew at the end: what is written before and after is one stream.",
+            help="Continue where the reading that wrote FILE ended, if it exists, and replace it "
+            "at the end: what is written before and after is one stream.",
         ),
     ] = None,
     bootstrap: Bootstrap = None,
@@ -61,7 +61,7 @@ def read(
     """Read topics that mean the same as one stream, a JSON element a line on standard output.
 
     No event is lost, doubled or contradicted, whichever of the topics is ahead, missing or dead.
-    Without --follow the reading ends where the topics end now. What was read from where is told
+    Without --follow the reading ends where the topics end now. What was read from where is reported
     on standard error at the end.
 
     Example: `lmerge read flights.merged.a flights.merged.b --follow`
@@ -87,7 +87,7 @@ def read(
         raise StateError(f"{token}: {error}") from error
     warnings_only()
     status = asyncio.run(_read(reading, must_exist=not follow, token=token))
-    _tell(status, as_json=json)
+    _report(status, as_json=json)
 
 
 async def _read(reading: "MergedReader", *, must_exist: bool, token: Path | None) -> "ReaderStatus":
@@ -125,15 +125,15 @@ def _leave(token: Path, saved: bytes) -> None:
     partial.replace(token)
 
 
-def _tell(status: "ReaderStatus", *, as_json: bool) -> None:
+def _report(status: "ReaderStatus", *, as_json: bool) -> None:
     if as_json:
-        say_json(_document(status), err=True)
+        print_json(_document(status), err=True)
         return
     for each in status.topics:
         if each.why is not None:
             typer.echo(f"warning: {each.why}", err=True)
         else:
-            stable = "never spoke" if each.stable is None else f"stable at {point(each.stable)}"
+            stable = "never published" if each.stable is None else f"stable at {point(each.stable)}"
             breaches = sum(each.breaches.values())
             typer.echo(
                 f"{each.topic}: {stable}, first with {each.first:,} events, {breaches:,} breaches, "

@@ -19,7 +19,7 @@ from lmerge_service.cli.options import (
 )
 from lmerge_service.cli.present import months_of
 from lmerge_service.cli.streams import watched
-from lmerge_service.cli.words import finite, point, say_json
+from lmerge_service.cli.words import finite, point, print_json
 from lmerge_service.elements import START
 from lmerge_service.errors import ConfigurationError
 from lmerge_service.signals import orderly_end
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from lmerge_service.spark.queries.plans import Batch
     from lmerge_service.workloads.facts import Fact
 
-__all__ = ("app", "conclude", "told_to_stop")
+__all__ = ("app", "conclude", "stop_on_sigterm")
 
 app = typer.Typer(
     no_args_is_help=True,
     help="Continuous queries over flights, each by several plans, as Spark jobs: feed, list, run. "
-    "And a selection by two plans that heed feedback: readings, select.",
+    "And a selection by two plans that use feedback: readings, select.",
 )
 
 
@@ -46,7 +46,7 @@ def list_(as_json: Json = False) -> None:
     from lmerge_service.spark.queries.catalogue import QUERIES
 
     if as_json:
-        say_json(
+        print_json(
             {
                 query.name: {
                     "says": query.summary,
@@ -91,7 +91,7 @@ def feed(
         int, typer.Option(metavar="N", help="Equal seeds make the same facts late.")
     ] = 1,
     open_: Annotated[
-        bool, typer.Option("--open", help="Do not say at the end that nothing comes any more.")
+        bool, typer.Option("--open", help="Do not end the topic: more may follow.")
     ] = False,
     bootstrap: Bootstrap = None,
     kafka_config: KafkaConfig = None,
@@ -110,7 +110,7 @@ def feed(
     check_topic(topic)
     months = months_of(flights)
 
-    def told() -> "Iterator[Fact]":  # once the topic is found to be new
+    def disordered_facts() -> "Iterator[Fact]":  # once the topic is found to be new
         found = facts(months)
         yield from disordered(found, late, late_by * 1000, seed) if late else found
 
@@ -119,7 +119,7 @@ def feed(
         send(
             connection(bootstrap, kafka_config),
             topic,
-            watched(topic, told()),
+            watched(topic, disordered_facts()),
             rate=rate,
             partitions=partitions,
             ended=not open_,
@@ -141,21 +141,21 @@ def run(
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="What a restart goes on from; without it the replica begins anew. By default "
+            help="What a restart goes on from; without it the replica starts over. By default "
             "replicas/TOPIC in $LMERGE_HOME, else in ~/.local/state/lmerge.",
         ),
     ] = None,
     lateness: Annotated[
         int,
         typer.Option(
-            min=0, metavar="SECONDS", help="How late a fact may be and count. Alike in each plan."
+            min=0, metavar="SECONDS", help="How late a fact may be and count. Equal for all plans."
         ),
     ] = 900,
     since: Annotated[
         int | None,
         typer.Option(
             metavar="TIME",
-            help="Begin anew with the facts from this time on (ms), in a higher incarnation.",
+            help="Start over with the facts from this time on (ms), in a higher incarnation.",
             show_default="the first fact",
         ),
     ] = None,
@@ -163,7 +163,7 @@ def run(
         bool,
         typer.Option(
             "--rejoin",
-            help="Begin anew, when memory is lost, with the facts of now: merged again once its "
+            help="Start over, when state is lost, with the facts of now: merged again once its "
             "windows have filled.",
         ),
     ] = False,
@@ -171,8 +171,8 @@ def run(
         bool,
         typer.Option(
             "--resume",
-            help="When memory is lost, go on from what --to holds: its own words, or a jumpstart's "
-            "beginning.",
+            help="When state is lost, continue from what --to holds: its own output, or a "
+            "jumpstart's beginning.",
         ),
     ] = False,
     feedback: Annotated[
@@ -191,7 +191,7 @@ def run(
         bool,
         typer.Option(
             "--plain",
-            help="Without Spark and without a checkpoint: each start begins anew, or resumes.",
+            help="Without Spark and without a checkpoint: each start begins again, or resumes.",
         ),
     ] = False,
     master: Annotated[
@@ -208,7 +208,7 @@ def run(
     """Run a query by one of its plans, from a topic of facts to a topic of elements.
 
     Ends with the facts, or on SIGTERM. Restart it whenever you like, kill -9 included: it goes on
-    from its checkpoint. If that is lost, it begins anew and says so.
+    from its checkpoint. If that is lost, it starts over and reports it.
 
     Example: `lmerge replica run delays --plan speculative --facts flights.facts --to delays.a`
     """
@@ -220,9 +220,9 @@ def run(
     for topic in (facts, to, *([feedback] if feedback else [])):
         check_topic(topic)
     if rejoin and since is not None:
-        raise ConfigurationError("--since and --rejoin are two ways to begin anew: give one")
+        raise ConfigurationError("--since and --rejoin are two ways to start over: give one")
     if resume and (rejoin or since is not None):
-        raise ConfigurationError("--resume goes on, --since and --rejoin begin anew: give one")
+        raise ConfigurationError("--resume continues, --since and --rejoin start over: give one")
     kafka = kafka_place(bootstrap, kafka_config)
     warnings_only()
     if plain:
@@ -282,10 +282,10 @@ def run(
 def _run(replica: "Replica", session: dict[str, Any], *, as_json: bool) -> None:
     from lmerge_service.spark.queries.running import follow, start
 
-    with spark_for(f"replica {replica.to}", **session) as spark, told_to_stop() as stopped:
+    with spark_for(f"replica {replica.to}", **session) as spark, stop_on_sigterm() as stopped:
         identity, query = start(spark, replica)
         _introduce(identity, as_json=as_json)
-        ended = follow(query, lambda batch: _tell(batch, as_json=as_json), stopped)
+        ended = follow(query, lambda batch: _report(batch, as_json=as_json), stopped)
         conclude(replica.to, ended, as_json=as_json)
 
 
@@ -298,7 +298,7 @@ def _run_plain(plain: "Plain", *, as_json: bool) -> None:
     def begun(begins: "Beginning") -> None:
         if as_json:
             document = asdict(begins) | {"joining_at": finite(begins.joining_at)}
-            say_json({"replica": {"to": plain.to, **document}})
+            print_json({"replica": {"to": plain.to, **document}})
             return
         typer.echo(
             f"{plain.query.name} from {plain.facts} to {plain.to}, "
@@ -307,27 +307,27 @@ def _run_plain(plain: "Plain", *, as_json: bool) -> None:
             err=True,
         )
 
-    with told_to_stop() as stopped:
+    with stop_on_sigterm() as stopped:
         running = run_plain(
-            replace(plain, stopped=stopped), begun, lambda batch: _tell(batch, as_json=as_json)
+            replace(plain, stopped=stopped), begun, lambda batch: _report(batch, as_json=as_json)
         )
         conclude(plain.to, asyncio.run(running), as_json=as_json)
 
 
 def conclude(to: str, ended: bool, *, as_json: bool) -> None:
-    """Tells how a replica's run ended: with its input, or because it was told to stop."""
+    """Reports how a replica's run ended: with its input, or by a signal."""
     if as_json:
-        say_json({"ended": ended})
+        print_json({"ended": ended})
     else:
         typer.echo(f"{to}: {'ended' if ended else 'stopped'}", err=True)
 
 
 @contextmanager
-def told_to_stop() -> Iterator[Any]:
-    """A question: has SIGTERM come? From then on another one does not interrupt what is left."""
-    told: list[int] = []
-    with orderly_end(told.append, [signal.SIGTERM]):
-        yield lambda: bool(told)
+def stop_on_sigterm() -> Iterator[Any]:
+    """A function: has SIGTERM come? From then on another one does not interrupt what is left."""
+    signals: list[int] = []
+    with orderly_end(signals.append, [signal.SIGTERM]):
+        yield lambda: bool(signals)
 
 
 def _introduce(identity: "Identity", *, as_json: bool) -> None:
@@ -335,7 +335,7 @@ def _introduce(identity: "Identity", *, as_json: bool) -> None:
         import msgspec
 
         document = msgspec.to_builtins(identity) | {"joining_at": finite(identity.joining_at)}
-        say_json({"replica": document})
+        print_json({"replica": document})
         return
     typer.echo(
         f"{identity.query} ({identity.plan}) from {identity.facts} to {identity.to}, "
@@ -353,12 +353,12 @@ def _resumes(since: int | None) -> str:
     return "" if since is None else f", resumes with the facts from {point(since)} on"
 
 
-def _tell(batch: "Batch", *, as_json: bool) -> None:
+def _report(batch: "Batch", *, as_json: bool) -> None:
     if as_json:
         import dataclasses
 
         ends = {"mark": finite(batch.watermark), "point": finite(batch.point)}
-        say_json({"batch": dataclasses.asdict(batch) | ends | {"ended": batch.ended}})
+        print_json({"batch": dataclasses.asdict(batch) | ends | {"ended": batch.ended}})
         return
     skipped = f", {batch.skipped:,} left out" if batch.skipped else ""
     refused = f", {batch.refused:,} are no facts" if batch.refused else ""

@@ -38,8 +38,8 @@ def run(
 ) -> None:
     """Merge a topology's replica topics into its output topic, exactly once, until SIGTERM.
 
-    Restart it whenever you like, kill -9 included: it goes on where the last commit ended.
-    Without --http-port the HTTP API is where the file says.
+    Restart it whenever you like, kill -9 included: it continues where the last commit ended.
+    Without --http-port the HTTP API is where the file has it.
 
     Example: `lmerge run topologies/flights.yaml --bootstrap 127.0.0.1:9092`
     """

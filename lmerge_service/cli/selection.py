@@ -1,4 +1,4 @@
-"""`lmerge replica readings` and `select`: one query by two plans, each dear for other readings."""
+"""`lmerge replica readings` and `select`: one query by two plans of opposite costs."""
 
 import re
 from typing import TYPE_CHECKING, Annotated
@@ -13,9 +13,9 @@ from lmerge_service.cli.options import (
     connection,
     warnings_only,
 )
-from lmerge_service.cli.replica import conclude, told_to_stop
+from lmerge_service.cli.replica import conclude, stop_on_sigterm
 from lmerge_service.cli.streams import watched
-from lmerge_service.cli.words import finite, point, say_json
+from lmerge_service.cli.words import finite, point, print_json
 from lmerge_service.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def _sizes(text: str) -> tuple[int, int]:
 
 def select(
     plan: Annotated[
-        str, typer.Option(metavar="PLAN", help="udf0: dear for small x; udf1: for large x.")
+        str, typer.Option(metavar="PLAN", help="udf0: expensive for small x; udf1: for large x.")
     ],
     readings: Annotated[
         str, typer.Option(metavar="TOPIC", help="What `lmerge replica readings` made.")
@@ -82,8 +82,9 @@ def select(
     cheap: Annotated[
         float, typer.Option(min=0, max=1000, metavar="MS", help="What a cheap reading takes.")
     ] = 0.1,
-    dear: Annotated[
-        float, typer.Option(min=0, max=1000, metavar="MS", help="What a dear one takes.")
+    expensive: Annotated[
+        float,
+        typer.Option("--dear", min=0, max=1000, metavar="MS", help="What an expensive one takes."),
     ] = 1.5,
     bootstrap: Bootstrap = None,
     kafka_config: KafkaConfig = None,
@@ -91,7 +92,7 @@ def select(
 ) -> None:
     """Keep the readings that came whole, by one of two plans that mean the same.
 
-    Ends with the readings, or on SIGTERM. A restart begins anew, as the next incarnation.
+    Ends with the readings, or on SIGTERM. A restart begins again, as the next incarnation.
 
     Example: `lmerge replica select --plan udf0 --readings forward.readings --to forward.udf0`
     """
@@ -105,7 +106,7 @@ def select(
     for topic in (readings, to, *([feedback] if feedback else [])):
         check_topic(topic)
     if name is not None and feedback is None:
-        raise ConfigurationError("--name is whom feedback is told to: give --feedback")
+        raise ConfigurationError("--name is whose feedback is used: give --feedback")
     replica = Replica(
         plan=Plan(plan),
         connection=connection(bootstrap, kafka_config),
@@ -113,34 +114,41 @@ def select(
         to=to,
         feedback=feedback,
         name=name or plan,
-        costs=Costs(cheap / 1000, dear / 1000),
+        costs=Costs(cheap / 1000, expensive / 1000),
     )
 
     def begun(incarnation: int) -> None:
         if as_json:
-            say_json({"replica": {"plan": plan, "to": to, "incarnation": incarnation}})
+            print_json({"replica": {"plan": plan, "to": to, "incarnation": incarnation}})
         else:
-            heeds = f", heeds {feedback}" if feedback else ""
-            typer.echo(
-                f"{plan} from {readings} to {to}, incarnation {incarnation}{heeds}", err=True
-            )
+            uses = f", uses feedback of {feedback}" if feedback else ""
+            typer.echo(f"{plan} from {readings} to {to}, incarnation {incarnation}{uses}", err=True)
 
     warnings_only()
-    with told_to_stop() as stopped:
+    with stop_on_sigterm() as stopped:
         running = run(
-            replica, begun=begun, told=lambda each: _tell(each, as_json=as_json), stopped=stopped
+            replica,
+            begun=begun,
+            report=lambda each: _report(each, as_json=as_json),
+            stopped=stopped,
         )
         conclude(to, asyncio.run(running).ended, as_json=as_json)
 
 
-def _tell(selection: "Selection", *, as_json: bool) -> None:
-    counts = {each: getattr(selection, each) for each in ("cheap", "dear", "skipped", "kept")}
+def _report(selection: "Selection", *, as_json: bool) -> None:
+    counts: dict[str, int | None] = {
+        "cheap": selection.cheap,
+        "dear": selection.expensive,
+        "skipped": selection.skipped,
+        "kept": selection.kept,
+    }
     if as_json:
         ends = {"stable": finite(selection.at), "point": finite(selection.point)}
-        say_json({"readings": counts | ends})
+        print_json({"readings": counts | ends})
         return
     typer.echo(
-        f"{selection.cheap:,} cheap, {selection.dear:,} dear, {selection.skipped:,} left out; "
+        f"{selection.cheap:,} cheap, {selection.expensive:,} expensive, "
+        f"{selection.skipped:,} left out; "
         f"stable at {point(selection.at)}, feedback at {point(selection.point)}",
         err=True,
     )

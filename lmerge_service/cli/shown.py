@@ -1,7 +1,7 @@
 """A worker's documents as people see them: tables of replicas, of decisions, and what is wrong.
 
-Documents are read leniently: a worker of another version may say more, or less. What it does not
-say is "?", which is not 0.
+Documents are read leniently: a worker of another version may report more, or less. What it does not
+report is "?", which is not 0.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,13 +47,13 @@ def headline(status: Document) -> Text:
     output = _part(status, "output")
     health = str(status.get("health", UNKNOWN))
     policy = _part(output, "policy")
-    speaks = ", ".join(f"{value}" for value in policy.values()) or UNKNOWN
+    policies = ", ".join(f"{value}" for value in policy.values()) or UNKNOWN
     line = Text(f"{_word(status.get('name'))}: {_word(status.get('state'))}, ", style="bold")
     line.append(health, style="bold green" if health == "ok" else "bold red")
     line.append(
         f"\n{_word(output.get('topic'))} is at {_stable(output)}, led by "
         f"{_word(output.get('leader') or 'nobody')}, "
-        f"case {_word(output.get('case'))}, policy {_word(speaks)}",
+        f"case {_word(output.get('case'))}, policy {_word(policies)}",
         style="not bold",
     )
     if (since := output.get("leader_since")) is not None:
@@ -124,8 +124,8 @@ def _cells(
     name: str, seen: Document, known: Document, *, leads: bool, since: object = None
 ) -> list[Text]:
     """`since`: how many records its topic has got since it was detached."""
-    wish = known.get("state")
-    state = str(wish if wish in {"quarantined", "detached"} else seen.get("state", UNKNOWN))
+    desired = known.get("state")
+    state = str(desired if desired in {"quarantined", "detached"} else seen.get("state", UNKNOWN))
     if seen.get("ended") and state == "joined":
         state = "ended"
     incarnation = f" #{seen['incarnation']}" if seen.get("incarnation") else ""
@@ -154,9 +154,9 @@ def _confirmed(seen: Document) -> str:
     """Up to where a replica agrees with the output, if that is not as far as it is."""
     if not (seen.get("disagrees") or seen.get("unconfirmed")):
         return ""
-    said = "disagrees" if seen.get("disagrees") else "leaves events out"
+    finding = "disagrees" if seen.get("disagrees") else "leaves events out"
     confirmed = seen.get("confirmed")
-    return f"{said}: confirmed " + ("nowhere" if confirmed is None else f"to {confirmed:,}")
+    return f"{finding}: confirmed " + ("nowhere" if confirmed is None else f"to {confirmed:,}")
 
 
 def _breaches(seen: Document) -> str:

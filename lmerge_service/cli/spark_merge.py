@@ -14,7 +14,7 @@ from lmerge_service.cli.options import (
     at_port,
     warnings_only,
 )
-from lmerge_service.cli.words import say_json
+from lmerge_service.cli.words import print_json
 from lmerge_service.errors import ConfigurationError
 from lmerge_service.signals import orderly_end
 
@@ -106,7 +106,7 @@ def _merge(
 
     from lmerge_service.spark.merge.job import Job
 
-    listeners: list[Callable[[Progress], object]] = [partial(_tell, as_json=as_json)]
+    listeners: list[Callable[[Progress], object]] = [partial(_report, as_json=as_json)]
     job = Job(topology, settings, report=lambda batch: [each(batch) for each in listeners])
     job.open()
     with ExitStack() as stack:
@@ -123,24 +123,24 @@ def _merge(
         typer.echo(f"merging into {topology.output.topic}, {until}", err=True)
         job.run(spark)
     typer.echo(
-        f"{topology.output.topic}: merged to here; go on with the same --checkpoint", err=True
+        f"{topology.output.topic}: merged to here; continue with the same --checkpoint", err=True
     )
 
 
-def _tell(progress: "Progress", *, as_json: bool) -> None:
+def _report(progress: "Progress", *, as_json: bool) -> None:
     breaches: dict[str, Counter[str]] = {}
     for (replica, _, kind), count in progress.breaches.items():
         breaches.setdefault(replica, Counter())[kind] += count
     if as_json:
         batch, records = progress.batch, progress.records
-        told = {"batch": batch, "records": records, "seconds": progress.seconds}
-        say_json({**told, "breaches": breaches})
+        document = {"batch": batch, "records": records, "seconds": progress.seconds}
+        print_json({**document, "breaches": breaches})
     else:
-        said = f"{progress.records:,} records in {progress.seconds:.2f} s"
+        text = f"{progress.records:,} records in {progress.seconds:.2f} s"
         for replica, kinds in breaches.items():
-            said += f"; breaches of {replica}: "
-            said += ", ".join(f"{count:,} {kind}" for kind, count in kinds.items())
-        typer.echo(f"batch {progress.batch}: {said}", err=True)
+            text += f"; breaches of {replica}: "
+            text += ", ".join(f"{count:,} {kind}" for kind, count in kinds.items())
+        typer.echo(f"batch {progress.batch}: {text}", err=True)
 
 
 def _hand_over(spark: Any, topology: "Topology", checkpoint: str) -> None:
@@ -152,4 +152,4 @@ def _hand_over(spark: Any, topology: "Topology", checkpoint: str) -> None:
 
     states = states_of(spark, topology, checkpoint)
     asyncio.run(hand_over(topology, Cluster(connection_of(topology.kafka)), states, checkpoint))
-    typer.echo("handed over: `lmerge run` goes on from here", err=True)
+    typer.echo("handed over: `lmerge run` continues from here", err=True)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from lmerge_service.cli.options import Json, TopologyBootstrap, warnings_only
-from lmerge_service.cli.words import point, say_json
+from lmerge_service.cli.words import point, print_json
 from lmerge_service.errors import StateError
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def export(
     warnings_only()
     found = asyncio.run(export_to(to, loaded, Cluster(connection_of(loaded.kafka))))
     if as_json:
-        say_json(
+        print_json(
             [
                 {
                     "partition": each.partition,
@@ -85,8 +85,10 @@ def export(
         )
         return
     for each in found:
-        said = f"{each.commit.output_records:,} records said, stable {point(each.commit.stable)}"
-        typer.echo(f"partition {each.partition}: {said}, {each.size:,} bytes", err=True)
+        counts = (
+            f"{each.commit.output_records:,} records published, stable {point(each.commit.stable)}"
+        )
+        typer.echo(f"partition {each.partition}: {counts}, {each.size:,} bytes", err=True)
 
 
 def _inspected(path: Path, bootstrap: str | None, *, verify: bool) -> "list[Inspected]":
@@ -109,7 +111,7 @@ def _inspected(path: Path, bootstrap: str | None, *, verify: bool) -> "list[Insp
 
 def _show(found: "list[Inspected]", as_json: bool) -> None:
     if as_json:
-        say_json([_document(each) for each in found])
+        print_json([_document(each) for each in found])
         return
     for each in found:
         typer.echo(_text(each))
@@ -137,9 +139,9 @@ def _text(task: "Inspected") -> str:
     mark = task.commit
     if mark is None:
         return f"partition {task.partition}: nothing was committed yet"
-    said = f"transaction {mark.transaction:,}, {mark.output_records:,} records said"
-    told = f"stable {point(mark.stable)}, decisions {mark.decided}"
-    lines = [f"partition {task.partition}: {said}, {told}"]
+    counts = f"transaction {mark.transaction:,}, {mark.output_records:,} records published"
+    position = f"stable {point(mark.stable)}, decisions {mark.decided}"
+    lines = [f"partition {task.partition}: {counts}, {position}"]
     for name, standing in mark.replicas.items():
         at = ", ".join(f"[{n}] {each.next:,}" for n, each in standing.partitions.items())
         lines.append(f"  {name}: {standing.topic} up to {at}, incarnation {standing.incarnation}")

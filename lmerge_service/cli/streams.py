@@ -51,7 +51,7 @@ def reading(
     abreast: bool = False,
 ) -> Iterator[list[Stream]]:
     """(line, element) of each file, `-` being standard input; `output` is what will be written.
-    `abreast`: they are read beside each other, so that one says what another has just said.
+    `abreast`: they are read in turn, so that equal elements of several come close to each other.
 
     Raises:
         ConfigurationError: a file cannot be read, or is read twice over or also written.
@@ -66,7 +66,7 @@ def reading(
         streams = []
         for path in paths:
             regular = path != "-" and Path(path).is_file()
-            # Only a file that is opened here tells how far it has been read.
+            # Only a file that is opened here has a known position.
             file = opened.enter_context(_open(path)) if regular else None
             elements = read_elements(file or path, decoder, shared=shared)
             streams.append(_counted(progress, path, elements, file))
@@ -88,7 +88,7 @@ def label(path: str) -> str:
 
 
 def is_parquet(path: str) -> bool:
-    """Whether a file, or what is in a folder, is Parquet; elsewhere its name tells."""
+    """Whether a file, or what is in a folder, is Parquet; elsewhere its name decides."""
     if "://" in path:
         return path.rstrip("/").endswith(".parquet")
     place = Path(path)
@@ -107,7 +107,7 @@ def check_files(inputs: Sequence[str], output: str | None = None) -> None:
     """Refuses what can be seen to go wrong before anything is read or written.
 
     Raises:
-        ConfigurationError: says which file and why.
+        ConfigurationError: names the file and the reason.
     """
     if "" in inputs or output == "":
         raise ConfigurationError("the name of a file is empty (a variable that is not set?)")

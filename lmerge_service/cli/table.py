@@ -13,7 +13,7 @@ import typer
 from lmerge_service.cli.jobs import Memory, session, stored_stream
 from lmerge_service.cli.options import Bootstrap, DropNulls, Json, KafkaConfig, Nfc
 from lmerge_service.cli.streams import label
-from lmerge_service.cli.words import finite, point, say_json, shortened
+from lmerge_service.cli.words import finite, point, print_json, shortened
 from lmerge_service.elements import INFINITY, START
 from lmerge_service.errors import ConfigurationError
 
@@ -55,7 +55,7 @@ def update(
 ) -> None:
     """Take into the table what its stream has now; make the table if it is missing.
 
-    Each record counts once, also after a kill: the table itself says how far it has read.
+    Each record counts once, also after a kill: the table itself records how far it has read.
 
     Example: `lmerge table update kafka:flights.merged flights.table`
     """
@@ -63,19 +63,19 @@ def update(
     from lmerge_service.spark.table.manifests import Table
     from lmerge_service.spark.table.update import update_table
 
-    Table(place).check_place()  # mistakes are told before Spark starts
+    Table(place).check_place()  # mistakes are reported before Spark starts
     found, kafka = stored_stream(source, bootstrap, kafka_config)
 
-    def told(manifest: "Manifest") -> None:
+    def report(manifest: "Manifest") -> None:
         if not json:
             typer.echo(f"{label(place)}: {_standing(manifest)}", err=True)
 
     with session(f"updating {label(place)}", memory, kafka=kafka) as spark:
         done = update_table(
-            spark, found, place, step=step, rule=Rule(nfc=nfc, drop_nulls=drop_nulls), told=told
+            spark, found, place, step=step, rule=Rule(nfc=nfc, drop_nulls=drop_nulls), told=report
         )
     if json:
-        say_json({"steps": done.steps, "records": done.records, **_document(done.manifest)})
+        print_json({"steps": done.steps, "records": done.records, **_document(done.manifest)})
     elif not done.steps:
         typer.echo(f"{label(place)}: nothing new, {_standing(done.manifest)}", err=True)
 
@@ -108,7 +108,7 @@ def compact(
     with session(f"compacting {label(place)}", memory, kafka=False) as spark:
         done = compacted(spark, place, retain=retain)
     if json:
-        say_json({"rewritten": done.rewritten, "made": done.made, "removed": done.removed})
+        print_json({"rewritten": done.rewritten, "made": done.made, "removed": done.removed})
     else:
         typer.echo(
             f"{label(place)}: {done.rewritten:,} files made into {done.made:,}, "
@@ -152,7 +152,7 @@ def at(
 ) -> None:
     """Ask the table: what was true at T, and what did we know at TIME?
 
-    With --json all events are told.
+    With --json all events are printed.
 
     Example: `lmerge table at flights.table --valid 1357056000000`
     """
@@ -172,8 +172,8 @@ def at(
     final = valid is not None and asked is None and valid < manifest.stable
     if json:
         stable = finite(manifest.stable)
-        told = [_event(row) for row in events]
-        say_json({"valid": valid, "final": final, "stable": stable, "events": told})
+        documents = [_event(row) for row in events]
+        print_json({"valid": valid, "final": final, "stable": stable, "events": documents})
         return
     count = itertools.count()
     counted = (row for row, _ in zip(events, count, strict=False))
@@ -186,7 +186,7 @@ def at(
 
 @app.command("show")
 def show(place: _Place, json: Json = False) -> None:
-    """Tell how far a table has come, and what it consists of.
+    """Show how far a table has come, and what it consists of.
 
     Example: `lmerge table show flights.table`
     """
@@ -194,7 +194,7 @@ def show(place: _Place, json: Json = False) -> None:
 
     manifest = Table(place).existing()
     if json:
-        say_json(_document(manifest))
+        print_json(_document(manifest))
         return
     typer.echo(f"{label(place)}: a table of {manifest.source}, {_standing(manifest)}")
     for number, reached in sorted(manifest.reached.items()):
@@ -253,16 +253,16 @@ def _event(row: Mapping[str, Any]) -> dict[str, Any]:
 def _summary(
     count: int, more: int, manifest: "Manifest", valid: int | None, final: bool, asked: object
 ) -> str:
-    said = f"{count:,} events"
+    summary = f"{count:,} events"
     if more:
-        said += f", {more:,} of them not shown (--most shows more)"
+        summary += f", {more:,} of them not shown (--most shows more)"
     if valid is not None and asked is None:
-        said += "; final" if final else f"; may change, stable at {point(manifest.stable)}"
+        summary += "; final" if final else f"; may change, stable at {point(manifest.stable)}"
     first = min((each.min_time for each in manifest.files), default=START)
     if isinstance(asked, int) and asked < first:
         began = datetime.fromtimestamp(first / 1000, UTC).isoformat(timespec="seconds")
-        said += f"; nothing was known yet: the first record is of {began}"
-    return said
+        summary += f"; nothing was known yet: the first record is of {began}"
+    return summary
 
 
 def _standing(manifest: "Manifest") -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lmerge_service.cli.options import Json, TopologyBootstrap, warnings_only
-from lmerge_service.cli.words import say_json
+from lmerge_service.cli.words import print_json
 from lmerge_service.errors import ConfigurationError, LMergeError, TransportError, single_error
 from lmerge_service.signals import orderly_end
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ("down", "up")
 
 Topology = Annotated[
-    Path, typer.Argument(metavar="TOPOLOGY.yaml", help="With a section `up` that says what.")
+    Path, typer.Argument(metavar="TOPOLOGY.yaml", help="With a section `up` that lists what.")
 ]
 
 
@@ -54,7 +54,7 @@ def up(
     planned = plan(path, bootstrap or os.environ.get("LMERGE_BOOTSTRAP"))
     folder = folder_of(planned.name)
     if detach:
-        _tell_up(_detached(planned, folder, bootstrap), folder, as_json=as_json)
+        _report_up(_detached(planned, folder, bootstrap), folder, as_json=as_json)
         return
     folder.mkdir(parents=True, exist_ok=True)
     raise typer.Exit(asyncio.run(_attended(planned, folder, as_json=as_json)))
@@ -72,14 +72,14 @@ def down(path: Topology, as_json: Json = False) -> None:
         if not path.exists():
             raise ConfigurationError(f"{path}: there is no such file, and nothing of it is up")
         if as_json:
-            say_json({"was_up": False})
+            print_json({"was_up": False})
         else:
             typer.echo(f"nothing of {path} is up")
         return
     folder, run = found
     left = end(folder, run)
     if as_json:
-        say_json({"was_up": True, "name": run.name, "left_by_supervisor": left})
+        print_json({"was_up": True, "name": run.name, "left_by_supervisor": left})
         return
     how = f"; its `lmerge up` had left {left} processes" if left else ""
     typer.echo(f"{run.name} is down{how}; logs are in {folder}")
@@ -89,7 +89,7 @@ def down(path: Topology, as_json: Json = False) -> None:
 
 
 async def _attended(plan: "Plan", folder: Path, *, as_json: bool) -> int:
-    """The exit code: 0 when told to end, or all has ended well."""
+    """The exit code: 0 when stopped by a signal, or all has ended well."""
     import asyncio
 
     from lmerge_service.local.up.supervisor import State, Supervisor
@@ -97,20 +97,20 @@ async def _attended(plan: "Plan", folder: Path, *, as_json: bool) -> int:
     task = asyncio.current_task()
     assert task is not None
     threadsafe = asyncio.get_running_loop().call_soon_threadsafe
-    _say(f"starting {plan.name} …", as_json=as_json)
-    told = False
+    _print_line(f"starting {plan.name} …", as_json=as_json)
+    stopped = False
     try:
         with orderly_end(lambda _: threadsafe(task.cancel)), single_error():
             async with Supervisor(plan, folder) as supervisor:
                 try:
                     await _show(supervisor, as_json=as_json)
                 except asyncio.CancelledError:
-                    told = True
-                _say(f"ending {plan.name} …", as_json=as_json)
+                    stopped = True
+                _print_line(f"ending {plan.name} …", as_json=as_json)
     except asyncio.CancelledError:
-        told = True  # while Kafka was starting
-    _say(f"{plan.name} is down; logs are in {folder}", as_json=as_json)
-    if told:
+        stopped = True  # while Kafka was starting
+    _print_line(f"{plan.name} is down; logs are in {folder}", as_json=as_json)
+    if stopped:
         return 0
     failed = [life.name for life in supervisor.lives.values() if life.state is State.FAILED]
     if failed:
@@ -136,7 +136,7 @@ async def _show(supervisor: "Supervisor", *, as_json: bool) -> None:
 
 
 def _statuses(plan: "Plan") -> Iterator[dict[str, Any]]:
-    """How workers are asked, as for `workers.settings_of`: those that speak in the clear."""
+    """How workers are asked, as for `workers.settings_of`: those without TLS."""
     for merge in plan.merges:
         http = merge.topology.http
         if http.tls is not None:
@@ -148,7 +148,7 @@ def _statuses(plan: "Plan") -> Iterator[dict[str, Any]]:
             yield {"base_url": address, "headers": headers, "verify": False, "trust_env": False}
 
 
-def _say(line: str, *, as_json: bool) -> None:
+def _print_line(line: str, *, as_json: bool) -> None:
     typer.echo(line, err=as_json)
 
 
@@ -177,28 +177,28 @@ def _detached(plan: "Plan", folder: Path, bootstrap: str | None) -> "Run":
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
-            with log.open(encoding="utf-8", errors="replace") as said:
-                said.seek(before)
-                raise _failure(said.read(), os.waitstatus_to_exitcode(status), log)
+            with log.open(encoding="utf-8", errors="replace") as output:
+                output.seek(before)
+                raise _failure(output.read(), os.waitstatus_to_exitcode(status), log)
         run = read(folder)
         if run is not None and run.supervisor.pid == pid and run.ready:
             return run
         time.sleep(0.05)
 
 
-def _failure(said: str, code: int, log: Path) -> LMergeError:
+def _failure(output: str, code: int, log: Path) -> LMergeError:
     """Its error, as ours."""
-    errors = [line for line in said.splitlines() if line.startswith("error: ")]
+    errors = [line for line in output.splitlines() if line.startswith("error: ")]
     kinds: Sequence[type[LMergeError]] = (ConfigurationError, TransportError)
     kind = next((each for each in kinds if each.exit_code == code), LMergeError)
     return kind(errors[-1].removeprefix("error: ") if errors else f"it ended with {code}: {log}")
 
 
-def _tell_up(run: "Run", folder: Path, *, as_json: bool) -> None:
+def _report_up(run: "Run", folder: Path, *, as_json: bool) -> None:
     import msgspec
 
     if as_json:
-        say_json(msgspec.to_builtins(run) | {"folder": str(folder)})
+        print_json(msgspec.to_builtins(run) | {"folder": str(folder)})
         return
     typer.echo(
         f"{run.name} is up, on Kafka at {run.bootstrap}: {len(run.processes)} processes; logs are "

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import typer
 
 from lmerge_service.cli.watch import Seen, changes, seen_now
-from lmerge_service.cli.words import printable, say_json
+from lmerge_service.cli.words import print_json, printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -91,10 +91,10 @@ class _Lines:
 
     def _changed(self) -> Iterator[str]:
         for life in self._supervisor.lives.values():
-            said = _words(life)
-            if self._lives.get(life.name) != said:
-                self._lives[life.name] = said
-                yield f"{life.name} {said}"
+            text = _words(life)
+            if self._lives.get(life.name) != text:
+                self._lives[life.name] = text
+                yield f"{life.name} {text}"
 
     def _moved(self, workers: Sequence[Seen]) -> Iterator[str]:
         if time.monotonic() < self._next:
@@ -103,19 +103,19 @@ class _Lines:
         for seen in workers:
             if seen.status is None or not seen.status.get("replicas"):
                 continue
-            said = _progress(seen.status)
-            if self._progress.get(seen.address) != said:
-                self._progress[seen.address] = said
-                yield f"{seen.address} {said}"
+            text = _progress(seen.status)
+            if self._progress.get(seen.address) != text:
+                self._progress[seen.address] = text
+                yield f"{seen.address} {text}"
 
 
 def _words(life: "Life") -> str:
-    said: str = life.state
+    text: str = life.state
     if life.pid is not None:
-        said += f", process {life.pid}"
+        text += f", process {life.pid}"
     if life.restarts:
-        said += f", restarts: {life.restarts}"
-    return f"{said}: {life.why}" if life.why else said
+        text += f", restarts: {life.restarts}"
+    return f"{text}: {life.why}" if life.why else text
 
 
 def _progress(status: dict[str, Any]) -> str:
@@ -133,7 +133,7 @@ def _stable(part: dict[str, Any]) -> str:
 
 
 class _Documents:
-    """One JSON document a line, whenever it says something new."""
+    """One JSON document a line, whenever it has changed."""
 
     def __init__(self, supervisor: "Supervisor"):
         self._supervisor = supervisor
@@ -151,7 +151,7 @@ class _Documents:
         }
         if document != self._last:
             self._last = document
-            say_json(document)
+            print_json(document)
             sys.stdout.flush()
 
 

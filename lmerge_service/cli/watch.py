@@ -80,7 +80,7 @@ class Rates:
     >>> rates.take(10.0, {"a": 100}), rates.take(12.0, {"a": 500}), rates.of("a")
     (None, None, 200.0)
 
-    A count that falls is a process that began anew: it is counted from there.
+    A count that falls is a process that was restarted: it is counted from there.
     """
 
     def __init__(self) -> None:
@@ -163,7 +163,7 @@ async def _ask(client: "httpx.AsyncClient", seen: Seen) -> None:
 async def snapshots(
     addresses: Sequence[str], settings: Sequence[Mapping[str, Any]], stop: "asyncio.Event"
 ) -> AsyncIterator[list[Seen]]:
-    """What is known of each worker, each second, until told to stop."""
+    """What is known of each worker, each second, until it is stopped."""
     import asyncio
 
     import httpx
@@ -234,8 +234,8 @@ def _speed(rates: Rates) -> "RenderableType":
     from rich.text import Text
 
     into, out = (rates.of(key) for key in "<>")
-    said = ["?" if rate is None else f"{rate:,.0f}" for rate in (into, out)]
-    return Text(f"{said[0]} elements/s in, {said[1]} elements/s out")
+    rates_shown = ["?" if rate is None else f"{rate:,.0f}" for rate in (into, out)]
+    return Text(f"{rates_shown[0]} elements/s in, {rates_shown[1]} elements/s out")
 
 
 @contextmanager
@@ -304,11 +304,11 @@ def _line(seen: Seen) -> str:
     )
     why = "; ".join(map(str, status.get("reasons", ())))
     cutover = status.get("cutover") or {}
-    said = (
+    text = (
         f"{status.get('state')}, {status.get('health')}; led by {output.get('leader') or 'nobody'}"
         f"; {replicas or 'no replicas'}"
     )
     if cutover:
         both = f"{cutover.get('leaving')} → {cutover.get('coming')}"
-        said += f"; cutover {both} {cutover.get('state')}"
-    return printable(f"{said}: {why}" if why else said)
+        text += f"; cutover {both} {cutover.get('state')}"
+    return printable(f"{text}: {why}" if why else text)

@@ -1,4 +1,4 @@
-"""How times, events and breaches are said to people, and documents to programs."""
+"""How times, events and breaches are shown to people, and documents to programs."""
 
 from collections.abc import Hashable, Mapping
 from typing import Final
@@ -15,8 +15,8 @@ __all__ = (
     "payload_json",
     "payload_text",
     "point",
+    "print_json",
     "printable",
-    "say_json",
     "shortened",
 )
 
@@ -61,7 +61,7 @@ def payload_text(payload: Hashable) -> str:
 
 
 def printable(text: str) -> str:
-    r"""What others wrote, for a terminal that is not to be told anything by it.
+    r"""Untrusted text, escaped so that it cannot control the terminal.
 
     >>> printable("a\tday\x1b[2J ahead")
     'a\\tday\\x1b[2J ahead'
@@ -74,6 +74,6 @@ def shortened(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
-def say_json(document: object, *, err: bool = False) -> None:
+def print_json(document: object, *, err: bool = False) -> None:
     """One JSON document on one line."""
     typer.echo(msgspec.json.encode(document).decode(), err=err)

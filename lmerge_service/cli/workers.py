@@ -1,12 +1,12 @@
-"""A worker as a command meets it: its address, our token, and its answers as ours or as errors.
+"""A command's client of a worker: its address, our token, and its answers or errors.
 
 Who owns what
     A `Worker` owns one HTTP client. It goes to the address it is given and nowhere else: no
     proxy, no redirect.
 
 What happens when the worker does not answer
-    A decision carries an id that is chosen here. Where it cannot be known whether the worker has
-    heard it, the error says so and names the id, with which the decision may be asked for again.
+    A decision carries an id that is chosen here. If it is unknown whether the worker received it,
+    the error reports that and names the id, with which the decision may be requested again.
 """
 
 import getpass
@@ -25,7 +25,7 @@ from lmerge_service.errors import (
     DecisionRefusedError,
     LMergeError,
     TransportError,
-    fault_said,
+    fault_message,
 )
 
 __all__ = ("Worker", "settings_of")
@@ -86,7 +86,7 @@ def _trust(ca: Path | None, certificate: Path | None) -> Any:
     try:
         return ClientTls(ca=ca, certificate=certificate).context()
     except ValidationError as error:
-        raise ConfigurationError(fault_said(error.errors()[0])) from None
+        raise ConfigurationError(fault_message(error.errors()[0])) from None
 
 
 class Worker:
@@ -121,30 +121,30 @@ class Worker:
     def decide(
         self, path: str, body: Mapping[str, Any], decision_id: str | None = None
     ) -> dict[str, Any]:
-        """Asks for a decision; what it made.
+        """Requests a decision; returns the answer.
 
         Raises:
             DecisionRefusedError: it was refused.
-            TransportError: it was not made, or its outcome is unknown, which the message tells.
+            TransportError: it was not made, or its outcome is unknown, as the message states.
             ConfigurationError: the worker lets us not in, or does not understand.
         """
         asked = uuid.uuid4().hex if decision_id is None else decision_id
-        said = {key: value for key, value in body.items() if value is not None}
+        given = {key: value for key, value in body.items() if value is not None}
         try:
-            answer = self._client.post(path, json={**said, "id": asked, "who": _somebody()})
+            answer = self._client.post(path, json={**given, "id": asked, "who": _somebody()})
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise self._unreachable(error) from None
         except httpx.TransportError as error:
             raise TransportError(
                 f"{self.at} did not answer ({_reason(error)}); whether the decision holds is not "
-                f"known: `lmerge decisions {asked}` tells, or ask again with --id {asked}"
+                f"known: `lmerge decisions {asked}` shows it, or ask again with --id {asked}"
             ) from None
         return self._document(answer)
 
     def _unreachable(self, error: httpx.TransportError) -> TransportError:
         return TransportError(
             f"no worker can be reached at {self.at} ({_reason(error)}); --at or LMERGE_WORKER "
-            "says where one is"
+            "names one"
         )
 
     def _document(self, answer: httpx.Response) -> dict[str, Any]:

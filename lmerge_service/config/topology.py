@@ -24,7 +24,7 @@ from lmerge_service.config.processes import Up
 from lmerge_service.core import Case, Policy, StreamProperties
 from lmerge_service.core.properties import weakest
 from lmerge_service.elements import INFINITY, START
-from lmerge_service.errors import ConfigurationError, fault_said
+from lmerge_service.errors import ConfigurationError, fault_message
 from lmerge_service.formats.dialects import Format, goes_by_partition
 
 __all__ = (
@@ -532,7 +532,7 @@ def _described(fault: Any) -> str:
         return "unknown field"
     if fault["type"] == "missing":
         return "is missing"
-    return fault_said(fault)
+    return fault_message(fault)
 
 
 def _field(loc: tuple[int | str, ...]) -> str:

@@ -1,5 +1,5 @@
-"""What every play has in common: a worker that is watched, a consumer that follows, and waiting
-for what must come to pass.
+"""The common parts of all demos: a monitored worker, a consumer that follows the output, and
+waiting for conditions.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ __all__ = ("Play", "Result", "act", "until_caught_up", "wait")
 
 @dataclass(slots=True, kw_only=True)
 class Result:
-    """What a play found."""
+    """The result of a demo."""
 
     finding: Finding
     of: str
-    """What was told: flights, facts."""
+    """What the events are: flights, facts."""
     count: int
     seconds: float
     news: list[str]
@@ -35,7 +35,7 @@ class Result:
 
 @dataclass(slots=True)
 class Play:
-    """Who is on the stage."""
+    """The state of a running demo."""
 
     stage: Stage
     console: Console
@@ -48,7 +48,7 @@ class Play:
     status: Status | None = None
     news: list[str] = field(default_factory=list)
 
-    def tell(self, line: str) -> None:
+    def report(self, line: str) -> None:
         self.news.append(f"{time.monotonic() - self.started:4.1f} s  {line}")
         if not self.console.is_terminal:
             self.console.print(f"  * {self.news[-1]}", soft_wrap=True, highlight=False)
@@ -76,7 +76,7 @@ async def act(
         await wait(acting, "the consumer to see the end", following.done)
         for task in (looking, viewing):
             task.cancel()
-    acting.tell("the worker is told to stop (SIGTERM)")
+    acting.report("the worker is stopped (SIGTERM)")
     await acting.stage.end(worker)
     if worker.returncode:
         raise LMergeError(f"the worker ended with {worker.returncode}: {_log_of(acting)}")
@@ -147,4 +147,4 @@ async def wait(acting: Play, what: str, condition: Callable[[], bool]) -> None:
 
 def _log_of(acting: Play) -> str:
     """The end of the worker's log."""
-    return acting.stage.said("worker.log")
+    return acting.stage.log_tail("worker.log")

@@ -4,7 +4,7 @@
                               ├─▶ Spark, speculative ──▶ delays.early ─┼─▶ lmerge run ─▶ verdict
                               └─▶ Python, speculative ─▶ delays.plain ─┘
 
-Some facts come too late. The Python one joins when the Spark jobs have spoken. Then the
+Some facts come too late. The Python one joins when the Spark jobs have published. Then the
 speculative one of these is killed, and goes on from its checkpoint; half-way the Python one, which
 mostly leads, is killed for good.
 
@@ -127,16 +127,16 @@ async def _script(acting: _Play, seed: int, pace: float) -> None:
     )  # fmt: skip
     for name in ("firm", "early"):
         await _run(acting, name)
-        acting.tell(f"replica {name} is started, which takes Spark a while")
+        acting.report(f"replica {name} is started, which takes Spark a while")
     for name in ("firm", "early"):
-        await _until_said(acting, name)
-        acting.tell(f"replica {name} has spoken")
+        await _until_publishing(acting, name)
+        acting.report(f"replica {name} has published")
     await _run(acting, "plain")
-    acting.tell("replica plain is started; it is without Spark")
-    await _until_said(acting, "plain")
+    acting.report("replica plain is started, without Spark")
+    await _until_publishing(acting, "plain")
     await _kill(acting, "early")
     await _run(acting, "early")
-    acting.tell("replica early is started again, and goes on from its checkpoint")
+    acting.report("replica early is started again, and goes on from its checkpoint")
     await wait(acting, "half of the month", lambda: acting.past > 0.5)
     await _kill(acting, "plain")
     await _until_done(acting)
@@ -146,9 +146,9 @@ async def _kill(acting: _Play, name: str) -> None:
     process = acting.replicas[name]
     if process.returncode is None:
         await acting.stage.kill(process)
-        acting.tell(f"kill -9 of replica {name}")
+        acting.report(f"kill -9 of replica {name}")
     else:
-        acting.tell(f"replica {name} has ended before it could be killed")
+        acting.report(f"replica {name} has ended before it could be killed")
 
 
 async def _run(acting: _Play, name: str) -> None:
@@ -160,16 +160,16 @@ async def _run(acting: _Play, name: str) -> None:
     )  # fmt: skip
 
 
-async def _until_said(acting: _Play, name: str) -> None:
-    """A replica has written, and is in the middle of it."""
+async def _until_publishing(acting: _Play, name: str) -> None:
+    """Waits until a replica publishes."""
 
-    def said() -> bool:
+    def publishes() -> bool:
         if acting.replicas[name].returncode is not None:
-            raise LMergeError(f"replica {name} ended: {acting.stage.said(f'{name}.log')}")
+            raise LMergeError(f"replica {name} ended: {acting.stage.log_tail(f'{name}.log')}")
         replicas = acting.status.replicas if acting.status else ()
         return any(each.name == name and each.inserts for each in replicas)
 
-    await wait(acting, f"replica {name} to speak", said)
+    await wait(acting, f"replica {name} to publish", publishes)
 
 
 async def _until_done(acting: _Play) -> None:
@@ -181,7 +181,7 @@ async def _until_done(acting: _Play) -> None:
     )
     for name, process in processes.items():
         if process is not None and process.returncode not in (0, -9):
-            raise LMergeError(f"{name} failed: {acting.stage.said(f'{name}.log')}")
+            raise LMergeError(f"{name} failed: {acting.stage.log_tail(f'{name}.log')}")
     await until_caught_up(acting)
 
 
@@ -199,7 +199,7 @@ async def _facts(connection: Connection) -> dict[int, list[Mapping[str, Any]]]:
 
 
 def delays(facts: Mapping[int, Iterable[Mapping[str, Any]]]) -> TDB:
-    """What the query means, of the facts that are in time.
+    """The correct result of the query, from the facts that are in time.
 
     >>> one = {"fact": "departed", "time": 0, "origin": "JFK", "delay": 5}
     >>> sorted(vs for _, vs, _ in delays({0: [one, one | {"time": -900_001}]}))
@@ -225,10 +225,10 @@ def delays(facts: Mapping[int, Iterable[Mapping[str, Any]]]) -> TDB:
 
 
 def _payload(origin: str, delayed: list[int]) -> bytes:
-    said = {
+    payload = {
         "origin": origin,
         "flights": len(delayed),
         "delay": sum(delayed),
         "longest": max(delayed),
     }
-    return canonical(json.dumps(said).encode())
+    return canonical(json.dumps(payload).encode())

@@ -1,7 +1,7 @@
-"""A query by two plans, each dear for what is cheap to the other: a replica that heeds feedback.
+"""A query by two plans, each expensive where the other is cheap: a replica that uses feedback.
 
 Theory
-    The query keeps readings that came whole (`present.readings`), by a user-defined function over
+    The query keeps readings that came whole (`workloads.readings`), by a user-defined function over
     the payload. Plan UDF0 takes long for a reading with small x, UDF1 for one with large x, and
     both mean the same (the paper's VI-E3). Readings come in order and are never revised, so a
     filter passes stables on as they are, and an event's end is final from the start: it may be left
@@ -46,32 +46,32 @@ from lmerge_service.kafka.topics import Topics
 from lmerge_service.kafka.writing import Writer
 from lmerge_service.workloads.readings import is_low, is_whole
 
-__all__ = ("Costs", "Heard", "Plan", "Replica", "Selection", "Step", "select")
+__all__ = ("Costs", "FeedbackPoint", "Plan", "Replica", "Selection", "Step", "select")
 
 _AT_ONCE: Final = 500
 _POLL_SECONDS: Final = 0.2
 _STEP_SECONDS: Final = 0.01
 _SLACK_SECONDS: Final = 0.05
-_TELL_SECONDS: Final = 2.0
+_REPORT_SECONDS: Final = 2.0
 
 
 class Plan(StrEnum):
     UDF0 = "udf0"
-    """Dear for small x."""
+    """Expensive for small x."""
     UDF1 = "udf1"
-    """Dear for large x."""
+    """Expensive for large x."""
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Seconds that a reading takes: 200,000, half of them dear, take 160."""
+    """Seconds that a reading takes: 200,000, half of them expensive, take 160."""
 
     cheap: float = 0.000_1
-    dear: float = 0.001_5
+    expensive: float = 0.001_5
 
 
-class Heard(Protocol):
-    """What a selection asks of feedback; `Feedback` and `HttpFeedback` have it."""
+class FeedbackPoint(Protocol):
+    """What a selection needs of feedback; `Feedback` and `HttpFeedback` have it."""
 
     @property
     def point(self) -> int: ...
@@ -88,12 +88,12 @@ class Step:
 class Selection:
     """The query by one plan, from records to records; never awaits."""
 
-    def __init__(self, plan: Plan, costs: Costs, heard: Heard | None = None):
-        self.cheap = self.dear = self.skipped = self.kept = 0
+    def __init__(self, plan: Plan, costs: Costs, feedback: FeedbackPoint | None = None):
+        self.cheap = self.expensive = self.skipped = self.kept = 0
         """Readings by what they took; those that were left out; those that were passed on."""
         self.at = START
         """The last stable."""
-        self._plan, self._costs, self._heard = plan, costs, heard
+        self._plan, self._costs, self._feedback = plan, costs, feedback
         self._decode = WireDecoder().decode
 
     @property
@@ -102,12 +102,12 @@ class Selection:
 
     @property
     def point(self) -> int:
-        """What ends below it is left out."""
-        return START if self._heard is None else self._heard.point
+        """Events that end below it are left out."""
+        return START if self._feedback is None else self._feedback.point
 
     def steps(self, records: Sequence[Record]) -> Iterator[Step]:
-        """Steps of a hundredth of a second's work or a little more, each by what is heard when it
-        begins: a point that rises meanwhile counts for the next.
+        """Steps of a hundredth of a second's work or a little more, each with the feedback point at
+        its begin: a point that rises meanwhile counts for the next.
 
         Raises:
             StateError: a record is no reading, or the stream is revised.
@@ -139,8 +139,8 @@ class Selection:
 
     def _work(self, payload: bytes) -> float:
         if is_low(payload) == (self._plan is Plan.UDF0):
-            self.dear += 1
-            return self._costs.dear
+            self.expensive += 1
+            return self._costs.expensive
         self.cheap += 1
         return self._costs.cheap
 
@@ -167,7 +167,7 @@ class Replica:
     readings: str
     to: str
     feedback: str | None = None
-    """The merge's output topic, whose feedback is heeded as that to `name`."""
+    """The merge's output topic, whose feedback to `name` is used."""
     name: str
     costs: Costs = Costs()
 
@@ -176,11 +176,11 @@ async def select(
     replica: Replica,
     *,
     begun: Callable[[int], None] = lambda _: None,
-    told: Callable[[Selection], None] = lambda _: None,
+    report: Callable[[Selection], None] = lambda _: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Selection:
-    """Runs it until the readings end, or `stopped` says so; tells which incarnation begins, and
-    every two seconds how far it is.
+    """Runs it until the readings end, or `stopped` is true; `begun` receives its incarnation, and
+    `report` its progress every two seconds.
 
     Raises:
         ConfigurationError: there are no such readings, or they have several partitions.
@@ -190,18 +190,18 @@ async def select(
     async with AsyncExitStack() as stack:
         incarnation = await _prepare(replica)
         begun(incarnation)
-        heard = None
+        feedback = None
         if replica.feedback is not None:
-            heard = await stack.enter_async_context(
+            feedback = await stack.enter_async_context(
                 Feedback(replica.connection, output=replica.feedback, replica=replica.name)
             )
-        selection = Selection(replica.plan, replica.costs, heard)
+        selection = Selection(replica.plan, replica.costs, feedback)
         headers = incarnation_headers(incarnation)
         writer = await stack.enter_async_context(Writer(replica.connection, replica.to, headers))
         source = await stack.enter_async_context(Source(replica.connection))
         source.assign(await source.beginnings([TopicPartition(replica.readings, 0)]))
-        await _run(selection, source, writer, told, stopped)
-        told(selection)
+        await _run(selection, source, writer, report, stopped)
+        report(selection)
         return selection
 
 
@@ -223,11 +223,11 @@ async def _run(
     selection: Selection,
     source: Source,
     writer: Writer,
-    told: Callable[[Selection], None],
+    report: Callable[[Selection], None],
     stopped: Callable[[], bool],
 ) -> None:
     clock, elsewhere = asyncio.get_running_loop().time, _Elsewhere()
-    due = clock() + _TELL_SECONDS
+    due = clock() + _REPORT_SECONDS
     while not selection.ended and not stopped():
         batches = await source.poll(_POLL_SECONDS, _AT_ONCE)
         for tp, why in source.lost.items():
@@ -239,5 +239,5 @@ async def _run(
                 if stopped():
                     return
                 if clock() >= due:
-                    told(selection)
-                    due = clock() + _TELL_SECONDS
+                    report(selection)
+                    due = clock() + _REPORT_SECONDS

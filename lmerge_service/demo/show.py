@@ -127,18 +127,18 @@ async def _script(acting: _Play) -> None:
         await _publish(acting, name)
     await _until_merged(acting, 0.25)
     await acting.stage.kill(acting.publishers["c"])
-    acting.tell("kill -9 of replica c")
+    acting.report("kill -9 of replica c")
     await _until_merged(acting, 0.5)
     leader = (acting.status and acting.status.output.leader) or "a"
     await acting.stage.kill(acting.publishers[leader])
-    acting.tell(f"kill -9 of replica {leader}, which leads; it never comes back")
+    acting.report(f"kill -9 of replica {leader}, which leads; it never comes back")
     await _publish(acting, "c", incarnation=1)
-    acting.tell("replica c is back; it has lost its memory and starts over (incarnation 1)")
+    acting.report("replica c is back; it has lost its state and starts over (incarnation 1)")
     await _until_done(acting)
 
 
 async def _until_merged(acting: _Play, fraction: float) -> None:
-    """Waits for so many elements of output, as a fraction of what the smallest replica says."""
+    """Waits for so many elements of output, as a fraction of the smallest replica's."""
     goal = min(acting.sizes.values()) * fraction
     await wait(acting, f"{fraction:.0%} of the flights", lambda: acting.follower.elements > goal)
 
@@ -155,7 +155,7 @@ async def _publish(acting: _Play, name: str, incarnation: int = 0) -> None:
 
 
 async def _until_done(acting: _Play) -> None:
-    """The surviving replicas have said everything, and the worker has read it."""
+    """The surviving replicas have published everything, and the worker has read it."""
     await wait(
         acting,
         "the replicas to finish",
@@ -163,5 +163,5 @@ async def _until_done(acting: _Play) -> None:
     )
     for name, process in acting.publishers.items():
         if process.returncode not in (0, -9):
-            raise LMergeError(f"publisher {name} failed: {acting.stage.said(f'{name}.log')}")
+            raise LMergeError(f"publisher {name} failed: {acting.stage.log_tail(f'{name}.log')}")
     await until_caught_up(acting)

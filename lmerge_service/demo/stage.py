@@ -57,7 +57,7 @@ class Stage(Processes):
 
 
 def _environment() -> Mapping[str, str]:
-    """Ours, without what would send the children to another broker."""
+    """Our environment, without the variable that names another broker."""
     return {name: value for name, value in os.environ.items() if name != "LMERGE_BOOTSTRAP"}
 
 
@@ -67,4 +67,4 @@ def shipped_topology(name: str) -> Path:
     for folder in (package / "topologies", package.parent / "topologies"):
         if (folder / name).is_file():
             return folder / name
-    raise EnvironmentMissingError(f"{name} is not beside the package: install lmerge-service anew")
+    raise EnvironmentMissingError(f"{name} is missing beside the package: reinstall lmerge-service")

@@ -2,7 +2,7 @@
 
 Both run in this process, on the same broker, over the same topics, one after the other, with the
 same source, the same transactional sink and transactions of the same size; the pass-through
-copies records, the merge decodes, merges, encodes, and publishes what there is to say.
+copies records, the merge decodes, merges, encodes, and publishes its output.
 """
 
 import asyncio

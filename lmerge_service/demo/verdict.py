@@ -47,7 +47,7 @@ class Finding:
             ("adjusts", out.adjusts, into.inserts + into.adjusts),
             ("stables", out.stables, into.stables),
         )
-        return [f"{what}: {said:,} > {most:,}" for what, said, most in bounds if said > most]
+        return [f"{what}: {found:,} > {most:,}" for what, found, most in bounds if found > most]
 
     @property
     def good(self) -> bool:

@@ -81,8 +81,8 @@ class Worker:
             if status is not None and status.tasks and reached(status):
                 return status
             await asyncio.sleep(every)
-        said = self._stage.said(self._log)
-        raise LMergeError(f"worker {self.name}: waited in vain for {what}: {said}")
+        tail = self._stage.log_tail(self._log)
+        raise LMergeError(f"worker {self.name}: waited too long for {what}: {tail}")
 
     async def running(self) -> Status:
         """Waits until it leads all that it is to lead."""
@@ -109,10 +109,10 @@ class Worker:
             raise self._ended() from None
 
     def _ended(self) -> LMergeError:
-        return LMergeError(f"worker {self.name} ended: {self._stage.said(self._log)}")
+        return LMergeError(f"worker {self.name} ended: {self._stage.log_tail(self._log)}")
 
-    def said(self, event: str) -> list[dict[str, Any]]:
-        """What it has logged of this kind; `at` is when, in seconds of the wall clock."""
+    def logged(self, event: str) -> list[dict[str, Any]]:
+        """Its log entries of this kind; `at` is their time, in seconds of the wall clock."""
         found = []
         for line in (self._stage.folder / self._log).read_text(errors="replace").splitlines():
             if line.startswith("{") and line.endswith("}"):

@@ -1,7 +1,7 @@
-"""Faults on purpose, and the judge of what came of them.
+"""Fault injection (drills), and the judge that checks the output of each run.
 
-The judge knows streams and records, and nothing of the service: it shares with it only the model
-(elements, TDB) and the decoding of records.
+The judge is independent of the service: it shares only the model (elements, TDB) and the decoding
+of records with it.
 """
 
 from lmerge_service.drills.history import History, Interval, Replica, check

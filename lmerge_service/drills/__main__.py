@@ -21,7 +21,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 
 @app.callback()
 def _chaos() -> None:
-    """Faults on purpose, and the judge of what came of them."""
+    """Fault injection (drills), and the judge that checks the output of each run."""
 
 
 @app.command(name="check")
@@ -33,7 +33,7 @@ def _check(
     ] = "127.0.0.1:9092",
     liar: Annotated[
         list[str] | None,
-        typer.Option(metavar="TOPIC", help="A replica that need not be believed; repeat it."),
+        typer.Option(metavar="TOPIC", help="A replica that is not trusted; repeat it."),
     ] = None,
     multiset: Annotated[
         bool, typer.Option("--multiset", help="Case R1 or R4: (payload, vs) is no key.")
@@ -42,11 +42,11 @@ def _check(
         float | None,
         typer.Option(metavar="SECONDS", min=0, help="How soon the output's stable must follow."),
     ] = None,
-    speak_json: Annotated[bool, typer.Option("--json", help="Speak JSON, for programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
-    """Tell whether an output is what its replicas allow: exit 0 valid, 1 invalid, 2 unknown.
+    """Check an output against its replicas: exit 0 valid, 1 invalid, 2 unknown.
 
-    The reference is what the replicas that are no liars agree on.
+    The reference is what the honest replicas agree on.
 
     Example: `python -m lmerge_service.drills check --output OUT --replica A --replica B`
     """
@@ -66,7 +66,7 @@ def _check(
             progress=None if within is None else Progress(int(within * 1_000), read_at=_now()),
         )
     )
-    typer.echo(json.dumps(asdict(report) | {"outcome": report.outcome}) if speak_json else report)
+    typer.echo(json.dumps(asdict(report) | {"outcome": report.outcome}) if as_json else report)
     raise typer.Exit(_exit_code(report))
 
 

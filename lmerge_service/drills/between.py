@@ -75,7 +75,7 @@ class Between:
         }
 
     def cut(self, node: int) -> None:
-        """From all others, in both directions: no byte passes, and nobody is told."""
+        """From all others: bytes are dropped silently in both directions."""
         for pair, link in self._links.items():
             if node in pair and len({*pair}) == 2:  # what it sends to itself goes by a door, too
                 link.add(toxic("timeout", "upstream"))
@@ -91,7 +91,7 @@ class Between:
         port = writer.get_extra_info("peername")[1]
         source = await asyncio.to_thread(self._whose, port)
         if source is None:
-            writer.transport.abort()  # it is gone already, or is nobody of ours
+            writer.transport.abort()  # it is gone already, or is not one of our nodes
             return
         await self._links[source, node].serve(target, reader, writer)
 

@@ -1,5 +1,5 @@
-"""The Chaos Toolkit's control of a drill: opens the rig before an experiment, ends it behind it,
-and notes what happened.
+"""The Chaos Toolkit's control of a drill: opens the environment before an experiment, closes it
+afterwards, and records the timeline.
 
 The result is in the journal, as `drill`; a page can be made of it (`lmerge_service.drills.page`).
 """
@@ -12,10 +12,10 @@ from chaoslib import substitute
 from chaoslib.exceptions import InterruptExecution
 from chaoslib.hypothesis import within_tolerance
 
-from lmerge_service.drills.environment import Unplayable
+from lmerge_service.drills.environment import DrillError
 from lmerge_service.drills.plan import Refused
 from lmerge_service.drills.report import Result
-from lmerge_service.drills.session import Playing
+from lmerge_service.drills.session import Session
 from lmerge_service.drills.variables import planned
 from lmerge_service.errors import LMergeError
 
@@ -26,17 +26,17 @@ __all__ = (
 )
 
 _SHOWN: Final = 500
-_playing: list[Playing] = []
+_sessions: list[Session] = []
 
 
 def before_experiment_control(context: dict[str, Any], configuration: dict[str, Any]) -> None:
     """Starts broker, workers and replicas; an experiment that has none is interrupted."""
     try:
-        playing = Playing(planned(context, configuration))
-        playing.open()
-    except (LMergeError, Unplayable, Refused, OSError) as error:
+        session = Session(planned(context, configuration))
+        session.open()
+    except (LMergeError, DrillError, Refused, OSError) as error:
         raise InterruptExecution(f"the drill cannot begin: {error}") from error
-    _playing.append(playing)
+    _sessions.append(session)
 
 
 def after_experiment_control(
@@ -45,41 +45,41 @@ def after_experiment_control(
     configuration: dict[str, Any],
     secrets: dict[str, Any],
 ) -> None:
-    """Puts the result into the journal, and ends all."""
-    if not _playing:
+    """Puts the result into the journal, and closes the environment."""
+    if not _sessions:
         return
-    playing = _playing.pop()
+    session = _sessions.pop()
     try:
         _hold_to_tolerance(state, configuration, secrets)
-        state["drill"] = msgspec.to_builtins(_result(playing, context, state))
+        state["drill"] = msgspec.to_builtins(_result(session, context, state))
     finally:
-        playing.close()
+        session.close()
 
 
 def after_activity_control(context: dict[str, Any], state: dict[str, Any]) -> None:
-    """Notes an action in the timeline, and what did not work: then nothing is known of what the
-    drill was to show."""
-    if not _playing:
+    """Adds an action to the timeline, and a failed activity to the failures: a drill with failures
+    proves nothing."""
+    if not _sessions:
         return
-    playing = _playing[-1]
-    if context["type"] == "action" and playing.captured is None:
+    session = _sessions[-1]
+    if context["type"] == "action" and session.captured is None:
         met = f" ({state['output']})" if isinstance(state.get("output"), str) else ""
         began = datetime.fromisoformat(state["start"])
-        playing.rig.tell(f"{context['name']}{met}", began.timestamp())
+        session.environment.add_to_timeline(f"{context['name']}{met}", began.timestamp())
     if state["status"] == "failed":
-        said = state.get("exception") or ["no reason given"]
-        playing.failures.append(f"{context['name']}: {''.join(said[-1:]).strip()}"[:_SHOWN])
+        reasons = state.get("exception") or ["no reason given"]
+        session.failures.append(f"{context['name']}: {''.join(reasons[-1:]).strip()}"[:_SHOWN])
 
 
-def _result(playing: Playing, experiment: dict[str, Any], journal: dict[str, Any]) -> Result:
-    judged = playing.judged
-    why = [*playing.failures]
+def _result(session: Session, experiment: dict[str, Any], journal: dict[str, Any]) -> Result:
+    judged = session.judged
+    why = [*session.failures]
     if journal["status"] != "completed":
         why.append(f"the experiment was {journal['status']}")
-    if playing.rig.finished is None:
-        why.append("the stream was not told to its end")
+    if session.environment.finished is None:
+        why.append("the stream did not run to its end")
     if judged is None:
-        why.append("nothing was judged")
+        why.append("the output was not checked")
     else:
         why += [
             f"{found['check']} is {found['outcome']}: {'; '.join(found['evidence'][:3])}"
@@ -95,14 +95,14 @@ def _result(playing: Playing, experiment: dict[str, Any], journal: dict[str, Any
         why=why,
         unplayed=journal["status"] != "completed" or not journal["run"] or _not_done(journal),
         judged=judged,
-        timeline=playing.timeline(),
-        reasons=playing.rig.sightings.reasons(),
+        timeline=session.timeline(),
+        reasons=session.environment.worker_monitor.reasons(),
         steps=[_step(run) for run in journal["run"]],
     )
 
 
 def _not_done(journal: dict[str, Any]) -> bool:
-    """Whether a fault has not come about; to wait for the output in vain is no such thing."""
+    """Whether a fault could not be injected; a timeout while waiting for the output is not one."""
     return any(
         run["status"] == "failed"
         and run["activity"]["type"] == "action"
@@ -114,8 +114,8 @@ def _not_done(journal: dict[str, Any]) -> bool:
 def _hold_to_tolerance(
     journal: dict[str, Any], configuration: dict[str, Any], secrets: dict[str, Any]
 ) -> None:
-    """Notes in the journal whether probes of the method and of the rollbacks are within their
-    tolerance, which the toolkit asks of the hypothesis' probes alone."""
+    """Records in the journal whether probes of the method and of the rollbacks are within their
+    tolerance; the toolkit checks only the hypothesis' probes."""
     for run in (*journal["run"], *journal["rollbacks"]):
         if "tolerance" in run["activity"] and run["status"] == "succeeded":
             run["tolerance_met"] = _is_within(
@@ -137,14 +137,13 @@ def _is_within(
 def _out_of_tolerance(journal: dict[str, Any]) -> list[str]:
     states = journal["steady_states"]
     return [
-        f"{run['activity']['name']}: {run['output']}, and it was to be "
-        f"{run['activity']['tolerance']}"
+        f"{run['activity']['name']}: {run['output']}, expected {run['activity']['tolerance']}"
         for run in (*journal["run"], *journal["rollbacks"])
         if not run.get("tolerance_met", True)
     ] + [
-        f"{probe['activity']['name']} ({when} the faults): {probe.get('output')}, and it was to be "
+        f"{probe['activity']['name']} ({when} the faults): {probe.get('output')}, expected "
         f"{probe['activity'].get('tolerance')}"
-        for when, state in (("before", states["before"]), ("behind", states["after"]))
+        for when, state in (("before", states["before"]), ("after", states["after"]))
         for probe in (state or {}).get("probes", [])
         if not probe.get("tolerance_met")
     ]

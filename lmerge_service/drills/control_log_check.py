@@ -1,18 +1,18 @@
-"""What was decided, from the control topic alone, and what that means for the other checks.
+"""The decisions, from the control topic alone, and what they mean for the other checks.
 
 Theory
     Each record of the control topic is a decision, and their order decides. One that was made
     against another version than there is, or that makes no sense where it comes, changes nothing;
-    any other makes the next version. This is folded here anew, by the promise and in few lines,
-    so that what the service made of the same records can be held against it:
+    any other makes the next version. This module folds the log independently, by the specification
+    and in few lines, so that the service's interpretation of the same records can be checked:
 
-        K9  who decided was told what the log says
+        K9  the answers to decisions agree with the log
 
-    While a replica is attached it counts. What it says afterwards is nobody's business: if it is
-    attached again by another topic, of that topic.
+    A replica counts while it is attached. What it publishes afterwards is ignored; if it is
+    attached again with another topic, that topic counts.
 
-    A gap that somebody accepted is lost, as far as the events topic says so, and no further: an
-    event that ends in it may be there or not, with any end.
+    An accepted gap is lost as far as the events topic reports it, and no further: an event that
+    ends in it may be there or not, with any end.
 
 Invariants
     D1  A record that is no decision changes nothing, nor does one whose id was there before.
@@ -36,7 +36,7 @@ _LOST = re.compile(r"\[(-?\d+), (-?\d+)\) is lost")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What somebody who decided was told."""
+    """The answer to a decision."""
 
     id: str
     version: int
@@ -46,7 +46,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is right about one decision."""
+    """The correct outcome of a decision."""
 
     id: str
     at: int
@@ -57,9 +57,9 @@ class Verdict:
 
 
 @dataclass(slots=True)
-class _Wanted:
+class _DesiredReplica:
     topic: str
-    wish: str
+    state: str
     """attached, quarantined or detached."""
     epoch: int
     """The version that attached it."""
@@ -90,18 +90,18 @@ class Decided:
     spans: dict[tuple[str, str], list[tuple[int, int]]] = field(default_factory=dict)
     """By name and topic of a replica: from when to when, in milliseconds, it was attached."""
     version: int = 0
-    replicas: dict[str, _Wanted] = field(default_factory=dict)
+    replicas: dict[str, _DesiredReplica] = field(default_factory=dict)
     declared: Mapping[str, Any] | None = None
     """The last topology that was declared."""
-    speaking: tuple[str, ...] = ()
+    policy: tuple[str, ...] = ()
     """Which events go out, which revisions, and how far the output's stable goes."""
     cutover: _Cutover | None = None
     """The last one."""
 
     def fold(self, at: int, value: bytes | None) -> None:
         try:
-            said = json.loads(value or b"")
-            id_, action, expects = str(said["id"]), said["action"], said.get("expects")
+            decision = json.loads(value or b"")
+            id_, action, expects = str(decision["id"]), decision["action"], decision.get("expects")
         except (ValueError, TypeError, KeyError):
             return
         if id_ in self.verdicts:
@@ -109,7 +109,7 @@ class Decided:
         refused = "version" if expects not in (None, self.version) else self._refusal(action)
         if refused is None:
             self.version += 1
-            before = self.speaking
+            before = self.policy
             self._apply(action, at)
             self._review(before)
         self.verdicts[id_] = Verdict(id_, at, self.version, refused)
@@ -122,7 +122,7 @@ class Decided:
         if not self.version:
             return "state"
         if kind == "policy":
-            return self._unattainable(_speaking(action), self._present())
+            return self._unattainable(_policy_of(action), self._present())
         if kind == "attach":
             return self._no_attach(action["replica"])
         if kind.startswith("cutover"):
@@ -130,18 +130,18 @@ class Decided:
         known = self.replicas.get(action["replica"])
         if known is None:
             return "unknown"
-        wishes = {
+        allowed = {
             "detach": ("attached", "quarantined"),
             "quarantine": ("attached",),
             "release": ("quarantined",),
             "accept_gap": ("attached",),
         }
-        if known.wish not in wishes[kind]:
+        if known.state not in allowed[kind]:
             return "state"
         if kind != "detach":
             return None
         left = self._present() - 1
-        return self._unattainable(self.speaking, left) if left else "invalid"
+        return self._unattainable(self.policy, left) if left else "invalid"
 
     def _no_cutover(self, kind: str, action: Mapping[str, Any]) -> str | None:
         now = self.cutover
@@ -165,27 +165,27 @@ class Decided:
             return "invalid"
         for name in (leaving, coming) if attach is None else (leaving,):
             known = self.replicas.get(name)
-            if known is None or known.wish != "attached":
+            if known is None or known.state != "attached":
                 return "unknown" if known is None else "state"
         if attach is not None and (refused := self._no_attach(attach)) is not None:
             return refused
-        return self._unattainable(self.speaking, self._present() - (attach is None))
+        return self._unattainable(self.policy, self._present() - (attach is None))
 
     def _tasks(self) -> int:
         return int((self.declared or {}).get("output", {}).get("partitions", 1))
 
     def _no_attach(self, replica: Mapping[str, Any]) -> str | None:
         known = self.replicas.get(replica["name"])
-        if known is not None and known.wish != "detached":
+        if known is not None and known.state != "detached":
             return "state"
-        taken = {each.topic for each in self.replicas.values() if each.wish != "detached"}
+        taken = {each.topic for each in self.replicas.values() if each.state != "detached"}
         return "invalid" if replica["topic"] in taken else None
 
     def _present(self) -> int:
-        return sum(each.wish != "detached" for each in self.replicas.values())
+        return sum(each.state != "detached" for each in self.replicas.values())
 
-    def _unattainable(self, speaking: Iterable[str], replicas: int) -> str | None:
-        quorums = filter(None, map(_QUORUM.fullmatch, speaking))
+    def _unattainable(self, policy: Iterable[str], replicas: int) -> str | None:
+        quorums = filter(None, map(_QUORUM.fullmatch, policy))
         return "invalid" if any(int(each[1]) > replicas for each in quorums) else None
 
     def _apply(self, action: Mapping[str, Any], at: int) -> None:
@@ -193,10 +193,10 @@ class Decided:
             case "declare":
                 for replica in action["replicas"]:
                     if replica["name"] not in self.replicas:
-                        # What was said before anybody merged is read like all the rest.
+                        # The replica's topic is read from its beginning.
                         self._attach(replica["name"], replica["topic"], START)
                 if self.declared is None:
-                    self.speaking = _speaking(action["policy"])
+                    self.policy = _policy_of(action["policy"])
                 self.declared = action
             case "attach":
                 self._attach(action["replica"]["name"], action["replica"]["topic"], at)
@@ -205,7 +205,7 @@ class Decided:
             case "detach" | "quarantine" as kind:
                 self._withdraw(action["replica"], f"{kind.removesuffix('e')}ed", at)
             case "policy":
-                self.speaking = _speaking(action)
+                self.policy = _policy_of(action)
             case "cutover":
                 if (attach := action.get("attach")) is not None:
                     self._attach(attach["name"], attach["topic"], at)
@@ -221,10 +221,10 @@ class Decided:
         assert self.cutover is not None
         self.cutover.state, self.cutover.since, self.cutover.ready = state, self.version, set()
 
-    def _report(self, task: int, says: str, at: int) -> None:
+    def _report(self, task: int, report: str, at: int) -> None:
         now = self.cutover
         assert now is not None
-        if says == "diverged":
+        if report == "diverged":
             self._move("aborted")
             return
         now.ready ^= {task}
@@ -234,33 +234,33 @@ class Decided:
             self._withdraw(now.leaving, "detached", at)
         self._move("done" if now.state == "watching" else "watching")
 
-    def _review(self, speaking: tuple[str, ...]) -> None:
-        """What the last decision means for a cutover; how the output spoke before it is given."""
+    def _review(self, policy: tuple[str, ...]) -> None:
+        """What the last decision means for a cutover; `policy` is the one before it."""
         now = self.cutover
         if now is None or not now.runs:
             return
         both = [self.replicas[now.leaving], self.replicas[now.coming]]
-        stay = all(each.wish == "attached" for each in both)
+        stay = all(each.state == "attached" for each in both)
         same = tuple(each.epoch for each in both) == now.epochs
-        if not stay or not same or self._unattainable(self.speaking, self._present() - 1):
+        if not stay or not same or self._unattainable(self.policy, self._present() - 1):
             self._move("aborted")
-        elif speaking != self.speaking:
+        elif policy != self.policy:
             self._move("joining")
 
     def _attach(self, name: str, topic: str, at: int) -> None:
-        self.replicas[name] = _Wanted(topic, "attached", self.version)
+        self.replicas[name] = _DesiredReplica(topic, "attached", self.version)
         self.spans.setdefault((name, topic), []).append((at, INFINITY))
 
-    def _withdraw(self, name: str, wish: str, at: int) -> None:
+    def _withdraw(self, name: str, state: str, at: int) -> None:
         known = self.replicas[name]
-        if known.wish == "attached":
+        if known.state == "attached":
             spans = self.spans[name, known.topic]
             spans[-1] = (spans[-1][0], at)
-        known.wish = wish
+        known.state = state
 
 
-def _speaking(policy: Mapping[str, Any]) -> tuple[str, ...]:
-    """Of an action or a topology, where what is not said is the default."""
+def _policy_of(policy: Mapping[str, Any]) -> tuple[str, ...]:
+    """Of an action or a topology, with the defaults of missing fields."""
     defaults = {"insert": "first", "adjust": "lazy", "stable": "max"}
     return tuple(str(policy.get(part, default)) for part, default in defaults.items())
 
@@ -274,19 +274,19 @@ def decided(control: Topic) -> Decided:
 
 
 def lost(events: Topic) -> list[tuple[int, int]]:
-    """The ranges of time, without their ends, that the events topic tells were given up."""
-    return [(int(said[1]), int(said[2])) for said in _given_up(events)]
+    """The ranges of time, without their ends, that the events topic reports as given up."""
+    return [(int(found[1]), int(found[2])) for found in _given_up(events)]
 
 
 def _given_up(events: Topic) -> Iterator[re.Match[str]]:
     for record in events.records:
-        said = json.loads(record.value or b"{}")
-        if said.get("kind") == "accepted_gap" and (found := _LOST.search(said.get("reason", ""))):
+        event = json.loads(record.value or b"{}")
+        if event.get("kind") == "accepted_gap" and (found := _LOST.search(event.get("reason", ""))):
             yield found
 
 
 def k9(right: Decided, answers: Sequence[Answer]) -> Finding:
-    """Each answer is what the log says, and each decision that was answered is in the log."""
+    """Each answer agrees with the log, and each decision that was answered is in the log."""
     wrong = []
     for answer in answers:
         verdict = right.verdicts.get(answer.id)

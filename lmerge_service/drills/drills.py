@@ -1,8 +1,8 @@
-"""The drills there are, and running one: an experiment of the Chaos Toolkit, to a result.
+"""The standard drills, and running one: from an experiment of the Chaos Toolkit to a result.
 
 Who owns what
-    The Chaos Toolkit runs the experiment, in this process; its control (`control`) owns what
-    the drill is played on.
+    The Chaos Toolkit runs the experiment, in this process; its control (`control`) owns the
+    drill's environment.
 """
 
 import logging
@@ -60,11 +60,11 @@ _FOLDER: Final = next(
 )
 """In an installed wheel, or in a checkout."""
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 
 
-class Interrupted(Exception):  # noqa: N818 (somebody's wish)
-    """The drill was to end before its end."""
+class Interrupted(Exception):  # noqa: N818 (a request, no error)
+    """The drill was interrupted."""
 
 
 def experiment(name: str) -> dict[str, Any]:
@@ -92,16 +92,16 @@ def experiment(name: str) -> dict[str, Any]:
                 ensure_hypothesis_tolerance_is_valid(activity["tolerance"])
         refuse_mistakes(found)
     except ChaosException as error:
-        said = " ".join(str(error).split())  # the parser draws over several lines
-        raise ConfigurationError(f"{path} is no experiment: {said}") from None
-    except (AttributeError, KeyError, TypeError, ValueError) as error:  # it was not looked for
+        text = " ".join(str(error).split())  # the parser draws over several lines
+        raise ConfigurationError(f"{path} is no experiment: {text}") from None
+    except (AttributeError, KeyError, TypeError, ValueError) as error:  # the toolkit's gap
         raise ConfigurationError(f"{path} is no experiment: {error!r}") from None
     except Refused as error:
         raise ConfigurationError(f"{path}: {error}") from None
     return found
 
 
-def run(wanted: dict[str, Any], tell: Tell) -> Result:
+def run(definition: dict[str, Any], report: Report) -> Result:
     """Runs an experiment to its end.
 
     Raises:
@@ -120,7 +120,7 @@ def run(wanted: dict[str, Any], tell: Tell) -> Result:
 
     try:
         with orderly_end(interrupt):
-            journal = run_experiment(wanted, settings={}, event_handlers=[_Progress(tell)])
+            journal = run_experiment(definition, settings={}, event_handlers=[_Progress(report)])
     finally:
         logger.removeHandler(complaints)
     if journal["status"] == "interrupted":
@@ -129,13 +129,13 @@ def run(wanted: dict[str, Any], tell: Tell) -> Result:
         raise Interrupted
     if "drill" not in journal:
         raise ConfigurationError(
-            f"{wanted['title']}: the experiment lacks the control lmerge_service.drills.control"
+            f"{definition['title']}: the experiment lacks the control lmerge_service.drills.control"
         )
     return msgspec.convert(journal["drill"], Result)
 
 
 def _be_quiet() -> None:
-    """The Chaos Toolkit logs what is told here in fewer words."""
+    """The Chaos Toolkit's own log is more verbose than ours."""
     logger = logging.getLogger("chaostoolkit")
     logger.propagate = False
     if not logger.handlers:
@@ -143,7 +143,7 @@ def _be_quiet() -> None:
 
 
 class _Complaints(logging.Handler):
-    """Keeps the last complaint, in case nothing else says why there is no result."""
+    """Keeps the last error, in case nothing else explains why there is no result."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -156,15 +156,15 @@ class _Complaints(logging.Handler):
 class _Progress(RunEventHandler):  # type: ignore[misc]
     """A line for each step."""
 
-    def __init__(self, tell: Tell):
-        self._tell = tell
+    def __init__(self, report: Report):
+        self._report = report
 
     def started(self, experiment: dict[str, Any], journal: dict[str, Any]) -> None:
         # The Chaos Toolkit has just put a handler of its own in our handler's place.
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
-        self._tell("starting a broker, workers and replicas")
+        self._report("starting a broker, workers and replicas")
 
     def activity_completed(self, activity: dict[str, Any], run: dict[str, Any]) -> None:
-        said = run.get("output")
+        output = run.get("output")
         failed = "" if run["status"] == "succeeded" else f" [{run['status']}]"
-        self._tell(f"{activity['name']}{'' if said is None else f': {said}'}{failed}")
+        self._report(f"{activity['name']}{'' if output is None else f': {output}'}{failed}")

@@ -1,4 +1,4 @@
-"""Takes topics from a real broker, with a consumer of its own: nothing of the service is used.
+"""Reads topics from a real broker, with a consumer of its own, independent of the service.
 
 Who owns what
     `dump` owns one consumer for as long as it runs. It reads committed records only, from the
@@ -23,7 +23,7 @@ _STALL_SECONDS = 20.0
 
 
 class Unreadable(Exception):  # noqa: N818 (an outcome, to be shown)
-    """A topic cannot be had; the message is for people."""
+    """A topic cannot be read; the message is for people."""
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ async def dump(bootstrap: str, names: Sequence[str]) -> dict[str, Topic]:
 
     Raises:
         Unreadable: Kafka or a topic cannot be reached, or the end is hidden by a transaction
-            that somebody has left open.
+            that was left open.
     """
     consumer = AIOKafkaConsumer(
         bootstrap_servers=bootstrap,

@@ -1,14 +1,14 @@
-"""What a drill is played on: brokers, replicas, workers, each a process behind a link of its own.
+"""The environment of a drill: brokers, replicas, workers, each a process behind its own link.
 
 Theory
     Each party (worker or replica) reaches each broker by a listener of its own, and the port that
-    the broker tells clients of that listener is a proxy's. So each link can be spoilt by itself,
-    and no client can go around its proxy. Those who watch use the plain listener. Where links
+    the broker advertises to clients of that listener is a proxy's. So each link can be impaired
+    separately, and no client can bypass its proxy. Observers use the plain listener. Where links
     between brokers are to be cut, brokers reach each other in the same way (`between`).
 
 Who owns what
-    A rig owns all processes, proxies and watchers, and one folder; leaving it ends them all, by
-    their ids. Everything runs on one event loop.
+    An environment owns all processes, proxies and monitors, and one folder; leaving it ends them
+    all, by their ids. Everything runs on one event loop.
 
 What happens on a crash
     The processes die with the thread that runs the loop.
@@ -33,7 +33,7 @@ import psutil
 from lmerge_service.demo.stage import Process, Stage
 from lmerge_service.drills.between import BROKERS, CONTROLLERS, Between
 from lmerge_service.drills.control_log_check import Answer
-from lmerge_service.drills.invariant_monitors import Arrivals, Sightings
+from lmerge_service.drills.invariant_monitors import Arrivals, WorkerMonitor
 from lmerge_service.drills.merging import LMerge, Merger, Post, Program
 from lmerge_service.drills.plan import Plan
 from lmerge_service.drills.proxy import Moment, Proxy, Trap
@@ -46,7 +46,7 @@ from lmerge_service.local.broker import SETTINGS
 from lmerge_service.local.nodes import LocalCluster
 from lmerge_service.service.status.document import Status
 
-__all__ = ("CONTROL", "OUTPUT", "Happened", "ReplicaSlot", "Rig", "Unplayable")
+__all__ = ("CONTROL", "OUTPUT", "DrillError", "Environment", "ReplicaSlot", "TimelineEvent")
 
 OUTPUT: Final = "out"
 CONTROL: Final = f"{OUTPUT}.control"
@@ -58,8 +58,8 @@ _AHEAD_MS: Final = 2_000
 _EVERY_SECONDS: Final = 0.05
 
 
-class Unplayable(Exception):  # noqa: N818 (tells of the drill, not of the merge)
-    """A drill could not be played as it is written; nothing is known of what it was to show."""
+class DrillError(Exception):
+    """A drill could not be run as it is written, so that it proves nothing."""
 
 
 @dataclass(slots=True)
@@ -71,14 +71,14 @@ class ReplicaSlot:
     process: Process | None = None
     paused: bool = False
     expected: bool = True
-    """It is to run, or to end by itself when it has said all."""
+    """It is to run, or to end by itself when it has published everything."""
     bad_since: int | None = None
-    """Milliseconds since the epoch: from then on it need not be believed."""
+    """Milliseconds since the epoch: from then on it is not trusted."""
 
 
 @dataclass(slots=True)
-class Happened:
-    """A fault, or its end, for the timeline."""
+class TimelineEvent:
+    """A fault, or its end, in the timeline."""
 
     at: float
     text: str
@@ -90,25 +90,25 @@ class _Throttle:
     resume: Callable[[], None]
 
 
-class Rig:
+class Environment:
     """The processes of one drill; use as `async with`."""
 
     def __init__(self, folder: Path, plan: Plan):
         self.folder, self.plan = folder, plan
         self.proxies: dict[str, Proxy] = {}
-        self.seats: dict[str, ReplicaSlot] = {}
+        self.slots: dict[str, ReplicaSlot] = {}
         self.workers: dict[str, Merger] = {}
         self.logs: dict[str, list[Path]] = {}
-        self.happened: list[Happened] = []
+        self.timeline_events: list[TimelineEvent] = []
         self.kills = 0
         """How often a worker was killed, or the broker was."""
-        self.sightings = Sightings()
+        self.worker_monitor = WorkerMonitor()
         self.opened = 0.0
         """When all was well for the first time."""
         self.finished: int | None = None
         """Before this time the last event begins."""
         self.answers: list[Answer] = []
-        """What those who decided were told."""
+        """The answers to decisions."""
         self._token = secrets.token_hex(16)
         self._token_file = folder / "control-token"
         self._names = [f"w{n}" for n in range(1, plan.workers + 1)]
@@ -128,9 +128,9 @@ class Rig:
     async def __aexit__(self, *_: object) -> None:
         for name in list(self._throttles):
             self.unthrottle(name)
-        for seat in self.seats.values():
-            if seat.paused:
-                self.resume_replica(seat.name)
+        for slot in self.slots.values():
+            if slot.paused:
+                self.resume_replica(slot.name)
         await self._stack.aclose()
 
     async def _open(self) -> None:
@@ -157,13 +157,13 @@ class Rig:
                 bootstrap=self._bootstrap(name), topic=self.topic(name),
                 number=number, stream=self._stream, manner=manner,
             )  # fmt: skip
-            self.seats[name] = ReplicaSlot(name, part)
-            await self._speak(name)
+            self.slots[name] = ReplicaSlot(name, part)
+            await self._start_process(name)
         await self.until_moving()
         self.opened = time.time()
 
     async def _open_brokers(self) -> None:
-        """Proxies first, since brokers must tell their ports."""
+        """Proxies first, since brokers advertise their ports."""
         parties = [*self._names, *self.plan.replicas]
         nodes = range(1, self.plan.nodes + 1)
         for name in parties:
@@ -171,7 +171,7 @@ class Rig:
             proxy = Proxy(*targets, traps=name in self._names)
             self.proxies[name] = await self._stack.enter_async_context(proxy)
         listeners = [name.upper() for name in parties]
-        told = {
+        advertised = {
             node: {name.upper(): proxy.ports[node - 1] for name, proxy in self.proxies.items()}
             for node in nodes
         }
@@ -182,7 +182,7 @@ class Rig:
             listeners.append(BROKERS)
             settings["inter.broker.listener.name"] = BROKERS
             for node in nodes:
-                told[node][BROKERS] = self._between.door(node)
+                advertised[node][BROKERS] = self._between.door(node)
                 voters[node] = self._between.controllers(node)
         protocols = ",".join(f"{name}:PLAINTEXT" for name in listeners)
         key = "listener.security.protocol.map"
@@ -191,7 +191,7 @@ class Rig:
             self.plan.nodes,
             settings={key: f"{SETTINGS[key]},{protocols}", **settings},
             listeners=listeners,
-            advertised=told,
+            advertised=advertised,
             voters=voters,
         )
         await self._stack.enter_async_context(self.broker)
@@ -219,7 +219,7 @@ class Rig:
                 await topics.ensure(OUTPUT, partitions=self.plan.partitions)
 
     async def _run(self, work: Awaitable[None]) -> None:
-        """Until the rig is left."""
+        """Until the environment is left."""
         task = asyncio.ensure_future(work)
 
         async def end() -> None:
@@ -232,44 +232,44 @@ class Rig:
     def topic(replica: str) -> str:
         return f"in.{replica}"
 
-    def tell(self, text: str, at: float) -> None:
-        """Of a fault, in the timeline; `at` is in seconds of the wall clock."""
-        self.happened.append(Happened(at, text))
+    def add_to_timeline(self, text: str, at: float) -> None:
+        """`at` is in seconds of the wall clock."""
+        self.timeline_events.append(TimelineEvent(at, text))
 
     @property
     def skew(self) -> float:
         """How many seconds the clock is ahead that is furthest."""
-        return max((seat.part.manner.skew for seat in self.seats.values()), default=0.0)
+        return max((slot.part.manner.skew for slot in self.slots.values()), default=0.0)
 
     # --- waiting -------------------------------------------------------------------------------
 
     async def _until(
         self, holds: Callable[[], bool], what: str, seconds: float | None = None
     ) -> None:
-        """Raises Unplayable when it does not come to pass, in the plan's patience by default."""
+        """Raises DrillError on a timeout, by default the plan's `patience`."""
 
         async def held() -> bool:
             return holds()
 
-        await self._until_told(held, what, seconds)
+        await self._until_async(held, what, seconds)
 
-    async def _until_told(
+    async def _until_async(
         self, holds: Callable[[], Awaitable[bool]], what: str, seconds: float | None = None
     ) -> None:
-        """The same of what has to be asked for."""
+        """The same with an asynchronous condition."""
         seconds = self.plan.patience if seconds is None else seconds
         deadline = time.monotonic() + seconds
         while not await holds():
             self.check()
             if time.monotonic() > deadline:
-                raise Unplayable(f"waited {seconds:g} s in vain for {what}")
+                raise DrillError(f"waited {seconds:g} s for {what}")
             await asyncio.sleep(_EVERY_SECONDS)
 
     def check(self) -> None:
-        """Raises Unplayable if a replica has ended that should not have."""
-        for seat in self.seats.values():
-            if seat.expected and seat.process is not None and seat.process.returncode:
-                raise Unplayable(f"replica {seat.name} ended: {self.stage.said(_log(seat))}")
+        """Raises DrillError if a replica has ended that should not have."""
+        for slot in self.slots.values():
+            if slot.expected and slot.process is not None and slot.process.returncode:
+                raise DrillError(f"replica {slot.name} ended: {self.stage.log_tail(_log(slot))}")
 
     async def until_moving(self, seconds: float | None = None) -> None:
         """Waits until the output's stable point is above where it, and all replicas, are now."""
@@ -279,20 +279,20 @@ class Rig:
         )
 
     async def until_sprung(self, seconds: float | None = None) -> None:
-        """Waits until a trap has done what it was set for."""
+        """Waits until the trap has struck."""
         await self._until(self._sprung.is_set, "the trap to be sprung", seconds)
 
     # --- workers -------------------------------------------------------------------------------
 
     def leaders(self) -> list[str]:
-        """Workers that lead a task, as they said last, the one of the lowest task first."""
-        return self.sightings.leaders(self.workers)
+        """Workers that lead a task, by their last status; the one of the lowest task first."""
+        return self.worker_monitor.leaders(self.workers)
 
     def worker(self, name: str) -> Merger:
         """By its name, or `leader` or `standby`.
 
         Raises:
-            Unplayable: there is no such worker now.
+            DrillError: there is no such worker now.
         """
         return self.workers[self.name_of(name)]
 
@@ -303,20 +303,20 @@ class Rig:
         if name == "standby":
             name = next((each for each in self.workers if each not in leaders), name)
         if name not in self.workers:
-            raise Unplayable(f"there is no worker {name!r} now: {', '.join(self.workers)}")
+            raise DrillError(f"there is no worker {name!r} now: {', '.join(self.workers)}")
         return name
 
     async def start_worker(self, name: str) -> None:
         """Returns when it leads or follows."""
         if name in self.workers and self.workers[name].ended is None:
-            raise Unplayable(f"worker {name} runs")
+            raise DrillError(f"worker {name} runs")
         logs = self.logs.setdefault(name, [])
         run = f"{name}-{len(logs) + 1}"
         worker = self._merger(name, run)
         await worker.start()
         logs.append(self.folder / f"{run}.log")
         self.workers[name] = worker
-        await self._run(self.sightings.watch(name, worker))
+        await self._run(self.worker_monitor.watch(name, worker))
         await worker.serving()
 
     def _merger(self, name: str, run: str) -> Merger:
@@ -338,7 +338,7 @@ class Rig:
     async def until_all_serve(self, seconds: float | None = None) -> None:
         """Waits until each worker leads or follows."""
         await self._until(
-            lambda: not self.missing_workers() and self.sightings.all_serve(self.workers),
+            lambda: not self.missing_workers() and self.worker_monitor.all_serve(self.workers),
             "all workers to lead or follow",
             seconds,
         )
@@ -382,7 +382,7 @@ class Rig:
         """kill -9."""
         name = self.name_of(name)
         self.unthrottle(name)
-        self.sightings.gone(name)
+        self.worker_monitor.gone(name)
         await self.workers.pop(name).kill()
         self.kills += 1
         return name
@@ -390,7 +390,7 @@ class Rig:
     async def end_worker(self, name: str) -> str:
         """SIGTERM."""
         name = self.name_of(name)
-        self.sightings.gone(name)
+        self.worker_monitor.gone(name)
         await self.workers.pop(name).end()
         return name
 
@@ -420,16 +420,16 @@ class Rig:
     # --- decisions -----------------------------------------------------------------------------
 
     async def decide_at_once(self) -> list[str]:
-        """Each worker is asked, at the same time and against the same version, for another policy
-        of adjusts; what each has answered: `holds`, or why it was refused.
+        """Requests another adjust policy from each worker, at the same time and against the same
+                version; returns each answer: `holds`, or why it was refused.
 
-        Raises:
-            Unplayable: a worker does not answer, or not that it is decided.
+                Raises:
+        DrillError: a worker does not answer, or not with a decision.
         """
         version = (await self._leader().running()).version
-        wishes = zip(self.workers, cycle(("eager", "lazy")), strict=False)
+        requests = zip(self.workers, cycle(("eager", "lazy")), strict=False)
         answers = [await each for each in asyncio.as_completed(
-            [self._decide(name, adjust, version) for name, adjust in wishes]
+            [self._decide(name, adjust, version) for name, adjust in requests]
         )]  # fmt: skip
         self.answers += answers
         return sorted(answer.refused or "holds" for answer in answers)
@@ -439,11 +439,11 @@ class Rig:
             "insert": "first", "adjust": adjust, "stable": self.plan.policy.get("stable", "max"),
             "expects": version, "who": name,
         }  # fmt: skip
-        said = await self._ask(name, "policy", document, refused=409)
-        return Answer(said["id"], said["version"], said.get("error"))
+        answer = await self._ask(name, "policy", document, refused=409)
+        return Answer(answer["id"], answer["version"], answer.get("error"))
 
     async def begin_cutover(self, leaving: str, coming: str, watch: int) -> None:
-        """The worker that leads is asked; `watch` is in milliseconds of the streams' time."""
+        """Asks the leader; `watch` is in milliseconds of the streams' time."""
         document = {"leaving": leaving, "coming": coming, "watch": watch}
         await self._ask(self.name_of("leader"), "cutover/begin", document)
 
@@ -451,76 +451,76 @@ class Rig:
         await self._ask(self.name_of("leader"), "cutover/abort", {})
 
     async def until_cutover(self, state: str, seconds: float | None = None) -> None:
-        """Waits until the latest cutover is in this state, as the worker that leads knows it."""
+        """Waits until the latest cutover is in this state, by the leader's status."""
 
         async def holds() -> bool:
             cutover = (await self._shown()).cutover
             return cutover is not None and cutover.state == state
 
-        await self._until_told(holds, f"the cutover to be {state}", seconds)
+        await self._until_async(holds, f"the cutover to be {state}", seconds)
 
     async def until_joined(self, replica: str, seconds: float | None = None) -> None:
-        """Waits until a replica has a vote, as the worker that leads says."""
+        """Waits until a replica has a vote, by the leader's status."""
 
         async def holds() -> bool:
             return (await self.attached()).get(replica) == "joined"
 
-        await self._until_told(holds, f"replica {replica} to be joined", seconds)
+        await self._until_async(holds, f"replica {replica} to be joined", seconds)
 
     async def record(self, file: str) -> int:
-        """`lmerge read` of the output, as far as it is now, into a file of the folder; how many
-        bytes."""
+        """`lmerge read` of the output, to its current end, into a file of the folder; returns the
+        file's size in bytes."""
         reading = await self.stage.lmerge(
             "read", OUTPUT, "--bootstrap", self.broker.bootstrap, log=f"{file}.raw"
         )
         if await reading.wait():
-            raise Unplayable(f"the output cannot be recorded: {self.stage.said(f'{file}.raw')}")
-        said = (self.folder / f"{file}.raw").read_bytes().splitlines(keepends=True)
-        # What the command told of itself is in the same log, as lines that are no elements.
-        recorded = b"".join(line for line in said if line.startswith(b'{"op"'))
+            raise DrillError(f"the output cannot be recorded: {self.stage.log_tail(f'{file}.raw')}")
+        lines = (self.folder / f"{file}.raw").read_bytes().splitlines(keepends=True)
+        # The command's messages are in the same log, as lines that are no elements.
+        recorded = b"".join(line for line in lines if line.startswith(b'{"op"'))
         return (self.folder / file).write_bytes(recorded)
 
     async def jumpstart(self, replica: str, file: str) -> tuple[int, str]:
-        """`lmerge jumpstart` from a file of the folder, in a topic of the replica's own; its exit
-        code, and what it said."""
+        """`lmerge jumpstart` from a file of the folder, in a topic of the replica's own; returns
+        its exit code and its output."""
         log = f"jumpstart-{file}.log"
         process = await self.stage.lmerge(
             "jumpstart", replica, self.topic(replica), "--from", str(self.folder / file),
             "--bootstrap", self.broker.bootstrap, "--at", self._leader().address,
             "--token-file", str(self._token_file), log=log,
         )  # fmt: skip
-        return await process.wait(), self.stage.said(log)
+        return await process.wait(), self.stage.log_tail(log)
 
     async def attached(self) -> dict[str, str]:
-        """The replicas that the worker that leads merges or is to merge, and their states."""
+        """The replicas that are attached, by the leader's status, and their states."""
         return {each.name: each.state for each in (await self._shown()).replicas}
 
     async def _shown(self) -> Status:
-        """What the worker that leads says of itself."""
+        """The leader's status."""
         return await self._leader().wait(lambda _: True, "its status")
 
     def _leader(self) -> LMerge:
         leader = self.worker("leader")
         if not isinstance(leader, LMerge):
-            raise Unplayable("a program that is not ours takes no decisions")
+            raise DrillError("another program than `lmerge run` takes no decisions")
         return leader
 
     async def _ask(
         self, name: str, what: str, document: Mapping[str, Any], refused: int = 200
     ) -> dict[str, Any]:
-        """A decision, of a worker; what it answers. Raises Unplayable unless that is well, or of
-        the code with which it refuses."""
+        """Requests a decision from a worker; returns its answer. Raises DrillError unless the code
+        is 200 or that of a refusal."""
         headers = {"authorization": f"Bearer {self._token}"}
         async with httpx.AsyncClient(timeout=30, trust_env=False, headers=headers) as client:
             try:
                 url = f"{self.workers[name].address}/v1/{what}"
-                answer = await client.post(url, json=document)
+                response = await client.post(url, json=document)
             except httpx.TransportError as error:
-                raise Unplayable(f"worker {name} does not answer: {error!r}") from error
-        said: dict[str, Any] = answer.json()
-        if answer.status_code not in (200, refused):
-            raise Unplayable(f"worker {name} answers {answer.status_code}: {said}")
-        return said
+                raise DrillError(f"worker {name} does not answer: {error!r}") from error
+        answer: dict[str, Any] = response.json()
+        if response.status_code not in (200, refused):
+            raise DrillError(f"worker {name} answers {response.status_code}: {answer}")
+        return answer
 
     # --- replicas ------------------------------------------------------------------------------
 
@@ -528,82 +528,82 @@ class Rig:
         """By its name, or `leader`: the one whose stable the output followed last.
 
         Raises:
-            Unplayable: there is no such replica now.
+            DrillError: there is no such replica now.
         """
         if name == "leader":
-            name = self.sightings.leading_replica(self.workers) or name
-        if name not in self.seats:
-            raise Unplayable(f"there is no replica {name!r} now: {', '.join(self.seats)}")
-        return self.seats[name]
+            name = self.worker_monitor.leading_replica(self.workers) or name
+        if name not in self.slots:
+            raise DrillError(f"there is no replica {name!r} now: {', '.join(self.slots)}")
+        return self.slots[name]
 
     async def kill_replica(self, name: str) -> str:
         """kill -9; it stays away until it is started."""
-        seat = self.replica(name)
-        self.unthrottle(seat.name)
-        seat.expected = False
-        if seat.process is not None:
-            await self.stage.kill(seat.process)
-        seat.process, seat.paused = None, False
-        return seat.name
+        slot = self.replica(name)
+        self.unthrottle(slot.name)
+        slot.expected = False
+        if slot.process is not None:
+            await self.stage.kill(slot.process)
+        slot.process, slot.paused = None, False
+        return slot.name
 
     async def start_replica(self, name: str, **changes: Any) -> str:
         """Again, where it stood; `changes` are of its part."""
-        seat = self.replica(name)
-        if seat.process is not None and seat.process.returncode is None:
-            await self.kill_replica(seat.name)
-        seat.part = msgspec.structs.replace(seat.part, repeat=0)
-        seat.part = msgspec.structs.replace(seat.part, **changes)
-        await self._speak(seat.name)
-        return seat.name
+        slot = self.replica(name)
+        if slot.process is not None and slot.process.returncode is None:
+            await self.kill_replica(slot.name)
+        slot.part = msgspec.structs.replace(slot.part, repeat=0)
+        slot.part = msgspec.structs.replace(slot.part, **changes)
+        await self._start_process(slot.name)
+        return slot.name
 
     async def start_over(self, name: str) -> str:
-        """As another incarnation, which knows nothing of what has ended before."""
+        """As another incarnation, without the events that have ended before."""
         part = self.replica(name).part
         now = int(time.time() * 1_000)
         return await self.start_replica(name, incarnation=part.incarnation + 1, joining_at=now)
 
     async def deploy(self, name: str, manner: Mapping[str, float]) -> str:
-        """Another version of it, which has these manners; from now on it need not be believed,
-        unless all that is wrong with it is that it is late, or that its clock is."""
-        seat = self.replica(name)
-        wanted = FaultProfile(**manner)
-        if wanted.lying or wanted.leap:
-            seat.bad_since = int(time.time() * 1_000)
-        return await self.start_replica(seat.name, manner=wanted)
+        """Another version of it, with these faults; from now on it is not trusted, unless only its
+        delay or its clock is wrong."""
+        slot = self.replica(name)
+        profile = FaultProfile(**manner)
+        if profile.lying or profile.leap:
+            slot.bad_since = int(time.time() * 1_000)
+        return await self.start_replica(slot.name, manner=profile)
 
-    async def _speak(self, name: str) -> None:
-        seat = self.seats[name]
-        text = msgspec.json.encode(seat.part).decode()
-        seat.process = await self.stage.python(
-            "lmerge_service.drills.replica", text, log=_log(seat)
+    async def _start_process(self, name: str) -> None:
+        slot = self.slots[name]
+        text = msgspec.json.encode(slot.part).decode()
+        slot.process = await self.stage.python(
+            "lmerge_service.drills.replica", text, log=_log(slot)
         )
-        seat.expected = True
+        slot.expected = True
 
     def pause_replica(self, name: str) -> str:
         """SIGSTOP."""
-        seat = self.replica(name)
-        _usage(seat).suspend()
-        seat.paused = True
-        return seat.name
+        slot = self.replica(name)
+        _usage(slot).suspend()
+        slot.paused = True
+        return slot.name
 
     def resume_replica(self, name: str) -> str:
         """SIGCONT."""
-        seat = self.replica(name)
-        if seat.paused:
-            _usage(seat).resume()
-        seat.paused = False
-        return seat.name
+        slot = self.replica(name)
+        if slot.paused:
+            _usage(slot).resume()
+        slot.paused = False
+        return slot.name
 
     # --- slow ----------------------------------------------------------------------------------
 
     async def throttle(self, name: str, share: float) -> str:
         """A worker or replica has the processor for this share of the time only (by SIGSTOP and
         SIGCONT, ten times a second)."""
-        seat = self.seats.get(name)
+        slot = self.slots.get(name)
         process = (
-            psutil.Process(self.worker(name).pid) if seat is None else _usage(self.replica(name))
+            psutil.Process(self.worker(name).pid) if slot is None else _usage(self.replica(name))
         )
-        name = self.name_of(name) if seat is None else name
+        name = self.name_of(name) if slot is None else name
         self.unthrottle(name)
         self._throttles[name] = _Throttle(
             asyncio.create_task(_slow(process, share)), process.resume
@@ -633,21 +633,21 @@ class Rig:
     async def nodes_of(self, node: int | Role | None) -> list[int]:
         """A broker by its number, or by what it does now; None: all.
 
-        Raises:
-            Unplayable: there is no such broker, or nobody tells which it is.
+                Raises:
+        DrillError: there is no such broker, or Kafka does not answer.
         """
         if node is None:
             return list(self.broker.nodes)
         if isinstance(node, int):
             if node not in self.broker.nodes:
-                raise Unplayable(f"there is no broker {node}: `nodes` is {self.plan.nodes}")
+                raise DrillError(f"there is no broker {node}: `nodes` is {self.plan.nodes}")
             return [node]
         if node not in ROLES:
-            raise Unplayable(f"there is no broker {node!r}: choose from {', '.join(ROLES)}")
+            raise DrillError(f"there is no broker {node!r}: choose from {', '.join(ROLES)}")
         try:
             return [await holder(self.connection, node, OUTPUT, GROUP)]
         except TransportError as error:
-            raise Unplayable(f"which broker is the {node}: {error}") from error
+            raise DrillError(f"which broker is the {node}: {error}") from error
 
     async def kill_broker(self, node: int | Role | None = None) -> list[int]:
         """kill -9."""
@@ -682,7 +682,7 @@ class Rig:
     async def cut_broker(self, node: int | Role) -> list[int]:
         """From the other brokers; clients still reach it."""
         if self._between is None:
-            raise Unplayable("brokers reach each other without links: `broker_links: true`")
+            raise DrillError("brokers reach each other without links: `broker_links: true`")
         nodes = await self.nodes_of(node)
         for each in nodes:
             self._between.cut(each)
@@ -700,10 +700,10 @@ class Rig:
     # --- the end -------------------------------------------------------------------------------
 
     async def finish(self, seconds: float | None = None) -> None:
-        """The replicas that are there say everything, and end; returns when the output has.
+        """The running replicas publish the rest, and end; returns when the output has ended.
 
         Raises:
-            Unplayable: that takes longer.
+            DrillError: that takes longer.
         """
         self.finished = int((time.time() + self.skew) * 1_000) + _AHEAD_MS
         partial = self.folder / "finish.partial"
@@ -717,14 +717,14 @@ class Rig:
         return self._stream.lives(until)
 
 
-def _log(seat: ReplicaSlot) -> str:
-    return f"replica-{seat.name}.log"
+def _log(slot: ReplicaSlot) -> str:
+    return f"replica-{slot.name}.log"
 
 
-def _usage(seat: ReplicaSlot) -> psutil.Process:
-    if seat.process is None or seat.process.returncode is not None:
-        raise Unplayable(f"replica {seat.name} does not run")
-    return psutil.Process(seat.process.pid)
+def _usage(slot: ReplicaSlot) -> psutil.Process:
+    if slot.process is None or slot.process.returncode is not None:
+        raise DrillError(f"replica {slot.name} does not run")
+    return psutil.Process(slot.process.pid)
 
 
 def _logged(event: str, logs: Iterable[Path]) -> bool:

@@ -1,19 +1,19 @@
-"""The judge of a run: from the replicas' topics and the output alone, did the merge keep its word?
+"""The judge of a run: checks the merge's guarantees, from the replicas' topics and the output.
 
 Theory
-    A *history* is what the topics hold when a run is over, and what whoever ran it knows: which
-    replicas were honest, when each was attached, within what time the output had to follow. Each
-    check is a pure function of it, and knows nothing of how merging is done.
+    A *history* is the content of the topics when a run is over, together with the facts of the run:
+    which replicas were honest, when each was attached, within what time the output had to follow.
+    Each check is a pure function of it, independent of how merging is implemented.
 
         K1  the output's TDB, cut at its last stable, is the reference's
         K2  no event is there twice: no key twice (R3), no more often than in any replica (R4)
-        K3  what an honest replica told and froze while it was attached is not missing
+        K3  no event is missing that an honest replica published and froze while it was attached
         K4  the output is a legal stream, and its stable is never beyond the replicas' highest
         K5  the output's stable follows the healthy replicas' within a bound
         K6  state stays within its bounds, and returns to its baseline
         K7  K1 to K4 hold although the service was killed
-        K8  the fault can be seen: in a metric, in the log, in the health
-        K9  who decided was told what the log of decisions says (`decided`)
+        K8  the fault is visible: in a metric, in the log, in the health
+        K9  the answers to decisions agree with the control log (`control_log_check`)
 
     *Cut at c* means: of the events that began before c, each with its end cut to c, which is what
     stable(c) made final. The reference is given, or is what the honest replicas agree on.
@@ -22,9 +22,9 @@ Theory
     True
 
 Invariants
-    H1  Invalid needs evidence. What the history cannot tell is unknown.
-    H2  K5 to K9 are asked only of a history that has what they are about.
-    H3  What somebody gave up by accepting a gap is owed to nobody: K1 and K3 pass it over.
+    H1  Invalid needs evidence. If the history is not sufficient, the outcome is unknown.
+    H2  K5 to K9 are checked only in a history that has their subject.
+    H3  K1 and K3 ignore what an operator gave up by accepting a gap.
 """
 
 from collections import Counter
@@ -71,7 +71,7 @@ class Replica:
 
     topic: Topic
     honest: bool = True
-    """It tells the truth in the end: the reference may rest on it, and the output owes it K3."""
+    """Its final events are correct: the reference may rest on it, and K3 holds for it."""
     may_lead: bool = True
     """The output may follow its stables; false for one that guards must stop."""
     co_partitioned: bool = False
@@ -79,8 +79,8 @@ class Replica:
     attached: Sequence[Interval] = ALWAYS
     """When it surely was attached and not quarantined."""
     merged: Sequence[Interval] = ALWAYS
-    """When it may have been merged at all. A stable that it says outside leads nobody, unless
-    another such span begins later."""
+    """When it may have been merged at all. The output cannot follow a stable that it publishes
+    outside, unless another such span begins later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +98,12 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What there is to judge."""
+    """The input of the judge."""
 
     output: Topic
     replicas: Mapping[str, Replica]
     reference: TDB | None = None
-    """What is so, at all times; its stable point says nothing."""
+    """The true events, at all times; its stable point is ignored."""
     keyed: bool = True
     """(payload, vs) is a key, as in cases R0, R2 and R3."""
     progress: Progress | None = None
@@ -112,10 +112,10 @@ class History:
     kills: int = 0
     """How often the service was killed within the history."""
     lost: Sequence[tuple[int, int]] = ()
-    """Ranges of time, without their ends, that somebody has given up by accepting a gap."""
+    """Ranges of time, without their ends, that were given up by accepting a gap."""
     decided: Decided | None = None
     answers: Sequence[Answer] = ()
-    """What those who decided were told."""
+    """The answers to decisions."""
     memory: Memory | None = None
     faults: Sequence[Fault] = ()
     capture: Capture | None = None
@@ -140,7 +140,7 @@ def check(history: History) -> Report:
 
 
 def tally(history: History) -> Tally | None:
-    """How many events of K1 and K2 are not as they are to be; None where that is unknown."""
+    """How many events violate K1 and K2; None where that is unknown."""
     read = _Read(history)
     reference, _ = _reference(read)
     if reference is None or read.lost():
@@ -178,7 +178,7 @@ class _Read:
         return {(p, vs) for p, vs, ve in events if any(start <= ve < end for start, end in ranges)}
 
     def lost(self) -> list[str]:
-        """Topics that have lost their beginning: what they say is half the truth."""
+        """Topics that have lost their beginning, so that their content is incomplete."""
         topics = [self.history.output, *(r.topic for r in self.history.replicas.values())]
         return [f"{t.name} has lost its beginning" for t in topics if t.beginning_lost]
 
@@ -248,21 +248,21 @@ def _differences(
     return [
         *(f"OUT lacks {_text(event)}, cut at {c}" for event in _sorted(right - found)),
         *(
-            f"OUT has {_text(event)}, cut at {c}, that is not so"
+            f"OUT has {_text(event)}, cut at {c}, which is not in the reference"
             for event in _sorted(found - right)
         ),
     ]
 
 
 def _beyond(output: Output, reference: TDB, excused: Container[Key], c: int) -> list[str]:
-    """A partition that is ahead of the others may hold only what is so, and each key is in one
+    """A partition that is ahead of the others may hold only true events, and each key is in one
     partition, so that whatever it has between the two stable points must be the reference's."""
     wrong = []
     for number, stream in enumerate(output.streams):
         ahead = min(stream.stable, reference.stable)
         extra = _without(excused, cut(stream, ahead) - cut(reference, ahead))
         wrong += [
-            f"OUT-{number} has {_text(event)}, cut at {ahead}, that is not so"
+            f"OUT-{number} has {_text(event)}, cut at {ahead}, which is not in the reference"
             for event in _sorted(extra)
             if ahead > c
         ]
@@ -277,8 +277,8 @@ def _sorted(
 
 def _text(event: tuple[Hashable, int, int]) -> str:
     payload, vs, ve = event
-    said = payload.decode(errors="replace") if isinstance(payload, bytes) else repr(payload)
-    return f"{said if len(said) <= 60 else said[:57] + '...'} [{vs}, {ve})"
+    text = payload.decode(errors="replace") if isinstance(payload, bytes) else repr(payload)
+    return f"{text if len(text) <= 60 else text[:57] + '...'} [{vs}, {ve})"
 
 
 # --- K2 -------------------------------------------------------------------------------------------
@@ -316,24 +316,24 @@ def _k3(read: _Read) -> Finding:
             excused = read.given_up(life.tdb() if reference is None else reference)
             for (payload, vs), count, text in _owed(life, attached):
                 if vs < passed and held[payload, vs] < count and (payload, vs) not in excused:
-                    wrong.append(f"OUT lacks what {name} told and froze: {text}")
+                    wrong.append(f"OUT lacks what {name} published and froze: {text}")
     return Finding.of("K3", wrong)
 
 
 def _owed(life: Life, attached: Sequence[Interval]) -> Iterator[tuple[Key, int, str]]:
-    """Each key that the output must hold because of a life: how often, and where it was told."""
+    """Each key that the output must hold because of a life: how often, and its places."""
     for stream in life.streams:
-        for (payload, vs), all_told in stream.events.items():
+        for (payload, vs), events in stream.events.items():
             frozen = stream.frozen_at(vs)
             owed = [
-                told
-                for told in all_told
+                event
+                for event in events
                 if frozen is not None
-                and told.ve >= life.joining_at
-                and any(span.holds(told.at, frozen) for span in attached)
+                and event.ve >= life.joining_at
+                and any(span.holds(event.at, frozen) for span in attached)
             ]
             if owed:
-                places = ", ".join(told.record.place for told in owed)
+                places = ", ".join(event.record.place for event in owed)
                 text = f"{_text((payload, vs, owed[0].ve))} at {places}"
                 yield (payload, vs), len(owed), text
 
@@ -350,7 +350,9 @@ def _k4(read: _Read) -> Finding:
                 highest = max(highest, leading[index][1])
                 index += 1
             if vc > highest:
-                wrong.append(f"OUT-{number} said stable({vc}) when no replica was past {highest}")
+                wrong.append(
+                    f"OUT-{number} emitted stable({vc}) when no replica was past {highest}"
+                )
     unclear = read.lost()
     return Finding.of("K4", [] if unclear else wrong, unclear)
 
@@ -368,26 +370,26 @@ def _leading(read: _Read, number: int) -> list[tuple[int, int]]:
 
 
 def _first_merged(at: int, merged: Sequence[Interval]) -> int | None:
-    """When something that was said at some time may have been merged first; None: never."""
+    """When something that was published at some time may have been merged first; None: never."""
     return next((max(at, span.start) for span in merged if span.end >= at), None)
 
 
 # --- K5 -------------------------------------------------------------------------------------------
 
 
-def _k5(read: _Read, wanted: Progress) -> Finding:
-    said = [list(stables) for stables in read.output.stables]
+def _k5(read: _Read, required: Progress) -> Finding:
+    emitted = [list(stables) for stables in read.output.stables]
     every = [read.history.output, *(r.topic for r in read.history.replicas.values())]
     last = max((record.timestamp for topic in every for record in topic.records), default=0)
-    read_at = last if wanted.read_at is None else wanted.read_at
+    read_at = last if required.read_at is None else required.read_at
     wrong: list[str] = []
     unclear: list[str] = []
-    for at, point in _healthy(read, wanted.quorum):
-        goal = point if point == INFINITY else point - wanted.lag
-        due = at + wanted.within_ms
-        for number, stables in enumerate(said):
+    for at, point in _healthy(read, required.quorum):
+        goal = point if point == INFINITY else point - required.lag
+        due = at + required.within_ms
+        for number, stables in enumerate(emitted):
             if not any(vc >= goal and when <= due for when, vc in reversed(stables)):
-                late = f"OUT-{number} was not at {goal} by {due}, {wanted.within_ms} ms after"
+                late = f"OUT-{number} was not at {goal} by {due}, {required.within_ms} ms after"
                 (wrong if due <= read_at else unclear).append(f"{late} {at}")
     return Finding.of("K5", wrong, unclear)
 

@@ -1,8 +1,8 @@
-"""What is seen while a drill is played: the output as its reader gets it, and what workers say.
+"""Monitors of a running drill: the output as its reader gets it, and the workers' status.
 
 Who owns what
-    `Arrivals.run` owns a consumer, a `watch` asks one worker. Both run until they are cancelled,
-    and what they saw stays.
+    `Arrivals.run` owns a consumer, a `watch` polls one worker. Both run until they are cancelled,
+    and keep their observations.
 """
 
 import asyncio
@@ -20,21 +20,21 @@ from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.source import Source, TopicPartition
 
-__all__ = ("Arrivals", "Hole", "Seen", "Sightings")
+__all__ = ("Arrivals", "Hole", "Observation", "WorkerMonitor")
 
 _ASK_SECONDS: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """A time in which a reader got nothing."""
+    """A time in which a reader got no record."""
 
     start: float
     """Seconds of the wall clock."""
     seconds: float
     partition: int
     events: int = 0
-    """That replicas told meanwhile, for the first time."""
+    """That replicas published meanwhile, for the first time."""
 
 
 class Arrivals:
@@ -59,7 +59,7 @@ class Arrivals:
         return self.stable == INFINITY
 
     async def run(self) -> None:
-        """Until cancelled; while Kafka is away it goes on where it was as soon as it is back."""
+        """Until cancelled; after an outage of Kafka it continues at its position."""
         positions = dict.fromkeys(self._partitions, 0)
         while True:
             with suppress(TransportError):
@@ -99,8 +99,8 @@ _DECODER: Final = WireDecoder()
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """One look at a worker; what it did not answer is None."""
+class Observation:
+    """A worker's status at one moment; missing values are None."""
 
     at: float
     worker: str
@@ -114,22 +114,22 @@ class Seen:
 
 
 @dataclass(slots=True)
-class Sightings:
-    """Looks at all workers."""
+class WorkerMonitor:
+    """The status of all workers, polled."""
 
-    seen: list[Seen] = field(default_factory=list)
-    _last: dict[str, Seen] = field(default_factory=dict)
+    observations: list[Observation] = field(default_factory=list)
+    _last: dict[str, Observation] = field(default_factory=dict)
 
     async def watch(self, name: str, worker: Merger) -> None:
-        """Looks at a worker until it has ended."""
+        """Polls a worker until it has ended."""
         with suppress(LMergeError):
             while worker.ended is None:
                 look = await worker.look()
                 if look is None:
-                    self._take(Seen(time.time(), name))
+                    self._take(Observation(time.time(), name))
                 else:
                     self._take(
-                        Seen(
+                        Observation(
                             time.time(), name, look.state, look.leads, look.leader,
                             look.health, look.reasons,
                         )
@@ -137,16 +137,16 @@ class Sightings:
                 await asyncio.sleep(_ASK_SECONDS)
         self.gone(name)
 
-    def _take(self, seen: Seen) -> None:
-        self.seen.append(seen)
+    def _take(self, seen: Observation) -> None:
+        self.observations.append(seen)
         self._last[seen.worker] = seen
 
     def gone(self, name: str) -> None:
-        """It is not there any more."""
-        self._take(Seen(time.time(), name))
+        """It has ended."""
+        self._take(Observation(time.time(), name))
 
     def leaders(self, workers: Collection[str]) -> list[str]:
-        """Those that said last that they lead, the one of the lowest task first."""
+        """Those that lead by their last status, the one of the lowest task first."""
         found = self._leading(workers)
         return [seen.worker for seen in sorted(found, key=lambda seen: seen.leads)]
 
@@ -154,13 +154,13 @@ class Sightings:
         return next((seen.leader for seen in self._leading(workers) if seen.leader), None)
 
     def all_serve(self, workers: Collection[str]) -> bool:
-        """Whether each said last that it leads or follows."""
-        said = [self._last[name].state for name in workers if name in self._last]
-        return len(said) == len(workers) and all(s in ("running", "standby") for s in said)
+        """Whether each leads or follows, by its last status."""
+        states = [self._last[name].state for name in workers if name in self._last]
+        return len(states) == len(workers) and all(s in ("running", "standby") for s in states)
 
     def reasons(self) -> list[str]:
         """All that was ever a reason for degraded health, each once."""
-        return list(dict.fromkeys(reason for seen in self.seen for reason in seen.reasons))
+        return list(dict.fromkeys(reason for seen in self.observations for reason in seen.reasons))
 
-    def _leading(self, workers: Collection[str]) -> Sequence[Seen]:
+    def _leading(self, workers: Collection[str]) -> Sequence[Observation]:
         return [s for n, s in self._last.items() if n in workers and s.leads]

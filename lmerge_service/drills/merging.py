@@ -1,10 +1,10 @@
-"""Who merges in a drill: `lmerge run`, or another program that is held to the same.
+"""The merger under test in a drill: `lmerge run`, or another program with the same duties.
 
 Theory
-    A program of somebody's own is started with one more argument, a file with a JSON document
-    (`Post`): where Kafka is, whom to read, where to write. From time to time it says how it is
-    (`Look`) in the file `status`, which it puts there whole, by renaming. SIGTERM ends it. What it
-    must do beyond that is what the judge asks of the output.
+    Another program is started with one more argument, a file with a JSON document (`Post`): where
+    Kafka is, which topics to read, where to write. From time to time it reports its state (`Look`)
+    in the file `status`, which it replaces atomically, by renaming. SIGTERM ends it. Beyond that,
+    its output must pass the judge's checks.
 
 Who owns what
     As `demo.workers`: the stage owns the process.
@@ -29,7 +29,7 @@ _EVERY_SECONDS: Final = 0.05
 
 
 class Post(msgspec.Struct, frozen=True, kw_only=True):
-    """What a program is told."""
+    """The settings of a program."""
 
     bootstrap: str
     replicas: dict[str, str]
@@ -44,7 +44,7 @@ class Post(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Look(msgspec.Struct, frozen=True):
-    """What one look at a merger shows."""
+    """The state of a merger at one moment."""
 
     state: str
     """`running` when it leads all that it is to lead, `standby`, or something else."""
@@ -82,14 +82,14 @@ class LMerge(Worker):
         await self.wait(lambda status: status.state in _SERVES, "a task")
 
     async def shown(self, logs: str) -> Capture | None:
-        """What it shows now, and the logs of all that there were."""
+        """Its status and metrics now, and `logs`, those of all workers."""
         async with httpx.AsyncClient(base_url=self.address, timeout=10, trust_env=False) as client:
             status, metrics = await client.get("/status"), await client.get("/metrics")
         return Capture(status.json(), metrics.text, logs)
 
 
 class Program(Worker):
-    """Another one. It decides nothing, and no trace of a fault is looked for in it."""
+    """Another program. It takes no decisions, and is not checked for traces of faults."""
 
     def __init__(self, stage: Stage, name: str, path: Path, command: tuple[str, ...]):
         super().__init__(stage, name, path)
@@ -111,7 +111,7 @@ class Program(Worker):
     async def serving(self) -> None:
         """As of a worker; raises TimeoutError after a minute."""
         async with asyncio.timeout(_PATIENCE_SECONDS):
-            while (  # noqa: ASYNC110 - it is a file that is looked at
+            while (  # noqa: ASYNC110 - it polls a file
                 look := await self.look()
             ) is None or look.state not in _SERVES:
                 await asyncio.sleep(_EVERY_SECONDS)

@@ -1,12 +1,12 @@
-"""What a service shows of itself, held against what it should show: state (K6) and faults (K8).
+"""Checks of what the service reports: state (K6) and faults (K8).
 
 Theory
-    State is sampled from outside while a run goes on. It may never pass a ceiling, which whoever
-    runs it knows from the unfrozen window, and when all is final it must be back where it began.
+    State is sampled from outside during a run. It may never exceed a ceiling, which follows from
+    the unfrozen window, and when all is final it must be back at its baseline.
 
-    A fault that nobody can see is a fault of its own. So each has three traces: a metric that
-    counts it and names the replica, a log line that says where (partition, offset), and a reason
-    in the health document. A trace that is missing is named.
+    A fault must be observable. So each has three traces: a metric that counts it and names the
+    replica, a log line with its place (partition, offset), and a reason in the health document. A
+    missing trace is named.
 """
 
 import json
@@ -46,7 +46,7 @@ def k6(memory: Memory) -> Finding:
     """State stays within the unfrozen window and returns to its baseline."""
     known = [each for each in memory.samples if each.live_events is not None]
     if len(known) < 2:
-        return Finding.of("K6", [], ["fewer than two samples tell how many events are live"])
+        return Finding.of("K6", [], ["fewer than two samples have the number of live events"])
     ceiling = memory.most_live_events
     wrong = [
         f"{each.live_events} events live at {each.at}, more than {ceiling}"
@@ -91,12 +91,12 @@ class Fault:
     """Further labels of the metric."""
     partition: int | None = None
     offset: int | None = None
-    """Where it happened; None where it has no place, as silence has none."""
+    """Where it occurred; None where it has no place, such as silence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """What a worker showed after the fault; text as it came."""
+    """The output of a worker after the fault, unparsed."""
 
     status: Mapping[str, Any]
     metrics: str
@@ -122,14 +122,14 @@ def k8(faults: Sequence[Fault], capture: Capture | None) -> Finding:
 
 
 def _in_metrics(fault: Fault, text: str) -> Iterator[str]:
-    wanted = {"replica": fault.replica, **fault.labels}
+    labels = {"replica": fault.replica, **fault.labels}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            if sample.name == fault.metric and wanted.items() <= sample.labels.items():
+            if sample.name == fault.metric and labels.items() <= sample.labels.items():
                 if sample.value <= 0:
                     yield f"metric {fault.metric} counts {sample.value:g}"
                 return
-    yield f"no metric {fault.metric} with {wanted}"
+    yield f"no metric {fault.metric} with {labels}"
 
 
 def _in_log(fault: Fault, lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -142,9 +142,9 @@ def _in_log(fault: Fault, lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield "no log line"
         return
     place = {"partition": fault.partition, "offset": fault.offset}
-    told = {name: value for name, value in place.items() if value is not None}
-    if not any(told.items() <= line.items() for line in about):
-        yield f"no log line with {told}"
+    known = {name: value for name, value in place.items() if value is not None}
+    if not any(known.items() <= line.items() for line in about):
+        yield f"no log line with {known}"
 
 
 def _in_health(fault: Fault, status: Mapping[str, Any]) -> Iterator[str]:
@@ -153,14 +153,14 @@ def _in_health(fault: Fault, status: Mapping[str, Any]) -> Iterator[str]:
     elif not any(
         fault.reason in reason and fault.replica in reason for reason in status.get("reasons", ())
     ):
-        yield f"no reason in the health document says {fault.reason!r} of it"
+        yield f"no reason in the health document contains {fault.reason!r}"
 
 
 def _lines(log: str) -> Iterator[Mapping[str, Any]]:
     for line in log.splitlines():
         try:
-            said = json.loads(line)
+            document = json.loads(line)
         except ValueError:
             continue
-        if isinstance(said, dict):
-            yield said
+        if isinstance(document, dict):
+            yield document

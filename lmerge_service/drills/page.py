@@ -1,4 +1,4 @@
-"""A drill as one page of HTML to hand on: what was done, what came of it, and the timeline."""
+"""A drill as one page of HTML to hand on: its outcome, checks, steps and timeline."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -11,21 +11,21 @@ from lmerge_service.page import COLOURS, document, figure, table, verdict
 __all__ = ("CHECKS", "page")
 
 CHECKS: Final = {
-    "K1": "the output is what the logical stream is, as far as it is final",
+    "K1": "the output equals the logical stream, as far as it is final",
     "K2": "no event is there twice",
-    "K3": "nothing that a replica told and made final is missing",
+    "K3": "no event is missing that a replica published and made final",
     "K4": "the output never contradicts itself, and is never final beyond its replicas",
-    "K5": "the output follows the replicas in time",
+    "K5": "the output's stable follows the replicas' in time",
     "K6": "memory stays within its bounds",
-    "K7": "all of this although something was killed",
-    "K8": "the fault can be seen: in a metric, in the log, in the health",
-    "K9": "whoever decided was told what the log of decisions says",
+    "K7": "K1 to K4 hold after processes were killed",
+    "K8": "metrics, logs and health show the fault",
+    "K9": "answers to decisions agree with the control log",
 }
-"""What the judge asks, in words."""
+"""The checks, in words."""
 
 
 def page(result: Result) -> str:
-    """The page; whatever was said in the drill is text in it."""
+    """The page; texts of the drill are escaped."""
     return document(result.title, _body(result))
 
 
@@ -35,51 +35,51 @@ def _body(result: Result) -> Iterator[str]:
     yield f"<p>{escape(result.description)}</p>"
     for line in result.why:
         yield f"<p>{escape(line)}</p>"
-    yield from _seen_by_a_reader(result)
-    yield "<h2>What happened</h2>"
+    yield from _availability(result)
+    yield "<h2>Timeline</h2>"
     began = datetime.fromtimestamp(result.timeline.began, UTC).strftime("%Y-%m-%d %H:%M:%S")
-    yield f"<p>Times are seconds since {began} UTC. Numbers in the picture are the steps below.</p>"
-    yield _picture(result.timeline)
-    told = enumerate(result.timeline.happened, 1)
-    yield table(("", "at", "what"), [(f"{n}", f"{at:.1f} s", what) for n, (at, what) in told])
+    yield f"<p>Times are seconds since {began} UTC. Numbers in the figure: see the table.</p>"
+    yield _figure(result.timeline)
+    events = enumerate(result.timeline.happened, 1)
+    yield table(("", "at", "what"), [(f"{n}", f"{at:.1f} s", what) for n, (at, what) in events])
     yield from _checks(result)
     yield "<h2>Steps</h2>"
     rows = [
-        (step["name"], step["status"], f"{step['seconds']:.2f} s", _said(step["output"]))
+        (step["name"], step["status"], f"{step['seconds']:.2f} s", _text(step["output"]))
         for step in result.steps
     ]
-    yield table(("step", "status", "took", "gave"), rows, numbers=(2,))
+    yield table(("step", "status", "took", "result"), rows, numbers=(2,))
     if result.reasons:
-        yield "<h2>What the health of the workers said</h2>"
+        yield "<h2>Reasons for degraded health</h2>"
         yield table(("reason",), [(reason,) for reason in result.reasons])
 
 
-def _said(output: Any) -> str:
+def _text(output: Any) -> str:
     return "" if output is None else f"{output}"
 
 
-def _seen_by_a_reader(result: Result) -> Iterator[str]:
+def _availability(result: Result) -> Iterator[str]:
     if (judged := result.judged) is None:
         return
     hole = judged.hole
     at = hole.start - result.timeline.began
     yield (
-        f"<p>A reader of committed records got nothing for {hole.seconds:.2f} s at most (from "
-        f"{at:.1f} s on), in which replicas told of {hole.events:,} events. {judged.events:,} "
-        f"events were told in all.</p>"
+        f"<p>The longest time without output, for a reader of committed records, was "
+        f"{hole.seconds:.2f} s (from {at:.1f} s on); replicas published {hole.events:,} events in "
+        f"that time, of {judged.events:,} events in all.</p>"
     )
 
 
 def _checks(result: Result) -> Iterator[str]:
     if result.judged is None:
         return
-    yield "<h2>What the judge says</h2>"
+    yield "<h2>Checks</h2>"
     yield (
-        "<p>The judge reads the topics alone, and shares no code with the merge. The logical "
-        "stream, which all replicas present, is known to it.</p>"
+        "<p>The checks read only the topics, and share no code with the merge. They know the "
+        "logical stream that all replicas present.</p>"
     )
     yield table(
-        ("check", "asks whether", "outcome", "evidence"),
+        ("check", "requires", "outcome", "evidence"),
         [
             (
                 finding["check"], CHECKS[finding["check"]], finding["outcome"],
@@ -90,7 +90,7 @@ def _checks(result: Result) -> Iterator[str]:
     )  # fmt: skip
 
 
-def _picture(line: Timeline) -> str:
+def _figure(line: Timeline) -> str:
     middles = [(n + 0.5) * line.bin for n in range(len(line.rate))]
 
     def leading(axes: Any) -> None:
@@ -109,13 +109,13 @@ def _picture(line: Timeline) -> str:
         axes.set_ylabel("leads")
         if replicas:
             axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
-        _mark(axes, line, numbered=True)
+        _mark_events(axes, line, numbered=True)
 
     def rate(axes: Any) -> None:
         axes.step(middles, line.rate, where="mid", color=COLOURS[0])
         axes.set_ylabel("records a second")
         axes.set_ylim(bottom=0)
-        _mark(axes, line)
+        _mark_events(axes, line)
 
     def latency(axes: Any) -> None:
         known = [(x, y) for x, y in zip(middles, line.latency, strict=True) if y is not None]
@@ -126,7 +126,7 @@ def _picture(line: Timeline) -> str:
         axes.set_ylim(bottom=0)
         axes.set_ylabel("longest latency, ms")
         axes.set_xlabel("seconds")
-        _mark(axes, line)
+        _mark_events(axes, line)
 
     return figure(
         "timeline", [leading, rate, latency], "who led, output, latency", size=(9.0, 1.9),
@@ -134,8 +134,8 @@ def _picture(line: Timeline) -> str:
     )  # fmt: skip
 
 
-def _mark(axes: Any, line: Timeline, *, numbered: bool = False) -> None:
-    """Where something was done; numbers of what was done at nearly one time stand together."""
+def _mark_events(axes: Any, line: Timeline, *, numbered: bool = False) -> None:
+    """Marks the timeline's events; numbers of nearly simultaneous ones share a label."""
     width = max(line.seconds, line.bin)
     axes.set_xlim(0, width)
     labels: list[tuple[float, str]] = []

@@ -1,4 +1,4 @@
-"""What a drill is played with: the `configuration` of an experiment, checked."""
+"""The settings of a drill: the `configuration` of an experiment, validated."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -16,7 +16,7 @@ class Refused(Exception):  # noqa: N818 (a mistake of who wrote the experiment)
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who is there when the drill begins, and what is demanded."""
+    """The initial processes of a drill, and its requirements."""
 
     replicas: dict[str, FaultProfile] = msgspec.field(
         default_factory=lambda: {name: FaultProfile() for name in "abc"}
@@ -30,24 +30,24 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     rate: int = 100
     """Events a second of the logical stream."""
     within: float = 10
-    """Within so many seconds the output's stable follows the replicas' (K5); 0: not asked."""
+    """Within so many seconds the output's stable follows the replicas' (K5); 0: not checked."""
     session_seconds: Annotated[float, msgspec.Meta(gt=0)] = 2
-    """After so long a worker that does not answer is taken for dead."""
+    """After so long a worker that does not answer is considered dead."""
     policy: dict[str, str] = {}
     guards: dict[str, Any] = {}
     traces: list[Fault] = []
-    """What the service has to show of the faults (K8)."""
+    """The traces that the faults must leave in the service (K8)."""
     merger: list[str] = []
     """A Python module and its arguments, to merge in place of `lmerge run` (`merging`)."""
     patience: float = 60
-    """Seconds after which the output is not waited for any more."""
+    """Timeout for the output, in seconds."""
 
 
 def plan_of(configuration: Mapping[str, Any]) -> Plan:
-    """The plan that a configuration says; numbers may be text, as in the environment.
+    """The plan of a configuration; numbers may be text, as in environment variables.
 
-    Raises:
-        Refused: it has a field that there is not, or a value that cannot be.
+        Raises:
+    Refused: it has an unknown field, or an invalid value.
     """
     try:
         plan = msgspec.convert(dict(configuration), Plan, strict=False)

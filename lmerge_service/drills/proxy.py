@@ -1,24 +1,24 @@
-"""A TCP proxy that spoils what goes through it, in the words of toxiproxy.
+"""A TCP proxy that injects network faults, by the names of toxiproxy.
 
 Theory
     A `Proxy` listens on a port of its own for each of its targets and passes bytes to it and back.
     Its *toxics* may be changed at any time, and hold for the connections there are as well as for
     new ones. A toxic has the name and the attributes that it has in toxiproxy, and works on the
-    *downstream* (what the target says, the default there too) or on the *upstream* (what the client
-    says):
+    *downstream* (bytes from the target, the default there too) or on the *upstream* (bytes from the
+    client):
 
         latency      each piece comes `latency` milliseconds later, plus or minus `jitter`
         bandwidth    so many kilobytes a second, `rate`
-        timeout      nothing passes, and nobody is told; after `timeout` milliseconds the connection
-                     is closed, with 0 never: a black hole
+        timeout      all bytes are dropped silently; after `timeout` milliseconds the connection is
+                     closed, with 0 never: a black hole
         reset_peer   after `timeout` milliseconds the connection is reset (RST) on both sides
         slicer       pieces of `average_size` bytes, with `delay` microseconds between them
 
     A proxy that is not `enabled` refuses connections and closes those that there are.
 
     Of Kafka it knows one thing, since faults in the middle of a transaction need it: how requests
-    are framed. A *trap* waits for a request of one kind and calls somebody, before the request goes
-    on or behind it.
+    are framed. A *trap* waits for a request of one kind and calls a function, before the request is
+    forwarded or after it.
 
 Who owns what
     A proxy owns its listener and its connections; leaving it closes them all.
@@ -52,7 +52,7 @@ TOXICS: Final = {
     "reset_peer": {"timeout": 0},
     "slicer": {"average_size": 0, "delay": 0},
 }
-"""Kinds, and their attributes as they are unless said otherwise."""
+"""Kinds, and the defaults of their attributes."""
 
 API_KEYS: Final = {
     "Produce": 0,
@@ -69,7 +69,7 @@ _HOST: Final = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class Toxic:
-    """One way of spoiling one direction."""
+    """A fault of one direction."""
 
     kind: str
     stream: Direction
@@ -80,7 +80,7 @@ class Toxic:
 
 
 def toxic(kind: str, stream: Direction = "downstream", **attributes: int) -> Toxic:
-    """A toxic by its words.
+    """A toxic by its kind, direction and attributes.
 
     >>> toxic("latency", latency=100).attributes
     {'latency': 100, 'jitter': 0}
@@ -106,20 +106,20 @@ class Trap:
 
     api_key: int
     moment: Moment
-    """Before the request goes on, or behind it: the target has it, and its answer waits."""
+    """Before the request is forwarded, or after: the target has it, and its response is held."""
     sprung: Callable[[], Awaitable[bool]]
-    """Is waited for, and tells whether the connection goes on; else it is reset."""
+    """Is awaited; returns whether the connection goes on. If not, it is reset."""
 
 
 class Proxy:
-    """A link that can be spoilt; use as `async with`."""
+    """A link into which faults can be injected; use as `async with`."""
 
     def __init__(self, *targets: Target, port: int = 0, traps: bool = False):
         """It is on a free port for each target; with `port`, the first is on that one. `traps`:
-        what the client says is Kafka's protocol."""
+        the client speaks Kafka's protocol."""
         self.traps = traps
         self._targets = targets
-        self._wanted = port
+        self._requested_port = port
         self._toxics: dict[str, Toxic] = {}
         self._serving: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
@@ -129,7 +129,7 @@ class Proxy:
 
     async def __aenter__(self) -> Self:
         for number, target in enumerate(self._targets):
-            port = 0 if number else self._wanted
+            port = 0 if number else self._requested_port
             serving = partial(self.serve, target)
             self._servers.append(await asyncio.start_server(serving, _HOST, port))
         return self
@@ -151,29 +151,29 @@ class Proxy:
         """The first target's."""
         return self.ports[0]
 
-    # --- what is spoilt ------------------------------------------------------------------------
+    # --- toxics --------------------------------------------------------------------------------
 
     def add(self, toxic: Toxic, name: str | None = None) -> str:
         """From now on; returns its name, by default `KIND_STREAM`, whose toxic it replaces."""
         name = name or f"{toxic.kind}_{toxic.stream}"
         self._toxics[name] = toxic
-        self._tell()
+        self._notify()
         return name
 
     def remove(self, name: str) -> None:
         """Raises KeyError if there is no such toxic."""
         del self._toxics[name]
-        self._tell()
+        self._notify()
 
     async def reset(self) -> None:
         """No toxic, no trap, and enabled again."""
         self._toxics.clear()
         self.trap = None
         self._enabled = True
-        self._tell()
+        self._notify()
 
     async def disable(self) -> None:
-        """Refuses whoever comes, and closes what there is."""
+        """Refuses new connections, and closes the existing ones."""
         self._enabled = False
         await self._close_all()
 
@@ -182,7 +182,7 @@ class Proxy:
         found = (t for t in self._toxics.values() if t.stream == stream and t.kind == kind)
         return next(found, None)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         """Wakes all that wait for a change."""
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
@@ -205,7 +205,7 @@ class Proxy:
                 far = await asyncio.open_connection(*target())
                 await _Link(self, (reader, writer), far).run()
         except (OSError, asyncio.CancelledError):
-            pass  # nobody is behind us, or `_close_all`, which waits for what follows
+            pass  # the target is down, or `_close_all`, which waits for what follows
         finally:
             _abort(writer)
             self._serving.discard(task)
@@ -232,7 +232,7 @@ class _Link:
         self._answers.set()
 
     async def run(self) -> None:
-        """Until both sides have said all, or one is gone; then the other is, too."""
+        """Until both sides have closed, or one is gone; then the other is closed, too."""
         passing = asyncio.gather(
             self._pass("upstream", self._near[0], self._far[1]),
             self._pass("downstream", self._far[0], self._near[1]),
@@ -282,7 +282,7 @@ class _Link:
             raise ConnectionAbortedError
 
     def _trap(self) -> Trap | None:
-        """The trap, if the request that goes on now is the one that it waits for."""
+        """The trap, if this request is the one that it waits for."""
         trap = self._proxy.trap
         if trap is None or self._requests is None or self._requests.current != trap.api_key:
             return None

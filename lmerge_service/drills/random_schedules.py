@@ -1,4 +1,4 @@
-"""Drills composed by chance: several faults at once, and the shortest schedule that still fails.
+"""Random drills: several faults at once, and the shortest schedule that still fails.
 
 Theory
     A schedule is a set of faults, each with a beginning and an end; who is hit by one is hit by no
@@ -106,12 +106,12 @@ class Schedule:
     faults: tuple[Fault, ...]
 
     def __str__(self) -> str:
-        told = (f"{f.kind} {f.victim} [{f.start:.1f}, {f.end:.1f})" for f in self.faults)
-        return "; ".join(told)
+        texts = (f"{f.kind} {f.victim} [{f.start:.1f}, {f.end:.1f})" for f in self.faults)
+        return "; ".join(texts)
 
 
 def compose(seed: int) -> Schedule:
-    """Two to four faults, which overlap as chance will have it.
+    """Two to four faults, which may overlap.
 
     >>> compose(7) == compose(7)
     True
@@ -156,13 +156,13 @@ def experiment_of(schedule: Schedule) -> dict[str, Any]:
         now = at
     name = f"random-{schedule.seed}"
     return {
-        "title": f"Faults by chance, seed {schedule.seed}",
+        "title": f"Random faults, seed {schedule.seed}",
         "description": f"{schedule}.",
         "tags": [name],
         "configuration": {"within": _HOLE_SECONDS},
         "controls": [
             {
-                "name": "rig",
+                "name": "environment",
                 "provider": {"type": "python", "module": "lmerge_service.drills.control"},
             }
         ],
@@ -178,7 +178,7 @@ def experiment_of(schedule: Schedule) -> dict[str, Any]:
             *method,
             _activity("action", "workers that have ended are started", "start_missing_workers"),
             _activity("probe", "seconds until the output moves on", "seconds_until_moving"),
-            _activity("action", "replicas say the rest, and end", "finish"),
+            _activity("action", "replicas publish the rest, and end", "finish"),
         ],
         "rollbacks": [_activity("action", "all faults end", "heal")],
     }
@@ -201,13 +201,13 @@ def _activity(
 def failures(result: Result) -> frozenset[str]:
     """In which ways a drill has failed, by the names of checks, steps and probes.
 
-    Nothing if it has passed, and nothing if it could not be played: a fault that has not come
-    about tells nothing of the merge.
+        Nothing if it has passed, and nothing if it could not be played: a fault that has not come
+    about proves nothing about the merge.
     """
     if result.passed or result.unplayed:
         return frozenset()
     ways = frozenset(line.partition(":")[0] for line in result.why)
-    return ways - {"verdict of K1 to K8 (behind the faults)"} or ways
+    return ways - {"verdict of K1 to K8 (after the faults)"} or ways
 
 
 def shrink(failing: Schedule, fails: Callable[[Schedule], bool]) -> Schedule:

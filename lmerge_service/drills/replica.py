@@ -1,18 +1,18 @@
 """A replica as a process, with the faults that replicas have: late, restored, corrupt, lying, fast.
 
 Theory
-    All replicas of a drill say the same logical stream, which begins at a time of the wall clock
-    and goes on until the drill tells when it ends: each in a presentation of its own, at the pace
-    of the clock. So what the output must hold is known without looking at any topic.
+    All replicas of a drill publish the same logical stream, which begins at a time of the wall
+    clock and goes on until the drill sets its end: each in a presentation of its own, at the pace
+    of the clock. So the correct output is known independently of the topics.
 
     A replica numbers its records in a header, `drill-place`. One that is killed and started again
-    reads the last record of its topic and goes on behind it; one that is *restored* goes on some
-    records earlier and says those again, as a query does that comes back with old data; one that
-    *starts over* has lost its memory, says so by a higher incarnation, and knows only what ends
-    from now on.
+    reads the last record of its topic and continues after it; one that is *restored* continues some
+    records earlier and publishes those again, as a query does that comes back with old data; one
+    that *starts over* has lost its state, announces it by a higher incarnation, and knows only
+    events that end from now on.
 
 What happens on a crash
-    What was not acknowledged is said by whoever is started next.
+    The next process publishes what was not acknowledged.
 
     python -m lmerge_service.drills.replica '{"bootstrap": …}'
 """
@@ -70,11 +70,11 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True):
     def lives(self, until: int | None = None) -> Iterator[Life]:
         """Its events, to a time, or for as long as it goes on.
 
-        Raises:
-            ValueError: it was to end before what has been said already.
+                Raises:
+        ValueError: its end is before an event that it has yielded already.
         """
         gap = max(1, 2_000 // self.rate - 1)
-        said = START
+        yielded = START
         for life in workload(
             events=sys.maxsize, seed=self.seed, payload_bytes=24, active=self.live, min_gap=1,
             max_gap=gap,
@@ -82,10 +82,10 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True):
             vs = life.vs + self.began
             end = until if until is not None else self._end()
             if end is not None and vs >= end:
-                if said >= end:
-                    raise ValueError(f"the stream was to end at {end}, and is at {said}")
+                if yielded >= end:
+                    raise ValueError(f"the stream was to end at {end}, and is at {yielded}")
                 return
-            said = vs
+            yielded = vs
             yield Life(life.payload, vs, tuple(ve + self.began for ve in life.ends))
 
     def _end(self) -> int | None:
@@ -96,22 +96,22 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FaultProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a replica departs from a good one."""
+    """The faults of a replica."""
 
     lag: Annotated[float, msgspec.Meta(ge=0)] = 0
     """Everything so many seconds later."""
     skew: Annotated[float, msgspec.Meta(ge=0)] = 0
-    """Its clock is so many seconds ahead: it speaks early, and its records' times are wrong."""
+    """Its clock is so many seconds ahead: it publishes early, and its records' times are wrong."""
     lying: float = 0
     """The share of events to which it gives another end."""
     corrupt: float = 0
     """The share of elements that are followed by a record which is no element."""
     leap: float = 0
-    """When it starts it says an event, and a stable, so many seconds ahead; 0: none."""
+    """When it starts it publishes an event, and a stable, so many seconds ahead; 0: none."""
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """What a replica is to say, where and how."""
+    """The settings of a replica's process."""
 
     bootstrap: str
     topic: str
@@ -122,20 +122,20 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: int = 0
     joining_at: int = START
     repeat: int = 0
-    """So many records before the last one are said again."""
+    """So many records before the last one are published again."""
 
     def elements(self) -> Iterator[tuple[int, Element]]:
         """When each element is due, in milliseconds, and the element."""
         known = (life for life in self.stream.lives() if life.ve >= self.joining_at)
-        told = (_belied(life, self.manner.lying) for life in known)
+        stated = (_falsified(life, self.manner.lying) for life in known)
         late = int(self.manner.lag * 1_000)
         seed = f"{self.number}/{self.incarnation}"
-        for at, element in timed(told, _VARIATIONS[self.number % len(_VARIATIONS)], seed):
+        for at, element in timed(stated, _VARIATIONS[self.number % len(_VARIATIONS)], seed):
             yield at + late, element
 
 
-def _belied(life: Life, share: float) -> Life:
-    """The same liar tells the same lies each time."""
+def _falsified(life: Life, share: float) -> Life:
+    """The wrong ends of a share of the events, the same each time."""
     if share and random.Random(f"{life.vs}").random() < share:
         return Life(life.payload, life.vs, tuple(ve + 77 for ve in life.ends))
     return life
@@ -153,7 +153,7 @@ class _Publisher:
         """Milliseconds, by this replica's clock."""
         return (time.time() + self._part.manner.skew) * 1_000
 
-    async def say(self, value: bytes, place: int) -> None:
+    async def publish(self, value: bytes, place: int) -> None:
         headers = [*self._headers, (_PLACE, b"%d" % place)]
         self._pending.append(await self._send(value, headers))
         if len(self._pending) > _UNACKNOWLEDGED:
@@ -161,8 +161,8 @@ class _Publisher:
 
     @tenacity.retry(retry=tenacity.retry_if_exception_type(KafkaTimeoutError))
     async def _send(self, value: bytes, headers: list[tuple[str, bytes]]) -> asyncio.Future[object]:
-        """Waits for room for as long as no broker takes what was said before; what is refused for
-        want of room was not taken, and can be said again."""
+        """Waits while the producer's buffer is full; a record that was rejected because of it was
+        not buffered, and can be sent again."""
         sent: asyncio.Future[object] = await self._producer.send(
             self._part.topic, value, partition=0, headers=headers, timestamp_ms=int(self.now())
         )
@@ -170,8 +170,8 @@ class _Publisher:
 
     async def leap(self, place: int) -> None:
         ahead = int(self.now() + self._part.manner.leap * 1_000)
-        await self.say(encode(Insert(b'{"far":true}', ahead, ahead + 1)), place)
-        await self.say(encode(Stable(ahead)), place)
+        await self.publish(encode(Insert(b'{"far":true}', ahead, ahead + 1)), place)
+        await self.publish(encode(Stable(ahead)), place)
 
     async def close(self) -> None:
         await asyncio.gather(*self._pending)
@@ -193,27 +193,27 @@ async def _last_place(part: Part) -> int:
 @tenacity.retry(
     retry=tenacity.retry_if_exception_type(KafkaConnectionError), wait=tenacity.wait_fixed(0.1)
 )
-async def _say(part: Part) -> None:
-    """While there is no Kafka to begin with it is asked again: nothing is said by then, and who
-    started this replica ends it."""
+async def _run(part: Part) -> None:
+    """Retries while Kafka cannot be reached at the start, when nothing is published yet; its owner
+    ends it."""
     resumed = -1 if part.incarnation else await _last_place(part) - part.repeat
     garbled = random.Random(f"{part.number}")
     async with AIOKafkaProducer(
         bootstrap_servers=part.bootstrap, enable_idempotence=True
     ) as producer:
-        mouth = _Publisher(producer, part)
+        publisher = _Publisher(producer, part)
         if part.manner.leap:
-            await mouth.leap(resumed)
+            await publisher.leap(resumed)
         for place, (at, element) in enumerate(part.elements()):
             if place <= resumed:
                 continue
-            if (early := (at - mouth.now()) / 1_000) > 0:
+            if (early := (at - publisher.now()) / 1_000) > 0:
                 await asyncio.sleep(max(early, _TICK_SECONDS))
-            await mouth.say(encode(element), place)
+            await publisher.publish(encode(element), place)
             if part.manner.corrupt and garbled.random() < part.manner.corrupt:
-                await mouth.say(_GARBAGE, place)
-        await mouth.close()
+                await publisher.publish(_GARBAGE, place)
+        await publisher.close()
 
 
 if __name__ == "__main__":
-    asyncio.run(_say(msgspec.json.decode(sys.argv[1], type=Part)))
+    asyncio.run(_run(msgspec.json.decode(sys.argv[1], type=Part)))

@@ -1,4 +1,4 @@
-"""Which node of the cluster has a role that a drill is after."""
+"""The cluster's node that has a given role."""
 
 from typing import Any, Final, Literal, TypeAlias, get_args
 
@@ -21,7 +21,7 @@ async def holder(connection: Connection, role: Role, output: str, group: str) ->
     it, or the group of the workers.
 
     Raises:
-        TransportError: no broker tells in a minute.
+        TransportError: no broker answers in a minute.
     """
 
     async def asked() -> int:
@@ -30,7 +30,7 @@ async def holder(connection: Connection, role: Role, output: str, group: str) ->
             await admin.start()
             return await _ask(admin, role, output, group)
         except (KafkaError, TimeoutError) as error:
-            # Whoever was asked may be the one that is down: another is asked.
+            # The broker that was asked may be down: retry with another one.
             raise LeaderNotAvailableError(repr(error)) from error
         finally:
             await close_bounded(admin.close())

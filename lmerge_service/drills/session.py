@@ -1,9 +1,8 @@
-"""A drill under way: a rig on an event loop of its own, for actions and probes that are no
-coroutines.
+"""A running drill: an environment on an event loop of its own, for synchronous actions and probes.
 
 Who owns what
-    One `Playing` at a time is *current*; it owns a thread, and the rig in it. The Chaos Toolkit
-    runs actions and probes on threads of its own, and each waits for what it has asked for.
+    One `Session` at a time is *current*; it owns a thread, and the environment in it. The Chaos
+    Toolkit runs actions and probes on threads of its own, and each waits for its result.
 """
 
 import asyncio
@@ -14,47 +13,49 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from lmerge_service.drills.environment import Rig, Unplayable
+from lmerge_service.drills.environment import DrillError, Environment
 from lmerge_service.drills.observability_checks import Capture
 from lmerge_service.drills.plan import Plan
 from lmerge_service.drills.records import Topic
 from lmerge_service.drills.report import Judged, Timeline, capture, judge, timeline
 
-__all__ = ("Playing", "current", "on_rig")
+__all__ = ("Session", "current", "in_environment")
 
 T = TypeVar("T")
 
 _PATIENCE_SECONDS: Final = 180.0
-_CURRENT: Final[list["Playing"]] = []
+_CURRENT: Final[list["Session"]] = []
 """The drill that is under way, if one is."""
 
 
-class Playing:
+class Session:
     """Opened by `open`, ended by `close`."""
 
     def __init__(self, plan: Plan):
         self.plan = plan
         self.failures: list[str] = []
-        """Actions that did not do what they were to do."""
+        """Actions that have failed."""
         self.judged: Judged | None = None
         self.captured: Capture | None = None
         self._topics: dict[str, Topic] = {}
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="rig", daemon=True)
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="environment", daemon=True
+        )
         self.folder = Path(tempfile.mkdtemp(prefix="lmerge-drill-"))
-        self.rig = Rig(self.folder, self.plan)
+        self.environment = Environment(self.folder, self.plan)
 
     def open(self) -> None:
         """Starts everything.
 
         Raises:
-            Unplayable, LMergeError: something does not start.
+            DrillError, LMergeError: something does not start.
         """
         assert not _CURRENT, "one drill at a time"
         _CURRENT.append(self)
         self._thread.start()
         try:
-            self.do(self.rig.__aenter__())
+            self.do(self.environment.__aenter__())
         except BaseException:
             self.do(_others_have_ended())  # what was opened closes itself
             self._end()
@@ -63,7 +64,7 @@ class Playing:
     def close(self) -> None:
         """Ends everything."""
         try:
-            self.do(self.rig.__aexit__())
+            self.do(self.environment.__aexit__())
         finally:
             self._end()
 
@@ -75,33 +76,33 @@ class Playing:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
-        """What the work gives, done on the rig's loop.
+        """What the work gives, done on the environment's loop.
 
         Raises:
-            Unplayable: it takes more than three minutes.
+            DrillError: it takes more than three minutes.
         """
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result(_PATIENCE_SECONDS)
         except TimeoutError:
             future.cancel()
-            raise Unplayable(f"no end after {_PATIENCE_SECONDS:g} s") from None
+            raise DrillError(f"no end after {_PATIENCE_SECONDS:g} s") from None
         except KeyboardInterrupt:  # nobody waits for it any more
             future.cancel()
             raise
 
     def judge(self) -> Judged:
         """The verdict on what the topics hold now."""
-        self.judged, self._topics = self.do(judge(self.rig, self.captured))
+        self.judged, self._topics = self.do(judge(self.environment, self.captured))
         return self.judged
 
     def finish(self) -> None:
-        """To the end of the stream, and what the service shows then."""
-        self.do(self.rig.finish())
-        self.captured = self.do(capture(self.rig))
+        """Runs the stream to its end, and captures what the service shows then."""
+        self.do(self.environment.finish())
+        self.captured = self.do(capture(self.environment))
 
     def timeline(self) -> Timeline:
-        return timeline(self.rig, self._topics)
+        return timeline(self.environment, self._topics)
 
 
 async def _others_have_ended() -> None:
@@ -110,20 +111,20 @@ async def _others_have_ended() -> None:
         await asyncio.wait(others, timeout=30)
 
 
-def current() -> Playing:
+def current() -> Session:
     """The drill that is under way.
 
     Raises:
-        Unplayable: there is none: the experiment lacks the control `lmerge_service.drills.control`.
+        DrillError: there is none: the experiment lacks the control `lmerge_service.drills.control`.
     """
     if not _CURRENT:
-        raise Unplayable(
+        raise DrillError(
             "no drill is under way: the experiment needs the control lmerge_service.drills.control"
         )
     return _CURRENT[0]
 
 
-def on_rig(work: Callable[[Rig], Coroutine[Any, Any, T]]) -> T:
+def in_environment(work: Callable[[Environment], Coroutine[Any, Any, T]]) -> T:
     """What the work gives, of the drill that is under way."""
-    playing = current()
-    return playing.do(work(playing.rig))
+    session = current()
+    return session.do(work(session.environment))

@@ -1,14 +1,14 @@
-"""What topics say: a replica's lives as events with their places, the output as legal streams.
+"""The content of topics: a replica's lives as events with places, the output as legal streams.
 
 Theory
-    Of a replica, what its own rules allow counts, and the rest is left out as a merge leaves it
-    out: what is no element, what touches what the same partition declared final, what adjusts an
-    event that is not there. A higher incarnation in a record's headers begins a new *life*; in a
+    Of a replica, only legal elements count, and the rest is left out as a merge leaves it out: what
+    is no element, what touches what the same partition declared final, what adjusts an event that
+    is not there. A higher incarnation in a record's headers begins a new *life*; in a
     partition, records of a lower one behind it are stale. So a life does not depend on how
     partitions interleave.
 
-    The output is held to the letter: every element must be legal where it stands (`tdb`), and in
-    a keyed stream no event may be there twice at a time.
+    The output is checked strictly: every element must be legal where it stands (`tdb`), and in a
+    keyed stream no event may be there twice at a time.
 
     Times of the clock are record timestamps, of which the running maximum of a partition is
     taken, since writers' clocks may step back.
@@ -27,16 +27,24 @@ from lmerge_service.formats.repeats import Repeats
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.tdb import TDB
 
-__all__ = ("Key", "Life", "Output", "Told", "read_output", "read_replica", "stables_by_time")
+__all__ = (
+    "Key",
+    "Life",
+    "Output",
+    "Published",
+    "read_output",
+    "read_replica",
+    "stables_by_time",
+)
 
 Key = tuple[Hashable, int]
 """(payload, vs)."""
 
-_Heard = tuple[int, Record, Element]
+_TimedElement = tuple[int, Record, Element]
 
 
 @dataclass(slots=True)
-class Told:
+class Published:
     """One event of a replica's life."""
 
     ve: int
@@ -52,7 +60,7 @@ class _Stream:
 
     stables: list[int] = field(default_factory=list)
     stable_times: list[int] = field(default_factory=list)
-    events: dict[Key, list[Told]] = field(default_factory=dict)
+    events: dict[Key, list[Published]] = field(default_factory=dict)
     breaches: list[str] = field(default_factory=list)
 
     @property
@@ -66,7 +74,7 @@ class _Stream:
 
 
 class Life:
-    """What one incarnation of a replica said."""
+    """The output of one incarnation of a replica."""
 
     def __init__(self, incarnation: int, joining_at: int, partitions: int, *, keyed: bool):
         self.incarnation = incarnation
@@ -85,10 +93,10 @@ class Life:
     def tdb(self) -> TDB:
         return TDB(
             (
-                (payload, vs, told.ve)
+                (payload, vs, event.ve)
                 for stream in self.streams
-                for (payload, vs), all_told in stream.events.items()
-                for told in all_told
+                for (payload, vs), events in stream.events.items()
+                for event in events
             ),
             self.stable,
         )
@@ -107,26 +115,26 @@ class Life:
                 if vs < c:
                     stream.breaches.append(f"{record.place}: {element} after stable({c})")
                 else:
-                    self._insert(stream, (payload, vs), Told(ve, record, at))
+                    self._insert(stream, (payload, vs), Published(ve, record, at))
             case Adjust(vold=vold, ve=ve):
                 if min(vold, ve) < c or not self._adjust(stream, element, c):
                     stream.breaches.append(f"{record.place}: {element} after stable({c})")
 
-    def _insert(self, stream: _Stream, key: Key, told: Told) -> None:
-        held = stream.events.setdefault(key, [])
-        if held and self._keyed:
-            stream.breaches.append(f"{told.record.place}: {key} is inserted again")
-            held[0].ve = told.ve
+    def _insert(self, stream: _Stream, key: Key, event: Published) -> None:
+        live = stream.events.setdefault(key, [])
+        if live and self._keyed:
+            stream.breaches.append(f"{event.record.place}: {key} is inserted again")
+            live[0].ve = event.ve
         else:
-            held.append(told)
+            live.append(event)
 
     def _adjust(self, stream: _Stream, element: Adjust[Hashable], c: int) -> bool:
-        held = stream.events.get((element.payload, element.vs), [])
-        for told in held:
-            if told.ve >= c if self._keyed else told.ve == element.vold:
-                told.ve = element.ve
+        live = stream.events.get((element.payload, element.vs), [])
+        for event in live:
+            if event.ve >= c if self._keyed else event.ve == element.vold:
+                event.ve = element.ve
                 if element.ve == element.vs:
-                    held.remove(told)
+                    live.remove(event)
                 return True
         return False
 
@@ -152,7 +160,7 @@ def read_replica(topic: Topic, decoder: WireDecoder, *, keyed: bool) -> list[Lif
                     )
                 lives[incarnation].take(record, decoder.decode(record.value), clock)
             except ElementError:
-                continue  # a dead letter of the merge's, which says nothing
+                continue  # a dead letter: the merge skips it
     if not lives:
         return [Life(0, START, topic.partitions, keyed=keyed)]
     return [lives[number] for number in sorted(lives)]
@@ -209,15 +217,15 @@ def read_output(topic: Topic, decoder: WireDecoder, *, keyed: bool) -> Output:
     )
     for partition in range(width):
         live: dict[Key, int] = {}
-        for at, record, element in _heard(topic, partition, decoder, output.illegal):
+        for at, record, element in _elements_of(topic, partition, decoder, output.illegal):
             _apply(output, partition, record, element, at, live if keyed else None)
     _find_strays(output)
     return output
 
 
-def _heard(
+def _elements_of(
     topic: Topic, partition: int, decoder: WireDecoder, illegal: list[str]
-) -> Iterator[_Heard]:
+) -> Iterator[_TimedElement]:
     clock, repeats = START, Repeats()
     for record in topic.of(partition):
         clock = max(clock, record.timestamp)
@@ -257,7 +265,7 @@ def _apply(
 
 
 def _find_strays(output: Output) -> None:
-    """An event that is inserted in two partitions is there twice for whoever reads both."""
+    """An event that is inserted in two partitions is there twice for a reader of both."""
     home: dict[Key, str] = {}
     for places in output.places:
         for (payload, vs), place in places.items():

@@ -1,5 +1,4 @@
-"""What a `configuration` says of an experiment: the drill's own settings, and variables of its
-author's.
+"""The parts of an experiment's `configuration`: the drill's settings, and variables of its author.
 
 Theory
     The Chaos Toolkit lets authors name values of their own in `configuration` and use them as

@@ -1,9 +1,9 @@
-"""What a check finds: valid, invalid or unknown, with evidence; the worst of several.
+"""The result of a check: valid, invalid or unknown, with evidence; the worst of several.
 
 Theory
-    A check is a function of a history. It says *invalid* only with evidence in hand, *unknown*
-    when the history does not tell (a topic that has lost its beginning, a reference that the
-    replicas do not agree on), else *valid*. Several checks are worth what the worst of them is:
+    A check is a function of a history. It returns *invalid* only with evidence, *unknown* when the
+    history is not sufficient (a topic that has lost its beginning, a reference that the replicas do
+    not agree on), else *valid*. The outcome of several checks is the worst of theirs:
 
     >>> worst([Outcome.VALID, Outcome.UNKNOWN])
     <Outcome.UNKNOWN: 'unknown'>
@@ -34,7 +34,7 @@ def worst(outcomes: Iterable[Outcome]) -> Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check says; at most 20 pieces of evidence, and how many there were."""
+    """The result of one check; at most 20 pieces of evidence, and how many there were."""
 
     check: str
     outcome: Outcome
@@ -51,12 +51,12 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Of what the output has declared final, how many events are not as they are to be."""
+    """How many events are wrong, of those that the output has declared final."""
 
     lost: int = 0
-    """They are so, and the output has none of them."""
+    """They exist in the reference, and the output lacks them."""
     contradicted: int = 0
-    """They are there with another end, or are not so at all."""
+    """They have another end in the reference, or do not exist there."""
     doubled: int = 0
 
 

@@ -29,7 +29,7 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from lmerge_service.config.topology import Name
-from lmerge_service.errors import TransportError, fault_said
+from lmerge_service.errors import TransportError, fault_message
 from lmerge_service.http import documents
 from lmerge_service.http.cutover_view import CutoverView
 from lmerge_service.http.documents import (
@@ -280,6 +280,6 @@ def _message_of(error: RequestValidationError) -> str:
     faults = []
     for fault in error.errors():
         place = ".".join(str(part) for part in fault["loc"] if part != "body")
-        text = fault_said(fault)
+        text = fault_message(fault)
         faults.append(f"{place}: {text}" if place else text)
     return "; ".join(faults).encode(errors="replace").decode()[:2_000]

@@ -3,7 +3,7 @@
 Who owns what
     `LocalBroker` owns one directory and the JVM that serves it. The directory holds Kafka's data,
     its properties, its log (`kafka.log`) and `broker.json`, the record of the process that serves
-    it. Whoever names the directory can find, signal or stop that process; there is no other state.
+    it. The directory alone suffices to find, signal or stop that process; there is no other state.
 
 What happens on a crash
     The starter is killed: the JVM dies with it, unless it was started detached; then it goes on.
@@ -75,7 +75,7 @@ SETTINGS: Final[Mapping[str, str]] = {
     # Topics are replayed from their start, however old they are.
     "log.retention.ms": "-1",
     "log.retention.bytes": "-1",
-    # One node, unless a `LocalCluster` says otherwise; 4 partitions instead of 50 make the first
+    # One node, unless a `LocalCluster` sets otherwise; 4 partitions instead of 50 make the first
     # transaction and the first group 0.25 s faster each.
     "offsets.topic.replication.factor": "1",
     "offsets.topic.num.partitions": "4",
@@ -101,8 +101,8 @@ SETTINGS: Final[Mapping[str, str]] = {
 
 _HOST: Final = "127.0.0.1"
 _PORTS: Final = range(20_000, 32_000)
-"""Below the ports that systems give to outgoing connections: else, while a broker is down, a
-client that tries to reconnect can be given its port, connect to itself, and keep it."""
+"""Below the ephemeral ports that systems give to client connections: else, while a broker is down,
+a client that tries to reconnect can be given its port, connect to itself, and keep it."""
 
 _POLL_SECONDS: Final = 0.05
 
@@ -144,9 +144,9 @@ class LocalBroker:
     it while it runs is no error; else it dies with the starter (on Linux, with the thread that
     started it), and leaving the context stops it. `settings` go over `SETTINGS`; with `listeners`
     it has more than the one in the clear, each by its name in the settings and on a free port of
-    its own (`address`); `advertised` has the ports that clients are told instead, of listeners
+    its own (`address`); `advertised` has other ports to advertise to clients, of listeners
     behind a proxy. `formatting` goes to Kafka's storage tool, for users to begin with. With a
-    `membership` it is one of several nodes (`kafka.nodes`), else a cluster of its own.
+    `membership` it is one of several nodes (`local.nodes`), else a cluster of its own.
 
     A broker that was killed or stopped can be started again, with the same port and data.
     """
@@ -365,8 +365,8 @@ class LocalBroker:
                 )
         record = self._record()
         default = _DEFAULT_PORT + self._node - 1
-        wishes = [record.port] if record else [default] if self.detached else []
-        port = self._port or free_port(*wishes, but={*member.voters.values()} if member else ())
+        preferred = [record.port] if record else [default] if self.detached else []
+        port = self._port or free_port(*preferred, but={*member.voters.values()} if member else ())
         return port, member.controller if member else free_port(but={port})
 
     def _format(self, java: Java, jars: list[Path]) -> None:
@@ -437,8 +437,8 @@ class LocalBroker:
     def _tail(self) -> str:
         with self.log.open("rb") as log:
             log.seek(self._log_start)
-            said = log.read().decode(errors="replace")
-        return f"{jvm.gist(said)} (log: {self.log})"
+            text = log.read().decode(errors="replace")
+        return f"{jvm.gist(text)} (log: {self.log})"
 
 
 def default_directory(name: str = "broker") -> Path:
@@ -449,7 +449,7 @@ def default_directory(name: str = "broker") -> Path:
 
 
 def is_free(port: int) -> bool:
-    """Whether nobody listens on a port of this machine's."""
+    """Whether a port of this machine is free."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Kafka itself binds
         try:
@@ -459,10 +459,10 @@ def is_free(port: int) -> bool:
         return True
 
 
-def free_port(*wishes: int, but: Container[int] = ()) -> int:
-    """The first wish that is free, else any free port of `_PORTS`; never one of `but`."""
+def free_port(*preferred: int, but: Container[int] = ()) -> int:
+    """The first preferred port that is free, else any free port of `_PORTS`; never one of `but`."""
     chances = (random.choice(_PORTS) for _ in range(1000))
-    for port in itertools.chain(wishes, chances):
+    for port in itertools.chain(preferred, chances):
         if port not in but and is_free(port):
             return port
     raise EnvironmentMissingError(f"no free port on {_HOST} in {_PORTS.start}-{_PORTS.stop}")

@@ -81,7 +81,7 @@ def find_java(extra: str = "demo") -> Java:
 
 @dataclass(frozen=True, slots=True)
 class JarSet:
-    """JARs that are fetched and kept together."""
+    """JARs that are downloaded and stored as one set."""
 
     title: str
     """What they are, for people."""
@@ -92,7 +92,7 @@ class JarSet:
     """The digest of the listing (as sha256sum prints it) of all JARs that the coordinates mean."""
     megabytes: int
     extra_missing: str
-    """What to say where jgo is not installed."""
+    """The error message where jgo is not installed."""
     transitive: bool = True
     """Whether what they depend on belongs to them."""
 
@@ -130,12 +130,12 @@ class JarSet:
         """Fills the folder, whole or not at all."""
         try:
             with (
-                _progress(f"downloading {self.title} ({self.megabytes} MB, once) ...") as say,
+                _progress(f"downloading {self.title} ({self.megabytes} MB, once) ...") as report,
                 tempfile.TemporaryDirectory(dir=folder.parent) as staging,
             ):
                 fresh = Path(staging) / "jars"
                 fresh.mkdir()
-                for path in _resolve(self, Path(staging) / "repository", say):
+                for path in _resolve(self, Path(staging) / "repository", report):
                     path.rename(fresh / path.name)
                 (fresh / _LISTING).write_bytes(self._checked_listing(fresh))
                 shutil.rmtree(folder, ignore_errors=True)
@@ -181,7 +181,7 @@ def kafka_jars() -> list[Path]:
 def class_flags(java: Java, directory: Path) -> tuple[str, ...]:
     """Flags for the archive of loaded classes: a JVM that has one starts in half the time.
 
-    Where there is none yet, the JVM is told to leave one when it ends (4 s, once per Java).
+    Where there is none yet, the JVM writes one when it ends (4 s, once per Java).
     """
     name = f"java-{java.version}.jsa"
     archive = _KAFKA.directory / name
@@ -231,7 +231,7 @@ def locked(path: Path) -> IO[bytes]:
     return file
 
 
-def _resolve(jars: JarSet, repository: Path, say: Callable[[str], None]) -> Iterator[Path]:
+def _resolve(jars: JarSet, repository: Path, report: Callable[[str], None]) -> Iterator[Path]:
     """The JARs that a set means, downloaded, from the repositories that jgo knows."""
     try:
         from jgo.config import GlobalSettings
@@ -249,13 +249,13 @@ def _resolve(jars: JarSet, repository: Path, say: Callable[[str], None]) -> Iter
     with ThreadPoolExecutor(8) as pool:
         paths = pool.map(lambda one: Path(one.artifact.resolve()), needed)
         for count, path in enumerate(paths, 1):
-            say(f"downloading {jars.title}: {count} of {len(needed)} JARs ...")
+            report(f"downloading {jars.title}: {count} of {len(needed)} JARs ...")
             yield path
 
 
 @contextmanager
 def _progress(text: str) -> Iterator[Callable[[str], None]]:
-    """Says what takes long: a moving line on a terminal, one plain line elsewhere."""
+    """Reports progress: a live line on a terminal, one plain line elsewhere."""
     console = Console(stderr=True)
     if not console.is_terminal:
         console.print(text, highlight=False)

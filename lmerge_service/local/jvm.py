@@ -1,8 +1,8 @@
 """The process of a local Kafka: started, recorded, found again, ended.
 
 Theory
-    A process id names nobody for long: systems use ids again. With the time at which it was
-    created it names one process for ever. A `Record` holds both, in a file that is replaced
+    A process id is not unique over time: systems reuse ids. Together with the time at which it was
+    created it identifies one process for ever. A `Record` holds both, in a file that is replaced
     whole, so any program can find the process later, and none can signal another by mistake.
 
     A process that is started here either goes on by itself or dies with the process that started
@@ -151,7 +151,7 @@ def end(process: "psutil.Process", grace: float) -> bool:
 
 
 def read(file: Path) -> Record | None:
-    """What a file records; a file that is missing or damaged records nobody."""
+    """What a file records; None for a file that is missing or damaged."""
     with suppress(OSError, msgspec.DecodeError):
         return msgspec.json.decode(file.read_bytes(), type=Record)
     return None
@@ -164,12 +164,12 @@ def write(file: Path, record: Known) -> None:
     fresh.replace(file)
 
 
-def gist(said: str) -> str:
-    """The line of a JVM's output that says why it ended: the last exception, or the last line.
+def gist(output: str) -> str:
+    """The line of a JVM's output with the cause of its end: the last exception, or the last line.
 
     >>> gist("WARN on it goes\\nKafkaException: no\\n\\tat A.b\\nCaused by: BindException: in use")
     'BindException: in use'
     """
-    lines = [line for line in said.splitlines() if line.strip() and not line[0].isspace()]
+    lines = [line for line in output.splitlines() if line.strip() and not line[0].isspace()]
     causes = [line for line in lines if re.match(r"(Caused by: )?[\w.$]+(Exception|Error): ", line)]
-    return (causes or lines or ["it said nothing"])[-1].removeprefix("Caused by: ")
+    return (causes or lines or ["it printed nothing"])[-1].removeprefix("Caused by: ")

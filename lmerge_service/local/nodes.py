@@ -2,14 +2,14 @@
 
 Theory
     Each node is broker and controller. With three of them every topic is replicated three times
-    and written when two replicas have it, Kafka's own topics too; the quorum of controllers is
+    and written when two replicas have it, Kafka's internal topics too; the quorum of controllers is
     two. So with one node down everything goes on; with two down writes wait, and go on when the
     second is back.
 
 Who owns what
     `LocalCluster` owns a directory. In it `cluster.json` has what all nodes must agree on (the id
     of the cluster and the ports of the controllers), and `node-N` is the directory of a
-    `LocalBroker`, which says itself what it owns.
+    `LocalBroker`, whose documentation lists what it owns.
 
 What happens on a crash
     As for `LocalBroker`, of each node. The first start writes `cluster.json` before any node is
@@ -49,7 +49,7 @@ _LAST_GRACE_SECONDS: Final = 3.0
 
 
 class _Agreed(msgspec.Struct, frozen=True):
-    """What all nodes must know alike."""
+    """What all nodes must agree on."""
 
     cluster: str
     controllers: dict[int, int]
@@ -96,7 +96,7 @@ class LocalCluster:
         self._advertised = advertised or {}
         self._voters = voters or {}
         self._timeout = timeout
-        self._wanted = nodes
+        self._requested = nodes
         agreed = self._written() or _agreed(range(1, (nodes or NODES) + 1))
         if port + len(agreed.controllers) - 1 > _LAST_PORT:
             raise ConfigurationError(
@@ -167,8 +167,8 @@ class LocalCluster:
         """
         with await asyncio.to_thread(locked, self.directory / "lock"):
             self._settle()
-            wanted = [number] if number is not None else list(self._nodes)
-            fresh = [each for each in wanted if not self.node(each).running]
+            numbers = [number] if number is not None else list(self._nodes)
+            fresh = [each for each in numbers if not self.node(each).running]
             quorum = 2 * len({*self.running, *fresh}) > len(self._nodes)
             try:
                 await _all(self._nodes[each].astart(wait=quorum) for each in fresh)
@@ -251,9 +251,9 @@ class LocalCluster:
             found = msgspec.json.decode(content, type=_Agreed)
         except msgspec.MsgspecError as error:
             raise StateError(f"{self.directory / _FILE} cannot be read: {error}") from None
-        if self._wanted not in (None, len(found.controllers)):
+        if self._requested not in (None, len(found.controllers)):
             raise ConfigurationError(
-                f"{self.directory} has {len(found.controllers)} nodes, not {self._wanted}: "
+                f"{self.directory} has {len(found.controllers)} nodes, not {self._requested}: "
                 "`lmerge broker clean` removes them, or use another directory"
             )
         return found

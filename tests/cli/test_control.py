@@ -248,7 +248,7 @@ def test_who_saw_an_older_version_is_told_what_came_between(lmerge: Lmerge, serv
 @pytest.mark.parametrize(
     ("command", "error"),
     [
-        ("detach", "Missing argument 'REPLICA' (lmerge detach --help tells more)"),
+        ("detach", "Missing argument 'REPLICA' (lmerge detach --help has more)"),
         ("detach a/b", "Invalid value for 'REPLICA': 'a/b' is no name of a replica"),
         ("detach .", "Invalid value for 'REPLICA': '.' is no name of a replica"),
         ("decisions a/b", "Invalid value: 'a/b' is no id of a decision"),
@@ -259,8 +259,8 @@ def test_who_saw_an_older_version_is_told_what_came_between(lmerge: Lmerge, serv
         ("cutover --from a", "Invalid value: --from and --to go together"),
         ("cutover --from a/b --to c", "Invalid value for '--from': 'a/b' is no name of a replica"),
         ("cutover --abort --from a", "Invalid value: --abort ends the one that runs"),
-        ("cutover --reason slow", "Invalid value: --reason says why the one that runs is aborted"),
-        ("cutover --from a --to d --joining-at 5", "Invalid value: --joining-at and --more say"),
+        ("cutover --reason slow", "Invalid value: --reason is why the one that runs is aborted"),
+        ("cutover --from a --to d --joining-at 5", "Invalid value: --joining-at and --more are"),
         ("cutover --dry-run t.yaml", "Invalid value: --dry-run compares the one of --to, and"),
         ("cutover --dry-run t.yaml --to d", "t.yaml: cannot read it: No such"),
         ("cutover --bootstrap h:9", "Invalid value: --bootstrap is for --dry-run"),

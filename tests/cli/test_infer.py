@@ -132,7 +132,7 @@ def test_json_is_the_same_for_programs(lmerge: Lmerge) -> None:
         "case": "R2",
         "legal": False,
         "notes": [
-            "whether these are replicas of one query is for `lmerge audit` to say",
+            "`lmerge audit` checks whether these are replicas of one query",
             "elements that are not legal were left out; a merge reports them as breaches",
         ],
     }

@@ -137,7 +137,7 @@ def test_a_usage_mistake_is_one_line_that_tells_which_help_tells_more(
     assert outcome.error.startswith(error)
     command = arguments.split()[0]
     page = f"lmerge {command}" if command in COMMANDS else "lmerge"
-    assert outcome.error.endswith(f" ({page} --help tells more)")
+    assert outcome.error.endswith(f" ({page} --help has more)")
 
 
 @pytest.mark.parametrize(

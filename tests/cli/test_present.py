@@ -139,5 +139,5 @@ def test_a_lie_that_is_none_is_refused_with_the_kinds(lie: str, lmerge: Lmerge) 
 def test_an_adjust_in_the_logical_stream_is_named_with_its_line(lmerge: Lmerge) -> None:
     write(Path("x"), [Insert(b"1", 1, 2), Stable(1), Adjust(b"1", 1, 2, 3)])
     assert lmerge("present", "x", "-o", "out").error == (
-        "x:3: an adjust, but the logical stream is told by inserts alone (stables are ignored)"
+        "x:3: an adjust, but the logical stream has only inserts (stables are ignored)"
     )

@@ -28,11 +28,11 @@ def test_the_list_names_queries_and_plans(lmerge: Lmerge) -> None:
         (RUN.replace("speculative", "eager"), 2, "delays has no plan 'eager': choose one of cons"),
         (RUN.replace("--to t", "--to t/u"), 2, "'t/u' is no name of a topic"),
         (RUN + " --plain --feedback f", 2, "--feedback needs Spark, and --plain is without"),
-        (RUN + " --rejoin --since 7", 2, "--since and --rejoin are two ways to begin anew: give"),
+        (RUN + " --rejoin --since 7", 2, "--since and --rejoin are two ways to start over: give"),
         (
             RUN + " --plain --rejoin --resume",
             2,
-            "--resume goes on, --since and --rejoin begin",
+            "--resume continues, --since and --rejoin start",
         ),
         (RUN + " --plain --resume", 2, "delays by this plan cannot resume, since its state cannot"),
         (RUN + " --plain --bootstrap 127.0.0.1:1", 3, "connecting to 127.0.0.1:1: Kafka cannot"),

@@ -14,7 +14,7 @@ NOWHERE = " --bootstrap 127.0.0.1:1"
         (SELECT.replace("udf0", "udf2"), 2, "no plan 'udf2': choose one of udf0, udf1"),
         (SELECT.replace("--to t", "--to t/u"), 2, "'t/u' is no name of a topic"),
         (SELECT + " --feedback o/p", 2, "'o/p' is no name of a topic"),
-        (SELECT + " --name a", 2, "--name is whom feedback is told to: give --feedback"),
+        (SELECT + " --name a", 2, "--name is whose feedback is used: give --feedback"),
         (SELECT + NOWHERE, 3, "connecting to 127.0.0.1:1: Kafka cannot"),
         ("replica readings r --batch 30-10", 2, "--batch takes the least size and the largest"),
         ("replica readings r --batch 0-1", 2, "--batch takes the least size and the largest"),

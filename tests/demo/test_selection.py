@@ -17,7 +17,7 @@ from lmerge_service.kafka.topics import Topics
 from lmerge_service.tdb import TDB, reconstitute
 from lmerge_service.workloads.readings import STEP, elements_of, is_low, is_whole, readings
 
-COSTS = Costs(cheap=0.001, dear=0.02)
+COSTS = Costs(cheap=0.001, expensive=0.02)
 GIVEN = list(readings(300, batch=(20, 60)))
 ANSWER = TDB((each.payload, each.vs, each.ve) for each in GIVEN if each.whole)
 
@@ -63,10 +63,10 @@ def test_a_plan_by_itself_says_the_answer_and_is_dear_for_one_half(plan: Plan) -
     assert reconstitute(said(*steps)) == TDB(ANSWER, stable=INFINITY)
     low = sum(is_low(each.payload) for each in GIVEN)
     dear = low if plan is Plan.UDF0 else len(GIVEN) - low
-    assert (selection.dear, selection.cheap) == (dear, len(GIVEN) - dear)
+    assert (selection.expensive, selection.cheap) == (dear, len(GIVEN) - dear)
     assert (selection.skipped, selection.ended) == (0, True)
     assert sum(step.seconds for step in steps) == pytest.approx(
-        dear * COSTS.dear + selection.cheap * COSTS.cheap
+        dear * COSTS.expensive + selection.cheap * COSTS.cheap
     )
 
 
@@ -87,10 +87,10 @@ def test_a_point_that_rises_counts_from_the_next_step_on() -> None:
     selection = Selection(Plan.UDF0, COSTS, heard)
     steps = selection.steps(RECORDS)
     next(steps)
-    assert (selection.dear, selection.skipped) == (1, 0), "a dear reading is a step"
+    assert (selection.expensive, selection.skipped) == (1, 0), "a dear reading is a step"
     heard.point = 11 * STEP
     next(steps)
-    assert (selection.dear, selection.skipped) == (2, 9)
+    assert (selection.expensive, selection.skipped) == (2, 9)
 
 
 def test_two_plans_that_heed_leave_out_most_that_is_dear_and_nobody_is_to_blame() -> None:
@@ -114,7 +114,7 @@ def test_two_plans_that_heed_leave_out_most_that_is_dear_and_nobody_is_to_blame(
             heard[each].point = merge.max_stable
     assert merge.breaches() == []
     assert reconstitute(out) == TDB(ANSWER, stable=INFINITY)
-    alone = len(GIVEN) * (COSTS.cheap + COSTS.dear) / 2
+    alone = len(GIVEN) * (COSTS.cheap + COSTS.expensive) / 2
     assert max(at.values()) < alone / 2
     assert sum(each.skipped for each in selections.values()) > len(GIVEN) / 2
 
@@ -146,7 +146,7 @@ def test_a_replica_reads_a_topic_and_begins_anew_as_the_next_incarnation(
         readings=given,
         to=to,
         name="udf0",
-        costs=Costs(cheap=0, dear=0.000_1),
+        costs=Costs(cheap=0, expensive=0.000_1),
     )
 
     async def play() -> None:

@@ -213,7 +213,7 @@ def test_k1_what_was_given_up_may_be_there_with_any_end_but_nothing_may_be_made_
     assert check(ended)["K1"].outcome is VALID
     made_up = saying(Insert(A, 1, 9), Insert(b'"X"', 3, 20), Stable(10))
     wrong = check(replace(made_up, reference=reference, lost=[(10, 21)]))["K1"]
-    assert wrong.evidence == ('OUT has "X" [3, 10), cut at 10, that is not so',)
+    assert wrong.evidence == ('OUT has "X" [3, 10), cut at 10, which is not in the reference',)
 
 
 def test_k4_what_a_replica_says_once_it_is_withdrawn_leads_nobody() -> None:

@@ -59,7 +59,7 @@ def test_k1_an_event_that_is_missing_is_named() -> None:
 
 def test_k1_an_event_that_is_not_so_is_named() -> None:
     found = check(saying(Insert(A, 1, 9), Insert(B, 3, 20), Insert(C, 4, 6), Stable(10)))["K1"]
-    assert found.evidence == ('OUT has "C" [4, 6), cut at 10, that is not so',)
+    assert found.evidence == ('OUT has "C" [4, 6), cut at 10, which is not in the reference',)
 
 
 def test_k1_a_wrong_end_that_is_final_is_invalid_and_one_that_may_move_is_not() -> None:
@@ -162,7 +162,7 @@ def test_k2_of_a_multiset_counts_how_often() -> None:
 
 
 def lost_by_a_leader() -> History:
-    """b leads and leaves out B, which a told and froze."""
+    """b leads and leaves out B, which a published and froze."""
     return History(
         output=topic("out", [Insert(A, 1, 9), Stable(10)], at=50),
         replicas={
@@ -175,7 +175,7 @@ def lost_by_a_leader() -> History:
 def test_k3_what_an_attached_replica_told_is_missing() -> None:
     found = check(lost_by_a_leader())["K3"]
     assert found.outcome is INVALID
-    assert found.evidence == ('OUT lacks what a told and froze: "B" [3, 20) at a-0@2',)
+    assert found.evidence == ('OUT lacks what a published and froze: "B" [3, 20) at a-0@2',)
 
 
 def test_k3_what_a_detached_replica_told_may_be_missing() -> None:

@@ -119,7 +119,7 @@ def test_what_is_started_with_a_topology_has_its_name_before_its_own(tmp_path: P
 @pytest.mark.parametrize(
     ("section", "said"),
     [
-        ("up: {broker: {}}", "the topology that names this one has the say"),
+        ("up: {broker: {}}", "the topology that names this one decides"),
         ("up: {merges: [t.yaml]}", "t is started already"),
     ],
 )

@@ -232,7 +232,7 @@ def test_two_plans_that_heed_feedback_say_the_answer_though_one_is_killed(tmp_pa
         assert states(up, name) == {"udf0": ("joined", 1), "udf1": ("joined", 0)}
         assert all(not each["breaches"] for each in up.status(name)["replicas"])
         said = Path(up.shown["folder"], "udf0.log").read_text()
-        assert "incarnation 1, heeds forward.merged" in said
+        assert "incarnation 1, uses feedback of forward.merged" in said
         assert left_out(said.rpartition("incarnation 1")[2]) > 0
         at = ("--bootstrap", up.shown["bootstrap"])
         query = ("--readings", "forward.readings", "--to", "check", "--cheap", "0", "--dear", "0")

@@ -91,7 +91,7 @@ def test_streams_that_mean_the_same_are_equivalent_and_exit_0(audit: Lmerge) -> 
         "one: legal, 2 events by 2 inserts, 2 adjusts, 2 stables; complete",
         "same: legal, 2 events by 2 inserts, 0 adjusts, 1 stables; complete",
         (
-            "one beside the others together: 2 inserts of 2, 2 adjusts of 0, 0 removals of 0, "
+            "one beside the others in total: 2 inserts of 2, 2 adjusts of 0, 0 removals of 0, "
             "2 stables of 1"
         ),
         "equivalent",
@@ -111,10 +111,10 @@ def test_differences_are_named_with_ends_and_with_who_said_so_where(
         '  payload "C" vs 6: no event in one, no event in same, ve 7 in other',
         "  and 1 more (--most shows more)",
         "compared as they stand: other has not ended",
-        f'  "A" vs 6 was last told of by one in {line(one, 2)}',
-        f'  "A" vs 6 was last told of by same in {line(same, 1)}',
-        f'  "A" vs 6 was last told of by other in {line(other, 1)}',
-        f'  "C" vs 6 was last told of by other in {line(other, 2)}',
+        f'  "A" vs 6 was last published by one in {line(one, 2)}',
+        f'  "A" vs 6 was last published by same in {line(same, 1)}',
+        f'  "A" vs 6 was last published by other in {line(other, 1)}',
+        f'  "C" vs 6 was last published by other in {line(other, 2)}',
     ]
 
 
@@ -304,7 +304,7 @@ def test_topics_of_any_width_are_compared_with_files(
     lines = told(done.out)
     assert lines[0].startswith(f"kafka:{wide}: legal, 2 events by 2 inserts, 2 adjusts, 6 stables")
     assert lines[2] == "  2 records of older incarnations are left out"
-    assert any(each.startswith(f"kafka:{wide} told of 2 events after the first") for each in lines)
+    assert any(each.startswith(f"kafka:{wide} had 2 events later than the first") for each in lines)
 
 
 @pytest.mark.deep

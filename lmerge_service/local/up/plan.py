@@ -1,4 +1,4 @@
-"""What is to run: of a topology, and of those that it is started with, every process by its name.
+"""The plan of a run: every process of a topology, and of those that are started with it, by name.
 
 Nothing is started here, and no Kafka is asked: a mistake is found before anything is done.
 
@@ -74,7 +74,7 @@ class Merge:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All that is started and ended together."""
+    """All processes that are started and ended as one."""
 
     name: str
     path: Path
@@ -84,7 +84,7 @@ class Plan:
     members: tuple[Member, ...]
     merges: tuple[Merge, ...]
     token: str = field(repr=False)
-    """Of who may decide, where a topology has none; new for each plan."""
+    """The control token, where a topology has none; new for each plan."""
 
 
 def plan(path: Path, bootstrap: str | None = None) -> Plan:
@@ -110,10 +110,10 @@ def plan(path: Path, bootstrap: str | None = None) -> Plan:
         merges.append(Merge(each, addresses))
         ours = each.http.control_token is None
         members += _workers(file, section, workers, ["--control-token", str(kept)] if ours else [])
-        told = {"LMERGE_TOPOLOGY": str(file)} | ({"LMERGE_TOKEN": token} if ours else {})
+        variables = {"LMERGE_TOPOLOGY": str(file)} | ({"LMERGE_TOKEN": token} if ours else {})
         if addresses:
-            told["LMERGE_WORKER"] = next(iter(addresses.values()))
-        members += _processes(file, section, prefix, told)
+            variables["LMERGE_WORKER"] = next(iter(addresses.values()))
+        members += _processes(file, section, prefix, variables)
     broker = None if bootstrap else up.broker
     return Plan(topology.name, first, broker, topology.kafka, tuple(members), tuple(merges), token)
 
@@ -125,22 +125,22 @@ def _files(
     loaded = topologies.load(path, bootstrap=bootstrap)
     if (up := loaded.up) is None:
         raise ConfigurationError(
-            f"{path}: has no section `up`, which says what is started with it "
+            f"{path}: has no section `up`, which lists what is started with it "
             "(docs/operations/topology.md)"
         )
     if loaded.name in seen:
         raise ConfigurationError(f"{path}: {loaded.name} is started already: names must differ")
     if seen and up.broker is not None:
-        raise ConfigurationError(f"{path}: up.broker: the topology that names this one has the say")
+        raise ConfigurationError(f"{path}: up.broker: the topology that names this one decides")
     seen.add(loaded.name)
     yield path, (loaded, up)
     for other in up.merges:
         yield from _files((path.parent / other).resolve(), bootstrap, seen)
 
 
-def _port(wish: int, taken: set[int]) -> int:
+def _port(preferred: int, taken: set[int]) -> int:
     """A free port that no other worker is given."""
-    port = free_port(*([wish] if wish and wish not in taken else []))
+    port = free_port(*([preferred] if preferred and preferred not in taken else []))
     while port in taken:
         port = free_port()
     taken.add(port)
@@ -155,9 +155,11 @@ def _workers(
         yield Member(name=name, command=command, restart=section.restart, environment={})
 
 
-def _processes(file: Path, section: Up, prefix: str, told: Mapping[str, str]) -> Iterator[Member]:
+def _processes(
+    file: Path, section: Up, prefix: str, variables: Mapping[str, str]
+) -> Iterator[Member]:
     for each in section.processes:
-        where, environment = f"{file}: up.processes: {each.name}", {**told, **each.environment}
+        where, environment = f"{file}: up.processes: {each.name}", {**variables, **each.environment}
         program, *arguments = each.command
         _check_variables(arguments, {_SET_AT_START, *environment, *os.environ}, where)
         yield Member(

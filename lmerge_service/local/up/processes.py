@@ -6,7 +6,7 @@ Who owns what
     they write is in one folder.
 
 What happens on a crash
-    We are killed: they die with us, or go on, as was asked for.
+    We are killed: they die with us, or go on, by the option `die_with_us`.
 """
 
 import asyncio
@@ -80,7 +80,7 @@ class Processes:
         except TimeoutError:
             await self.kill(process)
 
-    def said(self, log: str, lines: int = 5) -> str:
+    def log_tail(self, log: str, lines: int = 5) -> str:
         """The end of a log, for an error message."""
         path = self.folder / log
         text = path.read_text(errors="replace") if path.exists() else ""

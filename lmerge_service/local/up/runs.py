@@ -1,14 +1,14 @@
-"""What is written down of a run, and ending all of it by that alone.
+"""The record of a run, and ending all of its processes by that record alone.
 
 Theory
-    A pid with the time at which its process was created names one process for ever (`kafka.jvm`).
+    A pid with the time at which its process was created names one process for ever (`local.jvm`).
     The file has both for the supervisor and for each process that it started. What these start in
     turn (a JVM, Spark's Python) is not in the file, nor is what was started in the moment in which
     the supervisor was killed: all of them have inherited a variable whose value is this run's id
     and nobody else's. So whatever a run has left can be found, and nothing else ever is.
 
 Who owns what
-    The folder of a topology's name, below $LMERGE_HOME: `run.json`, the token of who may decide, a
+    The folder of a topology's name, below $LMERGE_HOME: `run.json`, the control token, a
     log for each process, and the data of a local Kafka. The first two are there from before the
     first process until after the last.
 
@@ -100,9 +100,9 @@ def token_of(folder: Path) -> Path:
 
 
 def keep_token(folder: Path, token: str) -> None:
-    """For whoever may read our user's files, and nobody else."""
+    """Readable by our user alone."""
     file = token_of(folder)
-    file.unlink(missing_ok=True)  # whatever it was, and whoever might have read it
+    file.unlink(missing_ok=True)  # whatever it was, and its permissions
     with os.fdopen(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as kept:
         kept.write(f"{token}\n")
 
@@ -214,7 +214,7 @@ def finish(folder: Path, run: Run) -> int:
         for process in others:
             with suppress(psutil.NoSuchProcess):
                 process.terminate()
-                process.resume()  # a paused one hears nothing
+                process.resume()  # a paused one gets no signal
         _, alive = psutil.wait_procs(others, END_SECONDS)
         for process in alive:
             with suppress(psutil.NoSuchProcess):

@@ -1,10 +1,10 @@
-"""Keeps a plan running: Kafka first, then all processes, each restarted as its policy says.
+"""Keeps a plan running: Kafka first, then all processes, each restarted by its policy.
 
 Theory
     Each process has a task that waits until it may begin, starts it, waits until it ends, and
-    decides: again after a pause that doubles, or not any more. They know nothing of each other but
-    who has ended (`after`). A failing one is given up after so many times in a row; the others go
-    on, since a merge lives from what is left.
+    decides: again after a pause that doubles, or not any more. They depend on each other only by
+    `after`. A failing one is given up after so many failures in a row; the others go on, since a
+    merge continues with the remaining replicas.
 
 Who owns what
     A `Supervisor` owns Kafka, if the plan has one, and all processes; it ends them when it is left,
@@ -119,8 +119,8 @@ class Supervisor:
         self.bootstrap = plan.kafka.bootstrap
         self._broker: LocalBroker | None = None
         if plan.broker is not None:
-            wish = int(plan.kafka.bootstrap.rpartition(":")[2])
-            self._broker = runs.broker_of(folder, free_port(wish))
+            preferred = int(plan.kafka.bootstrap.rpartition(":")[2])
+            self._broker = runs.broker_of(folder, free_port(preferred))
         names = [each.name for each in plan.members]
         names = [_KAFKA, *names] if self._broker is not None else names
         self.lives = {name: Life(name, folder / f"{name}.log") for name in names}

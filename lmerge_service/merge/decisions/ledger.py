@@ -40,7 +40,7 @@ from pydantic import ValidationError
 
 from lmerge_service.config.topology import OutputPolicy, Replica, Topology
 from lmerge_service.core.properties import weakest
-from lmerge_service.errors import ElementError, fault_said
+from lmerge_service.errors import ElementError, fault_message
 from lmerge_service.merge.decisions.cutover import Cutover, CutoverEvent, CutoverState, move
 from lmerge_service.merge.decisions.records import (
     AbortCutover,
@@ -605,6 +605,6 @@ def _message_of(error: ValidationError) -> str:
     faults = []
     for fault in error.errors(include_url=False, include_input=False):
         place = ".".join(map(str, fault["loc"]))
-        text = fault_said(fault)
+        text = fault_message(fault)
         faults.append(f"{place}: {text}" if place else text)
     return "; ".join(faults)[:2_000]

@@ -9,7 +9,7 @@ from prometheus_client import generate_latest
 from pyspark.sql import SparkSession
 from structlog.testing import capture_logs
 
-from lmerge_service.cli.spark_merge import _tell
+from lmerge_service.cli.spark_merge import _report
 from lmerge_service.config.topology import load
 from lmerge_service.elements import Adjust, Insert, Stable
 from lmerge_service.merge.findings.evidence import Evidence
@@ -76,7 +76,7 @@ def test_n16_a_batch_tells_of_breaches_on_the_command_line(
 ) -> None:
     wrong = {("b", 0, "wrong_vold"): 1, ("b", 1, "wrong_vold"): 2, ("a", 0, "malformed"): 1_000}
     for as_json in (True, False):
-        _tell(Progress(3, 12, 0.5, {}, wrong), as_json=as_json)
+        _report(Progress(3, 12, 0.5, {}, wrong), as_json=as_json)
     said = capsys.readouterr()
     assert json.loads(said.out)["breaches"] == {"b": {"wrong_vold": 3}, "a": {"malformed": 1_000}}
     told = "batch 3: 12 records in 0.50 s; breaches of b: 3 wrong_vold"

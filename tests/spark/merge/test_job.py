@@ -200,7 +200,7 @@ def test_from_the_service_to_spark_and_back(
         assert back.process.wait(SECONDS) == 0, back.log.read_text()
     finally:
         back.kill()
-    assert back.log.read_text() == "handed over: `lmerge run` goes on from here\n"
+    assert back.log.read_text() == "handed over: `lmerge run` continues from here\n"
     for settings in ({}, {"origin": file}):
         with pytest.raises(ConfigurationError, match="was handed over to the service"):
             job_of(merge, **settings).open()

@@ -13,10 +13,17 @@ import typer
 from pydantic import ValidationError
 
 from lmerge_service.cli.options import warnings_only
-from lmerge_service.cli.words import finite, payload_json, payload_text, point, say_json, shortened
+from lmerge_service.cli.words import (
+    finite,
+    payload_json,
+    payload_text,
+    point,
+    print_json,
+    shortened,
+)
 from lmerge_service.config.topology import Replica, load
 from lmerge_service.elements import INFINITY
-from lmerge_service.errors import ConfigurationError, fault_said
+from lmerge_service.errors import ConfigurationError, fault_message
 from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.connection import connection_of
 from lmerge_service.merge.dry_run import Compared, Difference, DifferenceKind, DryRun
@@ -27,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ("dry_run",)
 
-_SAID: Final = {
+_DIFFERENCES: Final = {
     DifferenceKind.MISSING: "missing in the replica",
     DifferenceKind.ADDED: "only in the replica",
     DifferenceKind.OTHER_END: "with another end",
@@ -43,7 +50,7 @@ def dry_run(
     *,
     as_json: bool,
 ) -> None:
-    """Compares the replica with the output, and tells; ends with 1 where they differ.
+    """Compares the replica with the output, and reports; ends with 1 where they differ.
 
     `stream` is the replica's as it would be attached; None: as the topology has it.
 
@@ -57,9 +64,9 @@ def dry_run(
     found = asyncio.run(_compared(shadow, span))
     topics = (topology.output.topic, replica.topic)
     if as_json:
-        say_json(_document(found, topics))
+        print_json(_document(found, topics))
     else:
-        _tell(found, topics, name)
+        _report(found, topics, name)
     if found.counts:
         raise typer.Exit(1)
 
@@ -69,20 +76,20 @@ def _replica(
 ) -> Replica:
     if stream is None:
         if name not in known:
-            raise ConfigurationError(f"{path} names no replica {name}: say its --topic")
+            raise ConfigurationError(f"{path} names no replica {name}: give its --topic")
         return known[name]
     try:
         return Replica.model_validate({"name": name, **stream})
     except ValidationError as error:
         fault = error.errors()[0]
-        said, place = fault_said(fault), ".".join(map(str, fault["loc"]))
-        raise ConfigurationError(f"{place}: {said}" if place else said) from None
+        text, place = fault_message(fault), ".".join(map(str, fault["loc"]))
+        raise ConfigurationError(f"{place}: {text}" if place else text) from None
 
 
 async def _compared(shadow: DryRun, span: int | None) -> Compared:
     loop = asyncio.get_running_loop()
     async with shadow:
-        comparing = asyncio.create_task(shadow.run(span, _tell_progress))
+        comparing = asyncio.create_task(shadow.run(span, _report_progress))
         with orderly_end(lambda _: loop.call_soon_threadsafe(comparing.cancel)):
             await asyncio.wait({comparing})
         if not comparing.cancelled() and (failure := comparing.exception()) is not None:
@@ -90,7 +97,7 @@ async def _compared(shadow: DryRun, span: int | None) -> Compared:
         return shadow.found
 
 
-def _tell_progress(found: Compared) -> None:
+def _report_progress(found: Compared) -> None:
     if sys.stderr.isatty():
         differ = sum(found.counts.values())
         line = f"compared up to {point(found.stable)}: {found.events:,} events, {differ:,} differ"
@@ -100,7 +107,7 @@ def _tell_progress(found: Compared) -> None:
 # --- the report -----------------------------------------------------------------------------------
 
 
-def _tell(found: Compared, topics: tuple[str, str], name: str) -> None:
+def _report(found: Compared, topics: tuple[str, str], name: str) -> None:
     output, replica = topics
     typer.echo(f"{output} is at {point(found.output_stable)}, {found.lag[0]:,} records not read")
     typer.echo(
@@ -119,7 +126,9 @@ def _tell(found: Compared, topics: tuple[str, str], name: str) -> None:
         typer.echo("nothing would differ")
         return
     counts = sorted(found.counts.items())
-    typer.echo("events differ: " + ", ".join(f"{count:,} {_SAID[kind]}" for kind, count in counts))
+    typer.echo(
+        "events differ: " + ", ".join(f"{count:,} {_DIFFERENCES[kind]}" for kind, count in counts)
+    )
     for each in found.first:
         typer.echo(f"  {_line(each)}")
     if (left := sum(found.counts.values()) - len(found.first)) > 0:
@@ -140,7 +149,7 @@ def _behind(found: Compared) -> int | None:
 
 
 def _line(each: Difference) -> str:
-    ends = [", ".join(map(point, said)) or "none" for said in (each.output, each.replica)]
+    ends = [", ".join(map(point, stated)) or "none" for stated in (each.output, each.replica)]
     places = " and ".join(
         f"{at.topic} {at.partition}@{at.offset}" for at in each.at if at is not None
     )
