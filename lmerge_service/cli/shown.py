@@ -34,7 +34,7 @@ _STYLES: Final = {
     "joined": "green",
     "joining": "cyan",
     "paused": "yellow",
-    "held out": "red",
+    "excluded": "red",
     "quarantined": "bold red",
     "leaving": "dim",
     "gone": "dim",

@@ -297,7 +297,7 @@ class Recovery:
                 replicas.exclude(name, "is gone")
             else:  # the leading task merges it from there
                 replicas.states[name].topic_id = info.id
-                why = "was made anew: what it holds is merged from its beginning"
+                why = "was recreated: what it holds is merged from its beginning"
                 replicas.exclude(name, why, recreated=True)
             return
         # Of a co-partitioned replica the task reads one partition, whatever the topic's width.

@@ -45,7 +45,7 @@ class State(StrEnum):
     JOINING = "joining"
     JOINED = "joined"
     PAUSED = "paused"
-    EXCLUDED = "held out"
+    EXCLUDED = "excluded"
     QUARANTINED = "quarantined"
     LEAVING = "leaving"
     GONE = "gone"
@@ -62,7 +62,7 @@ class Event(StrEnum):
     """The output's stable point reaches the time from which the replica is correct."""
     PAUSE = "pause"
     RESUME = "resume"
-    HOLD_OUT = "hold out"
+    EXCLUDE = "exclude"
     TAKE_IN = "take in"
     LEAVE = "leave"
     """Nothing of it is left."""
@@ -84,11 +84,11 @@ LIFE: Final[Mapping[State, Mapping[Event, State]]] = {
     State.JOINING: {
         Event.JOIN: State.JOINED,
         Event.PAUSE: State.PAUSED,
-        Event.HOLD_OUT: State.EXCLUDED,
+        Event.EXCLUDE: State.EXCLUDED,
         **_WITHDRAWN,
     },
-    State.JOINED: {Event.PAUSE: State.PAUSED, Event.HOLD_OUT: State.EXCLUDED, **_WITHDRAWN},
-    State.PAUSED: {Event.RESUME: State.JOINING, Event.HOLD_OUT: State.EXCLUDED, **_WITHDRAWN},
+    State.JOINED: {Event.PAUSE: State.PAUSED, Event.EXCLUDE: State.EXCLUDED, **_WITHDRAWN},
+    State.PAUSED: {Event.RESUME: State.JOINING, Event.EXCLUDE: State.EXCLUDED, **_WITHDRAWN},
     State.EXCLUDED: {Event.TAKE_IN: State.JOINING, **_WITHDRAWN},
     State.QUARANTINED: {Event.RELEASE: State.JOINING, Event.DETACH: State.LEAVING},
     State.LEAVING: {Event.LEAVE: State.GONE, Event.ATTACH: State.JOINING},

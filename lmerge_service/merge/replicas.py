@@ -182,7 +182,7 @@ class Replicas:
         self.quarantine(name, why)
         self._distrusted(name, why)
         self.news.append((NotificationKind.EXCLUDED, name, why))
-        log.warning("replica held out", replica=name, topic=state.replica.topic, why=why)
+        log.warning("replica excluded", replica=name, topic=state.replica.topic, why=why)
 
     def exclude(self, name: str, why: str, *, lost: bool = False, recreated: bool = False) -> None:
         """Stops merging a replica; if its topic was `recreated`, until merging of that begins."""
@@ -192,7 +192,7 @@ class Replicas:
         kind = NotificationKind.RECREATED if recreated else NotificationKind.EXCLUDED
         self.news.append((kind, name, state.excluded))
         log.warning(
-            "topic made anew" if recreated else "replica held out",
+            "topic recreated" if recreated else "replica excluded",
             replica=name,
             topic=state.replica.topic,
             why=state.excluded,

@@ -152,7 +152,7 @@ class TopicMonitor:
             if info is None:
                 changed |= self._miss(name, state)
             elif state.topic_id not in (None, info.id):
-                why = "was made anew: what it holds is merged from its beginning"
+                why = "was recreated: what it holds is merged from its beginning"
                 replicas.exclude(name, why, recreated=True)
                 changed |= await self._begin(name, info)
             elif state.ingest is None:

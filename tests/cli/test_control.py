@@ -44,7 +44,7 @@ STATUS: dict[str, Any] = {
         {"name": "b", "state": "joining", "stable_point": None, "behind_output": None,
          "lag_records": None, "share_first": 0.25, "breaches": {"broke_own_stable": 1200},
          "ended": False, "why": None},
-        {"name": "c", "state": "held out", "why": "topic C begins at \x1b[31m5"},
+        {"name": "c", "state": "excluded", "why": "topic C begins at \x1b[31m5"},
     ],
 }  # fmt: skip
 
@@ -138,7 +138,7 @@ def test_status_shows_each_replica_and_what_was_decided(lmerge: Lmerge, served: 
         "replica  state        stable point  behind  lag  first  breaches  why",
         "a #2 ◀   joined                 90       0    0    75%         0",
         "b        quarantined             ?       ?    ?    25%     1,200  a day ahead",
-        "c        held out                ?       ?    ?      ?         ?  topic C begins",
+        "c        excluded                ?       ?    ?      ?         ?  topic C begins",
         "                                                                  at \\x1b[31m5",
         "version 2",
     ]

@@ -84,7 +84,7 @@ def test_a_terminal_shows_who_leads_how_fast_and_what_is_wrong(tmp_path: Path) -
                 each in drawn
                 for each in (
                     one.address, other.address, "flights: running", "standby: running", "degraded",
-                    "led by a", "a #2 ◀", "held out", "? elements/s in", "q ends this",
+                    "led by a", "a #2 ◀", "excluded", "? elements/s in", "q ends this",
                 )
             ),
             "both workers",
@@ -138,7 +138,7 @@ def test_without_a_terminal_there_is_a_line_for_each_change(tmp_path: Path) -> N
     finally:
         process.kill()
     said = [line.split(" ", 2)[2].rstrip() for line in lines]
-    replicas = "a joined, b joining, c held out"
+    replicas = "a joined, b joining, c excluded"
     assert said == [
         "is away",
         f"running, degraded; led by a; {replicas}: {STATUS['reasons'][0]}",

@@ -94,7 +94,7 @@ async def _expire(merge: Merge, offset: int | None) -> None:
 
 
 def test_d6_a_replica_whose_topic_is_made_anew_starts_over(merge: Merge) -> None:
-    """kafka#23091: after a topic was made anew its mirror rewinds in silence."""
+    """kafka#23091: after a topic was recreated its mirror rewinds in silence."""
     lives = logical(150, seed=7)
     streams = replica_streams(lives, seed=7)
     with merge.worker() as worker:
@@ -155,7 +155,7 @@ def followed(ks: Iterable[int]) -> list[Element]:
 
 
 def test_d6_a_topic_that_is_made_anew_with_more_records_is_another_replica(merge: Merge) -> None:
-    """kafka#23091: where a topic was made anew, a position is valid and means something else."""
+    """kafka#23091: where a topic was recreated, a position is valid and means something else."""
     with merge.worker() as worker:
         merge.publish("a", followed(range(1, 10)))
         merge.publish("b", followed(range(1, 5)))

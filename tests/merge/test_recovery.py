@@ -189,7 +189,7 @@ def test_a_snapshot_of_another_policy_is_passed_over(merge: Merge) -> None:
 
 
 def test_a_replica_that_lost_its_beginning_lives_on_by_the_snapshot_alone(merge: Merge) -> None:
-    """With it nothing is needed of the beginning; without it, it is held out, and says why."""
+    """With it nothing is needed of the beginning; without it, it is excluded, and says why."""
     with merge.worker() as worker:
         worker.wait_until_running()
         merge.publish("a", [ETERNAL, SHORT, Stable(10)])
@@ -205,10 +205,10 @@ def test_a_replica_that_lost_its_beginning_lives_on_by_the_snapshot_alone(merge:
         worker.kill()
     mark_again(merge, replace(last_mark(merge), snapshots=()))
     with merge.worker() as worker:
-        status = worker.wait(lambda s: s["state"] == "running", "a to be held out")
-        assert status["replicas"][0]["state"] == "held out"
+        status = worker.wait(lambda s: s["state"] == "running", "a to be excluded")
+        assert status["replicas"][0]["state"] == "excluded"
         assert "begins at offset 3: what was before is gone" in status["replicas"][0]["why"]
-        (first, *_) = worker.said("replica held out")
+        (first, *_) = worker.said("replica excluded")
         assert "begins at offset 3, and 0 is needed to rebuild the merge" in first["why"]
         merge.publish("b", [ETERNAL, SHORT, LATER, Stable(INFINITY)])
         worker.wait_until_ended()
@@ -239,7 +239,7 @@ def test_a_replica_that_cannot_be_read_again_is_held_out_of_the_recovery(merge: 
     mark_again(merge, replace(mark, replicas={**mark.replicas, "a": read}, snapshots=()))
     with merge.worker() as worker:
         worker.wait_until_running()
-        (first, *_) = worker.said("replica held out")
+        (first, *_) = worker.said("replica excluded")
         assert "cannot be read at offset" in first["why"]
         merge.publish("b", [ETERNAL, Stable(INFINITY)])
         worker.wait_until_ended()

@@ -34,14 +34,14 @@ def test_an_ordinary_life() -> None:
     state: State | None = State.GONE
     walked = []
     for event in (
-        Event.ATTACH, Event.JOIN, Event.PAUSE, Event.RESUME, Event.JOIN, Event.HOLD_OUT,
+        Event.ATTACH, Event.JOIN, Event.PAUSE, Event.RESUME, Event.JOIN, Event.EXCLUDE,
         Event.TAKE_IN, Event.QUARANTINE, Event.RELEASE, Event.DETACH, Event.LEAVE,
     ):  # fmt: skip
         assert state is not None
         state = after(state, event)
         walked.append(state)
     assert walked == [
-        "joining", "joined", "paused", "joining", "joined", "held out",
+        "joining", "joined", "paused", "joining", "joined", "excluded",
         "joining", "quarantined", "joining", "leaving", "gone",
     ]  # fmt: skip
 

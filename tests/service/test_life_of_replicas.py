@@ -1,4 +1,4 @@
-"""Replicas that come, go, come back and are made anew, on a real broker, by decisions in the
+"""Replicas that come, go, come back and are recreated, on a real broker, by decisions in the
 control log and by what happens to their topics."""
 
 import asyncio
@@ -103,7 +103,7 @@ def test_n7_a_topic_that_is_made_anew_under_a_worker_is_merged_from_its_beginnin
         asyncio.run(_recreate(merge, "a", 1))
         merge.publish("a", a[: first // 2] if size == "smaller" else a[:-5])
         if size == "smaller":
-            worker.wait(lambda _: bool(worker.said("topic made anew")), "the new topic to be seen")
+            worker.wait(lambda _: bool(worker.said("topic recreated")), "the new topic to be seen")
         merge.publish("b", b)
         worker.wait_until_ended()
         status = worker.wait(lambda s: s["replicas"][0]["lag_records"] == 0, "a to be read")
@@ -111,7 +111,7 @@ def test_n7_a_topic_that_is_made_anew_under_a_worker_is_merged_from_its_beginnin
         worker.wait(
             lambda s: s["tasks"][0]["findings"].get("recreated") == {"a": 1}, "what happened"
         )
-    assert not [each for each in worker.said("replica held out") if "no longer has" in each["why"]]
+    assert not [each for each in worker.said("replica excluded") if "no longer has" in each["why"]]
     assert merge.says(meaning(lives))
 
 
@@ -144,7 +144,7 @@ def test_what_has_been_read_may_be_deleted_under_a_worker(merge: Merge) -> None:
         merge.publish("a", a[30:])
         worker.wait_until_ended()
         assert states(worker.status())["a"] == "joined"
-        assert worker.said("replica held out") == []
+        assert worker.said("replica excluded") == []
     assert merge.says(meaning(lives))
 
 

@@ -130,7 +130,7 @@ def assert_of_who_leads(scrape: Scrape) -> None:
     assert number("lmerge_replica_repeated_records_total", replica="b") == 2
     assert number("lmerge_replica_stable_point", replica="c") is None, "unknown is absent"
     assert number("lmerge_replica_lag_records", replica="c") is None
-    assert number("lmerge_replica_state", replica="c", state="held out") == 1
+    assert number("lmerge_replica_state", replica="c", state="excluded") == 1
     assert number("lmerge_replica_breaches_total", replica="a", kind="wrong_vold") == 0
     assert number("lmerge_output_elements_total", kind="insert") == 2
     assert (number("lmerge_snapshots_total", outcome="taken") or 0) >= 1

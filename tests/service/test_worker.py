@@ -193,7 +193,7 @@ def test_a_replica_whose_beginning_is_gone_is_held_out_and_the_others_go_on(merg
     asyncio.run(_truncate(merge.bootstrap, merge.topics["a"], 10))
     with merge.worker() as worker:
         status = worker.wait_until_running()
-        assert status["replicas"][0]["state"] == "held out"
+        assert status["replicas"][0]["state"] == "excluded"
         assert "begins at offset 10" in status["replicas"][0]["why"]
         assert status["health"] == "degraded"
         merge.publish("b", streams["b"])
@@ -344,7 +344,7 @@ def test_a_record_that_the_client_cannot_read_holds_out_its_replica_only(merge: 
         merge.publish("b", streams["b"][:30])
         worker.wait(lambda s: s["output"]["inserts"] > 0, "inserts")
         asyncio.run(_send_a_broken_header(merge.bootstrap, merge.topics["a"]))
-        status = worker.wait(lambda s: s["replicas"][0]["why"], "a to be held out")
+        status = worker.wait(lambda s: s["replicas"][0]["why"], "a to be excluded")
         assert "cannot be read at offset" in status["replicas"][0]["why"]
         merge.publish("b", streams["b"][30:])
         worker.wait_until_ended()

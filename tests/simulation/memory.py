@@ -14,7 +14,7 @@ Theory
 Invariants
     M1  Offsets rise and are never given twice; truncation and compaction leave holes.
     M2  Of a transactional.id the producer with the latest epoch may write, and no other.
-    M3  A topic made anew has another id, and nothing of the old one.
+    M3  A topic recreated has another id, and nothing of the old one.
 """
 
 from bisect import bisect_left

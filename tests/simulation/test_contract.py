@@ -326,7 +326,7 @@ def test_events_are_committed_with_the_output_or_not_at_all(kafka: Kafka, topic:
             assert await settled(source, events, 1) == [(0, b"held")]
 
             async def refused() -> None:
-                raise TransportError("a topic was made anew")
+                raise TransportError("a topic was recreated")
 
             with pytest.raises(TransportError):
                 await sink.commit(outbox(b"2", events=[(b"a", b"never")]), refused)

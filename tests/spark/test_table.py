@@ -454,7 +454,7 @@ def test_a_topic_that_was_made_anew_is_not_taken_for_the_one_it_was(
     table = Table(path)
     manifest = table.existing()
     table.commit(msgspec.structs.replace(manifest, number=2, source_id="another"))
-    with pytest.raises(StateError, match=f"^{topic} was deleted and made anew since it was read"):
+    with pytest.raises(StateError, match=f"^{topic} was deleted and recreated since it was read"):
         update_table(spark, source, path)
     reached = {0: msgspec.structs.replace(manifest.reached[0], next=7)}
     table.commit(msgspec.structs.replace(manifest, number=3, reached=reached))

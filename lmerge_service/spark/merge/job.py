@@ -295,7 +295,7 @@ class Job:
     def _report_excluded(self, name: str, why: str) -> None:
         self._logged_out.add(name)
         topic = self._ledger.replicas[name].replica.topic
-        log.warning("replica held out", replica=name, topic=topic, why=why)
+        log.warning("replica excluded", replica=name, topic=topic, why=why)
 
     def _readable(self, spark: SparkSession, plan: Plan, keys: tuple[int, ...], seen: Seen) -> Plan:
         """The plan without a batch that was planned and can never be run."""

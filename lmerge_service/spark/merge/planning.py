@@ -156,7 +156,7 @@ def _compare(desired: DesiredReplica, plan: Plan, seen: Seen, planned: Planned, 
     elif known and info is not None:
         assert have is not None
         if info.id != have.topic_id:
-            due.gone[name] = "was made anew: what it holds is merged from its beginning"
+            due.gone[name] = "was recreated: what it holds is merged from its beginning"
         elif (why := _lacks(plan, planned, topic, info, seen)) is not None:
             due.lost[name] = Lost(desired.epoch, info.id, why)
         elif info.partitions > have.width and not replica.co_partitioned:

@@ -6,7 +6,7 @@ Theory
     sixteen times longer than of the one before), then by vs: of the class in which events last up
     to d, only those files can hold what was true at t whose vs lie in (t - d, t].
 
-    Only the history is rewritten, row for row. What is live is made anew by each update anyway.
+    Only the history is rewritten, row for row. What is live is recreated by each update anyway.
 
 Invariants
     C1  The versions of the table are the same ones before and after; so are all answers.

@@ -93,7 +93,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: str
     """What is read, by name."""
     source_id: str | None
-    """Another one when a topic was made anew."""
+    """Another one when a topic was recreated."""
     rule: str
     """By which version of the rule payloads are canonical."""
     reached: dict[int, Reached]
@@ -101,7 +101,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     history: tuple[File, ...] = ()
     """Versions that nothing will change any more."""
     live: tuple[File, ...] = ()
-    """Versions that are held and may yet be adjusted; made anew by each update."""
+    """Versions that are held and may yet be adjusted; recreated by each update."""
     format: int = FORMAT
 
     @property

@@ -82,7 +82,7 @@ def update_table(
     Raises:
         ConfigurationError: the table is of another stream, there is no such stream, or the folder
             holds something else than a table.
-        StateError: the stream is not legal, was made anew, or has lost what was not read yet.
+        StateError: the stream is not legal, was recreated, or has lost what was not read yet.
         TransportError: Kafka cannot be reached, or refuses.
     """
     table, feed = Table(path), feed_of(spark, source, rule)
@@ -116,7 +116,7 @@ def _check(base: Manifest, feed: Feed, extent: Extent, rule: Rule, path: str) ->
         )
     again = "make the table anew, in another folder"
     if None not in (base.source_id, extent.id) and base.source_id != extent.id:
-        raise StateError(f"{feed.name} was deleted and made anew since it was read: {again}")
+        raise StateError(f"{feed.name} was deleted and recreated since it was read: {again}")
     for number, reached in base.reached.items():
         begins, ends = extent.begins.get(number, 0), extent.ends.get(number, 0)
         if ends < reached.next:

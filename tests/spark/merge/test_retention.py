@@ -80,7 +80,7 @@ def test_n15_records_that_were_deleted_between_two_runs(
     with capture_logs() as logs:
         job.run(spark)
     assert says(merge, [*EARLY, *LATE])
-    [log] = [each for each in logs if each["event"] == "replica held out"]
+    [log] = [each for each in logs if each["event"] == "replica excluded"]
     why = "partition 0 begins at offset 9, and 6 is the next to merge: what is between is gone"
     assert (log["replica"], log["topic"]) == ("a", merge.topics["a"])
     assert log["why"].startswith(why)
@@ -128,7 +128,7 @@ def test_n15_records_that_are_deleted_while_a_batch_is_read(
     with capture_logs() as logs:
         job.run(spark)
     assert says(merge, [*EARLY, *LATE])
-    assert [each["event"] for each in logs] == ["batch planned again", "replica held out"]
+    assert [each["event"] for each in logs] == ["batch planned again", "replica excluded"]
     assert logs[0]["why"].startswith(f"topic {merge.topics['a']} partition 0 begins at offset 9")
     assert numbers(merge) == {0: [*range(1, 14)]}
 
