@@ -47,8 +47,8 @@ from collections.abc import Callable, Hashable, Iterable
 from heapq import heappop, heappush
 from typing import Any
 
+from lmerge_service.core.base import LMerge
 from lmerge_service.core.breaches import BreachKind
-from lmerge_service.core.operator import Operator
 from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
 
 __all__ = ("Cleanse", "Cleansed", "by_text")
@@ -210,7 +210,7 @@ class Cleansed:
     Time and memory are those of the operator and of a Cleanse per input.
     """
 
-    def __init__(self, merge: Operator, order: Callable[[Any], Any] = by_text):
+    def __init__(self, merge: LMerge, order: Callable[[Any], Any] = by_text):
         self.merge = merge
         self.cleanses: dict[str, Cleanse] = {}
         self._order = order

@@ -14,13 +14,13 @@ Theory
 from collections.abc import Iterable
 from typing import Final
 
+from lmerge_service.core.base import LMerge
 from lmerge_service.core.case import Case
 from lmerge_service.core.lmr0 import LMR0
 from lmerge_service.core.lmr1 import LMR1
 from lmerge_service.core.lmr2 import LMR2
 from lmerge_service.core.lmr3 import LMR3
 from lmerge_service.core.lmr4 import LMR4
-from lmerge_service.core.operator import Operator
 from lmerge_service.core.ordered import Restricted
 from lmerge_service.core.policy import Policy
 from lmerge_service.core.properties import StreamProperties, weakest
@@ -43,14 +43,14 @@ class _IndexedR2(Restricted, LMR3):
     case = Case.R2
 
 
-_LEAN: Final[dict[Case, type[Operator]]] = {
+_LEAN: Final[dict[Case, type[LMerge]]] = {
     Case.R0: LMR0,
     Case.R1: LMR1,
     Case.R2: LMR2,
     Case.R3: LMR3,
     Case.R4: LMR4,
 }
-_INDEXED: Final[dict[Case, type[Operator]]] = {
+_INDEXED: Final[dict[Case, type[LMerge]]] = {
     **_LEAN,
     Case.R0: _IndexedR0,
     Case.R1: _IndexedR1,
@@ -63,7 +63,7 @@ def lmerge(
     policy: Policy = Policy(),
     *,
     properties: Iterable[StreamProperties] = (),
-) -> Operator:
+) -> LMerge:
     """An operator for inputs that obey `case`: R0 to R4, or "auto" for the strongest case that
     inputs with these `properties` obey together.
 
@@ -98,11 +98,11 @@ class Restoring:
     """
 
     def __init__(self) -> None:
-        self._merge: Operator | None = None
+        self._merge: LMerge | None = None
         self._items: Items | None = None
 
     def add(self, part: bytes) -> None:
-        """Takes the next part: of those of `Operator.parts`, all and in order.
+        """Takes the next part: of those of `LMerge.parts`, all and in order.
 
         Raises:
             StateError: it is not the next one, damaged, or of another version.
@@ -125,7 +125,7 @@ class Restoring:
             raise StateError(f"the snapshot is damaged: {error!r}") from error
         self._items = Items(part, head.items, self._merge.body)
 
-    def finish(self) -> Operator:
+    def finish(self) -> LMerge:
         """The operator.
 
         Raises:
@@ -137,7 +137,7 @@ class Restoring:
         return self._merge
 
 
-def restore_parts(parts: Iterable[bytes]) -> Operator:
+def restore_parts(parts: Iterable[bytes]) -> LMerge:
     """The operator of which these are the `parts`; looks at one at a time.
 
     Raises:
@@ -149,7 +149,7 @@ def restore_parts(parts: Iterable[bytes]) -> Operator:
     return restoring.finish()
 
 
-def restore(saved: bytes) -> Operator:
+def restore(saved: bytes) -> LMerge:
     """The operator of which `saved` is a snapshot.
 
     Raises:
@@ -159,11 +159,11 @@ def restore(saved: bytes) -> Operator:
 
 
 def weakened(
-    merge: Operator,
+    merge: LMerge,
     case: Case | str,
     inputs: Iterable[tuple[str, int, Element]],
     output: Iterable[Element],
-) -> tuple[Operator, list[Element]]:
+) -> tuple[LMerge, list[Element]]:
     """An operator of a weaker case that takes over: it has the same inputs, and the state of all
     that they have sent and the output has emitted.
 

@@ -52,11 +52,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, ClassVar
 
+from lmerge_service.core.base import LMerge, Versions, unexpected_output
 from lmerge_service.core.breaches import BreachKind
 from lmerge_service.core.case import Case
 from lmerge_service.core.in3t import In3t, Node, beyond, has
 from lmerge_service.core.inputs import Input
-from lmerge_service.core.operator import Operator, Versions, unexpected_output
 from lmerge_service.core.policy import Policy
 from lmerge_service.core.snapshots import Head, hashable, portable, some
 from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
@@ -65,7 +65,7 @@ from lmerge_service.tdb import Event
 __all__ = ("LMR4", "changes")
 
 
-class LMR4(Operator):
+class LMR4(LMerge):
     """Algorithm R4; see the module's text.
 
     >>> merge = LMR4()
@@ -95,7 +95,7 @@ class LMR4(Operator):
     def process_batch(
         self, name: str, elements: Iterable[Element], partition: int = 0
     ) -> list[Element]:
-        """As `Operator.process_batch`, with `_insert` written out for what most elements are:
+        """As `LMerge.process_batch`, with `_insert` written out for what most elements are:
         inserts that are the input's first element about a key."""
         source = self.inputs.get(name)
         if source is None or not self._first or not self._lazy:

@@ -75,8 +75,8 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Any, TypeAlias
 
+from lmerge_service.core.base import LMerge
 from lmerge_service.core.breaches import BreachKind
-from lmerge_service.core.operator import Operator
 from lmerge_service.core.snapshots import (
     Items,
     NormaliserHead,
@@ -143,7 +143,7 @@ class Normaliser:
         process = self.process
         return [change for element in elements for change in process(element)]
 
-    def blame(self, merge: Operator, name: str) -> None:
+    def blame(self, merge: LMerge, name: str) -> None:
         """Has `merge` blame its attached input for what was refused, and forgets that."""
         for kind, element in self.refused:
             merge.blame(name, kind, element)

@@ -27,10 +27,10 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
 
+from lmerge_service.core.base import LMerge, unexpected_output
 from lmerge_service.core.breaches import BreachKind
 from lmerge_service.core.case import Case
 from lmerge_service.core.inputs import Input
-from lmerge_service.core.operator import Operator, unexpected_output
 from lmerge_service.core.policy import Policy
 from lmerge_service.core.snapshots import hashable, portable
 from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert
@@ -44,7 +44,7 @@ _Item: TypeAlias = tuple[Input | None, Insert[Any], Sequence[Input]]
 """An insert that waits, by its input, or one at max_vs, and the inputs that have contributed it."""
 
 
-class InOrder(Operator):
+class InOrder(LMerge):
     """Holds inputs to the order of case R0, R1 or R2; what breaks it is blamed and left out."""
 
     any_partitions: ClassVar[bool] = False
@@ -220,7 +220,7 @@ class Restricted(InOrder):
     """Mixed into an operator with an index: for policies under which cases R0 to R2 must remember
     events."""
 
-    process_batch = Operator.process_batch  # no short cut past `_insert`
+    process_batch = LMerge.process_batch  # no short cut past `_insert`
 
     def _insert(self, source: Input, element: Insert[Any], out: list[Element]) -> None:
         if self._is_in_order(source, element):

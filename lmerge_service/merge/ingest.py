@@ -44,7 +44,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from lmerge_service.core import Operator
+from lmerge_service.core import LMerge
 from lmerge_service.core.normaliser import Normaliser
 from lmerge_service.elements import START, Element, Stable
 from lmerge_service.errors import ElementError, StateError
@@ -136,7 +136,7 @@ class Ingest:
 
     def __init__(
         self,
-        merge: Operator,
+        merge: LMerge,
         name: str,
         decoder: WireDecoder,
         *,

@@ -29,7 +29,7 @@ from contextlib import aclosing
 import structlog
 
 from lmerge_service.config.topology import Replica
-from lmerge_service.core import Case, Operator, lmerge
+from lmerge_service.core import Case, LMerge, lmerge
 from lmerge_service.errors import ElementError, StateError
 from lmerge_service.formats.headers import seq_of
 from lmerge_service.formats.payload import DEEPEST
@@ -121,7 +121,7 @@ class Recovery:
         await self.follow(state, commit, fenced=fenced)
         return state
 
-    async def output_at(self, commit: CommitRecord) -> Operator:
+    async def output_at(self, commit: CommitRecord) -> LMerge:
         """An operator that has processed nothing but the output up to a commit record, all of which
         is read; it keeps what may still change, whatever the case keeps.
 

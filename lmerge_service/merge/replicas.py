@@ -28,7 +28,7 @@ import msgspec
 import structlog
 
 from lmerge_service.config.topology import Replica
-from lmerge_service.core import Input, Operator
+from lmerge_service.core import Input, LMerge
 from lmerge_service.elements import START, Element, Stable
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.dialects import decoders_of
@@ -126,7 +126,7 @@ class Replicas:
 
     def __init__(
         self,
-        merge: Operator,
+        merge: LMerge,
         decoder: WireDecoder,
         *,
         partition: int,

@@ -27,7 +27,7 @@ from typing import BinaryIO, Final
 import msgspec
 
 from lmerge_service.config.topology import Topology
-from lmerge_service.core import Operator, restore
+from lmerge_service.core import LMerge, restore
 from lmerge_service.errors import ConfigurationError, StateError
 from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.merge.commit_record import CommitRecord
@@ -81,7 +81,7 @@ class Section(msgspec.Struct, frozen=True):
 
 async def recovered(
     topology: Topology, cluster: Cluster
-) -> AsyncGenerator[tuple[TaskState, Operator | None], None]:
+) -> AsyncGenerator[tuple[TaskState, LMerge | None], None]:
     """The state of each task at its last commit, in turn; and where its operator does not keep what
     the output holds, one that does.
 
@@ -150,7 +150,7 @@ class Saving:
         self._file.write(_LENGTH.pack(len(frame)))
         self._file.write(frame)
 
-    def add(self, state: TaskState, output: Operator | None = None) -> Section:
+    def add(self, state: TaskState, output: LMerge | None = None) -> Section:
         """Writes the state of the next task; `output` keeps what its operator does not."""
         commit, size = state.commit_record(), 0
         begin = msgspec.msgpack.encode(_Begin(state.partition, commit.encoded()))

@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from lmerge_service.config.topology import Replica, Topology
-from lmerge_service.core import Operator, Restoring, lmerge
+from lmerge_service.core import LMerge, Restoring, lmerge
 from lmerge_service.elements import Element
 from lmerge_service.errors import StateError
 from lmerge_service.formats.repeats import Numbers
@@ -93,7 +93,7 @@ class TaskState:
         """Elements that the output should contain and does not, though the operator counts them as
         emitted: the leading task emits them, and no task can follow from here."""
 
-    def use(self, merge: Operator) -> None:
+    def use(self, merge: LMerge) -> None:
         """Begins with an operator, and no replicas yet."""
         limits = self.topology.limits
         decoder = WireDecoder(
@@ -225,7 +225,7 @@ class OpenedState:
         if head.version != _VERSION:
             raise StateError(f"the snapshot is of version {head.version}, this is {_VERSION}")
 
-    def operator(self) -> Operator:
+    def operator(self) -> LMerge:
         """The operator, when all has been taken.
 
         Raises:

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from lmerge_service.core import Breach, Case, Input, Operator, Policy, lmerge
+from lmerge_service.core import Breach, Case, Input, LMerge, Policy, lmerge
 from lmerge_service.core.normaliser import Normaliser
 from lmerge_service.elements import INFINITY, Element
 from lmerge_service.errors import ConfigurationError
@@ -239,7 +239,7 @@ def _of_input(source: Input) -> InputReport:
     )
 
 
-def _of_output(merge: Operator) -> OutputReport:
+def _of_output(merge: LMerge) -> OutputReport:
     return OutputReport(
         inserts=merge.stats().inserts,
         adjusts=merge.stats().adjusts,

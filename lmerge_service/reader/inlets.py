@@ -24,7 +24,7 @@ from typing import Literal
 
 import msgspec
 
-from lmerge_service.core import Operator
+from lmerge_service.core import LMerge
 from lmerge_service.elements import INFINITY, START, Element
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.headers import TimedRecord
@@ -110,7 +110,7 @@ class Inlets:
 
     def __init__(
         self,
-        merge: Operator,
+        merge: LMerge,
         topics: Iterable[str],
         decoder: WireDecoder,
         joining_at: Mapping[str, int],

@@ -39,7 +39,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-from lmerge_service.core import Breach, Case, Operator, Policy, lmerge
+from lmerge_service.core import Breach, Case, LMerge, Policy, lmerge
 from lmerge_service.elements import INFINITY, Element
 from lmerge_service.errors import ConfigurationError, TransportError
 from lmerge_service.formats.dead_letters import DeadLetter
@@ -138,7 +138,7 @@ def read_merged(
     )
 
 
-def _resumed(saved: Token, requested: Operator, *, nfc: bool, drop_nulls: bool) -> Operator:
+def _resumed(saved: Token, requested: LMerge, *, nfc: bool, drop_nulls: bool) -> LMerge:
     merge = saved.merge()
     for what, was, now in (
         ("case", merge.case, requested.case),
@@ -157,7 +157,7 @@ class MergedReader:
     def __init__(
         self,
         connection: Connection,
-        merge: Operator,
+        merge: LMerge,
         inlets: Inlets,
         waiting: list[Element],
         *,

@@ -16,7 +16,7 @@ from hashlib import sha256
 
 import msgspec
 
-from lmerge_service.core import Operator, restore
+from lmerge_service.core import LMerge, restore
 from lmerge_service.elements import Element
 from lmerge_service.errors import StateError
 from lmerge_service.formats.payload import DEEPEST, EQUALITY_VERSION
@@ -48,7 +48,7 @@ class Token(msgspec.Struct, frozen=True):
     @classmethod
     def of(
         cls,
-        merge: Operator,
+        merge: LMerge,
         places: Mapping[str, Place],
         waiting: Sequence[Element],
         *,
@@ -93,7 +93,7 @@ class Token(msgspec.Struct, frozen=True):
             )
         return token
 
-    def merge(self) -> Operator:
+    def merge(self) -> LMerge:
         """The operator, as it was."""
         return restore(self.operator)
 

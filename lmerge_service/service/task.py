@@ -36,7 +36,7 @@ import structlog
 
 from lmerge_service.config.topology import Replica, Topology
 from lmerge_service.core import Breach
-from lmerge_service.core.operator import Gap
+from lmerge_service.core.base import Gap
 from lmerge_service.elements import Element
 from lmerge_service.errors import (
     FencedError,

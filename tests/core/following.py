@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lmerge_service.core import Operator, lmerge, restore_parts
+from lmerge_service.core import LMerge, lmerge, restore_parts
 from lmerge_service.core.ordered import Ordered
 from lmerge_service.elements import START, Element
 
@@ -31,7 +31,7 @@ class Step:
 class Run:
     """An original, with all that happened to it."""
 
-    def __init__(self, merge: Operator) -> None:
+    def __init__(self, merge: LMerge) -> None:
         self.merge = merge
         self.step = Step()
 
@@ -60,7 +60,7 @@ class Run:
         self.step.said += said
 
 
-def followed(merge: Operator, step: Step, pick: Pick) -> None:
+def followed(merge: LMerge, step: Step, pick: Pick) -> None:
     """Tells an operator of a step: the output as a whole or in pieces, decisions in order, and
     what the inputs attached at the end have said, partitions in any order."""
     left = list(step.said)
@@ -87,7 +87,7 @@ def followed(merge: Operator, step: Step, pick: Pick) -> None:
     merge.check()
 
 
-def _obey(merge: Operator, control: Control) -> None:
+def _obey(merge: LMerge, control: Control) -> None:
     kind, name, time, partitions = control
     if kind == "attach":
         merge.attach(name, time, partitions)
@@ -97,7 +97,7 @@ def _obey(merge: Operator, control: Control) -> None:
         merge.accept(name, time)
 
 
-def state(merge: Operator) -> Any:
+def state(merge: LMerge) -> Any:
     """All that decides how an operator goes on, without order of arrival, blame and counts."""
     names = {source: source.name for source in merge.inputs.values()}
     inputs = [
@@ -109,7 +109,7 @@ def state(merge: Operator) -> Any:
     return merge.max_stable, merge.gap, inputs, counts, sorted(map(repr, _events(merge, names)))
 
 
-def _events(merge: Operator, names: Any) -> list[Any]:
+def _events(merge: LMerge, names: Any) -> list[Any]:
     if isinstance(merge, Ordered):
         waiting = sorted((names[s], list(inserts)) for s, inserts in merge._waiting.items())
         if merge.max_vs < merge.max_stable:
@@ -138,11 +138,11 @@ def in_order(said: Sequence[Element]) -> list[str]:
     return sorted(map(repr, said))
 
 
-def restarted(merge: Operator, nodes: int) -> Operator:
+def restarted(merge: LMerge, nodes: int) -> LMerge:
     """The operator as it comes out of its parts."""
     return restore_parts(list(merge.parts(nodes)))
 
 
-def fresh(merge: Operator) -> Operator:
+def fresh(merge: LMerge) -> LMerge:
     """One that has not been told anything yet."""
     return lmerge(merge.case, merge.policy)

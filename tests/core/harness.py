@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from lmerge_service.core import Operator, lmerge
+from lmerge_service.core import LMerge, lmerge
 from lmerge_service.elements import START, Adjust, Element, Insert, Stable
 from lmerge_service.tdb import TDB, compatibility
 
@@ -15,7 +15,7 @@ class Watched:
     """
 
     def __init__(
-        self, names: Sequence[str], *, consistent: bool = True, merge: Operator | None = None
+        self, names: Sequence[str], *, consistent: bool = True, merge: LMerge | None = None
     ):
         self.merge = merge or lmerge()
         self.consistent = consistent

@@ -7,7 +7,7 @@ from hashlib import sha256
 
 import pytest
 
-from lmerge_service.core import Breach, BreachKind, Gap, Operator, Stats, lmerge, restore
+from lmerge_service.core import Breach, BreachKind, Gap, LMerge, Stats, lmerge, restore
 from lmerge_service.core.in2t import Node
 from lmerge_service.core.index import Ends
 from lmerge_service.core.lmr3 import LMR3
@@ -26,7 +26,7 @@ def merge_of(*names: str) -> LMR3:
     return merge
 
 
-def blamed(merge: Operator) -> list[tuple[str, BreachKind]]:
+def blamed(merge: LMerge) -> list[tuple[str, BreachKind]]:
     return [(breach.input, breach.kind) for breach in merge.breaches()]
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmerge_service.core import Case, Input, Operator, Policy, lag, lmerge, quorum, restore
+from lmerge_service.core import Case, Input, LMerge, Policy, lag, lmerge, quorum, restore
 from lmerge_service.core.in2t import In2t, Node
 from lmerge_service.core.lmr3 import LMR3
 from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
@@ -38,7 +38,7 @@ every_case = pytest.mark.parametrize("case", Case)
 policies = st.sampled_from(POLICIES)
 
 
-def operator(case: Case, policy: Policy, n: int, joining: Sequence[int] = ()) -> Operator:
+def operator(case: Case, policy: Policy, n: int, joining: Sequence[int] = ()) -> LMerge:
     merge = lmerge(case, policy)
     assert (merge.case, merge.policy) == (case, policy)
     for number in range(n):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lmerge_service.core import (
     BreachKind,
     Case,
-    Operator,
+    LMerge,
     Policy,
     Restoring,
     lag,
@@ -137,7 +137,7 @@ def first(several: Any) -> Any:
 PICK: Pick = first
 
 
-def followers(run: Run) -> tuple[Operator, Operator]:
+def followers(run: Run) -> tuple[LMerge, LMerge]:
     """One that followed from the beginning, and one from here on."""
     one, other = fresh(run.merge), restarted(run.merge, 1)
     followed(one, run.cut(), PICK)

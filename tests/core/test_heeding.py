@@ -1,6 +1,6 @@
 """Feedback that is heeded: what a replica leaves out below its point harms and blames nobody.
 
-The point is `Operator.feedback()` of any earlier moment. A replica leaves out whole events; one
+The point is `LMerge.feedback()` of any earlier moment. A replica leaves out whole events; one
 that it has begun to tell it tells to the end.
 """
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmerge_service.core import Operator, Policy, lag, lmerge, quorum
+from lmerge_service.core import LMerge, Policy, lag, lmerge, quorum
 from lmerge_service.core.normaliser import Normaliser
 from lmerge_service.elements import START, Adjust, Element, Insert, Stable
 from lmerge_service.tdb import TDB, Event, compatibility, reconstitute
@@ -32,7 +32,7 @@ class Heeding:
     """Replicas that pass on what is to be told, but for what the feedback lets them leave out."""
 
     def __init__(self, case: str, policy: Policy, logical: Sequence[Event]):
-        self.merge: Operator = lmerge(case, policy)
+        self.merge: LMerge = lmerge(case, policy)
         self.points = dict.fromkeys(NAMES, START)
         self.said: list[Element] = []
         self.heard: list[tuple[str, Element]] = []
@@ -140,11 +140,11 @@ def test_a_replica_that_left_out_what_was_final_leads_without_blame() -> None:
     assert merge.breaches() == []
 
 
-def kinds(merge: Operator) -> list[str]:
+def kinds(merge: LMerge) -> list[str]:
     return [breach.kind.value for breach in merge.breaches()]
 
 
-def told_by_half(merge: Operator) -> list[Element]:
+def told_by_half(merge: LMerge) -> list[Element]:
     """slow inserts two events of a key, provisionally, and never revises the one that is final."""
     merge.attach("fast")
     merge.attach("slow")

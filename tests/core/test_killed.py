@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from lmerge_service.core import BreachKind, Gap, Operator, Policy, lmerge, quorum, restore, weakened
+from lmerge_service.core import BreachKind, Gap, LMerge, Policy, lmerge, quorum, restore, weakened
 from lmerge_service.core.inputs import Input
 from lmerge_service.core.lmr3 import LMR3
 from lmerge_service.core.lmr4 import LMR4
@@ -18,14 +18,14 @@ EAGER, FOLLOW, LEADER = Policy(adjust="eager"), Policy(adjust="leader"), Policy(
 INDEXED = pytest.mark.parametrize("case", ["R3", "R4"])
 
 
-def merge_of(*names: str, case: str = "R3", policy: Policy = Policy()) -> Operator:
+def merge_of(*names: str, case: str = "R3", policy: Policy = Policy()) -> LMerge:
     merge = lmerge(case, policy)
     for name in names:
         merge.attach(name)
     return merge
 
 
-def kinds(merge: Operator) -> list[BreachKind]:
+def kinds(merge: LMerge) -> list[BreachKind]:
     return [breach.kind for breach in merge.breaches()]
 
 

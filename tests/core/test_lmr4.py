@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lmerge_service.core import BreachKind, Operator, lmerge, restore
+from lmerge_service.core import BreachKind, LMerge, lmerge, restore
 from lmerge_service.core.lmr3 import LMR3
 from lmerge_service.core.lmr4 import LMR4
 from lmerge_service.core.policy import Policy, quorum
@@ -26,7 +26,7 @@ def merge_of(*names: str, policy: Policy = Policy()) -> LMR4:
     return merge
 
 
-def blamed(merge: Operator) -> list[tuple[str, BreachKind]]:
+def blamed(merge: LMerge) -> list[tuple[str, BreachKind]]:
     return [(breach.input, breach.kind) for breach in merge.breaches()]
 
 
@@ -46,7 +46,7 @@ POLICIES = {
 }
 
 
-def play(merge: Operator, given: Any) -> list[list[Element]]:
+def play(merge: LMerge, given: Any) -> list[list[Element]]:
     for stream in range(given["inputs"]):
         merge.attach(str(stream))
     outputs = []
@@ -112,7 +112,7 @@ def test_an_adjust_whose_old_end_is_not_held_is_a_breach() -> None:
 
 @pytest.mark.parametrize("operator", [LMR3, LMR4])
 @pytest.mark.parametrize("name", POLICIES)
-def test_each_policy_says_what_the_vectors_say(name: str, operator: type[Operator]) -> None:
+def test_each_policy_says_what_the_vectors_say(name: str, operator: type[LMerge]) -> None:
     policy = POLICIES[name]
     if policy is None:
         pytest.skip("the policy that emits nothing but fully frozen events is not one of ours")
@@ -132,7 +132,7 @@ def test_each_policy_says_what_the_vectors_say(name: str, operator: type[Operato
     ],
 )
 def test_what_its_only_source_removes_again(
-    name: str, policy: Policy, operator: type[Operator]
+    name: str, policy: Policy, operator: type[LMerge]
 ) -> None:
     (case,) = [case for case in vectors.cases("policy") if case["id"] == "lm-policy-spurious"]
     outputs = play(operator(policy), case["given"])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmerge_service.core import Case, Operator, Policy, lag, lmerge, quorum, restore
+from lmerge_service.core import Case, LMerge, Policy, lag, lmerge, quorum, restore
 from lmerge_service.core.in3t import In3t, Node
 from lmerge_service.core.inputs import Input
 from lmerge_service.core.lmr4 import LMR4, changes
@@ -75,7 +75,7 @@ def lying_runs(draw: st.DrawFn) -> tuple[int, Steps]:
     return n, draw(interleavings(made))
 
 
-def operator(policy: Policy, n: int, joining: Sequence[int] = ()) -> Operator:
+def operator(policy: Policy, n: int, joining: Sequence[int] = ()) -> LMerge:
     merge = lmerge(Case.R4, policy)
     for number in range(n):
         merge.attach(str(number), joining[number] if joining else START)

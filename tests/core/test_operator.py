@@ -8,20 +8,20 @@ from hashlib import sha256
 
 import pytest
 
-from lmerge_service.core import Breach, BreachKind, Gap, Operator, lmerge, restore
+from lmerge_service.core import Breach, BreachKind, Gap, LMerge, lmerge, restore
 from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
 from lmerge_service.errors import StateError
 from lmerge_service.tdb import Event
 
 
-def merge_of(*names: str) -> Operator:
+def merge_of(*names: str) -> LMerge:
     merge = lmerge()
     for name in names:
         merge.attach(name)
     return merge
 
 
-def kinds(merge: Operator) -> list[BreachKind]:
+def kinds(merge: LMerge) -> list[BreachKind]:
     return [breach.kind for breach in merge.breaches()]
 
 

@@ -7,7 +7,7 @@ import pytest
 from lmerge_service.core import (
     BreachKind,
     Case,
-    Operator,
+    LMerge,
     Policy,
     lmerge,
     quorum,
@@ -30,7 +30,7 @@ def ordered_cases() -> list[Any]:
     return [case for case in found if case["given"].get("case") in ORDERED]
 
 
-def play(case: Any) -> tuple[Operator, list[list[Element]], list[Any]]:
+def play(case: Any) -> tuple[LMerge, list[list[Element]], list[Any]]:
     given = case["given"]
     merge = lmerge(given["case"])
     for stream in range(given["inputs"]):

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lmerge_service.core import BreachKind, Operator, Policy, lmerge
+from lmerge_service.core import BreachKind, LMerge, Policy, lmerge
 from lmerge_service.drills.history import History, Interval, Replica, check
 from lmerge_service.drills.records import Record, Topic
 from lmerge_service.drills.verdicts import Outcome, Report
@@ -52,7 +52,7 @@ class Bench:
         self.kills = 0
         self.said: list[Record] = []
         self.dead: list[DeadLetter] = []
-        self.merge: Operator = lmerge(case, policy)
+        self.merge: LMerge = lmerge(case, policy)
         self._decoder = WireDecoder()
         self._standings = {name: _Standing(partitions) for name in names}
         for name in names:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lmerge_service.config.topology import Kafka, Output, OutputPolicy, Replica, Topology
-from lmerge_service.core import Operator, lmerge
+from lmerge_service.core import LMerge, lmerge
 from lmerge_service.drills.records import Record
 from lmerge_service.elements import Element, Stable
 from lmerge_service.kafka.unread import Unread
@@ -45,7 +45,7 @@ class Judged:
     def __init__(self, streams: Mapping[str, Sequence[Element]], topology: Topology) -> None:
         self.streams = streams
         self.guards = Guards(topology)
-        self.merge: Operator = lmerge(topology.resolved_case, topology.policy.policy())
+        self.merge: LMerge = lmerge(topology.resolved_case, topology.policy.policy())
         self.now = Now(UNIX_NS, 0.0)
         self.at = dict.fromkeys(streams, 0)
         self.stopped: set[str] = set()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmerge_service.core import lmerge
-from lmerge_service.core.operator import Operator
+from lmerge_service.core.base import LMerge
 from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.merge.findings.confirmation import Confirmation, Confirmed
@@ -20,7 +20,7 @@ class Watched:
 
     def __init__(self, *names: str, case: str = "R3") -> None:
         self.now, self.offset = 0.0, 0
-        self.merge: Operator = lmerge(case)
+        self.merge: LMerge = lmerge(case)
         for name in names:
             self.merge.attach(name)
         self.begin()

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from lmerge_service.core import Operator, lmerge
+from lmerge_service.core import LMerge, lmerge
 from lmerge_service.elements import START, Element, Insert, Stable
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.headers import SEQ_HEADER, incarnation_headers
@@ -37,7 +37,7 @@ DEEP = b'{"op":"insert","payload":' + b"[" * 10_000 + b"]" * 10_000 + b',"vs":1,
 
 class Fed:
     def __init__(self, partitions: int = 1) -> None:
-        self.merge: Operator = lmerge()
+        self.merge: LMerge = lmerge()
         self.ingest = Ingest(
             self.merge, "r", WireDecoder(), topic="in", partitions=partitions, joining_at=START
         )

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from lmerge_service.core import Operator, Policy, lmerge, quorum
+from lmerge_service.core import LMerge, Policy, lmerge, quorum
 from lmerge_service.elements import Adjust, Element, Insert, Stable
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.merge.findings.losses import Loss, Losses, Place
@@ -14,7 +14,7 @@ from lmerge_service.merge.findings.losses import Loss, Losses, Place
 class Merged:
     """An operator, and what is seen of it."""
 
-    def __init__(self, merge: Operator, *inputs: str):
+    def __init__(self, merge: LMerge, *inputs: str):
         self.merge = merge
         for name in inputs:
             merge.attach(name)

@@ -46,7 +46,7 @@ def _of(
 
 
 _OPERATOR = _of(
-    "operator",
+    "base",
     (
         "loaded-stable-joins-nobody",
         "                    self._join(vc)\n",
@@ -1902,7 +1902,7 @@ _ORDERED = (
         ),
         (
             "short-cut-past-the-order",
-            "    process_batch = Operator.process_batch  # no short cut past `_insert`\n",
+            "    process_batch = LMerge.process_batch  # no short cut past `_insert`\n",
             "",
             "inputs are held to their order also in batches",
         ),

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmerge_service.cli.checkpoints import checkpoint_in
-from lmerge_service.core import Case, Operator, Policy, lag, lmerge, quorum
+from lmerge_service.core import Case, LMerge, Policy, lag, lmerge, quorum
 from lmerge_service.elements import INFINITY, START, Element, Insert, Stable
 from lmerge_service.errors import ConfigurationError, StateError
 from lmerge_service.merge.commit_record import PartitionCheckpoint, ReplicaCheckpoint
@@ -27,7 +27,7 @@ POLICIES = [
 ]
 
 
-def task(merge: Operator) -> TaskState:
+def task(merge: LMerge) -> TaskState:
     """The state of a task that merges `a` and `b` with this operator."""
     made = fresh()
     made.use(merge)

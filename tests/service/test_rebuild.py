@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmerge_service.core import Operator, lmerge
+from lmerge_service.core import LMerge, lmerge
 from lmerge_service.elements import START, Adjust, Element, Insert, Stable
 from lmerge_service.formats.headers import SEQ_HEADER, incarnation_headers
 from lmerge_service.formats.wire import WireDecoder, encode
@@ -72,7 +72,7 @@ def histories(draw: st.DrawFn) -> tuple[dict[str, int], list[tuple[str, Record]]
 
 
 def attached(
-    merge: Operator, widths: dict[str, int], was: dict[str, Ingest] | None
+    merge: LMerge, widths: dict[str, int], was: dict[str, Ingest] | None
 ) -> dict[str, Ingest]:
     return {
         name: Ingest(

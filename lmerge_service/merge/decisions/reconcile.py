@@ -9,7 +9,7 @@ Theory
 
 from collections.abc import Callable
 
-from lmerge_service.core.operator import Gap
+from lmerge_service.core.base import Gap
 from lmerge_service.elements import Element
 from lmerge_service.merge.decisions.ledger import AcceptedGap, DesiredReplica, Ledger
 from lmerge_service.merge.replica_states import DesiredState

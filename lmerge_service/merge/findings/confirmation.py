@@ -50,7 +50,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from lmerge_service.core import Case, Input, Operator
+from lmerge_service.core import Case, Input, LMerge
 from lmerge_service.elements import INFINITY, START, Element, Insert, Stable
 from lmerge_service.merge.findings.losses import Place
 
@@ -185,7 +185,7 @@ class _Side:
 class Confirmation:
     """Of one task, from taking over to giving up; times as in the topology's unit."""
 
-    def __init__(self, merge: Operator, clock: Callable[[], float]) -> None:
+    def __init__(self, merge: LMerge, clock: Callable[[], float]) -> None:
         """`clock` gives seconds."""
         self._merge = merge
         self._clock = clock

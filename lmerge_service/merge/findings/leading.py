@@ -13,7 +13,7 @@ Theory
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lmerge_service.core import Operator
+from lmerge_service.core import LMerge
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.merge.guards.verdicts import in_words
 from lmerge_service.merge.replicas import Replicas
@@ -41,7 +41,7 @@ class Leading:
         self._unix_ns = unix_ns
 
     def look(
-        self, merge: Operator, replicas: Replicas, tp: TopicPartition, first: int, last: int
+        self, merge: LMerge, replicas: Replicas, tp: TopicPartition, first: int, last: int
     ) -> LeaderChange | None:
         """Whether another replica leads than before, now that the records of a partition from one
         offset to another have been merged."""
@@ -58,7 +58,7 @@ class Leading:
         return self.change
 
 
-def _of(name: str, merge: Operator, replicas: Replicas) -> str:
+def _of(name: str, merge: LMerge, replicas: Replicas) -> str:
     """Why a replica does not lead any more, in words."""
     state, source = replicas.states.get(name), merge.inputs.get(name)
     if state is not None and (why := state.quarantined or state.excluded) is not None:

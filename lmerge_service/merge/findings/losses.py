@@ -29,7 +29,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from lmerge_service.core import Operator
+from lmerge_service.core import LMerge
 from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert
 from lmerge_service.kafka.source import TopicPartition
 
@@ -100,7 +100,7 @@ class _Generation:
 class Losses:
     """Of one task, from taking over to giving up."""
 
-    def __init__(self, merge: Operator) -> None:
+    def __init__(self, merge: LMerge) -> None:
         self._merge = merge
         self._young, self._old = _Generation(), _Generation()
         self._since = _begin(merge, self._young)
@@ -187,7 +187,7 @@ class Losses:
         self._known.add(key)
 
 
-def _begin(merge: Operator, known: _Generation) -> int:
+def _begin(merge: LMerge, known: _Generation) -> int:
     """Remembers what the output holds that may be published again; gives the time from which on
     that is all."""
     live = merge.live_output()

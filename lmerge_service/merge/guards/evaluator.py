@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from lmerge_service.config.topology import Topology
-from lmerge_service.core import Input, Operator
+from lmerge_service.core import Input, LMerge
 from lmerge_service.formats.headers import TimedRecord
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.unread import Unread
@@ -52,7 +52,7 @@ class GuardEvaluator:
     def __init__(
         self,
         topology: Topology,
-        merge: Operator,
+        merge: LMerge,
         *,
         clock: Callable[[], float],
         unix_ns: Callable[[], int],

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from lmerge_service.config.topology import Limits
-from lmerge_service.core import Operator
+from lmerge_service.core import LMerge
 from lmerge_service.formats.headers import RecordLike
 from lmerge_service.merge.guards.flow_control import EventBytes, Flow, Ordered, Reading
 from lmerge_service.merge.replicas import ReplicaState
@@ -26,7 +26,7 @@ _EVERY: Final = 64
 class Pacing:
     """Flow control of one task's operator."""
 
-    def __init__(self, limits: Limits, merge: Operator, clock: Callable[[], float]) -> None:
+    def __init__(self, limits: Limits, merge: LMerge, clock: Callable[[], float]) -> None:
         self._merge = merge
         self._clock = clock
         self._flow = Flow(

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from lmerge_service.config.topology import Topology
-from lmerge_service.core import DIVERGENT, Breach, BreachKind, Gap, Input, Operator
+from lmerge_service.core import DIVERGENT, Breach, BreachKind, Gap, Input, LMerge
 from lmerge_service.elements import Element
 from lmerge_service.errors import ElementError
 from lmerge_service.formats.wire import WireDecoder
@@ -106,13 +106,13 @@ class Findings:
     # --- breaches -------------------------------------------------------------------------------
 
     def before(
-        self, merge: Operator, replica: ReplicaState, partition: int, records: Sequence[Record]
+        self, merge: LMerge, replica: ReplicaState, partition: int, records: Sequence[Record]
     ) -> _Slice:
         """Records of a replica are about to be merged."""
         known = [(source, dict(source.breaches)) for source in merge.inputs.values()]
         return _Slice(replica, partition, records, known)
 
-    def after(self, merge: Operator, each: _Slice) -> None:
+    def after(self, merge: LMerge, each: _Slice) -> None:
         """They were merged."""
         examples: dict[tuple[str, str], Breach] = {}
         news = _news(merge, each)
@@ -134,7 +134,7 @@ class Findings:
                 self._put(self._of_breach(merge, *key, firsts[key], each))
 
     def _of_breach(
-        self, merge: Operator, kind: str, replica: str, breach: Breach | None, each: _Slice
+        self, merge: LMerge, kind: str, replica: str, breach: Breach | None, each: _Slice
     ) -> Evidence:
         count = self.counts[kind, replica]
         what = f"it broke a rule ({kind})"
@@ -197,7 +197,7 @@ class Findings:
         self._found.evidence.append(evidence.identified(found))
 
 
-def _news(merge: Operator, each: _Slice) -> Counter[tuple[str, str]]:
+def _news(merge: LMerge, each: _Slice) -> Counter[tuple[str, str]]:
     """What was counted since; an input that was attached again has begun to count again."""
     news: Counter[tuple[str, str]] = Counter()
     known = {id(source) for source, _ in each.before}

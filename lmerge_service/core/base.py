@@ -43,7 +43,7 @@ from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, St
 from lmerge_service.errors import StateError
 from lmerge_service.tdb import Event
 
-__all__ = ("Gap", "Operator", "Versions", "unexpected_output")
+__all__ = ("Gap", "LMerge", "Versions", "unexpected_output")
 
 Versions: TypeAlias = tuple[Any, int, Sequence[int], Sequence[tuple[str, Sequence[int]]]]
 """Payload and vs of live events; the ends that the output gives them; for inputs that have them, by
@@ -61,7 +61,7 @@ class Gap:
     input: str
 
 
-class Operator(ABC):
+class LMerge(ABC):
     """An LMerge operator; see the module's text. Never awaits, logs, reads a clock or raises for
     what an input sends."""
 
@@ -119,7 +119,7 @@ class Operator(ABC):
         self.inputs[name] = source
         self._enter(source)
 
-    def attach_like(self, other: "Operator") -> None:
+    def attach_like(self, other: "LMerge") -> None:
         """Attaches the inputs of another operator, which have not sent anything here, and takes
         over what it has counted."""
         for name, source in other.inputs.items():
