@@ -101,6 +101,7 @@ def test_ordered_inputs_suit_every_case() -> None:
     assert one != two, "their stables differ"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("count_in_payload", [False, True])
 @pytest.mark.parametrize("disorder", [0.0, 0.5])
 def test_presentations_stay_equivalent_through_the_sub_query(
@@ -205,6 +206,7 @@ def test_all_that_is_compared_does_the_same_job(kind: str) -> None:
 # --- policies -------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_every_policy_puts_out_the_logical_stream_in_its_own_way() -> None:
     outcomes = {each.policy: each for each in policies.measure(600)}
     assert len(outcomes) == 4 * 3 * 3
@@ -401,6 +403,7 @@ def test_every_measurement_of_the_service_is_tried() -> None:
     assert set(OF_THE_SERVICE) == set(service.NAMES)
 
 
+@pytest.mark.full
 @pytest.mark.kafka
 @pytest.mark.parametrize(
     "name",

@@ -180,6 +180,7 @@ def test_kafka_that_is_not_there_is_exit_3(lmerge: Lmerge) -> None:
     assert "127.0.0.1:1" in done.error
 
 
+@pytest.mark.full
 def test_topics_are_streams_by_partition(
     lmerge: Lmerge, bootstrap: str, topic_name: Callable[..., str]
 ) -> None:

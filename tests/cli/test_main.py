@@ -50,6 +50,7 @@ PAGES = [
 # Help
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("page", PAGES, ids=" ".join)
 def test_help_fits_80_columns_and_has_no_types_where_they_tell_nothing(
     page: tuple[str, ...], lmerge: Lmerge
@@ -88,6 +89,7 @@ def _commands(command: Any, path: str = "lmerge") -> list[tuple[str, Any]]:
     return found
 
 
+@pytest.mark.full
 def test_the_examples_of_the_help_work_as_printed(
     lmerge: Lmerge, monkeypatch: pytest.MonkeyPatch
 ) -> None:

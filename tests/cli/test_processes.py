@@ -24,6 +24,7 @@ def _files(tmp_path: Path) -> None:
 # Pipes
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "pipeline",
     [

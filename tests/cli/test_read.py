@@ -36,6 +36,7 @@ def elements(lines: str | Sequence[str]) -> list[Element]:
     return [WireDecoder().decode(line.encode()) for line in lines]
 
 
+@pytest.mark.full
 def test_two_topics_are_written_as_one_stream(
     lmerge: Lmerge, bootstrap: str, topics: tuple[str, str]
 ) -> None:
@@ -95,6 +96,7 @@ def test_a_topic_that_is_not_there_is_named_unless_it_is_waited_for(
     assert done.error == "kafka:nothing-here: there is no such topic (--follow waits for it)"
 
 
+@pytest.mark.full
 def test_following_ends_with_the_stream_or_with_a_signal_and_leaves_its_token(
     lmerge: Lmerge, bootstrap: str, topics: tuple[str, str]
 ) -> None:

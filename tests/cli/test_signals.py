@@ -62,6 +62,7 @@ def _asked_twice(
     yield
 
 
+@pytest.mark.full
 @TWICE
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("kind", ["sync", "async"])
@@ -77,6 +78,7 @@ def test_n10_a_second_signal_does_not_cut_an_orderly_end_short(
         assert (process.wait(), rest) == (0, "ending\nended\n")
 
 
+@pytest.mark.full
 @TWICE
 def test_n10_lmerge_read_leaves_its_token_when_it_is_asked_to_end_twice(
     lmerge: Lmerge, bootstrap: str, topic_name: Callable[..., str], pause: float
@@ -102,6 +104,7 @@ def test_n10_lmerge_read_leaves_its_token_when_it_is_asked_to_end_twice(
     assert lmerge("read", topic, *at).out == "", "what was written is written again"
 
 
+@pytest.mark.full
 def test_n10_a_worker_that_is_asked_to_end_again_and_again_ends_in_order_with_0(
     bootstrap: str, tmp_path: Path
 ) -> None:
@@ -117,6 +120,7 @@ def test_n10_a_worker_that_is_asked_to_end_again_and_again_ends_in_order_with_0(
         assert worker.said("stopped"), "the group is left by then"
 
 
+@pytest.mark.full
 @TWICE
 def test_n10_lmerge_watch_that_is_asked_to_end_twice_ends_with_0(
     tmp_path: Path, pause: float

@@ -24,6 +24,7 @@ STREAM: list[Element] = [
 ]
 
 
+@pytest.mark.full
 def test_a_published_stream_means_what_its_file_means(
     lmerge: Lmerge, bootstrap: str, topic_name: Callable[..., str]
 ) -> None:

@@ -74,6 +74,7 @@ def watching(tmp_path: Path, *arguments: str) -> Iterator[Screen]:
         os.close(terminal)
 
 
+@pytest.mark.full
 def test_a_terminal_shows_who_leads_how_fast_and_what_is_wrong(tmp_path: Path) -> None:
     one, other = Served(tmp_path), Served(tmp_path)
     other.status = {**STATUS, "name": "standby"}
@@ -95,6 +96,7 @@ def test_a_terminal_shows_who_leads_how_fast_and_what_is_wrong(tmp_path: Path) -
         assert screen.ends() == 0
 
 
+@pytest.mark.full
 def test_a_worker_that_goes_away_is_shown_as_away_until_it_is_back(tmp_path: Path) -> None:
     served = Served(tmp_path)
     with watching(tmp_path, "--at", served.address) as screen:
@@ -117,6 +119,7 @@ def test_what_is_no_worker_is_shown_as_away(tmp_path: Path) -> None:
         assert screen.ends() == 0
 
 
+@pytest.mark.full
 def test_without_a_terminal_there_is_a_line_for_each_change(tmp_path: Path) -> None:
     served = Served(tmp_path)
     process = subprocess.Popen(

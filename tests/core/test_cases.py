@@ -69,6 +69,7 @@ def lying(draw: st.DrawFn, case: Case) -> tuple[int, Steps]:
     return n, draw(interleavings(made))
 
 
+@pytest.mark.full
 @every_case
 @given(st.data(), policies)
 @deep(1.5)
@@ -112,6 +113,7 @@ def test_every_case_agrees_with_the_weakest(case: Case, data: st.DataObject) -> 
     assert outputs[0] == outputs[1]
 
 
+@pytest.mark.full
 @every_case
 @given(st.data(), policies)
 @deep(1.5)
@@ -152,6 +154,7 @@ def test_an_ordered_case_gives_an_ordered_output(
     assert order == sorted(set(order) if case is Case.R0 else order)
 
 
+@pytest.mark.full
 @every_case
 @given(st.data(), policies)
 @deep(0.8)
@@ -173,6 +176,7 @@ def test_a_restored_operator_goes_on_the_same(
     assert twin.snapshot() == merge.snapshot()
 
 
+@pytest.mark.full
 @every_case
 @given(st.data(), policies)
 @deep(1.5)
@@ -238,6 +242,7 @@ def _ends_before(element: Element, t: int, final: dict[tuple[object, int], int])
     return final.get((element.payload, element.vs), element.vs) < t
 
 
+@pytest.mark.full
 @every_case
 @given(st.data(), policies)
 @deep(0.8)

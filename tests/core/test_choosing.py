@@ -565,6 +565,7 @@ def ordered_and_final(properties: StreamProperties) -> bool:
     return properties.ordered and not properties.revises
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", UNARY)
 @given(data=st.data())
 def test_no_operator_claims_what_its_output_lacks(name: str, data: st.DataObject) -> None:

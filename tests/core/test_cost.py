@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 
+import pytest
+
 from lmerge_service.core import lmerge
 from lmerge_service.core.lmr3 import LMR3
 from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
@@ -76,6 +78,7 @@ def test_work_grows_with_the_stream_and_not_with_what_is_alive() -> None:
     assert four_times - start <= 4.4 * (once - start)
 
 
+@pytest.mark.full
 def test_a_storm_of_adjusts_leaves_the_heaps_compact() -> None:
     """A million adjusts of a thousand events, by two inputs and with stables in between."""
     merge = operator("a", "b")

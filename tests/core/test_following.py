@@ -90,6 +90,7 @@ class Life:
         assert len(self.follower) == len(self.merge)
 
 
+@pytest.mark.full
 @every_case
 @given(st.data())
 def test_a_follower_is_like_the_original_after_every_step(case: Case, data: st.DataObject) -> None:

@@ -79,6 +79,7 @@ class Heeding:
         self.merge = rebuilt
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", CASES)
 @given(data=st.data())
 def test_what_is_left_out_below_the_point_changes_nothing_and_is_nobodys_fault(

@@ -324,6 +324,7 @@ def test_an_operator_rebuilt_from_prefixes_goes_on_the_same(
         )
 
 
+@pytest.mark.full
 @given(honest_runs(3), policies, st.data())
 def test_late_joiners_and_early_leavers_lose_nothing(
     run: tuple[list[Event], int, Steps], policy: Policy, data: st.DataObject

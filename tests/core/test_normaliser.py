@@ -142,6 +142,7 @@ def test_whatever_an_input_says_the_output_is_the_form_of_what_was_legal(
         held.process(element)
 
 
+@pytest.mark.full
 def test_twenty_thousand_elements_of_one_payload_in_all_kinds_of_overlap() -> None:
     """Deep nesting, which drawn streams seldom have."""
     rng = Random(5)
@@ -307,6 +308,7 @@ def merged(rng: Random, told: list[list[Element]], case: str = "R3") -> tuple[TD
 PAIRS = 500
 
 
+@pytest.mark.full
 def test_random_plan_pairs_merge_wrongly_without_the_normaliser_and_rightly_with_it() -> None:
     without = within = breaches = 0
     for seed in range(PAIRS):

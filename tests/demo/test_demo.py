@@ -22,6 +22,7 @@ def command(folder: Path, *more: str) -> list[str]:
     return [*program, "--month", "2", "--pace", "4", *more]
 
 
+@pytest.mark.full
 def test_the_demo_proves_the_merged_stream_equivalent(tmp_path: Path) -> None:
     done = subprocess.run(
         command(tmp_path, "--json"), capture_output=True, text=True, timeout=180, check=False
@@ -61,6 +62,7 @@ def test_three_plans_of_one_query_are_proved_equivalent(tmp_path: Path) -> None:
     assert left_behind(tmp_path) == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("number", "code"),
     [

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import permutations
 
+import pytest
+
 from lmerge_service.drills.between import BROKERS, CONTROLLERS, Between
 
 _NODE = """
@@ -59,6 +61,7 @@ def node() -> Iterator[Node]:
         process.kill()
 
 
+@pytest.mark.full
 def test_n18_a_node_is_cut_off_from_the_others_and_they_are_not_from_each_other() -> None:
     async def play(nodes: dict[int, Node]) -> None:
         def behind(number: int, _listener: str) -> tuple[str, int]:

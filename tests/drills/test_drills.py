@@ -43,6 +43,7 @@ def step(
     return {"type": "action", "name": f"{func} {arguments}", "provider": provider}
 
 
+@pytest.mark.full
 @pytest.mark.timeout(290)
 def test_what_is_wrong_with_an_output_fails_the_drill(tmp_path: Path) -> None:
     wanted = experiment("leader-dies")
@@ -191,6 +192,7 @@ def test_a_plan_that_has_what_there_is_not_is_refused() -> None:
         plan_of({"replicas": {"a": {"lying": "much"}}})
 
 
+@pytest.mark.full
 @pytest.mark.timeout(290)
 def test_n17_a_probe_of_the_method_that_misses_its_tolerance_fails_the_drill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -219,6 +221,7 @@ def test_n17_a_probe_of_the_method_that_misses_its_tolerance_fails_the_drill(
     assert found["why"] == ["who leads: w1, expected ${expected}"], said
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("configuration", "why"),
     [

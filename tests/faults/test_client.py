@@ -24,6 +24,7 @@ from tests.faults.stage import capture, judged, letters
 from tests.service.cluster import Merge, crc32, logical, meaning, replica_streams, scattered
 
 
+@pytest.mark.full
 def test_x3_sigterm_with_the_broker_gone_stops_within_15_seconds(tmp_path: Path) -> None:
     """aiokafka#659: stop() hangs when all brokers are down."""
     with LocalBroker(tmp_path / "kafka") as broker:
@@ -40,6 +41,7 @@ def test_x3_sigterm_with_the_broker_gone_stops_within_15_seconds(tmp_path: Path)
             assert "Traceback" not in worker.text(50)
 
 
+@pytest.mark.full
 def test_x7_a_worker_restarts_on_an_output_whose_tail_is_a_commit_marker(merge: Merge) -> None:
     """risingwave#24720: waiting for high watermark − 1, which is a marker, hangs."""
     with merge.worker() as worker:
@@ -55,6 +57,7 @@ def test_x7_a_worker_restarts_on_an_output_whose_tail_is_a_commit_marker(merge: 
     assert merge.says(TDB([(b'"x"', 1, 5)]))
 
 
+@pytest.mark.full
 def test_x7_what_a_dead_writer_left_open_in_the_output_hides_nothing(merge: Merge) -> None:
     """kafka-flow#849: recovery stops at the last stable offset, below newer committed data."""
     with merge.worker() as worker:
@@ -86,6 +89,7 @@ async def _leave_a_transaction_open(merge: Merge) -> None:
     producer._closed = True
 
 
+@pytest.mark.full
 def test_x10_replicas_that_write_in_transactions_are_read_at_their_markers(merge: Merge) -> None:
     """platformatic/kafka#391, aiokafka#781: offsets committed exactly at a marker; lag counts
     markers right."""
@@ -105,6 +109,7 @@ def test_x10_replicas_that_write_in_transactions_are_read_at_their_markers(merge
     assert merge.says(meaning(lives))
 
 
+@pytest.mark.full
 def test_x17_replicas_may_be_partitioned_in_any_way(merge: Merge) -> None:
     """kafkajs#357, #1154, confluent-kafka-python#1481, kafka-python#374: same key, other partition
     by client. 1, 5 and 12 partitions."""
@@ -204,6 +209,7 @@ def poisoned(bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Poison
     return Poisoned(merge, shown, answer.json()["health"], letters(merge))
 
 
+@pytest.mark.full
 @pytest.mark.kafka
 def test_x13_one_bad_record_does_not_stop_what_is_behind_it(poisoned: Poisoned) -> None:
     """aiokafka 0.14: a deserializer that raises inside the consumer blocks its partition for

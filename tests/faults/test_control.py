@@ -5,6 +5,8 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+import pytest
+
 from lmerge_service.config.topology import load
 from lmerge_service.drills.history import Interval, Progress
 from lmerge_service.drills.verdicts import Outcome
@@ -62,6 +64,7 @@ def now() -> int:
     return int(time.time() * 1_000)
 
 
+@pytest.mark.full
 def test_t5_a_replica_that_is_detached_and_attached_again_leaves_no_hole(merge: Merge) -> None:
     """thanos#7807: one receiver restarts, and the penalty for it leaves holes."""
     with merge.worker() as worker:
@@ -79,6 +82,7 @@ def test_t5_a_replica_that_is_detached_and_attached_again_leaves_no_hole(merge: 
     assert_valid(judged(merge, silent=["c"], reference=truth(range(1, 120))))
 
 
+@pytest.mark.full
 def test_t7_a_late_replica_that_is_left_alone_says_nothing_of_the_past(merge: Merge) -> None:
     """mimir#12331: a failover by the time of receipt lets in a mix of older and newer values."""
     with merge.worker() as worker:
@@ -93,6 +97,7 @@ def test_t7_a_late_replica_that_is_left_alone_says_nothing_of_the_past(merge: Me
     assert_valid(judged(merge, liars=["b"], silent=["c"], reference=truth(range(1, 110))))
 
 
+@pytest.mark.full
 def test_t9_a_name_that_comes_back_is_heard_after_a_restart_too(merge: Merge) -> None:
     """mimir#10443, #12440: an update of a re-appearing replica was refused as no change."""
     with merge.worker() as worker:
@@ -108,6 +113,7 @@ def test_t9_a_name_that_comes_back_is_heard_after_a_restart_too(merge: Merge) ->
     assert_valid(judged(merge, silent=["b", "c"], kills=1))
 
 
+@pytest.mark.full
 def test_t11_what_was_detached_stays_so_though_the_other_pauses(merge: Merge) -> None:
     """flink-kubernetes-operator#1154: a late blip of health aborts the new side when the old one
     is gone already: nothing runs."""

@@ -87,6 +87,7 @@ async def repeating(
         await asyncio.gather(task, return_exceptions=True)
 
 
+@pytest.mark.full
 def test_n3_a_replica_that_repeats_itself_is_not_waited_for(
     two: Merge, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,6 +56,7 @@ def test_d2_two_writers_of_one_replica_double_nothing_and_are_seen(merge: Merge)
     assert found.outcome is Outcome.VALID, found
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("expired", ["earliest", "latest"])
 def test_d4_offsets_that_expire_or_jump_to_the_tail_lose_and_double_nothing(
     merge: Merge, expired: str
@@ -93,6 +94,7 @@ async def _expire(merge: Merge, offset: int | None) -> None:
         await mover.send_offsets_to_transaction({tp: offset}, group)
 
 
+@pytest.mark.full
 def test_d6_a_replica_whose_topic_is_made_anew_starts_over(merge: Merge) -> None:
     """kafka#23091: after a topic was recreated its mirror rewinds in silence."""
     lives = logical(150, seed=7)
@@ -119,6 +121,7 @@ async def _recreate(bootstrap: str, topic: str) -> None:
         await topics.ensure(topic)
 
 
+@pytest.mark.full
 def test_d9_an_aborted_transaction_is_rebuilt_from(
     merge: Merge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,6 +157,7 @@ def followed(ks: Iterable[int]) -> list[Element]:
     return [each for element in events(ks) for each in (element, Stable(element.vs))]  # type: ignore[union-attr]
 
 
+@pytest.mark.full
 def test_d6_a_topic_that_is_made_anew_with_more_records_is_another_replica(merge: Merge) -> None:
     """kafka#23091: where a topic was recreated, a position is valid and means something else."""
     with merge.worker() as worker:

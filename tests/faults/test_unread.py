@@ -66,6 +66,7 @@ async def send(
     await producer.flush()
 
 
+@pytest.mark.full
 def test_n2_records_behind_an_open_transaction_are_unread(two: Merge) -> None:
     """R1 has an abandoned open transaction at offset 2, and 39 records behind it."""
     configured(two, guards={"patience_seconds": 5, "open_transaction_seconds": 1})
@@ -111,6 +112,7 @@ def test_n2_records_behind_an_open_transaction_are_unread(two: Merge) -> None:
     assert [each["offset"] for each in logged("open transaction is over")] == [2]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("spoke", [True, False], ids=["r1 has spoken", "r1 is new"])
 def test_n2_an_early_end_waits_for_what_is_in_an_open_transaction(two: Merge, spoke: bool) -> None:
     """Patience is long over when R1 commits; 30 of 40 events were lost."""
@@ -144,6 +146,7 @@ def test_n2_an_early_end_waits_for_what_is_in_an_open_transaction(two: Merge, sp
     assert {payload for payload, *_ in two.audit().tdb} == {b'"e%d"' % k for k in range(1, 41)}
 
 
+@pytest.mark.full
 def test_n2_a_writer_whose_transaction_was_aborted_may_write_again(two: Merge) -> None:
     """It was open for longer than patience: that was no silence."""
     configured(two, guards={"patience_seconds": 4})
@@ -166,6 +169,7 @@ def test_n2_a_writer_whose_transaction_was_aborted_may_write_again(two: Merge) -
     assert len(two.audit().tdb) == 40
 
 
+@pytest.mark.full
 def test_n2_an_aborted_transaction_holds_an_end_no_longer_than_patience(two: Merge) -> None:
     configured(two, guards={"patience_seconds": 1})
     topic = two.topics["r1"]
@@ -184,6 +188,7 @@ def test_n2_an_aborted_transaction_holds_an_end_no_longer_than_patience(two: Mer
     assert len(two.audit().tdb) == 10
 
 
+@pytest.mark.full
 def test_n2_a_replica_with_an_open_transaction_is_not_ready_to_take_anothers_place(
     two: Merge,
 ) -> None:

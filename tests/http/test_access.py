@@ -348,6 +348,7 @@ def test_a_head_that_comes_slowly_is_not_waited_for(
     assert answer.count(b"HTTP/1.1 200") == 1
 
 
+@pytest.mark.full
 def test_an_idle_connection_is_closed(folder: Path) -> None:
     async def play(address: str) -> float:
         started = asyncio.get_running_loop().time()

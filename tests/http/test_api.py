@@ -301,6 +301,7 @@ def swept() -> None:
     gc.collect()
 
 
+@pytest.mark.full
 @pytest.mark.xdist_group("asked")
 @pytest.mark.usefixtures("swept")
 @SCHEMA.parametrize()

@@ -69,6 +69,7 @@ def test_n11_head_of_what_is_not_there_or_decides_is_refused_as_ever() -> None:
     assert asked("HEAD", path="/v1/replicas").status_code == 503, "there is no control log yet"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("accept", "content_type"),
     [
@@ -105,6 +106,7 @@ def test_n11_metrics_are_in_the_format_that_accept_prefers(
     assert [each.value for each in samples if each.name == "lmerge_tries_total"] == [3]
 
 
+@pytest.mark.full
 def test_n11_a_worker_answers_head_and_speaks_openmetrics(bootstrap: str, tmp_path: Path) -> None:
     merge = Merge(bootstrap, tmp_path, ("a",))
     merge.publish("a", [Insert(b'"e"', 1, 5)])

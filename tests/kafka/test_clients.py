@@ -124,6 +124,7 @@ async def gone(topics: Topics, name: str) -> None:
         pass
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "used",
     [reads, merges, writes, notifies, logs, commits, belongs, hears],
@@ -184,6 +185,7 @@ def test_n9_every_client_of_ours_is_made_in_one_place() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.full
 def test_a_log_whose_topic_is_deleted_says_so(
     bootstrap: str, topic_name: Callable[..., str]
 ) -> None:

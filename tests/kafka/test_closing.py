@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from aiokafka import AIOKafkaProducer
 
 from lmerge_service.kafka.client import CLOSE_SECONDS
@@ -18,6 +19,7 @@ KINDS: tuple[dict[str, Any], ...] = (
 )
 
 
+@pytest.mark.full
 def test_nothing_of_them_goes_on(tmp_path: Path) -> None:
     async def run(broker: LocalBroker) -> None:
         idle = asyncio.all_tasks()

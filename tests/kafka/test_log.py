@@ -119,6 +119,7 @@ def test_a_record_that_the_broker_refuses_was_not_written(
     asyncio.run(play())
 
 
+@pytest.mark.full
 def test_a_broker_that_restarts_is_waited_for_and_nothing_is_written_behind_ones_back(
     tmp_path: Path,
 ) -> None:

@@ -160,6 +160,7 @@ async def until(reached: Callable[[], object]) -> None:
         await asyncio.sleep(0.01)
 
 
+@pytest.mark.full
 def test_one_alone_merges_everything_and_has_no_standby(group: Group) -> None:
     async def alone() -> Assignment:
         async with group.member("a") as a:
@@ -204,6 +205,7 @@ def test_one_that_leaves_hands_over_without_a_session_timeout(group: Group) -> N
     run(leaves())
 
 
+@pytest.mark.full
 def test_one_that_is_killed_is_missed_and_its_standby_takes_over(group: Group) -> None:
     async def dies() -> None:
         with group.process("a") as killed:
@@ -217,6 +219,7 @@ def test_one_that_is_killed_is_missed_and_its_standby_takes_over(group: Group) -
     run(dies())
 
 
+@pytest.mark.full
 def test_one_that_was_stopped_finds_its_tasks_lost_when_it_goes_on(group: Group) -> None:
     async def stops() -> list[dict[str, Any]]:
         with group.process("a") as stopped:
@@ -237,6 +240,7 @@ def test_one_that_was_stopped_finds_its_tasks_lost_when_it_goes_on(group: Group)
     assert back["generation"] > before["generation"]
 
 
+@pytest.mark.full
 def test_n1_what_is_confirmed_is_what_the_group_says_after_the_question(group: Group) -> None:
     """A member that stood still for a session still has its old assignment, and another has led."""
 
@@ -256,6 +260,7 @@ def test_n1_what_is_confirmed_is_what_the_group_says_after_the_question(group: G
     assert now.owners != dict.fromkeys(ALL, "a")
 
 
+@pytest.mark.full
 def test_n1_nothing_is_confirmed_while_the_broker_is_away(group: Group) -> None:
     async def outage() -> None:
         async with group.member("a", session_timeout_ms=50_000) as a:
@@ -271,6 +276,7 @@ def test_n1_nothing_is_confirmed_while_the_broker_is_away(group: Group) -> None:
     run(outage())
 
 
+@pytest.mark.full
 def test_one_can_leave_while_a_sharing_waits_for_another_that_stands_still(group: Group) -> None:
     async def leaves() -> None:
         with group.process("a") as stopped:
@@ -284,6 +290,7 @@ def test_one_can_leave_while_a_sharing_waits_for_another_that_stands_still(group
     run(leaves())
 
 
+@pytest.mark.full
 def test_while_the_broker_is_away_what_was_given_is_kept(group: Group) -> None:
     async def outage() -> None:
         async with group.member("a", session_timeout_ms=50_000) as a:
@@ -321,6 +328,7 @@ def test_a_session_that_brokers_refuse_is_told_in_one_line(group: Group, session
     assert not told.value.retriable
 
 
+@pytest.mark.full
 def test_a_group_of_others_is_not_joined(group: Group) -> None:
     async def refused() -> None:
         async with (
@@ -338,6 +346,7 @@ def test_a_group_of_others_is_not_joined(group: Group) -> None:
         run(refused())
 
 
+@pytest.mark.full
 def test_n8_a_merge_of_the_same_name_with_another_output_is_kept_out(group: Group) -> None:
     async def kept_out() -> None:
         async with group.member("a", output="first") as a:
@@ -355,6 +364,7 @@ def test_n8_a_merge_of_the_same_name_with_another_output_is_kept_out(group: Grou
     run(kept_out())
 
 
+@pytest.mark.full
 def test_n8_whoever_comes_first_the_other_is_kept_out(group: Group) -> None:
     """Both join an empty group at once."""
 
@@ -373,6 +383,7 @@ def test_n8_whoever_comes_first_the_other_is_kept_out(group: Group) -> None:
     run(both())
 
 
+@pytest.mark.full
 def test_n8_members_that_were_killed_are_waited_for(group: Group) -> None:
     """Whoever changes the output of a merge and kills its workers need not wait by hand."""
 
@@ -386,6 +397,7 @@ def test_n8_members_that_were_killed_are_waited_for(group: Group) -> None:
     run(succeeded())
 
 
+@pytest.mark.full
 def test_n8_one_output_with_two_widths_is_two_merges(group: Group) -> None:
     async def widened() -> None:
         async with group.member("a") as a:

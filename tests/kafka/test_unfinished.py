@@ -79,6 +79,7 @@ class Task:
 NEXT = Outbox(records=[(None, b"after")], state=[(b"mark", b"after")])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("hidden", ["output", "state", "output state"])
 @pytest.mark.parametrize("commit", [True, False], ids=["committed", "aborted"])
 def test_the_next_owner_ends_it_as_it_was_decided(

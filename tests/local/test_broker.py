@@ -99,6 +99,7 @@ def stranger() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
+@pytest.mark.full
 def test_it_serves_what_it_was_given_even_records_of_15_mb(
     broker: LocalBroker, topic_name: Callable[..., str]
 ) -> None:
@@ -127,6 +128,7 @@ def test_readers_of_committed_records_see_no_aborted_transaction(
     assert run(consume(broker.bootstrap, topic, 2)) == [b"a", b"c"]
 
 
+@pytest.mark.full
 def test_after_kill_9_it_starts_with_the_same_data_on_the_same_port(
     broker: LocalBroker, topic_name: Callable[..., str]
 ) -> None:
@@ -158,6 +160,7 @@ def test_topics_are_not_made_by_using_them(
     assert run(partitions()) is None
 
 
+@pytest.mark.full
 def test_a_paused_broker_runs_and_can_be_stopped(tmp_path: Path) -> None:
     with LocalBroker(tmp_path) as broker:
         pid = broker.pid
@@ -172,6 +175,7 @@ def test_a_paused_broker_runs_and_can_be_stopped(tmp_path: Path) -> None:
         broker.stop()  # once more is fine
 
 
+@pytest.mark.full
 def test_it_dies_when_its_starter_is_killed(tmp_path: Path) -> None:
     script = f"""
 from lmerge_service.local.broker import LocalBroker
@@ -196,7 +200,7 @@ def test_a_child_dies_with_its_parent_if_told_so(
 ) -> None:
     script = f"""
 from pathlib import Path
-from lmerge_service.kafka import jvm
+from lmerge_service.local import jvm
 jvm._LAUNCHER = jvm._LAUNCHER.replace('"linux"', {platform!r})
 here = Path({str(tmp_path)!r})
 print(*jvm.spawn(["/bin/sleep", "60"], here, here / "log", dies_with_us={dies}), flush=True)
@@ -232,6 +236,7 @@ def test_a_port_that_is_taken_is_told_in_one_line(tmp_path: Path) -> None:
             LocalBroker(tmp_path, port).start()
 
 
+@pytest.mark.full
 def test_another_broker_that_was_quicker_does_not_answer_for_it(
     broker: LocalBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,6 +264,7 @@ def test_a_broker_that_is_not_ready_in_time_is_ended(tmp_path: Path) -> None:
     assert not broker.running
 
 
+@pytest.mark.full
 def test_a_half_formatted_directory_is_formatted_anew(tmp_path: Path) -> None:
     for name in ("data", "data.new"):
         (tmp_path / name).mkdir()
@@ -353,6 +359,7 @@ def lmerge_broker(*arguments: str) -> Result:
     return CliRunner().invoke(app, arguments)
 
 
+@pytest.mark.full
 def test_the_commands_start_tell_stop_and_clean(tmp_path: Path) -> None:
     data = ("--data", str(tmp_path / "broker"))
     assert lmerge_broker("status", *data).exit_code == 1
@@ -379,6 +386,7 @@ def test_the_commands_start_tell_stop_and_clean(tmp_path: Path) -> None:
     assert not (tmp_path / "broker" / "data").exists()
 
 
+@pytest.mark.full
 def test_the_broker_of_a_command_outlives_the_command(tmp_path: Path) -> None:
     environment = {**os.environ, "LMERGE_HOME": str(tmp_path)}
     command = "from lmerge_service.cli.broker import app; app(['start', '--json'])"

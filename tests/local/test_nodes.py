@@ -91,6 +91,7 @@ def seen(cluster: LocalCluster, number: int) -> set[int]:
     return asyncio.run(members_seen(cluster.node(number).port))
 
 
+@pytest.mark.full
 def test_n18_three_nodes_are_one_cluster_with_everything_on_each(whole: LocalCluster) -> None:
     assert [seen(whole, number) for number in (1, 2, 3)] == [{1, 2, 3}] * 3
     ensure(whole.bootstrap, "replicated")

@@ -63,6 +63,7 @@ def bystander(tmp_path: Path) -> Iterator[int]:
     process.communicate(b"\n")
 
 
+@pytest.mark.full
 def test_a_killed_replica_is_started_again_and_ctrl_c_ends_all_of_it(
     tmp_path: Path, stream: Path
 ) -> None:
@@ -89,6 +90,7 @@ def test_a_killed_replica_is_started_again_and_ctrl_c_ends_all_of_it(
     assert left_behind(tmp_path) == []
 
 
+@pytest.mark.full
 def test_what_goes_on_after_up_was_killed_is_ended_by_down(
     tmp_path: Path, bootstrap: str, topic_name: TopicName, bystander: int
 ) -> None:
@@ -111,6 +113,7 @@ def test_what_goes_on_after_up_was_killed_is_ended_by_down(
     assert lmerge(tmp_path, "down", str(topology)).stdout == f"nothing of {topology} is up\n"
 
 
+@pytest.mark.full
 def test_in_the_background_it_is_ended_by_down_and_is_up_only_once(
     tmp_path: Path, bootstrap: str, topic_name: TopicName, bystander: int
 ) -> None:
@@ -155,6 +158,7 @@ def test_what_fails_again_and_again_is_given_up_and_what_waits_for_it_never_begi
     assert Path(up.process_of("then")["log"]).read_text() == "then\n"
 
 
+@pytest.mark.full
 def test_a_process_may_decide_and_so_may_who_reads_the_token(
     tmp_path: Path, bootstrap: str, topic_name: TopicName
 ) -> None:
@@ -195,6 +199,7 @@ def test_a_process_begins_when_its_topics_exist(
         assert up.end(signal.SIGTERM) == 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_n10_what_is_up_is_ended_in_order_when_that_is_asked_for_twice(
     tmp_path: Path, bootstrap: str, topic_name: TopicName, number: signal.Signals

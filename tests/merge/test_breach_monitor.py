@@ -76,6 +76,7 @@ def test_honest_replicas_trip_nothing(variation: str, batch: int) -> None:
     assert guards_of(judge(stream(variation), batch)) == set()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("batch", [1, 1_000])
 @pytest.mark.parametrize(("burst", "delay"), [(1, 0), (1, 10), (20, 40), (200, 200), (1, 500)])
 @pytest.mark.parametrize("variation", VARIATIONS)
@@ -90,6 +91,7 @@ def test_two_writers_of_one_topic_are_found(
     assert judge(both, batch).quarantined == {"a"}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("batch", [1, 100, 1_000])
 @pytest.mark.parametrize("back", [10, 300, 5_000])
 @pytest.mark.parametrize("variation", VARIATIONS)

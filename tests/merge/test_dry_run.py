@@ -113,6 +113,7 @@ def compared(merge: Merge, span: int | None = None, **options: Any) -> Compared:
     return asyncio.run(compare())
 
 
+@pytest.mark.full
 @pytest.mark.kafka
 def test_what_differs_is_told_with_where_it_is(merge: Merge) -> None:
     said = events(0, 100)
@@ -199,6 +200,7 @@ def test_g1_whoever_is_far_ahead_is_not_read_on(merge: Merge) -> None:
     assert found.lag[0] > 5_000
 
 
+@pytest.mark.full
 @pytest.mark.kafka
 def test_a_span_is_waited_for(merge: Merge) -> None:
     merge.publish("output", [*events(0, 100), Stable(90)])

@@ -137,6 +137,7 @@ def test_a_point_that_is_held_back_goes_out_when_its_time_has_come(
     in_time(play())
 
 
+@pytest.mark.full
 def test_an_output_that_was_made_anew_takes_its_feedback_with_it(
     bootstrap: str, output: str
 ) -> None:
@@ -156,6 +157,7 @@ def test_an_output_that_was_made_anew_takes_its_feedback_with_it(
     in_time(play())
 
 
+@pytest.mark.full
 def test_n5_a_feedback_topic_that_was_deleted_is_created_again_with_all_points(
     bootstrap: str, output: str
 ) -> None:
@@ -252,6 +254,7 @@ def test_a_poll_is_bounded_and_its_parameters_are_checked(bootstrap: str, output
     in_time(play())
 
 
+@pytest.mark.full
 def test_a_worker_that_is_away_leaves_the_point_where_it_is(bootstrap: str, output: str) -> None:
     async def play() -> None:
         port = free_port()

@@ -77,6 +77,7 @@ def started(
     worker.wait(lambda status: status["output"]["stable_point"] == 1, "the first stable")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("side", ["dead-letters", "events"])
 def test_n5_a_side_topic_that_is_deleted_is_created_again_and_one_record_counts_once(
     merge: Merge, side: str
@@ -109,6 +110,7 @@ def test_n5_a_side_topic_that_is_deleted_is_created_again_and_one_record_counts_
     assert records_of(merge, f"{merge.output}.dead-letters") == 2
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("which", "remedy"),
     [
@@ -132,6 +134,7 @@ def test_n5_what_the_merge_rests_on_is_reported_by_name_and_ends_it(
     assert remedy in worker.text(2)
 
 
+@pytest.mark.full
 def test_n5_without_a_control_log_what_was_decided_holds_and_its_loss_is_reported(
     merge: Merge,
 ) -> None:
@@ -170,6 +173,7 @@ def test_n5_an_output_that_something_else_created_again_is_not_written_on(merge:
     assert f"{merge.output} was deleted and created again by something else" in worker.text(2)
 
 
+@pytest.mark.full
 def test_n5_a_side_topic_that_takes_no_batch_of_ours_is_left_out_and_counted(merge: Merge) -> None:
     topic = merge.dead_letters
     with merge.worker() as worker:
@@ -198,6 +202,7 @@ def test_n5_a_side_topic_that_takes_no_batch_of_ours_is_left_out_and_counted(mer
     assert said["topic"] == topic
 
 
+@pytest.mark.full
 def test_n5_limits_on_records_are_no_limits_on_batches(merge: Merge) -> None:
     """Many small records make a batch that is larger than the largest of them, and a dead letter
     may be larger than an element."""
@@ -215,6 +220,7 @@ def test_n5_limits_on_records_are_no_limits_on_batches(merge: Merge) -> None:
     assert records_of(merge, merge.dead_letters) == 1
 
 
+@pytest.mark.full
 def test_n5_an_output_that_takes_no_batch_of_ours_is_named_with_its_size(merge: Merge) -> None:
     with merge.worker() as worker:
         started(merge, worker)

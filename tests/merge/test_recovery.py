@@ -94,6 +94,7 @@ SHORT = Insert(b'"short"', 15, 20)
 LATER = Insert(b'"later"', 30, 40)
 
 
+@pytest.mark.full
 def test_a_restart_goes_on_from_the_best_snapshot_that_is_whole(merge: Merge) -> None:
     """The newest; if it is damaged, the one before; if both are, or the state topic is gone, all
     is read again. What is alive since the beginning is there each time."""
@@ -173,6 +174,7 @@ async def delete(merge: Merge, topic: str) -> None:
                 await asyncio.sleep(0.05)
 
 
+@pytest.mark.full
 def test_a_snapshot_of_another_policy_is_passed_over(merge: Merge) -> None:
     with merge.worker() as worker:
         worker.wait_until_running()
@@ -188,6 +190,7 @@ def test_a_snapshot_of_another_policy_is_passed_over(merge: Merge) -> None:
         assert status["output"]["live_events"] >= 1
 
 
+@pytest.mark.full
 def test_a_replica_that_lost_its_beginning_lives_on_by_the_snapshot_alone(merge: Merge) -> None:
     """With it nothing is needed of the beginning; without it, it is excluded, and says why."""
     with merge.worker() as worker:
@@ -224,6 +227,7 @@ async def truncate(merge: Merge, replica: str, before: int) -> None:
         await topics._admin.delete_records({TopicPartition(merge.topics[replica], 0): Until()})
 
 
+@pytest.mark.full
 def test_a_replica_that_cannot_be_read_again_is_held_out_of_the_recovery(merge: Merge) -> None:
     """A batch that has become unreadable since it was merged is no reason to stop everybody."""
     with merge.worker() as worker:
@@ -246,6 +250,7 @@ def test_a_replica_that_cannot_be_read_again_is_held_out_of_the_recovery(merge: 
     assert merge.says(TDB([(b'"eternal"', 1, INFINITY), (b'"short"', 15, 20)]))
 
 
+@pytest.mark.full
 def test_kill_9_at_random_points_while_snapshots_are_taken(merge: Merge) -> None:
     """The replicas speak all the time, and the audit is equal in the end."""
     chance = random.Random(seed := time.time_ns())
@@ -305,6 +310,7 @@ class Late(Source):
         return found
 
 
+@pytest.mark.full
 def test_n4_a_numbered_record_in_the_output_that_is_no_repeat_is_no_secret(merge: Merge) -> None:
     """A merge in Spark writes some records twice; what only uses their numbers is another's."""
     said = [ETERNAL, Insert(b'"next"', 3, 20)]
@@ -327,6 +333,7 @@ def test_n4_a_numbered_record_in_the_output_that_is_no_repeat_is_no_secret(merge
         asyncio.run(followed())
 
 
+@pytest.mark.full
 def test_a_follower_waits_for_output_that_is_visible_later_than_its_mark(merge: Merge) -> None:
     with merge.worker() as worker:
         worker.wait_until_running()
@@ -346,6 +353,7 @@ def test_a_follower_waits_for_output_that_is_visible_later_than_its_mark(merge: 
     asyncio.run(asyncio.wait_for(follow(), 30))
 
 
+@pytest.mark.full
 def test_a_replica_that_was_merged_anew_is_merged_anew_by_who_follows(merge: Merge) -> None:
     """As after its topic could not be seen for a while: the same topic, the same attachment, and
     the operator has forgotten all of it."""
@@ -397,6 +405,7 @@ def test_a_co_partitioned_replica_is_as_wide_after_a_restart_as_before(merge: Me
     assert asyncio.run(asyncio.wait_for(recover(), 30)) == (3, 1, 10)
 
 
+@pytest.mark.full
 def test_what_another_policy_would_have_said_is_missed_once_however_often_it_is_tried(
     merge: Merge,
 ) -> None:

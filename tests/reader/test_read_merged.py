@@ -167,6 +167,7 @@ def test_without_follow_the_stream_ends_where_the_topics_did(written: Topic) -> 
     in_time(play())
 
 
+@pytest.mark.full
 def test_a_wait_that_is_cancelled_loses_nothing(written: Topic) -> None:
     lives = logical(200, seed=3)
     stream = replica_streams(lives, seed=3)["b"]
@@ -186,6 +187,7 @@ def test_a_wait_that_is_cancelled_loses_nothing(written: Topic) -> None:
 # --- topics that come, go, end, lie and start over ------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_topic_that_does_not_exist_is_waited_for_while_the_others_flow(written: Topic) -> None:
     written.publish("a", [insert("x", 1, 5), Stable(3)])
 
@@ -201,6 +203,7 @@ def test_a_topic_that_does_not_exist_is_waited_for_while_the_others_flow(written
     in_time(play())
 
 
+@pytest.mark.full
 def test_a_reader_that_finds_no_topic_at_all_waits_for_the_first(written: Topic) -> None:
     async def play() -> None:
         async with written.reader() as reader:
@@ -213,6 +216,7 @@ def test_a_reader_that_finds_no_topic_at_all_waits_for_the_first(written: Topic)
     in_time(play())
 
 
+@pytest.mark.full
 def test_a_topic_that_is_deleted_is_let_go_and_made_anew_is_read_again(written: Topic) -> None:
     written.publish("a", [insert("x", 1, 9), Stable(3)])
     written.publish("b", [insert("x", 1, 9), insert("phantom", 5, 8), Stable(2)])
@@ -453,6 +457,7 @@ def test_without_kafka_the_reader_says_so_at_once() -> None:
     in_time(play())
 
 
+@pytest.mark.full
 def test_polls_that_fail_are_borne_for_as_long_as_the_patience_lasts(
     written: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -484,6 +489,7 @@ def test_polls_that_fail_are_borne_for_as_long_as_the_patience_lasts(
     in_time(play())
 
 
+@pytest.mark.full
 @pytest.mark.kafka
 def test_a_reader_waits_for_a_broker_that_goes_away_but_not_for_ever(tmp_path: Path) -> None:
     port = free_port()
@@ -530,6 +536,7 @@ async def publish_slowly(merge: Merge, name: str, stream: Sequence[Element], pie
         await asyncio.sleep(0.1)
 
 
+@pytest.mark.full
 def test_a_consumer_of_two_services_lives_through_kill_9_of_either(
     bootstrap: str, tmp_path: Path
 ) -> None:
@@ -576,6 +583,7 @@ def test_a_consumer_of_two_services_lives_through_kill_9_of_either(
     in_time(play())
 
 
+@pytest.mark.full
 def test_merges_of_merges_live_through_a_loss_at_each_level(bootstrap: str, tmp_path: Path) -> None:
     """A query in two fragments, each replicated (II-1): the merges of the first are replicas of
     the second. One replica of the first dies, and one of the services that are replicas of the

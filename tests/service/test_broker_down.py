@@ -35,6 +35,7 @@ def lmerge(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("victim", "how"),
     [

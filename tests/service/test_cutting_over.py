@@ -113,6 +113,7 @@ def go_through(merge: Merge, killed_in: Sequence[str]) -> None:
     assert merge.says(reconstitute(events(0, 70)))
 
 
+@pytest.mark.full
 def test_a_cutover_goes_on_where_it_was_when_the_worker_is_killed(merge: Merge) -> None:
     go_through(merge, ["watching"])
 
@@ -145,6 +146,7 @@ def test_until_the_last_step_it_can_be_aborted(merge: Merge, state: str) -> None
     assert merge.says(reconstitute(events(0, 70)))
 
 
+@pytest.mark.full
 def test_a_coming_one_that_contradicts_the_output_is_not_cut_over_to(merge: Merge) -> None:
     """Nor one that a guard holds or a person suspects; what was attached stays."""
     with merge.worker() as worker:

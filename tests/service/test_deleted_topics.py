@@ -40,6 +40,7 @@ async def there(merge: Merge, *names: str) -> set[str]:
         return set(await topics.partitions(names))
 
 
+@pytest.mark.full
 def test_n9_a_worker_and_a_reader_leave_deleted_topics_alone_and_the_worker_reports_them(
     bootstrap: str, tmp_path: Path
 ) -> None:

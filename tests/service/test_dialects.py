@@ -233,6 +233,7 @@ def _publish(merge: Merge, name: str, elements: Sequence[Element]) -> int:
     return records
 
 
+@pytest.mark.full
 @pytest.mark.kafka
 def test_four_dialects_of_one_table_merge_to_it_past_poison_and_kill(
     bootstrap: str, tmp_path: Path

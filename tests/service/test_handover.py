@@ -108,6 +108,7 @@ async def _until_stable(task: MergeTask, point: int) -> None:
     await asyncio.gather(going_on, return_exceptions=True)
 
 
+@pytest.mark.full
 def test_a_task_that_is_led_no_more_lets_go_of_its_state(bootstrap: str, tmp_path: Path) -> None:
     """A worker whose tasks come and go would else keep a state of each beside the one in use."""
     merge = Merge(bootstrap, tmp_path)

@@ -98,6 +98,7 @@ def stage(bootstrap: str, tmp_path: Path) -> Iterator[Stage]:
         yield stage
 
 
+@pytest.mark.full
 def test_t15_it_has_no_vote_until_the_output_is_where_the_checkpoint_is(stage: Stage) -> None:
     """The checkpoint is of 80, the output at 60: it joins at 80, and then carries the output."""
     cut = stage.checkpoint(
@@ -128,6 +129,7 @@ def test_t15_it_has_no_vote_until_the_output_is_where_the_checkpoint_is(stage: S
     assert f"error: {d} has records, the first at offset 0 of partition 0" in again.stderr
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", [pytest.param("R3", marks=pytest.mark.deep), "R1"])
 def test_it_begins_with_the_state_of_a_merge_and_carries_the_output_alone(
     bootstrap: str, tmp_path: Path, case: str
@@ -173,6 +175,7 @@ def by_key(payload: bytes, width: int) -> int:
     return (murmur2(payload) & 0x7FFFFFFF) % width
 
 
+@pytest.mark.full
 def test_a_checkpoint_that_is_damaged_attaches_nothing(stage: Stage) -> None:
     path = stage.checkpoint(*events(0, 85), Stable(80))
     whole = path.read_bytes()

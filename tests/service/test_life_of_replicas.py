@@ -31,6 +31,7 @@ def states(status: Any) -> dict[str, str]:
     return {each["name"]: each["state"] for each in status["replicas"]}
 
 
+@pytest.mark.full
 def test_a_replica_that_is_detached_and_attached_again_and_again_is_merged_each_time(
     merge: Merge,
 ) -> None:
@@ -59,6 +60,7 @@ def test_a_replica_that_is_detached_and_attached_again_and_again_is_merged_each_
     assert merge.says(meaning(lives))
 
 
+@pytest.mark.full
 def test_a_laggard_that_takes_over_from_a_leader_changes_nothing_that_is_final(
     merge: Merge,
 ) -> None:
@@ -86,6 +88,7 @@ def test_a_laggard_that_takes_over_from_a_leader_changes_nothing_that_is_final(
     assert merge.says(TDB([(each.payload, each.vs, each.ve) for each in expected]))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("size", ["smaller", "larger"])
 def test_n7_a_topic_that_is_made_anew_under_a_worker_is_merged_from_its_beginning(
     merge: Merge, size: str
@@ -125,6 +128,7 @@ async def _recreate(merge: Merge, replica: str, partitions: int) -> None:
         await topics.ensure(topic, partitions=partitions)
 
 
+@pytest.mark.full
 def test_what_has_been_read_may_be_deleted_under_a_worker(merge: Merge) -> None:
     lives = logical(100, seed=63)
     a = replica_streams(lives, seed=63)["a"]
@@ -148,6 +152,7 @@ def test_what_has_been_read_may_be_deleted_under_a_worker(merge: Merge) -> None:
     assert merge.says(meaning(lives))
 
 
+@pytest.mark.full
 def test_a_gap_that_was_accepted_stays_so_when_every_worker_is_killed(merge: Merge) -> None:
     """With and without a snapshot: the replica stays joined before its time."""
     merge.topics = {"d": merge.topics["a"]}

@@ -92,6 +92,7 @@ def kinds(found: Sequence[Evidence]) -> list[tuple[str, str | None, str | None]]
     return [(each.kind, each.replica, each.action) for each in found]
 
 
+@pytest.mark.full
 def test_w6_a_stable_from_the_far_future_harms_nobody(merge: Merge) -> None:
     """laminardb#388, sql-flow#358: one event from the future, and all others are late."""
     far: list[Element] = [Stable(NOW - 50), ins("far", NOW + DAY, NOW + 2 * DAY), Stable(NOW + DAY)]
@@ -141,6 +142,7 @@ def test_w6_a_stable_from_the_far_future_harms_nobody(merge: Merge) -> None:
     merge.audit()
 
 
+@pytest.mark.full
 def test_n7_who_leads_since_when_from_whom_and_why(merge: Merge) -> None:
     async def play() -> None:
         async with running(merge) as worker:
@@ -178,6 +180,7 @@ def test_n7_who_leads_since_when_from_whom_and_why(merge: Merge) -> None:
     assert [(each["replica"], each["before"]) for each in logged] == [("b", "a"), ("a", "b")]
 
 
+@pytest.mark.full
 def test_n7_events_that_a_lying_stable_loses_are_reported_with_both_replicas(merge: Merge) -> None:
     events_of = [ins(f"{number}", number, number + 5) for number in range(1, 101)]
 
@@ -207,6 +210,7 @@ def test_n7_events_that_a_lying_stable_loses_are_reported_with_both_replicas(mer
     assert (logged["replica"], logged["offset"], logged["count"]) == ("a", 50, 50)
 
 
+@pytest.mark.full
 def test_n7_records_of_a_detached_replica_are_counted(merge: Merge) -> None:
     async def play() -> None:
         async with running(merge) as worker:
@@ -224,6 +228,7 @@ def test_n7_records_of_a_detached_replica_are_counted(merge: Merge) -> None:
     asyncio.run(play())
 
 
+@pytest.mark.full
 def test_a_quarantine_survives_death_before_and_after_its_decision(
     merge: Merge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -265,6 +270,7 @@ def test_a_quarantine_survives_death_before_and_after_its_decision(
     merge.audit()
 
 
+@pytest.mark.full
 def test_t13_an_early_end_is_held_until_another_ends(merge: Merge) -> None:
     """materialize#25005: a replica that had finished closed the stream for all."""
     configured(merge, guards={"patience_seconds": None})
@@ -318,6 +324,7 @@ def test_an_early_end_goes_when_those_who_died_are_detached_and_not_before(merge
     assert merge.audit().complete
 
 
+@pytest.mark.full
 def test_a_held_stable_is_judged_again_after_kill_9_and_skipped_by_quarantine_and_release(
     merge: Merge,
 ) -> None:
@@ -385,6 +392,7 @@ async def until_told(merge: Merge, kind: str, seconds: float = 20) -> Evidence:
     raise AssertionError(f"no {kind} among {kinds(await events(merge))}")
 
 
+@pytest.mark.full
 def test_a_replica_that_breaks_too_many_rules_is_quarantined_unless_it_is_alone(
     merge: Merge,
 ) -> None:
@@ -411,6 +419,7 @@ def test_a_replica_that_breaks_too_many_rules_is_quarantined_unless_it_is_alone(
     asyncio.run(play())
 
 
+@pytest.mark.full
 def test_the_first_divergence_is_told_with_what_each_replica_says_where(merge: Merge) -> None:
     """VictoriaMetrics#4367, mimir#12331: who comes back says otherwise about what is final."""
     configured(merge, time_unit="none")
@@ -443,6 +452,7 @@ def test_the_first_divergence_is_told_with_what_each_replica_says_where(merge: M
     asyncio.run(play())
 
 
+@pytest.mark.full
 def test_g3_a_backlog_without_stables_is_paused_and_the_output_ends(merge: Merge) -> None:
     """numaflow#3002: one source runs ahead, and memory runs out."""
     configured(

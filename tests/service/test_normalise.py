@@ -125,6 +125,7 @@ def merge(bootstrap: str, tmp_path: Path) -> Merge:
     return Merge(bootstrap, tmp_path)
 
 
+@pytest.mark.full
 def test_plans_cut_anew_are_merged_rightly_across_kill_9(merge: Merge) -> None:
     rng = Random(1)
     found = [

@@ -75,6 +75,7 @@ def replica_of(status: Any, name: str) -> Any:
     return next(each for each in status["replicas"] if each["name"] == name)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("killed", [False, True], ids=["running", "killed in between"])
 def test_n4_a_numbered_writer_that_counts_again_from_1_loses_nothing_and_is_told(
     merge: Merge, killed: bool
@@ -116,6 +117,7 @@ def assert_told(worker: Any, merge: Merge) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("run", [1, 7])
 def test_n4_of_two_numbered_writers_in_one_partition_nothing_is_lost_and_both_are_told(
     merge: Merge, run: int
@@ -153,6 +155,7 @@ def test_what_a_numbered_writer_repeats_is_left_out_and_no_finding(merge: Merge)
     assert merge.says(meaning(*events("a", *range(200))))
 
 
+@pytest.mark.full
 def test_n4_an_older_incarnation_behind_a_newer_one_is_told_until_the_newer_one_goes_on(
     merge: Merge,
 ) -> None:

@@ -69,6 +69,7 @@ def cut_short(draw: st.DrawFn, case: Case) -> tuple[TaskState, list[Element]]:
     return state, said
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", Case)
 @given(data=st.data())
 def test_it_is_what_a_cold_reader_of_the_output_has(

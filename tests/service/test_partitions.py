@@ -184,6 +184,7 @@ def test_n13_what_is_known_by_partition_is_let_go_when_its_topic_gets_wider(
     assert merge.says(TDB([(OLD, 1000, 2000), (NEW, 2000, 3000)]))
 
 
+@pytest.mark.full
 @pytest.mark.kafka
 def test_n13_a_topic_that_got_wider_before_it_is_merged_is_let_go_when_a_key_moves(
     bootstrap: str, tmp_path: Path
@@ -210,6 +211,7 @@ def test_n13_a_topic_that_got_wider_before_it_is_merged_is_let_go_when_a_key_mov
         assert replicas(status)["kept"]["state"] == "joined"
 
 
+@pytest.mark.full
 @pytest.mark.kafka
 def test_n13_a_replica_that_starts_over_in_more_partitions_is_released(
     bootstrap: str, tmp_path: Path

@@ -12,6 +12,7 @@ from tests.service.test_several_tasks import led, wait_until
 pytestmark = pytest.mark.kafka
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("tasks", [1, 2])
 def test_n8_the_second_merge_of_a_name_ends_and_names_the_output_of_the_first(
     bootstrap: str, tmp_path: Path, tasks: int

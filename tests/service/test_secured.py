@@ -92,6 +92,7 @@ def ways(kafka: Secured) -> dict[str, dict[str, Any]]:
     }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("way", ["scram", "mutual"])
 def test_a_worker_is_let_in_merges_and_shows_no_secret(kafka: Secured, way: str) -> None:
     merge = merge_of(kafka, ways(kafka)[way])
@@ -132,6 +133,7 @@ def test_client_commands_take_the_same_section_from_a_file(
         assert PASSWORD not in said.out + said.err
 
 
+@pytest.mark.full
 def test_what_keeps_us_out_is_one_line(kafka: Secured, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "_START_SECONDS", 0.0)
     stranger = Authority(kafka.folder, "another").sign("stranger")
@@ -167,6 +169,7 @@ def _merge_without_topics(kafka: Secured, how: dict[str, Any]) -> Merge:
     return merge
 
 
+@pytest.mark.full
 def test_a_worker_that_is_kept_out_ends_with_3_and_one_line(kafka: Secured) -> None:
     how = section(kafka, "SASL", sasl=sasl("PLAIN", "plain", "wrong"))
     merge = _merge_without_topics(kafka, how)
@@ -184,6 +187,7 @@ def rights(merge: Merge) -> list[Acl]:
     return [acl._replace(name=acl.name.format(**names)) for acl in LEAST]
 
 
+@pytest.mark.full
 def test_the_least_rights_are_enough_to_start_and_to_recover(
     kafka: Secured,
 ) -> None:
@@ -196,6 +200,7 @@ def test_the_least_rights_are_enough_to_start_and_to_recover(
     _merged_and_told_nothing(merge, running)
 
 
+@pytest.mark.full
 def test_each_right_that_is_missing_is_named_in_one_line(kafka: Secured) -> None:
     merges = [
         merge_of(kafka, section(kafka, "SASL", sasl=sasl("PLAIN", f"without{number}")))
@@ -228,6 +233,7 @@ def _a_replica_that_may_not_be_read_waits_until_it_may(kafka: Secured, merge: Me
     assert merge.says(MEANING)
 
 
+@pytest.mark.full
 def test_n5_dead_letters_that_are_not_ours_to_write_stop_nothing(kafka: Secured) -> None:
     merge = merge_of(kafka, section(kafka, "SASL", sasl=sasl("PLAIN", "least")), "ab")
     letters = f"{merge.name}.letters"

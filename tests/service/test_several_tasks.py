@@ -65,6 +65,7 @@ def wait_until_spread(workers: Sequence[Worker]) -> None:
     wait_until(is_spread, f"{TASKS} tasks are spread over {len(workers)} workers")
 
 
+@pytest.mark.full
 def test_d16_workers_come_go_and_die_under_load(merge: Merge) -> None:
     """nats#3006: a rolling restart, a kill -9, one more; the replicas are partitioned
     by other hashes and widths, and one like the output."""
@@ -115,6 +116,7 @@ def has_ended(partition: int, status: Any) -> bool:
     return all(each["ended"] for each in (task["output"], *task["replicas"]))
 
 
+@pytest.mark.full
 def test_n1_a_worker_that_stood_still_leads_or_follows_again(merge: Merge) -> None:
     """While it stood still for nine sessions the other has led all tasks; the group gives one
     straight back to it, and what it believes of it is over."""
@@ -152,6 +154,7 @@ def has_ended_for(replica: str, partition: int, status: Any) -> bool:
     return bool(task["output"]["ended"]) and ended == [True]
 
 
+@pytest.mark.full
 def test_n1_a_producer_from_outside_fences_once_and_ends_nothing(merge: Merge) -> None:
     """It publishes nothing and has no mark: whoever it was, the task is this worker's."""
     with merge.worker() as worker:

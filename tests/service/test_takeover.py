@@ -72,6 +72,7 @@ def halves(streams: dict[str, list[Element]]) -> tuple[dict[str, list[Element]],
     )
 
 
+@pytest.mark.full
 def test_g1_a_standby_follows_without_publishing_and_holds_no_more_than_the_active(
     merge: Merge,
 ) -> None:
@@ -95,6 +96,7 @@ def test_g1_a_standby_follows_without_publishing_and_holds_no_more_than_the_acti
     assert merge.says(meaning(lives))
 
 
+@pytest.mark.full
 def test_after_kill_9_the_standby_goes_on_within_the_session(merge: Merge) -> None:
     lives = logical(1_500, seed=32)
     with merge.worker() as first, merge.worker() as second:
@@ -119,6 +121,7 @@ def ordered(one: Worker, other: Worker) -> tuple[Worker, Worker]:
     return roles["leads"], roles["follows"]
 
 
+@pytest.mark.full
 def test_after_sigterm_the_standby_goes_on_at_once(merge: Merge) -> None:
     lives = logical(1_500, seed=33)
     with merge.worker() as first, merge.worker() as second:
@@ -131,6 +134,7 @@ def test_after_sigterm_the_standby_goes_on_at_once(merge: Merge) -> None:
     assert merge.says(meaning(lives))
 
 
+@pytest.mark.full
 def test_an_owner_that_stood_still_is_fenced_says_so_and_stands_by(merge: Merge) -> None:
     """It is stopped for longer than its session, in the middle of its work, and goes on."""
     lives = logical(2_500, seed=34)
@@ -154,6 +158,7 @@ def test_an_owner_that_stood_still_is_fenced_says_so_and_stands_by(merge: Merge)
     assert merge.says(meaning(lives))
 
 
+@pytest.mark.full
 def test_a_worker_that_is_for_standing_by_leads_only_while_it_is_alone(merge: Merge) -> None:
     """The task moves from it to a worker that comes, once that one is warm, under load."""
     lives = logical(1_500, seed=35)
@@ -172,6 +177,7 @@ def test_a_worker_that_is_for_standing_by_leads_only_while_it_is_alone(merge: Me
     assert merge.says(meaning(lives))
 
 
+@pytest.mark.full
 def test_a_policy_that_is_decided_just_before_the_owner_dies_is_the_heirs(merge: Merge) -> None:
     """What the new policy has to say and the old one held back is said once, by whoever leads: the
     standby rebuilds under the new policy too, and has then taken it for said. In case R4 it would

@@ -40,6 +40,7 @@ def assert_good(seed: int) -> Run:
     return played
 
 
+@pytest.mark.full
 def test_whatever_the_schedule_the_output_is_right_and_comes_to_its_end() -> None:
     seen = Counter[str]()
     for seed in SEEDS:
@@ -58,6 +59,7 @@ def test_thousands_of_schedules(block: int) -> None:
         assert_good(seed)
 
 
+@pytest.mark.full
 def test_one_seed_is_one_history_in_any_process() -> None:
     first = simulate(7)
     assert simulate(7).history() == first.history()
@@ -142,6 +144,7 @@ def test_n1_a_worker_that_ends_when_it_is_fenced_is_found(monkeypatch: pytest.Mo
     assert any(each.startswith("FencedError") for each in found())
 
 
+@pytest.mark.full
 def test_n1_a_task_that_a_fenced_worker_keeps_to_itself_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -154,6 +157,7 @@ def test_n1_a_task_that_a_fenced_worker_keeps_to_itself_is_found(
     assert any("has had no leader" in each for each in found())
 
 
+@pytest.mark.full
 def test_n1_a_task_may_be_revoked_before_it_has_begun() -> None:
     played = simulate(10_002, pauses=True)
     assert played.good, f"{played}\n{played.report}"
@@ -250,6 +254,7 @@ def test_an_event_that_goes_to_every_partition_is_found(monkeypatch: pytest.Monk
     assert "K2" in found()
 
 
+@pytest.mark.full
 def test_a_gap_that_nobody_has_accepted_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     pace = MergeTask._pace
 

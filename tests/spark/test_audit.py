@@ -84,6 +84,7 @@ def line(path: Path, number: int) -> str:
 # Verdicts
 
 
+@pytest.mark.full
 def test_streams_that_mean_the_same_are_equivalent_and_exit_0(audit: Lmerge) -> None:
     done = audit("one", "same", "--html", "page.html")
     assert (done.code, done.err) == (0, "")
@@ -99,6 +100,7 @@ def test_streams_that_mean_the_same_are_equivalent_and_exit_0(audit: Lmerge) -> 
     assert "Legal and equivalent: 2 streams" in Path("page.html").read_text()
 
 
+@pytest.mark.full
 def test_differences_are_named_with_ends_and_with_who_said_so_where(
     audit: Lmerge, tmp_path: Path
 ) -> None:
@@ -177,6 +179,7 @@ def test_by_key_an_event_that_is_inserted_again_is_the_same_event(
 # What is not legal
 
 
+@pytest.mark.full
 def test_what_is_not_legal_is_named_and_exit_2(audit: Lmerge, tmp_path: Path) -> None:
     """Each stream's, and a broken chain though the last word is right."""
     broken: list[Element] = [Insert("A", 6, 20), Adjust("A", 6, 21, 25), *SAME[:1], SAME[2]]
@@ -193,6 +196,7 @@ def test_what_is_not_legal_is_named_and_exit_2(audit: Lmerge, tmp_path: Path) ->
     assert told(f"{done.out}0 elements in 0 s")[-1].startswith("not compared")
 
 
+@pytest.mark.full
 def test_a_record_that_is_no_element_is_named_and_exit_2(audit: Lmerge, tmp_path: Path) -> None:
     with Path("one").open("a") as file:
         file.write("junk\n")
@@ -225,6 +229,7 @@ def test_the_files_of_a_folder_are_one_stream_in_the_order_of_their_names(
     assert done.error.startswith(f"folder: {where}: adjust of an event [7, 9)")
 
 
+@pytest.mark.full
 def test_parquet_is_read_as_it_was_written(
     audit: Lmerge, spark: SparkSession, tmp_path: Path, lmerge: Lmerge
 ) -> None:
@@ -240,6 +245,7 @@ def test_parquet_is_read_as_it_was_written(
         assert done.error == f"{parquet} is Parquet, which --engine spark reads"
 
 
+@pytest.mark.full
 def test_rows_without_an_order_are_refused(
     audit: Lmerge, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -285,6 +291,7 @@ def sent(elements: Sequence[Element], **options: Any) -> Iterator[Sent]:
         yield Sent(encode(on_the_wire(each)), **options)
 
 
+@pytest.mark.full
 def test_topics_of_any_width_are_compared_with_files(
     audit: Lmerge,
     bootstrap: str,

@@ -83,6 +83,7 @@ def compare_all(spark: SparkSession, seeds: Sequence[int], chunk: int = 1 << 18)
     return kinds
 
 
+@pytest.mark.full
 def test_both_agree_on_thousands_of_cases_whole_and_broken(spark: SparkSession) -> None:
     kinds = compare_all(spark, DAILY)
     wanted = {"insert", "adjust", "stable", "unknown event", "equivalent", "not equivalent"}
@@ -92,6 +93,7 @@ def test_both_agree_on_thousands_of_cases_whole_and_broken(spark: SparkSession) 
     assert kinds["refused"], kinds
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "seeds", [DAILY[:500], pytest.param(DAILY[500:1_000], marks=pytest.mark.deep)]
 )

@@ -15,6 +15,7 @@ FILES, PROGRAM = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTI
 [CONSOLE] = re.findall(r"^```console\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("shared_session")
 def test_the_examples_say_what_the_page_says(
     lmerge: Lmerge,

@@ -175,6 +175,7 @@ def test_any_record_is_told_as_the_merge_hears_it(
     ]
 
 
+@pytest.mark.full
 @settings(max_examples=A_FEW)
 @given(st.lists(elements(), min_size=10, max_size=40))
 def test_records_are_written_as_the_service_writes_them(
@@ -221,6 +222,7 @@ def test_a_payload_that_the_rule_refuses_fails_the_query(spark: SparkSession) ->
 # There and back
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["kafka", "json", "parquet"])
 def test_what_is_written_is_read_back(
     spark: SparkSession, place: Callable[[str], tuple[Sink, Source]], kind: str
@@ -235,6 +237,7 @@ def test_what_is_written_is_read_back(
     assert refused_of(read).count() == 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "kind",
     [
@@ -327,6 +330,7 @@ def test_rows_that_stand_in_order_are_routed_by_the_producer_as_by_the_service(
     )
 
 
+@pytest.mark.full
 def test_a_row_that_says_no_element_fails_the_query_and_writes_no_tombstone(
     spark: SparkSession, place: Callable[[str], tuple[Sink, Source]]
 ) -> None:
@@ -340,6 +344,7 @@ def test_a_row_that_says_no_element_fails_the_query_and_writes_no_tombstone(
 # What is not an element
 
 
+@pytest.mark.full
 def test_poison_goes_to_the_dead_letters_as_the_service_writes_them(
     spark: SparkSession, bootstrap: str, topic_name: Callable[..., str], tmp_path: Path
 ) -> None:
@@ -387,6 +392,7 @@ def test_poison_goes_to_the_dead_letters_as_the_service_writes_them(
         assert sorted(found, key=repr) == sorted(wanted, key=repr)
 
 
+@pytest.mark.full
 def test_only_what_is_committed_is_read(
     spark: SparkSession, bootstrap: str, topic_name: Callable[..., str]
 ) -> None:
@@ -416,6 +422,7 @@ def test_only_what_is_committed_is_read(
     look()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "codec",
     [
@@ -437,6 +444,7 @@ def test_compressed_topics_are_read(
     assert {row.partition for row in read.collect()} == {2}
 
 
+@pytest.mark.full
 def test_an_incarnation_is_written_in_the_headers_that_the_service_reads(
     spark: SparkSession, bootstrap: str, topic_name: Callable[..., str]
 ) -> None:
@@ -485,6 +493,7 @@ def test_parquet_of_another_shape_is_told_in_one_line(spark: SparkSession, tmp_p
         read_elements(spark, ParquetFiles(str(tmp_path / "nowhere")))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "drift",
     [

@@ -50,6 +50,7 @@ def _times(each: Any) -> tuple[int, ...]:
     return tuple(getattr(each, name) for name in ("vs", "vold", "ve") if hasattr(each, name))
 
 
+@pytest.mark.full
 def test_the_stream_is_the_same_in_any_number_of_tasks(spark: SparkSession) -> None:
     """J1, byte by byte; and what is made without Spark."""
     wanted = as_payload_bytes(elements(MADE))
@@ -61,6 +62,7 @@ def test_the_stream_is_the_same_in_any_number_of_tasks(spark: SparkSession) -> N
         assert [element(row) for row in found] == wanted
 
 
+@pytest.mark.full
 def test_files_are_in_order_as_they_are_written(spark: SparkSession, tmp_path: Path) -> None:
     wanted = as_payload_bytes(elements(MADE))
     rows = generated(spark, MADE, tasks=5)
@@ -104,6 +106,7 @@ def stored_streams() -> st.SearchStrategy[list[tuple[str, int, int]]]:
     return st.lists(event, max_size=40)
 
 
+@pytest.mark.full
 @settings(max_examples=A_FEW - 1)
 @given(stored_streams(), variations(), st.integers(1, 5))
 def test_a_stored_stream_is_presented_legally_and_means_the_same(
@@ -138,6 +141,7 @@ def test_a_stored_stream_of_many_pieces_is_told_in_the_order_of_its_files(
 # The command
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("shared_session")
 def test_two_presentations_of_the_command_are_equivalent_by_the_audit(
     lmerge: Lmerge, tmp_path: Path

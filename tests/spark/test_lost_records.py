@@ -68,6 +68,7 @@ def test_n15_a_range_of_a_topic_that_is_gone(
     assert str(error.value) == f"auditing: {topic}-0@3: {GONE}"
 
 
+@pytest.mark.full
 def test_n15_a_stream_whose_next_records_are_gone(
     spark: SparkSession, bootstrap: str, topic_name: Callable[..., str], tmp_path: Path
 ) -> None:

@@ -10,6 +10,7 @@ from tests.spark.pages import run_page
 pytestmark = pytest.mark.usefixtures("shared_session")
 
 
+@pytest.mark.full
 def test_the_page_of_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

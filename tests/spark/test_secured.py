@@ -43,6 +43,7 @@ def by_password(kafka: Secured, file: str = "password") -> Kafka:
     return Kafka(bootstrap=kafka.broker.address("SASL"), tls=tls, sasl=sasl)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "known", [pytest.param(by_certificate, marks=pytest.mark.deep), by_password]
 )

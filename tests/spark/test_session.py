@@ -48,6 +48,7 @@ assert not psutil.pid_exists(pid), "the JVM is left"
 """
 
 
+@pytest.mark.full
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
 def test_a_session_says_nothing_and_leaves_nothing_on_a_bare_runtime() -> None:

@@ -60,6 +60,7 @@ def test_a_stream_does_not_depend_on_where_it_is_cut(
     )
 
 
+@pytest.mark.full
 def test_many_slices_are_one_stream_at_a_size_where_all_reach_into_others() -> None:
     whole = elements(Presentation(SMALL, MUCH, "x", 3000))
     for block in (7, 61, 500):

@@ -10,6 +10,7 @@ from tests.spark.pages import run_page
 from tests.spark.records import received
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("shared_session")
 def test_the_examples_do_what_the_page_says(
     bootstrap: str,

@@ -116,6 +116,7 @@ def check_answers(rng: Random, stored: Stored) -> None:
             assert found == true_of(tdb, valid), (valid, known)
 
 
+@pytest.mark.full
 @settings(max_examples=A_FEW)
 @given(st.integers(0, 2**32), st.booleans())
 def test_every_answer_is_that_of_the_prefix_after_kills_and_compactions(
@@ -168,6 +169,7 @@ class killed_once:  # noqa: N801 (as a function)
         return kind is Killed
 
 
+@pytest.mark.full
 def test_what_is_true_before_the_stable_point_stays_true(stored: Stored) -> None:
     """A2: the same events, whose ends may move behind it; per partition."""
 
@@ -188,6 +190,7 @@ def test_what_is_true_before_the_stable_point_stays_true(stored: Stored) -> None
     assert stored.update().manifest.stable == INFINITY
 
 
+@pytest.mark.full
 def test_what_is_final_becomes_history_and_is_not_read_again(stored: Stored) -> None:
     """V2: live are what may still be adjusted, and what the last step has declared final."""
     stored.add(one(*(Insert(f'"{n}"', n, n + 1) for n in range(100)), Stable(90)))
@@ -201,6 +204,7 @@ def test_what_is_final_becomes_history_and_is_not_read_again(stored: Stored) -> 
 # Who writes and who reads
 
 
+@pytest.mark.full
 def test_a_reader_keeps_what_it_has_begun_to_read(stored: Stored, spark: SparkSession) -> None:
     """A3, C2."""
     stored.grow(3)
@@ -241,6 +245,7 @@ def test_a_compaction_goes_on_over_an_update_and_not_over_another(
     assert len(by_arrow(stored.path, None)) == 4
 
 
+@pytest.mark.full
 def test_after_a_compaction_few_files_are_read_for_an_answer(
     stored: Stored, spark: SparkSession
 ) -> None:
@@ -263,6 +268,7 @@ def test_after_a_compaction_few_files_are_read_for_an_answer(
     assert by_arrow(stored.path, 350) == before
 
 
+@pytest.mark.full
 def test_what_a_dead_writer_left_is_removed_and_nothing_else(
     stored: Stored, spark: SparkSession
 ) -> None:
@@ -300,6 +306,7 @@ def killed_before_commit() -> killed_once:
 # What a table is not made of
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("told", "said"),
     [
@@ -348,6 +355,7 @@ def test_a_stream_that_is_not_legal_is_refused_with_its_place(
     assert Table(stored.path).newest() is None
 
 
+@pytest.mark.full
 def test_a_record_that_is_no_element_is_refused_with_its_place(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -356,6 +364,7 @@ def test_a_record_that_is_no_element_is_refused_with_its_place(
         update_table(spark, JsonFiles(str(tmp_path / "s.ndjson")), str(tmp_path / "table"))
 
 
+@pytest.mark.full
 def test_a_table_is_of_one_stream_by_one_rule(
     stored: Stored, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -377,6 +386,7 @@ def test_a_table_is_of_one_stream_by_one_rule(
         update_table(spark, stored.source, stored.path, rule=Rule(drop_nulls=True))
 
 
+@pytest.mark.full
 def test_without_record_times_only_offsets_are_asked_for(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -407,6 +417,7 @@ def test_a_manifest_that_is_damaged_or_of_another_version_is_not_used(stored: St
 # A topic
 
 
+@pytest.mark.full
 def test_a_topic_is_read_once_and_followed(
     spark: SparkSession,
     bootstrap: str,

@@ -32,6 +32,7 @@ def stream(tmp_path: Path) -> Path:
     return place
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("shared_session")
 def test_a_table_is_made_asked_compacted_and_shown(lmerge: Lmerge, stream: Path) -> None:
     done = lmerge("table", "update", "s.ndjson", "t")
@@ -124,6 +125,7 @@ def test_a_mistake_is_told_in_one_line_without_spark(
     assert said in done.error
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("shared_session", "stream")
 def test_what_is_asked_wrongly_is_told_in_one_line(lmerge: Lmerge) -> None:
     lmerge("table", "update", "s.ndjson", "t")

@@ -145,6 +145,7 @@ def week(year: list[Life]) -> list[Life]:
     return [life for life in year if life.vs < year[0].vs + 7 * 24 * 60 * MINUTE]
 
 
+@pytest.mark.full
 def test_the_year_is_whole(year: list[Life]) -> None:
     assert len(year) == 336_776
     assert sum(not life.is_event for life in year) == 8_255
@@ -159,6 +160,7 @@ def test_the_year_is_in_order_of_departure_and_payload(year: list[Life]) -> None
     assert keys == sorted(keys)
 
 
+@pytest.mark.full
 def test_every_flight_takes_a_time_that_a_flight_can_take(year: list[Life]) -> None:
     scheduled = [(life.ends[0] - life.vs) // MINUTE for life in year]
     assert (min(scheduled), max(scheduled)) == (50, 700)

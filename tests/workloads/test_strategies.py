@@ -182,6 +182,7 @@ def test_an_interleaving_shrinks_to_one_input_after_the_other() -> None:
     assert found == [(0, "a"), (0, "b"), (1, "c")]
 
 
+@pytest.mark.full
 def test_lies_shrink_to_a_few_elements() -> None:
     found = smallest(lying_presentations([A], 1), lambda streams: not legal(streams[0]))
     assert len(found[0]) <= 4

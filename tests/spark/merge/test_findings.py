@@ -29,6 +29,7 @@ def evidence_of(merge: Merge) -> list[Evidence]:
     return [Evidence.of_record(each.value or b"") for each in records]
 
 
+@pytest.mark.full
 def test_n16_breaches_are_counted_and_told_with_their_place(
     spark: SparkSession, bootstrap: str, tmp_path: Path
 ) -> None:

@@ -107,6 +107,7 @@ def read_back(merge: Merge, case: Case = Case.R3) -> list[Element]:
     return asyncio.run(read())
 
 
+@pytest.mark.full
 def test_to_the_end_and_on_with_a_replica_that_comes_and_one_that_goes(
     spark: SparkSession, bootstrap: str, tmp_path: Path
 ) -> None:
@@ -136,6 +137,7 @@ def test_to_the_end_and_on_with_a_replica_that_comes_and_one_that_goes(
         assert said == list(range(1, len(said) + 1))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", [pytest.param(Case.R3, marks=pytest.mark.deep), Case.R4])
 def test_whoever_reads_sees_nothing_twice_however_often_it_is_stopped(
     spark: SparkSession, bootstrap: str, tmp_path: Path, case: Case
@@ -214,6 +216,7 @@ def test_from_the_service_to_spark_and_back(
     assert reconstitute(read_back(merge)) == meaning(lives)
 
 
+@pytest.mark.full
 def test_a_state_that_the_service_has_gone_beyond_is_refused(
     spark: SparkSession, bootstrap: str, tmp_path: Path
 ) -> None:

@@ -66,6 +66,7 @@ def why_excluded(merge: Merge, replica: str = "a") -> str:
     return plan_of(merge).lost()[replica].why
 
 
+@pytest.mark.full
 def test_n15_records_that_were_deleted_between_two_runs(
     spark: SparkSession, bootstrap: str, tmp_path: Path
 ) -> None:
@@ -116,6 +117,7 @@ def looking_first(job: Job, then: Callable[[], Coroutine[Any, Any, None]]) -> Jo
     return job
 
 
+@pytest.mark.full
 def test_n15_records_that_are_deleted_while_a_batch_is_read(
     spark: SparkSession, bootstrap: str, tmp_path: Path
 ) -> None:

@@ -53,6 +53,7 @@ def raw(spark: SparkSession, topic: Sequence[Sequence[Fact]]) -> DataFrame:
     return frame.coalesce(2)
 
 
+@pytest.mark.full
 @BY_NAME
 def test_the_buckets_are_given_what_the_simulation_gives_them(
     name: str, spark: SparkSession

@@ -16,6 +16,7 @@ from tests.spark.queries.topics import merge_of
 PAGE = "docs/queries.md"
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("shared_session")
 def test_a_query_of_ones_own_becomes_two_replicas(
     bootstrap: str,

@@ -96,6 +96,7 @@ def check_plans(
     assert not differences(merged, expected)
 
 
+@pytest.mark.full
 def test_two_plans_on_spark_say_what_the_reference_says(
     spark: SparkSession, bootstrap: str, topic_name: Names, tmp_path: Path
 ) -> None:
@@ -110,6 +111,7 @@ def test_the_other_queries_too(
     check_plans(spark, bootstrap, topic_name, tmp_path, name)
 
 
+@pytest.mark.full
 def test_feedback_is_heeded_and_what_has_ended_is_not_begun_again(
     spark: SparkSession, bootstrap: str, topic_name: Names, tmp_path: Path
 ) -> None:
