@@ -313,6 +313,7 @@ def test_no_request_is_answered_as_the_schema_does_not_say(case: schemathesis.Ca
     ANSWERED[case.call_and_validate().status_code] += 1
 
 
+@pytest.mark.full
 @pytest.mark.xdist_group("asked")
 def test_those_requests_were_accepted_and_refused_in_every_way() -> None:
     if not ANSWERED:

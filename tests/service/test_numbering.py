@@ -3,6 +3,7 @@ merged, and told."""
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,10 @@ def evidence(merge: Merge, kind: str) -> list[Evidence]:
     return [each for each in asyncio.run(published(merge)) if each.kind == kind]
 
 
+def has_merged(elements: int, status: Any) -> bool:
+    return bool(status["elements_in"] == elements)
+
+
 def place_of(found: Evidence) -> tuple[str | None, str, int, str]:
     assert found.first is not None
     return found.replica, found.first.topic, found.first.offset, found.first.record
@@ -82,8 +87,12 @@ def test_n4_a_numbered_writer_that_counts_again_from_1_loses_nothing_and_is_told
 ) -> None:
     before = [*events("a", *range(200)), Stable(200)]
     after = [*events("a", *range(200, 350)), Stable(INFINITY)]
-    write(merge, "a", numbered(before))
+    first = numbered(before)
     with merge.worker() as worker:
+        for upto in (50, 100, 150):  # a merge that is idle takes no snapshot
+            write(merge, "a", first[upto - 50 : upto])
+            worker.wait(partial(has_merged, upto), f"{upto} elements")
+        write(merge, "a", first[150:])
         worker.wait(lambda s: s["output"]["stable_point"] == 200, "stable(200)")
         merge.wait_until_committed("a", 201)
         if killed:
