@@ -121,6 +121,18 @@ def test_what_was_published_before_its_own_stable_does_not_count() -> None:
     assert watched.of("b").point == 10
 
 
+def test_a_repeated_adjust_of_a_removed_event_does_not_count() -> None:
+    """What follows it, which removed the event, breaks its own stable by then; found with seed
+    40043 of the simulation."""
+    watched = Watched("a", "b")
+    watched.put("a", Insert("B", 3, 50), Stable(40))
+    watched.put("b", Insert("B", 3, 50), Insert("A", 2, 30), Adjust("A", 2, 30, 20))
+    watched.put("b", Adjust("A", 2, 20, 2), Stable(10))
+    watched.put("b", Adjust("A", 2, 30, 20), Adjust("A", 2, 20, 2), Stable(40))
+    assert watched.found() == []
+    assert watched.of("b").point == 40
+
+
 def test_a_multiset_s_second_event_is_one_too_many() -> None:
     watched = Watched("a", "b", case="R4")
     watched.put("a", Insert("A", 2, 5), Stable(10))

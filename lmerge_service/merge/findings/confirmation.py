@@ -146,14 +146,16 @@ class _Cell:
         self.facts += 1
         self.starts += starts
 
-    def take_back(self, fact: int, starts: int) -> None:
+    def take_back(self, fact: int, starts: int) -> bool:
+        """Whether it was there, as far as that is known."""
         if self.known is not None:
             if fact not in self.known:
-                return
+                return False
             self.known.discard(fact)
         self.digest -= fact
         self.facts -= 1
         self.starts -= starts
+        return True
 
     def add(self, other: "_Cell") -> None:
         if self.known is not None and other.known is not None:
@@ -285,8 +287,12 @@ class Confirmation:
                 vold: int = element.vold  # type: ignore[union-attr]
                 if min(vold, ve) < stable:
                     continue
-                if closed <= vold < INFINITY and (cell := cell_of(side, vold, key, place)):
-                    cell.take_back(hash((payload, vs, vold)), 0)
+                if (
+                    closed <= vold < INFINITY
+                    and (cell := cell_of(side, vold, key, place))
+                    and not cell.take_back(hash((payload, vs, vold)), 0)
+                ):
+                    continue  # of an event that it does not have, as when it repeats itself
                 if ve == vs:
                     if vs >= closed and (cell := cell_of(side, vs, key, place)):
                         cell.take_back(hash((payload, vs)), 1)
