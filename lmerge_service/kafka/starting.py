@@ -29,7 +29,6 @@ from lmerge_service.kafka.client import CONNECT_SECONDS, Connection, bounded
 
 __all__ = ("started",)
 
-_ENDED = "the broker ends the connection"
 _UNKNOWN_AUTHORITY = {18, 19, 20, 21}
 """OpenSSL's codes for a chain that ends at nobody whom we trust."""
 
@@ -58,14 +57,12 @@ async def started(
             raise
         if not isinstance(error.__cause__, KafkaConnectionError):
             raise
-        if (why := await _refusal(connection)) is None:
+        if (reason := await _reason(at, connection)) is None:
             raise
-        if why.startswith(_ENDED):
-            raise TransportError(f"{at}: {why}") from error.__cause__
-        raise RefusedError(f"{at}: {why}") from error.__cause__
+        raise reason from error.__cause__
 
 
-async def _refusal(connection: Connection) -> str | None:
+async def _reason(at: str, connection: Connection) -> TransportError | None:
     """What keeps us out, by the first broker that has a reason; None: they are not there at all."""
     given = dict(connection.arguments)
     for host, port, _ in collect_hosts(given.pop("bootstrap_servers")):
@@ -76,19 +73,31 @@ async def _refusal(connection: Connection) -> str | None:
             finally:
                 tried.close()
         except (OSError, KafkaError, TimeoutError) as error:
-            if (why := _words(error, connection)) is not None:
-                return why
+            cause = error.__cause__ if isinstance(error.__cause__, ssl.SSLError) else error
+            if (why := _refusal(cause, connection)) is not None:
+                return RefusedError(f"{at}: {why}")
+            if _is_ended(cause):
+                protocol = connection.arguments["security_protocol"]
+                return TransportError(
+                    f"{at}: the broker ends the connection: it is down, or {protocol} is the wrong "
+                    "protocol; kafka.tls and kafka.sasl choose it"
+                )
     return None
 
 
-def _words(error: Exception, connection: Connection) -> str | None:
-    cause = error.__cause__ if isinstance(error.__cause__, ssl.SSLError) else error
+def _is_ended(cause: BaseException) -> bool:
+    """By a broker that is there, without a reason."""
+    ended = isinstance(cause, (KafkaConnectionError, ConnectionError, ssl.SSLError))
+    return ended and not isinstance(cause, ConnectionRefusedError)
+
+
+def _refusal(cause: BaseException, connection: Connection) -> str | None:
     protocol = connection.arguments["security_protocol"]
     match cause:
-        case ssl.SSLCertVerificationError(verify_code=code, verify_message=said):
+        case ssl.SSLCertVerificationError(verify_code=code, verify_message=message):
             hint = "; kafka.tls.ca must hold the authority that signed it"
             return (
-                f"the broker's certificate is not accepted: {said.rstrip('.')}"
+                f"the broker's certificate is not accepted: {message.rstrip('.')}"
                 f"{hint if code in _UNKNOWN_AUTHORITY else ''}"
             )
         case ssl.SSLError(reason=reason) if "CERT" in (reason or ""):
@@ -105,11 +114,4 @@ def _words(error: Exception, connection: Connection) -> str | None:
             return f"the broker offers no SASL there, so {protocol} is the wrong protocol"
         case socket.gaierror():
             return "there is no host of that name"
-        case ConnectionRefusedError():
-            return None
-        case KafkaConnectionError() | ConnectionError() | ssl.SSLError():
-            return (
-                f"{_ENDED}: it is down, or {protocol} is the wrong protocol; kafka.tls and "
-                "kafka.sasl choose it"
-            )
     return None

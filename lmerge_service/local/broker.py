@@ -25,7 +25,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 
 from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import KafkaError
@@ -48,6 +48,7 @@ from lmerge_service.local.jars import (
     locked,
     user_folder,
 )
+from lmerge_service.local.runnable import Runnable
 
 if TYPE_CHECKING:
     import psutil  # an extra
@@ -136,7 +137,7 @@ class Membership:
     heap_mb: int
 
 
-class LocalBroker:
+class LocalBroker(Runnable):
     """A Kafka broker in `directory`; `async with`, `with`, or `start` and `stop`.
 
     It listens on 127.0.0.1 only: on `port`, or on the port that the directory had before, or on a
@@ -222,20 +223,6 @@ class LocalBroker:
     @property
     def log(self) -> Path:
         return self.directory / "kafka.log"
-
-    async def __aenter__(self) -> Self:
-        await self.astart()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.astop()
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     def start(self) -> None:
         """Starts it and waits until it answers; for callers without an event loop."""

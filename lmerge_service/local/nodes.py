@@ -20,7 +20,7 @@ import asyncio
 from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import msgspec
 
@@ -34,6 +34,7 @@ from lmerge_service.local.broker import (
     new_cluster_id,
 )
 from lmerge_service.local.jars import locked
+from lmerge_service.local.runnable import Runnable
 
 __all__ = ("NODES", "LocalCluster", "is_cluster")
 
@@ -61,7 +62,7 @@ def is_cluster(directory: Path) -> bool:
     return (directory / _FILE).is_file()
 
 
-class LocalCluster:
+class LocalCluster(Runnable):
     """Several brokers in `directory`, as one cluster; `async with`, or `start` and `stop`.
 
     Nodes are numbered from 1. `port` is the first node's, and the others have those that follow;
@@ -103,20 +104,6 @@ class LocalCluster:
                 f"port {port}: {len(agreed.controllers)} nodes need as many ports from there on"
             )
         self._agree(agreed)
-
-    async def __aenter__(self) -> Self:
-        await self.astart()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.astop()
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     # --- what there is -------------------------------------------------------------------------
 

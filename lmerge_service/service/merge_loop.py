@@ -43,7 +43,8 @@ from lmerge_service.merge.decisions.records import LONGEST_REASON, Decision, Qua
 from lmerge_service.merge.findings.confirmation import Confirmation
 from lmerge_service.merge.findings.evidence import NotificationKind
 from lmerge_service.merge.findings.leading import Leading
-from lmerge_service.merge.findings.losses import Loss, Losses, Place
+from lmerge_service.merge.findings.losses import Loss, Losses
+from lmerge_service.merge.findings.record_range import RecordRange
 from lmerge_service.merge.findings.reporting import Reporting
 from lmerge_service.merge.guards.evaluator import Finding, GuardEvaluator
 from lmerge_service.merge.guards.guards import CHUNK
@@ -128,13 +129,14 @@ class MergeLoop:
             had, first = len(out), records[at].offset
             at += replicas.take(tp, records[at : at + CHUNK], out, dead, evaluator)
             last = records[max(at - 1, 0)].offset
+            place = RecordRange(tp, first, last)
             if len(out) > had:
                 self.origins.append(Origin(had, tp, first, last))
                 self._see_who_leads(tp, first, last)
                 emitted = out[had:]
-                self._losses.emitted(emitted, Place(tp, first, last))
-                self.confirmation.emitted(emitted, Place(tp, first, last))
-            self._compare(tp, Place(tp, first, last))
+                self._losses.emitted(emitted, place)
+                self.confirmation.emitted(emitted, place)
+            self._compare(place)
             if evaluator.found:
                 self._drain(breaches)
                 found, evaluator.found = evaluator.found, []
@@ -150,8 +152,9 @@ class MergeLoop:
             if count is not None:
                 log.warning("disagreement", replica=found.replica, why=str(found), count=count)
 
-    def _compare(self, tp: TopicPartition, place: Place) -> None:
-        replicas = self._state.replicas
+    def _compare(self, place: RecordRange) -> None:
+        """The elements of these records with those that were emitted."""
+        replicas, tp = self._state.replicas, place.tp
         if (state := replicas.merging(tp)) is None or state.ingest is None:
             return
         slot = state.ingest.slot(tp.partition)

@@ -26,6 +26,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 import structlog
+import tenacity
 
 from lmerge_service.config.topology import Topology
 from lmerge_service.errors import (
@@ -135,16 +136,16 @@ class Worker:
         Raises:
             TransportError: it is away for longer, or refuses.
         """
-        deadline = _clock() + _START_SECONDS
-        while True:
-            try:
+        async for attempt in tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception(_may_pass),
+            stop=tenacity.stop_after_delay(_START_SECONDS),
+            wait=tenacity.wait_fixed(_RETRY_SECONDS),
+            before_sleep=_note_retry,
+            reraise=True,
+        ):
+            with attempt:
                 async with self._cluster.topics() as topics:
-                    return await prepare(topics, self.topology)
-            except TransportError as error:
-                if not error.retriable or _clock() >= deadline:
-                    raise
-                log.warning("Kafka cannot be reached yet", error=str(error))
-            await asyncio.sleep(_RETRY_SECONDS)
+                    await prepare(topics, self.topology)
 
     async def _work(self, control: LoggedControl, members: Members) -> None:
         with single_error():
@@ -299,6 +300,15 @@ class Worker:
             pass  # the next acknowledgement, until the change of role arrives and cancels this
         task.lifecycle.move(Event.CONFIRMED)
         log.info("assigned to this worker all the same")
+
+
+def _may_pass(error: BaseException) -> bool:
+    return isinstance(error, TransportError) and error.retriable
+
+
+def _note_retry(state: tenacity.RetryCallState) -> None:
+    assert state.outcome is not None
+    log.warning("Kafka cannot be reached yet", error=str(state.outcome.exception()))
 
 
 def _clock() -> float:

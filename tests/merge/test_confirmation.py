@@ -12,7 +12,7 @@ from lmerge_service.core.base import LMerge
 from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.merge.findings.confirmation import Confirmation, Confirmed
-from lmerge_service.merge.findings.losses import Place
+from lmerge_service.merge.findings.record_range import RecordRange
 
 
 class Watched:
@@ -32,7 +32,7 @@ class Watched:
     def put(self, name: str, *elements: Element) -> None:
         """A chunk of a replica."""
         first, self.offset = self.offset, self.offset + len(elements)
-        place = Place(TopicPartition(name, 0), first, self.offset - 1)
+        place = RecordRange(TopicPartition(name, 0), first, self.offset - 1)
         out = self.merge.process_batch(name, elements)
         if out:
             self.confirmation.emitted(out, place)

@@ -8,7 +8,8 @@ import pytest
 from lmerge_service.core import LMerge, Policy, lmerge, quorum
 from lmerge_service.elements import Adjust, Element, Insert, Stable
 from lmerge_service.kafka.source import TopicPartition
-from lmerge_service.merge.findings.losses import Loss, Losses, Place
+from lmerge_service.merge.findings.losses import Loss, Losses
+from lmerge_service.merge.findings.record_range import RecordRange
 
 
 class Merged:
@@ -22,7 +23,7 @@ class Merged:
         self._at = 0
 
     def say(self, name: str, *elements: Element) -> list[Loss]:
-        place = Place(TopicPartition(f"in.{name}", 0), self._at, self._at + len(elements) - 1)
+        place = RecordRange(TopicPartition(f"in.{name}", 0), self._at, self._at + len(elements) - 1)
         self._at += len(elements)
         late = self.merge.inputs[name].late
         self.losses.emitted(self.merge.process_batch(name, elements), place)

@@ -52,7 +52,7 @@ from typing import Final
 
 from lmerge_service.core import Case, Input, LMerge
 from lmerge_service.elements import INFINITY, START, Element, Insert, Stable
-from lmerge_service.merge.findings.losses import Place
+from lmerge_service.merge.findings.record_range import RecordRange
 
 __all__ = ("Confirmation", "Confirmed", "Disagreement")
 
@@ -77,12 +77,12 @@ class Disagreement:
     emitted: int
     """Facts of the output, of those that were compared."""
     received: int
-    first: Place | None
+    first: RecordRange | None
     """Where the replica's facts were published; None: before this worker led."""
-    last: Place | None
+    last: RecordRange | None
 
     def __str__(self) -> str:
-        where = f", {_span(self.first, self.last)}" if self.first and self.last else ""
+        where = f", {self.first.upto(self.last)}" if self.first and self.last else ""
         return (
             f"in [{self.start}, {self.end}) it has other events than the output: {self.received} "
             f"starts and ends{where}, the output has {self.emitted}"
@@ -132,7 +132,7 @@ class _Cell:
 
     __slots__ = ("digest", "facts", "first", "known", "last", "starts")
 
-    def __init__(self, first: Place | None, *, keeps: bool) -> None:
+    def __init__(self, first: RecordRange | None, *, keeps: bool) -> None:
         self.digest = self.facts = self.starts = 0
         self.first = self.last = first
         self.known: set[int] | None = set() if keeps else None
@@ -230,12 +230,12 @@ class Confirmation:
 
     # --- elements -------------------------------------------------------------------------------
 
-    def emitted(self, elements: Sequence[Element], place: Place) -> None:
+    def emitted(self, elements: Sequence[Element], place: RecordRange) -> None:
         """The output's elements that came of some records."""
         self._add(self._output, self._sampled(elements), place)
 
     def received(
-        self, name: str, partition: int, elements: Sequence[Element], place: Place
+        self, name: str, partition: int, elements: Sequence[Element], place: RecordRange
     ) -> None:
         """The elements of an attached input that the operator has processed."""
         side = self._side(name, self._merge.inputs[name])
@@ -265,7 +265,11 @@ class Confirmation:
         return side
 
     def _add(
-        self, side: _Side, elements: Iterable[Element], place: Place | None, partition: int = 0
+        self,
+        side: _Side,
+        elements: Iterable[Element],
+        place: RecordRange | None,
+        partition: int = 0,
     ) -> None:
         """Takes the facts of elements; those that break their own partition's stable have none, as
         in the operator."""
@@ -301,7 +305,7 @@ class Confirmation:
                 cell.note(hash((payload, vs, ve)), 0)
         side.stables[partition] = stable
 
-    def _cell(self, side: _Side, at: int, key: int, place: Place | None) -> _Cell | None:
+    def _cell(self, side: _Side, at: int, key: int, place: RecordRange | None) -> _Cell | None:
         """Where to note a fact at a time, if it is compared; `key` is its payload's hash."""
         number = at >> self._shift
         mask = self._watched.get(number)
@@ -407,9 +411,3 @@ def _halve(side: _Side) -> None:
             side.cells[number >> 1] = cell
         else:
             into.add(cell)
-
-
-def _span(first: Place, last: Place) -> str:
-    if first.tp == last.tp:
-        return str(Place(first.tp, min(first.first, last.first), max(first.last, last.last)))
-    return f"from {first} to {last}"

@@ -31,30 +31,13 @@ from dataclasses import dataclass, field
 
 from lmerge_service.core import LMerge
 from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert
-from lmerge_service.kafka.source import TopicPartition
+from lmerge_service.merge.findings.record_range import RecordRange
 
-__all__ = ("Loss", "Losses", "Place")
+__all__ = ("Loss", "Losses")
 
 _REMEMBERED = 50_000
 _PENDING = 10_000
 _STABLES = 4_096
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Records of a partition, the first and the last."""
-
-    tp: TopicPartition
-    first: int
-    last: int
-
-    def __str__(self) -> str:
-        offsets = (
-            f"offset {self.first}"
-            if self.first == self.last
-            else (f"offsets {self.first} to {self.last}")
-        )
-        return f"{offsets} of {self.tp.topic}-{self.tp.partition}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +46,7 @@ class _Moved:
 
     vc: int
     leader: str | None
-    place: Place
+    place: RecordRange
 
 
 @dataclass(slots=True)
@@ -73,12 +56,12 @@ class Loss:
     leader: str
     """Whose stable made them final."""
     vc: int
-    stable: Place
+    stable: RecordRange
     """That stable, and where it was published."""
     holder: str
     """Who has them."""
     first: Insert[bytes]
-    place: Place
+    place: RecordRange
     """Where the first of them was published."""
     count: int = 1
 
@@ -105,13 +88,13 @@ class Losses:
         self._young, self._old = _Generation(), _Generation()
         self._since = _begin(merge, self._young)
         self._moved: deque[_Moved] = deque(maxlen=_STABLES)
-        self._pending: dict[str, dict[int, tuple[Insert[bytes], Place]]] = {}
+        self._pending: dict[str, dict[int, tuple[Insert[bytes], RecordRange]]] = {}
         self._incarnations: dict[str, int] = {}
         self._reported: deque[int] = deque(maxlen=_REMEMBERED)
         self._known: set[int] = set()
         """What is in `_reported`."""
 
-    def emitted(self, elements: Iterable[Element], place: Place) -> None:
+    def emitted(self, elements: Iterable[Element], place: RecordRange) -> None:
         """The output's elements that came of some records."""
         young = self._young
         for each in elements:
@@ -132,7 +115,7 @@ class Losses:
             self._since = max(self._since, self._old.latest + 1)
             self._old, self._young = young, _Generation()
 
-    def look(self, name: str, elements: Iterable[Element], place: Place) -> list[Loss]:
+    def look(self, name: str, elements: Iterable[Element], place: RecordRange) -> list[Loss]:
         """What a chunk of a replica shows to be lost; `elements` are of chunks with late ones."""
         source = self._merge.inputs.get(name)
         if source is None or self._merge.policy.voters > 1:
@@ -149,7 +132,10 @@ class Losses:
         return self._settle(name, pending, source.stable) if pending else []
 
     def _wait(
-        self, pending: dict[int, tuple[Insert[bytes], Place]], event: Insert[bytes], place: Place
+        self,
+        pending: dict[int, tuple[Insert[bytes], RecordRange]],
+        event: Insert[bytes],
+        place: RecordRange,
     ) -> None:
         key = hash((event.payload, event.vs))
         known = key in self._young.hashes or key in self._old.hashes
@@ -157,7 +143,7 @@ class Losses:
             pending[key] = event, place
 
     def _settle(
-        self, name: str, pending: dict[int, tuple[Insert[bytes], Place]], stable: int
+        self, name: str, pending: dict[int, tuple[Insert[bytes], RecordRange]], stable: int
     ) -> list[Loss]:
         """What the replica itself has made final."""
         losses: dict[_Moved, Loss] = {}

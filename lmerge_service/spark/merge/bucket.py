@@ -10,8 +10,8 @@ Theory
 
     What replicas do wrong is counted and reported on the way (`findings`).
 
-    The records that it emits are numbered, as the service's are; `TaskState.said` is the number of
-    the last one. So readers skip what is written twice.
+    The records that it emits are numbered, as the service's are; `TaskState.output_records` is
+    the number of the last one. So readers skip what is written twice.
 
 Guards
     The service holds a suspicious stable back and reads it again later. Spark reads on, so there
