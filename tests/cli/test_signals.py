@@ -99,8 +99,8 @@ def test_n10_lmerge_read_leaves_its_token_when_it_is_asked_to_end_twice(
         while '"vc":1' not in process.stdout.readline():
             assert process.poll() is None
         with _asked_twice(process, signal.SIGTERM, pause):
-            rest, said = process.communicate(timeout=60)
-    assert (process.returncode, rest) == (0, ""), said
+            rest, errors = process.communicate(timeout=60)
+    assert (process.returncode, rest) == (0, ""), errors
     assert lmerge("read", topic, *at).out == "", "what was written is written again"
 
 
@@ -117,7 +117,7 @@ def test_n10_a_worker_that_is_asked_to_end_again_and_again_ends_in_order_with_0(
             worker.process.send_signal(signal.SIGTERM)
             time.sleep(0.01)
         assert worker.process.returncode == 0, worker.text()
-        assert worker.said("stopped"), "the group is left by then"
+        assert worker.logged("stopped"), "the group is left by then"
 
 
 @pytest.mark.full
@@ -151,7 +151,7 @@ def test_n10_a_drill_that_is_asked_to_end_twice_while_it_starts_leaves_nothing(
     ) as process:
         asyncio.run(come_true(lambda: bool(left_behind(tmp_path)), seconds=120))
         with _asked_twice(process, signal.SIGTERM, pause):
-            said = process.communicate(timeout=60)[1]
-    assert process.returncode == 130, said
-    assert "Traceback" not in said
+            errors = process.communicate(timeout=60)[1]
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
     assert left_behind(tmp_path) == []

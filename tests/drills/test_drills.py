@@ -63,15 +63,15 @@ def test_what_is_wrong_with_an_output_fails_the_drill(tmp_path: Path) -> None:
     ]
     path = tmp_path / "doubled.json"
     path.write_text(json.dumps(wanted))
-    code, found, said = drill(str(path), "--html", str(tmp_path))
-    assert code == 1, said
+    code, found, printed = drill(str(path), "--html", str(tmp_path))
+    assert code == 1, printed
     outcomes = {each["check"]: each["outcome"] for each in found["judged"]["findings"]}
     assert outcomes["K4"] == "invalid"
     assert not found["passed"]
     assert any(line.startswith("K4 is invalid: out-0") for line in found["why"]), found["why"]
     assert [each["status"] for each in found["steps"]] == ["succeeded"] * 9, found["steps"]
-    assert "verdict of K1 to K8: valid" in said  # before
-    assert "verdict of K1 to K8: invalid" in said
+    assert "verdict of K1 to K8: valid" in printed  # before
+    assert "verdict of K1 to K8: invalid" in printed
     html = (tmp_path / "doubled.html").read_text()
     assert "<script" not in html
     assert "Not passed" in html
@@ -109,8 +109,8 @@ def test_what_no_drill_of_the_standard_set_does_can_be_done(tmp_path: Path) -> N
     ]
     path = tmp_path / "acts.json"
     path.write_text(json.dumps(wanted))
-    code, found, said = drill(str(path))
-    assert (code, found["why"]) == (0, []), said
+    code, found, printed = drill(str(path))
+    assert (code, found["why"]) == (0, []), printed
 
 
 @pytest.mark.deep
@@ -151,8 +151,8 @@ async def _first(bootstrap: str, topic: str) -> object:
 @pytest.mark.timeout(290)
 @pytest.mark.parametrize("name", STANDARD)
 def test_the_standard_set_passes(name: str) -> None:
-    code, found, said = drill(name)
-    assert (code, found["why"]) == (0, []), said
+    code, found, printed = drill(name)
+    assert (code, found["why"]) == (0, []), printed
 
 
 @pytest.mark.parametrize("name", STANDARD)
@@ -216,9 +216,9 @@ def test_n17_a_probe_of_the_method_that_misses_its_tolerance_fails_the_drill(
     wanted["method"] = [met, missed, wanted["method"][-1]]
     path = tmp_path / "crew.json"
     path.write_text(json.dumps(wanted))
-    code, found, said = drill(str(path))
-    assert (code, found["title"]) == (1, "Nothing fails, nobody leads"), said
-    assert found["why"] == ["who leads: w1, expected ${expected}"], said
+    code, found, printed = drill(str(path))
+    assert (code, found["title"]) == (1, "Nothing fails, nobody leads"), printed
+    assert found["why"] == ["who leads: w1, expected ${expected}"], printed
 
 
 @pytest.mark.full
@@ -240,10 +240,10 @@ def test_n17_a_mistake_in_a_configuration_is_a_mistake(
     wanted = experiment("leader-dies") | {"configuration": configuration}
     path = tmp_path / "x.json"
     path.write_text(json.dumps(wanted))
-    code, _, said = drill(str(path))
-    assert code == 2, said
-    assert why in said
-    assert len(said.splitlines()) == 1
+    code, _, printed = drill(str(path))
+    assert code == 2, printed
+    assert why in printed
+    assert len(printed.splitlines()) == 1
 
 
 def test_n17_variables_of_an_author_are_no_mistakes(tmp_path: Path) -> None:

@@ -16,14 +16,14 @@ _Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 @asynccontextmanager
 async def proxied(*, traps: bool = False) -> AsyncIterator[tuple[Proxy, list[bytes]]]:
     """A proxy before an echo; what the echo has heard."""
-    heard: list[bytes] = []
+    received: list[bytes] = []
     echoing: set[asyncio.Task[None] | None] = set()
 
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         echoing.add(asyncio.current_task())
         try:
             while data := await reader.read(1 << 16):
-                heard.append(data)
+                received.append(data)
                 writer.write(data)
         except ConnectionError:
             pass
@@ -32,13 +32,13 @@ async def proxied(*, traps: bool = False) -> AsyncIterator[tuple[Proxy, list[byt
     server = await asyncio.start_server(echo, "127.0.0.1", 0)
     address = server.sockets[0].getsockname()[:2]
     async with server, Proxy(lambda: address, traps=traps) as proxy:
-        yield proxy, heard
+        yield proxy, received
     await asyncio.gather(*filter(None, echoing))
 
 
 def test_n18_a_proxy_of_several_targets_has_a_port_for_each_and_spoils_all_alike() -> None:
     async def play() -> None:
-        async with proxied() as (one, heard), proxied() as (two, others):
+        async with proxied() as (one, received), proxied() as (two, others):
             addresses = [("127.0.0.1", each.port) for each in (one, two)]
             async with Proxy(lambda: addresses[0], lambda: addresses[1]) as proxy:
                 assert len({*proxy.ports}) == 2
@@ -47,7 +47,7 @@ def test_n18_a_proxy_of_several_targets_has_a_port_for_each_and_spoils_all_alike
                     writer.write(b"%d" % port)
                     assert await reader.read(9) == b"%d" % port
                     await closed(writer)
-                assert [heard, others] == [[b"%d" % port] for port in proxy.ports]
+                assert [received, others] == [[b"%d" % port] for port in proxy.ports]
                 proxy.add(toxic("timeout", "upstream"))
                 for port in proxy.ports:
                     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -90,11 +90,11 @@ def on(test: Callable[[], Awaitable[None]]) -> None:
 
 def test_without_a_toxic_bytes_and_ends_pass() -> None:
     async def test() -> None:
-        async with proxied() as (proxy, heard), through(proxy) as (reader, writer):
+        async with proxied() as (proxy, received), through(proxy) as (reader, writer):
             writer.write(b"x" * 300_000)
             writer.write_eof()
             assert await reader.read() == b"x" * 300_000
-            assert sum(map(len, heard)) == 300_000
+            assert sum(map(len, received)) == 300_000
 
     on(test)
 
@@ -122,11 +122,11 @@ def test_bandwidth_is_so_many_kilobytes_a_second() -> None:
 
 def test_a_black_hole_says_nothing_and_lets_all_go_on_when_it_closes() -> None:
     async def test() -> None:
-        async with proxied() as (proxy, heard), through(proxy) as pair:
+        async with proxied() as (proxy, received), through(proxy) as pair:
             proxy.add(toxic("timeout", "upstream"))
             with pytest.raises(TimeoutError):
                 await ask(pair, b"lost?", seconds=0.3)
-            assert not heard
+            assert not received
             proxy.remove("timeout_upstream")
             assert await pair[0].readexactly(5) == b"lost?"
 
@@ -156,10 +156,10 @@ def test_reset_peer_resets() -> None:
 
 def test_slices_are_small() -> None:
     async def test() -> None:
-        async with proxied() as (proxy, heard), through(proxy) as pair:
+        async with proxied() as (proxy, received), through(proxy) as pair:
             proxy.add(toxic("slicer", "upstream", average_size=2, delay=2_000))
             await ask(pair, b"abcdef")
-            assert len(heard) >= 2
+            assert len(received) >= 2
 
     on(test)
 
@@ -189,12 +189,12 @@ def request(api_key: int, body: bytes) -> bytes:
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_trap_springs_once_at_its_request_however_bytes_are_cut(moment: str) -> None:
     async def test() -> None:
-        async with proxied(traps=True) as (proxy, heard):
+        async with proxied(traps=True) as (proxy, received):
             sprung: list[bytes] = []
 
             async def spring() -> bool:
                 await asyncio.sleep(0.05)  # what has gone on before is heard
-                sprung.append(b"".join(heard))
+                sprung.append(b"".join(received))
                 return True
 
             proxy.trap = Trap(API_KEYS["EndTxn"], moment, spring)  # type: ignore[arg-type]

@@ -54,7 +54,7 @@ def test_x7_a_worker_restarts_on_an_output_whose_tail_is_a_commit_marker(merge: 
         assert status["recovery_seconds"] < 5
         merge.publish("a", [Stable(INFINITY)])
         worker.wait_until_ended()
-    assert merge.says(TDB([(b'"x"', 1, 5)]))
+    assert merge.output_is(TDB([(b'"x"', 1, 5)]))
 
 
 @pytest.mark.full
@@ -72,7 +72,7 @@ def test_x7_what_a_dead_writer_left_open_in_the_output_hides_nothing(merge: Merg
         merge.publish("a", [Stable(INFINITY)])
         status = worker.wait_until_ended()
         assert status["output"]["inserts"] == 0, "nothing was said again"
-    assert merge.says(TDB([(b'"before"', 1, 5), (b'"behind"', 2, 5)]))
+    assert merge.output_is(TDB([(b'"before"', 1, 5), (b'"behind"', 2, 5)]))
 
 
 async def _leave_a_transaction_open(merge: Merge) -> None:
@@ -106,7 +106,7 @@ def test_x10_replicas_that_write_in_transactions_are_read_at_their_markers(merge
         merge.publish("a", a[half:], transactions_of=25)
         worker.wait_until_ended()
         worker.wait(lambda s: s["replicas"][0]["lag_records"] == 0, "no lag")
-    assert merge.says(meaning(lives))
+    assert merge.output_is(meaning(lives))
 
 
 @pytest.mark.full
@@ -126,7 +126,7 @@ def test_x17_replicas_may_be_partitioned_in_any_way(merge: Merge) -> None:
         )
         assert worker.terminate() == 0
     assert_valid(judged(merge, reference=meaning(lives)))
-    assert merge.says(meaning(lives))
+    assert merge.output_is(meaning(lives))
     assert [each["partitions"] for each in status["replicas"]] == [1, 5, 12]
     assert all(each["breaches"] == {} for each in status["replicas"]), status
     assert status["health"] == "ok"

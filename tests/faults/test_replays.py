@@ -108,7 +108,7 @@ def test_d6_a_replica_whose_topic_is_made_anew_starts_over(merge: Merge) -> None
         worker.wait_until_running()
         merge.publish("a", streams["a"])
         worker.wait_until_ended()
-    assert merge.says(meaning(lives))
+    assert merge.output_is(meaning(lives))
 
 
 async def _recreate(bootstrap: str, topic: str) -> None:
@@ -149,7 +149,7 @@ def test_d9_an_aborted_transaction_is_rebuilt_from(
     monkeypatch.setattr(Sink, "_commit", commit_or_abort)
     rebuilds = asyncio.run(run_until_ended(merge))
     assert rebuilds >= 2
-    assert merge.says(meaning(lives))
+    assert merge.output_is(meaning(lives))
 
 
 def followed(ks: Iterable[int]) -> list[Element]:

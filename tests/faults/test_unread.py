@@ -66,6 +66,21 @@ async def send(
     await producer.flush()
 
 
+@asynccontextmanager
+async def in_open_transaction(
+    bootstrap: str,
+    topic: str,
+    elements: Sequence[Element],
+    headers: Sequence[tuple[str, bytes]] = (),
+) -> AsyncIterator[AIOKafkaProducer]:
+    """A producer that has sent these to a new topic and has not committed them."""
+    async with writer(bootstrap, f"{topic}.writer") as producer:
+        await make(bootstrap, topic)
+        await producer.begin_transaction()
+        await send(producer, topic, elements, headers)
+        yield producer
+
+
 @pytest.mark.full
 def test_n2_records_behind_an_open_transaction_are_unread(two: Merge) -> None:
     """R1 has an abandoned open transaction at offset 2, and 39 records behind it."""
@@ -223,10 +238,7 @@ def test_n2_an_audit_waits_for_what_is_in_an_open_transaction(bootstrap: str, tw
     topic = two.topics["r1"]
 
     async def play() -> None:
-        async with writer(bootstrap, f"{topic}.writer") as producer:
-            await make(bootstrap, topic)
-            await producer.begin_transaction()
-            await send(producer, topic, [*events(1, 9), END])
+        async with in_open_transaction(bootstrap, topic, [*events(1, 9), END]) as producer:
             auditing = asyncio.create_task(audit_topic(Connection(bootstrap), topic, WireDecoder()))
             async with Source(Connection(bootstrap)) as source:
                 tp = TopicPartition(topic, 0)
@@ -248,10 +260,9 @@ def test_n2_the_next_incarnation_is_above_one_in_an_open_transaction(
     topic = two.topics["r1"]
 
     async def play() -> None:
-        async with writer(bootstrap, f"{topic}.writer") as producer:
-            await make(bootstrap, topic)
-            await producer.begin_transaction()
-            await send(producer, topic, [Stable(1)], [("lmerge-incarnation", b"7")])
+        async with in_open_transaction(
+            bootstrap, topic, [Stable(1)], [("lmerge-incarnation", b"7")]
+        ) as producer:
             asked = asyncio.create_task(tails(Connection(bootstrap), topic, 1))
             done, _ = await asyncio.wait({asked}, timeout=1)
             assert not done
@@ -267,10 +278,7 @@ def test_n2_a_reader_to_the_end_reads_what_was_in_an_open_transaction(
     topic = two.topics["r1"]
 
     async def play() -> None:
-        async with writer(bootstrap, f"{topic}.writer") as producer:
-            await make(bootstrap, topic)
-            await producer.begin_transaction()
-            await send(producer, topic, [*events(1, 9), Stable(9)])
+        async with in_open_transaction(bootstrap, topic, [*events(1, 9), Stable(9)]) as producer:
             connection = Connection(bootstrap)
             async with read_merged(connection, [topic], follow=False, patience=20) as reader:
                 (found,) = reader.status().topics

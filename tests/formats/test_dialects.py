@@ -32,7 +32,7 @@ def openclose(*texts: str) -> list[Element]:
 
 def test_a_close_that_says_no_start_is_about_the_event_opened_last() -> None:
     """W[6] of the paper's Example 3: the second close of B revises the first."""
-    said = openclose(
+    emitted = openclose(
         '{"op":"open","payload":"B","vs":2}',
         '{"op":"close","payload":"B","ve":6}',
         '{"op":"open","payload":"A","vs":1}',
@@ -40,14 +40,14 @@ def test_a_close_that_says_no_start_is_about_the_event_opened_last() -> None:
         '{"op":"close","payload":"B","vs":2,"ve":5}',
         '{"op":"stable","vc":7}',
     )
-    assert said == [
+    assert emitted == [
         opens(b'"B"', 2), ends(b'"B"', 2, 6), opens(b'"A"', 1), ends(b'"A"', 1, 4),
         Adjust(b'"B"', 2, 6, 5), Stable(7),
     ]  # fmt: skip
 
 
 def test_an_event_may_be_closed_again_reopened_and_removed() -> None:
-    said = openclose(
+    emitted = openclose(
         '{"op":"open","payload":1,"vs":2}',
         '{"op":"close","payload":1.0,"vs":2,"ve":6}',
         '{"op":"close","payload":1,"vs":2,"ve":6}',
@@ -55,7 +55,7 @@ def test_an_event_may_be_closed_again_reopened_and_removed() -> None:
         '{"op":"close","payload":1,"vs":2,"ve":null}',
         '{"op":"close","payload":1,"vs":2,"ve":2}',
     )
-    assert said == [
+    assert emitted == [
         opens(b"1", 2),
         ends(b"1", 2, 6),
         Adjust(b"1", 2, 6, INFINITY),
@@ -65,14 +65,14 @@ def test_an_event_may_be_closed_again_reopened_and_removed() -> None:
 
 def test_openclose_refuses_what_is_late_and_what_is_unknown() -> None:
     one = decoder(dialect="openclose")
-    said = decoded(
+    emitted = decoded(
         one,
         Record(b'{"op":"open","payload":"A","vs":2}'),
         Record(b'{"op":"close","payload":"A","ve":6}'),
         Record(b'{"op":"open","payload":"B","vs":3}'),
         Record(b'{"op":"stable","vc":7}'),
     )
-    assert said[-1] == Stable(7)
+    assert emitted[-1] == Stable(7)
     for text, reason in (
         ('{"op":"open","payload":"C","vs":6}', "late"),
         ('{"op":"close","payload":"B","ve":6}', "late"),
@@ -93,13 +93,13 @@ def test_openclose_refuses_what_is_late_and_what_is_unknown() -> None:
 
 def test_openclose_with_lateness_follows_the_opens() -> None:
     one = decoder(dialect="openclose", stable={"lateness": 5})
-    said = decoded(
+    emitted = decoded(
         one,
         Record(b'{"op":"open","payload":"A","vs":20}'),
         Record(b'{"op":"close","payload":"A","ve":900}'),
         Record(b'{"op":"open","payload":"B","vs":15}'),
     )
-    assert said == [opens(b'"A"', 20), Stable(15), ends(b'"A"', 20, 900), opens(b'"B"', 15)]
+    assert emitted == [opens(b'"A"', 20), Stable(15), ends(b'"A"', 20, 900), opens(b'"B"', 15)]
     assert refusal(one, Record(b'{"op":"open","payload":"C","vs":14}')) == "late"
 
 
@@ -117,19 +117,19 @@ def debezium(lateness: int = 100, **fields: Any) -> Any:
     return decoder(dialect="debezium", **{"stable": {"lateness": lateness}, **fields})
 
 
-def changes(said: list[Element]) -> list[Element]:
-    return [element for element in said if type(element) is not Stable]
+def changes(emitted: list[Element]) -> list[Element]:
+    return [element for element in emitted if type(element) is not Stable]
 
 
 def test_a_row_is_valid_from_the_change_that_brings_it_to_the_one_that_takes_it_away() -> None:
-    said = decoded(
+    emitted = decoded(
         debezium(),
         change("c", 103, None, a),
         change("u", 107, a, b),
         change("d", 109, b, None),
         Record(None, ONE),
     )
-    assert said == [
+    assert emitted == [
         opens(A, 103), Stable(3), ends(A, 103, 107), opens(B, 107), Stable(7),
         ends(B, 107, 109), Stable(9),
     ]  # fmt: skip
@@ -174,31 +174,31 @@ def test_a_repeated_run_of_records_ends_where_it_was() -> None:
 
 def test_the_last_of_several_changes_at_one_instant_counts() -> None:
     """drasi-core#814: updates with equal timestamps are lost."""
-    said = decoded(debezium(), change("c", 5, None, a), change("u", 5, a, b))
-    assert changes(said) == [opens(A, 5), ends(A, 5, 5), opens(B, 5)]
-    said = decoded(debezium(), change("c", 5, None, a), change("d", 5, a, None))
-    assert changes(said) == [opens(A, 5), ends(A, 5, 5)]
+    emitted = decoded(debezium(), change("c", 5, None, a), change("u", 5, a, b))
+    assert changes(emitted) == [opens(A, 5), ends(A, 5, 5), opens(B, 5)]
+    emitted = decoded(debezium(), change("c", 5, None, a), change("d", 5, a, None))
+    assert changes(emitted) == [opens(A, 5), ends(A, 5, 5)]
 
 
 def test_a_row_that_goes_and_comes_back_at_one_instant_has_not_been_away() -> None:
-    said = decoded(
+    emitted = decoded(
         debezium(), change("c", 3, None, a), change("d", 5, a, None), change("c", 5, None, a)
     )
-    assert changes(said) == [opens(A, 3), ends(A, 3, 5), Adjust(A, 3, 5, INFINITY)]
+    assert changes(emitted) == [opens(A, 3), ends(A, 3, 5), Adjust(A, 3, 5, INFINITY)]
 
 
 def test_the_order_of_a_key_counts_and_not_the_clock() -> None:
-    said = decoded(debezium(), change("c", 7, None, a), change("u", 5, a, b))
-    assert changes(said) == [opens(A, 7), ends(A, 7, 7), opens(B, 7)]
-    said = decoded(
+    emitted = decoded(debezium(), change("c", 7, None, a), change("u", 5, a, b))
+    assert changes(emitted) == [opens(A, 7), ends(A, 7, 7), opens(B, 7)]
+    emitted = decoded(
         debezium(), change("c", 3, None, a), change("d", 7, a, None), change("c", 5, None, b)
     )
-    assert changes(said) == [opens(A, 3), ends(A, 3, 7), opens(B, 7)]
+    assert changes(emitted) == [opens(A, 3), ends(A, 3, 7), opens(B, 7)]
 
 
 def test_before_is_not_believed() -> None:
-    said = decoded(debezium(), change("c", 3, None, a), change("u", 5, {"id": 1, "n": "?"}, b))
-    assert changes(said) == [opens(A, 3), ends(A, 3, 5), opens(B, 5)]
+    emitted = decoded(debezium(), change("c", 3, None, a), change("u", 5, {"id": 1, "n": "?"}, b))
+    assert changes(emitted) == [opens(A, 3), ends(A, 3, 5), opens(B, 5)]
 
 
 def test_a_change_of_the_key_is_a_deletion_and_an_insertion() -> None:
@@ -298,8 +298,10 @@ def test_n14_nulls_of_a_row_are_dropped_and_those_of_its_envelope_are_not() -> N
         return build_decoder(options(**fields), PayloadCache(drop_nulls=True), 1 << 20)
 
     one = dropping(dialect="debezium", stable={"lateness": 100})
-    said = decoded(one, change("c", 3, None, {"id": 1, "n": None}), change("u", 5, None, {"id": 1}))
-    assert changes(said) == [opens(b'{"id":1}', 3)], "the update changes nothing"
+    emitted = decoded(
+        one, change("c", 3, None, {"id": 1, "n": None}), change("u", 5, None, {"id": 1})
+    )
+    assert changes(emitted) == [opens(b'{"id":1}', 3)], "the update changes nothing"
     assert changes(decoded(one, change("d", 9))) == [ends(b'{"id":1}', 3, 9)]
     pairs = decoded(
         dropping(dialect="openclose"),
@@ -312,22 +314,22 @@ def test_n14_nulls_of_a_row_are_dropped_and_those_of_its_envelope_are_not() -> N
 
 def test_a_truncated_table_has_no_rows() -> None:
     other = {"id": 2}
-    said = decoded(
+    emitted = decoded(
         debezium(),
         change("c", 3, None, a),
         change("c", 4, None, other, key=TWO),
         change("t", 6, key=None),
         change("c", 7, None, other, key=TWO),
     )
-    assert changes(said)[2:] == [ends(A, 3, 6), ends(TWO, 4, 6), opens(TWO, 7)]
+    assert changes(emitted)[2:] == [ends(A, 3, 6), ends(TWO, 4, 6), opens(TWO, 7)]
 
 
 def test_a_value_that_the_log_does_not_repeat_is_taken_over() -> None:
     one = debezium()
     decoded(one, change("c", 3, None, {"id": 1, "big": [1, 2], "n": 1}))
-    told = change("u", 5, None, {"id": 1, "big": "__debezium_unavailable_value", "n": 2})
-    assert changes(decoded(one, told))[1] == opens(b'{"big":[1,2],"id":1,"n":2}', 5)
-    assert refusal(debezium(), told) == "unavailable"
+    wrong = change("u", 5, None, {"id": 1, "big": "__debezium_unavailable_value", "n": 2})
+    assert changes(decoded(one, wrong))[1] == opens(b'{"big":[1,2],"id":1,"n":2}', 5)
+    assert refusal(debezium(), wrong) == "unavailable"
 
 
 def test_heartbeats_count_when_they_are_to() -> None:
@@ -341,7 +343,7 @@ def test_transactions_make_stable_what_they_leave() -> None:
     one = debezium(stable={"transactions": True})
     first: Any = {"transaction": {"id": "1"}}
     second: Any = {"transaction": {"id": "2"}}
-    said = decoded(
+    emitted = decoded(
         one,
         Record(value(status="BEGIN", id="1", ts_ms=1)),
         change("c", 5, None, a, **first),
@@ -349,7 +351,7 @@ def test_transactions_make_stable_what_they_leave() -> None:
         change("u", 6, a, b, **second),
         Record(value(status="END", id="2", ts_ms=99)),
     )
-    assert said == [
+    assert emitted == [
         opens(A, 5), opens(TWO, 4), Stable(5), ends(A, 5, 6), opens(B, 6), Stable(6),
     ]  # fmt: skip
     assert refusal(one, change("d", 5, key=TWO, **second)) == "late"
@@ -369,14 +371,14 @@ def test_messages_and_bounds_of_transactions_say_nothing() -> None:
 def test_rows_may_say_their_own_lifetimes() -> None:
     one = debezium(lifetime={"vs": "valid.from", "ve": "valid.to"}, stable={"lateness": 50})
     row = {"id": 1, "valid": {"from": 10, "to": None}}
-    said = decoded(
+    emitted = decoded(
         one,
         change("c", 0, None, row),
         change("u", 0, None, {"id": 1, "valid": {"from": 10, "to": 20}}),
         change("u", 0, None, {"id": 1, "valid": {"from": 11, "to": 20}}),
         change("d", 0, row, None),
     )
-    assert changes(said) == [
+    assert changes(emitted) == [
         opens(ONE, 10), ends(ONE, 10, 20), Adjust(ONE, 10, 20, 10), Insert(ONE, 11, 20),
         Adjust(ONE, 11, 20, 11),
     ]  # fmt: skip
@@ -414,37 +416,37 @@ def test_the_three_encodings_of_an_update_say_the_same() -> None:
 
 def test_an_update_before_that_carries_the_old_row_s_time_does_no_harm_with_a_key() -> None:
     one = flink(key=["id"], time="t")
-    said = decoded(
+    emitted = decoded(
         one,
         Record(value(op="+I", t=3, **a)),
         Record(value(op="-U", t=3, **a)),
         Record(value(op="+U", t=5, **b)),
     )
-    assert said == [opens(A, 3), ends(A, 3, 5), opens(B, 5)]
+    assert emitted == [opens(A, 3), ends(A, 3, 5), opens(B, 5)]
 
 
 def test_a_watermark_follows_the_row_that_carries_it() -> None:
     one = flink()
-    said = decoded(
+    emitted = decoded(
         one,
         Record(value(op="+I", w=None, **a), timestamp=3),
         Record(value(op="-D", w=9, **a), timestamp=5),
         Record(value(w=8)),
         Record(value(w=INFINITY)),
     )
-    assert said == [opens(A, 3), ends(A, 3, 5), Stable(9), Stable(INFINITY)]
+    assert emitted == [opens(A, 3), ends(A, 3, 5), Stable(9), Stable(INFINITY)]
     assert refusal(one, Record(value(op="+I", **a), timestamp=10**12)) == "late"
 
 
 def test_windows_are_events_of_their_own_and_nothing_is_kept() -> None:
     one = flink(lifetime={"vs": "window_start", "ve": "window_end"})
-    said = decoded(
+    emitted = decoded(
         one,
         Record(value(op="+I", id=1, window_start=0, window_end=10)),
         Record(value(op="-U", id=1, window_start=0, window_end=10)),
         Record(value(op="+U", id=2, window_start=0, window_end=10)),
     )
-    assert said == [Insert(ONE, 0, 10), Adjust(ONE, 0, 10, 0), Insert(TWO, 0, 10)]
+    assert emitted == [Insert(ONE, 0, 10), Adjust(ONE, 0, 10, 0), Insert(TWO, 0, 10)]
     size = len(one.snapshot())
     decoded(one, Record(value(op="+I", id=3, window_start=5, window_end=9)))
     assert len(one.snapshot()) == size
@@ -494,7 +496,7 @@ def upserts(**fields: Any) -> Any:
 
 
 def test_upserts_and_tombstones() -> None:
-    said = decoded(
+    emitted = decoded(
         upserts(),
         Record(A, b"1", 3),
         Record(A, b"1", 4),
@@ -504,7 +506,7 @@ def test_upserts_and_tombstones() -> None:
         Record(None, b"2", 9),
         Record(value(w=20)),
     )
-    assert said == [
+    assert emitted == [
         opens(A, 3), ends(A, 3, 5), opens(B, 5), Stable(2), ends(B, 5, 8), Stable(20),
     ]  # fmt: skip
 
@@ -540,14 +542,14 @@ def test_upserts_refuse_what_says_no_row() -> None:
 def test_an_upsert_of_a_window_replaces_it() -> None:
     one = upserts(lifetime={"vs": "window.start", "ve": "window.end"})
     window = {"start": 0, "end": 10}
-    said = decoded(
+    emitted = decoded(
         one,
         Record(value(id=1, window=window), b"k"),
         Record(value(id=2, window=window), b"k"),
         Record(None, b"k"),
         Record(value(id=2, window=window, w=11), b"k"),
     )
-    assert said == [
+    assert emitted == [
         Insert(ONE, 0, 10), Adjust(ONE, 0, 10, 0), Insert(TWO, 0, 10), Adjust(TWO, 0, 10, 0),
         Insert(TWO, 0, 10), Stable(11),
     ]  # fmt: skip
@@ -628,8 +630,8 @@ def test_a_snapshot_is_refused_by_others_and_when_it_is_damaged(fields: Any, rec
 @every
 def test_stables_may_come_in_steps(fields: Any, record: Any) -> None:
     one = decoder(**{**fields, "stable": {"lateness": 3, "step": 10}})
-    said = decoded(one, *(record(b'{"x":%d}' % t, t) for t in range(0, 40, 4)))
-    assert [each.vc for each in said if type(each) is Stable] == [-10, 0, 10, 20, 30]
+    emitted = decoded(one, *(record(b'{"x":%d}' % t, t) for t in range(0, 40, 4)))
+    assert [each.vc for each in emitted if type(each) is Stable] == [-10, 0, 10, 20, 30]
 
 
 def test_state_is_bounded_by_live_rows_and_what_is_not_stable() -> None:

@@ -15,18 +15,18 @@ def content(writer: str, number: int) -> int:
     return content_of(f"{writer}{number}".encode())
 
 
-def told(numbers: Numbers, writer: str, *those: int) -> list[Reading]:
+def readings(numbers: Numbers, writer: str, *those: int) -> list[Reading]:
     return [numbers.read(number, content(writer, number)) for number in those]
 
 
 def count(numbers: Numbers, writer: str, those: range) -> dict[Reading, int]:
-    found = told(numbers, writer, *those)
+    found = readings(numbers, writer, *those)
     return {reading: found.count(reading) for reading in Reading if reading in found}
 
 
 def test_what_is_written_again_is_a_repeat() -> None:
     numbers = Numbers()
-    assert told(numbers, "a", 1, 2, 1, 2, 3) == [NEW, NEW, REPEAT, REPEAT, NEW]
+    assert readings(numbers, "a", 1, 2, 1, 2, 3) == [NEW, NEW, REPEAT, REPEAT, NEW]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -86,7 +86,7 @@ def test_n4_a_run_of_unknown_numbers_is_no_longer_than_a_flight() -> None:
     for number in range(300, 40_000_000, 4_097):  # a writer that leaves numbers out
         numbers.read(number, content("a", number))
     unknown = [n for n in range(5_000, 20_000) if numbers.known(n) is None]
-    found = told(numbers, "b", *unknown[: FLIGHT + 1])
+    found = readings(numbers, "b", *unknown[: FLIGHT + 1])
     assert found == [REPEAT] * FLIGHT + [CONTRADICTION]
 
 
@@ -112,12 +112,12 @@ def test_n4_of_two_writers_that_use_the_same_numbers_nothing_is_left_out(seed: i
 
 def test_n4_a_number_that_was_left_out_is_no_repeat() -> None:
     numbers = Numbers()
-    assert told(numbers, "a", 1, 2, 4, 3) == [NEW, NEW, NEW, CONTRADICTION]
+    assert readings(numbers, "a", 1, 2, 4, 3) == [NEW, NEW, NEW, CONTRADICTION]
 
 
 def test_n4_numbers_below_the_first_are_no_repeats() -> None:
     numbers = Numbers()
-    assert told(numbers, "a", 5_001, 5_002, 1, 2) == [NEW, NEW, CONTRADICTION, NEW]
+    assert readings(numbers, "a", 5_001, 5_002, 1, 2) == [NEW, NEW, CONTRADICTION, NEW]
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -127,12 +127,12 @@ def test_it_is_a_function_of_what_was_read(seed: int) -> None:
     at = 0
     for _ in range(12_000):
         at = rng.randrange(1, at + 2) if rng.random() < 0.001 else at + rng.randrange(1, 3)
-        said = content(rng.choice("ab"), at)
-        reading = plain.read(at, said)
-        assert numbers.read(at, said) is reading
+        body = content(rng.choice("ab"), at)
+        reading = plain.read(at, body)
+        assert numbers.read(at, body) is reading
         if reading is not REPEAT and rng.random() < 0.05:
             numbers.take_back()
-            assert numbers.read(at, said) is reading
+            assert numbers.read(at, body) is reading
         if rng.random() < 0.001:
             numbers = Numbers.restored(numbers.saved())
     assert numbers.saved() == plain.saved()

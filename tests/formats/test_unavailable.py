@@ -67,26 +67,26 @@ def rows(one: Any, *records: Record) -> list[Any]:
 def test_n12_each_form_of_the_mark_is_taken_over_or_refused(mark: Any) -> None:
     before = {"id": 1, "n": 1, "big": [True] * 3000}
     update = change("u", 2000, {"id": 1, "n": 2, "big": mark})
-    said = rows(debezium(), change("c", 1000, before), update)
+    emitted = rows(debezium(), change("c", 1000, before), update)
     whole = b'{"big":[%b],"id":1,"n":2}' % b",".join([b"true"] * 3000)
-    assert said[1:] == [whole]
+    assert emitted[1:] == [whole]
     assert refusal(debezium(), update) == "unavailable"
 
 
 @pytest.mark.parametrize("data", DATA.values(), ids=DATA)
 def test_n12_what_only_resembles_the_mark_is_data(data: Any) -> None:
     one = debezium()
-    said = rows(one, change("c", 1000, {"big": 1}), change("u", 2000, {"big": data}))
-    assert said == [b'{"big":1}', canonical(value(big=data))]
+    emitted = rows(one, change("c", 1000, {"big": 1}), change("u", 2000, {"big": data}))
+    assert emitted == [b'{"big":1}', canonical(value(big=data))]
 
 
 def test_n12_so_many_true_are_data_where_nothing_large_was_before() -> None:
     flags = [True] * len(OCTETS)
     assert rows(debezium(), change("c", 1000, {"flags": flags})) == [value(flags=flags)]
-    said = rows(
+    emitted = rows(
         debezium(), change("c", 1000, {"flags": [False]}), change("u", 2000, {"flags": flags})
     )
-    assert said[1:] == [value(flags=flags)]
+    assert emitted[1:] == [value(flags=flags)]
 
 
 def test_n12_an_insertion_has_nothing_to_take_over_from() -> None:
@@ -102,9 +102,9 @@ def test_n12_the_row_before_is_the_one_under_the_old_key() -> None:
     decoded(one, change("c", 1000, {"id": 2, "big": "other"}, None))
     moved = change("u", 2000, {"id": 3, "big": P}, None, before={"id": 1, "big": None})
     assert rows(one, moved) == [b'{"big":"x","id":3}']
-    said = decoded(one, change("u", 2001, {"id": P, "n": 1}, None, before={"id": 3}))
-    assert [each.payload for each in said if type(each) is Insert] == [b'{"id":3,"n":1}']
-    assert len([each for each in said if type(each) is Adjust]) == 1, "the key is the one before"
+    emitted = decoded(one, change("u", 2001, {"id": P, "n": 1}, None, before={"id": 3}))
+    assert [each.payload for each in emitted if type(each) is Insert] == [b'{"id":3,"n":1}']
+    assert len([each for each in emitted if type(each) is Adjust]) == 1, "the key is the one before"
     unknown = change("u", 2002, {"id": 2, "big": P}, None, before={"id": 9})
     assert refusal(one, unknown) == "unavailable"
 
@@ -121,8 +121,8 @@ def test_n12_the_placeholder_is_the_connectors(placeholder: str, marks: list[Any
         one = debezium(unavailable_value_placeholder=placeholder)
         update = change("u", 2000, {"big": mark, "n": 1})
         assert refusal(one, update) == "unavailable", mark
-        said = rows(one, change("c", 1000, {"big": 5, "n": 0}), update)
-        assert said == [b'{"big":5,"n":0}', b'{"big":5,"n":1}'], mark
+        emitted = rows(one, change("c", 1000, {"big": 5, "n": 0}), update)
+        assert emitted == [b'{"big":5,"n":0}', b'{"big":5,"n":1}'], mark
     assert rows(one, change("c", 2000, {"big": P}, b"2")) == [value(big=P)], "not its mark"
 
 
@@ -138,8 +138,8 @@ def test_n12_rows_without_their_envelope_take_over_as_well() -> None:
     upserts: Any = {"dialect": "upserts", "stable": {"lateness": 100}, "key_into": "key"}
     before = Record(value(n=1, big="AAEC", tags=["a", "b"]), b"7", 1000)
     update = Record(value(n=2, big=MARKS["bytea"], tags=[P]), b"7", 2000)
-    said = rows(decoder(**upserts), before, update)
-    assert said[1:] == [b'{"big":"AAEC","key":7,"n":2,"tags":["a","b"]}']
+    emitted = rows(decoder(**upserts), before, update)
+    assert emitted[1:] == [b'{"big":"AAEC","key":7,"n":2,"tags":["a","b"]}']
     assert refusal(decoder(**upserts), update) == "unavailable"
     other = decoder(**upserts, unavailable_value_placeholder="?")
     assert rows(other, before, Record(value(n=2, big="?"), b"7", 2000))[1:] == [

@@ -150,9 +150,9 @@ async def line(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 async def line_with(process: subprocess.Popen[str], *active: int) -> dict[str, Any]:
-    while (said := await line(process))["active"] != list(active):
+    while (reason := await line(process))["active"] != list(active):
         pass
-    return said
+    return reason
 
 
 async def until(reached: Callable[[], object]) -> None:
@@ -230,9 +230,9 @@ def test_one_that_was_stopped_finds_its_tasks_lost_when_it_goes_on(group: Group)
                 stopped.send_signal(signal.SIGSTOP)
                 await b.has(*ALL)
                 stopped.send_signal(signal.SIGCONT)
-                said = [before, await line(stopped)]
+                reason = [before, await line(stopped)]
                 await b.until(lambda now: bool(now.standby))
-                return [*said, await line(stopped)]
+                return [*reason, await line(stopped)]
 
     before, lost, back = run(stops())
     assert before["active"] == sorted(ALL)
@@ -354,8 +354,8 @@ def test_n8_a_merge_of_the_same_name_with_another_output_is_kept_out(group: Grou
             async with group.unwatched("b", output="second") as members:
                 with pytest.raises(ConfigurationError) as told:
                     await members.run()
-            said = "another merge of this name is running (a), with output first, not second"
-            assert said in str(told.value)
+            reason = "another merge of this name is running (a), with output first, not second"
+            assert reason in str(told.value)
             assert members.assignment == Assignment()
             assert len(a.given) == 1, "it had to share anew"
             async with group.member("c", output="first") as c:  # of its own it lets in more

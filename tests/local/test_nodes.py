@@ -193,7 +193,7 @@ def lmerge_broker(*arguments: str) -> Result:
     return CliRunner().invoke(app, arguments)
 
 
-def told(*arguments: str) -> tuple[int, Any]:
+def answered(*arguments: str) -> tuple[int, Any]:
     found = lmerge_broker(*arguments, "--json")
     return found.exit_code, json.loads(found.stdout)
 
@@ -204,20 +204,20 @@ def test_n18_the_commands_start_tell_stop_and_clean_each_node(tmp_path: Path) ->
     data = ("--data", str(directory))
     port = free_port()
     try:
-        code, facts = told("start", "--nodes", "3", "--port", str(port), *data)
+        code, facts = answered("start", "--nodes", "3", "--port", str(port), *data)
         assert (code, facts["running"]) == (0, True)
         assert facts["bootstrap"] == ",".join(f"127.0.0.1:{port + n}" for n in range(3))
-        assert told("status", *data) == (0, facts)
+        assert answered("status", *data) == (0, facts)
         assert "stopped (process" in lmerge_broker("stop", "--node", "2", *data).output
-        code, partly = told("status", *data)
+        code, partly = answered("status", *data)
         assert (code, partly["running"]) == (1, False)
         assert [each["running"] for each in partly["nodes"]] == [True, False, True]
         assert "node 2 is down" in lmerge_broker("status", *data).output
-        assert told("status", "--node", "2", *data)[0] == 1
-        assert told("status", "--node", "1", *data)[0] == 0
+        assert answered("status", "--node", "2", *data)[0] == 1
+        assert answered("status", "--node", "1", *data)[0] == 0
         assert "no broker runs" in lmerge_broker("stop", "--node", "2", *data).output
-        assert told("start", "--node", "2", *data)[1]["nodes"][0]["running"]
-        assert told("status", *data)[0] == 0
+        assert answered("start", "--node", "2", *data)[1]["nodes"][0]["running"]
+        assert answered("status", *data)[0] == 0
         assert "is running already" in lmerge_broker("start", *data).output
         wrong = lmerge_broker("stop", "--node", "4", *data).exception
         assert isinstance(wrong, ConfigurationError)

@@ -23,8 +23,10 @@ def test_the_evidence_of_a_verdict_says_who_what_where_and_what_the_others_said(
         Guard.LEAP, Action.HOLD, "a", "it leaps", "wait", 2, 7, 9_000, {"b": 50, "c": INFINITY}
     )
     first = Place.of("in.a", 2, 7, b'{"op":"stable","vc":9000}')
-    told = {"b": ReportedVersion(50, (60, 70), Place("in.b", 0, 3))}
-    evidence = found(verdict, count=4, at_ms=1, task=0, output_stable=51, first=first, ends=told)
+    reported = {"b": ReportedVersion(50, (60, 70), Place("in.b", 0, 3))}
+    evidence = found(
+        verdict, count=4, at_ms=1, task=0, output_stable=51, first=first, ends=reported
+    )
     key, value = evidence.to_record()
     assert key == b"a"
     assert json.loads(value) == {

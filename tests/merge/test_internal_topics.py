@@ -104,8 +104,8 @@ def test_n5_a_side_topic_that_is_deleted_is_created_again_and_one_record_counts_
         merge.send_raw(merge.topics["b"], [BAD])
         worker.wait(lambda status: status["replicas"][1]["dead_letters"] == 1, "the second")
         assert worker.terminate() == 0
-    (said,) = worker.said("topic created again")
-    assert said["topic"] == topic
+    (line,) = worker.logged("topic created again")
+    assert line["topic"] == topic
     assert config_of(merge, topic, "retention.ms") == before
     assert records_of(merge, f"{merge.output}.dead-letters") == 2
 
@@ -198,8 +198,8 @@ def test_n5_a_side_topic_that_takes_no_batch_of_ours_is_left_out_and_counted(mer
         merge.send_raw(merge.topics["a"], [BAD])
         worker.wait(lambda status: status["replicas"][0]["dead_letters"] == 2, "the second")
         assert records_of(merge, topic) == 1
-    (said,) = worker.said("not written")
-    assert said["topic"] == topic
+    (line,) = worker.logged("not written")
+    assert line["topic"] == topic
 
 
 @pytest.mark.full

@@ -65,7 +65,7 @@ def nudge(merge: Merge) -> None:
 
 def rebuilt(worker: Worker) -> dict[str, Any]:
     """What the log of a worker tells of its only recovery."""
-    (line,) = worker.said("rebuilt")
+    (line,) = worker.logged("rebuilt")
     return line
 
 
@@ -131,7 +131,7 @@ def test_a_restart_goes_on_from_the_best_snapshot_that_is_whole(merge: Merge) ->
     assert (whole["damage"], whole["transaction"]) == (None, mark.snapshots[1].transaction)
     with merge.worker() as worker:
         assert restarted(worker, live) == mark.snapshots[1].transaction
-        (line,) = worker.said("snapshot not used")
+        (line,) = worker.logged("snapshot not used")
         assert (line["transaction"], "damaged" in line["error"]) == (
             mark.snapshots[0].transaction,
             True,
@@ -147,7 +147,7 @@ def test_a_restart_goes_on_from_the_best_snapshot_that_is_whole(merge: Merge) ->
         merge.publish("a", [Stable(INFINITY)])
         worker.wait_until_ended()
         assert worker.terminate() == 0
-    assert merge.says(TDB([(e.payload, e.vs, e.ve) for e in (ETERNAL, SHORT, LATER)]))
+    assert merge.output_is(TDB([(e.payload, e.vs, e.ve) for e in (ETERNAL, SHORT, LATER)]))
     mark_again(merge, replace(last_mark(merge), version=2))
     with merge.worker() as worker:
         assert worker.process.wait(30) == 4
@@ -186,7 +186,7 @@ def test_a_snapshot_of_another_policy_is_passed_over(merge: Merge) -> None:
     with merge.worker() as worker:
         status = worker.wait_until_running()
         assert rebuilt(worker)["from_snapshot_of"] is None
-        assert "is of" in worker.said("snapshot not used")[0]["error"]
+        assert "is of" in worker.logged("snapshot not used")[0]["error"]
         assert status["output"]["live_events"] >= 1
 
 
@@ -211,7 +211,7 @@ def test_a_replica_that_lost_its_beginning_lives_on_by_the_snapshot_alone(merge:
         status = worker.wait(lambda s: s["state"] == "running", "a to be excluded")
         assert status["replicas"][0]["state"] == "excluded"
         assert "begins at offset 3: what was before is gone" in status["replicas"][0]["why"]
-        (first, *_) = worker.said("replica excluded")
+        (first, *_) = worker.logged("replica excluded")
         assert "begins at offset 3, and 0 is needed to rebuild the merge" in first["why"]
         merge.publish("b", [ETERNAL, SHORT, LATER, Stable(INFINITY)])
         worker.wait_until_ended()
@@ -243,11 +243,11 @@ def test_a_replica_that_cannot_be_read_again_is_held_out_of_the_recovery(merge: 
     mark_again(merge, replace(mark, replicas={**mark.replicas, "a": read}, snapshots=()))
     with merge.worker() as worker:
         worker.wait_until_running()
-        (first, *_) = worker.said("replica excluded")
+        (first, *_) = worker.logged("replica excluded")
         assert "cannot be read at offset" in first["why"]
         merge.publish("b", [ETERNAL, Stable(INFINITY)])
         worker.wait_until_ended()
-    assert merge.says(TDB([(b'"eternal"', 1, INFINITY), (b'"short"', 15, 20)]))
+    assert merge.output_is(TDB([(b'"eternal"', 1, INFINITY), (b'"short"', 15, 20)]))
 
 
 @pytest.mark.full
@@ -274,7 +274,7 @@ def test_kill_9_at_random_points_while_snapshots_are_taken(merge: Merge) -> None
     print("restored from", sources)
     assert known == sorted(known)
     assert known, "snapshots were taken between the kills, and used"
-    assert merge.says(meaning(lives))
+    assert merge.output_is(meaning(lives))
 
 
 # --- one recovery, in this process ----------------------------------------------------------------
@@ -313,10 +313,10 @@ class Late(Source):
 @pytest.mark.full
 def test_n4_a_numbered_record_in_the_output_that_is_no_repeat_is_no_secret(merge: Merge) -> None:
     """A merge in Spark writes some records twice; what only uses their numbers is another's."""
-    said = [ETERNAL, Insert(b'"next"', 3, 20)]
+    stream = [ETERNAL, Insert(b'"next"', 3, 20)]
     with merge.worker() as worker:
         worker.wait_until_running()
-        merge.publish("a", said)
+        merge.publish("a", stream)
         merge.wait_until_committed("a", 2)
         worker.kill()
     merge.topics["out"] = merge.output
@@ -326,7 +326,7 @@ def test_n4_a_numbered_record_in_the_output_that_is_no_repeat_is_no_secret(merge
             recovery = await recovery_of(merge, stack)
             return await recovery.recover(None, fenced=True)
 
-    merge.publish("out", said[:1], seq=1)
+    merge.publish("out", stream[:1], seq=1)
     assert asyncio.run(followed()).counted == 2
     merge.publish("out", [Insert(b'"another"', 4, 20)], seq=1)
     with pytest.raises(StateError, match="not the record number 1 that was there"):

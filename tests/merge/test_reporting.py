@@ -21,7 +21,7 @@ def reporting() -> Reporting:
     return Reporting(3, unix_ns=lambda: 5_000_000)
 
 
-def told(by: Reporting) -> list[Evidence]:
+def notified(by: Reporting) -> list[Evidence]:
     return [Evidence.of_record(value) for _, value in by.pending]
 
 
@@ -49,7 +49,7 @@ def test_what_was_told_is_pending_until_it_is_committed() -> None:
     assert len(by.begin()) == 1
     by.notify(NotificationKind.RESUMED, "a", "")
     by.committed()
-    (evidence,) = told(by)
+    (evidence,) = notified(by)
     assert (evidence.kind, evidence.replica, evidence.task) == ("resumed", "a", 3)
     assert evidence.at_ms == 5
 
@@ -65,11 +65,11 @@ def test_n5_what_a_failed_commit_told_is_told_and_counted_once_when_it_is_found_
         by.begin()
         by.settle(took_place=False)
         assert by.tally.shown["paused", "a"] == 2, "what is shown does not fall"
-    assert {each.kind for each in told(by)} == {"rebuild"}, "each rebuild did take place"
+    assert {each.kind for each in notified(by)} == {"rebuild"}, "each rebuild did take place"
     by.notify(NotificationKind.PAUSED, "a", "")
     by.begin()
     by.settle(took_place=True)  # its outcome was unknown
-    assert told(by) == []
+    assert notified(by) == []
     assert by.tally.counts == {("paused", "a"): 2, ("rebuild", None): 3}
 
 
@@ -77,7 +77,7 @@ def test_of_what_happens_often_ever_fewer_are_told() -> None:
     by = reporting()
     for _ in range(9):
         by.notify(NotificationKind.PAUSED, "a", "")
-    assert [each.count for each in told(by)] == [1, 2, 4, 8]
+    assert [each.count for each in notified(by)] == [1, 2, 4, 8]
     assert by.tally.counts["paused", "a"] == 9
 
 
@@ -93,7 +93,7 @@ def test_a_divergence_is_told_with_where_those_who_have_the_event_say_so() -> No
     assert by.pending == []
     asyncio.run(run(by, search, 1))
     assert asked == [(TOLD["a"], Event(X, 20, 100)), (TOLD["b"], Event(X, 20, 100))]
-    (evidence,) = told(by)
+    (evidence,) = notified(by)
     assert (evidence.payload, evidence.vs) == ('"x"', 20)
     assert evidence.output is not None
     assert evidence.output.ends == (100,)
@@ -113,7 +113,7 @@ def test_a_search_that_fails_costs_the_places_only() -> None:
 
     divergence(by)
     asyncio.run(run(by, search, 1))
-    (evidence,) = told(by)
+    (evidence,) = notified(by)
     assert evidence.first == Place("t.b", 0, 8), "the record at which it showed"
     assert evidence.replicas["a"].place is None
 
@@ -122,4 +122,4 @@ def test_while_many_searches_wait_the_next_is_told_without() -> None:
     by = reporting()
     for _ in range(16):  # 1, 2, 4, 8, 16
         divergence(by)
-    assert [each.count for each in told(by)] == [16]
+    assert [each.count for each in notified(by)] == [16]

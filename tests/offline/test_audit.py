@@ -209,10 +209,10 @@ def test_what_was_not_legal_is_of_no_matter_once_the_replica_starts_over(
 
 def test_what_its_writer_has_written_before_does_not_count() -> None:
     audit = topic_audit()
-    said: list[Element] = [Insert("A", 6, 20), Stable(7), Insert("A", 6, 20), Stable(7)]
+    published: list[Element] = [Insert("A", 6, 20), Stable(7), Insert("A", 6, 20), Stable(7)]
     numbered = [
         _Record(encode(on_the_wire(element)), offset, [("lmerge-seq", b"%d" % seq)])
-        for offset, (seq, element) in enumerate(zip((1, 2, 1, 2), said, strict=True))
+        for offset, (seq, element) in enumerate(zip((1, 2, 1, 2), published, strict=True))
     ]
     audit.take(ZERO, numbered)
     found = audit.result()
@@ -222,10 +222,10 @@ def test_what_its_writer_has_written_before_does_not_count() -> None:
 
 def test_n4_what_only_uses_its_numbers_counts_and_is_told() -> None:
     audit = topic_audit()
-    said: list[Element] = [Insert("A", 6, 20), Stable(2), Insert("B", 7, 20), Stable(3)]
+    published: list[Element] = [Insert("A", 6, 20), Stable(2), Insert("B", 7, 20), Stable(3)]
     numbered = [
         _Record(encode(on_the_wire(element)), offset, [("lmerge-seq", b"%d" % seq)])
-        for offset, (seq, element) in enumerate(zip((1, 2, 1, 2), said, strict=True))
+        for offset, (seq, element) in enumerate(zip((1, 2, 1, 2), published, strict=True))
     ]
     audit.take(ZERO, numbered)
     found = audit.result()

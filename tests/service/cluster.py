@@ -104,7 +104,7 @@ class Merge:
         """The output, from its beginning to its end: raises when it is not a legal stream."""
         return asyncio.run(audit_topic(Connection(self.bootstrap), self.output, WireDecoder()))
 
-    def says(self, expected: TDB) -> bool:
+    def output_is(self, expected: TDB) -> bool:
         """The output has ended and is equivalent."""
         found = self.audit()
         return found.complete and found.tdb == expected
@@ -337,7 +337,7 @@ class Worker:
     def text(self, lines: int = 15) -> str:
         return "\n".join(self.log.read_text().splitlines()[-lines:])
 
-    def said(self, event: str) -> list[dict[str, Any]]:
+    def logged(self, event: str) -> list[dict[str, Any]]:
         """The lines of its log about an event."""
         lines = [json.loads(line) for line in self.log.read_text().splitlines() if line[:1] == "{"]
         return [line for line in lines if line["event"] == event]

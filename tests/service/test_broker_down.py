@@ -66,11 +66,11 @@ def test_n18_every_command_comes_through_while_a_broker_is_down_at_its_start(
                 "read", *merge.topics.values(), "--follow", "--bootstrap", cluster.bootstrap
             )
             for each in [*publishing, reading]:
-                out, said = each.communicate(timeout=90)
-                assert (each.returncode, "error" in said) == (0, False), said
+                out, errors = each.communicate(timeout=90)
+                assert (each.returncode, "error" in errors) == (0, False), errors
             assert out.count("insert") == len(EVENTS)
             worker.wait(lambda status: status["output"]["ended"], "the output to end", 90)
     finally:
         cluster.node(victim).resume()
         cluster.start()
-    assert merge.says(TDB((each.payload, each.vs, each.ve) for each in EVENTS))
+    assert merge.output_is(TDB((each.payload, each.vs, each.ve) for each in EVENTS))

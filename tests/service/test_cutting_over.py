@@ -110,7 +110,7 @@ def go_through(merge: Merge, killed_in: Sequence[str]) -> None:
         current.wait_until_ended()
     finally:
         worker.__exit__(None, None, None)
-    assert merge.says(reconstitute(events(0, 70)))
+    assert merge.output_is(reconstitute(events(0, 70)))
 
 
 @pytest.mark.full
@@ -142,8 +142,8 @@ def test_until_the_last_step_it_can_be_aborted(merge: Merge, state: str) -> None
         merge.publish("a", [*events(start, 70), Stable(INFINITY)])
         merge.publish("d", [*events(40, 70), Stable(INFINITY)])
         worker.wait_until_ended()
-        assert worker.said("cutover")[-1]["state"] == "aborted"
-    assert merge.says(reconstitute(events(0, 70)))
+        assert worker.logged("cutover")[-1]["state"] == "aborted"
+    assert merge.output_is(reconstitute(events(0, 70)))
 
 
 @pytest.mark.full

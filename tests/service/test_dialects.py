@@ -81,8 +81,8 @@ def test_a_record_may_say_several_elements_or_none() -> None:
 
 def test_a_poison_record_goes_to_the_dead_letters_and_changes_nothing() -> None:
     fed = Fed()
-    said = fed.take(row(A, 20), row(b"{", 21), row(b"null", 21), Record(A, b"2", 3), row(A, 21))
-    assert said == [Insert(A, 20, INFINITY), Stable(10), Stable(11)]
+    reasons = fed.take(row(A, 20), row(b"{", 21), row(b"null", 21), Record(A, b"2", 3), row(A, 21))
+    assert reasons == [Insert(A, 20, INFINITY), Stable(10), Stable(11)]
     assert [letter.reason for letter in fed.dead] == ["not_json", "not_an_element", "late"]
 
 
@@ -115,8 +115,8 @@ def test_a_rebuilt_replica_has_nothing_to_add_and_goes_on_the_same(
 ) -> None:
     """A decoder's state is a function of its partition's prefix, so recovery needs no more."""
     fed = Fed(partitions=2)
-    said = [element for record in records[:cut] for element in fed.take(record)]
-    rebuilt = Fed(partitions=2, incarnation=fed.ingest.incarnation, output=said)
+    reasons = [element for record in records[:cut] for element in fed.take(record)]
+    rebuilt = Fed(partitions=2, incarnation=fed.ingest.incarnation, output=reasons)
     for partition in (1, 0):
         prefix = [each for each in records[:cut] if each.partition == partition]
         assert rebuilt.take(*prefix, replay_input=True) == []
@@ -166,17 +166,17 @@ def test_a_record_whose_stable_waits_is_said_whole_when_it_is_read_again(restore
 
 def orders(count: int = 60) -> list[Element]:
     """A table of orders that are placed, paid and shipped, some of them cancelled at once."""
-    said: list[Element] = []
+    reasons: list[Element] = []
     for n in range(count):
         t = 100 + 10 * n
         states = [b'{"id":%d,"state":"%b"}' % (n, each) for each in (b"placed", b"paid", b"sent")]
         placed, paid, sent = states
-        said += [Insert(placed, t, INFINITY), Adjust(placed, t, INFINITY, t + 25)]
-        said += [Insert(paid, t + 25, t + 40)]
+        reasons += [Insert(placed, t, INFINITY), Adjust(placed, t, INFINITY, t + 25)]
+        reasons += [Insert(paid, t + 25, t + 40)]
         if n % 3:
-            said.append(Insert(sent, t + 40, INFINITY if n % 2 else t + 90))
-        said.append(Stable(t + 5))
-    return [*said, Stable(INFINITY)]
+            reasons.append(Insert(sent, t + 40, INFINITY if n % 2 else t + 90))
+        reasons.append(Stable(t + 5))
+    return [*reasons, Stable(INFINITY)]
 
 
 POISON: dict[str, list[tuple[bytes | None, bytes | None]]] = {
@@ -225,9 +225,9 @@ def _publish(merge: Merge, name: str, elements: Sequence[Element]) -> int:
 
     def written(element: Element) -> Sequence[Written]:
         nonlocal records
-        said = write(element)
-        records += len(said)
-        return said
+        reasons = write(element)
+        records += len(reasons)
+        return reasons
 
     asyncio.run(publish(Connection(merge.bootstrap), merge.topics[name], elements, written=written))
     return records
@@ -261,7 +261,7 @@ def test_four_dialects_of_one_table_merge_to_it_past_poison_and_kill(
     with merge.worker() as worker:
         worker.wait_until_ended()
         status = worker.status()
-    assert merge.says(reconstitute(elements))
+    assert merge.output_is(reconstitute(elements))
     assert [replica["why"] for replica in status["replicas"]] == [None] * 4
     assert all(replica["breaches"] == {} for replica in status["replicas"])
 
@@ -284,10 +284,10 @@ def test_n14_replicas_with_nulls_and_without_meet_and_a_registrys_bytes_are_name
     merge.send_raw(merge.topics["cdc"], [change], b"not json")
     with merge.worker() as worker:
         status = worker.wait_until_ended()
-    assert merge.says(TDB([(b'{"id":1}', 1, 9)]))
+    assert merge.output_is(TDB([(b'{"id":1}', 1, 9)]))
     assert all(replica["breaches"] == {} for replica in status["replicas"])
     letters = asyncio.run(_letters(bootstrap, merge.dead_letters, 3, "lmerge-message"))
-    said = dict(letters)
+    reasons = dict(letters)
     for name in ("nulls", "absent"):
-        assert "the five bytes of a schema registry, schema 7, and there is JSON" in said[name]
-    assert said["cdc"].startswith("the record's key: not JSON")
+        assert "the five bytes of a schema registry, schema 7, and there is JSON" in reasons[name]
+    assert reasons["cdc"].startswith("the record's key: not JSON")

@@ -32,7 +32,7 @@ def test_a_task_that_is_told_to_stop_stops_though_its_last_commit_is_fenced(
     for name, elements in replica_streams(lives).items():
         merge.publish(name, elements)
     asyncio.run(_handed_over(load(merge.path)))
-    assert merge.says(meaning(lives))
+    assert merge.output_is(meaning(lives))
 
 
 async def _handed_over(topology: Topology) -> None:

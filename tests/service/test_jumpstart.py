@@ -121,7 +121,7 @@ def test_t15_it_has_no_vote_until_the_output_is_where_the_checkpoint_is(stage: S
     stage.merge.publish("d", [Stable(INFINITY)])
     stage.worker.wait_until_ended()
     said = [*events(0, 120), Adjust(b'{"id":70}', 70, 100, 95)]
-    assert stage.merge.says(reconstitute(said))
+    assert stage.merge.output_is(reconstitute(said))
     again = stage.jumpstart(cut)
     assert (again.returncode, again.stderr) == (6, "error: replica d is attached\n")
     again = stage.jumpstart(cut, "--no-attach", "--json")
@@ -161,7 +161,7 @@ def test_it_begins_with_the_state_of_a_merge_and_carries_the_output_alone(
         assert stage.lmerge("detach", "a").returncode == 0
         merge.publish("d", [*events(70, 120), Stable(INFINITY)])
         worker.wait_until_ended()
-        assert merge.says(reconstitute(events(0, 120)))
+        assert merge.output_is(reconstitute(events(0, 120)))
 
 
 def stable_of(merge: Merge, task: int) -> int | None:

@@ -57,7 +57,7 @@ def test_a_replica_that_is_detached_and_attached_again_and_again_is_merged_each_
         worker.wait(lambda s: all(each["ended"] for each in s["replicas"]), "all to end")
         assert set(states(status)) == {"a", "b", "c"}
         assert worker.terminate() == 0
-    assert merge.says(meaning(lives))
+    assert merge.output_is(meaning(lives))
 
 
 @pytest.mark.full
@@ -85,7 +85,7 @@ def test_a_laggard_that_takes_over_from_a_leader_changes_nothing_that_is_final(
             "of the others nothing is known any more"
         )
     expected = [*events, Insert(b'"next"', 120, 130)]
-    assert merge.says(TDB([(each.payload, each.vs, each.ve) for each in expected]))
+    assert merge.output_is(TDB([(each.payload, each.vs, each.ve) for each in expected]))
 
 
 @pytest.mark.full
@@ -106,7 +106,9 @@ def test_n7_a_topic_that_is_made_anew_under_a_worker_is_merged_from_its_beginnin
         asyncio.run(_recreate(merge, "a", 1))
         merge.publish("a", a[: first // 2] if size == "smaller" else a[:-5])
         if size == "smaller":
-            worker.wait(lambda _: bool(worker.said("topic recreated")), "the new topic to be seen")
+            worker.wait(
+                lambda _: bool(worker.logged("topic recreated")), "the new topic to be seen"
+            )
         merge.publish("b", b)
         worker.wait_until_ended()
         status = worker.wait(lambda s: s["replicas"][0]["lag_records"] == 0, "a to be read")
@@ -114,8 +116,10 @@ def test_n7_a_topic_that_is_made_anew_under_a_worker_is_merged_from_its_beginnin
         worker.wait(
             lambda s: s["tasks"][0]["findings"].get("recreated") == {"a": 1}, "what happened"
         )
-    assert not [each for each in worker.said("replica excluded") if "no longer has" in each["why"]]
-    assert merge.says(meaning(lives))
+    assert not [
+        each for each in worker.logged("replica excluded") if "no longer has" in each["why"]
+    ]
+    assert merge.output_is(meaning(lives))
 
 
 async def _recreate(merge: Merge, replica: str, partitions: int) -> None:
@@ -148,8 +152,8 @@ def test_what_has_been_read_may_be_deleted_under_a_worker(merge: Merge) -> None:
         merge.publish("a", a[30:])
         worker.wait_until_ended()
         assert states(worker.status())["a"] == "joined"
-        assert worker.said("replica excluded") == []
-    assert merge.says(meaning(lives))
+        assert worker.logged("replica excluded") == []
+    assert merge.output_is(meaning(lives))
 
 
 @pytest.mark.full
@@ -184,4 +188,4 @@ def test_a_gap_that_was_accepted_stays_so_when_every_worker_is_killed(merge: Mer
         worker.wait_until_running()
         merge.publish("d", [Stable(INFINITY)])
         worker.wait_until_ended()
-    assert merge.says(TDB([(b'"x"', 110, 150), (b'"y"', 130, 150)]))
+    assert merge.output_is(TDB([(b'"x"', 110, 150), (b'"y"', 130, 150)]))

@@ -121,13 +121,13 @@ def test_w6_a_stable_from_the_far_future_harms_nobody(merge: Merge) -> None:
             await publish(merge, "a", ins("z", NOW - 4, NOW - 3), Stable(NOW - 2))
             status = await until(worker, lambda s: s.output.stable_point == NOW - 2)
             assert status.output.leader == "a", "it leads again"
-            told = await events(merge)
-        assert kinds(told)[:2] == [
+            notified = await events(merge)
+        assert kinds(notified)[:2] == [
             ("clock_skew", "a", "quarantine"),
             ("quarantined", "a", None),
         ]
-        assert ("released", "a", None) in kinds(told)
-        skew = told[0]
+        assert ("released", "a", None) in kinds(notified)
+        skew = notified[0]
         assert skew.first is not None
         assert (skew.first.topic, skew.first.partition, skew.first.offset) == (
             merge.topics["a"], 0, 2,
@@ -167,10 +167,10 @@ def test_n7_who_leads_since_when_from_whom_and_why(merge: Merge) -> None:
             await publish(merge, "a", Stable(4))
             await until(worker, lambda s: s.output.leader == "a" and s.output.stable_point == 4)
             await until(worker, lambda s: s.tasks[0].findings.get("leader") == {"b": 1, "a": 1})
-            told = [each for each in await events(merge) if each.kind == "leader"]
-        assert [each.replica for each in told] == ["b", "a"]
-        assert told[0].reason.startswith("from a: stable(3) at offset ")
-        assert told[1].reason == (
+            notified = [each for each in await events(merge) if each.kind == "leader"]
+        assert [each.replica for each in notified] == ["b", "a"]
+        assert notified[0].reason.startswith("from a: stable(3) at offset ")
+        assert notified[1].reason == (
             f"from b: stable(4) at offset 2 of {merge.topics['a']}-0; b is not merged: it lies"
         )
 
@@ -201,8 +201,11 @@ def test_n7_events_that_a_lying_stable_loses_are_reported_with_both_replicas(mer
             sample = registry_of(worker).get_sample_value
             assert sample("lmerge_replica_lost_events_total", labels) == 50
             await until(worker, lambda s: s.tasks[0].findings.get("lost") == {"a": 1})
-            (told,) = [each for each in await events(merge) if each.kind == "lost"]
-            assert (told.replica, told.reason) == ("a", why.removeprefix("events are lost: "))
+            (notified,) = [each for each in await events(merge) if each.kind == "lost"]
+            assert (notified.replica, notified.reason) == (
+                "a",
+                why.removeprefix("events are lost: "),
+            )
 
     with structlog.testing.capture_logs() as logs:
         asyncio.run(play())
@@ -374,10 +377,10 @@ def test_d2_two_writers_of_one_topic_are_found_out(merge: Merge) -> None:
             status = await until(worker, lambda s: of(s, "a").state == "quarantined")
             assert "two producers" in (of(status, "a").why or "")
             await until(worker, lambda s: s.output.stable_point == 2_000)
-            told = await until_told(merge, "duplicate_writer")
-        assert (told.replica, told.action) == ("a", "quarantine")
-        assert told.first is not None
-        assert told.first.topic == merge.topics["a"]
+            notified = await until_told(merge, "duplicate_writer")
+        assert (notified.replica, notified.action) == ("a", "quarantine")
+        assert notified.first is not None
+        assert notified.first.topic == merge.topics["a"]
 
     asyncio.run(play())
     merge.audit()
@@ -406,8 +409,8 @@ def test_a_replica_that_breaks_too_many_rules_is_quarantined_unless_it_is_alone(
             await asyncio.to_thread(merge.send_raw, merge.topics["a"], [b"junk"] * 50)
             status = await until(worker, lambda s: of(s, "a").state == "quarantined")
             assert "50 of its latest 50 records" in (of(status, "a").why or "")
-            told = await until_told(merge, "breach_rate")
-            assert told.action == "quarantine"
+            notified = await until_told(merge, "breach_rate")
+            assert notified.action == "quarantine"
             await publish(merge, "b", Stable(95))
             await until(worker, lambda s: s.output.stable_point == 95)
             await decided(worker, Detach("a"))
@@ -434,20 +437,20 @@ def test_the_first_divergence_is_told_with_what_each_replica_says_where(merge: M
             await until(worker, lambda s: s.output.stable_point == 60)
             status = await until(worker, lambda s: "divergence" in s.tasks[0].findings)
             assert of(status, "b").state == "joined"
-            told = await until_told(merge, "divergence")
-        assert (told.replica, told.action, told.count) == ("b", "report", 1)
-        assert (told.payload, told.vs) == ('"x"', 20)
-        assert told.output is not None
-        assert told.output.ends == (100,)
-        assert told.replicas["b"].ends == (40,)
-        assert told.first is not None
-        assert (told.first.topic, told.first.offset) == (merge.topics["b"], 0)
+            notified = await until_told(merge, "divergence")
+        assert (notified.replica, notified.action, notified.count) == ("b", "report", 1)
+        assert (notified.payload, notified.vs) == ('"x"', 20)
+        assert notified.output is not None
+        assert notified.output.ends == (100,)
+        assert notified.replicas["b"].ends == (40,)
+        assert notified.first is not None
+        assert (notified.first.topic, notified.first.offset) == (merge.topics["b"], 0)
         for name in "ac":
-            place = told.replicas[name].place
-            if told.replicas[name].ends:
+            place = notified.replicas[name].place
+            if notified.replicas[name].ends:
                 assert place is not None
                 assert (place.topic, place.offset) == (merge.topics[name], 10)
-        assert told.replicas["a"].ends == (100,)
+        assert notified.replicas["a"].ends == (100,)
 
     asyncio.run(play())
 
@@ -491,4 +494,4 @@ def test_g3_a_backlog_without_stables_is_paused_and_the_output_ends(merge: Merge
             assert ("paused", "a", None) in kinds(await events(merge))
 
     asyncio.run(play())
-    assert merge.says(meaning(lives))
+    assert merge.output_is(meaning(lives))

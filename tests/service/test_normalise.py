@@ -154,5 +154,5 @@ def test_plans_cut_anew_are_merged_rightly_across_kill_9(merge: Merge) -> None:
             lambda s: all(each["lag_records"] == 0 for each in s["replicas"]), "no lag"
         )
         assert worker.terminate() == 0
-    assert merge.says(TDB(found))
+    assert merge.output_is(TDB(found))
     assert all(each["breaches"] == {} for each in status["replicas"]), status

@@ -106,7 +106,7 @@ def test_n4_a_numbered_writer_that_counts_again_from_1_loses_nothing_and_is_told
             worker.wait_until_running()
             write(merge, "a", numbered(after))
             assert_told(worker, merge)
-    assert merge.says(meaning(*before, *after))
+    assert merge.output_is(meaning(*before, *after))
 
 
 def assert_told(worker: Any, merge: Merge) -> None:
@@ -117,7 +117,7 @@ def assert_told(worker: Any, merge: Merge) -> None:
     metrics = worker.get("/metrics").text
     assert 'lmerge_health_reasons{kind="numbering"} 1.0' in metrics
     assert 'lmerge_replica_contradicted_records_total{partition="0",replica="a"} 1.0' in metrics
-    (logged,) = [each for each in worker.said("guard") if each["guard"] == "numbering"]
+    (logged,) = [each for each in worker.logged("guard") if each["guard"] == "numbering"]
     assert (logged["replica"], logged["partition"], logged["offset"]) == ("a", 0, 201)
     worker.wait(lambda _: bool(evidence(merge, "numbering")), "the evidence")
     (found,) = evidence(merge, "numbering")
@@ -149,19 +149,19 @@ def test_n4_of_two_numbered_writers_in_one_partition_nothing_is_lost_and_both_ar
         assert findings["duplicate_writer"]["a"] >= 1
         write(merge, "b", [(None, each) for each in [*everything, Stable(INFINITY)]])
         worker.wait_until_ended()
-    assert merge.says(meaning(*everything))
+    assert merge.output_is(meaning(*everything))
 
 
 def test_what_a_numbered_writer_repeats_is_left_out_and_no_finding(merge: Merge) -> None:
-    said = numbered([*events("a", *range(200)), Stable(150)])
+    numbers = numbered([*events("a", *range(200)), Stable(150)])
     with merge.worker() as worker:
         worker.wait_until_running()
-        write(merge, "a", [*said, *said[50:], *said[:3], (202, Stable(INFINITY))])
+        write(merge, "a", [*numbers, *numbers[50:], *numbers[:3], (202, Stable(INFINITY))])
         status = worker.wait_until_ended()
         a = replica_of(status, "a")
         assert (a["repeated"], a["contradicted"], a["breaches"]) == (154, 0, {})
         assert "numbering" not in status["tasks"][0]["findings"]
-    assert merge.says(meaning(*events("a", *range(200))))
+    assert merge.output_is(meaning(*events("a", *range(200))))
 
 
 @pytest.mark.full
@@ -197,4 +197,4 @@ def test_n4_an_older_incarnation_behind_a_newer_one_is_told_until_the_newer_one_
         write(merge, "a", [(None, Stable(INFINITY))], incarnation=2)
         status = worker.wait_until_ended()
         assert replica_of(status, "a")["outdated"] == []
-    assert merge.says(meaning(*new))
+    assert merge.output_is(meaning(*new))

@@ -121,14 +121,14 @@ def replicas(status: Any) -> dict[str, Any]:
     return {each["name"]: each for each in status["replicas"]}
 
 
-def await_quarantine(worker: Worker, names: Sequence[str], said: str) -> None:
+def await_quarantine(worker: Worker, names: Sequence[str], published: str) -> None:
     status = worker.wait(
         lambda s: all(replicas(s)[name]["state"] == "quarantined" for name in names),
         f"{names} to be in quarantine",
         _PATIENCE,
     )
     for name in names:
-        assert said in replicas(status)[name]["why"], replicas(status)[name]["why"]
+        assert published in replicas(status)[name]["why"], replicas(status)[name]["why"]
 
 
 @pytest.mark.kafka
@@ -181,7 +181,7 @@ def test_n13_what_is_known_by_partition_is_let_go_when_its_topic_gets_wider(
         status = worker.wait(lambda s: s["output"]["ended"], "the output to end", _PATIENCE)
         await_quarantine(worker, bound, "got 2 partitions, 1 before")
         assert worker.terminate() == 0
-    assert merge.says(TDB([(OLD, 1000, 2000), (NEW, 2000, 3000)]))
+    assert merge.output_is(TDB([(OLD, 1000, 2000), (NEW, 2000, 3000)]))
 
 
 @pytest.mark.full
@@ -237,7 +237,7 @@ def test_n13_a_replica_that_starts_over_in_more_partitions_is_released(
         for partition in (0, 1):
             _mark(merge, "a", end, partition)
         worker.wait(lambda s: s["output"]["ended"], "the output to end", _PATIENCE)
-    assert merge.says(TDB([(OLD, 1000, 2000), (NEW, 2000, 3000)]))
+    assert merge.output_is(TDB([(OLD, 1000, 2000), (NEW, 2000, 3000)]))
 
 
 def _mark(merge: Merge, replica: str, value: bytes, partition: int) -> None:
@@ -262,7 +262,7 @@ class Fed:
     """One replica of upserts, and all that it says."""
 
     def __init__(self, partitions: int) -> None:
-        self.said: list[Element] = []
+        self.published: list[Element] = []
         self.dead: list[DeadLetter] = []
         self.ingest = Ingest(
             lmerge(),
@@ -277,7 +277,7 @@ class Fed:
         )
 
     def _hear(self, elements: list[Element]) -> list[Element]:
-        self.said += elements
+        self.published += elements
         return elements
 
     def take(self, *records: Record) -> None:
@@ -288,7 +288,7 @@ class Fed:
     def events(self) -> dict[tuple[bytes, int], int]:
         """(payload, vs) -> ve"""
         found: dict[tuple[bytes, int], int] = {}
-        for each in self.said:
+        for each in self.published:
             if type(each) is Insert:
                 assert (each.payload, each.vs) not in found
                 found[each.payload, each.vs] = each.ve

@@ -30,10 +30,10 @@ def test_n8_the_second_merge_of_a_name_ends_and_names_the_output_of_the_first(
         wait_until(lambda: led(winner) == set(range(tasks)), "the first merge is led")
         with second.worker() as loser:
             assert loser.process.wait(30) == 2, loser.text()
-        said = loser.text()
+        log = loser.text()
         refusal = f"with output {first.output}, not {second.output}: give this one another name"
-        assert refusal in said
+        assert refusal in log
         assert led(winner) == set(range(tasks)), winner.text()
         winner.wait_until_ended()
-    assert first.says(TDB((each.payload, each.vs, each.ve) for each in events))
-    assert "sharing tasks out" not in said
+    assert first.output_is(TDB((each.payload, each.vs, each.ve) for each in events))
+    assert "sharing tasks out" not in log

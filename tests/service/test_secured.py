@@ -106,7 +106,7 @@ def test_a_worker_is_let_in_merges_and_shows_no_secret(kafka: Secured, way: str)
 def _merged_and_told_nothing(
     merge: Merge, running: Worker, shown: Sequence[httpx.Response | None] = ()
 ) -> None:
-    assert merge.says(MEANING)
+    assert merge.output_is(MEANING)
     said = running.log.read_text() + "".join(each.text for each in shown if each is not None)
     assert all(each is not None for each in shown)
     assert "running" in said
@@ -230,7 +230,7 @@ def _a_replica_that_may_not_be_read_waits_until_it_may(kafka: Secured, merge: Me
         assert running.wait_until_running()["replicas"][0]["why"] == why + topic
         allow(kafka.broker, [("without0", rights(merge)[0])])
         running.wait_until_ended()
-    assert merge.says(MEANING)
+    assert merge.output_is(MEANING)
 
 
 @pytest.mark.full
@@ -249,4 +249,4 @@ def test_n5_dead_letters_that_are_not_ours_to_write_stop_nothing(kafka: Secured)
         assert f"lacks the ACL Write on topic {letters}" in status["unwritable"][letters]
         running.wait_until_ended()
         assert running.terminate() == 0
-    assert merge.says(MEANING)
+    assert merge.output_is(MEANING)

@@ -105,9 +105,9 @@ def test_d16_workers_come_go_and_die_under_load(merge: Merge) -> None:
             for number in led(worker):
                 worker.wait(partial(has_ended, number), f"task {number} to end")
         for worker in workers:
-            assert worker.said("fenced") == []
+            assert worker.logged("fenced") == []
             assert worker.terminate() == 0
-    assert merge.says(meaning(lives))
+    assert merge.output_is(meaning(lives))
 
 
 def has_ended(partition: int, status: Any) -> bool:
@@ -141,11 +141,11 @@ def test_n1_a_worker_that_stood_still_leads_or_follows_again(merge: Merge) -> No
             assert worker.process.poll() is None, worker.text()
             for number in led(worker):
                 worker.wait(partial(has_ended_for, "a", number), f"task {number} to end")
-        assert paused.said("fenced")
+        assert paused.logged("fenced")
         assert sum(each["fences"] for each in paused.status()["tasks"]) >= 1
         for worker in workers:
             assert worker.terminate() == 0
-    assert merge.says(meaning(lives))
+    assert merge.output_is(meaning(lives))
 
 
 def has_ended_for(replica: str, partition: int, status: Any) -> bool:
@@ -164,7 +164,7 @@ def test_n1_a_producer_from_outside_fences_once_and_ends_nothing(merge: Merge) -
         asyncio.run(take_over(merge))
         merge.publish("a", [Insert(b'"behind"', 3, 9), Stable(4)])
         worker.wait(lambda s: s["output"]["stable_point"] == 4, "stable(4)")
-        assert len(worker.said("fenced")) == 1
+        assert len(worker.logged("fenced")) == 1
         assert worker.terminate() == 0
     found = merge.audit()
     assert found.tdb == TDB([(b'"before"', 1, 9), (b'"behind"', 3, 9)], 4)

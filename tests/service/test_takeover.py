@@ -93,7 +93,7 @@ def test_g1_a_standby_follows_without_publishing_and_holds_no_more_than_the_acti
             assert (followed["state"], followed["output"]["transactions"]) == ("standby", 0)
             assert followed["output"]["inserts"] == 0
         assert output_of(followed)[1] == 0, "nothing is alive when all is final"
-    assert merge.says(meaning(lives))
+    assert merge.output_is(meaning(lives))
 
 
 @pytest.mark.full
@@ -105,8 +105,8 @@ def test_after_kill_9_the_standby_goes_on_within_the_session(merge: Merge) -> No
             commits(leads)
             assert measured("kill -9", leads.kill, follows) < SESSION_SECONDS + 1 + BUSY
         follows.wait_until_ended()
-        assert len(follows.said("rebuilt")) == 1, "it was warm, and went on from there"
-    assert merge.says(meaning(lives))
+        assert len(follows.logged("rebuilt")) == 1, "it was warm, and went on from there"
+    assert merge.output_is(meaning(lives))
 
 
 def ordered(one: Worker, other: Worker) -> tuple[Worker, Worker]:
@@ -131,7 +131,7 @@ def test_after_sigterm_the_standby_goes_on_at_once(merge: Merge) -> None:
             assert measured("SIGTERM", leads.process.terminate, follows) < 1 + BUSY
             assert leads.process.wait(15) == 0
         follows.wait_until_ended()
-    assert merge.says(meaning(lives))
+    assert merge.output_is(meaning(lives))
 
 
 @pytest.mark.full
@@ -146,8 +146,8 @@ def test_an_owner_that_stood_still_is_fenced_says_so_and_stands_by(merge: Merge)
             leads.go_on()
             leads.wait_until_it("follows")
             told = [
-                leads.said("fenced"),
-                leads.said("this worker was taken for dead; it joins anew"),
+                leads.logged("fenced"),
+                leads.logged("this worker was taken for dead; it joins anew"),
             ]
             assert any(told)
             assert (
@@ -155,7 +155,7 @@ def test_an_owner_that_stood_still_is_fenced_says_so_and_stands_by(merge: Merge)
             )
         leads.wait_until_ended()
         assert leads.terminate() == 0
-    assert merge.says(meaning(lives))
+    assert merge.output_is(meaning(lives))
 
 
 @pytest.mark.full
@@ -170,11 +170,11 @@ def test_a_worker_that_is_for_standing_by_leads_only_while_it_is_alone(merge: Me
                 worker.wait_until_it("leads")
                 commits(worker)
                 standby.wait_until_it("follows")
-                assert standby.said("fenced") == []
+                assert standby.logged("fenced") == []
                 assert worker.terminate() == 0
             standby.wait_until_it("leads")
         standby.wait_until_ended()
-    assert merge.says(meaning(lives))
+    assert merge.output_is(meaning(lives))
 
 
 @pytest.mark.full
@@ -198,4 +198,4 @@ def test_a_policy_that_is_decided_just_before_the_owner_dies_is_the_heirs(merge:
         merge.publish("a", [Stable(INFINITY)])
         follows.wait_until_ended()
         assert follows.terminate() == 0
-    assert merge.says(TDB([(each.payload, each.vs, each.ve) for each in held_back]))
+    assert merge.output_is(TDB([(each.payload, each.vs, each.ve) for each in held_back]))

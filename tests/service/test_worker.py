@@ -54,7 +54,7 @@ def test_each_replica_alone_carries_the_output_whatever_its_partitions(merge: Me
         assert "replica a: topic" in reasons
         assert "does not exist yet" in reasons
         assert "redundancy is lost: 1 of 3" in reasons
-    assert merge.says(meaning(lives))
+    assert merge.output_is(meaning(lives))
 
 
 @pytest.mark.full
@@ -91,7 +91,7 @@ def test_kill_9_at_random_points_loses_and_doubles_nothing(merge: Merge, times: 
     with merge.worker() as worker:
         worker.wait_until_ended()
         assert worker.terminate() == 0
-    assert merge.says(reference)
+    assert merge.output_is(reference)
 
 
 @pytest.mark.deep
@@ -122,7 +122,7 @@ def test_a_power_cut_at_random_points_loses_and_doubles_nothing(tmp_path: Path) 
             worker.wait_until_ended()
             assert worker.terminate() == 0
         assert reached == sorted(reached), "the stable point never goes back"
-        assert merge.says(meaning(lives))
+        assert merge.output_is(meaning(lives))
 
 
 @pytest.mark.full
@@ -142,14 +142,14 @@ def test_kill_9_while_the_replicas_speak_and_one_starts_over(merge: Merge) -> No
         status = worker.wait_until_ended()
         assert status["replicas"][2]["incarnation"] == 1
         worker.kill()
-    assert merge.says(meaning(lives))
+    assert merge.output_is(meaning(lives))
     with merge.worker() as worker:  # the incarnation survives a restart too
         status = worker.wait_until_running()
         assert status["replicas"][2]["incarnation"] == 1
         assert status["output"]["ended"]
         merge.publish("b", b[len(b) // 3 :])
         worker.wait(lambda s: s["replicas"][1]["ended"], "b to end")
-    assert merge.says(meaning(lives))
+    assert merge.output_is(meaning(lives))
 
 
 @pytest.mark.full
@@ -163,7 +163,7 @@ def test_a_replica_that_starts_over_without_saying_so_is_absorbed(merge: Merge) 
         status = worker.wait_until_ended()
         assert "broke_own_stable" in status["replicas"][0]["breaches"]
         assert status["health"] == "degraded"
-    assert merge.says(meaning(lives))
+    assert merge.output_is(meaning(lives))
 
 
 async def _read(bootstrap: str, topic: str) -> list[tuple[bytes | None, dict[str, bytes]]]:
@@ -203,7 +203,7 @@ def test_a_replica_whose_beginning_is_gone_is_held_out_and_the_others_go_on(merg
         assert status["health"] == "degraded"
         merge.publish("b", streams["b"])
         worker.wait_until_ended()
-    assert merge.says(meaning(lives))
+    assert merge.output_is(meaning(lives))
 
 
 @pytest.mark.full
@@ -226,7 +226,7 @@ def test_a_topic_with_fewer_records_than_were_merged_is_merged_anew(merge: Merge
         assert "holds 60 records, and 1000 were merged" in worker.text(100)
         merge.publish("b", streams["b"])
         worker.wait_until_ended()
-    assert merge.says(meaning(lives))
+    assert merge.output_is(meaning(lives))
 
 
 async def _truncate(bootstrap: str, topic: str, offset: int) -> None:
@@ -251,7 +251,7 @@ def test_a_topic_that_gets_more_partitions_is_followed(merge: Merge) -> None:
         assert status["replicas"][0]["silent_partitions"] == [1, 2]
         merge.publish("a", [Stable(INFINITY)], partitions=3)
         worker.wait_until_ended()
-    assert merge.says(TDB([(b'"x"', 1, 5)]))
+    assert merge.output_is(TDB([(b'"x"', 1, 5)]))
 
 
 async def _widen(bootstrap: str, topic: str, width: int) -> None:
@@ -275,7 +275,7 @@ def test_a_broker_that_comes_back_is_merged_from_again(tmp_path: Path) -> None:
             broker.start()
             merge.publish("a", a[len(a) // 2 :])
             worker.wait(lambda s: s["output"]["ended"], "the end", seconds=90)
-        assert merge.says(meaning(lives))
+        assert merge.output_is(meaning(lives))
 
 
 @pytest.mark.full
@@ -321,7 +321,7 @@ def test_only_the_last_incarnation_is_fed_to_a_rebuilt_operator(merge: Merge) ->
         assert status["replicas"][1]["state"] == "joining"
         merge.publish("a", [Stable(INFINITY)])
         worker.wait_until_ended()
-    assert merge.says(TDB([(b'"kept"', 70, 90)]))
+    assert merge.output_is(TDB([(b'"kept"', 70, 90)]))
 
 
 @pytest.mark.full
@@ -361,7 +361,7 @@ def test_a_record_that_the_client_cannot_read_holds_out_its_replica_only(merge: 
         assert "cannot be read at offset" in status["replicas"][0]["why"]
         merge.publish("b", streams["b"][30:])
         worker.wait_until_ended()
-    assert merge.says(meaning(lives))
+    assert merge.output_is(meaning(lives))
 
 
 async def _send_a_broken_header(bootstrap: str, topic: str) -> None:
@@ -414,7 +414,7 @@ def test_a_deleted_replica_topic_is_held_out_and_the_others_go_on(merge: Merge) 
         worker.wait(lambda s: "was deleted" in (s["replicas"][0]["why"] or ""), "the deletion")
         merge.publish("b", streams["b"][60:])
         worker.wait_until_ended()
-    assert merge.says(meaning(lives))
+    assert merge.output_is(meaning(lives))
 
 
 async def _delete(bootstrap: str, topic: str) -> None:
@@ -494,7 +494,7 @@ def test_counts_do_not_fall_when_the_task_rebuilds(
     assert asyncio.run(run()) >= 2
     for before, after in itertools.pairwise(seen):
         assert all(x <= y for x, y in zip(before, after, strict=True)), (before, after)
-    assert merge.says(meaning(lives))
+    assert merge.output_is(meaning(lives))
 
 
 @pytest.mark.full
@@ -532,4 +532,4 @@ def test_an_outage_longer_than_a_commit_may_take_is_survived(
     with LocalBroker(tmp_path / "kafka", detached=True) as broker:
         merge = Merge(broker.bootstrap, tmp_path, replicas=("a",))
         assert asyncio.run(run(merge, broker)) >= 1
-        assert merge.says(meaning(lives))
+        assert merge.output_is(meaning(lives))

@@ -71,17 +71,17 @@ async def play(seed: int) -> tuple[str, str]:
     winner.cancel()
     await asyncio.gather(winner, return_exceptions=True)
     assert not merged(broker, running[loser])
-    with pytest.raises(ConfigurationError) as told:
+    with pytest.raises(ConfigurationError) as refused:
         loser.result()
-    return running[winner], str(told.value)
+    return running[winner], str(refused.value)
 
 
 def test_n8_whichever_comes_first_keeps_all_tasks_and_the_other_names_it() -> None:
     won = Counter[str]()
     for seed in range(25):
         with machine(Random(seed)):
-            winner, said = run(play(seed))
-        assert f"with output {winner}, not" in said, f"seed {seed}: {said}"
+            winner, message = run(play(seed))
+        assert f"with output {winner}, not" in message, f"seed {seed}: {message}"
         won[winner] += 1
     assert min(won["out.1"], won["out.2"]) > 3, "one of the orders is rare"
 

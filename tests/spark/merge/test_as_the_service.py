@@ -31,7 +31,7 @@ def test_the_service_and_spark_say_the_same_of_the_same_flights(
     with service.worker() as worker:
         worker.wait_until_ended()
 
-    assert service.says(meaning(lives))
+    assert service.output_is(meaning(lives))
     streams = [service.output, spark_merge.output, *service.topics.values()]
     found = audit(spark, [(each, Topics(bootstrap, each)) for each in streams], keyed=True)
     assert found.findings.equivalent, found.findings

@@ -104,7 +104,7 @@ def test_submitted_to_a_cluster_it_lives_through_the_loss_of_each_part(
             cluster, log, program, "spark-merge", str(merge.path), *checkpoint, "--available-now"
         )
         assert last.wait(SECONDS) == 0, log.read_text()
-    assert merge.says(meaning(lives))
+    assert merge.output_is(meaning(lives))
     assert reconstitute(read_back(merge)) == meaning(lives)
     for seqs in numbers(merge).values():
         assert sorted(set(seqs)) == list(range(1, max(seqs) + 1))

@@ -78,7 +78,10 @@ def test_n16_a_batch_tells_of_breaches_on_the_command_line(
     wrong = {("b", 0, "wrong_vold"): 1, ("b", 1, "wrong_vold"): 2, ("a", 0, "malformed"): 1_000}
     for as_json in (True, False):
         _report(Progress(3, 12, 0.5, {}, wrong), as_json=as_json)
-    said = capsys.readouterr()
-    assert json.loads(said.out)["breaches"] == {"b": {"wrong_vold": 3}, "a": {"malformed": 1_000}}
-    told = "batch 3: 12 records in 0.50 s; breaches of b: 3 wrong_vold"
-    assert said.err == f"{told}; breaches of a: 1,000 malformed\n"
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["breaches"] == {
+        "b": {"wrong_vold": 3},
+        "a": {"malformed": 1_000},
+    }
+    line = "batch 3: 12 records in 0.50 s; breaches of b: 3 wrong_vold"
+    assert printed.err == f"{line}; breaches of a: 1,000 malformed\n"

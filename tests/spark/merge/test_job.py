@@ -131,7 +131,7 @@ def test_to_the_end_and_on_with_a_replica_that_comes_and_one_that_goes(
     merge.publish("d", streams["c"], partitions=3, partitioner=scattered)
     decided(merge, Detach("a"), Attach(late))
     job_of(merge).run(spark)
-    assert merge.says(meaning(lives))
+    assert merge.output_is(meaning(lives))
     assert reconstitute(read_back(merge)) == meaning(lives)
     for said in numbers(merge).values():
         assert said == list(range(1, len(said) + 1))
@@ -153,7 +153,7 @@ def test_whoever_reads_sees_nothing_twice_however_often_it_is_stopped(
         with running(spark, job):
             time.sleep(chance.uniform(1.5, 4))
     job_of(merge).run(spark)
-    assert merge.says(meaning(lives))
+    assert merge.output_is(meaning(lives))
     assert reconstitute(read_back(merge, case)) == meaning(lives)
     for seqs in numbers(merge).values():
         assert sorted(set(seqs)) == list(range(1, max(seqs) + 1))
@@ -212,7 +212,7 @@ def test_from_the_service_to_spark_and_back(
     with merge.worker() as worker:
         worker.wait_until_ended()
     assert "snapshot not used" not in worker.log.read_text()
-    assert merge.says(meaning(lives))
+    assert merge.output_is(meaning(lives))
     assert reconstitute(read_back(merge)) == meaning(lives)
 
 
@@ -263,7 +263,7 @@ def test_a_replica_that_is_released_and_a_topic_that_is_made_anew(
         merge.publish("c", streams["c"])
         come_true(lambda: begun(merge).count("c") == 2, "it is begun again")
         assert begun(merge).count("b") == 2
-        come_true(lambda: merge.says(meaning(lives)), "the output has ended")
+        come_true(lambda: merge.output_is(meaning(lives)), "the output has ended")
     assert reconstitute(read_back(merge)) == meaning(lives)
 
 
@@ -341,7 +341,7 @@ def test_kill_9_in_the_middle_of_batches(
         assert last.process.wait(SECONDS) == 0, last.log.read_text()
     finally:
         last.kill()
-    assert merge.says(meaning(lives))
+    assert merge.output_is(meaning(lives))
     assert reconstitute(read_back(merge, case)) == meaning(lives)
     for seqs in numbers(merge).values():
         assert sorted(set(seqs)) == list(range(1, max(seqs) + 1))

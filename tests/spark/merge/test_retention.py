@@ -58,7 +58,7 @@ def two_replicas(bootstrap: str, folder: Path, **extra: Any) -> Merge:
     return merge
 
 
-def says(merge: Merge, elements: Sequence[Element]) -> bool:
+def output_is(merge: Merge, elements: Sequence[Element]) -> bool:
     return reconstitute(read_back(merge)) == reconstitute(elements)
 
 
@@ -80,7 +80,7 @@ def test_n15_records_that_were_deleted_between_two_runs(
     job = job_of(merge)
     with capture_logs() as logs:
         job.run(spark)
-    assert says(merge, [*EARLY, *LATE])
+    assert output_is(merge, [*EARLY, *LATE])
     [log] = [each for each in logs if each["event"] == "replica excluded"]
     why = "partition 0 begins at offset 9, and 6 is the next to merge: what is between is gone"
     assert (log["replica"], log["topic"]) == ("a", merge.topics["a"])
@@ -92,7 +92,7 @@ def test_n15_records_that_were_deleted_between_two_runs(
         merge.publish(name, more)
     again = job_of(merge)
     again.run(spark)
-    assert says(merge, [*EARLY, *LATE, *more]), "it stays excluded, and b is merged on"
+    assert output_is(merge, [*EARLY, *LATE, *more]), "it stays excluded, and b is merged on"
     assert again.excluded == job.excluded
 
 
@@ -129,7 +129,7 @@ def test_n15_records_that_are_deleted_while_a_batch_is_read(
     job = looking_first(job_of(merge), lambda: deletion(merge, "a", 9))
     with capture_logs() as logs:
         job.run(spark)
-    assert says(merge, [*EARLY, *LATE])
+    assert output_is(merge, [*EARLY, *LATE])
     assert [each["event"] for each in logs] == ["batch planned again", "replica excluded"]
     assert logs[0]["why"].startswith(f"topic {merge.topics['a']} partition 0 begins at offset 9")
     assert numbers(merge) == {0: [*range(1, 14)]}
@@ -143,7 +143,7 @@ def test_n15_records_that_are_deleted_before_a_new_topic_is_read(
     merge = two_replicas(bootstrap, tmp_path)
     twice(merge, [*EARLY, *LATE])
     looking_first(job_of(merge), lambda: deletion(merge, "a", 3)).run(spark)
-    assert says(merge, [*EARLY, *LATE])
+    assert output_is(merge, [*EARLY, *LATE])
     assert why_excluded(merge).startswith("partition 0 begins at offset 3, and 0 is the next")
 
 
@@ -173,7 +173,7 @@ def test_n15_records_of_a_batch_that_was_planned_when_the_job_was_killed(
     offsets_of(merge, 1).write_text("\n".join([version, metadata, json.dumps(read)]))
     delete(merge, "a", 9)
     job_of(merge).run(spark)
-    assert says(merge, [*EARLY, *LATE])
+    assert output_is(merge, [*EARLY, *LATE])
     assert why_excluded(merge).startswith("partition 0 begins at offset 9, and 6 is the next")
     assert numbers(merge) == {0: [*range(1, 14)]}
 
@@ -204,13 +204,13 @@ def test_n15_a_partition_that_is_new_and_has_lost_its_beginning(
     merge = two_replicas(bootstrap, tmp_path)
     twice(merge, EARLY)
     with running(spark, job_of(merge, available_now=False)):
-        come_true(lambda: says(merge, EARLY), "the beginning is merged")
+        come_true(lambda: output_is(merge, EARLY), "the beginning is merged")
     asyncio.run(widen(merge, "a", 2))
     merge.publish("a", LATE, partitions=2, partitioner=scattered)
     merge.publish("b", LATE)
     delete(merge, "a", 1, partition=1)
     job_of(merge).run(spark)
-    assert says(merge, [*EARLY, *LATE])
+    assert output_is(merge, [*EARLY, *LATE])
     assert why_excluded(merge).startswith("partition 1 begins at offset 1, and 0 is the next")
 
 

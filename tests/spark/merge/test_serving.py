@@ -99,7 +99,7 @@ def test_a_replica_is_attached_from_the_command_line_while_it_merges(
         merge.publish("d", streams["c"])
         code, _, said = lmerge(found[1], "attach", "d", merge.topics["d"])
         assert code == 0, said
-        come_true(lambda: merge.says(meaning(lives)), "what d says is put out")
+        come_true(lambda: merge.output_is(meaning(lives)), "what d says is put out")
         records = httpx.get(f"{found[1]}/metrics").text
         (read,) = re.findall(r"(?m)^lmerge_spark_records_total (\S+)", records)
         assert float(read) > 100
