@@ -50,9 +50,9 @@ from aiokafka.errors import KafkaError, ProducerFenced
 from lmerge_service.drills.merging import Look, Post
 from lmerge_service.elements import START, Adjust, Element, Insert, Stable
 from lmerge_service.errors import ElementError
+from lmerge_service.formats.routing import Router
 from lmerge_service.formats.wire import WireDecoder, encode
 from lmerge_service.kafka.client import close_bounded
-from lmerge_service.kafka.routing import Router
 
 __all__ = ("Passed", "Stables")
 

@@ -33,11 +33,11 @@ from lmerge_service.demo.verdict import read_inputs
 from lmerge_service.elements import START, Element, Insert, Stable
 from lmerge_service.formats.dialects import Written
 from lmerge_service.formats.headers import incarnation_headers
+from lmerge_service.formats.routing import Router
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.client import Connection, kafka_errors
 from lmerge_service.kafka.closing import stop
 from lmerge_service.kafka.publish import on_the_wire
-from lmerge_service.kafka.routing import Router
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.starting import started
 from lmerge_service.kafka.topics import Topics

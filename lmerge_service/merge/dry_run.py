@@ -37,7 +37,7 @@ from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.find import Found
 from lmerge_service.kafka.source import Batches, TopicPartition
-from lmerge_service.merge.ingest import Ingest
+from lmerge_service.merge.step import MergeStep
 from lmerge_service.tdb import Event
 
 __all__ = ("LIVE", "Compared", "Difference", "DifferenceKind", "DryRun")
@@ -127,7 +127,7 @@ class DryRun:
         self._names = {topology.output.topic: _OUTPUT, replica.topic: _REPLICA}
         if len(self._names) < 2:
             raise ConfigurationError(f"{replica.topic} is the output: there is nothing to compare")
-        self._ingests: dict[str, Ingest] = {}
+        self._steps: dict[str, MergeStep] = {}
         self._inserted = 0
 
     async def __aenter__(self) -> "DryRun":
@@ -160,9 +160,9 @@ class DryRun:
                         f"{tp.topic} begins at offset {at} of partition {tp.partition}: say from "
                         "when on the replica is to be compared (--joining-at)"
                     )
-        self._ingests = {
-            _OUTPUT: self._ingest(_OUTPUT, self._topology.output.topic, START, None),
-            _REPLICA: self._ingest(_REPLICA, self._replica.topic, joining_at, self._replica),
+        self._steps = {
+            _OUTPUT: self._step(_OUTPUT, self._topology.output.topic, START, None),
+            _REPLICA: self._step(_REPLICA, self._replica.topic, joining_at, self._replica),
         }
         if self._merge.gap is not None:
             self._merge.accept_gap()  # what was before the replica is correct is not compared
@@ -174,8 +174,8 @@ class DryRun:
         selected = [(name, info) for name, info in infos if topic in {None, name}]
         return [TopicPartition(name, n) for name, info in selected for n in range(info.partitions)]
 
-    def _ingest(self, name: str, topic: str, joining_at: int, replica: Replica | None) -> Ingest:
-        return Ingest(
+    def _step(self, name: str, topic: str, joining_at: int, replica: Replica | None) -> MergeStep:
+        return MergeStep(
             self._merge,
             name,
             self._decoder,
@@ -233,10 +233,10 @@ class DryRun:
         out: list[Element] = []
         dead: list[DeadLetter] = []
         for tp, records in batches.items():
-            ingest = self._ingests[self._names[tp.topic]]
-            ingest.take(tp.partition, records, out, dead)
-            if ingest.torn is not None:
-                raise StateError(f"{tp.topic} {ingest.torn}")
+            step = self._steps[self._names[tp.topic]]
+            step.take(tp.partition, records, out, dead)
+            if step.decoder.torn is not None:
+                raise StateError(f"{tp.topic} {step.decoder.torn}")
         if self._source.lost:
             tp, why = next(iter(self._source.lost.items()))
             raise StateError(f"{tp.topic}, partition {tp.partition}: {why}")

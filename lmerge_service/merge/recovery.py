@@ -302,14 +302,14 @@ class Recovery:
             return
         # Of a co-partitioned replica the task reads one partition, whatever the topic's width.
         width = info.partitions if replica.co_partitioned else max(standing.partitions) + 1
-        if have is None or have.ingest is None or _attachment(have) != _attachment(standing):
+        if have is None or have.step is None or _attachment(have) != _attachment(standing):
             replicas.expect(replica, epoch=standing.epoch)
             replicas.resume(name, standing, width)
             return
-        if standing.incarnation > have.ingest.incarnation:
-            have.ingest.start_over(standing.incarnation, standing.joining_at)
-        if standing.gap_accepted and not have.ingest.gap_accepted:
-            have.ingest.accept_gap()
+        if standing.incarnation > have.step.decoder.incarnation:
+            have.step.start_over(standing.incarnation, standing.joining_at)
+        if standing.gap_accepted and not have.step.gap_accepted:
+            have.step.accept_gap()
         if not replica.co_partitioned and width > have.width:
             begins = {
                 TopicPartition(standing.topic, number): each.begins

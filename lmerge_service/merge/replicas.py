@@ -29,21 +29,22 @@ import structlog
 
 from lmerge_service.config.topology import Replica
 from lmerge_service.core import Input, LMerge
-from lmerge_service.elements import START, Element, Stable
+from lmerge_service.elements import START, Element
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.dialects import decoders_of
 from lmerge_service.formats.headers import TimedRecord
 from lmerge_service.formats.reasons import Reason
+from lmerge_service.formats.routing import Ownership, Router
 from lmerge_service.formats.wire import WireDecoder
-from lmerge_service.kafka.routing import Router
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.topics import TopicInfo
 from lmerge_service.kafka.unread import Unread
 from lmerge_service.merge.commit_record import PartitionCheckpoint, ReplicaCheckpoint
 from lmerge_service.merge.counting import Tally
+from lmerge_service.merge.decoding import Outdated, ReplicaDecoder
 from lmerge_service.merge.findings.evidence import NotificationKind
 from lmerge_service.merge.guards.evaluator import GuardEvaluator
-from lmerge_service.merge.ingest import Ingest, Outdated
+from lmerge_service.merge.step import MergeStep
 
 __all__ = ("ReplicaState", "Replicas")
 
@@ -73,7 +74,7 @@ class ReplicaState:
     """How often it was attached or released by decisions."""
     released: bool = False
     """It comes out of a quarantine: stables that its topic holds by then do not count."""
-    ingest: Ingest | None = None
+    step: MergeStep | None = None
     """There while it is merged."""
     excluded: str | None = None
     """Why the replica is not merged, in words."""
@@ -105,14 +106,15 @@ class ReplicaState:
     @property
     def standing(self) -> ReplicaCheckpoint:
         """As in the next commit record; of a replica that is merged."""
-        assert self.ingest is not None
+        assert self.step is not None
+        decoder = self.step.decoder
         return ReplicaCheckpoint(
             topic=self.replica.topic,
             topic_id=self.topic_id,
             epoch=self.epoch,
-            incarnation=self.ingest.incarnation,
-            joining_at=self.ingest.joining_at,
-            gap_accepted=self.ingest.gap_accepted,
+            incarnation=decoder.incarnation,
+            joining_at=decoder.joining_at,
+            gap_accepted=self.step.gap_accepted,
             since=self.since,
             partitions={
                 number: PartitionCheckpoint(each.begins, self.next[number], each.mute)
@@ -151,8 +153,7 @@ class Replicas:
         self._tallies = tallies
         self._clock = clock
         self._distrusted = distrusted
-        self._elsewhere = 0
-        """Elements that were not late, and other tasks'."""
+        self._owned = Ownership(router, partition)
 
     # --- who there is ---------------------------------------------------------------------------
 
@@ -201,14 +202,14 @@ class Replicas:
     def _stop_merging(self, state: ReplicaState) -> None:
         state.unread = None
         state.tally.open_since.clear()
-        if state.ingest is not None:
-            state.ingest = None
+        if state.step is not None:
+            state.step = None
             state.partitions, state.next = {}, {}
             self._merge.detach(state.name)
 
     @property
     def merged(self) -> dict[str, ReplicaState]:
-        return {name: state for name, state in self.states.items() if state.ingest is not None}
+        return {name: state for name, state in self.states.items() if state.step is not None}
 
     def positions(self) -> dict[TopicPartition, int]:
         """From where to read on, of every replica that is merged."""
@@ -222,7 +223,7 @@ class Replicas:
         """The replica that is merged from this partition."""
         for state in self.states.values():
             if state.replica.topic == tp.topic:
-                return state if state.ingest is not None and tp.partition in state.next else None
+                return state if state.step is not None and tp.partition in state.next else None
         return None
 
     # --- beginning to merge ---------------------------------------------------------------------
@@ -283,12 +284,12 @@ class Replicas:
         standing = msgspec.structs.replace(standing, partitions=begun)
         self._merge_from(self.states[name], standing, width)
 
-    def adopt(self, name: str, standing: ReplicaCheckpoint, width: int) -> Ingest:
+    def adopt(self, name: str, standing: ReplicaCheckpoint, width: int) -> MergeStep:
         """A replica that stands so in an operator that was restored from a snapshot."""
         state = self.states[name]
         self._merge_from(state, standing, width, attached=True)
-        assert state.ingest is not None
-        return state.ingest
+        assert state.step is not None
+        return state.step
 
     def _merge_from(
         self,
@@ -304,7 +305,7 @@ class Replicas:
         state.since = standing.since
         state.partitions = dict(standing.partitions)
         state.next = {number: each.next for number, each in standing.partitions.items()}
-        state.ingest = Ingest(
+        state.step = MergeStep(
             self._merge,
             state.name,
             self._decoder,
@@ -318,7 +319,7 @@ class Replicas:
             ignore_stables_before={
                 n: each.mute for n, each in standing.partitions.items() if each.mute
             },
-            mine=self._mine if self._reads_all(state.replica) else None,
+            owned=self._owned if self._reads_all(state.replica) else None,
             dialect=decoders_of(state.replica.format, self._decoder),
             attached=attached,
         )
@@ -326,18 +327,6 @@ class Replicas:
     def _reads_all(self, replica: Replica) -> bool:
         """The task reads what is for other tasks as well."""
         return self._router.partitions > 1 and not replica.co_partitioned
-
-    def _mine(self, elements: list[Element]) -> list[Element]:
-        """Those that are routed to this task; stables are for all."""
-        route = self._router.partition_of
-        self._router.learn(e.payload for e in elements if type(e) is not Stable)  # type: ignore[union-attr]
-        kept, stable = list[Element](), self._merge.max_stable
-        for e in elements:
-            if type(e) is Stable or route(e.payload) == self._partition:  # type: ignore[union-attr]
-                kept.append(e)
-            elif e.vs >= stable:  # type: ignore[union-attr]
-                self._elsewhere += 1
-        return kept
 
     def _unfit(self, replica: Replica, info: TopicInfo) -> str | None:
         """Why a replica's topic cannot be merged, in words."""
@@ -369,8 +358,8 @@ class Replicas:
                 "known by partition: a key that moves leaves what it had behind",
             )
             return
-        assert state.ingest is not None
-        state.ingest.widen(info.partitions)
+        assert state.step is not None
+        state.step.widen(info.partitions)
         for tp in self.needed(name, info.partitions)[state.width :]:
             state.partitions[tp.partition] = PartitionCheckpoint(beginnings[tp], beginnings[tp])
             state.next[tp.partition] = beginnings[tp]
@@ -382,11 +371,10 @@ class Replicas:
         """Replays records that were merged before; returns what the output lacks of them."""
         state = self.merging(tp)
         assert state is not None
-        assert state.ingest is not None
+        assert state.step is not None
         out: list[Element] = []
-        state.ingest.take(tp.partition, records, out, [], replay_input=True)
-        assert state.ingest.torn is None
-        state.ingest.lately.clear()
+        state.step.take(tp.partition, records, out, [], replay_input=True)
+        assert state.step.decoder.torn is None
         return out
 
     def _is_reported_elsewhere(self, tp: TopicPartition) -> bool:
@@ -415,36 +403,37 @@ class Replicas:
         were taken, fewer than given where judging has stopped."""
         state = self.merging(tp)
         assert state is not None
-        ingest, tally = state.ingest, state.tally
-        assert ingest is not None
-        had, stale, repeated = len(dead), ingest.stale, ingest.repeated
-        contradicted = ingest.contradicted
-        older = ingest.outdated.get(tp.partition)
-        elsewhere = self._elsewhere
+        step, tally = state.step, state.tally
+        assert step is not None
+        decoder = step.decoder
+        had, stale, repeated = len(dead), decoder.stale, decoder.repeated
+        contradicted = decoder.contradicted
+        older = decoder.outdated.get(tp.partition)
+        elsewhere = self._owned.elsewhere
         before = self._merge.inputs[state.name]
         was = _of_input(before)
-        following = ingest.take(tp.partition, records, out, dead, judge=evaluator)
+        following = step.take(tp.partition, records, out, dead, guards=evaluator)
         taken = len(records)
         if following <= records[-1].offset:
             taken = bisect_left(records, following, key=attrgetter("offset"))
-        slot = ingest.slot(tp.partition)
+        slot = step.slot(tp.partition)
         # A source that delivers at least once is late with all that it repeats, and no liar.
         wrong = sum(letter.reason != Reason.LATE for letter in dead[had:])
-        elsewhere = self._elsewhere - elsewhere
+        elsewhere = self._owned.elsewhere - elsewhere
         progress = evaluator.after(state.name, slot, tp, records, taken, wrong, elsewhere)
-        evaluator.noted(state.name, tp, records, ingest, _grown(ingest, tp.partition, older))
+        evaluator.noted(tp, records, decoder, _grown(decoder, tp.partition, older))
         if self._reads_all(state.replica) and self._is_reported_elsewhere(tp):
             del dead[had:]
         after = self._merge.inputs[state.name]
         if after is not before:  # a new incarnation counts from nothing
             was = dict.fromkeys(was, 0)
-            self.news.append((NotificationKind.INCARNATION, state.name, _of_incarnation(ingest)))
+            self.news.append((NotificationKind.INCARNATION, state.name, _of_incarnation(decoder)))
         tally.counts.add({what: now - was[what] for what, now in _of_input(after).items()})
         tally.counts.add(
             {
-                "stale": ingest.stale - stale,
-                "repeated": ingest.repeated - repeated,
-                "contradicted": ingest.contradicted - contradicted,
+                "stale": decoder.stale - stale,
+                "repeated": decoder.repeated - repeated,
+                "contradicted": decoder.contradicted - contradicted,
                 "records": taken,
                 "dead": len(dead) - had,
             }
@@ -453,27 +442,27 @@ class Replicas:
         tally.last_record = self._clock()
         if progress or tally.last_progress is None:
             tally.last_progress = tally.last_record
-        if ingest.contradictions:
-            tally.contradicted_at = f"{tp.topic}-{tp.partition}", ingest.contradictions[-1].offset
-        if len(dead) > had or ingest.contradictions:
+        if decoder.contradictions:
+            tally.contradicted_at = f"{tp.topic}-{tp.partition}", decoder.contradictions[-1].offset
+        if len(dead) > had or decoder.contradictions:
             tally.troubled = tally.last_record
-        if ingest.torn is not None:
-            self.distrust(state.name, ingest.torn)
+        if decoder.torn is not None:
+            self.distrust(state.name, decoder.torn)
         return taken
 
 
-def _grown(ingest: Ingest, partition: int, before: Outdated | None) -> Outdated | None:
+def _grown(decoder: ReplicaDecoder, partition: int, before: Outdated | None) -> Outdated | None:
     """The run of records of an older incarnation, when it has just begun or doubled."""
-    run = ingest.outdated.get(partition)
+    run = decoder.outdated.get(partition)
     if run is None:
         return None
     had = before.records if before is not None and before.first == run.first else 0
     return run if run.records.bit_length() > had.bit_length() else None
 
 
-def _of_incarnation(ingest: Ingest) -> str:
-    since = "" if ingest.joining_at == START else f", correct from {ingest.joining_at} on"
-    return f"it has started over: incarnation {ingest.incarnation}{since}"
+def _of_incarnation(decoder: ReplicaDecoder) -> str:
+    since = "" if decoder.joining_at == START else f", correct from {decoder.joining_at} on"
+    return f"it has started over: incarnation {decoder.incarnation}{since}"
 
 
 def _of_input(source: Input) -> dict[str, int]:

@@ -21,8 +21,8 @@ from lmerge_service.core import LMerge, Restoring, lmerge
 from lmerge_service.elements import Element
 from lmerge_service.errors import StateError
 from lmerge_service.formats.repeats import Numbers
+from lmerge_service.formats.routing import Router
 from lmerge_service.formats.wire import WireDecoder
-from lmerge_service.kafka.routing import Router
 from lmerge_service.merge.commit_record import CommitRecord, Diverged, SnapshotPlace
 from lmerge_service.merge.counting import Tally
 from lmerge_service.merge.replicas import Replicas
@@ -46,7 +46,7 @@ class _Head(msgspec.Struct, frozen=True):
 
 
 class _Part(msgspec.Struct, frozen=True, array_like=True):
-    """A further frame: a part of the operator, or (with a name) of what a replica's ingest
+    """A further frame: a part of the operator, or (with a name) of what a replica's step
     remembers."""
 
     data: bytes
@@ -168,8 +168,8 @@ class TaskState:
             )
         )
         for name, state in self.replicas.merged.items():
-            assert state.ingest is not None
-            for kind, partition, data in state.ingest.parts():
+            assert state.step is not None
+            for kind, partition, data in state.step.parts():
                 yield msgspec.msgpack.encode(_Part(data, name, kind, partition))
         for data in self.merge.parts():
             yield msgspec.msgpack.encode(_Part(data))
@@ -270,10 +270,10 @@ class RestoringState(OpenedState):
         for name, standing in commit.replicas.items():
             if name in replicas and replicas[name].topic == standing.topic:
                 state.replicas.expect(replicas[name], epoch=standing.epoch)
-                ingest = state.replicas.adopt(name, standing, head.widths[name])
+                step = state.replicas.adopt(name, standing, head.widths[name])
                 for part in self._remembered:
                     if part.replica == name:
-                        ingest.restore(part.kind, part.partition, part.data)
+                        step.restore(part.kind, part.partition, part.data)
             else:
                 state.merge.detach(name)
         return state

@@ -155,7 +155,7 @@ class TopicMonitor:
                 why = "was recreated: what it holds is merged from its beginning"
                 replicas.exclude(name, why, recreated=True)
                 changed |= await self._begin(name, info)
-            elif state.ingest is None:
+            elif state.step is None:
                 if not state.lost:
                     changed |= await self._begin(name, info)
             elif info.partitions > state.width:
@@ -167,7 +167,7 @@ class TopicMonitor:
         """A replica's topic is not there, which after it has been merged is only believed when
         it is seen twice: a broker that has just started knows few topics."""
         self._missing[name] += 1
-        if state.ingest is None:
+        if state.step is None:
             topic = state.replica.topic
             refused = topic in self._topics.refused
             why = f"cannot be seen: {lacking('Read', f'topic {topic}')}"

@@ -28,9 +28,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from lmerge_service.core import Breach, Case, Input, LMerge, Policy, lmerge
-from lmerge_service.core.normaliser import Normaliser
 from lmerge_service.elements import INFINITY, Element
 from lmerge_service.errors import ConfigurationError
+from lmerge_service.merge.operator_input import OperatorInput
 
 __all__ = (
     "Found",
@@ -191,21 +191,13 @@ def merge_streams(
         )
     merge = lmerge(case, policy)
     inputs = _distinct(names)
-    for name in inputs:
-        merge.attach(name)
+    steps = [OperatorInput(merge, name, normalise=normalise) for name in inputs]
     sources = list(merge.inputs.values())
-    normalisers = [Normaliser() for _ in sources] if normalise else []
     found: list[Found] = []
     read = 0
     for number, line, element in order(streams):
         read += 1
-        if normalisers:
-            changes = normalisers[number].process(element)
-            normalisers[number].blame(merge, inputs[number])
-            out = merge.process_batch(inputs[number], changes)
-        else:
-            out = merge.process(inputs[number], element)
-        for each in out:
+        for each in steps[number].process((element,)):
             write(each)
         # A breach is always that of the input of this element, since all are joined.
         if sources[number].breaches and (breaches := merge.breaches()):

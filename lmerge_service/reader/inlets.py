@@ -33,7 +33,7 @@ from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.topics import TopicInfo
 from lmerge_service.kafka.unread import OpenTransaction
-from lmerge_service.merge.ingest import Ingest
+from lmerge_service.merge.step import MergeStep
 
 __all__ = ("Inlets", "Place", "TopicState", "TopicStatus")
 
@@ -94,7 +94,7 @@ class _Inlet:
     place: Place | None
     """As the token left it, until the topic is seen."""
     id: str | None = None
-    ingest: Ingest | None = None
+    step: MergeStep | None = None
     positions: list[int] = field(default_factory=list)
     why: str | None = None
     given_up: bool = False
@@ -134,7 +134,7 @@ class Inlets:
         return {
             TopicPartition(inlet.topic, number): position
             for inlet in self._inlets.values()
-            if inlet.ingest is not None
+            if inlet.step is not None
             for number, position in enumerate(inlet.positions)
         }
 
@@ -145,15 +145,15 @@ class Inlets:
 
     @staticmethod
     def _place(inlet: _Inlet) -> Place | None:
-        ingest = inlet.ingest
-        if ingest is None:
+        if inlet.step is None:
             return inlet.place
+        decoder = inlet.step.decoder
         return Place(
             inlet.id,
             list(inlet.positions),
-            ingest.incarnation,
-            ingest.joining_at,
-            ingest.repeats.saved(),
+            decoder.incarnation,
+            decoder.joining_at,
+            decoder.repeats.saved(),
         )
 
     # --- records ------------------------------------------------------------------------------
@@ -167,8 +167,8 @@ class Inlets:
     ) -> None:
         """Feeds records of one partition, in order."""
         inlet, before = self._inlets[tp.topic], len(dead)
-        if inlet.ingest is not None:
-            inlet.ingest.take(tp.partition, records, out, dead)
+        if inlet.step is not None:
+            inlet.step.take(tp.partition, records, out, dead)
             inlet.dead += len(dead) - before
 
     def advance(self, tp: TopicPartition, position: int) -> None:
@@ -184,7 +184,7 @@ class Inlets:
             info = found.get(inlet.topic)
             inlet.missed = 0 if info is not None else inlet.missed + 1
             gone = inlet.missed >= _MISSED
-            known = inlet.ingest is not None or inlet.given_up
+            known = inlet.step is not None or inlet.given_up
             if known and (gone or (info is not None and _is_another(inlet.id, info.id))):
                 changed |= self._drop(inlet, "was deleted" if gone else "was recreated")
                 inlet.given_up = False
@@ -202,7 +202,7 @@ class Inlets:
         attached = inlet.topic in self._merge.inputs
         if attached:
             self._merge.detach(inlet.topic)
-        inlet.ingest, inlet.place, inlet.lag, inlet.why = None, None, None, why
+        inlet.step, inlet.place, inlet.lag, inlet.why = None, None, None, why
         inlet.open = {}
         return attached
 
@@ -213,7 +213,7 @@ class Inlets:
             for topic, info in found.items()
             if not (inlet := self._inlets[topic]).given_up
             for number in range(
-                0 if inlet.ingest is None else inlet.ingest.partitions, info.partitions
+                0 if inlet.step is None else inlet.step.decoder.partitions, info.partitions
             )
         ]
 
@@ -256,9 +256,9 @@ class Inlets:
 
     def _begin(self, inlet: _Inlet, starts: Mapping[int, int]) -> None:
         """Reads a topic, or the partitions that it has got in addition, from the beginning."""
-        if inlet.ingest is not None:
+        if inlet.step is not None:
             inlet.positions += [starts[number] for number in sorted(starts)]
-            inlet.ingest.widen(len(inlet.positions))
+            inlet.step.widen(len(inlet.positions))
             return
         if inlet.topic in self._merge.inputs:
             self._merge.detach(inlet.topic)  # as the token left it, which is no use any more
@@ -268,8 +268,8 @@ class Inlets:
     def _resume(self, inlet: _Inlet, place: Place, starts: Mapping[int, int]) -> None:
         inlet.positions = list(place.positions)
         self._read(inlet, place.joining_at, place.incarnation, attached=True)
-        assert inlet.ingest is not None
-        inlet.ingest.repeats = Repeats(place.numbers)
+        assert inlet.step is not None
+        inlet.step.decoder.repeats = Repeats(place.numbers)
         fresh = {n: start for n, start in starts.items() if n >= len(place.positions)}
         if fresh:
             self._begin(inlet, fresh)
@@ -278,7 +278,7 @@ class Inlets:
         self, inlet: _Inlet, joining_at: int, incarnation: int = 0, *, attached: bool = False
     ) -> None:
         inlet.place, inlet.why = None, None
-        inlet.ingest = Ingest(
+        inlet.step = MergeStep(
             self._merge,
             inlet.topic,
             self._decoder,
@@ -293,10 +293,10 @@ class Inlets:
         """Asserts the invariants, in words."""
         for inlet in self._inlets.values():
             attached = inlet.topic in self._merge.inputs
-            held = inlet.ingest is not None or inlet.place is not None
+            held = inlet.step is not None or inlet.place is not None
             assert attached == held, f"T1: {inlet}"
-            if inlet.ingest is not None:
-                widths = (len(inlet.positions), inlet.ingest.partitions)
+            if inlet.step is not None:
+                widths = (len(inlet.positions), inlet.step.decoder.partitions)
                 assert widths[0] == widths[1], f"T2: {inlet} has positions for other partitions"
                 assert not inlet.given_up, f"T1: {inlet} is read and left out"
         assert set(self._merge.inputs) <= set(self._inlets), "T1: an input that is no topic"
@@ -335,16 +335,17 @@ class Inlets:
 
     def _status(self, inlet: _Inlet) -> TopicStatus:
         source = self._merge.inputs.get(inlet.topic)
+        decoder = None if inlet.step is None else inlet.step.decoder
         state: TopicState = "left out" if inlet.given_up else "missing"
-        if inlet.ingest is not None and source is not None:
+        if inlet.step is not None and source is not None:
             state = "reading" if source.joined else "joining"
             state = "ended" if source.stable == INFINITY else state
         return TopicStatus(
             topic=inlet.topic,
             state=state,
             why=None if inlet.why is None else f"topic {inlet.topic} {inlet.why}",
-            partitions=None if inlet.ingest is None else inlet.ingest.partitions,
-            incarnation=None if inlet.ingest is None else inlet.ingest.incarnation,
+            partitions=None if decoder is None else decoder.partitions,
+            incarnation=None if decoder is None else decoder.incarnation,
             stable=None if source is None else source.stable,
             lag=inlet.lag,
             open=tuple(inlet.open.values()),
@@ -352,9 +353,9 @@ class Inlets:
             late=0 if source is None else source.late,
             breaches={} if source is None else {k.value: n for k, n in source.breaches.items()},
             dead=inlet.dead,
-            stale=0 if inlet.ingest is None else inlet.ingest.stale,
-            repeated=0 if inlet.ingest is None else inlet.ingest.repeated,
-            contradicted=0 if inlet.ingest is None else inlet.ingest.contradicted,
+            stale=0 if decoder is None else decoder.stale,
+            repeated=0 if decoder is None else decoder.repeated,
+            contradicted=0 if decoder is None else decoder.contradicted,
         )
 
 

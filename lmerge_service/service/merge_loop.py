@@ -155,12 +155,11 @@ class MergeLoop:
     def _compare(self, place: RecordRange) -> None:
         """The elements of these records with those that were emitted."""
         replicas, tp = self._state.replicas, place.tp
-        if (state := replicas.merging(tp)) is None or state.ingest is None:
+        if (state := replicas.merging(tp)) is None or state.step is None:
             return
-        slot = state.ingest.slot(tp.partition)
-        self.confirmation.received(state.name, slot, state.ingest.taken, place)
-        lately, state.ingest.lately = state.ingest.lately, []
-        for loss in self._losses.look(state.name, lately, place):
+        slot = state.step.slot(tp.partition)
+        self.confirmation.received(state.name, slot, state.step.input.processed, place)
+        for loss in self._losses.look(state.name, state.step.late, place):
             replicas.lose(loss.leader, loss.count)
             self.lost.append(loss)
             self._reporting.notify(NotificationKind.LOST, loss.leader, str(loss))

@@ -18,7 +18,7 @@ from lmerge_service.elements import START, Element, Stable
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.headers import incarnation_headers
 from lmerge_service.formats.wire import WireDecoder, encode
-from lmerge_service.merge.ingest import Ingest
+from lmerge_service.merge.step import MergeStep
 from lmerge_service.tdb import TDB, reconstitute
 
 STEP_MS = 10
@@ -29,7 +29,7 @@ class _Standing:
     """A replica on the bench."""
 
     partitions: int
-    ingest: Ingest | None = None
+    step: MergeStep | None = None
     incarnation: int = 0
     joining_at: int = START
     heard: list[Record] = field(default_factory=list)
@@ -80,21 +80,21 @@ class Bench:
         record = Record(name, partition, offset, self.now, value, None, headers)
         standing.heard.append(record)
         out: list[Element] = []
-        if standing.ingest is not None:
-            standing.ingest.take(partition, [record], out, self.dead)
+        if standing.step is not None:
+            standing.step.take(partition, [record], out, self.dead)
         self._say(out)
         return out
 
     def detach(self, name: str) -> None:
         standing = self._standings[name]
-        standing.ingest = None
+        standing.step = None
         standing.attached.append(Interval(standing.since, self.now))
         self._say(self.merge.detach(name))
 
     def attach(self, name: str, joining_at: int = START) -> None:
         """A new incarnation, of a replica that was detached or not."""
         standing = self._standings[name]
-        if standing.ingest is not None:
+        if standing.step is not None:
             standing.attached.append(Interval(standing.since, self.now))
         standing.incarnation += 1
         standing.joining_at, standing.since = joining_at, self.now + 1
@@ -107,10 +107,10 @@ class Bench:
         self.merge = lmerge(self._case, self._policy)
         self.merge.replay_output([self._decoder.decode(record.value) for record in self.said])
         for name, standing in self._standings.items():
-            if standing.ingest is not None:
+            if standing.step is not None:
                 self._attach(name)
         for standing in self._standings.values():
-            if standing.ingest is not None:
+            if standing.step is not None:
                 missed: list[Element] = []
                 for number in range(standing.partitions):
                     records = [
@@ -118,7 +118,7 @@ class Bench:
                         for record in standing.heard[standing.begins :]
                         if record.partition == number
                     ]
-                    standing.ingest.take(number, records, missed, [], replay_input=True)
+                    standing.step.take(number, records, missed, [], replay_input=True)
                 assert missed == [], "the output is what it was"
         self.merge.check()
 
@@ -130,7 +130,7 @@ class Bench:
 
     def _attach(self, name: str) -> None:
         standing = self._standings[name]
-        standing.ingest = Ingest(
+        standing.step = MergeStep(
             self.merge,
             name,
             self._decoder,
@@ -169,7 +169,7 @@ class Bench:
         )
 
     def _attached(self, standing: _Standing) -> list[Interval]:
-        now = [] if standing.ingest is None else [Interval(standing.since, self.now)]
+        now = [] if standing.step is None else [Interval(standing.since, self.now)]
         return standing.attached + now
 
     def report(self, *, liars: Sequence[str] = (), **more: Any) -> Report:

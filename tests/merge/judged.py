@@ -1,4 +1,4 @@
-"""Replicas read into one operator through the guards, as an ingest path does it: in memory.
+"""Replicas read into one operator through the guards, as a merge step does it: in memory.
 
 Each replica is one partition: a list of elements that is read up to `end`. A held stable stops
 its replica until the guards let it go; a quarantine ends it.

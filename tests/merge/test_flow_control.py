@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lmerge_service.core import Policy, lmerge, quorum
 from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
 from lmerge_service.merge.guards.flow_control import EVENT_BYTES, EventBytes, Flow, Reading
-from lmerge_service.merge.ingest import front_of
+from lmerge_service.merge.step import front_of
 from lmerge_service.workloads.generator import workload
 from lmerge_service.workloads.presentation import Variation, present
 

@@ -399,8 +399,8 @@ def test_a_co_partitioned_replica_is_as_wide_after_a_restart_as_before(merge: Me
             mark = await recovery.last_commit(fenced=False)
             state = await recovery.recover(mark, fenced=False)
             a = state.replicas.states["a"]
-            assert a.ingest is not None
-            return a.width, a.ingest.partitions, state.merge.inputs["a"].stable
+            assert a.step is not None
+            return a.width, a.step.decoder.partitions, state.merge.inputs["a"].stable
 
     assert asyncio.run(asyncio.wait_for(recover(), 30)) == (3, 1, 10)
 

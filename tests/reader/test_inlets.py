@@ -9,7 +9,7 @@ from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.topics import TopicInfo
 from lmerge_service.reader.inlets import Inlets, Place, TopicStatus
 from lmerge_service.reader.token import Token
-from tests.merge.test_ingest import events, numbered, records
+from tests.merge.test_step import events, numbered, records
 
 
 class Reading:

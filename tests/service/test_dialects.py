@@ -27,7 +27,9 @@ from lmerge_service.formats.payload import PayloadCache
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.publish import publish
-from lmerge_service.merge.ingest import Ingest, Ruling
+from lmerge_service.merge.guards.evaluator import GuardEvaluator
+from lmerge_service.merge.guards.verdicts import Ruling
+from lmerge_service.merge.step import MergeStep
 from lmerge_service.tdb import TDB, reconstitute
 from tests.formats.dialects import Record
 from tests.service.cluster import Merge
@@ -45,7 +47,7 @@ class Fed:
     ) -> None:
         self.merge = lmerge()
         self.merge.replay_output(output)
-        self.ingest = Ingest(
+        self.step = MergeStep(
             self.merge,
             "r",
             WireDecoder(),
@@ -59,7 +61,7 @@ class Fed:
     def take(self, *records: Record, replay_input: bool = False) -> list[Element]:
         out: list[Element] = []
         partition = records[0].partition if records else 0
-        self.ingest.take(partition, records, out, self.dead, replay_input=replay_input)
+        self.step.take(partition, records, out, self.dead, replay_input=replay_input)
         return out
 
 
@@ -96,7 +98,7 @@ def test_each_partition_has_a_decoder_and_a_new_incarnation_has_new_ones() -> No
     fed.take(row(B, 30, incarnation=1))
     assert fed.merge.inputs["r"].stable < 0
     assert fed.take(row(B, 30, partition=0)) == [], "of the old incarnation"
-    assert (fed.ingest.stale, fed.dead) == (1, [])
+    assert (fed.step.decoder.stale, fed.dead) == (1, [])
 
 
 RECORDS = st.builds(
@@ -116,7 +118,7 @@ def test_a_rebuilt_replica_has_nothing_to_add_and_goes_on_the_same(
     """A decoder's state is a function of its partition's prefix, so recovery needs no more."""
     fed = Fed(partitions=2)
     reasons = [element for record in records[:cut] for element in fed.take(record)]
-    rebuilt = Fed(partitions=2, incarnation=fed.ingest.incarnation, output=reasons)
+    rebuilt = Fed(partitions=2, incarnation=fed.step.decoder.incarnation, output=reasons)
     for partition in (1, 0):
         prefix = [each for each in records[:cut] if each.partition == partition]
         assert rebuilt.take(*prefix, replay_input=True) == []
@@ -124,7 +126,7 @@ def test_a_rebuilt_replica_has_nothing_to_add_and_goes_on_the_same(
         assert rebuilt.take(record) == fed.take(record)
 
 
-class Once:
+class Once(GuardEvaluator):
     """Has stables from 20 on wait the first time."""
 
     def __init__(self) -> None:
@@ -146,17 +148,17 @@ def test_a_record_whose_stable_waits_is_said_whole_when_it_is_read_again(restore
     batch = [dataclasses.replace(each, offset=number) for number, each in enumerate(batch)]
     plain, fed, judge = Fed(), Fed(), Once()
     out: list[Element] = []
-    assert fed.ingest.take(0, batch, out, fed.dead, judge=judge) == 1
+    assert fed.step.take(0, batch, out, fed.dead, guards=judge) == 1
     assert out == [Insert(A, 20, INFINITY), Stable(10)]
     assert fed.merge.inputs["r"].stable == 10
     if restored:
         again = Fed(output=out)
         again.take(batch[0], replay_input=True)
-        for kind, partition, data in list(fed.ingest.parts()):
-            again.ingest.restore(kind, partition, data)
+        for kind, partition, data in list(fed.step.parts()):
+            again.step.restore(kind, partition, data)
         fed = again
-    assert fed.ingest.take(0, batch[1:], out, fed.dead, judge=judge) == 2, "the next one waits"
-    assert fed.ingest.take(0, batch[2:], out, fed.dead, judge=judge) == 3
+    assert fed.step.take(0, batch[1:], out, fed.dead, guards=judge) == 2, "the next one waits"
+    assert fed.step.take(0, batch[2:], out, fed.dead, guards=judge) == 3
     assert out == plain.take(*batch)
     assert judge.asked == [10, 30, 30, 40, 40]
 

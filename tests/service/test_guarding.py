@@ -134,9 +134,9 @@ def test_a_new_incarnation_takes_the_hold_away() -> None:
     task.read(a=[Stable(900)])
     task.pace()
     assert task.source.paused == {A}
-    ingest = task.state.replicas.states["a"].ingest
-    assert ingest is not None
-    ingest.start_over(1, START)  # as a record of another partition tells it
+    step = task.state.replicas.states["a"].step
+    assert step is not None
+    step.start_over(1, START)  # as a record of another partition tells it
     task.pace()
     assert task.source.paused == frozenset()
 

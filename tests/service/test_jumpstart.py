@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
+from lmerge_service.formats.routing import murmur2
 from lmerge_service.formats.wire import encode
-from lmerge_service.kafka.routing import murmur2
 from lmerge_service.merge.replica_states import State
 from lmerge_service.tdb import reconstitute
 from tests.service.cluster import Merge, Worker

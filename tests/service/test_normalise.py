@@ -12,7 +12,7 @@ from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, St
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.headers import incarnation_headers
 from lmerge_service.formats.wire import WireDecoder, encode
-from lmerge_service.merge.ingest import Ingest
+from lmerge_service.merge.step import MergeStep
 from lmerge_service.tdb import TDB
 from tests.core.test_normaliser import history, plans
 from tests.service.cluster import Merge
@@ -29,14 +29,14 @@ def records(*elements: Element, incarnation: int = 0, joining_at: int = START) -
 class Fed:
     def __init__(self) -> None:
         self.merge = lmerge()
-        self.ingest = Ingest(
+        self.step = MergeStep(
             self.merge, "r", WireDecoder(), topic="in", partitions=1, normalise=True
         )
         self.dead: list[DeadLetter] = []
 
     def take(self, batch: list[Record]) -> list[Element]:
         out: list[Element] = []
-        self.ingest.take(0, batch, out, self.dead)
+        self.step.take(0, batch, out, self.dead)
         return out
 
 
@@ -66,7 +66,7 @@ def test_an_incarnation_that_joins_late_goes_to_the_dead_letters() -> None:
     fed = Fed()
     fed.take(records(Insert(A, 1, 5), Stable(3)))
     assert fed.take(records(Insert(A, 5, 9), Stable(9), incarnation=1, joining_at=4)) == []
-    assert fed.ingest.incarnation == 0
+    assert fed.step.decoder.incarnation == 0
     assert [letter.reason for letter in fed.dead] == ["header", "header"]
     assert "must be correct from the beginning" in fed.dead[0].message
     assert fed.take(records(Insert(A, 5, 9), Stable(10))) == [Adjust(A, 1, 5, 9), Stable(10)]
@@ -80,19 +80,19 @@ def test_a_rebuilt_task_has_nothing_to_add_and_goes_on_the_same(
     widths, merged = history
     which = {name: data.draw(st.booleans()) for name in widths}
 
-    def attached(was: dict[str, Ingest] | None) -> dict[str, Ingest]:
+    def attached(was: dict[str, MergeStep] | None) -> dict[str, MergeStep]:
         merge = lmerge()
         if was is not None:
             merge.replay_output(said)
         return {
-            name: Ingest(
+            name: MergeStep(
                 merge,
                 name,
                 WireDecoder(),
                 topic="in",
                 partitions=width,
-                joining_at=START if was is None else was[name].joining_at,
-                incarnation=0 if was is None else was[name].incarnation,
+                joining_at=START if was is None else was[name].decoder.joining_at,
+                incarnation=0 if was is None else was[name].decoder.incarnation,
                 normalise=which[name],
             )
             for name, width in widths.items()
@@ -100,11 +100,11 @@ def test_a_rebuilt_task_has_nothing_to_add_and_goes_on_the_same(
 
     cut = data.draw(st.integers(0, len(merged)))
     said: list[Element] = []
-    ingests = attached(None)
+    steps = attached(None)
     for name, record in merged[:cut]:
-        ingests[name].take(record.partition, [record], said, [])
+        steps[name].take(record.partition, [record], said, [])
 
-    again = attached(ingests)
+    again = attached(steps)
     missed: list[Element] = []
     for name in data.draw(st.permutations(list(widths))):
         for partition in data.draw(st.permutations(range(widths[name]))):
@@ -115,7 +115,7 @@ def test_a_rebuilt_task_has_nothing_to_add_and_goes_on_the_same(
     for name, record in merged[cut:]:
         one: list[Element] = []
         two: list[Element] = []
-        ingests[name].take(record.partition, [record], one, [])
+        steps[name].take(record.partition, [record], one, [])
         again[name].take(record.partition, [record], two, [])
         assert sorted(map(repr, one)) == sorted(map(repr, two))
 

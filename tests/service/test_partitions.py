@@ -23,7 +23,7 @@ from lmerge_service.formats.wire import WireDecoder, encode
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.merge.decisions.records import Release
-from lmerge_service.merge.ingest import Ingest
+from lmerge_service.merge.step import MergeStep
 from lmerge_service.tdb import TDB
 from tests.formats.dialects import Record
 from tests.service.cluster import Merge, Worker, decided
@@ -259,31 +259,27 @@ def _mark(merge: Merge, replica: str, value: bytes, partition: int) -> None:
 
 
 class Fed:
-    """One replica of upserts, and all that it says."""
+    """One replica of upserts, and all that it publishes."""
 
     def __init__(self, partitions: int) -> None:
         self.published: list[Element] = []
         self.dead: list[DeadLetter] = []
-        self.ingest = Ingest(
+        self.step = MergeStep(
             lmerge(),
             "r",
             WireDecoder(),
             topic="in",
             partitions=partitions,
-            mine=self._hear,
             dialect=lambda: build_decoder(
                 Upserts(dialect="upserts", stable=Lateness(lateness=2)), PayloadCache(), 1000
             ),
         )
 
-    def _hear(self, elements: list[Element]) -> list[Element]:
-        self.published += elements
-        return elements
-
     def take(self, *records: Record) -> None:
         for record in records:
-            if self.ingest.torn is None:
-                self.ingest.take(record.partition, [record], [], self.dead)
+            if self.step.decoder.torn is None:
+                self.step.take(record.partition, [record], [], self.dead)
+                self.published += self.step.input.processed
 
     def events(self) -> dict[tuple[bytes, int], int]:
         """(payload, vs) -> ve"""
@@ -327,8 +323,8 @@ def test_n13_a_key_that_moves_is_noticed_or_does_no_harm(
     whole, apart = Fed(1), Fed(2)
     whole.take(*(replace(each, partition=0) for each in log))
     apart.take(*order)
-    apart.ingest._homes.check()
-    if apart.ingest.torn is None and not apart.dead:
+    apart.step.decoder._homes.check()
+    if apart.step.decoder.torn is None and not apart.dead:
         assert apart.events() == whole.events()
 
 
@@ -337,19 +333,19 @@ def test_n13_homes_are_in_the_snapshot(drawn: tuple[list[Record], list[Record]],
     _, order = drawn
     fed, restored = Fed(2), Fed(2)
     fed.take(*order[:cut])
-    if fed.ingest.torn is not None:
+    if fed.step.decoder.torn is not None:
         return
-    for kind, partition, saved in list(fed.ingest.parts()):
-        restored.ingest.restore(kind, partition, saved)
+    for kind, partition, saved in list(fed.step.parts()):
+        restored.step.restore(kind, partition, saved)
     for one in (fed, restored):
         one.take(*order[cut:])
-    assert restored.ingest.torn == fed.ingest.torn
+    assert restored.step.decoder.torn == fed.step.decoder.torn
 
 
 def test_n13_a_deletion_that_is_read_before_its_row_is_noticed() -> None:
     fed = Fed(2)
     fed.take(Record(None, b"1", 3000, 1), Record(NEW, b"2", 3001, 1), Record(OLD, b"1", 1000, 0))
-    assert fed.ingest.torn == (
+    assert fed.step.decoder.torn == (
         "has key '1' at offset 0 of partition 0, and in partition 1 as well, so that neither holds "
         "its history"
     )
@@ -363,5 +359,5 @@ def test_n13_keys_that_are_gone_for_all_are_forgotten() -> None:
             fed.take(
                 Record(b'{"k":%b}' % key, key, t, partition), Record(None, key, t + 5, partition)
             )
-    assert fed.ingest.torn is None
-    assert len(fed.ingest._homes.saved()) <= 2
+    assert fed.step.decoder.torn is None
+    assert len(fed.step.decoder._homes.saved()) <= 2

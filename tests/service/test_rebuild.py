@@ -10,7 +10,7 @@ from lmerge_service.core import LMerge, lmerge
 from lmerge_service.elements import START, Adjust, Element, Insert, Stable
 from lmerge_service.formats.headers import SEQ_HEADER, incarnation_headers
 from lmerge_service.formats.wire import WireDecoder, encode
-from lmerge_service.merge.ingest import Ingest
+from lmerge_service.merge.step import MergeStep
 from tests.strategies import any_elements
 
 REPLICAS = ("a", "b", "c")
@@ -72,17 +72,17 @@ def histories(draw: st.DrawFn) -> tuple[dict[str, int], list[tuple[str, Record]]
 
 
 def attached(
-    merge: LMerge, widths: dict[str, int], was: dict[str, Ingest] | None
-) -> dict[str, Ingest]:
+    merge: LMerge, widths: dict[str, int], was: dict[str, MergeStep] | None
+) -> dict[str, MergeStep]:
     return {
-        name: Ingest(
+        name: MergeStep(
             merge,
             name,
             WireDecoder(),
             topic="in",
             partitions=width,
-            joining_at=START if was is None else was[name].joining_at,
-            incarnation=0 if was is None else was[name].incarnation,
+            joining_at=START if was is None else was[name].decoder.joining_at,
+            incarnation=0 if was is None else was[name].decoder.incarnation,
         )
         for name, width in widths.items()
     }
@@ -95,14 +95,14 @@ def test_a_rebuilt_task_has_nothing_to_add_and_goes_on_the_same(
     widths, merged = history
     cut = data.draw(st.integers(0, len(merged)))
     merge = lmerge()
-    ingests = attached(merge, widths, None)
+    steps = attached(merge, widths, None)
     said: list[Element] = []
     for name, record in merged[:cut]:
-        ingests[name].take(record.partition, [record], said, [])
+        steps[name].take(record.partition, [record], said, [])
 
     rebuilt = lmerge()
     rebuilt.replay_output(said)
-    again = attached(rebuilt, widths, ingests)  # the standing that is stored with each offset
+    again = attached(rebuilt, widths, steps)  # the standing that is stored with each offset
     missed: list[Element] = []
     for name in data.draw(st.permutations(REPLICAS)):
         for partition in data.draw(st.permutations(range(widths[name]))):
@@ -115,6 +115,6 @@ def test_a_rebuilt_task_has_nothing_to_add_and_goes_on_the_same(
     for name, record in merged[cut:]:
         one: list[Element] = []
         two: list[Element] = []
-        ingests[name].take(record.partition, [record], one, [])
+        steps[name].take(record.partition, [record], one, [])
         again[name].take(record.partition, [record], two, [])
         assert sorted(map(repr, one)) == sorted(map(repr, two))

@@ -14,8 +14,8 @@ import pytest
 from aiokafka import TopicPartition
 
 from lmerge_service.elements import Insert, Stable
+from lmerge_service.formats.routing import Router
 from lmerge_service.kafka.client import Connection
-from lmerge_service.kafka.routing import Router
 from lmerge_service.kafka.sink import Outbox, Sink
 from lmerge_service.merge.commit_record import MARK_KEY, CommitRecord
 from lmerge_service.tdb import TDB

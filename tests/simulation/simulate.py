@@ -30,8 +30,8 @@ from lmerge_service.drills.history import History, Interval, Replica, check
 from lmerge_service.drills.records import Topic
 from lmerge_service.drills.verdicts import Outcome, Report
 from lmerge_service.elements import INFINITY, Element, Stable
+from lmerge_service.formats.routing import Router
 from lmerge_service.formats.wire import encode
-from lmerge_service.kafka.routing import Router
 from lmerge_service.merge.findings.evidence import Evidence, NotificationKind
 from lmerge_service.workloads.lifetime import Life
 from tests.service.cluster import crc32, logical, meaning, replica_streams

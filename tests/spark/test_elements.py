@@ -18,8 +18,8 @@ from lmerge_service.formats.bulk import Rule
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.headers import incarnation_headers
 from lmerge_service.formats.payload import canonical
+from lmerge_service.formats.routing import Router
 from lmerge_service.formats.wire import encode
-from lmerge_service.kafka.routing import Router
 from lmerge_service.spark.errors import spark_errors
 from lmerge_service.spark.io.dead_letters import stream_dead_letters, write_dead_letters
 from lmerge_service.spark.io.elements import (

@@ -59,9 +59,9 @@ def reconcile(
         if each.version <= state.decided or gap is None:
             continue
         if (gap.input, gap.end) == (each.replica, each.until):
-            ingest = replicas.states[gap.input].ingest
-            assert ingest is not None
-            ingest.gap_accepted = True
+            step = replicas.states[gap.input].step
+            assert step is not None
+            step.gap_accepted = True
             _, out = state.merge.accept_gap()
             accepted(each, gap, out)
     state.decided = ledger.version

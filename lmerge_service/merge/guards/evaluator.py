@@ -26,10 +26,10 @@ from lmerge_service.core import Input, LMerge
 from lmerge_service.formats.headers import TimedRecord
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.unread import Unread
+from lmerge_service.merge.decoding import Outdated, ReplicaDecoder
 from lmerge_service.merge.findings.evidence import Place
 from lmerge_service.merge.guards.guards import Guards, Now
-from lmerge_service.merge.guards.verdicts import Action, Verdict
-from lmerge_service.merge.ingest import Ingest, Outdated, Ruling
+from lmerge_service.merge.guards.verdicts import Action, Ruling, Verdict
 from lmerge_service.merge.liveness import Liveness
 
 __all__ = ("Finding", "GuardEvaluator")
@@ -103,7 +103,7 @@ class GuardEvaluator:
         self._attach(replica, source)
 
     def started_over(self, replica: str) -> None:
-        """See `ingest.Judge`."""
+        """A new incarnation of the replica was attached: nothing of the old one counts any more."""
         source = self._merge.inputs[replica]
         self._living[replica].start_over(source)
         self._attach(replica, source)
@@ -125,7 +125,7 @@ class GuardEvaluator:
         return self._guards.awaited(finding.verdict.replica, finding.at)
 
     def stable(self, replica: str, partition: int, vc: int, offset: int) -> Ruling:
-        """See `ingest.Judge`."""
+        """Judges a stable in the record at an offset; `partition` is the operator's."""
         verdict = self._guards.stable(replica, partition, vc, offset, self._now)
         if verdict is not None:
             self._verdicts.append(verdict)
@@ -163,18 +163,21 @@ class GuardEvaluator:
         return progress
 
     def noted(
-        self, replica: str, tp: TopicPartition, records: Sequence[TimedRecord], ingest: Ingest,
+        self,
+        tp: TopicPartition,
+        records: Sequence[TimedRecord],
+        decoder: ReplicaDecoder,
         outdated: Outdated | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Looks at what a chunk has shown of numbers and incarnations; `outdated` is the run of
         records of an older one in the partition, where that is to be reported."""
-        guards, now, incarnation = self._guards, self._now, ingest.incarnation
-        before = ingest.contradicted - len(ingest.contradictions)
-        for count, each in enumerate(ingest.contradictions, before + 1):
+        guards, now, replica = self._guards, self._now, decoder.name
+        before = decoder.contradicted - len(decoder.contradictions)
+        for count, each in enumerate(decoder.contradictions, before + 1):
             for verdict in guards.contradicted(replica, tp.partition, each, count, now):
                 self._find(verdict, tp, records, each.offset)
         if outdated is not None:
-            for verdict in guards.outdated(replica, tp.partition, outdated, incarnation):
+            for verdict in guards.outdated(replica, tp.partition, outdated, decoder.incarnation):
                 self._find(verdict, tp, records, max(outdated.first, records[0].offset))
 
     def _find(

@@ -74,6 +74,7 @@ from lmerge_service.config.topology import Topology
 from lmerge_service.core import BreachKind
 from lmerge_service.elements import INFINITY, START
 from lmerge_service.kafka.unread import Unread
+from lmerge_service.merge.decoding import Contradiction, Outdated
 from lmerge_service.merge.guards.breach_monitor import CHUNK, BreachMonitor, Findings
 from lmerge_service.merge.guards.verdicts import (
     Action,
@@ -84,7 +85,6 @@ from lmerge_service.merge.guards.verdicts import (
     of_held,
     of_outdated,
 )
-from lmerge_service.merge.ingest import Contradiction, Outdated
 
 __all__ = ("CHUNK", "Guards", "Now")
 

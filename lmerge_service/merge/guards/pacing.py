@@ -59,9 +59,9 @@ class Pacing:
         return ordered
 
     def _reading(self, state: ReplicaState, held: bool) -> Reading:
-        source, ingest = self._merge.inputs[state.name], state.ingest
-        assert ingest is not None
-        front = max(ingest.front, source.stable)
+        source, step = self._merge.inputs[state.name], state.step
+        assert step is not None
+        front = max(step.front, source.stable)
         unread = state.unread
         readable = None if unread is None else unread.readable
         blocked = None

@@ -6,15 +6,16 @@ the control log), and `evidence` makes of it what is published.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import Enum, StrEnum
 
 from lmerge_service.elements import INFINITY, START
-from lmerge_service.merge.ingest import Contradiction, Outdated
+from lmerge_service.merge.decoding import Contradiction, Outdated
 
 __all__ = (
     "Action",
     "Guard",
     "Held",
+    "Ruling",
     "Verdict",
     "in_words",
     "of_contradiction",
@@ -53,6 +54,16 @@ class Action(StrEnum):
     """Not to merge the record nor what is behind it in its partition, for now."""
     QUARANTINE = "quarantine"
     """Not to merge the replica any more, from this record on, until a person decides."""
+
+
+class Ruling(Enum):
+    """What becomes of a stable that is about to be merged."""
+
+    MERGE = "merge"
+    MERGE_AND_STOP = "merge and stop"
+    """It is the last of what is taken at once."""
+    WAIT = "wait"
+    """It is not merged, nor what is behind it."""
 
 
 @dataclass(frozen=True, slots=True)

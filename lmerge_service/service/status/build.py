@@ -12,7 +12,7 @@ from typing import Any
 from lmerge_service.core import Input
 from lmerge_service.elements import INFINITY, START
 from lmerge_service.http.cutover_view import CutoverView
-from lmerge_service.merge.ingest import Ingest
+from lmerge_service.merge.decoding import ReplicaDecoder
 from lmerge_service.merge.replica_states import DesiredState, State, seen
 from lmerge_service.merge.replicas import ReplicaState
 from lmerge_service.service.status.aggregate import (
@@ -194,7 +194,8 @@ def _output(task: MergeTask) -> OutputStatus:
 def _replica(task: MergeTask, state: ReplicaState) -> ReplicaStatus:
     merge = task.state.merge
     source = merge.inputs.get(state.name)
-    ingest, tally, counts = state.ingest, state.tally, state.tally.counts.committed
+    tally, counts = state.tally, state.tally.counts.committed
+    decoder = None if state.step is None else state.step.decoder
     first = sum(each.tally.counts.committed["first"] for each in task.replicas)
     now = asyncio.get_running_loop().time()
     return ReplicaStatus(
@@ -203,11 +204,11 @@ def _replica(task: MergeTask, state: ReplicaState) -> ReplicaStatus:
         state=_state(task, state, joined=source is not None and source.joined),
         why=state.quarantined or state.excluded,
         held=_held(task, state.name, now),
-        partitions=None if ingest is None else ingest.partitions,
+        partitions=None if decoder is None else decoder.partitions,
         silent_partitions=[]
         if source is None
         else [number for number, stable in enumerate(source.stables) if stable == START],
-        incarnation=None if ingest is None else ingest.incarnation,
+        incarnation=None if decoder is None else decoder.incarnation,
         stable_point=None if source is None else _point(source.stable),
         ended=_has_ended(source),
         behind_output=None if source is None else _behind(source.stable, merge.max_stable),
@@ -228,7 +229,7 @@ def _replica(task: MergeTask, state: ReplicaState) -> ReplicaStatus:
         repeated=counts["repeated"],
         contradicted=counts["contradicted"],
         contradicted_at=_place(tally.contradicted_at),
-        outdated=[] if ingest is None else _outdated(ingest),
+        outdated=[] if decoder is None else _outdated(decoder),
         dead_letters=counts["dead"],
         lost_events=counts["lost"],
         breaches=dict(tally.breaches.committed),
@@ -241,7 +242,7 @@ def _place(found: tuple[str, int] | None) -> str | None:
     return None if found is None else f"{found[0]} at offset {found[1]}"
 
 
-def _outdated(ingest: Ingest) -> list[OutdatedStatus]:
+def _outdated(decoder: ReplicaDecoder) -> list[OutdatedStatus]:
     return [
         OutdatedStatus(
             partition=partition,
@@ -249,7 +250,7 @@ def _outdated(ingest: Ingest) -> list[OutdatedStatus]:
             records=run.records,
             incarnation=run.incarnation,
         )
-        for partition, run in sorted(ingest.outdated.items())
+        for partition, run in sorted(decoder.outdated.items())
         if run is not None
     ]
 
@@ -291,7 +292,7 @@ def _confirmed(task: MergeTask, name: str) -> dict[str, Any]:
 def _state(task: MergeTask, state: ReplicaState, *, joined: bool) -> State:
     return seen(
         DesiredState.ATTACHED if state.quarantined is None else DesiredState.QUARANTINED,
-        excluded=state.ingest is None,
+        excluded=state.step is None,
         paused=task.merge_loop is not None and state.name in task.merge_loop.pacing.paused,
         joined=joined,
         left=False,

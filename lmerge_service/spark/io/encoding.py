@@ -29,7 +29,7 @@ from lmerge_service.elements import INFINITY, START
 from lmerge_service.formats.bulk import Rule
 from lmerge_service.formats.headers import INCARNATION_HEADER, JOINING_AT_HEADER
 from lmerge_service.formats.payload import canonical
-from lmerge_service.kafka.routing import Router
+from lmerge_service.formats.routing import Router
 from lmerge_service.spark.io.schema import elements_of, is_element, whole_columns
 
 __all__ = ("canonical_payload", "placement", "record_value", "to_records")

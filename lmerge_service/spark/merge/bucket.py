@@ -2,7 +2,7 @@
 
 Theory
     A bucket is what a merge task is in the service: the same state (`TaskState`: operator,
-    replicas with their ingest, ledger), fed by the same code. What differs is where
+    replicas with their steps, ledger), fed by the same code. What differs is where
     records come from, and when decisions apply: a batch begins with the steps of the plan that
     count from it on, and then takes its records in an order that depends on them alone (`chunks`).
 
@@ -92,7 +92,7 @@ class Bucket:
             self._begin(step, result.elements)
         names = {each.replica.topic: each for each in self.state.replicas.states.values()}
         for topic, partition, records in slices(chunks):
-            if (replica := names.get(topic)) is not None and replica.ingest is not None:
+            if (replica := names.get(topic)) is not None and replica.step is not None:
                 self._feed(replica, partition, records, result)
         news, self.state.replicas.news = self.state.replicas.news, []
         self.findings.end(news, self.state.merge.gap)
@@ -109,15 +109,15 @@ class Bucket:
             return  # of a co-partitioned replica another bucket's
         if records[0].offset < start:  # merged before this job began
             records = records[bisect_left(records, start, key=attrgetter("offset")) :]
-        if not records or replica.ingest is None:
+        if not records or replica.step is None:
             return
         had, merge = len(result.dead), self.state.merge
         merged = self.findings.before(merge, replica, partition, records)
-        replica.ingest.take(partition, records, result.elements, result.dead)
+        replica.step.take(partition, records, result.elements, result.dead)
         self.findings.after(merge, merged)
         if partition % self.ledger.topology.output.partitions != self.number:
             del result.dead[had:]  # another bucket writes them
-        if (torn := replica.ingest.torn) is not None:
+        if (torn := replica.step.decoder.torn) is not None:
             self.state.replicas.distrust(replica.name, torn)
             return
         replica.next[partition] = records[-1].offset + 1
@@ -160,11 +160,11 @@ class Bucket:
                 replicas.exclude(name, lost.why, lost=True)
         for name, begin in step.begins.items():
             have = replicas.states.get(name)
-            if have is not None and have.ingest is None and have.quarantined is None:
+            if have is not None and have.step is None and have.quarantined is None:
                 replicas.begin(name, *_found(have, begin), since=state.transaction + 1)
         for name, begin in step.widens.items():
             have = replicas.states.get(name)
-            if have is not None and have.ingest is not None and have.width < len(begin.beginnings):
+            if have is not None and have.step is not None and have.width < len(begin.beginnings):
                 info, beginnings, _ = _found(have, begin)
                 replicas.widen(name, info, beginnings)
 

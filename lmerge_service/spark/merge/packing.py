@@ -34,8 +34,8 @@ from lmerge_service.elements import Stable
 from lmerge_service.errors import ElementError
 from lmerge_service.formats.bulk import Rule
 from lmerge_service.formats.headers import incarnation_of
+from lmerge_service.formats.routing import Router
 from lmerge_service.formats.wire import WireDecoder
-from lmerge_service.kafka.routing import Router
 from lmerge_service.spark.io.decoding import headers_of
 from lmerge_service.spark.merge.chunks import NUDGE, Chunk, Headers, packed
 from lmerge_service.spark.merge.plan import Kind, Work

@@ -36,8 +36,8 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 
 from lmerge_service.elements import INFINITY, START, Element, Stable
 from lmerge_service.errors import ConfigurationError
+from lmerge_service.formats.routing import Router
 from lmerge_service.formats.wire import encode
-from lmerge_service.kafka.routing import Router
 from lmerge_service.spark.errors import spark_errors
 from lmerge_service.spark.io.elements import kafka_records
 from lmerge_service.spark.io.encoding import canonical_payload, placement

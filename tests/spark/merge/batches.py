@@ -11,8 +11,8 @@ from lmerge_service.config.topology import Topology
 from lmerge_service.core import lmerge
 from lmerge_service.elements import Adjust, Element, Insert, Stable
 from lmerge_service.errors import ElementError
+from lmerge_service.formats.routing import Router
 from lmerge_service.formats.wire import WireDecoder, encode
-from lmerge_service.kafka.routing import Router
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.topics import TopicInfo
 from lmerge_service.merge.decisions.ledger import Ledger

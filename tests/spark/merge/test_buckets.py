@@ -415,11 +415,11 @@ def test_a_replica_that_starts_over_and_one_that_repeats_itself() -> None:
     ]
     emitted = running.batch({("t.b", 0): numbered})
     assert emitted == [in_bytes(A), in_bytes(B), Stable(4)]
-    assert running.bucket.state.replicas.states["b"].ingest.repeated == 2  # type: ignore[union-attr]
+    assert running.bucket.state.replicas.states["b"].step.decoder.repeated == 2  # type: ignore[union-attr]
     running.batch({("t.a", 0): records_of(A, Insert("old", 8, 9))})
     again = records_of(A, B, start=2, headers=incarnation_headers(1))
     running.batch({("t.a", 0): again})
-    assert running.bucket.state.replicas.states["a"].ingest.incarnation == 1  # type: ignore[union-attr]
+    assert running.bucket.state.replicas.states["a"].step.decoder.incarnation == 1  # type: ignore[union-attr]
 
 
 def test_a_dialect_and_a_normalised_replica() -> None:
@@ -476,7 +476,7 @@ def test_n13_rows_that_are_known_by_partition_are_let_go_when_their_topic_gets_w
     running.cache.clear()
     running.batch({("t.b", 1): [Record(1, b"1", None, (), 3000)]})
     state = running.bucket.state.replicas.states["b"]
-    assert state.ingest is None
+    assert state.step is None
     assert "got 2 partitions, 1 before" in (state.quarantined or "")
     elements: list[Element] = [Insert({"id": 1, "n": "A"}, 1000, INFINITY), Stable(1000)]
     running.batch({("t.a", 0): records_of(*elements, Stable(INFINITY))})

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from lmerge_service.elements import INFINITY, START, Element
-from lmerge_service.kafka.routing import Router
+from lmerge_service.formats.routing import Router
 from lmerge_service.spark.queries.bucket import BatchResult, Bucket, InputRow, Settings
 from lmerge_service.spark.queries.lateness import Reading
 from lmerge_service.spark.queries.plans import Plan, Query

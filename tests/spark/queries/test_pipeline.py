@@ -18,8 +18,8 @@ from pyspark.sql.streaming.tws_tester import TwsTester
 from lmerge_service.elements import INFINITY, Element, Stable
 from lmerge_service.errors import ConfigurationError
 from lmerge_service.formats.feedback import FeedbackRecord
+from lmerge_service.formats.routing import Router
 from lmerge_service.formats.wire import WireDecoder
-from lmerge_service.kafka.routing import Router
 from lmerge_service.spark.io.places import Topics
 from lmerge_service.spark.queries.bucket import Bucket, InputRow, Settings
 from lmerge_service.spark.queries.catalogue import QUERIES

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lmerge_service import lmerge
 from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
 from lmerge_service.formats.feedback import FeedbackRecord
-from lmerge_service.kafka.routing import Router
+from lmerge_service.formats.routing import Router
 from lmerge_service.spark.queries.catalogue import QUERIES
 from lmerge_service.spark.queries.plans import Query
 from lmerge_service.tdb import TDB, differences, reconstitute

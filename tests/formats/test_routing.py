@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmerge_service.formats.payload import canonical
-from lmerge_service.kafka.routing import Router, murmur2, murmur2_of_each
+from lmerge_service.formats.routing import Router, murmur2, murmur2_of_each
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.text(max_size=5),
@@ -121,7 +121,7 @@ def test_a_payload_that_is_seen_again_is_hashed_once(monkeypatch: pytest.MonkeyP
         return len(hashed)
 
     hashed: list[bytes] = []
-    monkeypatch.setattr("lmerge_service.kafka.routing.murmur2", hashing)
+    monkeypatch.setattr("lmerge_service.formats.routing.murmur2", hashing)
     router = Router(7, max_entries=4)
     recent = [b"a", b"b", b"c"]  # one more than a generation holds
     assert [router.partition_of(payload) for payload in recent * 3] == [1, 2, 3] * 3
@@ -134,12 +134,12 @@ def test_what_was_learnt_is_not_hashed_again(monkeypatch: pytest.MonkeyPatch) ->
     router = Router(7, ["id"])
     router.learn(payloads)
     router.learn(payloads)
-    monkeypatch.delattr("lmerge_service.kafka.routing.murmur2")
+    monkeypatch.delattr("lmerge_service.formats.routing.murmur2")
     assert [router.partition_of(payload) for payload in payloads] == expected
 
 
 def test_one_partition_needs_no_hash(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("lmerge_service.kafka.routing.murmur2")
+    monkeypatch.delattr("lmerge_service.formats.routing.murmur2")
     router = Router(1)
     router.learn([b"7"])
     assert router.partition_of(b"7") == 0

@@ -46,7 +46,9 @@ from typing import Any, Final
 
 import msgspec
 
-__all__ = ("Router", "murmur2", "murmur2_of_each")
+from lmerge_service.elements import Element, Stable
+
+__all__ = ("Ownership", "Router", "murmur2", "murmur2_of_each")
 
 _NULL: Final = b"null"
 _M: Final = 0x5BD1E995
@@ -207,6 +209,27 @@ class Router:
             self._old, self._young, self._held = self._young, {}, 0
         self._young[payload] = route
         self._held += size
+
+
+class Ownership:
+    """Selects the elements that belong to one of the output's partitions; stables are for all."""
+
+    def __init__(self, router: Router, partition: int) -> None:
+        self.elsewhere = 0
+        """Elements so far that were not late, and other partitions'."""
+        self._router, self._partition = router, partition
+
+    def select(self, elements: list[Element], stable: int) -> list[Element]:
+        """Those of the partition, in order; what is before the output's `stable` is late."""
+        route = self._router.partition_of
+        self._router.learn(e.payload for e in elements if type(e) is not Stable)  # type: ignore[union-attr]
+        kept = list[Element]()
+        for e in elements:
+            if type(e) is Stable or route(e.payload) == self._partition:  # type: ignore[union-attr]
+                kept.append(e)
+            elif e.vs >= stable:  # type: ignore[union-attr]
+                self.elsewhere += 1
+        return kept
 
 
 def _charge(payload: bytes) -> int:

@@ -9,7 +9,9 @@ from lmerge_service.elements import START, Element, Insert, Stable
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.headers import SEQ_HEADER, incarnation_headers
 from lmerge_service.formats.wire import WireDecoder, encode
-from lmerge_service.merge.ingest import Ingest, Ruling
+from lmerge_service.merge.guards.evaluator import GuardEvaluator
+from lmerge_service.merge.guards.verdicts import Ruling
+from lmerge_service.merge.step import MergeStep
 
 
 @dataclass
@@ -38,14 +40,14 @@ DEEP = b'{"op":"insert","payload":' + b"[" * 10_000 + b"]" * 10_000 + b',"vs":1,
 class Fed:
     def __init__(self, partitions: int = 1) -> None:
         self.merge: LMerge = lmerge()
-        self.ingest = Ingest(
+        self.step = MergeStep(
             self.merge, "r", WireDecoder(), topic="in", partitions=partitions, joining_at=START
         )
         self.dead: list[DeadLetter] = []
 
     def take(self, batch: list[Record]) -> list[Element]:
         out: list[Element] = []
-        self.ingest.take(batch[0].partition if batch else 0, batch, out, self.dead)
+        self.step.take(batch[0].partition if batch else 0, batch, out, self.dead)
         return out
 
 
@@ -54,7 +56,7 @@ def test_a_higher_incarnation_begins_anew_in_the_middle_of_a_batch() -> None:
     old, new = insert("old", 1, 99), insert("new", 6, 9)
     said = fed.take([*records(old, Stable(3)), *records(new, Stable(2), incarnation=1)])
     assert said == [old, Stable(3), new]
-    assert fed.ingest.incarnation == 1
+    assert fed.step.decoder.incarnation == 1
     assert fed.merge.inputs["r"].stable == 2
     assert fed.merge.breaches() == []
 
@@ -63,7 +65,7 @@ def test_records_of_an_older_incarnation_still_in_flight_are_ignored_and_counted
     fed = Fed(partitions=2)
     fed.take(records(insert("new", 6, 9), incarnation=2, partition=0))
     assert fed.take(records(insert("old", 1, 9), Stable(50), incarnation=1, partition=1)) == []
-    assert fed.ingest.stale == 2
+    assert fed.step.decoder.stale == 2
     assert fed.take(records(insert("x", 7, 9), incarnation=2, partition=1)) == [insert("x", 7, 9)]
 
 
@@ -121,7 +123,7 @@ def test_a_header_that_is_no_number_makes_a_dead_letter(value: bytes) -> None:
     batch[0].headers = [("lmerge-incarnation", value)]
     assert fed.take(batch) == []
     assert [letter.reason for letter in fed.dead] == ["header"]
-    assert fed.ingest.incarnation == 0
+    assert fed.step.decoder.incarnation == 0
 
 
 def test_foreign_headers_mean_nothing() -> None:
@@ -131,7 +133,7 @@ def test_foreign_headers_mean_nothing() -> None:
     assert fed.take(batch) == [insert("a", 1, 9)]
 
 
-class Judged:
+class Judged(GuardEvaluator):
     """Rules as it is told, by the stable; remembers what it was asked."""
 
     def __init__(self, **rulings: Ruling) -> None:
@@ -151,7 +153,7 @@ def judged(fed: Fed, judge: Judged, batch: list[Record]) -> tuple[int, list[Elem
     for number, record in enumerate(batch):
         record.offset = 10 * number  # with gaps, as transactions make them
     out: list[Element] = []
-    return fed.ingest.take(0, batch, out, fed.dead, judge=judge), out
+    return fed.step.take(0, batch, out, fed.dead, guards=judge), out
 
 
 def test_a_stable_that_waits_stops_its_partition_before_its_record() -> None:
@@ -163,9 +165,9 @@ def test_a_stable_that_waits_stops_its_partition_before_its_record() -> None:
     assert fed.merge.inputs["r"].stable == 0
     judge.rulings.clear()
     out: list[Element] = []
-    assert fed.ingest.take(0, batch[2:], out, fed.dead, judge=judge) == 31
+    assert fed.step.take(0, batch[2:], out, fed.dead, guards=judge) == 31
     assert out == [Stable(50), b]
-    assert fed.ingest.front == 60
+    assert fed.step.front == 60
 
 
 def test_a_chunk_may_end_with_a_stable() -> None:
@@ -179,7 +181,7 @@ def test_a_new_incarnation_is_told_before_its_stables_are_judged() -> None:
     fed, judge = Fed(), Judged()
     batch = [*records(Stable(9)), *records(Stable(5), incarnation=1), *records(Stable(7))]
     assert judged(fed, judge, batch) == (21, [Stable(9)])
-    assert (judge.anew, fed.ingest.stale) == (1, 1)
+    assert (judge.anew, fed.step.decoder.stale) == (1, 1)
     assert [vc for _, _, vc, _ in judge.asked] == [9, 5], "what is stale is not judged"
 
 
@@ -187,7 +189,7 @@ def test_stables_that_are_muted_or_recalled_are_not_judged() -> None:
     judge = Judged()
     merge = lmerge()
     ignore_stables_before = {0: 15}
-    ingest = Ingest(
+    step = MergeStep(
         merge,
         "r",
         WireDecoder(),
@@ -200,7 +202,7 @@ def test_stables_that_are_muted_or_recalled_are_not_judged() -> None:
     for number, record in enumerate(batch):
         record.offset = 10 * number
     out: list[Element] = []
-    ingest.take(0, batch, out, [], judge=judge)
+    step.take(0, batch, out, [], guards=judge)
     assert out == [a, Stable(60)]
     assert [vc for _, _, vc, _ in judge.asked] == [60]
 
@@ -221,14 +223,14 @@ def events(*numbers: int) -> list[Element]:
 def test_what_its_writer_has_written_before_is_left_out_and_counted() -> None:
     """Also in R4, in which a second insert is a second event."""
     merge = lmerge("R4")
-    ingest = Ingest(merge, "r", WireDecoder(), topic="in", partitions=2)
+    step = MergeStep(merge, "r", WireDecoder(), topic="in", partitions=2)
     out: list[Element] = []
-    ingest.take(0, numbered(1, 2, 1), out, [])
-    ingest.take(0, numbered(2, 3, 3, 5), out, [])
-    ingest.take(1, numbered(4), out, [])
-    ingest.take(0, records(insert("e5", 5, 99)), out, [])  # without a number: always
+    step.take(0, numbered(1, 2, 1), out, [])
+    step.take(0, numbered(2, 3, 3, 5), out, [])
+    step.take(1, numbered(4), out, [])
+    step.take(0, records(insert("e5", 5, 99)), out, [])  # without a number: always
     assert out == events(1, 2, 3, 5, 4, 5)
-    assert ingest.repeated == 3
+    assert step.decoder.repeated == 3
     assert merge.breaches() == []
 
 
@@ -236,13 +238,13 @@ def test_numbers_begin_anew_with_an_incarnation_and_outlive_a_snapshot() -> None
     fed = Fed()
     assert fed.take(numbered(1, 2, 3)) == events(1, 2, 3)
     restored = Fed()
-    for kind, partition, data in fed.ingest.parts():
-        restored.ingest.restore(kind, partition, data)
+    for kind, partition, data in fed.step.parts():
+        restored.step.restore(kind, partition, data)
     assert restored.take(numbered(2, 3, 4)) == events(4)
     assert fed.take(numbered(1, 2, incarnation=1)) == []  # the same events, by their new life
-    assert fed.ingest.repeated == 0
+    assert fed.step.decoder.repeated == 0
     assert fed.take(numbered(1, 2, 4, incarnation=1)) == events(4)
-    assert fed.ingest.repeated == 2
+    assert fed.step.decoder.repeated == 2
 
 
 def test_a_numbered_stable_that_had_to_wait_counts_when_it_is_read_again() -> None:
@@ -252,9 +254,21 @@ def test_a_numbered_stable_that_had_to_wait_counts_when_it_is_read_again() -> No
     assert judged(fed, judge, batch) == (10, events(1))
     judge.rulings.clear()
     out: list[Element] = []
-    fed.ingest.take(0, batch[1:], out, [], judge=judge)
+    fed.step.take(0, batch[1:], out, [], guards=judge)
     assert out == [Stable(50)]
-    assert fed.ingest.repeated == 0
+    assert fed.step.decoder.repeated == 0
+
+
+def test_only_the_last_chunk_is_remembered_for_its_late_elements() -> None:
+    """Readers, files and Spark never ask for them: nothing may grow."""
+    fed, old, new = Fed(), insert("old", 1, 2), insert("new", 60, 99)
+    fed.merge.attach("other")
+    fed.merge.process("other", Stable(50))
+    for _ in range(3):
+        fed.take(records(old))
+        assert fed.step.late == [old]
+    fed.take(records(new))
+    assert fed.step.late == []
 
 
 @pytest.mark.parametrize("value", [b"0", b"-1", b"x", b"", b"1.5"])
