@@ -53,7 +53,7 @@ from lmerge_service.formats.payload import DEEPEST
 from lmerge_service.formats.repeats import Reading, Repeats, content_of
 from lmerge_service.formats.wire import WireDecoder, encode
 
-__all__ = ("Contradiction", "Outdated", "Piece", "ReplicaDecoder")
+__all__ = ("Contradiction", "DecodedRecord", "Outdated", "Piece", "ReplicaDecoder")
 
 _DECODER: Final = "decoder"
 _WAITING: Final = "waiting"
@@ -82,6 +82,28 @@ class Outdated(msgspec.Struct, frozen=True):
     records: int
     incarnation: int
     """The last one's."""
+
+
+class DecodedRecord(msgspec.Struct, frozen=True, gc=False):
+    """A record that may have been decoded already, by a stage that had to route it."""
+
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    """None also where only the element is needed."""
+    headers: Sequence[tuple[str, bytes]]
+    timestamp: int
+    element: Element | None = None
+    """In the wire format; None: it is to be decoded."""
+    content: int | None = None
+    """`content_of` the value, where its writer numbers its records and the value is not here."""
+
+    @property
+    def text(self) -> bytes | None:
+        """The value, or the one that the service would have written."""
+        if self.value is None and self.element is not None:
+            return encode(self.element)
+        return self.value
 
 
 class Piece(msgspec.Struct, frozen=True, gc=False):
@@ -173,7 +195,9 @@ class ReplicaDecoder:
         """
         decoder, in_wire, elements = self._decoder, self._dialect is None, list[Element]()
         decoder.weigh(len(records))
-        decode, keeps = decoder.decode, decoder.keeps
+        element_of, keeps = self._element_of, decoder.keeps
+        if records and isinstance(records[0], DecodedRecord):
+            keeps = False
         counts_from = self._ignore_stables_before.get(partition, 0)
         decoded: Sequence[Element]
         vc: int | None
@@ -195,8 +219,7 @@ class ReplicaDecoder:
                         self.repeated += 1
                         continue
                 if in_wire:
-                    value = record.value
-                    element = decoder.seen[value] if keeps else decode(value)  # type: ignore[index]
+                    element = decoder.seen[record.value] if keeps else element_of(record)  # type: ignore[index]
                     if type(element) is not Stable:
                         elements.append(element)
                         continue
@@ -240,6 +263,11 @@ class ReplicaDecoder:
         self.repeats, self.outdated = Repeats(), {}
         self._homes = Homes()
 
+    def _element_of(self, record: TimedRecord) -> Element:
+        if type(record) is DecodedRecord and record.element is not None:
+            return record.element
+        return self._decoder.decode(record.value)
+
     def _leave_out_stale(self, partition: int, offset: int, incarnation: int) -> None:
         self.stale += 1
         if partition in self.outdated:
@@ -252,8 +280,10 @@ class ReplicaDecoder:
             return False
         numbers = self.repeats.of(partition)
         last, trusted = numbers.last, numbers.trusted
-        key = None if self._dialect is None else record.key
-        reading = numbers.read(number, content_of(record.value, key))
+        content = record.content if type(record) is DecodedRecord else None
+        if content is None:
+            content = content_of(record.value, None if self._dialect is None else record.key)
+        reading = numbers.read(number, content)
         if reading is Reading.CONTRADICTION:
             found = Contradiction(record.offset, number, last, trusted)
             self.contradictions.append(found)

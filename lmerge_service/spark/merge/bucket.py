@@ -35,10 +35,11 @@ from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.topics import TopicInfo
 from lmerge_service.merge.decisions.ledger import AcceptedGap, Ledger
 from lmerge_service.merge.decisions.reconcile import is_of_kind, reconcile
+from lmerge_service.merge.decoding import DecodedRecord
 from lmerge_service.merge.findings.evidence import NotificationKind
 from lmerge_service.merge.replicas import ReplicaState
 from lmerge_service.merge.task_state import RestoringState, TaskState
-from lmerge_service.spark.merge.chunks import Chunk, Record, slices
+from lmerge_service.spark.merge.chunks import Chunk, slices
 from lmerge_service.spark.merge.findings import Counted, Findings, Found
 from lmerge_service.spark.merge.plan import Begin, Plan, Step
 
@@ -101,7 +102,11 @@ class Bucket:
         return result
 
     def _feed(
-        self, replica: ReplicaState, partition: int, records: Sequence[Record], result: BucketResult
+        self,
+        replica: ReplicaState,
+        partition: int,
+        records: Sequence[DecodedRecord],
+        result: BucketResult,
     ) -> None:
         if partition >= replica.width and not replica.replica.co_partitioned:
             self._widen(replica, partition + 1, records[0].offset)

@@ -3,7 +3,8 @@
 Theory
     Handing a row from Java to Python and back costs Spark more than merging what is in it. So the
     stage that reads packs the records of one topic partition that one bucket needs into one row,
-    and the stage that merges takes them apart. The same bytes are what a bucket writes down
+    and the stage that merges takes them apart. A record that the first had to decode, to know its
+    bucket, goes as its element: it is decoded once. The same bytes are what a bucket writes down
     before it merges them (`store`).
 
     How records were packed depends on chance: on how much Spark reads at a time. In what order
@@ -12,43 +13,58 @@ Theory
 
         a: 1 2 3 4 5    b: 7 8    slices of 2     →    a 1 2, b 7 8, a 3 4, a 5
 
-    In turn, since replicas often publish the same at about the same time, and the decoder keeps
-    what it has decoded lately.
+    In turn, as replicas publish at about the same time, and no replica gets far ahead.
 
 Invariants
     C1  `slices` depends on the records alone, not on how they were packed.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Final, TypeAlias
 
 import msgspec
 
-__all__ = ("NUDGE", "Chunk", "Headers", "Record", "packed", "slices", "unpacked")
+from lmerge_service.elements import Adjust, Element, Insert, Stable
+from lmerge_service.merge.decoding import DecodedRecord
+
+__all__ = (
+    "ADJUST",
+    "INSERT",
+    "NUDGE",
+    "RAW",
+    "STABLE",
+    "Chunk",
+    "Headers",
+    "packed",
+    "slices",
+    "unpacked",
+)
+
+INSERT, ADJUST, STABLE, RAW = b"iasr"
 
 Headers: TypeAlias = list[tuple[str, bytes]]
 
 _SLICE: Final = 4_000
 
 
-class Record(msgspec.Struct, frozen=True, gc=False):
-    """A record as `Ingest` takes it."""
-
-    offset: int
-    key: bytes | None
-    value: bytes | None
-    headers: Sequence[tuple[str, bytes]]
-    timestamp: int
-
-
 class Chunk(msgspec.Struct, frozen=True, array_like=True):
-    """Records of one topic partition, in order; what most records lack is kept by place."""
+    """Records of one topic partition, in order, by column; what most records lack is kept by
+    place."""
 
     topic: str
     partition: int
     offsets: list[int] = []
-    values: list[bytes | None] = []
+    kinds: bytes = b""
+    """Of each record, what it is: `INSERT`, `ADJUST`, `STABLE`, or `RAW`: not decoded."""
+    payloads: list[bytes] = []
+    """Of inserts and adjusts, in order."""
+    times: list[int] = []
+    """Of an insert vs and ve, of an adjust vs, vold and ve, of a stable vc."""
+    values: dict[int, bytes | None] = {}
+    """Of those that are not decoded, or may be rejected all the same."""
+    contents: dict[int, int] = {}
+    """`content_of` the values of those that are numbered, where these are not here."""
     headers: dict[int, Headers] = {}
     keys: dict[int, bytes] = {}
     timestamps: list[int] = []
@@ -72,7 +88,7 @@ def unpacked(data: bytes) -> Chunk:
     return _decoder.decode(data)
 
 
-def slices(chunks: Iterable[Chunk]) -> Iterator[tuple[str, int, list[Record]]]:
+def slices(chunks: Iterable[Chunk]) -> Iterator[tuple[str, int, list[DecodedRecord]]]:
     """The records of a batch in the order in which they are merged: (topic, partition, some)."""
     by_place: defaultdict[tuple[str, int], list[Chunk]] = defaultdict(list)
     for chunk in chunks:
@@ -88,10 +104,10 @@ def slices(chunks: Iterable[Chunk]) -> Iterator[tuple[str, int, list[Record]]]:
         turns = left
 
 
-def _sliced(chunks: list[Chunk]) -> Iterator[list[Record]]:
+def _sliced(chunks: list[Chunk]) -> Iterator[list[DecodedRecord]]:
     """Slices of one partition; what they are made of is released on the way."""
     chunks.sort(key=lambda chunk: chunk.offsets[0], reverse=True)
-    records: list[Record] = []
+    records: list[DecodedRecord] = []
     while chunks:
         records += _records(chunks.pop())
         while len(records) >= _SLICE:
@@ -101,12 +117,29 @@ def _sliced(chunks: list[Chunk]) -> Iterator[list[Record]]:
         yield records
 
 
-def _records(chunk: Chunk) -> list[Record]:
-    if not (chunk.headers or chunk.keys or chunk.timestamps):
-        pairs = zip(chunk.offsets, chunk.values, strict=True)
-        return [Record(offset, None, value, (), -1) for offset, value in pairs]
-    headers, keys, times = chunk.headers, chunk.keys, chunk.timestamps
+def _records(chunk: Chunk) -> list[DecodedRecord]:
+    values, headers, keys, stamps = chunk.values, chunk.headers, chunk.keys, chunk.timestamps
+    elements = _elements(chunk)
+    if not (values or headers or keys or stamps):
+        pairs = zip(chunk.offsets, elements, strict=True)
+        return [DecodedRecord(offset, None, None, (), -1, element) for offset, element in pairs]
     return [
-        Record(offset, keys.get(at), value, headers.get(at, ()), times[at] if times else -1)
-        for at, (offset, value) in enumerate(zip(chunk.offsets, chunk.values, strict=True))
-    ]
+        DecodedRecord(
+            offset, keys.get(at), values.get(at), headers.get(at, ()),
+            stamps[at] if stamps else -1, element, chunk.contents.get(at),
+        )
+        for at, (offset, element) in enumerate(zip(chunk.offsets, elements, strict=True))
+    ]  # fmt: skip
+
+
+def _elements(chunk: Chunk) -> Iterator[Element | None]:
+    payload, time = iter(chunk.payloads).__next__, iter(chunk.times).__next__
+    for kind in chunk.kinds:
+        if kind == INSERT:
+            yield Insert(payload(), time(), time())
+        elif kind == ADJUST:
+            yield Adjust(payload(), time(), time(), time())
+        elif kind == STABLE:
+            yield Stable(time())
+        else:
+            yield None

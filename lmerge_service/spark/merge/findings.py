@@ -16,7 +16,7 @@ Invariants
     F1  What a batch finds is a function of the plan, and of the batches so far.
 
 Cost
-    O(replicas) per slice; a record of evidence decodes the slice once to find its place.
+    O(replicas) per slice; a record of evidence looks through the slice to find its place.
 """
 
 from collections import Counter
@@ -26,9 +26,7 @@ from typing import Final, TypeAlias
 
 from lmerge_service.config.topology import Topology
 from lmerge_service.core import DIVERGENT, Breach, BreachKind, Gap, Input, LMerge
-from lmerge_service.elements import Element
-from lmerge_service.errors import ElementError
-from lmerge_service.formats.wire import WireDecoder
+from lmerge_service.merge.decoding import DecodedRecord
 from lmerge_service.merge.findings.evidence import (
     Evidence,
     NotificationKind,
@@ -38,7 +36,6 @@ from lmerge_service.merge.findings.evidence import (
 )
 from lmerge_service.merge.guards.verdicts import Action, Guard
 from lmerge_service.merge.replicas import ReplicaState
-from lmerge_service.spark.merge.chunks import Record
 
 __all__ = ("Counted", "Findings", "Found")
 
@@ -67,7 +64,7 @@ class _Slice:
 
     replica: ReplicaState
     partition: int
-    records: Sequence[Record]
+    records: Sequence[DecodedRecord]
     before: Sequence[tuple[Input, Mapping[BreachKind, int]]]
     """Of each input, its breaches by then."""
 
@@ -76,14 +73,8 @@ class Findings:
     """Of one bucket, from its first batch on."""
 
     def __init__(self, topology: Topology, task: int) -> None:
-        limits = topology.limits
         self.counts: Counter[tuple[str, str]] = Counter()
         """By kind and replica."""
-        self._decoder = WireDecoder(
-            nfc=topology.nfc,
-            max_record_bytes=limits.max_record_bytes,
-            max_depth=limits.max_nesting,
-        )
         self._task = task
         self._transaction = 0
         self._gap: Gap | None = None
@@ -106,7 +97,7 @@ class Findings:
     # --- breaches -------------------------------------------------------------------------------
 
     def before(
-        self, merge: LMerge, replica: ReplicaState, partition: int, records: Sequence[Record]
+        self, merge: LMerge, replica: ReplicaState, partition: int, records: Sequence[DecodedRecord]
     ) -> _Slice:
         """Records of a replica are about to be merged."""
         known = [(source, dict(source.breaches)) for source in merge.inputs.values()]
@@ -161,14 +152,8 @@ class Findings:
             return None
         shown = each.records[-1]
         if replica.replica.format == "wire":
-            shown = next((r for r in each.records if self._is_record_of(r, breach.element)), shown)
-        return Place.of(replica.replica.topic, each.partition, shown.offset, shown.value)
-
-    def _is_record_of(self, record: Record, element: Element) -> bool:
-        try:
-            return self._decoder.decode(record.value) == element
-        except ElementError:
-            return False
+            shown = next((r for r in each.records if r.element == breach.element), shown)
+        return Place.of(replica.replica.topic, each.partition, shown.offset, shown.text)
 
     # --- what else ------------------------------------------------------------------------------
 

@@ -14,8 +14,8 @@ Theory
     | of a co-partitioned replica | the bucket of its partition |
     | of the control topic | wakes all up |
 
-    A bucket checks its records once more, by `Ingest`: so a record that goes to more buckets than
-    need it does no harm.
+    A record that was decoded goes on as its element. A bucket still selects what is its own
+    (`Ownership`), so a record that goes to more buckets than need it does no harm.
 
 Cost
     2 µs a record, of which decoding is half. A worker keeps one decoder and one router for all
@@ -27,20 +27,31 @@ from functools import lru_cache
 from itertools import groupby
 from typing import Any, Final
 
+import msgspec
 import pyarrow as pa
 from pyspark import TaskContext
 
-from lmerge_service.elements import Stable
+from lmerge_service.elements import Adjust, Element, Insert, Stable
 from lmerge_service.errors import ElementError
 from lmerge_service.formats.bulk import Rule
-from lmerge_service.formats.headers import incarnation_of
+from lmerge_service.formats.headers import JOINING_AT_HEADER, SEQ_HEADER, incarnation_of, seq_of
+from lmerge_service.formats.repeats import content_of
 from lmerge_service.formats.routing import Router
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.spark.io.decoding import headers_of
-from lmerge_service.spark.merge.chunks import NUDGE, Chunk, Headers, packed
+from lmerge_service.spark.merge.chunks import (
+    ADJUST,
+    INSERT,
+    NUDGE,
+    RAW,
+    STABLE,
+    Chunk,
+    Headers,
+    packed,
+)
 from lmerge_service.spark.merge.plan import Kind, Work
 
-__all__ = ("CHUNKS", "Piece", "Tools", "batch_number", "packing", "rule_of", "shares")
+__all__ = ("CHUNKS", "Run", "Tools", "batch_number", "packing", "rule_of", "shares")
 
 CHUNKS: Final = "bucket int, chunk binary"
 
@@ -68,8 +79,8 @@ def packing(work: Work) -> Callable[[Iterator[pa.RecordBatch]], Any]:
         for batch in batches:
             rows = [
                 (work.keys[bucket], packed(chunk))
-                for piece in _pieces(batch)
-                for bucket, chunk in _placed(work, topics.get(piece.topic), piece)
+                for run in _runs(batch)
+                for bucket, chunk in _placed(work, topics.get(run.topic), run)
             ]
             yield pa.RecordBatch.from_pydict(
                 {
@@ -81,7 +92,7 @@ def packing(work: Work) -> Callable[[Iterator[pa.RecordBatch]], Any]:
     return pack
 
 
-class Piece:
+class Run:
     """Records of one topic partition, as they came."""
 
     __slots__ = ("headers", "keys", "offsets", "partition", "times", "topic", "values")
@@ -102,34 +113,81 @@ class Piece:
             at: headers_of(each) for at, each in enumerate(headers) if each is not None
         }
 
-    def some(self, places: Sequence[int], *, keyed: Sequence[int], timed: bool) -> Chunk:
-        """Those at some places, with the keys of some of these."""
+    def raw(self, places: Sequence[int]) -> Chunk:
+        """The records at some places, as they came."""
         headers, keys = self.headers, self.keys
-        keyed_places = set(keyed)
         return Chunk(
-            self.topic,
-            self.partition,
-            [self.offsets[at] for at in places],
-            [self.values[at] for at in places],
-            {n: headers[at] for n, at in enumerate(places) if at in headers} if headers else {},
-            {
+            self.topic, self.partition, [self.offsets[at] for at in places],
+            kinds=bytes([RAW]) * len(places),
+            values={n: self.values[at] for n, at in enumerate(places)},
+            headers={n: headers[at] for n, at in enumerate(places) if at in headers},
+            keys={n: key for n, at in enumerate(places) if (key := keys[at]) is not None},
+            timestamps=[self.times[at] for at in places],
+        )  # fmt: skip
+
+    def decoded(self, places: Sequence[int], elements: Sequence[Element | None]) -> Chunk:
+        """The records at some places as their elements, of which None is that of one that has to
+        be rejected. One that joins late may have to be, so its value goes as well."""
+        headers = self.headers
+        kinds, payloads, times = _columns([elements[at] for at in places])
+        chunk = Chunk(
+            self.topic, self.partition, [self.offsets[at] for at in places], kinds, payloads, times
+        )
+        if not headers and RAW not in kinds:
+            return chunk
+        values, keys = self.values, self.keys
+        whole = {at for at in places if elements[at] is None or self._has(JOINING_AT_HEADER, at)}
+        return msgspec.structs.replace(
+            chunk,
+            values={n: values[at] for n, at in enumerate(places) if at in whole},
+            contents={
+                n: content_of(values[at])
+                for n, at in enumerate(places)
+                if at not in whole and self._has(SEQ_HEADER, at)
+            },
+            headers={n: headers[at] for n, at in enumerate(places) if at in headers},
+            keys={
                 n: key
                 for n, at in enumerate(places)
-                if at in keyed_places and (key := keys[at]) is not None
+                if at in whole and (key := keys[at]) is not None
             },
-            [self.times[at] for at in places] if timed else [],
         )
 
+    def _has(self, header: str, at: int) -> bool:
+        return any(name == header for name, _ in self.headers.get(at, ()))
 
-def _pieces(batch: pa.RecordBatch) -> Iterator[Piece]:
+
+def _columns(elements: Sequence[Element | None]) -> tuple[bytes, list[bytes], list[int]]:
+    """Kinds, payloads and times, as in a chunk."""
+    kinds = bytearray()
+    payloads: list[bytes] = []
+    times: list[int] = []
+    for element in elements:
+        if type(element) is Insert:
+            kinds.append(INSERT)
+            payloads.append(element.payload)
+            times += element.vs, element.ve
+        elif type(element) is Adjust:
+            kinds.append(ADJUST)
+            payloads.append(element.payload)
+            times += element.vs, element.vold, element.ve
+        elif type(element) is Stable:
+            kinds.append(STABLE)
+            times.append(element.vc)
+        else:
+            kinds.append(RAW)
+    return bytes(kinds), payloads, times
+
+
+def _runs(batch: pa.RecordBatch) -> Iterator[Run]:
     sources, partitions = batch.column("source").to_pylist(), batch.column("partition").to_pylist()
     columns = [batch.column(name) for name in ("offset", "value", "key", "timestamp", "headers")]
     start = 0
-    for (source, partition), run in groupby(zip(sources, partitions, strict=True)):
-        count = sum(1 for _ in run)
+    for (source, partition), group in groupby(zip(sources, partitions, strict=True)):
+        count = sum(1 for _ in group)
         offset, value, key, time, headers = (each.slice(start, count) for each in columns)
         start += count
-        yield Piece(
+        yield Run(
             source,
             partition,
             offset.to_pylist(),
@@ -140,22 +198,14 @@ def _pieces(batch: pa.RecordBatch) -> Iterator[Piece]:
         )
 
 
-def _placed(work: Work, kind: Kind | None, piece: Piece) -> Iterator[tuple[int, Chunk]]:
+def _placed(work: Work, kind: Kind | None, run: Run) -> Iterator[tuple[int, Chunk]]:
     buckets = len(work.keys)
-    if piece.topic == work.topology.output.control_topic:
+    if run.topic == work.topology.output.control_topic:
         yield from ((bucket, NUDGE) for bucket in range(buckets))
         return
     if kind is None:
         return  # not begun: it is read again from its beginning then
-    for bucket, places, refused in shares(
-        kind, buckets, piece, _tools(rule_of(work), buckets, work.topology.key)
-    ):
-        if places:
-            yield bucket, piece.some(places, keyed=refused, timed=not kind.wire)
-
-
-_Share = tuple[int, Sequence[int], Sequence[int]]
-"""A bucket, the places of its records, and of those whose keys it needs."""
+    yield from shares(kind, buckets, run, _tools(rule_of(work), buckets, work.topology.key))
 
 
 class Tools:
@@ -169,60 +219,60 @@ class Tools:
 _tools = lru_cache(maxsize=4)(Tools)
 
 
-def shares(kind: Kind, buckets: int, piece: Piece, tools: Tools) -> list[_Share]:
-    """What each bucket gets of a piece."""
-    everything = range(len(piece.values))
-    if not kind.wire:
-        into = [piece.partition] if kind.co_partitioned else range(buckets)
-        return [(bucket, everything, everything) for bucket in into if bucket < buckets]
-    owners, refused = _owners(piece, tools, buckets)
+def shares(kind: Kind, buckets: int, run: Run, tools: Tools) -> Iterator[tuple[int, Chunk]]:
+    """What each bucket gets of a run."""
+    everything = range(len(run.values))
+    into: Sequence[int] = range(buckets)
     if kind.co_partitioned:
-        return [(piece.partition, everything, refused)] if piece.partition < buckets else []
-    if buckets == 1:
-        return [(0, everything, refused)]
-    places: list[list[int]] = [[] for _ in range(buckets)]
-    for at, owner in enumerate(owners):
-        if owner is None:
-            for each in places:
-                each.append(at)
-        else:
-            places[owner].append(at)
-    return [(bucket, some, refused) for bucket, some in enumerate(places)]
+        into = [run.partition] if run.partition < buckets else []
+    if not kind.wire:
+        yield from ((bucket, run.raw(everything)) for bucket in into)
+        return
+    elements = _decoded(run, tools.decoder)
+    if kind.co_partitioned or buckets == 1:
+        yield from ((bucket, run.decoded(everything, elements)) for bucket in into)
+        return
+    for bucket, places in enumerate(_places(run, elements, tools.router)):
+        if places:
+            yield bucket, run.decoded(places, elements)
 
 
-def _owners(piece: Piece, tools: Tools, buckets: int) -> tuple[list[int | None], list[int]]:
-    """The bucket of each record, None for all; and the places of those that are refused."""
-    decoder, decode, headers = tools.decoder, tools.decoder.decode, piece.headers
-    keeps, owner = decoder.keeps, piece.partition % buckets
-    payloads: list[bytes | None] = []
-    refused: list[int] = []
-    for at, value in enumerate(piece.values):
+def _decoded(run: Run, decoder: WireDecoder) -> list[Element | None]:
+    """The element of each record, None where it is none."""
+    decode, headers, keeps = decoder.decode, run.headers, decoder.keeps
+    elements: list[Element | None] = []
+    for at, value in enumerate(run.values):
         try:
             if at in headers:
                 incarnation_of(headers[at])
-            element = decoder.seen[value] if keeps else decode(value)  # type: ignore[index]
+                seq_of(headers[at])
+            elements.append(decoder.seen[value] if keeps else decode(value))  # type: ignore[index]
         except ElementError:
-            refused.append(at)
-            payloads.append(None)
+            elements.append(None)
+    decoder.weigh(len(run.values))
+    return elements
+
+
+def _places(run: Run, elements: Sequence[Element | None], router: Router) -> list[list[int]]:
+    """By bucket, the places of the records that it needs."""
+    places: list[list[int]] = [[] for _ in range(router.partitions)]
+    router.learn(e.payload for e in elements if type(e) is Insert or type(e) is Adjust)
+    for_all, route = {*_firsts(run)}, router.partition_of
+    for at, element in enumerate(elements):
+        if at in for_all or type(element) is Stable:
+            for each in places:
+                each.append(at)
+        elif type(element) is Insert or type(element) is Adjust:
+            places[route(element.payload)].append(at)
         else:
-            payloads.append(None if type(element) is Stable else element.payload)  # type: ignore[union-attr]
-    decoder.weigh(len(piece.values))
-    if buckets == 1:
-        return [], refused
-    tools.router.learn(payload for payload in payloads if payload is not None)
-    route = tools.router.partition_of
-    owners = [None if payload is None else route(payload) for payload in payloads]
-    for at in refused:
-        owners[at] = owner
-    for at in _firsts(piece):
-        owners[at] = None
-    return owners, refused
+            places[run.partition % router.partitions].append(at)
+    return places
 
 
-def _firsts(piece: Piece) -> list[int]:
+def _firsts(run: Run) -> list[int]:
     """The first record of each incarnation but the first one."""
     found: dict[int, int] = {}
-    for at, headers in piece.headers.items():
+    for at, headers in run.headers.items():
         try:
             incarnation, _ = incarnation_of(headers)
         except ElementError:

@@ -49,7 +49,7 @@ from lmerge_service.spark.merge.plan import Plan
 
 __all__ = ("LEAST_LOG", "Cache", "Kept", "Readable", "Store", "Stored", "Variables", "run")
 
-_VERSION: Final = 2
+_VERSION: Final = 3
 _PAGE_BYTES: Final = 1 << 20
 LEAST_LOG: Final = 16 << 20
 """Bytes of log without a new snapshot, however small the last one was."""

@@ -18,9 +18,10 @@ from lmerge_service.kafka.topics import TopicInfo
 from lmerge_service.merge.decisions.ledger import Ledger
 from lmerge_service.merge.decisions.records import Action, Decision
 from lmerge_service.merge.decisions.records import encode as decision_record
+from lmerge_service.merge.decoding import DecodedRecord
 from lmerge_service.spark.merge.bucket import Bucket
-from lmerge_service.spark.merge.chunks import Chunk, Record, packed
-from lmerge_service.spark.merge.packing import Piece, Tools, rule_of, shares
+from lmerge_service.spark.merge.chunks import Chunk, packed
+from lmerge_service.spark.merge.packing import Run, Tools, rule_of, shares
 from lmerge_service.spark.merge.plan import Plan, Work, work_of
 from lmerge_service.spark.merge.planning import Planned, Seen, next_step
 from lmerge_service.spark.merge.store import Cache
@@ -41,7 +42,7 @@ __all__ = (
 )
 
 Place = tuple[str, int]
-Batch = Mapping[Place, Sequence[Record]]
+Batch = Mapping[Place, Sequence[DecodedRecord]]
 
 
 def topology_of(
@@ -114,24 +115,24 @@ def in_bytes(element: Element) -> Element:
     return msgspec.structs.replace(element, payload=payload)
 
 
-def partitioned(elements: Sequence[Element], width: int) -> list[list[Record]]:
+def partitioned(elements: Sequence[Element], width: int) -> list[list[DecodedRecord]]:
     """The records of each partition of a topic; stables are in all."""
-    found: list[list[Record]] = [[] for _ in range(width)]
+    found: list[list[DecodedRecord]] = [[] for _ in range(width)]
     for element in map(in_bytes, elements):
         everywhere = isinstance(element, Stable)
         for said in found if everywhere else [found[sum(element.payload) % width]]:  # type: ignore[union-attr]
-            said.append(Record(len(said), b"k", encode(element), (), 1))
+            said.append(DecodedRecord(len(said), b"k", encode(element), (), 1))
     return found
 
 
 def chunks_for(work: Work, batch: Batch, bucket: int, number: int, size: int) -> list[bytes]:
-    """What `packing` hands to a bucket, of pieces of so many records."""
+    """What `packing` hands to a bucket, of runs of so many records."""
     tools = Tools(rule_of(work), len(work.keys), work.topology.key)
     kinds, found = work.plan.topics_at(number), list[Chunk]()
     for (topic, partition), records in batch.items():
         for start in range(0, len(records), size):
             some = records[start : start + size]
-            piece = Piece(
+            run = Run(
                 topic,
                 partition,
                 [each.offset for each in some],
@@ -139,11 +140,10 @@ def chunks_for(work: Work, batch: Batch, bucket: int, number: int, size: int) ->
                 [each.key for each in some],
                 [each.timestamp for each in some],
             )
-            piece.headers = {at: [*each.headers] for at, each in enumerate(some) if each.headers}
+            run.headers = {at: [*each.headers] for at, each in enumerate(some) if each.headers}
             if (kind := kinds.get(topic)) is not None:
-                for to, places, refused in shares(kind, len(work.keys), piece, tools):
-                    if to == bucket and places:
-                        found.append(piece.some(places, keyed=refused, timed=not kind.wire))
+                shared = shares(kind, len(work.keys), run, tools)
+                found += [chunk for to, chunk in shared if to == bucket]
     return [packed(each) for each in found]
 
 

@@ -4,6 +4,7 @@ bucket says what the plain operator says, and what is stored costs what changes.
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pandas as pd  # type: ignore[import-untyped]
 import pytest
 from hypothesis import given
@@ -14,13 +15,15 @@ from lmerge_service.config.topology import Topology
 from lmerge_service.core import Policy
 from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
 from lmerge_service.errors import StateError
-from lmerge_service.formats.headers import SEQ_HEADER, incarnation_headers
+from lmerge_service.formats.headers import INCARNATION_HEADER, SEQ_HEADER, incarnation_headers
+from lmerge_service.formats.repeats import content_of
 from lmerge_service.formats.wire import WireDecoder, encode
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.merge.decisions.records import AcceptGap, Attach, Detach, Quarantine, Release
+from lmerge_service.merge.decoding import DecodedRecord
 from lmerge_service.merge.findings import evidence
 from lmerge_service.spark.merge.bucket import Bucket, BucketResult
-from lmerge_service.spark.merge.chunks import Record, packed, slices, unpacked
+from lmerge_service.spark.merge.chunks import packed, slices, unpacked
 from lmerge_service.spark.merge.plan import Plan, Work
 from lmerge_service.spark.merge.planning import Planned, next_step
 from lmerge_service.spark.merge.processor import MergeProcessor
@@ -68,7 +71,7 @@ def merges(draw: st.DrawFn) -> tuple[Topology, dict[str, int], list[Batch]]:
         buckets=draw(st.integers(1, 3)),
         policy={"insert": policy.insert, "adjust": policy.adjust, "stable": policy.stable},
     )
-    records: dict[tuple[str, int], list[Record]] = {}
+    records: dict[tuple[str, int], list[DecodedRecord]] = {}
     for name, elements in zip(NAMES, streams, strict=True):
         for number, published in enumerate(partitioned(elements, widths[name])):
             records[f"t.{name}", number] = published
@@ -76,10 +79,10 @@ def merges(draw: st.DrawFn) -> tuple[Topology, dict[str, int], list[Batch]]:
 
 
 @st.composite
-def cut(draw: st.DrawFn, records: dict[tuple[str, int], list[Record]]) -> list[Batch]:
+def cut(draw: st.DrawFn, records: dict[tuple[str, int], list[DecodedRecord]]) -> list[Batch]:
     """The records in one to five batches."""
     count = draw(st.integers(1, 5))
-    batches: list[dict[tuple[str, int], Sequence[Record]]] = [{} for _ in range(count)]
+    batches: list[dict[tuple[str, int], Sequence[DecodedRecord]]] = [{} for _ in range(count)]
     for place, published in records.items():
         ends = sorted(
             draw(st.lists(st.integers(0, len(published)), min_size=count - 1, max_size=count - 1))
@@ -196,9 +199,9 @@ class Numbered(MergeProcessor):
 # --- literal ------------------------------------------------------------------------------------
 
 
-def records_of(*elements: Element, start: int = 0, headers: Any = ()) -> list[Record]:
+def records_of(*elements: Element, start: int = 0, headers: Any = ()) -> list[DecodedRecord]:
     emitted = [encode(in_bytes(element)) for element in elements]
-    return [Record(start + at, b"k", value, headers, 1) for at, value in enumerate(emitted)]
+    return [DecodedRecord(start + at, b"k", value, headers, 1) for at, value in enumerate(emitted)]
 
 
 def fed(work: Work, number: int, chunks: list[bytes]) -> tuple[Bucket, BucketResult]:
@@ -387,7 +390,7 @@ def test_what_is_no_element_is_a_dead_letter_once_in_one_bucket() -> None:
     topology, widths = topology_of("a", buckets=2), {"a": 3}
     plan, _ = planned(topology, widths)
     work = work_for(topology, plan)
-    poison = [Record(0, b"key", b"nonsense", (), 7), Record(1, None, None, (), 8)]
+    poison = [DecodedRecord(0, b"key", b"nonsense", (), 7), DecodedRecord(1, None, None, (), 8)]
     batch = {("t.a", partition): poison for partition in range(3)}
     found = []
     for number in range(2):
@@ -404,13 +407,59 @@ def test_what_is_no_element_is_a_dead_letter_once_in_one_bucket() -> None:
     )
 
 
+def test_what_was_decoded_to_route_it_goes_as_its_element() -> None:
+    """With its number's content, and without its value, but for one that joins late."""
+    topology, widths = topology_of("a", buckets=2), {"a": 1}
+    plan, _ = planned(topology, widths)
+    work = work_for(topology, plan)
+    events = [Insert(f"e{n}", n, 99) for n in range(60, 80)]
+    adjusts = [Adjust(f"e{n}", n, 99, n) for n in range(70, 80)]
+    for headers in ([], [(SEQ_HEADER, b"7")], incarnation_headers(1, 50)):
+        records = records_of(*events, Stable(55), *adjusts, headers=headers)
+        seen: list[DecodedRecord] = []
+        for number in range(2):
+            chunks = chunks_for(work, {("t.a", 0): records}, number, 0, 100)
+            for _, _, some in slices(map(unpacked, chunks)):
+                seen += some
+        assert {each.offset for each in seen} == set(range(31))
+        shared = 1 + bool(headers and headers[0][0] == INCARNATION_HEADER)
+        assert len(seen) == 31 + shared, "a stable is for both, and the first of an incarnation"
+        for each in seen:
+            value = records[each.offset].value
+            assert each.element == WireDecoder().decode(value)
+            assert each.text == value
+            assert each.value == (value if shared > 1 else None)
+            numbered = content_of(value) if headers and shared == 1 else None
+            assert each.content == numbered
+
+
+def test_a_normalised_replica_that_joins_late_is_a_dead_letter_with_its_value() -> None:
+    topology = topology_of("a", buckets=2)
+    normalised = topology.replicas[0].model_copy(update={"normalise": True})
+    topology = topology.model_copy(update={"replicas": (normalised,)})
+    plan, _ = planned(topology, {"a": 1})
+    work = work_for(topology, plan)
+    [record] = records_of(A, headers=incarnation_headers(1, 50))
+    spaced = msgspec.structs.replace(record, value=b" " + (record.value or b""))
+    dead = [
+        letter
+        for number in range(2)
+        for letter in fed(work, number, chunks_for(work, {("t.a", 0): [spaced]}, number, 0, 10))[
+            1
+        ].dead
+    ]
+    assert [(each.reason, each.key, each.value) for each in dead] == [
+        ("header", b"k", spaced.value)
+    ]
+
+
 def test_a_replica_that_starts_over_and_one_that_repeats_itself() -> None:
     topology, widths = topology_of("ab"), {"a": 1, "b": 1}
     plan, _ = planned(topology, widths)
     running = Running(topology, plan)
     sent: list[tuple[int, Element]] = [(1, A), (2, B), (1, A), (2, B), (3, Stable(4))]
     numbered = [
-        Record(at, b"k", encode(in_bytes(each)), [(SEQ_HEADER, b"%d" % seq)], 1)
+        DecodedRecord(at, b"k", encode(in_bytes(each)), [(SEQ_HEADER, b"%d" % seq)], 1)
         for at, (seq, each) in enumerate(sent)
     ]
     emitted = running.batch({("t.b", 0): numbered})
@@ -447,7 +496,7 @@ def test_a_dialect_and_a_normalised_replica() -> None:
     work = work_for(topology, plan)
     batch = {
         ("t.a", 0): records_of(*pieces),
-        ("t.b", 0): [Record(at, None, value, (), 1) for at, value in enumerate(opened)],
+        ("t.b", 0): [DecodedRecord(at, None, value, (), 1) for at, value in enumerate(opened)],
     }
     events: list[Event] = []
     for number in range(2):
@@ -469,12 +518,12 @@ def test_n13_rows_that_are_known_by_partition_are_let_go_when_their_topic_gets_w
     topology = topology_of("ab", replicas=replicas)
     plan, ledger = planned(topology, {"a": 1, "b": 1})
     running = Running(topology, plan)
-    running.batch({("t.b", 0): [Record(0, b"1", row % b"A", (), 1000)]})
+    running.batch({("t.b", 0): [DecodedRecord(0, b"1", row % b"A", (), 1000)]})
     if seen:
         running.go_on(decided(plan, ledger, {"a": 1, "b": 2}, batch=1, known=["t.a", "t.b"]))
-    running.batch({("t.b", 1): [Record(0, b"1", row % b"B", (), 2000)]})
+    running.batch({("t.b", 1): [DecodedRecord(0, b"1", row % b"B", (), 2000)]})
     running.cache.clear()
-    running.batch({("t.b", 1): [Record(1, b"1", None, (), 3000)]})
+    running.batch({("t.b", 1): [DecodedRecord(1, b"1", None, (), 3000)]})
     state = running.bucket.state.replicas.states["b"]
     assert state.step is None
     assert "got 2 partitions, 1 before" in (state.quarantined or "")
@@ -488,9 +537,9 @@ def test_n13_a_key_in_two_partitions_is_noticed_by_a_bucket() -> None:
     topology = topology_of("a", replicas=[{"name": "a", "topic": "t.a", "format": form}])
     plan, _ = planned(topology, {"a": 2})
     running = Running(topology, plan)
-    running.batch({("t.a", 0): [Record(0, b"1", b'{"id":1}', (), 1000)]})
-    running.batch({("t.a", 1): [Record(0, b"1", None, (), 3000)]})
-    running.batch({("t.a", 0): [Record(1, b"1", b'{"id":2}', (), 4000)]})
+    running.batch({("t.a", 0): [DecodedRecord(0, b"1", b'{"id":1}', (), 1000)]})
+    running.batch({("t.a", 1): [DecodedRecord(0, b"1", None, (), 3000)]})
+    running.batch({("t.a", 0): [DecodedRecord(1, b"1", b'{"id":2}', (), 4000)]})
     state = running.bucket.state.replicas.states["a"]
     assert "has key '1' at offset 0 of partition 1" in (state.quarantined or "")
     assert reconstitute(running.emitted) == TDB([(b'{"id":1}', 1000, INFINITY)])
