@@ -29,6 +29,7 @@ from lmerge_service.errors import ConfigurationError, LMergeError, StateError, T
 from lmerge_service.formats import dead_letters
 from lmerge_service.kafka.client import lacking
 from lmerge_service.kafka.cluster import Cluster
+from lmerge_service.kafka.sightings import Sightings, is_another
 from lmerge_service.kafka.sink import BATCH_BYTES
 from lmerge_service.kafka.topics import TopicInfo, Topics
 from lmerge_service.merge.outlets import Outlets
@@ -139,7 +140,7 @@ class TopicWatch:
         }
         """What to do when one of these is lost."""
         self._ids: dict[str, str | None] = {}
-        self._missing: Counter[str] = Counter()
+        self._sightings = Sightings(_BELIEVED)
         self._looks = 0
 
     async def run(self) -> None:
@@ -168,6 +169,7 @@ class TopicWatch:
         self._looks += 1
         names = [*self._remedies, *self._side]
         found = await topics.describe(names, rights=True)
+        self._sightings.note(names, found)
         for name in names:
             if (info := found.get(name)) is None:
                 await self._miss(topics, name)
@@ -178,12 +180,11 @@ class TopicWatch:
         if name in topics.refused:
             self._note(name, f"cannot be seen: {lacking('Write', f'topic {name}')}")
             return
-        self._missing[name] += 1
         if name in self._side:
             await self._create(topics, name)
             return
         self._note(name, "was deleted")
-        if self._missing[name] >= _BELIEVED and name != self._control:  # what was decided holds
+        if self._sightings.is_deleted(name) and name != self._control:  # what was decided holds
             raise StateError(f"topic {name} was deleted: {self._remedies[name]}")
 
     async def _create(self, topics: Topics, name: str) -> None:
@@ -197,9 +198,8 @@ class TopicWatch:
         log.warning("topic created again", topic=name, count=self.recreated[name])
 
     async def _see(self, topics: Topics, name: str, info: TopicInfo) -> None:
-        self._missing.pop(name, None)
         known, self._ids[name] = self._ids.get(name), info.id
-        if known not in (None, info.id):
+        if is_another(known, info.id):
             if name in self._remedies:
                 raise StateError(
                     f"topic {name} was deleted and created again by something else: "

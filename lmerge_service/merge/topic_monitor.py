@@ -22,6 +22,7 @@ import structlog
 
 from lmerge_service.errors import TransportError
 from lmerge_service.kafka.client import lacking
+from lmerge_service.kafka.sightings import Change, Sightings, change_of, is_another
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.topics import TopicInfo, Topics
 from lmerge_service.kafka.unread import OpenTransaction, Unread
@@ -34,7 +35,6 @@ __all__ = ("WATCH_SECONDS", "TopicMonitor")
 log = structlog.get_logger()
 
 WATCH_SECONDS = 2.0
-_BELIEVED = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class TopicMonitor:
         self._topics = topics
         self._found: dict[str, TopicInfo] | None = None
         """The topics found, if that is not acted on yet."""
-        self._missing: Counter[str] = Counter()
+        self._sightings = Sightings()
         self._ends: dict[TopicPartition, _Ends] = {}
         self._asked_at = 0.0
         self._logged: dict[TopicPartition, int] = {}
@@ -89,9 +89,7 @@ class TopicMonitor:
         detached = {name: topic for name, topic in self._detached().items() if topic not in topics}
         asked = topics | set(detached.values())
         found = await self._topics.describe(asked, seconds=WATCH_SECONDS)
-        for name, state in replicas.states.items():
-            if state.replica.topic in found:
-                self._missing.pop(name, None)
+        self._sightings.note(topics, found)
         self._found = found
         there = [tp for tp in replicas.positions() if tp.topic in found]
         left = [
@@ -133,9 +131,9 @@ class TopicMonitor:
         lost, self._source.lost = self._source.lost, {}
         infos, self._found = self._found, None
         if lost:  # a topic that was recreated may contain less than was read
-            infos = await self._topics.describe(
-                {each.replica.topic for each in replicas.states.values()}
-            )
+            topics = {each.replica.topic for each in replicas.states.values()}
+            infos = await self._topics.describe(topics)
+            self._sightings.note(topics, infos)
         for tp, why in lost.items():
             if (state := replicas.merging(tp)) is not None and _is_the_same(state, infos):
                 replicas.exclude(state.name, f"partition {tp.partition} {why}", lost=True)
@@ -144,42 +142,38 @@ class TopicMonitor:
 
     async def _compare(self, infos: Mapping[str, TopicInfo]) -> bool:
         """Acts on which topics exist; whether other partitions are to be read now."""
-        replicas, changed = self._state.replicas, False
-        for name, state in list(replicas.states.items()):
-            info = infos.get(state.replica.topic)
-            if state.quarantined is not None:
-                continue
-            if info is None:
-                changed |= self._miss(name, state)
-            elif state.topic_id not in (None, info.id):
-                why = "was recreated: what it holds is merged from its beginning"
-                replicas.exclude(name, why, recreated=True)
-                changed |= await self._begin(name, info)
-            elif state.step is None:
-                if not state.lost:
-                    changed |= await self._begin(name, info)
-            elif info.partitions > state.width:
-                await self._widen(name, info)
-                changed = True
-        return changed
+        states = self._state.replicas.states.items()
+        wanted = [(name, each) for name, each in states if each.quarantined is None]
+        return any([await self._adapt(name, each, infos) for name, each in wanted])
 
-    def _miss(self, name: str, state: ReplicaState) -> bool:
-        """A replica's topic is not there, which after it has been merged is only believed when
-        it is seen twice: a broker that has just started knows few topics."""
-        self._missing[name] += 1
+    async def _adapt(self, name: str, state: ReplicaState, infos: Mapping[str, TopicInfo]) -> bool:
+        replicas, topic = self._state.replicas, state.replica.topic
+        info, deleted = infos.get(topic), self._sightings.is_deleted(topic)
+        change = change_of(state.topic_id, state.width, info, deleted=deleted)
+        if info is None:
+            return self._miss(name, state, deleted=change is Change.DELETED)
+        if change is Change.RECREATED:
+            why = "was recreated: what it holds is merged from its beginning"
+            replicas.exclude(name, why, recreated=True)
+            return await self._begin(name, info)
         if state.step is None:
-            topic = state.replica.topic
-            refused = topic in self._topics.refused
-            why = f"cannot be seen: {lacking('Read', f'topic {topic}')}"
-            state.excluded = f"topic {topic} {why if refused else 'does not exist yet'}"
-            return False
-        if self._missing[name] < _BELIEVED:
-            return False
-        topic = state.replica.topic
+            return not state.lost and await self._begin(name, info)
+        if change is Change.WIDER:
+            await self._widen(name, info)
+        return change is Change.WIDER
+
+    def _miss(self, name: str, state: ReplicaState, *, deleted: bool) -> bool:
+        """A replica's topic is not there; whether it was merged until now."""
+        topic, merged = state.replica.topic, state.step is not None
         refused = topic in self._topics.refused
-        why = f"cannot be seen any more: {lacking('Read', f'topic {topic}')}"
-        self._state.replicas.exclude(name, why if refused else "was deleted")
-        return True
+        unseen = (
+            f"cannot be seen{' any more' if merged else ''}: {lacking('Read', f'topic {topic}')}"
+        )
+        if not merged:
+            state.excluded = f"topic {topic} {unseen if refused else 'does not exist yet'}"
+        elif deleted:
+            self._state.replicas.exclude(name, unseen if refused else "was deleted")
+        return merged and deleted
 
     async def _begin(self, name: str, info: TopicInfo) -> bool:
         replicas = self._state.replicas
@@ -273,11 +267,11 @@ class TopicMonitor:
         infos = await self._topics.describe({each.topic for each in standings.values()})
         for name, standing in standings.items():
             info = infos.get(standing.topic)
-            if info is not None and info.id != standing.topic_id:
+            if info is not None and is_another(standing.topic_id, info.id):
                 raise TransportError(f"topic {standing.topic} of {name} was recreated meanwhile")
 
 
 def _is_the_same(state: ReplicaState, infos: Mapping[str, TopicInfo] | None) -> bool:
     """The replica's topic is the one that is merged, as far as anybody knows."""
     info = None if infos is None else infos.get(state.replica.topic)
-    return info is None or info.id == state.topic_id
+    return info is None or not is_another(state.topic_id, info.id)

@@ -30,6 +30,7 @@ from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.headers import TimedRecord
 from lmerge_service.formats.repeats import Repeats
 from lmerge_service.formats.wire import WireDecoder
+from lmerge_service.kafka.sightings import Change, Sightings, change_of, is_another
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.topics import TopicInfo
 from lmerge_service.kafka.unread import OpenTransaction
@@ -38,9 +39,6 @@ from lmerge_service.merge.step import MergeStep
 __all__ = ("Inlets", "Place", "TopicState", "TopicStatus")
 
 TopicState = Literal["missing", "reading", "joining", "ended", "left out"]
-
-_MISSED = 2
-"""A topic that is not seen once may be one that a broker that has just started does not know."""
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -98,7 +96,6 @@ class _Inlet:
     positions: list[int] = field(default_factory=list)
     why: str | None = None
     given_up: bool = False
-    missed: int = 0
     lag: int | None = None
     open: dict[int, OpenTransaction] = field(default_factory=dict)
     """By partition."""
@@ -118,6 +115,7 @@ class Inlets:
     ):
         self._merge = merge
         self._decoder = decoder
+        self._sightings = Sightings()
         self._inlets = {
             topic: _Inlet(topic, joining_at.get(topic, START), places.get(topic))
             for topic in topics
@@ -179,17 +177,17 @@ class Inlets:
 
     def forget(self, found: Mapping[str, TopicInfo]) -> bool:
         """Lets go what is not there any more, or is another topic by now; whether there was any."""
+        self._sightings.note(self._inlets, found)
         changed = False
         for inlet in self._inlets.values():
-            info = found.get(inlet.topic)
-            inlet.missed = 0 if info is not None else inlet.missed + 1
-            gone = inlet.missed >= _MISSED
-            known = inlet.step is not None or inlet.given_up
-            if known and (gone or (info is not None and _is_another(inlet.id, info.id))):
-                changed |= self._drop(inlet, "was deleted" if gone else "was recreated")
+            info, deleted = found.get(inlet.topic), self._sightings.is_deleted(inlet.topic)
+            change = change_of(inlet.id, len(inlet.positions), info, deleted=deleted)
+            if inlet.step is None and not inlet.given_up:
+                if info is None:
+                    inlet.why = inlet.why or "does not exist yet"
+            elif change in (Change.DELETED, Change.RECREATED):
+                changed |= self._drop(inlet, f"was {change.value}")
                 inlet.given_up = False
-            elif info is None and not known:
-                inlet.why = inlet.why or "does not exist yet"
         return changed
 
     def leave_out(self, topic: str, why: str) -> bool:
@@ -359,17 +357,12 @@ class Inlets:
         )
 
 
-def _is_another(known: str | None, found: str | None) -> bool:
-    """Older brokers return no ids: then topics of one name are one."""
-    return known is not None and found is not None and known != found
-
-
 def _goes_on(
     place: Place, info: TopicInfo, starts: Mapping[int, int], ends: Mapping[int, int]
 ) -> bool:
     """The topic is the one that the token knew, and still has what comes next."""
     return (
-        not _is_another(place.id, info.id)
+        not is_another(place.id, info.id)
         and len(place.positions) <= info.partitions
         and all(starts[n] <= at <= ends[n] for n, at in enumerate(place.positions))
     )

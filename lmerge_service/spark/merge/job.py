@@ -50,6 +50,7 @@ from lmerge_service.errors import (
 )
 from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.connection import connection_of
+from lmerge_service.kafka.sightings import BELIEVED, Sightings
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.merge.decisions.control_log import LoggedControl
 from lmerge_service.merge.decisions.ledger import Ledger
@@ -71,7 +72,6 @@ __all__ = ("Job", "Progress", "Settings")
 log = structlog.get_logger()
 
 _LOOK_SECONDS: Final = 2
-_MISSING_TIMES: Final = 2
 _EARLIEST: Final = -2
 _PLACE: Final = ("topic", "partition", "offset")
 
@@ -133,7 +133,7 @@ class Job:
         """Replicas that the log has reported as excluded."""
         self._undone: list[bytes | None] = []
         """Decisions that are in the ledger and in no step."""
-        self._missing: Counter[str] = Counter()
+        self._sightings = Sightings()
         self._reported = -1
         self._plan: Plan | None = None
 
@@ -387,10 +387,8 @@ class Job:
             ]
             beginnings = await source.beginnings(places)
             ends = await source.high_watermarks(places)
-        for topic in desired:
-            self._missing[topic] = 0 if topic in found else self._missing[topic] + 1
-        deleted = frozenset(t for t, times in self._missing.items() if times >= _MISSING_TIMES)
-        return Seen(found, beginnings, ends, self._undone, deleted, read)
+        self._sightings.note(desired, found)
+        return Seen(found, beginnings, ends, self._undone, self._sightings.deleted, read)
 
     # --- the query --------------------------------------------------------------------------------
 
@@ -436,7 +434,7 @@ class Job:
                 if self.stop.is_set():  # Spark's Python workers got the signal to end, too
                     return False
                 # Spark fails when a topic is deleted; it is taken for deleted when missing twice.
-                if any(self._is_due(plan, failed=True) for _ in range(_MISSING_TIMES)):
+                if any(self._is_due(plan, failed=True) for _ in range(BELIEVED)):
                     return False
                 raise
             self._report_progress(query)

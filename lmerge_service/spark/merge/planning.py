@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from lmerge_service.config.topology import Replica
+from lmerge_service.kafka.sightings import Change, change_of
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.topics import TopicInfo
 from lmerge_service.merge.decisions.ledger import DesiredReplica, Ledger
@@ -101,12 +102,11 @@ def unreadable(plan: Plan, seen: Seen, done: Planned, planned: Planned) -> str |
         if not read:
             continue
         info = seen.topics.get(topic)
-        if info is None:
-            why = "was deleted" if topic in seen.deleted else None
-        elif info.id != kind.topic_id:
-            why = "was recreated"
+        change = change_of(kind.topic_id, kind.width, info, deleted=topic in seen.deleted)
+        if change in (Change.DELETED, Change.RECREATED):
+            why: str | None = f"was {change.value}"
         else:
-            why = _loss(topic, seen, read)
+            why = None if info is None else _loss(topic, seen, read)
         if why is not None:
             return f"topic {topic} {why}"
     return None
@@ -147,19 +147,18 @@ def _compare(desired: DesiredReplica, plan: Plan, seen: Seen, planned: Planned, 
         if info is None or info.id == lost.topic_id:
             return
         have, known = None, False
-    if known and info is None:
+    if known:
         assert have is not None
-        if topic in seen.deleted:
+        change = change_of(have.topic_id, have.width, info, deleted=topic in seen.deleted)
+        if change is Change.DELETED:
             due.gone[name] = "was deleted"
-        else:
-            due.topics[topic] = have
-    elif known and info is not None:
-        assert have is not None
-        if info.id != have.topic_id:
+        elif change is Change.RECREATED:
             due.gone[name] = "was recreated: what it holds is merged from its beginning"
+        elif info is None:
+            due.topics[topic] = have
         elif (why := _lacks(plan, planned, topic, info, seen)) is not None:
             due.lost[name] = Lost(desired.epoch, info.id, why)
-        elif info.partitions > have.width and not replica.co_partitioned:
+        elif change is Change.WIDER and not replica.co_partitioned:
             due.widens[name] = _begin(topic, info, seen)
             due.topics[topic] = msgspec.structs.replace(have, width=info.partitions)
         else:
