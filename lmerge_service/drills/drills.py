@@ -24,7 +24,7 @@ from lmerge_service.drills.variables import refuse_mistakes
 from lmerge_service.errors import ConfigurationError, LMergeError
 from lmerge_service.signals import orderly_end
 
-__all__ = ("STANDARD", "Interrupted", "experiment", "run")
+__all__ = ("EXPERIMENTS", "STANDARD", "Interrupted", "experiment", "run")
 
 STANDARD: Final = (
     "leader-dies",
@@ -53,7 +53,7 @@ STANDARD: Final = (
 """In the order in which `--all` runs them."""
 
 _PACKAGE: Final = Path(__file__).parent
-_FOLDER: Final = next(
+EXPERIMENTS: Final = next(
     folder
     for folder in (_PACKAGE / "experiments", _PACKAGE.parents[1] / "chaos")
     if folder.is_dir()
@@ -73,7 +73,7 @@ def experiment(name: str) -> dict[str, Any]:
     Raises:
         ConfigurationError: there is none, or it is no experiment.
     """
-    path = _FOLDER / f"{name}.yaml"
+    path = EXPERIMENTS / f"{name}.yaml"
     if name not in STANDARD:
         path = Path(name)
         if path.suffix not in (".yaml", ".yml", ".json"):

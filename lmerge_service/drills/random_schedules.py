@@ -1,52 +1,80 @@
-"""Random drills: several faults at once, and the shortest schedule that still fails.
+"""Random drills: several faults at once, drawn from a seed.
 
 Theory
     A schedule is a set of faults, each with a beginning and an end; who is hit by one is hit by no
     other, and at most two of the three replicas are hit, so that the output is always owed. Equal
     seeds give equal schedules. What the schedules do to real processes is not the same each time:
     a run that fails is evidence, a run that passes is none.
-
-    So shrinking is sound, but not complete: it leaves out one fault after the other, runs what is
-    left up to twice, and takes it only if that has failed in the same way itself. Whatever it
-    returns was seen to fail.
-
-    >>> fails = lambda s: {f.victim for f in s.faults} >= {"w1", "broker"}
-    >>> faults = tuple(Fault("pause", victim, 1.0, 2.0) for victim in ("a", "w1", "broker", "c"))
-    >>> [fault.victim for fault in shrink(Schedule(1, faults), fails).faults]
-    ['w1', 'broker']
 """
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from lmerge_service.drills.report import Result
+from lmerge_service.drills.drills import EXPERIMENTS, experiment
 
-__all__ = ("Fault", "Schedule", "compose", "experiment_of", "failures", "shrink")
+__all__ = ("Fault", "Kind", "Schedule", "compose", "experiment_of")
 
 _REPLICAS: Final = ("a", "b", "c")
 _WORKERS: Final = ("w1", "w2")
-_TRIES: Final = 2
-_HOLE_SECONDS: Final = 90
+_BROKER: Final = "broker"
 _SPAN_SECONDS: Final = 8.0
 
-Step = tuple[str, dict[str, Any]]
-"""An action's function and its arguments."""
 
-_ON_REPLICAS: Final = (
-    "kill for good", "kill, restart", "kill, restore", "kill, start over", "pause", "throttle",
-    "corrupt", "late", "latency", "bandwidth", "reset_peer", "black hole",
-)  # fmt: skip
-_ON_WORKERS: Final = (
-    "kill, start", "pause", "throttle", "latency", "bandwidth", "reset_peer", "black hole",
-)  # fmt: skip
-_ON_BROKER: Final = ("pause", "kill, start")
-_TOXICS: Final[dict[str, dict[str, int]]] = {
-    "latency": {"latency": 300, "jitter": 200},
-    "bandwidth": {"rate": 20},
-    "reset_peer": {"timeout": 200},
+class Kind(NamedTuple):
+    """The actions that begin and end a fault."""
+
+    parameter: str | None
+    """By which the actions take the victim."""
+    begin: str
+    end: str | None = None
+    more: Mapping[str, Any] = {}
+    """Further arguments of the beginning."""
+
+
+def _stalled(role: str) -> dict[str, Kind]:
+    return {
+        "pause": Kind(role, f"pause_{role}", f"resume_{role}"),
+        "throttle": Kind("name", "throttle", "unthrottle", {"share": 0.3}),
+    }
+
+
+def _toxic(kind: str, **attributes: int) -> dict[str, Kind]:
+    return {kind: Kind("link", "add_toxic", "mend_links", {"kind": kind, **attributes})}
+
+
+_ON_LINKS: Final = {
+    **_toxic("latency", latency=300, jitter=200),
+    **_toxic("bandwidth", rate=20),
+    **_toxic("reset_peer", timeout=200),
+    "black hole": Kind("link", "cut_link", "mend_links"),
 }
+_ON_REPLICAS: Final = {
+    "kill for good": Kind("replica", "kill_replica"),
+    "kill, restart": Kind("replica", "kill_replica", "restart_replica"),
+    "kill, restore": Kind("replica", "kill_replica", "restore_replica"),
+    "kill, start over": Kind("replica", "kill_replica", "start_over"),
+    **_stalled("replica"),
+    "corrupt": Kind("replica", "deploy_replica", more={"corrupt": 0.05}),
+    "late": Kind("replica", "deploy_replica", more={"lag": 2}),
+    **_ON_LINKS,
+}
+_ON_WORKERS: Final = {
+    "kill, start": Kind("worker", "kill_worker", "start_worker"),
+    **_stalled("worker"),
+    **_ON_LINKS,
+}
+_ON_BROKER: Final = {
+    "pause": Kind(None, "pause_broker", "resume_broker"),
+    "kill, start": Kind(None, "kill_broker", "start_broker"),
+}
+_KINDS: Final = {
+    **dict.fromkeys(_REPLICAS, _ON_REPLICAS),
+    **dict.fromkeys(_WORKERS, _ON_WORKERS),
+    _BROKER: _ON_BROKER,
+}
+"""The faults of each victim. A seed draws by their order, so that another order changes seeds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,43 +87,13 @@ class Fault:
     """Seconds since all was well."""
     end: float
 
-    def begin_steps(self) -> list[Step]:
-        kind, victim = self.kind, self.victim
-        if victim == "broker":
-            return [("pause_broker" if kind == "pause" else "kill_broker", {})]
-        if kind in _TOXICS:
-            return [("add_toxic", {"link": victim, "kind": kind, **_TOXICS[kind]})]
-        match kind:
-            case "black hole":
-                return [("cut_link", {"link": victim})]
-            case "throttle":
-                return [("throttle", {"name": victim, "share": 0.3})]
-            case "corrupt" | "late":
-                manner = {"corrupt": 0.05} if kind == "corrupt" else {"lag": 2}
-                return [("deploy_replica", {"replica": victim, **manner})]
-        verb = "pause" if kind == "pause" else "kill"
-        role = "worker" if victim in _WORKERS else "replica"
-        return [(f"{verb}_{role}", {role: victim})]
-
-    def end_steps(self) -> list[Step]:
-        kind, victim = self.kind, self.victim
-        if victim == "broker":
-            return [("resume_broker" if kind == "pause" else "start_broker", {})]
-        if kind in _TOXICS or kind == "black hole":
-            return [("mend_links", {"link": victim})]
-        role = "worker" if victim in _WORKERS else "replica"
-        match kind:
-            case "throttle":
-                return [("unthrottle", {"name": victim})]
-            case "pause":
-                return [(f"resume_{role}", {role: victim})]
-            case "kill, start":
-                return [("start_worker", {"worker": victim})]
-            case "kill, restart" | "kill, restore":
-                return [(f"{kind.removeprefix('kill, ')}_replica", {"replica": victim})]
-            case "kill, start over":
-                return [("start_over", {"replica": victim})]
-        return []
+    def steps(self) -> Iterator[tuple[float, str, dict[str, Any]]]:
+        """When each of its actions is due, its name and its arguments."""
+        kind = _KINDS[self.victim][self.kind]
+        victim = {kind.parameter: self.victim} if kind.parameter else {}
+        yield self.start, kind.begin, {**victim, **kind.more}
+        if kind.end:
+            yield self.end, kind.end, victim
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,27 +115,20 @@ def compose(seed: int) -> Schedule:
     True
     """
     rng = random.Random(seed)
-    victims = [*rng.sample(_REPLICAS, 2), *_WORKERS, "broker"]
+    victims = [*rng.sample(_REPLICAS, 2), *_WORKERS, _BROKER]
     rng.shuffle(victims)
     faults = []
     for victim in victims[: rng.randint(2, 4)]:
-        kinds = (
-            _ON_BROKER
-            if victim == "broker"
-            else _ON_WORKERS
-            if victim in _WORKERS
-            else _ON_REPLICAS
-        )
         start = round(rng.uniform(0, _SPAN_SECONDS / 2), 1)
         end = round(start + rng.uniform(0.5, _SPAN_SECONDS / 2), 1)
-        faults.append(Fault(rng.choice(kinds), victim, start, end))
+        faults.append(Fault(rng.choice(list(_KINDS[victim])), victim, start, end))
     return Schedule(seed, tuple(sorted(_playable(faults), key=lambda fault: fault.start)))
 
 
 def _playable(faults: list[Fault]) -> Iterator[Fault]:
     """No worker is started while the broker is away: the step would wait for what only a later
     one brings back."""
-    away = next((fault for fault in faults if fault.victim == "broker"), None)
+    away = next((fault for fault in faults if fault.victim == _BROKER), None)
     for fault in faults:
         starts = fault.victim in _WORKERS and fault.kind == "kill, start"
         if starts and away is not None and away.start <= fault.end <= away.end:
@@ -147,77 +138,31 @@ def _playable(faults: list[Fault]) -> Iterator[Fault]:
 
 
 def experiment_of(schedule: Schedule) -> dict[str, Any]:
-    """The schedule as an experiment, which can be kept and run again."""
-    timed = [(f.start, step) for f in schedule.faults for step in f.begin_steps()]
-    timed += [(f.end, step) for f in schedule.faults for step in f.end_steps()]
-    method, now = [], 0.0
-    for at, (func, arguments) in sorted(timed, key=lambda each: each[0]):
-        method.append(_activity("action", func, func, arguments, max(0.0, at - now)))
+    """The schedule as an experiment."""
+    found = experiment(str(EXPERIMENTS / "random.yaml"))
+    found["title"] += f", seed {schedule.seed}"
+    found["description"] = f"{schedule}."
+    found["tags"] = [f"random-{schedule.seed}"]
+    found["method"][:0] = _method(schedule)
+    return found
+
+
+def _method(schedule: Schedule) -> Iterator[dict[str, Any]]:
+    """All faults begin and end, each action after a pause."""
+    steps = sorted(
+        (step for fault in schedule.faults for step in fault.steps()), key=lambda step: step[0]
+    )
+    now = 0.0
+    for at, func, arguments in steps:
+        yield {
+            "type": "action",
+            "name": " ".join((func, *map(str, arguments.values()))),
+            "pauses": {"before": round(at - now, 2)},
+            "provider": {
+                "type": "python",
+                "module": "lmerge_service.drills.actions",
+                "func": func,
+                "arguments": arguments,
+            },
+        }
         now = at
-    name = f"random-{schedule.seed}"
-    return {
-        "title": f"Random faults, seed {schedule.seed}",
-        "description": f"{schedule}.",
-        "tags": [name],
-        "configuration": {"within": _HOLE_SECONDS},
-        "controls": [
-            {
-                "name": "environment",
-                "provider": {"type": "python", "module": "lmerge_service.drills.control"},
-            }
-        ],
-        "steady-state-hypothesis": {
-            "title": "The output is what its replicas allow, and moves",
-            "probes": [
-                _activity("probe", "verdict of K1 to K8", "verdict") | {"tolerance": "valid"},
-                _activity("probe", "longest time without output, seconds", "longest_hole")
-                | {"tolerance": [0, _HOLE_SECONDS]},
-            ],
-        },
-        "method": [
-            *method,
-            _activity("action", "workers that have ended are started", "start_missing_workers"),
-            _activity("probe", "seconds until the output moves on", "seconds_until_moving"),
-            _activity("action", "replicas publish the rest, and end", "finish"),
-        ],
-        "rollbacks": [_activity("action", "all faults end", "heal")],
-    }
-
-
-def _activity(
-    kind: str, name: str, func: str, arguments: dict[str, Any] | None = None, pause: float = 0
-) -> dict[str, Any]:
-    module = "lmerge_service.drills.actions" if kind == "action" else "lmerge_service.drills.probes"
-    provider: dict[str, Any] = {"type": "python", "module": module, "func": func}
-    activity: dict[str, Any] = {"type": kind, "name": name, "provider": provider}
-    if arguments:
-        provider["arguments"] = arguments
-        activity["name"] = f"{name} {' '.join(map(str, arguments.values()))}"
-    if pause:
-        activity["pauses"] = {"before": round(pause, 2)}
-    return activity
-
-
-def failures(result: Result) -> frozenset[str]:
-    """In which ways a drill has failed, by the names of checks, steps and probes.
-
-        Nothing if it has passed, and nothing if it could not be played: a fault that has not come
-    about proves nothing about the merge.
-    """
-    if result.passed or result.unplayed:
-        return frozenset()
-    ways = frozenset(line.partition(":")[0] for line in result.why)
-    return ways - {"verdict of K1 to K8 (after the faults)"} or ways
-
-
-def shrink(failing: Schedule, fails: Callable[[Schedule], bool]) -> Schedule:
-    """The shortest schedule found; it has failed itself, as `failing` has."""
-    index = 0
-    while index < len(failing.faults) and len(failing.faults) > 1:
-        rest = (*failing.faults[:index], *failing.faults[index + 1 :])
-        shorter = replace(failing, faults=rest)
-        if any(fails(shorter) for _ in range(_TRIES)):
-            failing = shorter
-        else:
-            index += 1
-    return failing
