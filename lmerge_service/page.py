@@ -1,30 +1,26 @@
 """A report as one page of HTML to hand on: text, tables and pictures in one file, without links.
 
 Theory
-    All content is text here, escaped, unless it is `Markup`. Pictures are SVG inside the page,
-    drawn by matplotlib without a display; the same report gives the same bytes.
+    A page is a Jinja2 template that extends `templates/base.html`; what it shows is escaped, unless
+    it is `Markup`. Pictures are SVG inside the page, drawn by matplotlib without a display; the
+    same report gives the same bytes.
 """
 
 import io
 import re
-from collections.abc import Callable, Iterable, Sequence
-from html import escape
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from lmerge_service.elements import INFINITY, START
 from lmerge_service.errors import ConfigurationError, EnvironmentMissingError
 
-__all__ = (
-    "COLOURS",
-    "Markup",
-    "check_page",
-    "document",
-    "figure",
-    "table",
-    "verdict",
-    "write_page",
-)
+__all__ = ("COLOURS", "check_page", "figure", "render", "write_page")
 
 COLOURS: Final = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9")
 """Distinguishable also for those who see few colours."""
@@ -32,25 +28,29 @@ COLOURS: Final = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e
 Panel: TypeAlias = Callable[[Any], None]
 """Draws on matplotlib's axes."""
 
-_STYLE: Final = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 62rem; color: #222;
-       padding: 0 1rem }
-.verdict { padding: .7rem 1rem; border-radius: .4rem; color: #fff; font-size: 1.3rem }
-.good { background: #006b4f } .bad { background: #a8370a }
-table { border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular-nums }
-th, td { padding: .25rem .7rem; border-bottom: 1px solid #ddd; text-align: left;
-         vertical-align: top }
-td.n, th.n { text-align: right }
-code { font-size: .9em; overflow-wrap: anywhere }
-.scroll { overflow-x: auto }
-figure { margin: 1rem 0 } svg { max-width: 100%; height: auto }
-"""
+
+def _time(time: int) -> str:
+    return {INFINITY: "infinity", START: "-infinity"}.get(time, f"{time}")
 
 
-class Markup(str):
-    """Text that is HTML already."""
+def _utc(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
-    __slots__ = ()
+
+_TEMPLATES: Final = Environment(
+    loader=PackageLoader("lmerge_service"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_TEMPLATES.filters |= {"number": "{:,}".format, "time": _time, "utc": _utc}
+
+
+def render(template: str, **values: Any) -> str:
+    """A page by a template of `templates/`; beside Jinja2's filters there are `number` (1,234),
+    `time` (of a stream) and `utc` (seconds of the wall clock)."""
+    return _TEMPLATES.get_template(template).render(values)
 
 
 def check_page(path: Path) -> None:
@@ -74,36 +74,6 @@ def write_page(text: str, path: Path) -> None:
     partial.replace(path)
 
 
-def document(title: str, body: Iterable[str]) -> str:
-    """The page; `body` is HTML."""
-    return (
-        '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n"
-        + "\n".join(body)
-        + "\n</html>\n"
-    )
-
-
-def verdict(text: str, *, good: bool) -> str:
-    """What is to be read first."""
-    return f'<p class="verdict {"good" if good else "bad"}">{escape(text)}</p>'
-
-
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()) -> str:
-    """Rows of text; in the columns `numbers` it stands to the right."""
-
-    def cells(tag: str, row: Sequence[str]) -> str:
-        texts = (each if isinstance(each, Markup) else escape(each) for each in row)
-        return "".join(
-            f"<{tag}{' class=n' if n in numbers else ''}>{text}</{tag}>"
-            for n, text in enumerate(texts)
-        )
-
-    body = "\n".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
-    return f'<div class="scroll"><table>\n<tr>{cells("th", heads)}</tr>\n{body}\n</table></div>'
-
-
 def figure(
     name: str,
     panels: Sequence[Panel],
@@ -111,7 +81,7 @@ def figure(
     *,
     size: tuple[float, float] = (4.6, 3.0),
     below: bool = False,
-) -> str:
+) -> Markup:
     """A picture of panels side by side, or `below` each other with one axis of x for all; `name` is
     of its own on the page, `size` inches a panel."""
     from matplotlib import rc_context
@@ -132,4 +102,5 @@ def figure(
     svg = written.getvalue()
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     ours = re.sub(r'\b(id="|url\(#|href="#)', lambda found: f"{found[0]}{name}-", svg)
-    return f'<figure role="img" aria-label="{escape(title)}">{ours}</figure>'
+    picture = Markup(ours)  # noqa: S704 (matplotlib escapes the texts in it)
+    return Markup('<figure role="img" aria-label="{}">{}</figure>').format(title, picture)

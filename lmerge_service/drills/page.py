@@ -1,12 +1,11 @@
 """A drill as one page of HTML to hand on: its outcome, checks, steps and timeline."""
 
-from collections.abc import Iterator
-from datetime import UTC, datetime
-from html import escape
 from typing import Any, Final
 
+from markupsafe import Markup
+
 from lmerge_service.drills.report import Result, Timeline
-from lmerge_service.page import COLOURS, document, figure, table, verdict
+from lmerge_service.page import COLOURS, figure, render
 
 __all__ = ("CHECKS", "page")
 
@@ -25,72 +24,11 @@ CHECKS: Final = {
 
 
 def page(result: Result) -> str:
-    """The page; texts of the drill are escaped."""
-    return document(result.title, _body(result))
+    """The page."""
+    return render("drill.html", result=result, checks=CHECKS, figure=_figure(result.timeline))
 
 
-def _body(result: Result) -> Iterator[str]:
-    yield f"<h1>{escape(result.title)}</h1>"
-    yield verdict("Passed" if result.passed else "Not passed", good=result.passed)
-    yield f"<p>{escape(result.description)}</p>"
-    for line in result.why:
-        yield f"<p>{escape(line)}</p>"
-    yield from _availability(result)
-    yield "<h2>Timeline</h2>"
-    began = datetime.fromtimestamp(result.timeline.began, UTC).strftime("%Y-%m-%d %H:%M:%S")
-    yield f"<p>Times are seconds since {began} UTC. Numbers in the figure: see the table.</p>"
-    yield _figure(result.timeline)
-    events = enumerate(result.timeline.happened, 1)
-    yield table(("", "at", "what"), [(f"{n}", f"{at:.1f} s", what) for n, (at, what) in events])
-    yield from _checks(result)
-    yield "<h2>Steps</h2>"
-    rows = [
-        (step["name"], step["status"], f"{step['seconds']:.2f} s", _text(step["output"]))
-        for step in result.steps
-    ]
-    yield table(("step", "status", "took", "result"), rows, numbers=(2,))
-    if result.reasons:
-        yield "<h2>Reasons for degraded health</h2>"
-        yield table(("reason",), [(reason,) for reason in result.reasons])
-
-
-def _text(output: Any) -> str:
-    return "" if output is None else f"{output}"
-
-
-def _availability(result: Result) -> Iterator[str]:
-    if (judged := result.judged) is None:
-        return
-    hole = judged.hole
-    at = hole.start - result.timeline.began
-    yield (
-        f"<p>The longest time without output, for a reader of committed records, was "
-        f"{hole.seconds:.2f} s (from {at:.1f} s on); replicas published {hole.events:,} events in "
-        f"that time, of {judged.events:,} events in all.</p>"
-    )
-
-
-def _checks(result: Result) -> Iterator[str]:
-    if result.judged is None:
-        return
-    yield "<h2>Checks</h2>"
-    yield (
-        "<p>The checks read only the topics, and share no code with the merge. They know the "
-        "logical stream that all replicas present.</p>"
-    )
-    yield table(
-        ("check", "requires", "outcome", "evidence"),
-        [
-            (
-                finding["check"], CHECKS[finding["check"]], finding["outcome"],
-                "; ".join(finding["evidence"][:5]),
-            )
-            for finding in result.judged.findings
-        ],
-    )  # fmt: skip
-
-
-def _figure(line: Timeline) -> str:
+def _figure(line: Timeline) -> Markup:
     middles = [(n + 0.5) * line.bin for n in range(len(line.rate))]
 
     def leading(axes: Any) -> None:

@@ -128,6 +128,7 @@ def test_the_axis_of_freshness_has_numbers_however_alike_delays_are() -> None:
     axis = picture[picture.index("freshness-matplotlib.axis_1") :]
     axis = axis[: axis.index("freshness-matplotlib.axis_2")]
     assert axis.count("<text") > 3  # one is the label
+    assert "100,000" in axis
 
 
 def test_the_same_report_gives_the_same_bytes() -> None:
