@@ -27,16 +27,16 @@ from typing import Final
 from benchmarks.fleet import Report, log_line, staged
 from benchmarks.traffic import Sender, following
 from lmerge_service.config import topology as topologies
-from lmerge_service.demo.stage import shipped_topology
-from lmerge_service.demo.watch import StatusClient
 from lmerge_service.elements import INFINITY, Element, Stable
 from lmerge_service.errors import LMergeError
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.records import Record
 from lmerge_service.kafka.source import Source, TopicPartition
-from lmerge_service.local.broker import free_port
+from lmerge_service.local.stage import shipped_topology
+from lmerge_service.local.worker import Worker
 from lmerge_service.offline.audit import Audited, audit_topic, compare
+from lmerge_service.service.status.document import Status
 from lmerge_service.workloads.flights import flights
 from lmerge_service.workloads.lifetime import final_tdb
 from lmerge_service.workloads.pace import due
@@ -48,11 +48,11 @@ __all__ = (
     "Disturbed",
     "Flow",
     "Run",
+    "all_joined",
     "disturbed",
     "draw",
     "measure",
     "play",
-    "until_running",
 )
 
 OUTPUT: Final = "output"
@@ -161,12 +161,12 @@ async def play(months: Sequence[int]) -> Run:
     async with staged() as stage:
         path = shipped_topology(_TOPOLOGY)
         output = topologies.load(path, bootstrap=stage.bootstrap).output.topic
-        connection, port = Connection(stage.bootstrap), free_port()
-        options = ("--bootstrap", stage.bootstrap, "--http-port", str(port))
-        worker = await stage.lmerge("run", str(path), *options, log="worker.log")
-        flows = await _flows(connection, port, output, inputs, streams)
-        if worker.returncode is not None:
-            raise LMergeError(f"the worker ended: {stage.log_tail('worker.log')}")
+        connection = Connection(stage.bootstrap)
+        worker = Worker(stage, "worker", path, ("--bootstrap", stage.bootstrap))
+        await worker.start()
+        flows = await _flows(connection, worker, output, inputs, streams)
+        if worker.ended is not None:
+            raise worker.failure()
         log_line("reading the output back")
         found = await audit_topic(connection, output, WireDecoder())
     verdict = compare(Audited("the flights", final_tdb(lives)), found)
@@ -177,7 +177,7 @@ async def play(months: Sequence[int]) -> Run:
 
 async def _flows(
     connection: Connection,
-    port: int,
+    worker: Worker,
     output: str,
     inputs: Mapping[str, Disturbed],
     streams: Mapping[str, Sequence[Element]],
@@ -189,7 +189,7 @@ async def _flows(
             name: await stack.enter_async_context(Sender(connection, each.topic))
             for name, each in inputs.items()
         }
-        await until_running(port)
+        await worker.until(all_joined, "all replicas to be joined", seconds=_PATIENCE_SECONDS)
         began = time.monotonic()
         consumer = Consumer(connection, output, flows[OUTPUT], began)
         await stack.enter_async_context(following(consumer))
@@ -206,18 +206,9 @@ async def _flows(
     return flows
 
 
-async def until_running(port: int) -> None:
-    """Waits for the worker that serves there: it leads, and has found all replicas."""
-    async with (
-        StatusClient(f"http://127.0.0.1:{port}") as client,
-        asyncio.timeout(_PATIENCE_SECONDS),
-    ):
-        while True:
-            status = await client.get()
-            joined = status is not None and all(each.state == "joined" for each in status.replicas)
-            if status is not None and status.state == "running" and joined:
-                return
-            await asyncio.sleep(0.1)
+def all_joined(status: Status) -> bool:
+    """The worker leads, and has found all replicas."""
+    return status.state == "running" and all(each.state == "joined" for each in status.replicas)
 
 
 async def _send(

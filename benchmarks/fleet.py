@@ -17,11 +17,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias, TypeVar
 
-from lmerge_service.demo.stage import Stage
-from lmerge_service.demo.workers import Worker
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.local.broker import LocalBroker
+from lmerge_service.local.stage import Stage
+from lmerge_service.local.worker import Worker
 
 __all__ = ("NEVER", "TOPICS", "Merge", "Report", "by_topic", "log_line", "staged")
 

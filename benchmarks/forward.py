@@ -25,18 +25,18 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
-from benchmarks.availability import Consumer, Flow, until_running
+from benchmarks.availability import Consumer, Flow, all_joined
 from benchmarks.fleet import Report, log_line, staged
 from benchmarks.traffic import following
 from lmerge_service.config import topology as topologies
-from lmerge_service.demo.stage import Process, Stage, shipped_topology
-from lmerge_service.demo.watch import StatusClient
 from lmerge_service.errors import LMergeError
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.records import Record
 from lmerge_service.kafka.topics import Topics
-from lmerge_service.local.broker import free_port
+from lmerge_service.local.processes import Child
+from lmerge_service.local.stage import Stage, shipped_topology
+from lmerge_service.local.worker import Worker
 from lmerge_service.offline.audit import Audited, audit_topic, compare
 from lmerge_service.tdb import TDB
 from lmerge_service.workloads.readings import readings
@@ -105,27 +105,26 @@ async def _play(name: str, way: Way, count: int) -> Run:
         connection, flow = Connection(stage.bootstrap), Flow()
         output = await _topics(connection, way)
         log_line(f"{name}: publishing {count:,} readings")
-        await _ended(stage, await _start(stage, commands, "readings"), "readings")
-        processes, port = {}, free_port()
+        await _ended(await _start(stage, commands, "readings"))
+        options = ("--bootstrap", stage.bootstrap)
+        worker = Worker(stage, "worker", shipped_topology(_TOPOLOGY), options)
         if way.merged:
-            options = ("--bootstrap", stage.bootstrap, "--http-port", str(port))
-            path = str(shipped_topology(_TOPOLOGY))
-            processes["worker"] = await stage.lmerge("run", path, *options, log="worker.log")
-            await until_running(port)
+            await worker.start()
+            await worker.until(all_joined, "all replicas to be joined", seconds=60)
         consumer = Consumer(connection, output, flow, time.monotonic(), _inserts)
         async with following(consumer):
             await consumer.ready.wait()
             plans = {each: await _start(stage, commands, each) for each in way.plans}
             while not consumer.ended.is_set():
-                _alive(stage, processes | plans)
+                _check(worker, *plans.values())
                 out = sum(events for _, events in flow.passed)
                 log_line(f"{name}: {out:,} events of {count:,} readings are out")
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(consumer.ended.wait(), _REPORT_SECONDS)
-            for plan, process in plans.items():
-                await _ended(stage, process, plan)
+            for process in plans.values():
+                await _ended(process)
         if way.merged:
-            await _blameless(port)
+            await _blameless(worker)
         log_line(f"{name}: auditing")
         found = await audit_topic(connection, output, WireDecoder())
         _right(found, commands["readings"])
@@ -173,36 +172,28 @@ def _option(command: Sequence[str], option: str) -> str:
     return command[command.index(option) + 1]
 
 
-async def _start(stage: Stage, commands: Mapping[str, Sequence[str]], name: str) -> Process:
+async def _start(stage: Stage, commands: Mapping[str, Sequence[str]], name: str) -> Child:
     _, *arguments = commands[name]
     return await stage.lmerge(*arguments, "--bootstrap", stage.bootstrap, log=f"{name}.log")
 
 
-async def _ended(stage: Stage, process: Process, name: str) -> None:
+async def _ended(process: Child) -> None:
     await process.wait()
-    _alive(stage, {name: process})
+    process.check()
 
 
-def _alive(stage: Stage, processes: Mapping[str, Process]) -> None:
-    """None of them has failed.
-
-    Raises:
-        LMergeError: one has.
-    """
-    for name, process in processes.items():
-        if process.returncode:
-            raise LMergeError(f"{name} failed: {stage.log_tail(f'{name}.log')}")
+def _check(*processes: Child) -> None:
+    """Raises LMergeError if one of them has failed."""
+    for process in processes:
+        process.check()
 
 
 def _inserts(records: Sequence[Record]) -> int:
     return sum((record.value or b"").startswith(b'{"op":"insert"') for record in records)
 
 
-async def _blameless(port: int) -> None:
-    async with StatusClient(f"http://127.0.0.1:{port}") as client:
-        status = await client.get()
-    if status is None:
-        raise LMergeError("the worker has ended")
+async def _blameless(worker: Worker) -> None:
+    status = await worker.until(lambda _: True, "its status")
     if blamed := {each.name: each.breaches for each in status.replicas if each.breaches}:
         raise LMergeError(f"replicas are blamed: {blamed}")
 

@@ -28,12 +28,12 @@ from typing import Final
 
 from benchmarks.fleet import Report, log_line, staged
 from lmerge_service.cli.checkpoints import checkpoint_in
-from lmerge_service.demo.stage import Stage
-from lmerge_service.demo.workers import Worker
 from lmerge_service.elements import Element, Insert, Stable
 from lmerge_service.errors import LMergeError
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.publish import publish
+from lmerge_service.local.stage import Stage
+from lmerge_service.local.worker import Worker
 from lmerge_service.service.status.document import Status
 
 __all__ = ("WAYS", "Play", "run")
@@ -102,9 +102,9 @@ async def _measured(stage: Stage, name: str, way: str, play: Play) -> float:
         publishing = [group.create_task(_publish(stage, f"{name}.a", query))]
         await worker.start()
         warm = play.before * _STEP_MS
-        there = await worker.wait(lambda st: (st.output.stable_point or 0) > warm, "output")
+        there = await worker.until(lambda st: (st.output.stable_point or 0) > warm, "output")
         taken = there.tasks[0].snapshots_taken
-        await worker.wait(lambda status: status.tasks[0].snapshots_taken > taken, "a snapshot")
+        await worker.until(lambda status: status.tasks[0].snapshots_taken > taken, "a snapshot")
         await _prepare(stage, worker, name, way)
         await asyncio.sleep(_WARM_SECONDS)
         started = time.monotonic()
@@ -121,7 +121,7 @@ async def _measured(stage: Stage, name: str, way: str, play: Play) -> float:
             log_line(f"{name}: seeded and attached after {time.monotonic() - started:.1f} s")
             copy = _Query(await asyncio.to_thread(_following, path), play.window_ms)
             publishing.append(group.create_task(_publish(stage, f"{name}.d", copy)))
-        await worker.wait(_joined, "the copy to be joined")
+        await worker.until(_joined, "the copy to be joined")
         seconds = time.monotonic() - started
         for each in publishing:
             each.cancel()

@@ -33,8 +33,8 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 import msgspec
 
 from benchmarks.fleet import log_line
-from lmerge_service.drills.environment import DrillError, Environment
-from lmerge_service.drills.plan import Plan, plan_of
+from lmerge_service.drills.environment import Environment
+from lmerge_service.drills.plan import DrillError, Plan, plan_of
 from lmerge_service.drills.report import judge
 from lmerge_service.errors import LMergeError
 
@@ -208,7 +208,7 @@ class _Loop:
         """The replicas publish the rest, and the output is judged."""
         try:
             await self.environment.finish(2 * self.killing.bound)
-        except DrillError as error:
+        except (DrillError, LMergeError) as error:
             self.trouble.append(f"at the end: {error}")
         self.trouble += await self._restart_ended()
         judged, _ = await judge(self.environment, None)
@@ -260,9 +260,7 @@ class _Loop:
         """What is not well, in words; nothing: all is."""
         if self.environment.arrivals.stable <= goal:
             return "the output does not move"
-        if self.environment.missing_workers() or not self.environment.worker_monitor.all_serve(
-            self.environment.workers
-        ):
+        if not self.environment.all_serve():
             return "not all workers lead or follow"
         now = time.time()
         alone = [
@@ -309,16 +307,16 @@ class _Loop:
     async def _strike_broker(self, fault: Fault, node: int) -> None:
         match fault.way:
             case "SIGSTOP":
-                await self.environment.pause_broker(node)
+                await self.environment.brokers.pause(node)
                 await asyncio.sleep(fault.seconds)
-                self.environment.resume_brokers()
+                self.environment.brokers.resume()
                 return
             case "kill -9":
-                await self.environment.kill_broker(node)
+                await self.environment.brokers.kill(node)
             case "SIGTERM":
-                await self.environment.end_broker(node)
+                await self.environment.brokers.end(node)
         await asyncio.sleep(fault.seconds)
-        await self.environment.start_broker(node)
+        await self.environment.brokers.start(node)
 
     async def _restart_ended(self) -> list[str]:
         """Workers that have ended by themselves, in whose places others are started."""
@@ -330,7 +328,8 @@ class _Loop:
         return found
 
     def _without_leader(self, task: int, since: float, until: float) -> float:
-        looks = takewhile(
-            lambda look: look.at > since, reversed(self.environment.worker_monitor.observations)
+        seen = takewhile(
+            lambda each: each.at > since, reversed(self.environment.worker_monitor.observations)
         )
-        return longest_gap(sorted(look.at for look in looks if task in look.leads), since, until)
+        led = sorted(each.at for each in seen if task in each.look.leads)
+        return longest_gap(led, since, until)

@@ -12,9 +12,9 @@ import msgspec
 
 from benchmarks.fleet import TOPICS, Merge, log_line
 from benchmarks.replica import SECOND, Part, lives
-from lmerge_service.demo.stage import Process, Stage
-from lmerge_service.errors import LMergeError
 from lmerge_service.formats.wire import WireDecoder
+from lmerge_service.local.processes import Child
+from lmerge_service.local.stage import Stage
 from lmerge_service.offline.audit import Audited, audit_topic, compare
 from lmerge_service.service.status.document import Status
 from lmerge_service.workloads.lifetime import final_tdb
@@ -42,7 +42,7 @@ class Load:
         self.began = time.time()
         self._stage, self._merge = stage, merge
         self._rate, self._live, self._seconds = rate, live, seconds
-        self._processes: dict[str, Process] = {}
+        self._processes: dict[str, Child] = {}
 
     async def start(self) -> None:
         """Starts all replicas."""
@@ -52,7 +52,7 @@ class Load:
 
     async def silence(self, number: int) -> str:
         """kill -9; gives the replica's topic."""
-        await self._stage.kill(self._processes.pop(f"{_TOPICS[number]}-0.log"))
+        await self._processes.pop(f"{_TOPICS[number]}-0.log").kill()
         return _TOPICS[number]
 
     async def start_over(self, number: int) -> str:
@@ -64,9 +64,8 @@ class Load:
 
     def check(self) -> None:
         """Raises LMergeError if a replica has ended that should not have."""
-        for log, replica in self._processes.items():
-            if replica.returncode:
-                raise LMergeError(f"a replica ended: {self._stage.log_tail(log)}")
+        for replica in self._processes.values():
+            replica.check()
 
     async def audit(self, report: Callable[[str], None] = print) -> bool:
         """Whether the output is legal, complete, and equal to the logical stream; reports it."""

@@ -22,11 +22,11 @@ from benchmarks.fleet import NEVER, Merge, Report, by_topic, log_line, staged
 from benchmarks.inputs import lazily
 from benchmarks.sizes import Sizes
 from benchmarks.traffic import Arrivals, Replicas, following
-from lmerge_service.demo.stage import Stage
-from lmerge_service.demo.workers import Worker
 from lmerge_service.elements import Insert
 from lmerge_service.errors import LMergeError
 from lmerge_service.kafka.client import Connection
+from lmerge_service.local.stage import Stage
+from lmerge_service.local.worker import Worker
 from lmerge_service.service.status.document import Status
 
 __all__ = ("by_history", "by_live_events", "takeover")
@@ -116,7 +116,7 @@ async def _recoveries(live: int, times: int, runs: int, payload_bytes: int) -> _
             session_seconds=_SESSION_SECONDS, snapshot_seconds=NEVER,
         )  # fmt: skip
         worker = await merge.worker()
-        status = await worker.wait(
+        status = await worker.until(
             lambda status: status.elements_in >= total, "all to be merged", every=0.1
         )
         resident = worker.resident
@@ -155,7 +155,7 @@ async def _restarted(
     await replicas.publish(_MORE)
     await asyncio.sleep(_SESSION_SECONDS + 0.5)
     worker = await merge.worker(snapshot_seconds=snapshot_seconds)
-    status = await worker.wait(_commits, "the first commit")
+    status = await worker.until(_commits, "the first commit")
     return worker, (time.time() - worker.started, status)
 
 
@@ -171,7 +171,7 @@ async def _with_snapshot(
     async with following(arrivals):
         worker, _ = await _restarted(merge, worker, replicas, snapshot_seconds=1)
         async with replicas.publishing(_STEADY):
-            await worker.wait(lambda _: bool(worker.logged("snapshot")), "a snapshot", every=0.1)
+            await worker.until(lambda _: bool(worker.logged("snapshot")), "a snapshot", every=0.1)
             (taken, *_) = worker.logged("snapshot")
             length = max(_AFTER_SECONDS, min(taken["seconds"], 10))
             await asyncio.sleep(length)
@@ -210,10 +210,10 @@ async def _taken_over(
 ) -> tuple[Worker, float]:
     """The worker that leads afterwards, and for how long nothing came."""
     standby = await merge.worker()
-    await standby.wait(lambda status: status.state == "standby", "a standby")
+    await standby.until(lambda status: status.state == "standby", "a standby")
     await asyncio.sleep(_AFTER_SECONDS)  # what starting it disturbed is over
     at = time.time()
     await (leads.kill() if how == "kill -9" else leads.end())
-    await standby.wait(_commits, "the standby to lead")
+    await standby.until(_commits, "the standby to lead")
     await asyncio.sleep(_AFTER_SECONDS)
     return standby, arrivals.longest_gap(at, time.time())

@@ -17,8 +17,8 @@ from typing import Final
 from benchmarks.fleet import Merge, Report, log_line, staged
 from benchmarks.load import Load, has_a_task, has_ended
 from benchmarks.traffic import Arrivals, following
-from lmerge_service.demo.stage import Stage
-from lmerge_service.demo.workers import Worker
+from lmerge_service.local.stage import Stage
+from lmerge_service.local.worker import Worker
 
 __all__ = ("Rolling", "roll")
 
@@ -71,7 +71,7 @@ class _Run:
         for _ in range(self._rolling.workers):
             self._workers.append(await self._merge.worker())
         for worker in self._workers:
-            await worker.wait(has_a_task, "a task")
+            await worker.until(has_a_task, "a task")
         partitions = range(self._rolling.workers)
         self._arrivals = [
             Arrivals(self._merge.connection, self._merge.output, p) for p in partitions
@@ -84,7 +84,7 @@ class _Run:
             while time.time() + _SETTLE_SECONDS < self.load.began + self._seconds:
                 await self._restart()
             for worker in self._workers:
-                await worker.wait(has_ended, "the output to end", every=0.5)
+                await worker.until(has_ended, "the output to end", every=0.5)
         for worker in self._workers:
             await worker.end()
 
@@ -97,7 +97,7 @@ class _Run:
         await worker.end()
         self._stops.append(time.time() - stopped)
         started = await self._merge.worker()
-        await started.wait(has_a_task, "a task or a standby's place")
+        await started.until(has_a_task, "a task or a standby's place")
         self._workers.append(started)
         self.load.check()
         await asyncio.sleep(_SETTLE_SECONDS)

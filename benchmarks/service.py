@@ -23,14 +23,14 @@ from benchmarks.sizes import Sizes
 from benchmarks.streams import deduplicated
 from benchmarks.traffic import Receipts, Replicas, following, quantile, waits
 from lmerge_service.config.topology import Topology
-from lmerge_service.demo.stage import Stage
 from lmerge_service.demo.throughput import pass_through
-from lmerge_service.demo.workers import Worker
 from lmerge_service.elements import Element
 from lmerge_service.errors import LMergeError
 from lmerge_service.formats.dialects import Written
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.publish import on_the_wire
+from lmerge_service.local.stage import Stage
+from lmerge_service.local.worker import Worker
 from lmerge_service.service.status.document import Status
 from lmerge_service.service.tuning import quieten_garbage_collector
 
@@ -100,7 +100,7 @@ async def _until_merged(worker: Worker, tasks: int, reads: Sequence[int]) -> int
         led = [task.partition for task in status.tasks if task.role == "leads"]
         return status.elements_in >= sum(reads[p] for p in led) and all(_outputs(status))
 
-    return (await worker.wait(merged, "all to be merged", every=_POLL_SECONDS)).rebuilds
+    return (await worker.until(merged, "all to be merged", every=_POLL_SECONDS)).rebuilds
 
 
 def _outputs(status: Status) -> list[bool]:
@@ -302,7 +302,7 @@ async def _merging(merge: Merge) -> _Reached:
     await worker.running()
 
     async def reached(total: int) -> None:
-        await worker.wait(lambda status: status.elements_in >= total, "all to be merged")
+        await worker.until(lambda status: status.elements_in >= total, "all to be merged")
 
     return reached
 

@@ -23,8 +23,8 @@ from typing import Final, TypeAlias
 
 from benchmarks.fleet import Merge, staged
 from benchmarks.load import Load, has_a_task, has_ended
-from lmerge_service.demo.stage import Stage
-from lmerge_service.demo.workers import Worker
+from lmerge_service.local.stage import Stage
+from lmerge_service.local.worker import Worker
 from lmerge_service.service.status.document import Status, TaskStatus
 
 __all__ = ("Bounds", "Sample", "Soaking", "grown", "soak")
@@ -168,14 +168,14 @@ class _Soak:
         await self._merge.topics()
         for _ in range(2):
             self._workers.append(await self._merge.worker())
-            await self._workers[-1].wait(has_a_task, "a task")
+            await self._workers[-1].until(has_a_task, "a task")
         self._reported = time.time()
         await self.load.start()
         for due, step in self._steps():
             await self._look_until(due)
             await step()
         for worker in self._workers:
-            await worker.wait(has_ended, "the output to end", every=0.5)
+            await worker.until(has_ended, "the output to end", every=0.5)
             await worker.end()
 
     def _steps(self) -> Iterator[tuple[float, _Step]]:

@@ -10,14 +10,12 @@ import asyncio
 import json
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import psutil
-
 from benchmarks.fleet import log_line
-from lmerge_service.demo.stage import Process, Stage
 from lmerge_service.errors import EnvironmentMissingError, LMergeError
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.topics import Topics
@@ -29,6 +27,8 @@ from lmerge_service.local.jars import (
     find_java,
     kafka_jars,
 )
+from lmerge_service.local.processes import Child
+from lmerge_service.local.stage import Stage
 
 __all__ = ("Deduplicated", "deduplicated")
 
@@ -67,26 +67,22 @@ async def deduplicated(stage: Stage, topics: Sequence[str], to: str, total: int)
     command += [str(total), str(stage.folder / f"{to}.state"), *topics]
     async with Topics(Connection(stage.bootstrap)) as admin:
         await admin.ensure(to)
-    log = f"{to}.log"
-    process = await stage.start(command, log)
+    process = await stage.start(command, f"{to}.log")
     peak = await _peak(process)
-    if process.returncode:
-        raise LMergeError(f"Kafka Streams ended with {process.returncode}: {stage.log_tail(log)}")
-    took = json.loads(stage.log_tail(log, lines=1))
+    process.check()
+    took = json.loads(process.log_tail(lines=1))
     found = Deduplicated(total / took["seconds"], (total - total // 2) / took["warm"], peak)
     log_line(f"{to}: {found.rate:,.0f} records a second, {found.warm:,.0f} when warm")
     return found
 
 
-async def _peak(process: Process) -> int:
+async def _peak(process: Child) -> int:
     """Waits until it has ended; the most bytes that were resident."""
-    usage, peak = psutil.Process(process.pid), 0
-    while process.returncode is None:
-        try:
-            peak = max(peak, usage.memory_info().rss)
-        except psutil.NoSuchProcess:
-            break
-        await asyncio.sleep(_POLL_SECONDS)
+    peak = 0
+    with suppress(LMergeError):
+        while process.ended is None:
+            peak = max(peak, process.resident)
+            await asyncio.sleep(_POLL_SECONDS)
     await process.wait()
     return peak
 

@@ -165,7 +165,7 @@ def _detached(plan: "Plan", folder: Path, bootstrap: str | None) -> "Run":
     import time
 
     from lmerge_service.local import jvm
-    from lmerge_service.local.up.processes import LMERGE
+    from lmerge_service.local.processes import LMERGE
     from lmerge_service.local.up.runs import read
 
     folder.mkdir(parents=True, exist_ok=True)

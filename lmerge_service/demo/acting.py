@@ -4,20 +4,22 @@ waiting for conditions.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 
 from rich.console import Console
 from rich.live import Live
 
-from lmerge_service.demo.stage import Process, Stage, shipped_topology
 from lmerge_service.demo.throughput import Throughput
 from lmerge_service.demo.verdict import Finding
-from lmerge_service.demo.watch import Follower, StatusClient, plain_line, screen
-from lmerge_service.errors import LMergeError, TransportError
+from lmerge_service.demo.watch import Follower, plain_line, screen
+from lmerge_service.errors import TransportError
+from lmerge_service.local.processes import Child
+from lmerge_service.local.stage import Stage
+from lmerge_service.local.worker import Worker
 from lmerge_service.service.status.document import Status
 
-__all__ = ("Play", "Result", "act", "until_caught_up", "wait")
+__all__ = ("Play", "Result", "act", "until_done", "wait")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,8 +41,7 @@ class Play:
 
     stage: Stage
     console: Console
-    address: str
-    """Of the worker."""
+    worker: Worker
     follower: Follower
     started: float = field(default_factory=time.monotonic)
     patience: float = 60.0
@@ -54,44 +55,31 @@ class Play:
             self.console.print(f"  * {self.news[-1]}", soft_wrap=True, highlight=False)
 
 
-async def act(
-    acting: Play, topology: str, port: int, script: Callable[[], Awaitable[None]]
-) -> None:
-    """A worker merges a shipped topology while a script is played; until the consumer has seen the
-    end.
+async def act(acting: Play, script: Callable[[], Awaitable[None]]) -> None:
+    """The worker merges while a script is played; until the consumer has seen the end.
 
     Raises:
         LMergeError: the worker has ended by itself, or something stopped moving.
     """
-    worker = await acting.stage.lmerge(
-        "run", str(shipped_topology(topology)), "--bootstrap", acting.stage.bootstrap,
-        "--http-port", str(port), log="worker.log",
-    )  # fmt: skip
-    async with StatusClient(acting.address) as client, asyncio.TaskGroup() as group:
-        await _until_running(acting, client, worker)
+    await acting.worker.start()
+    acting.status = await acting.worker.running(seconds=30)
+    async with asyncio.TaskGroup() as group:
         following = group.create_task(acting.follower.run(), name="follower")
-        looking = group.create_task(_look(acting, client, worker), name="status")
+        looking = group.create_task(_look(acting), name="status")
         viewing = group.create_task(_view(acting), name="view")
         await script()
         await wait(acting, "the consumer to see the end", following.done)
         for task in (looking, viewing):
             task.cancel()
     acting.report("the worker is stopped (SIGTERM)")
-    await acting.stage.end(worker)
-    if worker.returncode:
-        raise LMergeError(f"the worker ended with {worker.returncode}: {_log_of(acting)}")
+    await acting.worker.end()
+    acting.worker.check()
 
 
-async def _look(acting: Play, client: StatusClient, worker: Process) -> None:
-    """Keeps the status fresh, until cancelled.
-
-    Raises:
-        LMergeError: the worker has ended.
-    """
+async def _look(acting: Play) -> None:
+    """Keeps the status fresh, until cancelled; raises LMergeError when the worker has ended."""
     while True:
-        acting.status = await client.get()
-        if worker.returncode is not None:
-            raise LMergeError(f"the worker ended with {worker.returncode}: {_log_of(acting)}")
+        acting.status = await acting.worker.status()
         await asyncio.sleep(0.25)
 
 
@@ -109,21 +97,19 @@ async def _view(acting: Play) -> None:
             await asyncio.sleep(0.2)
 
 
-async def _until_running(acting: Play, client: StatusClient, worker: Process) -> None:
-    """Raises TransportError when it takes longer than half a minute."""
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        acting.status = await client.get()
-        if acting.status is not None and acting.status.state == "running":
-            return
-        if worker.returncode is not None:
-            raise LMergeError(f"the worker ended with {worker.returncode}: {_log_of(acting)}")
-        await asyncio.sleep(0.05)
-    raise TransportError(f"the worker is not ready after 30 s: {_log_of(acting)}")
+async def until_done(acting: Play, replicas: Collection[Child]) -> None:
+    """The replicas that still live have published everything, and the worker has read it.
 
-
-async def until_caught_up(acting: Play) -> None:
-    """The worker has read all that there is."""
+    Raises:
+        LMergeError: one has failed.
+    """
+    await wait(
+        acting,
+        "the replicas to finish",
+        lambda: all(replica.ended is not None for replica in replicas),
+    )
+    for replica in replicas:
+        replica.check()
     await wait(
         acting,
         "the worker to catch up",
@@ -141,10 +127,7 @@ async def wait(acting: Play, what: str, condition: Callable[[], bool]) -> None:
         if acting.follower.elements != seen:
             seen, since = acting.follower.elements, time.monotonic()
         elif time.monotonic() - since > acting.patience:
-            raise TransportError(f"waited for {what}, but nothing moves: {_log_of(acting)}")
+            raise TransportError(
+                f"waited for {what}, but nothing moves: {acting.worker.log_tail()}"
+            )
         await asyncio.sleep(0.02)
-
-
-def _log_of(acting: Play) -> str:
-    """The end of the worker's log."""
-    return acting.stage.log_tail("worker.log")

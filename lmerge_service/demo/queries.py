@@ -24,16 +24,16 @@ from typing import Any, Final
 from rich.console import Console
 
 from lmerge_service.config import topology as topologies
-from lmerge_service.demo.acting import Play, Result, act, until_caught_up, wait
-from lmerge_service.demo.stage import Process, Stage, shipped_topology
+from lmerge_service.demo.acting import Play, Result, act, until_done, wait
 from lmerge_service.demo.verdict import find
 from lmerge_service.demo.watch import Follower
-from lmerge_service.errors import LMergeError
 from lmerge_service.formats.payload import canonical
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.topics import Topics
-from lmerge_service.local.broker import free_port
+from lmerge_service.local.processes import Child
+from lmerge_service.local.stage import Stage, shipped_topology
+from lmerge_service.local.worker import Worker
 from lmerge_service.tdb import TDB
 
 __all__ = ("delays", "play_queries")
@@ -55,8 +55,7 @@ _PLANS: Final = {
 @dataclass(slots=True, kw_only=True)
 class _Play(Play):
     month: int
-    replicas: dict[str, Process] = field(default_factory=dict)
-    feeding: Process | None = None
+    replicas: dict[str, Child] = field(default_factory=dict)
 
     @property
     def past(self) -> float:
@@ -82,18 +81,19 @@ async def play_queries(
     started = time.monotonic()
     console.print("starting Apache Kafka …" if bootstrap is None else f"using Kafka at {bootstrap}")
     async with Stage(folder, bootstrap) as stage:
-        merging = topologies.load(shipped_topology("delays.yaml"), bootstrap=stage.bootstrap)
-        connection, port = Connection(stage.bootstrap), free_port()
+        path = shipped_topology("delays.yaml")
+        merging = topologies.load(path, bootstrap=stage.bootstrap)
+        connection = Connection(stage.bootstrap)
         acting = _Play(
             stage=stage,
             console=console,
-            address=f"http://127.0.0.1:{port}",
+            worker=Worker(stage, "worker", path, ("--bootstrap", stage.bootstrap)),
             follower=Follower(connection, merging.output.topic),
             month=month,
             patience=_PATIENCE_SECONDS,
         )
         topics = [replica.topic for replica in merging.replicas]
-        await _act(acting, port, topics, seed, pace)
+        await _act(acting, topics, seed, pace)
         console.print("reading everything back …")
         facts = await _facts(connection)
         finding = await find(
@@ -108,17 +108,17 @@ async def play_queries(
     )
 
 
-async def _act(acting: _Play, port: int, names: list[str], seed: int, pace: float) -> None:
+async def _act(acting: _Play, names: list[str], seed: int, pace: float) -> None:
     async with Topics(Connection(acting.stage.bootstrap)) as topics:
         await topics.ensure(_FACTS, partitions=_WIDTH)
         for name in names:
             await topics.ensure(name)
-    await act(acting, "delays.yaml", port, lambda: _script(acting, seed, pace))
+    await act(acting, lambda: _script(acting, seed, pace))
 
 
 async def _script(acting: _Play, seed: int, pace: float) -> None:
     """Who lives and who dies, and when."""
-    acting.feeding = await acting.stage.lmerge(
+    feeding = await acting.stage.lmerge(
         "replica", "feed", _FACTS, "--flights", str(acting.month),
         "--bootstrap", acting.stage.bootstrap,
         "--rate", str(83_000 / pace), "--seed", str(seed),
@@ -139,13 +139,13 @@ async def _script(acting: _Play, seed: int, pace: float) -> None:
     acting.report("replica early is started again, and goes on from its checkpoint")
     await wait(acting, "half of the month", lambda: acting.past > 0.5)
     await _kill(acting, "plain")
-    await _until_done(acting)
+    await until_done(acting, [feeding, *acting.replicas.values()])
 
 
 async def _kill(acting: _Play, name: str) -> None:
     process = acting.replicas[name]
-    if process.returncode is None:
-        await acting.stage.kill(process)
+    if process.ended is None:
+        await process.kill()
         acting.report(f"kill -9 of replica {name}")
     else:
         acting.report(f"replica {name} has ended before it could be killed")
@@ -164,25 +164,12 @@ async def _until_publishing(acting: _Play, name: str) -> None:
     """Waits until a replica publishes."""
 
     def publishes() -> bool:
-        if acting.replicas[name].returncode is not None:
-            raise LMergeError(f"replica {name} ended: {acting.stage.log_tail(f'{name}.log')}")
+        if acting.replicas[name].ended is not None:
+            raise acting.replicas[name].failure()
         replicas = acting.status.replicas if acting.status else ()
         return any(each.name == name and each.inserts for each in replicas)
 
     await wait(acting, f"replica {name} to publish", publishes)
-
-
-async def _until_done(acting: _Play) -> None:
-    processes = {**acting.replicas, "feed": acting.feeding}
-    await wait(
-        acting,
-        "the replicas to finish",
-        lambda: all(each is None or each.returncode is not None for each in processes.values()),
-    )
-    for name, process in processes.items():
-        if process is not None and process.returncode not in (0, -9):
-            raise LMergeError(f"{name} failed: {acting.stage.log_tail(f'{name}.log')}")
-    await until_caught_up(acting)
 
 
 # The reference: all facts at once, by nothing that the replicas share

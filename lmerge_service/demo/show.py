@@ -16,16 +16,16 @@ from pathlib import Path
 from rich.console import Console
 
 from lmerge_service.config import topology as topologies
-from lmerge_service.demo.acting import Play, Result, act, until_caught_up, wait
-from lmerge_service.demo.stage import Process, Stage, shipped_topology
+from lmerge_service.demo.acting import Play, Result, act, until_done, wait
 from lmerge_service.demo.throughput import measure
 from lmerge_service.demo.verdict import find
 from lmerge_service.demo.watch import Follower
-from lmerge_service.errors import LMergeError
 from lmerge_service.formats.ndjson import ElementWriter
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.topics import Topics
-from lmerge_service.local.broker import free_port
+from lmerge_service.local.processes import Child
+from lmerge_service.local.stage import Stage, shipped_topology
+from lmerge_service.local.worker import Worker
 from lmerge_service.tdb import TDB
 from lmerge_service.workloads.flights import VARIATIONS, flights
 from lmerge_service.workloads.lifetime import Life, final_tdb
@@ -42,7 +42,7 @@ class _Play(Play):
     pace: float
     merging: topologies.Topology
     sizes: dict[str, int]
-    publishers: dict[str, Process] = field(default_factory=dict)
+    publishers: dict[str, Child] = field(default_factory=dict)
 
 
 async def play(
@@ -63,18 +63,18 @@ async def play(
     lives, reference, sizes = _present(folder, months, seed, console)
     console.print("starting Apache Kafka …" if bootstrap is None else f"using Kafka at {bootstrap}")
     async with Stage(folder, bootstrap) as stage:
-        merging = topologies.load(shipped_topology("flights.yaml"), bootstrap=stage.bootstrap)
-        port = free_port()
+        path = shipped_topology("flights.yaml")
+        merging = topologies.load(path, bootstrap=stage.bootstrap)
         acting = _Play(
             stage=stage,
             console=console,
-            address=f"http://127.0.0.1:{port}",
+            worker=Worker(stage, "worker", path, ("--bootstrap", stage.bootstrap)),
             follower=Follower(Connection(stage.bootstrap), merging.output.topic),
             pace=pace,
             merging=merging,
             sizes=sizes,
         )
-        await _act(acting, port)
+        await _act(acting)
         console.print("reading everything back …")
         finding = await find(
             Connection(stage.bootstrap),
@@ -114,11 +114,11 @@ def _present(
     return lives, final_tdb(lives), sizes
 
 
-async def _act(acting: _Play, port: int) -> None:
+async def _act(acting: _Play) -> None:
     async with Topics(Connection(acting.stage.bootstrap)) as topics:
         for replica in acting.merging.replicas:
             await topics.ensure(replica.topic)
-    await act(acting, "flights.yaml", port, lambda: _script(acting))
+    await act(acting, lambda: _script(acting))
 
 
 async def _script(acting: _Play) -> None:
@@ -126,15 +126,15 @@ async def _script(acting: _Play) -> None:
     for name in ("a", "b", "c"):
         await _publish(acting, name)
     await _until_merged(acting, 0.25)
-    await acting.stage.kill(acting.publishers["c"])
+    await acting.publishers["c"].kill()
     acting.report("kill -9 of replica c")
     await _until_merged(acting, 0.5)
     leader = (acting.status and acting.status.output.leader) or "a"
-    await acting.stage.kill(acting.publishers[leader])
+    await acting.publishers[leader].kill()
     acting.report(f"kill -9 of replica {leader}, which leads; it never comes back")
     await _publish(acting, "c", incarnation=1)
     acting.report("replica c is back; it has lost its state and starts over (incarnation 1)")
-    await _until_done(acting)
+    await until_done(acting, acting.publishers.values())
 
 
 async def _until_merged(acting: _Play, fraction: float) -> None:
@@ -152,16 +152,3 @@ async def _publish(acting: _Play, name: str, incarnation: int = 0) -> None:
         "--incarnation", str(incarnation),
         log=f"{name}.log",
     )  # fmt: skip
-
-
-async def _until_done(acting: _Play) -> None:
-    """The surviving replicas have published everything, and the worker has read it."""
-    await wait(
-        acting,
-        "the replicas to finish",
-        lambda: all(each.returncode is not None for each in acting.publishers.values()),
-    )
-    for name, process in acting.publishers.items():
-        if process.returncode not in (0, -9):
-            raise LMergeError(f"publisher {name} failed: {acting.stage.log_tail(f'{name}.log')}")
-    await until_caught_up(acting)

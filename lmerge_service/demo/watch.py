@@ -5,7 +5,6 @@ from collections import deque
 from datetime import UTC, datetime
 from typing import Literal
 
-import httpx
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -16,28 +15,7 @@ from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.service.status.document import Status
 
-__all__ = ("Follower", "StatusClient", "plain_line", "screen")
-
-
-class StatusClient:
-    """Asks a worker for its status; use as `async with`."""
-
-    def __init__(self, address: str):
-        self._client = httpx.AsyncClient(base_url=address, timeout=2)
-
-    async def __aenter__(self) -> "StatusClient":
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._client.aclose()
-
-    async def get(self) -> Status | None:
-        """The status, or None while nobody answers."""
-        try:
-            answer = await self._client.get("/status")
-        except httpx.TransportError:
-            return None
-        return Status.model_validate_json(answer.content)
+__all__ = ("Follower", "plain_line", "screen")
 
 
 class Follower:

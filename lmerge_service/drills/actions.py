@@ -7,13 +7,21 @@ be injected fails its action, and with it the drill, which would prove nothing.
 """
 
 import asyncio
-from collections.abc import Callable
-from typing import Literal, TypeAlias, TypeVar
+import time
+from itertools import cycle
+from typing import Final, Literal
 
-from lmerge_service.drills.environment import DrillError, Environment
-from lmerge_service.drills.proxy import API_KEYS, Direction, Moment, Proxy, toxic
+import psutil
+
+from lmerge_service.drills.brokers import Node
+from lmerge_service.drills.control_log_check import Answer
+from lmerge_service.drills.environment import Environment
+from lmerge_service.drills.plan import OUTPUT, DrillError
+from lmerge_service.drills.proxy import API_KEYS, Direction, Moment, Proxy, Trap, toxic
+from lmerge_service.drills.replica import FaultProfile
 from lmerge_service.drills.roles import Role
 from lmerge_service.drills.session import current, in_environment
+from lmerge_service.kafka.topics import Topics
 
 __all__ = (
     "abort_cutover",
@@ -54,248 +62,315 @@ __all__ = (
     "unthrottle",
 )
 
-T = TypeVar("T")
-Node: TypeAlias = int | Role | None
-"""A broker by its number or by what it does now; None: all."""
+_REFUSED: Final = 409
 
 # --- replicas -------------------------------------------------------------------------------------
 
 
-def kill_replica(replica: str) -> str:
+@in_environment
+async def kill_replica(env: Environment, replica: str) -> str:
     """kill -9."""
-    return in_environment(lambda env: env.kill_replica(replica))
+    return await env.kill_replica(replica)
 
 
-def restart_replica(replica: str) -> str:
+@in_environment
+async def restart_replica(env: Environment, replica: str) -> str:
     """It continues where it was."""
-    return in_environment(lambda env: env.start_replica(replica))
+    return await env.start_replica(replica)
 
 
-def restore_replica(replica: str, records: int = 300) -> str:
+@in_environment
+async def restore_replica(env: Environment, replica: str, records: int = 300) -> str:
     """It comes back from an old state and publishes its last records again, in the same
     incarnation."""
-    return in_environment(lambda env: env.start_replica(replica, repeat=records))
+    return await env.start_replica(replica, repeat=records)
 
 
-def start_over(replica: str) -> str:
-    """It has lost its state and starts a new incarnation, which is correct from now on."""
-    return in_environment(lambda env: env.start_over(replica))
+@in_environment
+async def start_over(env: Environment, replica: str) -> str:
+    """It has lost its state and starts a new incarnation, which is correct from now on, without the
+    events that have ended before."""
+    incarnation = env.replica(replica).part.incarnation + 1
+    return await env.start_replica(replica, incarnation=incarnation, joining_at=_now())
 
 
-def deploy_replica(replica: str, **manner: float) -> str:
+@in_environment
+async def deploy_replica(env: Environment, /, replica: str, **manner: float) -> str:
     """Another version of it, with these manners (`replica.FaultProfile`): lag, skew, lying,
-    corrupt, leap."""
-    return in_environment(lambda env: env.deploy(replica, manner))
+    corrupt, leap. From now on it is not trusted, unless only its delay or its clock is wrong."""
+    slot, profile = env.replica(replica), FaultProfile(**manner)
+    if profile.lying or profile.leap:
+        slot.bad_since = _now()
+    return await env.start_replica(slot.name, manner=profile)
 
 
-def pause_replica(replica: str) -> str:
+@in_environment
+async def pause_replica(env: Environment, replica: str) -> str:
     """SIGSTOP."""
-    return _synchronously(lambda env: env.pause_replica(replica))
+    slot = env.replica(replica)
+    slot.running.pause()
+    return slot.name
 
 
-def resume_replica(replica: str) -> str:
+@in_environment
+async def resume_replica(env: Environment, replica: str) -> str:
     """SIGCONT."""
-    return _synchronously(lambda env: env.resume_replica(replica))
+    slot = env.replica(replica)
+    if slot.process is not None:
+        slot.process.resume()
+    return slot.name
+
+
+def _now() -> int:
+    return int(time.time() * 1_000)
 
 
 # --- workers --------------------------------------------------------------------------------------
 
 
-def kill_worker(worker: str = "leader") -> str:
+@in_environment
+async def kill_worker(env: Environment, worker: str = "leader") -> str:
     """kill -9."""
-    return in_environment(lambda env: env.kill_worker(worker))
+    return await env.kill_worker(worker)
 
 
-def end_worker(worker: str = "leader") -> str:
+@in_environment
+async def end_worker(env: Environment, worker: str = "leader") -> str:
     """SIGTERM, and its end is waited for."""
-    return in_environment(lambda env: env.end_worker(worker))
+    return await env.end_worker(worker)
 
 
-def start_worker(worker: str) -> str:
+@in_environment
+async def start_worker(env: Environment, worker: str) -> str:
     """A worker in the place of one that has gone; returns when it leads or follows."""
-    in_environment(lambda env: env.start_worker(worker))
+    await env.start_worker(worker)
     return worker
 
 
-def start_missing_workers() -> list[str]:
+@in_environment
+async def start_missing_workers(env: Environment) -> list[str]:
     """A worker in each place that is empty; returns when they lead or follow."""
-
-    async def start(env: Environment) -> list[str]:
-        missing = env.missing_workers()
-        await asyncio.gather(*map(env.start_worker, missing))
-        return missing
-
-    return in_environment(start)
+    missing = env.missing_workers()
+    await asyncio.gather(*map(env.start_worker, missing))
+    return missing
 
 
-def pause_worker(worker: str = "leader") -> str:
+@in_environment
+async def pause_worker(env: Environment, worker: str = "leader") -> str:
     """SIGSTOP."""
-
-    def pause(env: Environment) -> str:
-        name = env.name_of(worker)
-        env.workers[name].pause()
-        return name
-
-    return _synchronously(pause)
+    name = env.name_of(worker)
+    env.workers[name].pause()
+    return name
 
 
-def resume_worker(worker: str) -> str:
+@in_environment
+async def resume_worker(env: Environment, worker: str) -> str:
     """SIGCONT."""
-
-    def resume(env: Environment) -> str:
-        name = env.name_of(worker)
-        env.workers[name].resume()
-        return name
-
-    return _synchronously(resume)
+    name = env.name_of(worker)
+    env.workers[name].resume()
+    return name
 
 
-def limit_memory(worker: str = "leader", megabytes: int = 64) -> str:
+@in_environment
+async def limit_memory(env: Environment, worker: str = "leader", megabytes: int = 64) -> str:
     """It may have so much more address space than it has now (RLIMIT_AS)."""
-    return _synchronously(lambda env: env.limit_memory(worker, megabytes))
+    name = env.name_of(worker)
+    process = psutil.Process(env.workers[name].pid)
+    most = process.memory_info().vms + (megabytes << 20)
+    process.rlimit(psutil.RLIMIT_AS, (most, most))
+    return name
 
 
-def throttle(name: str, share: float = 0.2) -> str:
+@in_environment
+async def throttle(env: Environment, name: str, share: float = 0.2) -> str:
     """A worker or a replica runs for this share of the time only."""
-    return in_environment(lambda env: env.throttle(name, share))
+    return await env.throttle(name, share)
 
 
-def unthrottle(name: str) -> None:
+@in_environment
+async def unthrottle(env: Environment, name: str) -> None:
     """As fast as before."""
-    _synchronously(lambda env: env.unthrottle(name))
+    env.unthrottle(name)
 
 
-def decide_at_once() -> list[str]:
+# --- decisions ------------------------------------------------------------------------------------
+
+
+@in_environment
+async def decide_at_once(env: Environment) -> list[str]:
     """Requests another policy from all workers at the same time, against the same version; returns
-    their answers. The judge compares the answers with the control log (K9)."""
-    return in_environment(lambda env: env.decide_at_once())
+    their answers: `holds`, or why it was refused. The judge compares them with the control log
+    (K9)."""
+    version = (await env.decider().running()).version
+    requests = zip(env.workers, cycle(("eager", "lazy")), strict=False)
+    answers = [await each for each in asyncio.as_completed(
+        [_decide(env, name, adjust, version) for name, adjust in requests]
+    )]  # fmt: skip
+    env.answers += answers
+    return sorted(answer.refused or "holds" for answer in answers)
 
 
-def begin_cutover(leaving: str, coming: str, watch: int = 5_000) -> None:
+async def _decide(env: Environment, name: str, adjust: str, version: int) -> Answer:
+    policy = {"insert": "first", "adjust": adjust, "stable": env.plan.policy.get("stable", "max")}
+    document = {**policy, "expects": version, "who": name}
+    worker = env.decider(name)
+    answer = await worker.request("policy", document, env.token, refused=_REFUSED)
+    return Answer(answer["id"], answer["version"], answer.get("error"))
+
+
+@in_environment
+async def begin_cutover(env: Environment, leaving: str, coming: str, watch: int = 5_000) -> None:
     """One replica is to take another's place; `watch` is in milliseconds of the streams' time."""
-    in_environment(lambda env: env.begin_cutover(leaving, coming, watch))
+    document = {"leaving": leaving, "coming": coming, "watch": watch}
+    await env.decider().request("cutover/begin", document, env.token)
 
 
-def abort_cutover() -> None:
+@in_environment
+async def abort_cutover(env: Environment) -> None:
     """Aborts the running cutover."""
-    in_environment(lambda env: env.abort_cutover())
+    await env.decider().request("cutover/abort", {}, env.token)
 
 
-def record_output(file: str) -> int:
+# --- checkpoints ----------------------------------------------------------------------------------
+
+
+@in_environment
+async def record_output(env: Environment, file: str) -> int:
     """Saves the output's current content as a checkpoint in the drill's folder; returns its size in
     bytes."""
-    return in_environment(lambda env: env.record(file))
+    bootstrap = env.brokers.bootstrap
+    reading = await env.stage.lmerge("read", OUTPUT, "--bootstrap", bootstrap, log=f"{file}.raw")
+    if await reading.wait():
+        raise DrillError(f"the output cannot be recorded: {reading.log_tail()}")
+    lines = reading.log.read_bytes().splitlines(keepends=True)
+    # The command's messages are in the same log, as lines that are no elements.
+    recorded = b"".join(line for line in lines if line.startswith(b'{"op"'))
+    return (env.folder / file).write_bytes(recorded)
 
 
-def damage_file(file: str, to: str, how: Literal["cut", "flip"] = "flip") -> int:
+@in_environment
+async def damage_file(
+    env: Environment, file: str, to: str, how: Literal["cut", "flip"] = "flip"
+) -> int:
     """A copy of a file of the drill's folder that ends within its last line, or in which a byte in
     the middle is another one, so that a line is no element; where."""
-    folder = current().environment.folder
-    content = (folder / file).read_bytes()
+    content = (env.folder / file).read_bytes()
     place, rest = len(content) - 5, b""
     if how == "flip":
         place = content.index(b'"vs":', len(content) // 2)
         rest = bytes([content[place] ^ 0x20]) + content[place + 1 :]
-    (folder / to).write_bytes(content[:place] + rest)
+    (env.folder / to).write_bytes(content[:place] + rest)
     return place
 
 
-def jumpstart(replica: str, file: str, refused: bool = False) -> str:
+@in_environment
+async def jumpstart(env: Environment, replica: str, file: str, refused: bool = False) -> str:
     """A new replica begins with a checkpoint; or, if that must be `refused`, nothing is attached.
     Returns the command's output."""
-
-    async def begin(env: Environment) -> str:
-        code, text = await env.jumpstart(replica, file)
-        if bool(code) != refused or (refused and replica in await env.attached()):
-            raise DrillError(f"jumpstart ended with {code}: {text}")
-        return text
-
-    return in_environment(begin)
+    starting = await env.stage.lmerge(
+        "jumpstart", replica, env.topic(replica), "--from", str(env.folder / file),
+        "--bootstrap", env.brokers.bootstrap, "--at", env.decider().address,
+        "--token-file", str(env.token_file), log=f"jumpstart-{file}.log",
+    )  # fmt: skip
+    code, text = await starting.wait(), starting.log_tail()
+    if bool(code) != refused or (refused and replica in await env.decider().attached()):
+        raise DrillError(f"jumpstart ended with {code}: {text}")
+    return text
 
 
 # --- the broker -----------------------------------------------------------------------------------
 
 
-def kill_broker(node: Node = None) -> str:
+@in_environment
+async def kill_broker(env: Environment, node: Node = None) -> str:
     """kill -9; of one of several brokers, or of all."""
-    return _named(in_environment(lambda env: env.kill_broker(node)))
+    return await env.brokers.kill(node)
 
 
-def end_broker(node: Node = None) -> str:
+@in_environment
+async def end_broker(env: Environment, node: Node = None) -> str:
     """SIGTERM, and its end is waited for."""
-    return _named(in_environment(lambda env: env.end_broker(node)))
+    return await env.brokers.end(node)
 
 
-def start_broker(node: int | None = None) -> None:
+@in_environment
+async def start_broker(env: Environment, node: int | None = None) -> None:
     """With the data that it had, or all that are down; returns when they answer."""
-    in_environment(lambda env: env.start_broker(node))
+    await env.brokers.start(node)
 
 
-def pause_broker(node: Node = None) -> str:
+@in_environment
+async def pause_broker(env: Environment, node: Node = None) -> str:
     """SIGSTOP."""
-    return _named(in_environment(lambda env: env.pause_broker(node)))
+    return await env.brokers.pause(node)
 
 
-def resume_broker() -> None:
+@in_environment
+async def resume_broker(env: Environment) -> None:
     """SIGCONT, to all."""
-    _synchronously(lambda env: env.resume_brokers())
+    env.brokers.resume()
 
 
-def cut_broker(node: int | Role) -> str:
+@in_environment
+async def cut_broker(env: Environment, node: int | Role) -> str:
     """Partitions it from all other brokers: bytes between them are dropped silently in both
     directions. Clients still reach it. `mend_links` ends it."""
-    return _named(in_environment(lambda env: env.cut_broker(node)))
+    return await env.brokers.cut(node)
 
 
-def _named(nodes: list[int]) -> str:
-    return f"node {', '.join(map(str, nodes))}"
-
-
-def fill_disk() -> None:
+@in_environment
+async def fill_disk(env: Environment) -> None:
     """None of the brokers' files can grow any more, until they are started again."""
-    _synchronously(lambda env: env.fill_disk())
+    env.brokers.fill_disk()
 
 
-def delete_topic(topic: str) -> None:
+@in_environment
+async def delete_topic(env: Environment, topic: str) -> None:
     """With all that it holds."""
-    in_environment(lambda env: env.delete_topic(topic))
+    async with Topics(env.connection) as topics:
+        await topics.delete(topic)
 
 
 # --- links ----------------------------------------------------------------------------------------
 
 
-def add_toxic(link: str, kind: str, stream: Direction = "downstream", **attributes: int) -> str:
+@in_environment
+async def add_toxic(
+    env: Environment, /, link: str, kind: str, stream: Direction = "downstream", **attributes: int
+) -> str:
     """On the link of a worker or a replica, by toxiproxy's names (`proxy`); returns the toxic's
     name."""
-    return _synchronously(lambda env: _proxy(env, link).add(toxic(kind, stream, **attributes)))
+    return _proxy(env, link).add(toxic(kind, stream, **attributes))
 
 
-def cut_link(link: str) -> str:
+@in_environment
+async def cut_link(env: Environment, link: str) -> str:
     """Drops all bytes silently in both directions. `leader` and `standby` are workers."""
-
-    def cut(env: Environment) -> str:
-        name = link if link in env.proxies else env.name_of(link)
-        env.proxies[name].add(toxic("timeout", "upstream"))
-        env.proxies[name].add(toxic("timeout", "downstream"))
-        return name
-
-    return _synchronously(cut)
+    name = _party(env, link)
+    env.brokers.links[name].cut()
+    return name
 
 
-def mend_links(link: str | None = None) -> None:
+@in_environment
+async def mend_links(env: Environment, link: str | None = None) -> None:
     """Removes all toxics of a link, or of all links."""
-    in_environment(lambda env: env.mend_links() if link is None else _proxy(env, link).reset())
+    await (env.brokers.mend() if link is None else _proxy(env, link).reset())
 
 
 def _proxy(env: Environment, link: str) -> Proxy:
-    name = link if link in env.proxies else env.name_of(link)
-    return env.proxies[name]
+    return env.brokers.links[_party(env, link)]
+
+
+def _party(env: Environment, link: str) -> str:
+    return link if link in env.brokers.links else env.name_of(link)
 
 
 # --- transactions ---------------------------------------------------------------------------------
 
 
-def strike_in_transaction(
+@in_environment
+async def strike_in_transaction(
+    env: Environment,
     request: str,
     moment: Moment = "before",
     victim: Literal["worker", "broker"] = "worker",
@@ -307,47 +382,35 @@ def strike_in_transaction(
     answered yet."""
     if request not in API_KEYS:
         raise DrillError(f"no request {request!r}: choose from {', '.join(API_KEYS)}")
+    name, struck = env.name_of(worker), asyncio.Event()
 
-    async def strike(env: Environment) -> str:
-        async def struck() -> None:
-            await (env.kill_worker(name) if victim == "worker" else env.kill_broker(node))
+    async def strike() -> bool:
+        await (env.kill_worker(name) if victim == "worker" else env.brokers.kill(node))
+        struck.set()
+        return False  # the connection ends
 
-        name = env.set_trap(worker, API_KEYS[request], moment, struck)
-        await env.until_sprung()
-        return name
-
-    return in_environment(strike)
+    env.brokers.links[name].trap = Trap(API_KEYS[request], moment, strike)
+    await env.until(struck.is_set, "the trap to be sprung")
+    return name
 
 
 # --- the end --------------------------------------------------------------------------------------
 
 
-def heal() -> None:
+@in_environment
+async def heal(env: Environment) -> None:
     """Resumes, unthrottles and reconnects everything."""
-
-    async def heal_all(env: Environment) -> None:
-        await env.mend_links()
-        env.resume_brokers()
-        for worker in env.workers.values():
-            if worker.ended is None:
-                worker.resume()
-        for slot in env.slots.values():
-            env.unthrottle(slot.name)
-            env.resume_replica(slot.name)
-
-    in_environment(heal_all)
+    await env.brokers.mend()
+    env.brokers.resume()
+    for worker in env.workers.values():
+        worker.resume()
+    for slot in env.slots.values():
+        env.unthrottle(slot.name)
+        if slot.process is not None:
+            slot.process.resume()
 
 
 def finish() -> None:
     """The replicas publish the rest, and the output ends; the final status, metrics and logs are
     kept."""
     current().finish()
-
-
-def _synchronously(work: Callable[[Environment], T]) -> T:
-    """Runs a synchronous function on the environment's thread."""
-
-    async def done(env: Environment) -> T:
-        return work(env)
-
-    return in_environment(done)

@@ -20,7 +20,7 @@ from typing import Final, Self
 
 import psutil
 
-from lmerge_service.drills.proxy import Proxy, Target, toxic
+from lmerge_service.drills.proxy import Proxy, Target
 
 __all__ = ("BROKERS", "CONTROLLERS", "Between")
 
@@ -78,8 +78,7 @@ class Between:
         """From all others: bytes are dropped silently in both directions."""
         for pair, link in self._links.items():
             if node in pair and len({*pair}) == 2:  # what it sends to itself goes by a door, too
-                link.add(toxic("timeout", "upstream"))
-                link.add(toxic("timeout", "downstream"))
+                link.cut()
 
     async def mend(self) -> None:
         for link in self._links.values():

@@ -12,8 +12,7 @@ from chaoslib import substitute
 from chaoslib.exceptions import InterruptExecution
 from chaoslib.hypothesis import within_tolerance
 
-from lmerge_service.drills.environment import DrillError
-from lmerge_service.drills.plan import Refused
+from lmerge_service.drills.plan import DrillError, Refused
 from lmerge_service.drills.report import Result
 from lmerge_service.drills.session import Session
 from lmerge_service.drills.variables import planned

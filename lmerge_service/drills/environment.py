@@ -1,13 +1,7 @@
-"""The environment of a drill: brokers, replicas, workers, each a process behind its own link.
-
-Theory
-    Each party (worker or replica) reaches each broker by a listener of its own, and the port that
-    the broker advertises to clients of that listener is a proxy's. So each link can be impaired
-    separately, and no client can bypass its proxy. Observers use the plain listener. Where links
-    between brokers are to be cut, brokers reach each other in the same way (`between`).
+"""The environment of a drill: brokers, replicas and workers, each a process behind its own link.
 
 Who owns what
-    An environment owns all processes, proxies and monitors, and one folder; leaving it ends them
+    An environment owns all processes, links and monitors, and one folder; leaving it ends them
     all, by their ids. Everything runs on one event loop.
 
 What happens on a crash
@@ -18,48 +12,33 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
-from functools import partial
-from itertools import cycle
 from pathlib import Path
 from typing import Any, Final, Self
 
-import httpx
 import msgspec
-import psutil
 
-from lmerge_service.demo.stage import Process, Stage
-from lmerge_service.drills.between import BROKERS, CONTROLLERS, Between
+from lmerge_service.drills.brokers import Brokers
 from lmerge_service.drills.control_log_check import Answer
 from lmerge_service.drills.invariant_monitors import Arrivals, WorkerMonitor
 from lmerge_service.drills.merging import LMerge, Merger, Post, Program
-from lmerge_service.drills.plan import Plan
-from lmerge_service.drills.proxy import Moment, Proxy, Trap
-from lmerge_service.drills.replica import FaultProfile, Part, Stream
-from lmerge_service.drills.roles import ROLES, Role, holder
-from lmerge_service.errors import TransportError
+from lmerge_service.drills.plan import NAME, OUTPUT, DrillError, Plan
+from lmerge_service.drills.replica import Part, Stream
+from lmerge_service.errors import LMergeError
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.topics import Topics
-from lmerge_service.local.broker import SETTINGS
-from lmerge_service.local.nodes import LocalCluster
-from lmerge_service.service.status.document import Status
+from lmerge_service.local.processes import Child
+from lmerge_service.local.stage import Stage
+from lmerge_service.workloads.lifetime import Life
 
-__all__ = ("CONTROL", "OUTPUT", "DrillError", "Environment", "ReplicaSlot", "TimelineEvent")
+__all__ = ("Environment", "ReplicaSlot", "TimelineEvent")
 
-OUTPUT: Final = "out"
-CONTROL: Final = f"{OUTPUT}.control"
-NAME: Final = "drill"
-GROUP: Final = f"lmerge.{NAME}.workers"
-_HOST: Final = "127.0.0.1"
 _AHEAD_MS: Final = 2_000
 """The stream ends so long after that was decided; replicas have looked no further ahead."""
 _EVERY_SECONDS: Final = 0.05
-
-
-class DrillError(Exception):
-    """A drill could not be run as it is written, so that it proves nothing."""
+_START_SECONDS: Final = 180.0
 
 
 @dataclass(slots=True)
@@ -68,12 +47,19 @@ class ReplicaSlot:
 
     name: str
     part: Part
-    process: Process | None = None
-    paused: bool = False
-    expected: bool = True
-    """It is to run, or to end by itself when it has published everything."""
+    process: Child | None = None
     bad_since: int | None = None
     """Milliseconds since the epoch: from then on it is not trusted."""
+
+    @property
+    def running(self) -> Child:
+        """
+        Raises:
+            DrillError: no process is in this place.
+        """
+        if self.process is None or self.process.ended is not None:
+            raise DrillError(f"replica {self.name} does not run")
+        return self.process
 
 
 @dataclass(slots=True)
@@ -84,24 +70,15 @@ class TimelineEvent:
     text: str
 
 
-@dataclass(slots=True)
-class _Throttle:
-    task: asyncio.Task[None]
-    resume: Callable[[], None]
-
-
 class Environment:
     """The processes of one drill; use as `async with`."""
 
     def __init__(self, folder: Path, plan: Plan):
         self.folder, self.plan = folder, plan
-        self.proxies: dict[str, Proxy] = {}
         self.slots: dict[str, ReplicaSlot] = {}
         self.workers: dict[str, Merger] = {}
         self.logs: dict[str, list[Path]] = {}
         self.timeline_events: list[TimelineEvent] = []
-        self.kills = 0
-        """How often a worker was killed, or the broker was."""
         self.worker_monitor = WorkerMonitor()
         self.opened = 0.0
         """When all was well for the first time."""
@@ -109,13 +86,14 @@ class Environment:
         """Before this time the last event begins."""
         self.answers: list[Answer] = []
         """The answers to decisions."""
-        self._token = secrets.token_hex(16)
-        self._token_file = folder / "control-token"
+        self.token = secrets.token_hex(16)
+        """Who has it may decide."""
+        self.token_file = folder / "control-token"
         self._names = [f"w{n}" for n in range(1, plan.workers + 1)]
-        self._throttles: dict[str, _Throttle] = {}
+        self.brokers = Brokers(folder, plan, self._names)
+        self._worker_kills = 0
+        self._throttles: dict[str, asyncio.Task[None]] = {}
         self._stack = AsyncExitStack()
-        self._sprung = asyncio.Event()
-        self._between: Between | None = None
 
     async def __aenter__(self) -> Self:
         try:
@@ -128,22 +106,18 @@ class Environment:
     async def __aexit__(self, *_: object) -> None:
         for name in list(self._throttles):
             self.unthrottle(name)
-        for slot in self.slots.values():
-            if slot.paused:
-                self.resume_replica(slot.name)
         await self._stack.aclose()
 
     async def _open(self) -> None:
-        self._token_file.touch(mode=0o600)
-        self._token_file.write_text(self._token)
-        await self._open_brokers()
-        self.stage = await self._stack.enter_async_context(
-            Stage(self.folder, self.broker.bootstrap)
-        )
-        self.connection = Connection(self.broker.bootstrap)
+        self.token_file.touch(mode=0o600)
+        self.token_file.write_text(self.token)
+        await self._stack.enter_async_context(self.brokers)
+        bootstrap = self.brokers.bootstrap
+        self.stage = await self._stack.enter_async_context(Stage(self.folder, bootstrap))
+        self.connection = Connection(bootstrap)
         await self._open_topics()
         await asyncio.gather(*map(self.start_worker, self._names))
-        await self._until(lambda: bool(self.leaders()), "a worker to lead")
+        await self.until(lambda: bool(self.leaders()), "a worker to lead")
         self.arrivals = Arrivals(self.connection, OUTPUT, self.plan.partitions)
         await self._run(self.arrivals.run())
         self._stream = Stream(
@@ -154,62 +128,13 @@ class Environment:
         )
         for number, (name, manner) in enumerate(self.plan.replicas.items()):
             part = Part(
-                bootstrap=self._bootstrap(name), topic=self.topic(name),
+                bootstrap=self.brokers.bootstrap_of(name), topic=self.topic(name),
                 number=number, stream=self._stream, manner=manner,
             )  # fmt: skip
             self.slots[name] = ReplicaSlot(name, part)
-            await self._start_process(name)
+            await self.start_replica(name)
         await self.until_moving()
         self.opened = time.time()
-
-    async def _open_brokers(self) -> None:
-        """Proxies first, since brokers advertise their ports."""
-        parties = [*self._names, *self.plan.replicas]
-        nodes = range(1, self.plan.nodes + 1)
-        for name in parties:
-            targets = [partial(self._behind, node, name.upper()) for node in nodes]
-            proxy = Proxy(*targets, traps=name in self._names)
-            self.proxies[name] = await self._stack.enter_async_context(proxy)
-        listeners = [name.upper() for name in parties]
-        advertised = {
-            node: {name.upper(): proxy.ports[node - 1] for name, proxy in self.proxies.items()}
-            for node in nodes
-        }
-        settings, voters = {"num.network.threads": "1"}, dict[int, Mapping[int, int]]()
-        if self.plan.broker_links:
-            self._between = Between(nodes, self._behind, self._process)
-            await self._stack.enter_async_context(self._between)
-            listeners.append(BROKERS)
-            settings["inter.broker.listener.name"] = BROKERS
-            for node in nodes:
-                advertised[node][BROKERS] = self._between.door(node)
-                voters[node] = self._between.controllers(node)
-        protocols = ",".join(f"{name}:PLAINTEXT" for name in listeners)
-        key = "listener.security.protocol.map"
-        self.broker = LocalCluster(
-            self.folder / "kafka",
-            self.plan.nodes,
-            settings={key: f"{SETTINGS[key]},{protocols}", **settings},
-            listeners=listeners,
-            advertised=advertised,
-            voters=voters,
-        )
-        await self._stack.enter_async_context(self.broker)
-
-    def _behind(self, node: int, listener: str) -> tuple[str, int]:
-        """Where a node's listener really is."""
-        if listener == CONTROLLERS:
-            return _HOST, self.broker.controller(node)
-        host, _, port = self.broker.node(node).address(listener).rpartition(":")
-        return host, int(port)
-
-    def _process(self, node: int) -> int | None:
-        broker = self.broker.node(node)
-        return broker.pid if broker.running else None
-
-    def _bootstrap(self, party: str) -> str:
-        """Of all nodes, by the links of a party."""
-        return ",".join(f"{_HOST}:{port}" for port in self.proxies[party].ports)
 
     async def _open_topics(self) -> None:
         async with Topics(self.connection) as topics:
@@ -241,9 +166,14 @@ class Environment:
         """How many seconds the clock is ahead that is furthest."""
         return max((slot.part.manner.skew for slot in self.slots.values()), default=0.0)
 
+    @property
+    def kills(self) -> int:
+        """How often a worker was killed, or a broker was."""
+        return self._worker_kills + self.brokers.kills
+
     # --- waiting -------------------------------------------------------------------------------
 
-    async def _until(
+    async def until(
         self, holds: Callable[[], bool], what: str, seconds: float | None = None
     ) -> None:
         """Raises DrillError on a timeout, by default the plan's `patience`."""
@@ -251,9 +181,9 @@ class Environment:
         async def held() -> bool:
             return holds()
 
-        await self._until_async(held, what, seconds)
+        await self.until_it(held, what, seconds)
 
-    async def _until_async(
+    async def until_it(
         self, holds: Callable[[], Awaitable[bool]], what: str, seconds: float | None = None
     ) -> None:
         """The same with an asynchronous condition."""
@@ -266,21 +196,17 @@ class Environment:
             await asyncio.sleep(_EVERY_SECONDS)
 
     def check(self) -> None:
-        """Raises DrillError if a replica has ended that should not have."""
+        """Raises LMergeError if a replica has failed by itself."""
         for slot in self.slots.values():
-            if slot.expected and slot.process is not None and slot.process.returncode:
-                raise DrillError(f"replica {slot.name} ended: {self.stage.log_tail(_log(slot))}")
+            if slot.process is not None:
+                slot.process.check()
 
     async def until_moving(self, seconds: float | None = None) -> None:
         """Waits until the output's stable point is above where it, and all replicas, are now."""
         goal = max(int((time.time() + self.skew) * 1_000), self.arrivals.stable)
-        await self._until(
+        await self.until(
             lambda: self.arrivals.stable > goal, "the output to reach this moment", seconds
         )
-
-    async def until_sprung(self, seconds: float | None = None) -> None:
-        """Waits until the trap has struck."""
-        await self._until(self._sprung.is_set, "the trap to be sprung", seconds)
 
     # --- workers -------------------------------------------------------------------------------
 
@@ -297,6 +223,7 @@ class Environment:
         return self.workers[self.name_of(name)]
 
     def name_of(self, name: str) -> str:
+        """The worker that is `leader` or `standby` now; raises as `worker`."""
         leaders = self.leaders()
         if name == "leader" and leaders:
             return leaders[0]
@@ -306,18 +233,34 @@ class Environment:
             raise DrillError(f"there is no worker {name!r} now: {', '.join(self.workers)}")
         return name
 
+    def decider(self, name: str = "leader") -> LMerge:
+        """A worker that takes decisions.
+
+        Raises:
+            DrillError: there is no such worker now, or it is another program.
+        """
+        worker = self.worker(name)
+        if not isinstance(worker, LMerge):
+            raise DrillError("another program than `lmerge run` takes no decisions")
+        return worker
+
     async def start_worker(self, name: str) -> None:
         """Returns when it leads or follows."""
         if name in self.workers and self.workers[name].ended is None:
             raise DrillError(f"worker {name} runs")
         logs = self.logs.setdefault(name, [])
-        run = f"{name}-{len(logs) + 1}"
-        worker = self._merger(name, run)
+        worker = self._merger(name, f"{name}-{len(logs) + 1}")
         await worker.start()
-        logs.append(self.folder / f"{run}.log")
+        logs.append(worker.log)
         self.workers[name] = worker
         await self._run(self.worker_monitor.watch(name, worker))
-        await worker.serving()
+
+        def serves() -> bool:
+            if worker.ended is not None:
+                raise worker.failure()
+            return self.worker_monitor.all_serve([name])
+
+        await self.until(serves, f"worker {name} to lead or follow", _START_SECONDS)
 
     def _merger(self, name: str, run: str) -> Merger:
         path = self.folder / f"{run}.yaml"
@@ -325,7 +268,7 @@ class Environment:
             path.write_text(json.dumps(self._topology(name)))
             return LMerge(self.stage, run, path)
         path.write_bytes(msgspec.json.encode(self._post(name, run)))
-        return Program(self.stage, run, path, tuple(self.plan.merger))
+        return Program(self.stage, run, path, self.plan.merger)
 
     def missing_workers(self) -> list[str]:
         """The places of workers in which none runs."""
@@ -335,41 +278,26 @@ class Environment:
             if name not in self.workers or self.workers[name].ended is not None
         ]
 
-    async def until_all_serve(self, seconds: float | None = None) -> None:
-        """Waits until each worker leads or follows."""
-        await self._until(
-            lambda: not self.missing_workers() and self.worker_monitor.all_serve(self.workers),
-            "all workers to lead or follow",
-            seconds,
-        )
-
-    async def until_logged(self, event: str, seconds: float | None = None) -> str:
-        """Waits until a worker has logged an event; gives the worker's name."""
-        found: list[str] = []
-
-        def logged() -> bool:
-            found[:] = [n for n, logs in self.logs.items() if _logged(event, logs)]
-            return bool(found)
-
-        await self._until(logged, f"a worker to log {event!r}", seconds)
-        return found[0]
+    def all_serve(self) -> bool:
+        """Whether each worker leads or follows."""
+        return not self.missing_workers() and self.worker_monitor.all_serve(self.workers)
 
     def _topology(self, name: str) -> dict[str, Any]:
         return {
             "name": NAME,
-            "kafka": {"bootstrap": self._bootstrap(name)},
+            "kafka": {"bootstrap": self.brokers.bootstrap_of(name)},
             "output": {"topic": OUTPUT, "partitions": self.plan.partitions},
             "replicas": [{"name": n, "topic": self.topic(n)} for n in self.plan.replicas],
             "session_seconds": self.plan.session_seconds,
             "snapshot_seconds": 5,
             "guards": {"patience_seconds": 3, **self.plan.guards},
-            "http": {"control_token": {"file": str(self._token_file)}},
+            "http": {"control_token": {"file": str(self.token_file)}},
             **({"policy": self.plan.policy} if self.plan.policy else {}),
         }
 
     def _post(self, name: str, run: str) -> Post:
         return Post(
-            bootstrap=self._bootstrap(name),
+            bootstrap=self.brokers.bootstrap_of(name),
             replicas={each: self.topic(each) for each in self.plan.replicas},
             output=OUTPUT,
             partitions=self.plan.partitions,
@@ -384,7 +312,7 @@ class Environment:
         self.unthrottle(name)
         self.worker_monitor.gone(name)
         await self.workers.pop(name).kill()
-        self.kills += 1
+        self._worker_kills += 1
         return name
 
     async def end_worker(self, name: str) -> str:
@@ -393,134 +321,6 @@ class Environment:
         self.worker_monitor.gone(name)
         await self.workers.pop(name).end()
         return name
-
-    def limit_memory(self, name: str, megabytes: int) -> str:
-        """No more address space than so many megabytes above what it has."""
-        name = self.name_of(name)
-        process = psutil.Process(self.workers[name].pid)
-        most = process.memory_info().vms + (megabytes << 20)
-        process.rlimit(psutil.RLIMIT_AS, (most, most))
-        return name
-
-    def set_trap(
-        self, name: str, api_key: int, moment: Moment, sprung: Callable[[], Awaitable[None]]
-    ) -> str:
-        """At the next such request of a worker, whose connection it ends."""
-        name = self.name_of(name)
-        self._sprung.clear()
-
-        async def spring() -> bool:
-            await sprung()
-            self._sprung.set()
-            return False
-
-        self.proxies[name].trap = Trap(api_key, moment, spring)
-        return name
-
-    # --- decisions -----------------------------------------------------------------------------
-
-    async def decide_at_once(self) -> list[str]:
-        """Requests another adjust policy from each worker, at the same time and against the same
-                version; returns each answer: `holds`, or why it was refused.
-
-                Raises:
-        DrillError: a worker does not answer, or not with a decision.
-        """
-        version = (await self._leader().running()).version
-        requests = zip(self.workers, cycle(("eager", "lazy")), strict=False)
-        answers = [await each for each in asyncio.as_completed(
-            [self._decide(name, adjust, version) for name, adjust in requests]
-        )]  # fmt: skip
-        self.answers += answers
-        return sorted(answer.refused or "holds" for answer in answers)
-
-    async def _decide(self, name: str, adjust: str, version: int) -> Answer:
-        document = {
-            "insert": "first", "adjust": adjust, "stable": self.plan.policy.get("stable", "max"),
-            "expects": version, "who": name,
-        }  # fmt: skip
-        answer = await self._ask(name, "policy", document, refused=409)
-        return Answer(answer["id"], answer["version"], answer.get("error"))
-
-    async def begin_cutover(self, leaving: str, coming: str, watch: int) -> None:
-        """Asks the leader; `watch` is in milliseconds of the streams' time."""
-        document = {"leaving": leaving, "coming": coming, "watch": watch}
-        await self._ask(self.name_of("leader"), "cutover/begin", document)
-
-    async def abort_cutover(self) -> None:
-        await self._ask(self.name_of("leader"), "cutover/abort", {})
-
-    async def until_cutover(self, state: str, seconds: float | None = None) -> None:
-        """Waits until the latest cutover is in this state, by the leader's status."""
-
-        async def holds() -> bool:
-            cutover = (await self._shown()).cutover
-            return cutover is not None and cutover.state == state
-
-        await self._until_async(holds, f"the cutover to be {state}", seconds)
-
-    async def until_joined(self, replica: str, seconds: float | None = None) -> None:
-        """Waits until a replica has a vote, by the leader's status."""
-
-        async def holds() -> bool:
-            return (await self.attached()).get(replica) == "joined"
-
-        await self._until_async(holds, f"replica {replica} to be joined", seconds)
-
-    async def record(self, file: str) -> int:
-        """`lmerge read` of the output, to its current end, into a file of the folder; returns the
-        file's size in bytes."""
-        reading = await self.stage.lmerge(
-            "read", OUTPUT, "--bootstrap", self.broker.bootstrap, log=f"{file}.raw"
-        )
-        if await reading.wait():
-            raise DrillError(f"the output cannot be recorded: {self.stage.log_tail(f'{file}.raw')}")
-        lines = (self.folder / f"{file}.raw").read_bytes().splitlines(keepends=True)
-        # The command's messages are in the same log, as lines that are no elements.
-        recorded = b"".join(line for line in lines if line.startswith(b'{"op"'))
-        return (self.folder / file).write_bytes(recorded)
-
-    async def jumpstart(self, replica: str, file: str) -> tuple[int, str]:
-        """`lmerge jumpstart` from a file of the folder, in a topic of the replica's own; returns
-        its exit code and its output."""
-        log = f"jumpstart-{file}.log"
-        process = await self.stage.lmerge(
-            "jumpstart", replica, self.topic(replica), "--from", str(self.folder / file),
-            "--bootstrap", self.broker.bootstrap, "--at", self._leader().address,
-            "--token-file", str(self._token_file), log=log,
-        )  # fmt: skip
-        return await process.wait(), self.stage.log_tail(log)
-
-    async def attached(self) -> dict[str, str]:
-        """The replicas that are attached, by the leader's status, and their states."""
-        return {each.name: each.state for each in (await self._shown()).replicas}
-
-    async def _shown(self) -> Status:
-        """The leader's status."""
-        return await self._leader().wait(lambda _: True, "its status")
-
-    def _leader(self) -> LMerge:
-        leader = self.worker("leader")
-        if not isinstance(leader, LMerge):
-            raise DrillError("another program than `lmerge run` takes no decisions")
-        return leader
-
-    async def _ask(
-        self, name: str, what: str, document: Mapping[str, Any], refused: int = 200
-    ) -> dict[str, Any]:
-        """Requests a decision from a worker; returns its answer. Raises DrillError unless the code
-        is 200 or that of a refusal."""
-        headers = {"authorization": f"Bearer {self._token}"}
-        async with httpx.AsyncClient(timeout=30, trust_env=False, headers=headers) as client:
-            try:
-                url = f"{self.workers[name].address}/v1/{what}"
-                response = await client.post(url, json=document)
-            except httpx.TransportError as error:
-                raise DrillError(f"worker {name} does not answer: {error!r}") from error
-        answer: dict[str, Any] = response.json()
-        if response.status_code not in (200, refused):
-            raise DrillError(f"worker {name} answers {response.status_code}: {answer}")
-        return answer
 
     # --- replicas ------------------------------------------------------------------------------
 
@@ -540,58 +340,18 @@ class Environment:
         """kill -9; it stays away until it is started."""
         slot = self.replica(name)
         self.unthrottle(slot.name)
-        slot.expected = False
         if slot.process is not None:
-            await self.stage.kill(slot.process)
-        slot.process, slot.paused = None, False
+            await slot.process.kill()
         return slot.name
 
     async def start_replica(self, name: str, **changes: Any) -> str:
         """Again, where it stood; `changes` are of its part."""
         slot = self.replica(name)
-        if slot.process is not None and slot.process.returncode is None:
-            await self.kill_replica(slot.name)
-        slot.part = msgspec.structs.replace(slot.part, repeat=0)
-        slot.part = msgspec.structs.replace(slot.part, **changes)
-        await self._start_process(slot.name)
-        return slot.name
-
-    async def start_over(self, name: str) -> str:
-        """As another incarnation, without the events that have ended before."""
-        part = self.replica(name).part
-        now = int(time.time() * 1_000)
-        return await self.start_replica(name, incarnation=part.incarnation + 1, joining_at=now)
-
-    async def deploy(self, name: str, manner: Mapping[str, float]) -> str:
-        """Another version of it, with these faults; from now on it is not trusted, unless only its
-        delay or its clock is wrong."""
-        slot = self.replica(name)
-        profile = FaultProfile(**manner)
-        if profile.lying or profile.leap:
-            slot.bad_since = int(time.time() * 1_000)
-        return await self.start_replica(slot.name, manner=profile)
-
-    async def _start_process(self, name: str) -> None:
-        slot = self.slots[name]
-        text = msgspec.json.encode(slot.part).decode()
-        slot.process = await self.stage.python(
-            "lmerge_service.drills.replica", text, log=_log(slot)
-        )
-        slot.expected = True
-
-    def pause_replica(self, name: str) -> str:
-        """SIGSTOP."""
-        slot = self.replica(name)
-        _usage(slot).suspend()
-        slot.paused = True
-        return slot.name
-
-    def resume_replica(self, name: str) -> str:
-        """SIGCONT."""
-        slot = self.replica(name)
-        if slot.paused:
-            _usage(slot).resume()
-        slot.paused = False
+        await self.kill_replica(slot.name)
+        slot.part = msgspec.structs.replace(slot.part, **{"repeat": 0, **changes})
+        part = msgspec.json.encode(slot.part).decode()
+        log = f"replica-{slot.name}.log"
+        slot.process = await self.stage.python("lmerge_service.drills.replica", part, log=log)
         return slot.name
 
     # --- slow ----------------------------------------------------------------------------------
@@ -599,103 +359,20 @@ class Environment:
     async def throttle(self, name: str, share: float) -> str:
         """A worker or replica has the processor for this share of the time only (by SIGSTOP and
         SIGCONT, ten times a second)."""
-        slot = self.slots.get(name)
-        process = (
-            psutil.Process(self.worker(name).pid) if slot is None else _usage(self.replica(name))
-        )
-        name = self.name_of(name) if slot is None else name
+        process: Child
+        if name in self.slots:
+            process = self.slots[name].running
+        else:
+            name = self.name_of(name)
+            process = self.workers[name]
         self.unthrottle(name)
-        self._throttles[name] = _Throttle(
-            asyncio.create_task(_slow(process, share)), process.resume
-        )
+        self._throttles[name] = asyncio.create_task(_slow(process, share))
         return name
 
     def unthrottle(self, name: str) -> None:
+        """As fast as before."""
         if (throttle := self._throttles.pop(name, None)) is not None:
-            throttle.task.cancel()
-            with suppress(psutil.NoSuchProcess):  # it may have been killed meanwhile
-                throttle.resume()
-
-    # --- links and topics ---------------------------------------------------------------------
-
-    async def mend_links(self) -> None:
-        for proxy in self.proxies.values():
-            await proxy.reset()
-        if self._between is not None:
-            await self._between.mend()
-
-    async def delete_topic(self, topic: str) -> None:
-        async with Topics(self.connection) as topics:
-            await topics.delete(topic)
-
-    # --- the broker ----------------------------------------------------------------------------
-
-    async def nodes_of(self, node: int | Role | None) -> list[int]:
-        """A broker by its number, or by what it does now; None: all.
-
-                Raises:
-        DrillError: there is no such broker, or Kafka does not answer.
-        """
-        if node is None:
-            return list(self.broker.nodes)
-        if isinstance(node, int):
-            if node not in self.broker.nodes:
-                raise DrillError(f"there is no broker {node}: `nodes` is {self.plan.nodes}")
-            return [node]
-        if node not in ROLES:
-            raise DrillError(f"there is no broker {node!r}: choose from {', '.join(ROLES)}")
-        try:
-            return [await holder(self.connection, node, OUTPUT, GROUP)]
-        except TransportError as error:
-            raise DrillError(f"which broker is the {node}: {error}") from error
-
-    async def kill_broker(self, node: int | Role | None = None) -> list[int]:
-        """kill -9."""
-        nodes = await self.nodes_of(node)
-        for each in nodes:
-            await asyncio.to_thread(self.broker.node(each).kill)
-            self.kills += 1
-        return nodes
-
-    async def end_broker(self, node: int | Role | None = None) -> list[int]:
-        """SIGTERM, and its end is waited for."""
-        nodes = await self.nodes_of(node)
-        for each in nodes:
-            await self.broker.astop(each)
-        return nodes
-
-    async def start_broker(self, node: int | None = None) -> None:
-        await self.broker.astart(node)
-
-    async def pause_broker(self, node: int | Role | None = None) -> list[int]:
-        """SIGSTOP."""
-        nodes = await self.nodes_of(node)
-        for each in nodes:
-            self.broker.node(each).pause()
-        return nodes
-
-    def resume_brokers(self) -> None:
-        """SIGCONT to all."""
-        for broker in self.broker.nodes.values():
-            broker.resume()
-
-    async def cut_broker(self, node: int | Role) -> list[int]:
-        """From the other brokers; clients still reach it."""
-        if self._between is None:
-            raise DrillError("brokers reach each other without links: `broker_links: true`")
-        nodes = await self.nodes_of(node)
-        for each in nodes:
-            self._between.cut(each)
-        return nodes
-
-    def fill_disk(self) -> None:
-        """No file of the brokers can grow any more: their writes fail as on a full disk.
-
-        What a process without rights can do: a limit on the size of files (RLIMIT_FSIZE), so that
-        errno is EFBIG and not ENOSPC; Kafka takes any IOException of its log for a broken disk.
-        """
-        for broker in self.broker.nodes.values():
-            psutil.Process(broker.pid).rlimit(psutil.RLIMIT_FSIZE, (1, 1))
+            throttle.cancel()
 
     # --- the end -------------------------------------------------------------------------------
 
@@ -709,36 +386,22 @@ class Environment:
         partial = self.folder / "finish.partial"
         partial.write_text(str(self.finished))
         partial.rename(self._stream.finish)
-        await self._until(lambda: self.arrivals.ended, "the output to end", seconds)
+        await self.until(lambda: self.arrivals.ended, "the output to end", seconds)
 
-    def lives(self) -> Any:
+    def lives(self) -> Iterable[Life]:
         """The logical stream: to its end, or as far as anybody may be."""
         until = self.finished or int(time.time() * 1_000) + 60_000
         return self._stream.lives(until)
 
 
-def _log(slot: ReplicaSlot) -> str:
-    return f"replica-{slot.name}.log"
-
-
-def _usage(slot: ReplicaSlot) -> psutil.Process:
-    if slot.process is None or slot.process.returncode is not None:
-        raise DrillError(f"replica {slot.name} does not run")
-    return psutil.Process(slot.process.pid)
-
-
-def _logged(event: str, logs: Iterable[Path]) -> bool:
-    lines = (line for log in logs for line in log.read_text(errors="replace").splitlines())
-    return any(f'"event": "{event}"' in line for line in lines)
-
-
-async def _slow(process: psutil.Process, share: float) -> None:
+async def _slow(process: Child, share: float) -> None:
     """Until cancelled, or until the process is gone."""
-    try:
-        while True:
-            process.suspend()
-            await asyncio.sleep(0.1 * (1 - share))
+    with suppress(LMergeError):
+        try:
+            while True:
+                process.pause()
+                await asyncio.sleep(0.1 * (1 - share))
+                process.resume()
+                await asyncio.sleep(0.1 * share)
+        finally:
             process.resume()
-            await asyncio.sleep(0.1 * share)
-    except psutil.NoSuchProcess:
-        return

@@ -10,7 +10,6 @@ Theory
         K3  no event is missing that an honest replica published and froze while it was attached
         K4  the output is a legal stream, and its stable is never beyond the replicas' highest
         K5  the output's stable follows the healthy replicas' within a bound
-        K6  state stays within its bounds, and returns to its baseline
         K7  K1 to K4 hold although the service was killed
         K8  the fault is visible: in a metric, in the log, in the health
         K9  the answers to decisions agree with the control log (`control_log_check`)
@@ -33,7 +32,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from lmerge_service.drills.control_log_check import Answer, Decided, k9
-from lmerge_service.drills.observability_checks import Capture, Fault, Memory, k6, k8
+from lmerge_service.drills.observability_checks import Capture, Fault, k8
 from lmerge_service.drills.records import Topic
 from lmerge_service.drills.streams import (
     Key,
@@ -116,7 +115,6 @@ class History:
     decided: Decided | None = None
     answers: Sequence[Answer] = ()
     """The answers to decisions."""
-    memory: Memory | None = None
     faults: Sequence[Fault] = ()
     capture: Capture | None = None
     decoder: WireDecoder = field(default_factory=WireDecoder)
@@ -130,8 +128,6 @@ def check(history: History) -> Report:
         findings.append(_k7(history.kills, findings))
     if history.progress is not None:
         findings.append(_k5(read, history.progress))
-    if history.memory is not None:
-        findings.append(k6(history.memory))
     if history.faults:
         findings.append(k8(history.faults, history.capture))
     if history.decided is not None:

@@ -7,13 +7,13 @@ Who owns what
 
 import asyncio
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
-from lmerge_service.drills.merging import Merger
+from lmerge_service.drills.merging import NO_ANSWER, Look, Merger
 from lmerge_service.elements import INFINITY, START, Insert, Stable
 from lmerge_service.errors import ElementError, LMergeError, TransportError
 from lmerge_service.formats.wire import WireDecoder
@@ -100,17 +100,11 @@ _DECODER: Final = WireDecoder()
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """A worker's status at one moment; missing values are None."""
+    """A worker's status at one moment."""
 
     at: float
     worker: str
-    state: str | None = None
-    leads: tuple[int, ...] = ()
-    """Tasks."""
-    leader: str | None = None
-    """The replica that leads the output, if the worker leads a task."""
-    health: str | None = None
-    reasons: tuple[str, ...] = ()
+    look: Look = NO_ANSWER
 
 
 @dataclass(slots=True)
@@ -118,40 +112,32 @@ class WorkerMonitor:
     """The status of all workers, polled."""
 
     observations: list[Observation] = field(default_factory=list)
-    _last: dict[str, Observation] = field(default_factory=dict)
+    _last: dict[str, Look] = field(default_factory=dict)
 
     async def watch(self, name: str, worker: Merger) -> None:
         """Polls a worker until it has ended."""
         with suppress(LMergeError):
             while worker.ended is None:
-                look = await worker.look()
-                if look is None:
-                    self._take(Observation(time.time(), name))
-                else:
-                    self._take(
-                        Observation(
-                            time.time(), name, look.state, look.leads, look.leader,
-                            look.health, look.reasons,
-                        )
-                    )  # fmt: skip
+                self._take(name, await worker.look() or NO_ANSWER)
                 await asyncio.sleep(_ASK_SECONDS)
         self.gone(name)
 
-    def _take(self, seen: Observation) -> None:
-        self.observations.append(seen)
-        self._last[seen.worker] = seen
+    def _take(self, name: str, look: Look) -> None:
+        self.observations.append(Observation(time.time(), name, look))
+        self._last[name] = look
 
     def gone(self, name: str) -> None:
         """It has ended."""
-        self._take(Observation(time.time(), name))
+        self._take(name, NO_ANSWER)
 
     def leaders(self, workers: Collection[str]) -> list[str]:
         """Those that lead by their last status, the one of the lowest task first."""
         found = self._leading(workers)
-        return [seen.worker for seen in sorted(found, key=lambda seen: seen.leads)]
+        return sorted(found, key=lambda name: found[name].leads)
 
     def leading_replica(self, workers: Collection[str]) -> str | None:
-        return next((seen.leader for seen in self._leading(workers) if seen.leader), None)
+        looks = self._leading(workers).values()
+        return next((look.leader for look in looks if look.leader), None)
 
     def all_serve(self, workers: Collection[str]) -> bool:
         """Whether each leads or follows, by its last status."""
@@ -160,7 +146,7 @@ class WorkerMonitor:
 
     def reasons(self) -> list[str]:
         """All that was ever a reason for degraded health, each once."""
-        return list(dict.fromkeys(reason for seen in self.observations for reason in seen.reasons))
+        return list(dict.fromkeys(each for seen in self.observations for each in seen.look.reasons))
 
-    def _leading(self, workers: Collection[str]) -> Sequence[Observation]:
-        return [s for n, s in self._last.items() if n in workers and s.leads]
+    def _leading(self, workers: Collection[str]) -> dict[str, Look]:
+        return {n: look for n, look in self._last.items() if n in workers and look.leads}

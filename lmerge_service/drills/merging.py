@@ -7,25 +7,28 @@ Theory
     its output must pass the judge's checks.
 
 Who owns what
-    As `demo.workers`: the stage owns the process.
+    As `local.worker`: the stage owns the process.
 """
 
-import asyncio
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import httpx
 import msgspec
 
-from lmerge_service.demo.stage import Process, Stage
-from lmerge_service.demo.workers import Worker
 from lmerge_service.drills.observability_checks import Capture
+from lmerge_service.drills.plan import DrillError
+from lmerge_service.local.processes import Child
+from lmerge_service.local.stage import Stage
+from lmerge_service.local.worker import Worker
+from lmerge_service.service.status.document import Status
 
-__all__ = ("LMerge", "Look", "Merger", "Post", "Program")
+__all__ = ("NO_ANSWER", "LMerge", "Look", "Merger", "Post", "Program")
 
-_SERVES: Final = "running", "standby"
-_PATIENCE_SECONDS: Final = 60.0
-_EVERY_SECONDS: Final = 0.05
+_CAPTURE_SECONDS: Final = 10.0
+_REQUEST_SECONDS: Final = 30.0
 
 
 class Post(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,14 +49,18 @@ class Post(msgspec.Struct, frozen=True, kw_only=True):
 class Look(msgspec.Struct, frozen=True):
     """The state of a merger at one moment."""
 
-    state: str
-    """`running` when it leads all that it is to lead, `standby`, or something else."""
+    state: str | None = None
+    """`running` when it leads all that it is to lead, `standby`, or something else; None: there is
+    no answer."""
     leads: tuple[int, ...] = ()
     """Output partitions."""
     leader: str | None = None
     """The replica that leads the output, if this merger writes it."""
     health: str | None = None
     reasons: tuple[str, ...] = ()
+
+
+NO_ANSWER: Final = Look()
 
 
 class LMerge(Worker):
@@ -77,46 +84,58 @@ class LMerge(Worker):
             tuple(status.reasons),
         )
 
-    async def serving(self) -> None:
-        """Waits until it leads or follows."""
-        await self.wait(lambda status: status.state in _SERVES, "a task")
-
-    async def shown(self, logs: str) -> Capture | None:
+    async def capture(self, logs: str) -> Capture | None:
         """Its status and metrics now, and `logs`, those of all workers."""
-        async with httpx.AsyncClient(base_url=self.address, timeout=10, trust_env=False) as client:
-            status, metrics = await client.get("/status"), await client.get("/metrics")
+        status = await self.client.get("/status", timeout=_CAPTURE_SECONDS)
+        metrics = await self.client.get("/metrics", timeout=_CAPTURE_SECONDS)
         return Capture(status.json(), metrics.text, logs)
 
+    async def status_now(self) -> Status:
+        """Its status, as soon as it has a task."""
+        return await self.until(lambda _: True, "its status")
 
-class Program(Worker):
+    async def attached(self) -> dict[str, str]:
+        """The replicas that are attached, and their states."""
+        return {each.name: each.state for each in (await self.status_now()).replicas}
+
+    async def request(
+        self, what: str, document: Mapping[str, Any], token: str, refused: int = 200
+    ) -> dict[str, Any]:
+        """Requests a decision; returns the answer.
+
+        Raises:
+            DrillError: there is none, or its code is neither 200 nor that of a refusal.
+        """
+        headers = {"authorization": f"Bearer {token}"}
+        try:
+            response = await self.client.post(
+                f"/v1/{what}", json=document, headers=headers, timeout=_REQUEST_SECONDS
+            )
+        except httpx.TransportError as error:
+            raise DrillError(f"worker {self.name} does not answer: {error!r}") from error
+        answer: dict[str, Any] = response.json()
+        if response.status_code not in (200, refused):
+            raise DrillError(f"worker {self.name} answers {response.status_code}: {answer}")
+        return answer
+
+
+class Program(Child):
     """Another program. It takes no decisions, and is not checked for traces of faults."""
 
-    def __init__(self, stage: Stage, name: str, path: Path, command: tuple[str, ...]):
-        super().__init__(stage, name, path)
-        self._command = command
+    def __init__(self, stage: Stage, name: str, path: Path, command: Sequence[str]):
+        arguments = (sys.executable, "-m", *command, str(path))
+        super().__init__(stage, arguments, f"{name}.log", stage.environment)
         self._status = Path(msgspec.json.decode(path.read_bytes(), type=Post).status)
-
-    async def _launch(self, port: int) -> Process:
-        module, *arguments = self._command
-        return await self._stage.python(module, *arguments, str(self._path), log=self._log)
 
     async def look(self) -> Look | None:
         """As of a worker."""
         if self.ended is not None:
-            raise self._ended()
+            raise self.failure()
         if not self._status.exists():
             return None
         return msgspec.json.decode(self._status.read_bytes(), type=Look)
 
-    async def serving(self) -> None:
-        """As of a worker; raises TimeoutError after a minute."""
-        async with asyncio.timeout(_PATIENCE_SECONDS):
-            while (  # noqa: ASYNC110 - it polls a file
-                look := await self.look()
-            ) is None or look.state not in _SERVES:
-                await asyncio.sleep(_EVERY_SECONDS)
-
-    async def shown(self, logs: str) -> Capture | None:
+    async def capture(self, logs: str) -> Capture | None:
         """Nothing."""
         return None
 

@@ -1,9 +1,6 @@
-"""Checks of what the service reports: state (K6) and faults (K8).
+"""A check of what the service reports: faults (K8).
 
 Theory
-    State is sampled from outside during a run. It may never exceed a ceiling, which follows from
-    the unfrozen window, and when all is final it must be back at its baseline.
-
     A fault must be observable. So each has three traces: a metric that counts it and names the
     replica, a log line with its place (partition, offset), and a reason in the health document. A
     missing trace is named.
@@ -18,62 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from lmerge_service.drills.verdicts import Finding
 
-__all__ = ("Capture", "Fault", "Memory", "Sample", "k6", "k8")
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """State at one moment; None where it is not known."""
-
-    at: int
-    """Milliseconds since the epoch."""
-    live_events: int | None
-    memory_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """What K6 demands of samples, the first of which is the baseline."""
-
-    samples: Sequence[Sample]
-    most_live_events: int
-    """What the unfrozen window can hold."""
-    most_memory_growth: int | None = None
-    """How many bytes more than at the beginning may be in use at the end."""
-
-
-def k6(memory: Memory) -> Finding:
-    """State stays within the unfrozen window and returns to its baseline."""
-    known = [each for each in memory.samples if each.live_events is not None]
-    if len(known) < 2:
-        return Finding.of("K6", [], ["fewer than two samples have the number of live events"])
-    ceiling = memory.most_live_events
-    wrong = [
-        f"{each.live_events} events live at {each.at}, more than {ceiling}"
-        for each in known
-        if (each.live_events or 0) > ceiling
-    ]
-    first, last = known[0], known[-1]
-    if (last.live_events or 0) > (first.live_events or 0):
-        wrong.append(f"{last.live_events} events live at the end, {first.live_events} at first")
-    return Finding.of("K6", wrong + _grown(memory, first, last), _unmeasured(memory, first, last))
-
-
-def _grown(memory: Memory, first: Sample, last: Sample) -> list[str]:
-    if memory.most_memory_growth is None or None in (first.memory_bytes, last.memory_bytes):
-        return []
-    growth = (last.memory_bytes or 0) - (first.memory_bytes or 0)
-    most = memory.most_memory_growth
-    return [f"{growth} bytes more than at first, {most} allowed"] if growth > most else []
-
-
-def _unmeasured(memory: Memory, first: Sample, last: Sample) -> list[str]:
-    asked = memory.most_memory_growth is not None
-    return (
-        ["memory was not measured"]
-        if asked and None in (first.memory_bytes, last.memory_bytes)
-        else []
-    )
+__all__ = ("Capture", "Fault", "k8")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ CHECKS: Final = {
     "K3": "no event is missing that a replica published and made final",
     "K4": "the output never contradicts itself, and is never final beyond its replicas",
     "K5": "the output's stable follows the replicas' in time",
-    "K6": "memory stays within its bounds",
     "K7": "K1 to K4 hold after processes were killed",
     "K8": "metrics, logs and health show the fault",
     "K9": "answers to decisions agree with the control log",

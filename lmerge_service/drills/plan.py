@@ -1,14 +1,24 @@
 """The settings of a drill: the `configuration` of an experiment, validated."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
 from lmerge_service.drills.observability_checks import Fault
 from lmerge_service.drills.replica import FaultProfile
 
-__all__ = ("Plan", "Refused", "plan_of")
+__all__ = ("CONTROL", "NAME", "OUTPUT", "WORKERS_GROUP", "DrillError", "Plan", "Refused", "plan_of")
+
+NAME: Final = "drill"
+"""Of the merge."""
+OUTPUT: Final = "out"
+CONTROL: Final = f"{OUTPUT}.control"
+WORKERS_GROUP: Final = f"lmerge.{NAME}.workers"
+
+
+class DrillError(Exception):
+    """A drill could not be run as it is written, so that it proves nothing."""
 
 
 class Refused(Exception):  # noqa: N818 (a mistake of who wrote the experiment)
@@ -46,8 +56,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 def plan_of(configuration: Mapping[str, Any]) -> Plan:
     """The plan of a configuration; numbers may be text, as in environment variables.
 
-        Raises:
-    Refused: it has an unknown field, or an invalid value.
+    Raises:
+        Refused: it has an unknown field, or an invalid value.
     """
     try:
         plan = msgspec.convert(dict(configuration), Plan, strict=False)

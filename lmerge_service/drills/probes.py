@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Iterable
+from pathlib import Path
 
 from lmerge_service.drills.environment import Environment
 from lmerge_service.drills.session import current, in_environment
@@ -38,62 +38,86 @@ def longest_hole() -> float:
     return round((session.judged or session.judge()).hole.seconds, 2)
 
 
-def seconds_until_moving(within: float | None = None) -> float:
+@in_environment
+async def seconds_until_moving(env: Environment, within: float | None = None) -> float:
     """How long it takes until the output is stable beyond the present moment."""
-    return _seconds(lambda env: env.until_moving(within))
+    return await _seconds(env.until_moving(within))
 
 
-def standstill(within: float | None = None) -> float:
+@in_environment
+async def standstill(env: Environment, within: float | None = None) -> float:
     """Seconds: the longest time in which a reader of any partition got nothing, from the last
     action until the output moves on, which is waited for."""
-    env = current().environment
     since = env.timeline_events[-1].at if env.timeline_events else env.opened
-    in_environment(lambda env: env.until_moving(within))
+    await env.until_moving(within)
     return round(env.arrivals.longest_hole(since, time.time()).seconds, 2)
 
 
-def records_in(seconds: float) -> int:
+@in_environment
+async def records_in(env: Environment, seconds: float) -> int:
     """How many records a reader of the output gets in the next seconds."""
-
-    async def counted(env: Environment) -> int:
-        before = sum(map(len, env.arrivals.times))
-        await asyncio.sleep(seconds)
-        return sum(map(len, env.arrivals.times)) - before
-
-    return in_environment(counted)
+    before = sum(map(len, env.arrivals.times))
+    await asyncio.sleep(seconds)
+    return sum(map(len, env.arrivals.times)) - before
 
 
-def seconds_until_all_serve(within: float | None = None) -> float:
+@in_environment
+async def seconds_until_all_serve(env: Environment, within: float | None = None) -> float:
     """How long it takes until each worker leads or follows."""
-    return _seconds(lambda env: env.until_all_serve(within))
+    return await _seconds(env.until(env.all_serve, "all workers to lead or follow", within))
 
 
-def seconds_until_cutover(state: str, within: float | None = None) -> float:
-    """How long it takes until the latest cutover is joining, watching, done or aborted."""
-    return _seconds(lambda env: env.until_cutover(state, within))
+@in_environment
+async def seconds_until_cutover(env: Environment, state: str, within: float | None = None) -> float:
+    """How long it takes until the latest cutover is joining, watching, done or aborted, by the
+    leader's status."""
+
+    async def holds() -> bool:
+        cutover = (await env.decider().status_now()).cutover
+        return cutover is not None and cutover.state == state
+
+    return await _seconds(env.until_it(holds, f"the cutover to be {state}", within))
 
 
-def seconds_until_joined(replica: str, within: float = 30) -> float:
-    """How long it takes until a replica has a vote."""
-    return _seconds(lambda env: env.until_joined(replica, within))
+@in_environment
+async def seconds_until_joined(env: Environment, replica: str, within: float = 30) -> float:
+    """How long it takes until a replica has a vote, by the leader's status."""
+
+    async def holds() -> bool:
+        return (await env.decider().attached()).get(replica) == "joined"
+
+    return await _seconds(env.until_it(holds, f"replica {replica} to be joined", within))
 
 
-def _seconds(waiting: Callable[[Environment], Coroutine[Any, Any, None]]) -> float:
+async def _seconds(waiting: Awaitable[None]) -> float:
     began = time.monotonic()
-    in_environment(waiting)
+    await waiting
     return round(time.monotonic() - began, 2)
 
 
-def logged(event: str, within: float | None = None) -> str:
+@in_environment
+async def logged(env: Environment, event: str, within: float | None = None) -> str:
     """Which worker has logged an event; waits for it, and fails if none does."""
-    return in_environment(lambda env: env.until_logged(event, within))
+
+    def who() -> str | None:
+        return next((name for name, logs in env.logs.items() if _has(event, logs)), None)
+
+    await env.until(lambda: who() is not None, f"a worker to log {event!r}", within)
+    return str(who())
 
 
-def worker_leads() -> str:
+def _has(event: str, logs: Iterable[Path]) -> bool:
+    lines = (line for log in logs for line in log.read_text(errors="replace").splitlines())
+    return any(f'"event": "{event}"' in line for line in lines)
+
+
+@in_environment
+async def worker_leads(env: Environment) -> str:
     """Which worker leads the first task, by the workers' last status."""
-    return current().environment.name_of("leader")
+    return env.name_of("leader")
 
 
-def leading_replica() -> str | None:
+@in_environment
+async def leading_replica(env: Environment) -> str | None:
     """Which replica leads the output, by the leader's last status."""
-    return current().environment.worker_monitor.leading_replica(current().environment.workers)
+    return env.worker_monitor.leading_replica(env.workers)

@@ -160,6 +160,11 @@ class Proxy:
         self._notify()
         return name
 
+    def cut(self) -> None:
+        """Drops all bytes silently in both directions, from now on."""
+        self.add(toxic("timeout", "upstream"))
+        self.add(toxic("timeout", "downstream"))
+
     def remove(self, name: str) -> None:
         """Raises KeyError if there is no such toxic."""
         del self._toxics[name]

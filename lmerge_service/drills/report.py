@@ -16,10 +16,11 @@ import msgspec
 
 from lmerge_service.drills.control_log_check import decided
 from lmerge_service.drills.dump import dump
-from lmerge_service.drills.environment import CONTROL, OUTPUT, Environment, ReplicaSlot
+from lmerge_service.drills.environment import Environment, ReplicaSlot
 from lmerge_service.drills.history import ALWAYS, History, Interval, Progress, Replica, check, tally
 from lmerge_service.drills.invariant_monitors import Hole, Observation
 from lmerge_service.drills.observability_checks import Capture
+from lmerge_service.drills.plan import CONTROL, OUTPUT
 from lmerge_service.drills.records import Topic
 from lmerge_service.drills.verdicts import Finding, Tally
 from lmerge_service.elements import Insert
@@ -92,7 +93,7 @@ async def capture(environment: Environment) -> Capture | None:
     """The leader's status and metrics, and the logs of all workers; None of another program."""
     logs = (path for paths in environment.logs.values() for path in paths)
     text = "\n".join(path.read_text(errors="replace") for path in logs)
-    return await environment.worker("leader").shown(text)
+    return await environment.worker("leader").capture(text)
 
 
 async def judge(
@@ -104,11 +105,11 @@ async def judge(
         Unreadable: a topic cannot be read.
     """
     names = [environment.topic(name) for name in environment.slots]
-    output = (await dump(environment.broker.bootstrap, [OUTPUT]))[OUTPUT]
+    output = (await dump(environment.brokers.bootstrap, [OUTPUT]))[OUTPUT]
     read_at = int(time.time() * 1_000)
-    topics = await dump(environment.broker.bootstrap, names)
+    topics = await dump(environment.brokers.bootstrap, names)
     decisions = (
-        decided((await dump(environment.broker.bootstrap, [CONTROL]))[CONTROL])
+        decided((await dump(environment.brokers.bootstrap, [CONTROL]))[CONTROL])
         if environment.answers
         else None
     )
@@ -214,12 +215,13 @@ def timeline(environment: Environment, topics: Mapping[str, Topic]) -> Timeline:
 def _leading(seen: Sequence[Observation], ended: float) -> list[Leading]:
     """Spans in which a worker reported that it leads, each with the replica that led."""
     spans = []
-    for worker, looks in groupby(sorted(seen, key=lambda s: (s.worker, s.at)), lambda s: s.worker):
+    for worker, its in groupby(sorted(seen, key=lambda s: (s.worker, s.at)), lambda s: s.worker):
         before: Observation | None = None
-        start = 0.0
-        for look in [*looks, Observation(ended, worker)]:
-            if before is None or (look.leads, look.leader) != (before.leads, before.leader):
-                if before is not None and before.leads:
-                    spans.append(Leading(worker, before.leader, start, look.at))
-                before, start = look, look.at
+        for now in [*its, Observation(ended, worker)]:
+            if before is None:
+                before = now
+            elif (now.look.leads, now.look.leader) != (before.look.leads, before.look.leader):
+                if before.look.leads:
+                    spans.append(Leading(worker, before.look.leader, before.at, now.at))
+                before = now
     return sorted(spans, key=lambda span: span.start)

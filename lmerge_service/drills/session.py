@@ -6,21 +6,24 @@ Who owns what
 """
 
 import asyncio
+import inspect
 import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Coroutine
+from functools import wraps
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
-from lmerge_service.drills.environment import DrillError, Environment
+from lmerge_service.drills.environment import Environment
 from lmerge_service.drills.observability_checks import Capture
-from lmerge_service.drills.plan import Plan
+from lmerge_service.drills.plan import DrillError, Plan
 from lmerge_service.drills.records import Topic
 from lmerge_service.drills.report import Judged, Timeline, capture, judge, timeline
 
 __all__ = ("Session", "current", "in_environment")
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _PATIENCE_SECONDS: Final = 180.0
@@ -124,7 +127,20 @@ def current() -> Session:
     return _CURRENT[0]
 
 
-def in_environment(work: Callable[[Environment], Coroutine[Any, Any, T]]) -> T:
-    """What the work gives, of the drill that is under way."""
-    session = current()
-    return session.do(work(session.environment))
+def in_environment(
+    work: Callable[Concatenate[Environment, P], Coroutine[Any, Any, T]],
+) -> Callable[P, T]:
+    """An action or a probe: the work on the environment of the drill that is under way.
+
+    Its signature is the work's, less the environment: the toolkit checks arguments by it.
+    """
+
+    @wraps(work)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        session = current()
+        return session.do(work(session.environment, *args, **kwargs))
+
+    signature = inspect.signature(work)
+    _, *parameters = signature.parameters.values()
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return run

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from lmerge_service.drills.history import History, Interval, Progress, Replica, check, tally
-from lmerge_service.drills.observability_checks import Capture, Fault, Memory, Sample
+from lmerge_service.drills.observability_checks import Capture, Fault
 from lmerge_service.drills.records import Record, Topic
 from lmerge_service.drills.verdicts import Outcome, Tally, worst
 from lmerge_service.elements import Adjust, Element, Insert, Stable
@@ -288,29 +288,7 @@ def test_k5_a_lag_is_allowed_and_a_liar_need_not_be_followed() -> None:
     assert check(lying)["K5"].outcome is VALID
 
 
-# --- K6 to K8 -------------------------------------------------------------------------------------
-
-
-def samples(*live: int | None) -> Memory:
-    return Memory([Sample(at, count) for at, count in enumerate(live)], most_live_events=10)
-
-
-def test_k6_state_stays_within_the_window_and_returns() -> None:
-    assert failing(replace(good(), memory=samples(0, 10, 0))) == []
-    assert failing(replace(good(), memory=samples(0, 11, 0))) == ["K6"]
-    assert failing(replace(good(), memory=samples(0, 5, 1))) == ["K6"]
-    assert check(replace(good(), memory=samples(None, 5)))["K6"].outcome is UNKNOWN
-
-
-def test_k6_memory_may_grow_so_far() -> None:
-    def grown(by: int | None) -> History:
-        last = None if by is None else 100 + by
-        memory = Memory([Sample(0, 0, 100), Sample(9, 0, last)], 10, most_memory_growth=50)
-        return replace(good(), memory=memory)
-
-    assert failing(grown(50)) == []
-    assert check(grown(51))["K6"].outcome is INVALID
-    assert check(grown(None))["K6"].outcome is UNKNOWN
+# --- K7 and K8 ------------------------------------------------------------------------------------
 
 
 def test_k7_is_the_worst_of_what_kills_could_break() -> None:

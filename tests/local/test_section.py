@@ -6,8 +6,8 @@ import pytest
 
 from lmerge_service.config.topology import load
 from lmerge_service.errors import ConfigurationError
+from lmerge_service.local.processes import LMERGE
 from lmerge_service.local.up.plan import plan
-from lmerge_service.local.up.processes import LMERGE
 
 HEAD = """\
 name: t

@@ -22,7 +22,7 @@ from lmerge_service.config.processes import Broker, Restart, Up
 from lmerge_service.config.topology import Topology
 from lmerge_service.errors import ConfigurationError
 from lmerge_service.local.broker import free_port
-from lmerge_service.local.up.processes import LMERGE
+from lmerge_service.local.processes import LMERGE
 from lmerge_service.local.up.runs import folder_of, token_of
 
 __all__ = ("Member", "Merge", "Plan", "plan")

@@ -28,7 +28,7 @@ from lmerge_service.errors import ConfigurationError, EnvironmentMissingError
 from lmerge_service.local import jvm
 from lmerge_service.local.broker import LocalBroker, default_directory
 from lmerge_service.local.jars import locked
-from lmerge_service.local.up.processes import END_SECONDS
+from lmerge_service.local.processes import END_SECONDS
 
 if TYPE_CHECKING:
     import psutil  # an extra: imported where it is used

@@ -34,9 +34,9 @@ from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.connection import connection_of
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.local.broker import LocalBroker, free_port
+from lmerge_service.local.processes import Processes
 from lmerge_service.local.up import runs
 from lmerge_service.local.up.plan import Member, Plan
-from lmerge_service.local.up.processes import Processes
 
 __all__ = ("Life", "State", "Supervisor")
 
