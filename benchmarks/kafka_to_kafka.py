@@ -14,11 +14,11 @@ from benchmarks.inputs import replicas
 from benchmarks.traffic import quantile, waits
 from lmerge_service.config.topology import Kafka, Output, Replica, Topology
 from lmerge_service.demo.throughput import measure
-from lmerge_service.demo.watch import Follower
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.publish import publish
 from lmerge_service.local.broker import LocalBroker
+from lmerge_service.local.follower import Follower
 from lmerge_service.merge.decisions.ledger import undisputed
 from lmerge_service.merge.internal_topics import prepare
 from lmerge_service.service.task import MergeTask
@@ -90,7 +90,7 @@ async def _latency(bootstrap: str, report: Report) -> None:
         for each in running:
             each.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-    found = await waits(connection, [each.topic for each in topology.replicas], follower.arrived)
+    found = await waits(connection, [each.topic for each in topology.replicas], follower.first)
     for q in (0.5, 0.99):
         name = f"added latency at 3 × 1,000 elements/s, p{q * 100:g}"
         report(name, "ms", [quantile(found, q)])

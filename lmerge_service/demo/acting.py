@@ -1,25 +1,32 @@
-"""The common parts of all demos: a monitored worker, a consumer that follows the output, and
-waiting for conditions.
+"""The common parts of all demos: a stage with a monitored worker, a consumer that follows the
+output, waiting for conditions, and the verdict at the end.
 """
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
 
 from rich.console import Console
 from rich.live import Live
 
+from lmerge_service.config import topology as topologies
 from lmerge_service.demo.throughput import Throughput
-from lmerge_service.demo.verdict import Finding
-from lmerge_service.demo.watch import Follower, plain_line, screen
+from lmerge_service.demo.verdict import Finding, find
+from lmerge_service.demo.watch import plain_line, screen
 from lmerge_service.errors import TransportError
+from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.topics import Topics
+from lmerge_service.local.follower import Follower
 from lmerge_service.local.processes import Child
-from lmerge_service.local.stage import Stage
+from lmerge_service.local.stage import Stage, shipped_topology
 from lmerge_service.local.worker import Worker
 from lmerge_service.service.status.document import Status
+from lmerge_service.tdb import TDB
 
-__all__ = ("Play", "Result", "act", "until_done", "wait")
+__all__ = ("Play", "Result", "act", "judged", "staged", "until_done", "wait")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,24 +42,40 @@ class Result:
     throughput: Throughput | None = None
 
 
-@dataclass(slots=True)
 class Play:
-    """The state of a running demo."""
+    """The state of a running demo, in which a worker merges a topology that ships with the
+    project."""
 
-    stage: Stage
-    console: Console
-    worker: Worker
-    follower: Follower
-    started: float = field(default_factory=time.monotonic)
-    patience: float = 60.0
-    """For how many seconds the output may stand still while something is waited for."""
-    status: Status | None = None
-    news: list[str] = field(default_factory=list)
+    def __init__(self, stage: Stage, console: Console, topology: str, patience: float = 60.0):
+        """`patience`: for how many seconds the output may stand still while something is waited
+        for."""
+        path = shipped_topology(topology)
+        self.stage, self.console, self.patience = stage, console, patience
+        self.connection = Connection(stage.bootstrap)
+        self.merging = topologies.load(path, bootstrap=stage.bootstrap)
+        self.worker = Worker(stage, "worker", path, ("--bootstrap", stage.bootstrap))
+        self.follower = Follower(self.connection, self.merging.output.topic)
+        self.started = time.monotonic()
+        self.status: Status | None = None
+        self.news: list[str] = []
+
+    @property
+    def topics(self) -> list[str]:
+        """The replicas'."""
+        return [replica.topic for replica in self.merging.replicas]
 
     def report(self, line: str) -> None:
         self.news.append(f"{time.monotonic() - self.started:4.1f} s  {line}")
         if not self.console.is_terminal:
             self.console.print(f"  * {self.news[-1]}", soft_wrap=True, highlight=False)
+
+
+@asynccontextmanager
+async def staged(folder: Path, bootstrap: str | None, console: Console) -> AsyncIterator[Stage]:
+    """A stage around a Kafka of its own, or around the given one."""
+    console.print("starting Apache Kafka …" if bootstrap is None else f"using Kafka at {bootstrap}")
+    async with Stage(folder, bootstrap) as stage:
+        yield stage
 
 
 async def act(acting: Play, script: Callable[[], Awaitable[None]]) -> None:
@@ -61,6 +84,9 @@ async def act(acting: Play, script: Callable[[], Awaitable[None]]) -> None:
     Raises:
         LMergeError: the worker has ended by itself, or something stopped moving.
     """
+    async with Topics(acting.connection) as topics:
+        for topic in acting.topics:
+            await topics.ensure(topic)
     await acting.worker.start()
     acting.status = await acting.worker.running(seconds=30)
     async with asyncio.TaskGroup() as group:
@@ -74,6 +100,13 @@ async def act(acting: Play, script: Callable[[], Awaitable[None]]) -> None:
     acting.report("the worker is stopped (SIGTERM)")
     await acting.worker.end()
     acting.worker.check()
+    acting.console.print("reading everything back …")
+
+
+async def judged(acting: Play, reference: TDB) -> Finding:
+    """The verdict on what the topics hold."""
+    output = acting.merging.output.topic
+    return await find(acting.connection, reference, output, acting.topics, acting.follower.first)
 
 
 async def _look(acting: Play) -> None:

@@ -16,24 +16,19 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
 
-from lmerge_service.config import topology as topologies
-from lmerge_service.demo.acting import Play, Result, act, until_done, wait
-from lmerge_service.demo.verdict import find
-from lmerge_service.demo.watch import Follower
+from lmerge_service.demo.acting import Play, Result, act, judged, staged, until_done, wait
 from lmerge_service.formats.payload import canonical
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.local.processes import Child
-from lmerge_service.local.stage import Stage, shipped_topology
-from lmerge_service.local.worker import Worker
+from lmerge_service.local.stage import Stage
 from lmerge_service.tdb import TDB
 
 __all__ = ("delays", "play_queries")
@@ -52,10 +47,11 @@ _PLANS: Final = {
 }
 
 
-@dataclass(slots=True, kw_only=True)
 class _Play(Play):
-    month: int
-    replicas: dict[str, Child] = field(default_factory=dict)
+    def __init__(self, stage: Stage, console: Console, month: int):
+        super().__init__(stage, console, "delays.yaml", _PATIENCE_SECONDS)
+        self.month = month
+        self.replicas: dict[str, Child] = {}
 
     @property
     def past(self) -> float:
@@ -79,26 +75,13 @@ async def play_queries(
         LMergeError: something could not be started, or stopped moving.
     """
     started = time.monotonic()
-    console.print("starting Apache Kafka …" if bootstrap is None else f"using Kafka at {bootstrap}")
-    async with Stage(folder, bootstrap) as stage:
-        path = shipped_topology("delays.yaml")
-        merging = topologies.load(path, bootstrap=stage.bootstrap)
-        connection = Connection(stage.bootstrap)
-        acting = _Play(
-            stage=stage,
-            console=console,
-            worker=Worker(stage, "worker", path, ("--bootstrap", stage.bootstrap)),
-            follower=Follower(connection, merging.output.topic),
-            month=month,
-            patience=_PATIENCE_SECONDS,
-        )
-        topics = [replica.topic for replica in merging.replicas]
-        await _act(acting, topics, seed, pace)
-        console.print("reading everything back …")
-        facts = await _facts(connection)
-        finding = await find(
-            connection, delays(facts), merging.output.topic, topics, acting.follower.arrived
-        )
+    async with staged(folder, bootstrap, console) as stage:
+        acting = _Play(stage, console, month)
+        async with Topics(acting.connection) as topics:
+            await topics.ensure(_FACTS, partitions=_WIDTH)
+        await act(acting, lambda: _script(acting, seed, pace))
+        facts = await _facts(acting.connection)
+        finding = await judged(acting, delays(facts))
     return Result(
         finding=finding,
         of="facts",
@@ -106,14 +89,6 @@ async def play_queries(
         seconds=time.monotonic() - started,
         news=acting.news,
     )
-
-
-async def _act(acting: _Play, names: list[str], seed: int, pace: float) -> None:
-    async with Topics(Connection(acting.stage.bootstrap)) as topics:
-        await topics.ensure(_FACTS, partitions=_WIDTH)
-        for name in names:
-            await topics.ensure(name)
-    await act(acting, lambda: _script(acting, seed, pace))
 
 
 async def _script(acting: _Play, seed: int, pace: float) -> None:

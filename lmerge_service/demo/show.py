@@ -9,23 +9,16 @@ is killed for good.
 """
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
 
-from lmerge_service.config import topology as topologies
-from lmerge_service.demo.acting import Play, Result, act, until_done, wait
+from lmerge_service.demo.acting import Play, Result, act, judged, staged, until_done, wait
 from lmerge_service.demo.throughput import measure
-from lmerge_service.demo.verdict import find
-from lmerge_service.demo.watch import Follower
 from lmerge_service.formats.ndjson import ElementWriter
-from lmerge_service.kafka.client import Connection
-from lmerge_service.kafka.topics import Topics
 from lmerge_service.local.processes import Child
-from lmerge_service.local.stage import Stage, shipped_topology
-from lmerge_service.local.worker import Worker
+from lmerge_service.local.stage import Stage
 from lmerge_service.tdb import TDB
 from lmerge_service.workloads.flights import VARIATIONS, flights
 from lmerge_service.workloads.lifetime import Life, final_tdb
@@ -37,12 +30,11 @@ _SPANS = {"a": 1.0, "b": 1.25, "c": 1.5}
 """How long each replica takes to publish all it has, relative to the seconds asked for."""
 
 
-@dataclass(slots=True, kw_only=True)
 class _Play(Play):
-    pace: float
-    merging: topologies.Topology
-    sizes: dict[str, int]
-    publishers: dict[str, Child] = field(default_factory=dict)
+    def __init__(self, stage: Stage, console: Console, pace: float, sizes: Mapping[str, int]):
+        super().__init__(stage, console, "flights.yaml")
+        self.pace, self.sizes = pace, sizes
+        self.publishers: dict[str, Child] = {}
 
 
 async def play(
@@ -61,31 +53,13 @@ async def play(
     """
     started = time.monotonic()
     lives, reference, sizes = _present(folder, months, seed, console)
-    console.print("starting Apache Kafka …" if bootstrap is None else f"using Kafka at {bootstrap}")
-    async with Stage(folder, bootstrap) as stage:
-        path = shipped_topology("flights.yaml")
-        merging = topologies.load(path, bootstrap=stage.bootstrap)
-        acting = _Play(
-            stage=stage,
-            console=console,
-            worker=Worker(stage, "worker", path, ("--bootstrap", stage.bootstrap)),
-            follower=Follower(Connection(stage.bootstrap), merging.output.topic),
-            pace=pace,
-            merging=merging,
-            sizes=sizes,
-        )
-        await _act(acting)
-        console.print("reading everything back …")
-        finding = await find(
-            Connection(stage.bootstrap),
-            reference,
-            merging.output.topic,
-            [replica.topic for replica in merging.replicas],
-            acting.follower.arrived,
-        )
+    async with staged(folder, bootstrap, console) as stage:
+        acting = _Play(stage, console, pace, sizes)
+        await act(acting, lambda: _script(acting))
+        finding = await judged(acting, reference)
         console.print("measuring throughput beside a pass-through of the same bytes …")
-        await measure(merging, ".warm")
-        throughput = await measure(merging)
+        await measure(acting.merging, ".warm")
+        throughput = await measure(acting.merging)
     return Result(
         finding=finding,
         of="flights",
@@ -112,13 +86,6 @@ def _present(
     counts = ", ".join(f"{name}: {count:,}" for name, count in sizes.items())
     console.print(f"{len(lives):,} flights; elements of {counts}", highlight=False)
     return lives, final_tdb(lives), sizes
-
-
-async def _act(acting: _Play) -> None:
-    async with Topics(Connection(acting.stage.bootstrap)) as topics:
-        for replica in acting.merging.replicas:
-            await topics.ensure(replica.topic)
-    await act(acting, lambda: _script(acting))
 
 
 async def _script(acting: _Play) -> None:

@@ -1,7 +1,5 @@
-"""What is seen while the demo runs: the worker's status, and the output as a consumer gets it."""
+"""What is seen while the demo runs: the worker's status, and what its consumer has received."""
 
-import time
-from collections import deque
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -9,52 +7,10 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from lmerge_service.elements import INFINITY, Insert, Stable
-from lmerge_service.formats.wire import WireDecoder
-from lmerge_service.kafka.client import Connection
-from lmerge_service.kafka.source import Source, TopicPartition
+from lmerge_service.local.follower import Follower
 from lmerge_service.service.status.document import Status
 
-__all__ = ("Follower", "plain_line", "screen")
-
-
-class Follower:
-    """A read_committed consumer of the output, who notes when each event first appeared."""
-
-    def __init__(self, connection: Connection, topic: str):
-        self._connection = connection
-        self._tp = TopicPartition(topic, 0)
-        self.arrived: dict[tuple[bytes, int], float] = {}
-        """(payload, vs) → wall-clock seconds at which its insert was received."""
-        self.elements = 0
-        self.ended = False
-        self._recent: deque[tuple[float, int]] = deque(maxlen=50)
-
-    async def run(self) -> None:
-        """Follows until stable(infinity), or until cancelled."""
-        decoder = WireDecoder()
-        async with Source(self._connection) as source:
-            source.assign({self._tp: 0})
-            while not self.ended:
-                for records in (await source.poll(0.2)).values():
-                    now = time.time()
-                    for record in records:
-                        element = decoder.decode(record.value)
-                        if type(element) is Insert:
-                            self.arrived.setdefault((element.payload, element.vs), now)
-                        elif type(element) is Stable and element.vc == INFINITY:
-                            self.ended = True
-                    self.elements += len(records)
-                    self._recent.append((now, self.elements))
-
-    def rate(self) -> float:
-        """Elements a second over the last two seconds or so."""
-        now = time.time()
-        past = [(at, count) for at, count in self._recent if at > now - 2]
-        if len(past) < 2:
-            return 0.0
-        (first, before), (last, after) = past[0], past[-1]
-        return (after - before) / max(last - first, 0.05)
+__all__ = ("plain_line", "screen")
 
 
 def screen(status: Status | None, follower: Follower, news: list[str]) -> Group:

@@ -23,44 +23,7 @@ from lmerge_service.drills.roles import Role
 from lmerge_service.drills.session import current, in_environment
 from lmerge_service.kafka.topics import Topics
 
-__all__ = (
-    "abort_cutover",
-    "add_toxic",
-    "begin_cutover",
-    "cut_broker",
-    "cut_link",
-    "damage_file",
-    "decide_at_once",
-    "delete_topic",
-    "deploy_replica",
-    "end_broker",
-    "end_worker",
-    "fill_disk",
-    "finish",
-    "heal",
-    "jumpstart",
-    "kill_broker",
-    "kill_replica",
-    "kill_worker",
-    "limit_memory",
-    "mend_links",
-    "pause_broker",
-    "pause_replica",
-    "pause_worker",
-    "record_output",
-    "restart_replica",
-    "restore_replica",
-    "resume_broker",
-    "resume_replica",
-    "resume_worker",
-    "start_broker",
-    "start_missing_workers",
-    "start_over",
-    "start_worker",
-    "strike_in_transaction",
-    "throttle",
-    "unthrottle",
-)
+__all__ = ("finish",)
 
 _REFUSED: Final = 409
 
@@ -354,7 +317,10 @@ async def cut_link(env: Environment, link: str) -> str:
 @in_environment
 async def mend_links(env: Environment, link: str | None = None) -> None:
     """Removes all toxics of a link, or of all links."""
-    await (env.brokers.mend() if link is None else _proxy(env, link).reset())
+    if link is None:
+        env.brokers.mend()
+    else:
+        _proxy(env, link).reset()
 
 
 def _proxy(env: Environment, link: str) -> Proxy:
@@ -400,7 +366,7 @@ async def strike_in_transaction(
 @in_environment
 async def heal(env: Environment) -> None:
     """Resumes, unthrottles and reconnects everything."""
-    await env.brokers.mend()
+    env.brokers.mend()
     env.brokers.resume()
     for worker in env.workers.values():
         worker.resume()

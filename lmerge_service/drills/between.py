@@ -80,9 +80,9 @@ class Between:
             if node in pair and len({*pair}) == 2:  # what it sends to itself goes by a door, too
                 link.cut()
 
-    async def mend(self) -> None:
+    def mend(self) -> None:
         for link in self._links.values():
-            await link.reset()
+            link.reset()
 
     async def _let_in(
         self, node: int, target: Target, reader: asyncio.StreamReader, writer: asyncio.StreamWriter

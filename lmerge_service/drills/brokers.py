@@ -163,12 +163,12 @@ class Brokers:
             self._between.cut(each)
         return _named(nodes)
 
-    async def mend(self) -> None:
+    def mend(self) -> None:
         """Removes all toxics of all links."""
         for link in self.links.values():
-            await link.reset()
+            link.reset()
         if self._between is not None:
-            await self._between.mend()
+            self._between.mend()
 
     def fill_disk(self) -> None:
         """No file of the brokers can grow any more: their writes fail as on a full disk.

@@ -14,11 +14,8 @@ from itertools import pairwise
 from typing import Final
 
 from lmerge_service.drills.merging import NO_ANSWER, Look, Merger
-from lmerge_service.elements import INFINITY, START, Insert, Stable
-from lmerge_service.errors import ElementError, LMergeError, TransportError
-from lmerge_service.formats.wire import WireDecoder
-from lmerge_service.kafka.client import Connection
-from lmerge_service.kafka.source import Source, TopicPartition
+from lmerge_service.errors import LMergeError
+from lmerge_service.local.follower import Follower
 
 __all__ = ("Arrivals", "Hole", "Observation", "WorkerMonitor")
 
@@ -37,53 +34,8 @@ class Hole:
     """That replicas published meanwhile, for the first time."""
 
 
-class Arrivals:
-    """A read_committed consumer of the output, from its beginning."""
-
-    def __init__(self, connection: Connection, topic: str, partitions: int):
-        self._connection = connection
-        self._partitions = [TopicPartition(topic, n) for n in range(partitions)]
-        self.times: list[list[float]] = [[] for _ in self._partitions]
-        """Per partition, when each record came, in seconds of the wall clock."""
-        self.first: dict[tuple[bytes, int], float] = {}
-        """When an event (payload, vs) came first."""
-        self._stables = [START] * partitions
-
-    @property
-    def stable(self) -> int:
-        """What all partitions have reached."""
-        return min(self._stables)
-
-    @property
-    def ended(self) -> bool:
-        return self.stable == INFINITY
-
-    async def run(self) -> None:
-        """Until cancelled; after an outage of Kafka it continues at its position."""
-        positions = dict.fromkeys(self._partitions, 0)
-        while True:
-            with suppress(TransportError):
-                async with Source(self._connection) as source:
-                    source.assign(positions)
-                    while True:
-                        for tp, records in (await source.poll(0.2)).items():
-                            for record in records:
-                                self._take(tp.partition, record.value)
-                            positions[tp] = records[-1].offset + 1
-            await asyncio.sleep(_ASK_SECONDS)
-
-    def _take(self, partition: int, value: bytes | None) -> None:
-        now = time.time()
-        self.times[partition].append(now)
-        try:
-            element = _DECODER.decode(value)
-        except ElementError:
-            return  # the judge finds it
-        match element:
-            case Insert(payload, vs):
-                self.first.setdefault((payload, vs), now)
-            case Stable(vc):
-                self._stables[partition] = max(vc, self._stables[partition])
+class Arrivals(Follower):
+    """When records of the output came to its reader."""
 
     def longest_hole(self, since: float, until: float) -> Hole:
         """Of any partition, between these times of the wall clock."""
@@ -93,9 +45,6 @@ class Arrivals:
             for a, b in pairwise([since, *(t for t in times if since < t < until), until])
         ]
         return max(holes, key=lambda hole: hole.seconds)
-
-
-_DECODER: Final = WireDecoder()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,19 +8,7 @@ from pathlib import Path
 from lmerge_service.drills.environment import Environment
 from lmerge_service.drills.session import current, in_environment
 
-__all__ = (
-    "leading_replica",
-    "logged",
-    "longest_hole",
-    "records_in",
-    "seconds_until_all_serve",
-    "seconds_until_cutover",
-    "seconds_until_joined",
-    "seconds_until_moving",
-    "standstill",
-    "verdict",
-    "worker_leads",
-)
+__all__ = ("longest_hole", "verdict")
 
 
 def verdict() -> str:
@@ -56,9 +44,9 @@ async def standstill(env: Environment, within: float | None = None) -> float:
 @in_environment
 async def records_in(env: Environment, seconds: float) -> int:
     """How many records a reader of the output gets in the next seconds."""
-    before = sum(map(len, env.arrivals.times))
+    before = env.arrivals.elements
     await asyncio.sleep(seconds)
-    return sum(map(len, env.arrivals.times)) - before
+    return env.arrivals.elements - before
 
 
 @in_environment

@@ -14,8 +14,6 @@ Theory
         reset_peer   after `timeout` milliseconds the connection is reset (RST) on both sides
         slicer       pieces of `average_size` bytes, with `delay` microseconds between them
 
-    A proxy that is not `enabled` refuses connections and closes those that there are.
-
     Of Kafka it knows one thing, since faults in the middle of a transaction need it: how requests
     are framed. A *trap* waits for a request of one kind and calls a function, before the request is
     forwarded or after it.
@@ -114,30 +112,28 @@ class Trap:
 class Proxy:
     """A link into which faults can be injected; use as `async with`."""
 
-    def __init__(self, *targets: Target, port: int = 0, traps: bool = False):
-        """It is on a free port for each target; with `port`, the first is on that one. `traps`:
-        the client speaks Kafka's protocol."""
+    def __init__(self, *targets: Target, traps: bool = False):
+        """It is on a free port for each target. `traps`: the client speaks Kafka's protocol."""
         self.traps = traps
         self._targets = targets
-        self._requested_port = port
-        self._toxics: dict[str, Toxic] = {}
+        self._toxics: dict[tuple[Direction, str], Toxic] = {}
         self._serving: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._servers: list[asyncio.Server] = []
-        self._enabled = True
         self.trap: Trap | None = None
 
     async def __aenter__(self) -> Self:
-        for number, target in enumerate(self._targets):
-            port = 0 if number else self._requested_port
+        for target in self._targets:
             serving = partial(self.serve, target)
-            self._servers.append(await asyncio.start_server(serving, _HOST, port))
+            self._servers.append(await asyncio.start_server(serving, _HOST, 0))
         return self
 
     async def __aexit__(self, *_: object) -> None:
         for server in self._servers:
             server.close()
-        await self._close_all()
+        for task in self._serving:
+            task.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
         for server in self._servers:
             await server.wait_closed()
 
@@ -153,39 +149,27 @@ class Proxy:
 
     # --- toxics --------------------------------------------------------------------------------
 
-    def add(self, toxic: Toxic, name: str | None = None) -> str:
-        """From now on; returns its name, by default `KIND_STREAM`, whose toxic it replaces."""
-        name = name or f"{toxic.kind}_{toxic.stream}"
-        self._toxics[name] = toxic
+    def add(self, toxic: Toxic) -> str:
+        """From now on, in place of one of this kind and stream; returns its name as toxiproxy has
+        it."""
+        self._toxics[toxic.stream, toxic.kind] = toxic
         self._notify()
-        return name
+        return f"{toxic.kind}_{toxic.stream}"
 
     def cut(self) -> None:
         """Drops all bytes silently in both directions, from now on."""
         self.add(toxic("timeout", "upstream"))
         self.add(toxic("timeout", "downstream"))
 
-    def remove(self, name: str) -> None:
-        """Raises KeyError if there is no such toxic."""
-        del self._toxics[name]
-        self._notify()
-
-    async def reset(self) -> None:
-        """No toxic, no trap, and enabled again."""
+    def reset(self) -> None:
+        """No toxic, and no trap."""
         self._toxics.clear()
         self.trap = None
-        self._enabled = True
         self._notify()
-
-    async def disable(self) -> None:
-        """Refuses new connections, and closes the existing ones."""
-        self._enabled = False
-        await self._close_all()
 
     def of(self, stream: Direction, kind: str) -> Toxic | None:
         """The toxic of a kind that holds for a direction, if there is one."""
-        found = (t for t in self._toxics.values() if t.stream == stream and t.kind == kind)
-        return next(found, None)
+        return self._toxics.get((stream, kind))
 
     def _notify(self) -> None:
         """Wakes all that wait for a change."""
@@ -206,21 +190,13 @@ class Proxy:
         assert task is not None
         self._serving.add(task)
         try:
-            if self._enabled:
-                far = await asyncio.open_connection(*target())
-                await _Link(self, (reader, writer), far).run()
+            far = await asyncio.open_connection(*target())
+            await _Link(self, (reader, writer), far).run()
         except (OSError, asyncio.CancelledError):
-            pass  # the target is down, or `_close_all`, which waits for what follows
+            pass  # the target is down, or the proxy is left, which waits for what follows
         finally:
             _abort(writer)
             self._serving.discard(task)
-
-    async def _close_all(self) -> None:
-        serving = set(self._serving)
-        for task in serving:
-            task.cancel()
-        if serving:
-            await asyncio.wait(serving)
 
 
 _Pair: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]

@@ -86,7 +86,7 @@ def test_n18_a_node_is_cut_off_from_the_others_and_they_are_not_from_each_other(
             assert await reached(10) == every
             between.cut(2)
             assert await reached(1) == {each for each in every if 2 not in each}
-            await between.mend()
+            between.mend()
             assert await reached(10) == every
 
     with node() as one, node() as two, node() as three:
