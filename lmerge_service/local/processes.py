@@ -22,7 +22,7 @@ import psutil
 from lmerge_service.errors import LMergeError
 from lmerge_service.local.jvm import launcher
 
-__all__ = ("END_SECONDS", "LMERGE", "Child", "Processes")
+__all__ = ("END_SECONDS", "LMERGE", "Child", "Processes", "how_it_ended")
 
 T = TypeVar("T")
 
@@ -31,6 +31,19 @@ LMERGE: Final = (sys.executable, "-m", "lmerge_service.cli")
 
 END_SECONDS: Final = 16.0
 """From SIGTERM to SIGKILL: a worker takes 15 s at the most."""
+
+_SIGNALS: Final = {each.value: each.name for each in signal.Signals}
+
+
+def how_it_ended(code: int) -> str:
+    """In words.
+
+    >>> how_it_ended(0), how_it_ended(1), how_it_ended(-9)
+    ('ended', 'failed with 1', 'killed by SIGKILL')
+    """
+    if code < 0:
+        return f"killed by {_SIGNALS.get(-code, f'signal {-code}')}"
+    return f"failed with {code}" if code else "ended"
 
 
 class Processes:
@@ -117,7 +130,7 @@ class Child:
 
     def failure(self) -> LMergeError:
         """That it has ended, with the end of its log."""
-        return LMergeError(f"{self.name} ended with {self.ended}: {self.log_tail()}")
+        return LMergeError(f"{self.name} {how_it_ended(self.ended or 0)}: {self.log_tail()}")
 
     def log_tail(self, lines: int = 5) -> str:
         """The end of its log, for a message."""

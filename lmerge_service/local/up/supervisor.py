@@ -18,7 +18,6 @@ What happens on a crash
 import asyncio
 import os
 import shutil
-import signal
 import time
 import uuid
 from collections.abc import Mapping
@@ -34,7 +33,7 @@ from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.connection import connection_of
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.local.broker import LocalBroker, free_port
-from lmerge_service.local.processes import Processes
+from lmerge_service.local.processes import Processes, how_it_ended
 from lmerge_service.local.up import runs
 from lmerge_service.local.up.plan import Member, Plan
 
@@ -45,7 +44,6 @@ _LONGEST_PAUSE_SECONDS: Final = 30.0
 _LONG_SECONDS: Final = 60.0
 """A run of this length was no failed start."""
 _LOOK_SECONDS: Final = 0.5
-_SIGNALS: Final = {each.value: each.name for each in signal.Signals}
 
 
 class State(StrEnum):
@@ -232,12 +230,12 @@ class Supervisor:
             code = life.exit_code = await process.wait()
             row.ran(time.monotonic() - began)
             if not member.starts_again(code):
-                life.end(State.ENDED if code == 0 else State.FAILED, _how(code))
+                life.end(State.ENDED if code == 0 else State.FAILED, how_it_ended(code))
                 break
             if (pause := row.next_pause()) is None:
-                life.end(State.FAILED, f"{_how(code)} after {life.restarts} restarts")
+                life.end(State.FAILED, f"{how_it_ended(code)} after {life.restarts} restarts")
                 break
-            life.end(State.RESTARTING, f"{_how(code)}, begins again in {pause:g} s")
+            life.end(State.RESTARTING, f"{how_it_ended(code)}, begins again in {pause:g} s")
             self._note()
             await asyncio.sleep(pause)
             life.restarts += 1
@@ -295,14 +293,3 @@ class Supervisor:
                 life.why = str(error)
             else:
                 self._kafka_runs()
-
-
-def _how(code: int) -> str:
-    """How a process ended, in words.
-
-    >>> _how(0), _how(1), _how(-9)
-    ('ended', 'failed with 1', 'killed by SIGKILL')
-    """
-    if code < 0:
-        return f"killed by {_SIGNALS.get(-code, f'signal {-code}')}"
-    return f"failed with {code}" if code else "ended"
