@@ -64,7 +64,7 @@ def after_activity_control(context: dict[str, Any], state: dict[str, Any]) -> No
     if context["type"] == "action" and session.captured is None:
         met = f" ({state['output']})" if isinstance(state.get("output"), str) else ""
         began = datetime.fromisoformat(state["start"])
-        session.environment.add_to_timeline(f"{context['name']}{met}", began.timestamp())
+        session.environment.done.append((began.timestamp(), f"{context['name']}{met}"))
     if state["status"] == "failed":
         reasons = state.get("exception") or ["no reason given"]
         session.failures.append(f"{context['name']}: {''.join(reasons[-1:]).strip()}"[:_SHOWN])

@@ -33,7 +33,7 @@ from lmerge_service.local.processes import Child
 from lmerge_service.local.stage import Stage
 from lmerge_service.workloads.lifetime import Life
 
-__all__ = ("Environment", "ReplicaSlot", "TimelineEvent")
+__all__ = ("Environment", "ReplicaSlot")
 
 _AHEAD_MS: Final = 2_000
 """The stream ends so long after that was decided; replicas have looked no further ahead."""
@@ -62,14 +62,6 @@ class ReplicaSlot:
         return self.process
 
 
-@dataclass(slots=True)
-class TimelineEvent:
-    """A fault, or its end, in the timeline."""
-
-    at: float
-    text: str
-
-
 class Environment:
     """The processes of one drill; use as `async with`."""
 
@@ -78,7 +70,8 @@ class Environment:
         self.slots: dict[str, ReplicaSlot] = {}
         self.workers: dict[str, Merger] = {}
         self.logs: dict[str, list[Path]] = {}
-        self.timeline_events: list[TimelineEvent] = []
+        self.done: list[tuple[float, str]] = []
+        """When which fault began or ended, in seconds of the wall clock."""
         self.worker_monitor = WorkerMonitor()
         self.opened = 0.0
         """When all was well for the first time."""
@@ -156,10 +149,6 @@ class Environment:
     @staticmethod
     def topic(replica: str) -> str:
         return f"in.{replica}"
-
-    def add_to_timeline(self, text: str, at: float) -> None:
-        """`at` is in seconds of the wall clock."""
-        self.timeline_events.append(TimelineEvent(at, text))
 
     @property
     def skew(self) -> float:

@@ -36,7 +36,7 @@ async def seconds_until_moving(env: Environment, within: float | None = None) ->
 async def standstill(env: Environment, within: float | None = None) -> float:
     """Seconds: the longest time in which a reader of any partition got nothing, from the last
     action until the output moves on, which is waited for."""
-    since = env.timeline_events[-1].at if env.timeline_events else env.opened
+    since, _ = env.done[-1] if env.done else (env.opened, "")
     await env.until_moving(within)
     return round(env.arrivals.longest_hole(since, time.time()).seconds, 2)
 

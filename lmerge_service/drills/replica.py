@@ -70,8 +70,8 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True):
     def lives(self, until: int | None = None) -> Iterator[Life]:
         """Its events, to a time, or for as long as it goes on.
 
-                Raises:
-        ValueError: its end is before an event that it has yielded already.
+        Raises:
+            ValueError: its end is before an event that it has yielded already.
         """
         gap = max(1, 2_000 // self.rate - 1)
         yielded = START

@@ -190,7 +190,7 @@ def timeline(environment: Environment, topics: Mapping[str, Topic]) -> Timeline:
     produced = _first_produced(topics.values())
     times = sorted(at for each in environment.arrivals.times for at in each)
     began = min([*produced.values(), *times[:1], time.time()])
-    ended = max([*times[-1:], *(each.at for each in environment.timeline_events), began])
+    ended = max([*times[-1:], *(at for at, _ in environment.done), began])
     bins = int((ended - began) / _BIN_SECONDS) + 1
     counts = Counter(int((at - began) / _BIN_SECONDS) for at in times)
     slowest: dict[int, float] = {}
@@ -201,7 +201,7 @@ def timeline(environment: Environment, topics: Mapping[str, Topic]) -> Timeline:
     return Timeline(
         began=began,
         seconds=ended - began,
-        happened=[(each.at - began, each.text) for each in environment.timeline_events],
+        happened=[(at - began, text) for at, text in environment.done],
         leading=[
             Leading(each.worker, each.replica, each.start - began, each.end - began)
             for each in _leading(environment.worker_monitor.observations, ended)

@@ -35,7 +35,6 @@ class Session:
     """Opened by `open`, ended by `close`."""
 
     def __init__(self, plan: Plan):
-        self.plan = plan
         self.failures: list[str] = []
         """Actions that have failed."""
         self.judged: Judged | None = None
@@ -45,8 +44,7 @@ class Session:
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="environment", daemon=True
         )
-        self.folder = Path(tempfile.mkdtemp(prefix="lmerge-drill-"))
-        self.environment = Environment(self.folder, self.plan)
+        self.environment = Environment(Path(tempfile.mkdtemp(prefix="lmerge-drill-")), plan)
 
     def open(self) -> None:
         """Starts everything.
@@ -76,7 +74,7 @@ class Session:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.rmtree(self.environment.folder, ignore_errors=True)
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
         """What the work gives, done on the environment's loop.
