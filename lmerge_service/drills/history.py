@@ -49,6 +49,11 @@ from lmerge_service.tdb import TDB
 
 __all__ = ("ALWAYS", "History", "Interval", "Progress", "Replica", "check", "cut", "tally")
 
+_Event: TypeAlias = tuple[Hashable, int, int]
+"""(payload, vs, ve)."""
+_Events: TypeAlias = Counter[_Event]
+"""And how often."""
+
 
 @dataclass(frozen=True, slots=True)
 class Interval:
@@ -168,7 +173,7 @@ class _Read:
             if self.history.replicas[name].honest:
                 yield name, lives
 
-    def given_up(self, events: Iterable[tuple[Hashable, int, int]]) -> set[Key]:
+    def given_up(self, events: Iterable[_Event]) -> set[Key]:
         """Those of some events that end in what was given up."""
         ranges = self.history.lost
         return {(p, vs) for p, vs, ve in events if any(start <= ve < end for start, end in ranges)}
@@ -179,13 +184,10 @@ class _Read:
         return [f"{t.name} has lost its beginning" for t in topics if t.beginning_lost]
 
 
-_Events: TypeAlias = Counter[tuple[Hashable, int, int]]
-"""(payload, vs, ve), and how often."""
-
 # --- K1 -------------------------------------------------------------------------------------------
 
 
-def cut(events: Iterable[tuple[Hashable, int, int]], c: int) -> Counter[tuple[Hashable, int, int]]:
+def cut(events: Iterable[_Event], c: int) -> _Events:
     """What stable(c) has made final of some events (payload, vs, ve)."""
     return Counter((payload, vs, min(ve, c)) for payload, vs, ve in events if vs < c)
 
@@ -215,9 +217,7 @@ def _final(read: _Read, reference: TDB, c: int) -> tuple[_Events, _Events]:
     )
 
 
-def _without(
-    keys: Container[Key], events: Counter[tuple[Hashable, int, int]]
-) -> Counter[tuple[Hashable, int, int]]:
+def _without(keys: Container[Key], events: _Events) -> _Events:
     return Counter({event: count for event, count in events.items() if event[:2] not in keys})
 
 
@@ -238,9 +238,7 @@ def _reference(read: _Read) -> tuple[TDB | None, list[str]]:
     return furthest, []
 
 
-def _differences(
-    found: Counter[tuple[Hashable, int, int]], right: Counter[tuple[Hashable, int, int]], c: int
-) -> list[str]:
+def _differences(found: _Events, right: _Events, c: int) -> list[str]:
     return [
         *(f"OUT lacks {_text(event)}, cut at {c}" for event in _sorted(right - found)),
         *(
@@ -265,13 +263,11 @@ def _beyond(output: Output, reference: TDB, excused: Container[Key], c: int) -> 
     return wrong
 
 
-def _sorted(
-    events: Counter[tuple[Hashable, int, int]],
-) -> list[tuple[Hashable, int, int]]:
+def _sorted(events: _Events) -> list[_Event]:
     return sorted(events.elements(), key=lambda event: (event[1], event[2], repr(event[0])))
 
 
-def _text(event: tuple[Hashable, int, int]) -> str:
+def _text(event: _Event) -> str:
     payload, vs, ve = event
     text = payload.decode(errors="replace") if isinstance(payload, bytes) else repr(payload)
     return f"{text if len(text) <= 60 else text[:57] + '...'} [{vs}, {ve})"

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any, Final
 
 import msgspec
@@ -216,12 +216,15 @@ def _leading(seen: Sequence[Observation], ended: float) -> list[Leading]:
     """Spans in which a worker reported that it leads, each with the replica that led."""
     spans = []
     for worker, its in groupby(sorted(seen, key=lambda s: (s.worker, s.at)), lambda s: s.worker):
-        before: Observation | None = None
-        for now in [*its, Observation(ended, worker)]:
-            if before is None:
-                before = now
-            elif (now.look.leads, now.look.leader) != (before.look.leads, before.look.leader):
-                if before.look.leads:
-                    spans.append(Leading(worker, before.look.leader, before.at, now.at))
-                before = now
+        every = [*its, Observation(ended, worker)]
+        changes = [next(same) for _, same in groupby(every, _lead)]
+        spans += [
+            Leading(worker, change.look.leader, change.at, after.at)
+            for change, after in pairwise(changes)
+            if change.look.leads
+        ]
     return sorted(spans, key=lambda span: span.start)
+
+
+def _lead(seen: Observation) -> tuple[tuple[int, ...], str | None]:
+    return seen.look.leads, seen.look.leader
