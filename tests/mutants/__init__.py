@@ -1,17 +1,24 @@
-"""Mistakes that somebody could make where elements pass, each of which the tests must notice.
+"""Mistakes made on purpose where elements pass: the tests must notice each.
 
 Theory
-    A test suite is worth what it would catch. Each mutant (`mutants`) changes one text of the
-    operators, or of what decodes and keeps records, into one that looks as plausible and breaks a
-    named promise or rule. The runner (`__main__`, `make test-mutants`) gives each a copy of package
-    and tests, and runs those of its own package there, as tests/core and the doctests of
-    lmerge_service/core (`order`): literal tests first, so that most mutants die in seconds, then
-    properties over the same drawn examples in every run, without shrinking. A mutant that lives
-    calls for a literal test (tests/core/test_killed.py).
+    A test suite is worth what it would catch. `operators` makes every mutant of a package: a
+    statement dropped, a branch always or never taken, an operand left out, a bound moved by one,
+    and so on, in one function. `runner` runs the package's tests and doctests against a sample of
+    them (`make test-mutants`), properties over the same drawn examples in every run. A mutant that
+    survives calls for a literal test (operators': tests/core/test_killed.py), or it is equivalent:
+    nothing that is promised depends on what it changes (`equivalent`, with the reason).
 
 Invariants
-    G1  A mutant's old text occurs exactly once in its file, and the mutated file compiles; so a
-        text that has moved is found out by `make test` (tests/test_mutants.py).
-    G2  No mutant is equivalent: `breaks` says what a user, or the count of work, would see.
-    G3  The copy without a mutant passes, and what runs is the copy, never the installed package.
+    G1  A mutant is named by module, function, operator and number in the function; no name within
+        the function, comment or line break is part of it.
+    G2  Whether a mutant is in the sample depends on its name and the seed alone.
+    G3  What is mutated is the function that the tests have imported, in a process of its own.
+    G4  The tests pass without a mutant, or nothing else is run.
+
+Limits
+    Module and class level code, defaults of arguments, strings and assertions are not mutated.
+
+Why no tool
+    mutmut 3 drops no statement or operand and leaves out decorated functions; cosmic-ray rewrites
+    files in place and starts pytest, some seconds of imports, for each mutant.
 """

@@ -1,152 +1,76 @@
-"""`python -m tests.mutants`: kills every mutant, or says which the tests let live.
+"""`python -m tests.mutants`: runs the tests against a sample of the mutants.
 
-    lmr4-late-at-stable       killed in  4 s by tests/core/test_lmr4.py::test_...
-
-Cost
-    Most mutants cost the start of pytest and a few literal tests; one that lives, like the copy
-    without a mutant, costs the whole of its package's tests.
+[7/150] lmerge_service.core.lmr4:LMR4._insert/drop/2 killed by tests/core/test_lmr4.py::test_...
 """
 
 import argparse
-import json
+import hashlib
 import os
-import re
-import shutil
-import subprocess
 import sys
-import tempfile
-import time
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Sequence
 
-from tests.mutants.mutants import MUTANTS, ROOT, Mutant
+import pytest
 
-__all__ = ("Outcome", "main", "run")
+from tests.mutants.equivalent import EQUIVALENT
+from tests.mutants.operators import ids_of
+from tests.mutants.runner import Outcome, Runner
 
-_FOLDERS = ("tests", "lmerge_service")
-"""Of a package's tests, and of the doctests in its code."""
-_FIRST = {
-    "lmr4": "test_lmr4.py",
-    "in3t": "test_lmr4.py",
-    "lmr0": "test_ordered.py",
-    "lmr1": "test_ordered.py",
-    "lmr2": "test_ordered.py",
-    "ordered": "test_ordered.py",
-    "wire": "test_wire.py",
-    "payload": "test_payload.py",
+__all__ = ("main", "run")
+
+_TESTS = {
+    "core": ("tests/core", "lmerge_service/core"),
+    "formats": ("tests/formats", "lmerge_service/formats"),
 }
-_SECONDS_A_TEST = 120
-_SECONDS = 1_800
-_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of a mutant, or, under the id `none`, of the copy without one."""
-
-    id: str
-    state: str
-    """killed, SURVIVED, or BROKEN where the tests could not run"""
-    by: str
-    """the test that killed it, or what pytest said"""
-    seconds: float
-
-    @property
-    def is_sound_copy(self) -> bool:
-        """The copy without a mutant, on which the tests pass."""
-        return self.id == "none" and self.state == "SURVIVED"
-
-
-def run(mutant: Mutant | None, packages: Sequence[str]) -> Outcome:
-    """Runs the tests of packages in a copy that has the mutant, or none."""
-    begun = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
-        copy = Path(folder)
-        for name in ("lmerge_service", "tests"):
-            shutil.copytree(ROOT / name, copy / name)
-        shutil.copy(ROOT / "pyproject.toml", copy)
-        if mutant is not None:
-            (copy / mutant.path).write_text(mutant.applied())
-        first = _FIRST.get(mutant.file if mutant else "", "test_bookkeeping.py")
-        state, by = _tested(copy, packages, f"test_following.py,test_killed.py,{first}")
-    return Outcome(mutant.id if mutant else "none", state, by, time.monotonic() - begun)
-
-
-def _tested(copy: Path, packages: Sequence[str], first: str) -> tuple[str, str]:
-    options = ["-x", "-q", "--tb=no", f"--timeout={_SECONDS_A_TEST}"]
-    options += ["-p", "no:cacheprovider", "-p", "no:xdist"]
-    options += ["-p", "tests.mutants.order", "--copy", str(copy), "--first", first]
-    tests = [f"{folder}/{package}" for package in packages for folder in _FOLDERS]
-    ours = {"PYTHONPATH": str(copy), "HYPOTHESIS_PROFILE": "mutants"}
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", *options, *tests],
-            cwd=copy,
-            env={**os.environ, **ours},
-            capture_output=True,
-            text=True,
-            timeout=_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return "killed", f"timeout of {_SECONDS} s"
-    found = _FAILED.search(done.stdout)
-    if done.returncode == 1 and found:
-        return "killed", found[1]
-    if done.returncode == 0:
-        return "SURVIVED", done.stdout.strip().rpartition("\n")[2]
-    return "BROKEN", (done.stdout + done.stderr)[-2_000:]
+"""The packages that are mutated, and what must notice."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("--jobs", type=int, default=2, help="how many at a time (2)")
-    parser.add_argument("--only", default="", help="ids, or files, with commas between")
-    parser.add_argument("--json", type=Path, help="a file for the outcomes")
+    parser.add_argument("--sample", type=int, default=150, help="how many of a package, 0: all")
+    parser.add_argument("--seed", default="", help="another sample")
+    parser.add_argument("--only", default="", help="those whose id contains it")
     args = parser.parse_args(arguments)
-    wanted = set(filter(None, args.only.split(",")))
-    chosen = [m for m in MUTANTS if not wanted or wanted & {m.id, m.file}]
-    if unknown := wanted - {name for m in MUTANTS for name in (m.id, m.file)}:
-        parser.error(f"no such mutant: {', '.join(sorted(unknown))}")
-    outcomes = list(_all((None, *chosen), args.jobs))
-    if args.json:
-        args.json.write_text(json.dumps([asdict(each) for each in outcomes], indent=1) + "\n")
-    return _summary(outcomes)
+    sound = True
+    for package, tests in _TESTS.items():
+        ids = [each for each in ids_of(package) if args.only in each]
+        if chosen := _sample(ids, args.sample, args.seed):
+            print(f"{package}: {len(chosen)} of {len(ids)} mutants", flush=True)
+            sound &= _summary(run(chosen, tests, args.jobs))
+    return int(not sound)
 
 
-def _all(mutants: Sequence[Mutant | None], jobs: int) -> Iterable[Outcome]:
-    packages = sorted({mutant.package for mutant in mutants if mutant})
-    with ThreadPoolExecutor(jobs) as pool:
-        running = [
-            pool.submit(run, mutant, [mutant.package] if mutant else packages or ["core"])
-            for mutant in mutants
-        ]
-        for number, done in enumerate(as_completed(running), start=1):
-            outcome = done.result()
-            place = f"[{number:3}/{len(mutants)}]"
-            told = "passes, as it must" if outcome.is_sound_copy else outcome.state
-            state = f"{told} in {outcome.seconds:3.0f} s: {outcome.by}"
-            print(f"{place} {outcome.id:34} {state}", flush=True)
-            yield outcome
+def _sample(ids: Sequence[str], size: int, seed: str) -> list[str]:
+    """The same for the same seed; of what code changes add or remove, the rest is independent."""
+    drawn = sorted(ids, key=lambda each: hashlib.sha256(f"{seed}{each}".encode()).digest())
+    return drawn[: size or None]
 
 
-def _summary(outcomes: Sequence[Outcome]) -> int:
-    """Says how it went; 0 if every mutant is killed, and the copy without one passes."""
-    copy = next(each for each in outcomes if each.id == "none")
-    mutants = [each for each in outcomes if each is not copy]
-    states = Counter(each.state for each in mutants)
-    print(", ".join(f"{n} {state}" for state, n in states.items()) or "no mutants")
-    for each in mutants:
-        if each.state != "killed":
-            breaks = next(mutant.breaks for mutant in MUTANTS if mutant.id == each.id)
-            print(f"{each.id} {each.state}: {breaks}")
-    if not copy.is_sound_copy:
-        print(f"the copy without a mutant fails: {copy.by}")
-        return 1
-    return int(states["killed"] != len(mutants))
+def run(ids: Sequence[str], tests: Sequence[str], jobs: int) -> list[Outcome]:
+    """Runs tests on the code as it is and against mutants."""
+    os.environ["HYPOTHESIS_PROFILE"] = "mutants"
+    runner = Runner(ids, jobs)
+    chosen = ["-m", "not kafka and not spark and not full and not deep", *tests]
+    options = ["-qq", "-s", "--timeout=0", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # of Hypothesis's own modules
+    pytest.main([*options, *chosen], plugins=[runner])
+    return runner.outcomes
+
+
+def _summary(outcomes: Sequence[Outcome]) -> bool:
+    """Prints what became of the mutants; whether each was killed, unless it is equivalent."""
+    if not outcomes or (by := outcomes[0].killed_by):
+        print("the tests fail without a mutant" + (f": {by}" if outcomes else ""))
+        return False
+    survived = {each.id for each in outcomes[1:] if each.killed_by is None}
+    killed = {each.id for each in outcomes[1:]} - survived
+    unexpected = [(each, "SURVIVED") for each in sorted(survived - EQUIVALENT.keys())]
+    unexpected += [(each, "killed, not equivalent") for each in sorted(killed & EQUIVALENT.keys())]
+    for id_, state in unexpected:
+        print(f"{id_} {state}")
+    print(f"{len(killed)} killed, {len(survived)} survived", end="")
+    print(f", {len(survived & EQUIVALENT.keys())} of them equivalent")
+    return not unexpected
 
 
 if __name__ == "__main__":
