@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -136,3 +137,11 @@ def test_a_payload_is_held_once_by_every_input_that_sent_its_own() -> None:
         merge.process(str(number), Insert(payload, 1, 5))
     held = {id(p) for index in merge._inputs.values() for _, p, _ in index.before(INFINITY)}
     assert held == set(map(id, payloads))
+
+
+def test_of_an_input_that_left_lmr3_minus_holds_nothing() -> None:
+    merge = LMR3Minus()
+    merge.attach("a")
+    merge.detach("a")
+    with pytest.raises(KeyError):
+        merge.process("a", Stable(5))

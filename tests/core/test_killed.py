@@ -690,3 +690,22 @@ def test_in_batches_too_inputs_are_held_to_their_order_where_all_is_remembered(c
     said = merge.process_batch("a", [Insert("A", 5, 9), Insert("B", 3, 9)])
     assert said == [Insert("A", 5, 9)]
     assert kinds(merge) == [BreachKind.BROKE_CASE]
+
+
+@INDEXED
+def test_an_event_that_ended_earlier_than_first_emitted_concerns_no_stable_at_its_old_end(
+    case: str,
+) -> None:
+    merge = merge_of("a", case=case)
+    merge.process_batch("a", [Insert("A", 5, 20), Stable(8), Adjust("A", 5, 20, 10)])
+    assert merge.process("a", Stable(12)) == [Adjust("A", 5, 20, 10), Stable(12)]
+    assert merge.process("a", Stable(25)) == [Stable(25)]
+    merge.check()
+
+
+def test_a_lag_is_a_number_of_time_units() -> None:
+    assert Policy(stable="lag(0)").lag == 0
+    assert Policy(stable=f"lag({INFINITY})").lag == INFINITY
+    for text in (f"lag({INFINITY + 1})", "lag(2.5)"):
+        with pytest.raises(ValueError, match="stable must be one of"):
+            Policy(stable=text)

@@ -16,7 +16,9 @@ Invariants
     G4  The tests pass without a mutant, or nothing else is run.
 
 Limits
-    Module and class level code, defaults of arguments, strings and assertions are not mutated.
+    Module and class level code, defaults of arguments, strings and assertions are not mutated. What
+    a test module calls when it is collected, as in `parametrize`, is called before the mutant is
+    made, and kills nothing: call it in the test.
 
 Why no tool
     mutmut 3 drops no statement or operand and leaves out decorated functions; cosmic-ray rewrites

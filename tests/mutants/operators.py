@@ -51,6 +51,8 @@ _CALLS = {
     "bisect_right": "bisect_left",
 }
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_FUNCTIONS_LEFT_ALONE = ("__repr__", "check")
+"""`check` asserts invariants: there is nothing to see of it while they hold."""
 _LEFT_ALONE = (ast.Assert, ast.JoinedStr, ast.arguments)
 """Assertions state what holds anyway, formatted strings are for people, and defaults are evaluated
 when a function is defined, outside of it."""
@@ -116,7 +118,7 @@ def _functions(
     """The functions of modules and classes; a nested function is part of its outermost."""
     for node in scope.body:
         if isinstance(node, _FUNCTIONS):
-            if node.name != "__repr__":
+            if node.name not in _FUNCTIONS_LEFT_ALONE:
                 yield prefix + node.name, node
         elif isinstance(node, ast.ClassDef):
             yield from _functions(node, f"{prefix}{node.name}.")
@@ -136,7 +138,7 @@ def _replacements(place: _Place) -> Iterator[tuple[str, ast.AST]]:
     """What may stand in a place instead, each with its operator."""
     node = place.node
     yield from _of_conditions(place)
-    if _droppable(node):
+    if _droppable(node) and not _ends_anyway(place):
         yield "drop", ast.Pass()
     elif isinstance(node, ast.For | ast.AsyncFor | ast.While):
         yield "once", _copy(node, body=[*node.body, ast.Break()])
@@ -179,6 +181,17 @@ def _droppable(node: ast.AST) -> bool:
     return isinstance(
         node,
         ast.AugAssign | ast.Delete | ast.Return | ast.Raise | ast.Continue | ast.Break,
+    )
+
+
+def _ends_anyway(place: _Place) -> bool:
+    """A return of None at the end of a function."""
+    node, parent = place.node, place.parent
+    return (
+        isinstance(node, ast.Return)
+        and (node.value is None or ast.unparse(node.value) == "None")
+        and isinstance(parent, _FUNCTIONS)
+        and node is parent.body[-1]
     )
 
 
