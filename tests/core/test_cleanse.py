@@ -212,3 +212,11 @@ def test_a_new_incarnation_begins_with_nothing_held() -> None:
     merge.detach("a")
     assert merge.process("a", Stable(10)) == []
     assert [b.kind for b in merge.merge.breaches()] == [BreachKind.AFTER_DETACH]
+
+
+def test_a_stable_that_falls_opens_nothing_again() -> None:
+    cleanse = Cleanse()
+    cleansed = [*cleanse.process(Insert("A", 5, 9)), *cleanse.process(Stable(20))]
+    assert cleansed == [Insert("A", 5, 9), Stable(20)]
+    assert cleanse.process(Stable(10)) == cleanse.process(Insert("B", 15, 30)) == []
+    assert cleanse.ignored == {BreachKind.STABLE_REGRESSION: 1, BreachKind.BROKE_OWN_STABLE: 1}

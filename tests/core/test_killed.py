@@ -709,3 +709,22 @@ def test_a_lag_is_a_number_of_time_units() -> None:
     for text in (f"lag({INFINITY + 1})", "lag(2.5)"):
         with pytest.raises(ValueError, match="stable must be one of"):
             Policy(stable=text)
+
+
+@pytest.mark.parametrize("case", ["R1", "R2"])
+def test_of_a_joiner_that_a_loaded_stable_joins_the_next_insert_at_that_time_is_emitted(
+    case: str,
+) -> None:
+    merge = lmerge(case)
+    merge.attach("a", joining_at=5)
+    assert merge.process_batch("a", [Insert("A", 5, 9), Insert("B", 5, 9)]) == []
+    merge.replay_output([Insert("A", 5, 9), Stable(5)])
+    assert merge.replay_input("a", ()) == [Insert("B", 5, 9)]
+
+
+@INDEXED
+def test_each_emitted_adjust_is_counted_once(case: str) -> None:
+    merge = merge_of("a", case=case, policy=EAGER)
+    elements: list[Element] = [Insert("A", 1, 5), Adjust("A", 1, 5, 7), Adjust("A", 1, 7, 1)]
+    assert merge.process_batch("a", elements) == elements
+    assert (merge.stats().adjusts, merge.stats().removals) == (2, 1)

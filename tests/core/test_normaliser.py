@@ -560,3 +560,9 @@ def test_damaged_state_of_a_normaliser_is_refused() -> None:
         Normaliser.restore(lmerge().snapshot())
     with pytest.raises(StateError, match="damaged"):
         restore(saved)
+
+
+def test_after_the_end_of_the_stream_it_has_no_events() -> None:
+    normaliser = Normaliser()
+    normaliser.process_batch([Insert("A", 1, 9), Insert("B", 2, INFINITY), Stable(INFINITY)])
+    assert len(normaliser) == 0
