@@ -127,6 +127,7 @@ KEYED = replace(IN_ORDER, key=True)
         (STRICT.project, "R0"),
         (KEYED.project, "R4"),
         (lambda: KEYED.project(one_to_one=True), "R2"),
+        (lambda: IN_ORDER.project(one_to_one=True), "R4"),
         (STRICT.alter_lifetime, "R0"),
         (lambda: STRICT.alter_lifetime("rounded"), "R1"),
         (lambda: STRICT.alter_lifetime("any"), "R4"),

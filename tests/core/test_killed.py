@@ -728,3 +728,20 @@ def test_each_emitted_adjust_is_counted_once(case: str) -> None:
     elements: list[Element] = [Insert("A", 1, 5), Adjust("A", 1, 5, 7), Adjust("A", 1, 7, 1)]
     assert merge.process_batch("a", elements) == elements
     assert (merge.stats().adjusts, merge.stats().removals) == (2, 1)
+
+
+@INDEXED
+def test_each_element_of_an_input_that_left_is_a_breach(case: str) -> None:
+    merge = merge_of("a", "b", case=case)
+    merge.detach("a")
+    assert merge.process_batch("a", [Insert("A", 1, 5), Stable(3)]) == []
+    assert kinds(merge) == [BreachKind.AFTER_DETACH] * 2
+
+
+@INDEXED
+def test_a_stable_joins_all_inputs_whose_time_it_reaches(case: str) -> None:
+    merge = merge_of("a", case=case)
+    for name in "bcd":
+        merge.attach(name, joining_at=7)
+    merge.process("a", Stable(7))
+    assert all(source.joined for source in merge.inputs.values())
