@@ -145,3 +145,10 @@ def test_of_an_input_that_left_lmr3_minus_holds_nothing() -> None:
     merge.detach("a")
     with pytest.raises(KeyError):
         merge.process("a", Stable(5))
+
+
+def test_lmr3_minus_does_not_count_a_stable_that_is_repeated() -> None:
+    merge = LMR3Minus()
+    merge.attach("a")
+    assert merge.process_batch("a", [Stable(5), Stable(5)]) == [Stable(5)]
+    assert not merge.ignored

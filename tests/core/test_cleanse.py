@@ -220,3 +220,7 @@ def test_a_stable_that_falls_opens_nothing_again() -> None:
     assert cleansed == [Insert("A", 5, 9), Stable(20)]
     assert cleanse.process(Stable(10)) == cleanse.process(Insert("B", 15, 30)) == []
     assert cleanse.ignored == {BreachKind.STABLE_REGRESSION: 1, BreachKind.BROKE_OWN_STABLE: 1}
+
+
+def test_bytes_are_ordered_as_bytes() -> None:
+    assert by_text(b"z") < by_text(b"\x80")

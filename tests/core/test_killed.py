@@ -745,3 +745,20 @@ def test_a_stable_joins_all_inputs_whose_time_it_reaches(case: str) -> None:
         merge.attach(name, joining_at=7)
     merge.process("a", Stable(7))
     assert all(source.joined for source in merge.inputs.values())
+
+
+@INDEXED
+def test_the_versions_of_all_events_are_given(case: str) -> None:
+    merge = merge_of("a", case=case)
+    merge.process_batch("a", [Insert("A", 1, 5), Insert("B", 2, 6)])
+    versions = merge.versions()
+    assert versions is not None
+    assert sorted(versions) == [("A", 1, [5], [("a", [5])]), ("B", 2, [6], [("a", [6])])]
+
+
+@INDEXED
+def test_another_payload_at_the_time_of_a_lone_event_is_an_event_of_its_own(case: str) -> None:
+    merge = merge_of("a", case=case)
+    assert merge.process_batch("a", [Insert("A", 5, 9)]) == [Insert("A", 5, 9)]
+    assert merge.process_batch("a", [Insert("B", 5, 9)]) == [Insert("B", 5, 9)]
+    merge.check()
