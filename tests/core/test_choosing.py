@@ -164,6 +164,10 @@ def test_a_union_revises_if_either_input_does() -> None:
     assert not STRICT.union(STRICT).revises
 
 
+def test_one_strictly_ordered_input_does_not_make_all_so() -> None:
+    assert weakest([STRICT, IN_ORDER]) != Case.R0
+
+
 # Soundness: the evaluator
 
 

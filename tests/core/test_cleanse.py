@@ -222,5 +222,6 @@ def test_a_stable_that_falls_opens_nothing_again() -> None:
     assert cleanse.ignored == {BreachKind.STABLE_REGRESSION: 1, BreachKind.BROKE_OWN_STABLE: 1}
 
 
-def test_bytes_are_ordered_as_bytes() -> None:
+def test_bytes_and_texts_are_ordered_as_they_are() -> None:
     assert by_text(b"z") < by_text(b"\x80")
+    assert by_text("z") < by_text("\x80")

@@ -762,3 +762,21 @@ def test_another_payload_at_the_time_of_a_lone_event_is_an_event_of_its_own(case
     assert merge.process_batch("a", [Insert("A", 5, 9)]) == [Insert("A", 5, 9)]
     assert merge.process_batch("a", [Insert("B", 5, 9)]) == [Insert("B", 5, 9)]
     merge.check()
+
+
+def test_a_quorum_is_at_most_all_inputs() -> None:
+    with pytest.raises(ValueError, match="insert must be one of"):
+        Policy(insert="quorum(1.5)")
+
+
+@INDEXED
+def test_an_input_has_a_partition(case: str) -> None:
+    with pytest.raises(ValueError, match="at least one partition"):
+        lmerge(case).attach("a", partitions=0)
+
+
+@INDEXED
+def test_while_no_input_is_joined_none_leads(case: str) -> None:
+    merge = lmerge(case, LEADER)
+    merge.attach("a", joining_at=5)
+    assert merge.process("a", Insert("A", 6, 9)) == []

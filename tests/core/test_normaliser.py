@@ -566,3 +566,16 @@ def test_after_the_end_of_the_stream_it_has_no_events() -> None:
     normaliser = Normaliser()
     normaliser.process_batch([Insert("A", 1, 9), Insert("B", 2, INFINITY), Stable(INFINITY)])
     assert len(normaliser) == 0
+
+
+def test_ends_that_fall_leave_the_heap_compact_without_a_stable() -> None:
+    normaliser = Normaliser()
+    for end in range(300, 100, -1):
+        normaliser.process(Insert("A", 1, end))
+        normaliser.check()
+
+
+def test_a_stable_passes_the_end_of_an_event_that_was_removed() -> None:
+    normaliser = Normaliser()
+    normaliser.process_batch([Insert("A", 1, 9), Adjust("A", 1, 9, 1)])
+    assert normaliser.process(Stable(20)) == [Stable(20)]
