@@ -22,7 +22,7 @@ test-full: $(VENV)/.dev  ## what `make test` leaves out since it takes long; run
 test-deep: $(VENV)/.dev  ## nightly depth: the same properties, many more examples
 	HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest -n 3 --dist loadgroup $(ARGS)
 
-test-mutants: $(VENV)/.dev  ## mistakes made on purpose where elements pass: the tests must notice each
+test-mutants: $(VENV)/.dev  ## a sample of all one-line mistakes where elements pass: the tests must notice each
 	$(BIN)/python -m tests.mutants $(ARGS)
 
 lint: $(VENV)/.dev

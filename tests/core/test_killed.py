@@ -758,9 +758,9 @@ def test_the_versions_of_all_events_are_given(case: str) -> None:
 
 @INDEXED
 def test_another_payload_at_the_time_of_a_lone_event_is_an_event_of_its_own(case: str) -> None:
-    merge = merge_of("a", case=case)
+    merge = merge_of("a", "b", case=case)
     assert merge.process_batch("a", [Insert("A", 5, 9)]) == [Insert("A", 5, 9)]
-    assert merge.process_batch("a", [Insert("B", 5, 9)]) == [Insert("B", 5, 9)]
+    assert merge.process_batch("b", [Insert("B", 5, 9)]) == [Insert("B", 5, 9)]
     merge.check()
 
 

@@ -51,7 +51,7 @@ def run(ids: Sequence[str], tests: Sequence[str], jobs: int) -> list[Outcome]:
     os.environ["HYPOTHESIS_PROFILE"] = "mutants"
     runner = Runner(ids, jobs)
     chosen = ["-m", "not kafka and not spark and not full and not deep", *tests]
-    options = ["-qq", "-s", "--timeout=0", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    options = ["-qq", "-s", "-p", "no:cacheprovider", "-p", "no:xdist"]
     options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # of Hypothesis's own modules
     pytest.main([*options, *chosen], plugins=[runner])
     return runner.outcomes

@@ -129,7 +129,8 @@ class Runner:
             devnull = os.open(os.devnull, os.O_RDWR)
             for stream in range(3):
                 os.dup2(devnull, stream)
-            session.config.pluginmanager.unregister(name="terminalreporter")
+            for plugin in ("terminalreporter", "timeout"):  # `_limit` is by processor time
+                session.config.pluginmanager.unregister(name=plugin)
             resource.setrlimit(resource.RLIMIT_AS, (_BYTES, _BYTES))
             if run.id:
                 mutate(run.id)
