@@ -15,7 +15,7 @@ ORDER = (
     *("service", "local", "offline", "spark", "demo", "drills", "cli"),
 )
 """Each room may import those before it, and itself."""
-MODEL = {"elements", "tdb", "errors", "signals", "page"}
+MODEL = {"elements", "tdb", "errors", "signals", "page", "text"}
 """Modules beside the rooms: the streams, and what knows nothing of them."""
 NEVER = {("spark", "service"), ("offline", "service")}
 ONLY_IN = {

@@ -13,7 +13,7 @@ import io
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -42,11 +42,12 @@ from lmerge_service.cli import (
     up,
     watch,
 )
+from lmerge_service.cli.options import App
 from lmerge_service.errors import LMergeError
 
 __all__ = ("app", "main")
 
-app = typer.Typer(
+app = App(
     name="lmerge",
     no_args_is_help=True,
     add_completion=False,
@@ -76,41 +77,49 @@ def root(
     """Merge redundant replicas of a continuous query into one equivalent stream."""
 
 
-_KAFKA = "Streams in Kafka"
-_WORKERS = "Running workers"
-_FILES = "Streams in files"
-_SPARK = "At scale, with Spark"
-
-app.command("demo", rich_help_panel=_KAFKA)(demo.demo)
-app.command("up", rich_help_panel=_KAFKA)(up.up)
-app.command("down", rich_help_panel=_KAFKA)(up.down)
-app.command("run", rich_help_panel=_KAFKA)(run.run)
-app.command("spark-merge", rich_help_panel=_KAFKA)(spark_merge.spark_merge)
-app.command("read", rich_help_panel=_KAFKA)(read.read)
-app.command("publish", rich_help_panel=_KAFKA)(publish.publish)
-replica.app.command("readings")(selection.readings)
-replica.app.command("select")(selection.select)
-app.add_typer(replica.app, name="replica", rich_help_panel=_KAFKA)
-app.add_typer(broker.app, name="broker", rich_help_panel=_KAFKA)
-app.add_typer(state.app, name="state", rich_help_panel=_KAFKA)
-app.command("status", rich_help_panel=_WORKERS)(control.status)
-app.command("watch", rich_help_panel=_WORKERS)(watch.watch)
-app.command("attach", rich_help_panel=_WORKERS)(control.attach)
-app.command("detach", rich_help_panel=_WORKERS)(control.detach)
-app.command("jumpstart", rich_help_panel=_WORKERS)(jumpstart.jumpstart)
-app.command("cutover", rich_help_panel=_WORKERS)(cutover.cutover)
-app.command("quarantine", rich_help_panel=_WORKERS)(control.quarantine)
-app.command("release", rich_help_panel=_WORKERS)(control.release)
-app.command("accept-gap", rich_help_panel=_WORKERS)(control.accept_gap)
-app.command("policy", rich_help_panel=_WORKERS)(control.policy)
-app.command("decisions", rich_help_panel=_WORKERS)(control.decisions)
-app.command("drill", rich_help_panel=_WORKERS)(drill.drill)
-app.command("present", rich_help_panel=_FILES)(present.present)
-app.command("merge", rich_help_panel=_FILES)(merge.merge)
-app.command("audit", rich_help_panel=_FILES)(audit.audit)
-app.command("infer", rich_help_panel=_FILES)(infer.infer)
-app.command("generate", rich_help_panel=_SPARK)(generate.generate)
-app.add_typer(table.app, name="table", rich_help_panel=_SPARK)
+_COMMANDS: Mapping[str, Mapping[str, Callable[..., None] | typer.Typer]] = {
+    "Streams in Kafka": {
+        "demo": demo.demo,
+        "up": up.up,
+        "down": up.down,
+        "run": run.run,
+        "spark-merge": spark_merge.spark_merge,
+        "read": read.read,
+        "publish": publish.publish,
+        "replica": replica.app,
+        "broker": broker.app,
+        "state": state.app,
+    },
+    "Running workers": {
+        "status": control.status,
+        "watch": watch.watch,
+        "attach": control.attach,
+        "detach": control.detach,
+        "jumpstart": jumpstart.jumpstart,
+        "cutover": cutover.cutover,
+        "quarantine": control.quarantine,
+        "release": control.release,
+        "accept-gap": control.accept_gap,
+        "policy": control.policy,
+        "decisions": control.decisions,
+        "drill": drill.drill,
+    },
+    "Streams in files": {
+        "present": present.present,
+        "merge": merge.merge,
+        "audit": audit.audit,
+        "infer": infer.infer,
+    },
+    "At scale, with Spark": {"generate": generate.generate, "table": table.app},
+}
+replica.app.command()(selection.readings)
+replica.app.command()(selection.select)
+for panel, commands in _COMMANDS.items():
+    for name, command in commands.items():
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name, rich_help_panel=panel)
+        else:
+            app.command(name, rich_help_panel=panel)(command)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

@@ -1,34 +1,19 @@
 """`lmerge audit`: do streams, in files or topics, mean the same?"""
 
-from collections.abc import Callable
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from lmerge_service.cli.audit_shown import document, show
 from lmerge_service.cli.jobs import Memory
-from lmerge_service.cli.options import (
-    TOPIC,
-    Bootstrap,
-    DropNulls,
-    Json,
-    KafkaConfig,
-    Nfc,
-    check_topic,
-    connection,
-    warnings_only,
-)
+from lmerge_service.cli.options import TOPIC, EqualityOptions, Json, KafkaOptions, check_topic
 from lmerge_service.cli.streams import check_files, is_parquet, label, reading
 from lmerge_service.cli.words import print_json
 from lmerge_service.errors import ConfigurationError
 from lmerge_service.formats.bulk import Rule
 from lmerge_service.offline.audit import Audited, audit_elements, audit_topic, compare
-
-if TYPE_CHECKING:
-    from lmerge_service.kafka.client import Connection
 
 __all__ = ("audit",)
 
@@ -75,11 +60,10 @@ def audit(
         typer.Option(metavar="FILE", help="Write the report as a page too, with pictures (Spark)."),
     ] = None,
     memory: Memory = "2g",
-    bootstrap: Bootstrap = None,
-    kafka_config: KafkaConfig = None,
-    nfc: Nfc = False,
-    drop_nulls: DropNulls = False,
     json: Json = False,
+    *,
+    kafka: KafkaOptions,
+    equality: EqualityOptions,
 ) -> None:
     """Check whether streams mean the same: exit 0 if they do, 1 if not.
 
@@ -98,29 +82,20 @@ def audit(
         if source.startswith(TOPIC):
             check_topic(source.removeprefix(TOPIC))
     if engine is _Engine.SPARK:
-        from lmerge_service.cli.audit_spark import Asked, audit_with_spark
+        from lmerge_service.cli.audit_spark import SparkAudit
 
-        asked = Asked(
-            sources,
-            case is _Rule.R3,
-            clip,
-            most,
-            memory,
-            html,
-            bootstrap,
-            kafka_config,
-            nfc,
-            drop_nulls,
-        )
-        raise typer.Exit(audit_with_spark(asked, as_json=json))
-    _only_for_spark({"--case R3": case is _Rule.R3, "--html": html is not None})
+        keyed, rule = case is _Rule.R3, equality.rule
+        audited = SparkAudit(sources, keyed, clip, most, memory, html, kafka, rule)
+        raise typer.Exit(audited.run(as_json=json))
+    for name, given in (("--case R3", case is _Rule.R3), ("--html", html is not None)):
+        if given:
+            raise ConfigurationError(f"{name} needs --engine spark")
     files = [each for each in sources if not each.startswith(TOPIC)]
     for path in files:
         if is_parquet(path):
             raise ConfigurationError(f"{label(path)} is Parquet, which --engine spark reads")
     check_files(files)
-    kafka = partial(connection, bootstrap, kafka_config)
-    rule = Rule(nfc=nfc, drop_nulls=drop_nulls)
+    rule = equality.rule
     verdict = compare(*(_audited(each, kafka, rule) for each in sources), clipped=clip)
     names = [each.name for each in verdict.streams]
     if json:
@@ -133,18 +108,11 @@ def audit(
     raise typer.Exit(0 if verdict.equivalent else 1)
 
 
-def _only_for_spark(options: dict[str, bool]) -> None:
-    for name, given in options.items():
-        if given:
-            raise ConfigurationError(f"{name} needs --engine spark")
-
-
-def _audited(source: str, kafka: "Callable[[], Connection]", rule: Rule) -> Audited:
+def _audited(source: str, kafka: KafkaOptions, rule: Rule) -> Audited:
     if source.startswith(TOPIC):
         import asyncio
 
-        warnings_only()
         topic = source.removeprefix(TOPIC)
-        return asyncio.run(audit_topic(kafka(), topic, rule.decoder()))
-    with reading([source], nfc=rule.nfc, drop_nulls=rule.drop_nulls) as (stream,):
+        return asyncio.run(audit_topic(kafka.connection(), topic, rule.decoder()))
+    with reading([source], rule=rule) as (stream,):
         return audit_elements(label(source), stream)

@@ -11,25 +11,27 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from lmerge_service.cli.audit_shown import document, stream_line, verdict_lines
-from lmerge_service.cli.jobs import kafka_place, require_topic, spark_for
-from lmerge_service.cli.options import TOPIC
+from lmerge_service.cli.jobs import require_topic, spark_for
+from lmerge_service.cli.options import TOPIC, KafkaOptions
 from lmerge_service.cli.streams import check_files, is_parquet, label
 from lmerge_service.cli.words import payload_json, payload_text, print_json, shortened
 from lmerge_service.errors import ConfigurationError, IllegalStreamError
+from lmerge_service.formats.bulk import Rule
+from lmerge_service.page import check_page, write_page
 
 if TYPE_CHECKING:
     from lmerge_service.config.topology import Kafka
     from lmerge_service.spark.audit.findings import Report
     from lmerge_service.spark.io.places import Source
 
-__all__ = ("Asked", "audit_with_spark")
+__all__ = ("SparkAudit",)
 
 _QUANTILES = (0.5, 0.9, 0.99, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """The options of the command line."""
+class SparkAudit:
+    """An audit by Spark, as the command line asks for it."""
 
     sources: Sequence[str]
     keyed: bool
@@ -37,54 +39,50 @@ class Asked:
     most: int
     memory: str
     html: Path | None
-    bootstrap: str | None
-    kafka_config: Path | None
-    nfc: bool
-    drop_nulls: bool
+    kafka: KafkaOptions
+    rule: Rule
 
+    def run(self, *, as_json: bool) -> int:
+        """The exit code, after the report.
 
-def audit_with_spark(asked: Asked, *, as_json: bool) -> int:
-    """The exit code, after the report.
+        Raises:
+            IllegalStreamError: a line for each partition that is not legal, after the report.
+        """
+        if self.html is not None:
+            check_page(self.html)
+        report = self._report()
+        if self.html is not None:
+            from lmerge_service.spark.audit.page import page
 
-    Raises:
-        IllegalStreamError: a line for each partition that is not legal, after the report.
-    """
-    from lmerge_service.formats.bulk import Rule
-    from lmerge_service.spark.audit.report import audit
+            write_page(page(report), self.html)
+        if as_json:
+            print_json(_document(report, self.most))
+        else:
+            for line in _lines(report, self.most):
+                typer.echo(line)
+        if not report.findings.legal:
+            raise IllegalStreamError("\n".join(_fault_lines(report)))
+        return 0 if report.findings.equivalent else 1
 
-    if asked.html is not None:
-        from lmerge_service.page import check_page
+    def _report(self) -> "Report":
+        from lmerge_service.spark.audit.report import audit
 
-        check_page(asked.html)
-    in_kafka = any(each.startswith(TOPIC) for each in asked.sources)
-    kafka = kafka_place(asked.bootstrap, asked.kafka_config) if in_kafka else None
-    sources = [(_name_of(each), _source(each, kafka)) for each in asked.sources]
-    with (
-        spark_for("lmerge audit", driver_memory=asked.memory, kafka=in_kafka) as spark,
-        _progress() as tell,
-    ):
-        report = audit(
-            spark,
-            sources,
-            keyed=asked.keyed,
-            clipped=asked.clipped,
-            most=asked.most,
-            rule=Rule(nfc=asked.nfc, drop_nulls=asked.drop_nulls),
-            notify=tell,
-        )
-    if asked.html is not None:
-        from lmerge_service.page import write_page
-        from lmerge_service.spark.audit.page import page
-
-        write_page(page(report), asked.html)
-    if as_json:
-        print_json(_document(report, asked.most))
-    else:
-        for line in _lines(report, asked.most):
-            typer.echo(line)
-    if not report.findings.legal:
-        raise IllegalStreamError("\n".join(_fault_lines(report)))
-    return 0 if report.findings.equivalent else 1
+        in_kafka = any(each.startswith(TOPIC) for each in self.sources)
+        kafka = self.kafka.place() if in_kafka else None
+        sources = [(_name_of(each), _source(each, kafka)) for each in self.sources]
+        with (
+            spark_for("lmerge audit", driver_memory=self.memory, kafka=in_kafka) as spark,
+            _progress() as tell,
+        ):
+            return audit(
+                spark,
+                sources,
+                keyed=self.keyed,
+                clipped=self.clipped,
+                most=self.most,
+                rule=self.rule,
+                notify=tell,
+            )
 
 
 def _name_of(source: str) -> str:

@@ -30,18 +30,16 @@ def checkpoint_in(source: str, *, nfc: bool, drop_nulls: bool = False) -> "Check
     from lmerge_service.merge.state_file import is_state, outputs
     from lmerge_service.offline.checkpoint import checkpoint, composed, held
 
-    place, name = Path(source), label(source)
+    place, name, rule = Path(source), label(source), Rule(nfc=nfc, drop_nulls=drop_nulls)
     try:
         if (place / "manifests").is_dir():
             from lmerge_service.spark.table.read import held as held_by_table
 
-            return composed(
-                name, [(held_by_table(source, Rule(nfc=nfc, drop_nulls=drop_nulls)), START)]
-            )
+            return composed(name, [(held_by_table(source, rule), START)])
         if is_parquet(source):
             from lmerge_service.spark.io.recorded import recorded
 
-            streams = recorded(source, Rule(nfc=nfc, drop_nulls=drop_nulls))
+            streams = recorded(source, rule)
             at = f"{name}: partition {{}} at offset ".format
             return composed(
                 name,
@@ -51,5 +49,5 @@ def checkpoint_in(source: str, *, nfc: bool, drop_nulls: bool = False) -> "Check
             return composed(name, [(tdb, tdb.stable) for tdb in outputs(place)])
     except StateError as error:  # of a merge's own state it would be another matter
         raise ConfigurationError(str(error)) from error
-    with reading([source], nfc=nfc, drop_nulls=drop_nulls) as (stream,):
+    with reading([source], rule=rule) as (stream,):
         return checkpoint(name, stream)

@@ -6,22 +6,24 @@ the command ends with 3 and names the id to look up.
 
 import json
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import typer
 
-from lmerge_service.cli.asking import Decide, asking, deciding, report_decision
 from lmerge_service.cli.options import Json, check_topic
-from lmerge_service.cli.words import print_json, printable
+from lmerge_service.cli.words import print_json, printable, shortened
+from lmerge_service.cli.workers import DecisionOptions, Worker
 from lmerge_service.errors import LMergeError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-    from lmerge_service.cli.workers import Worker
+    from rich.table import Table
 
 __all__ = (
     "JoiningAt",
+    "More",
+    "Name",
     "accept_gap",
     "attach",
     "decisions",
@@ -51,10 +53,13 @@ Name: TypeAlias = Annotated[
 JoiningAt: TypeAlias = Annotated[
     int | None, typer.Option(metavar="TIME", help="From when on the replica is correct.")
 ]
+More: TypeAlias = Annotated[
+    str | None, typer.Option(metavar="JSON", help="Other fields of a topology's replica.")
+]
+_When: TypeAlias = str | None
 
 
-@asking
-def status(worker: "Worker", as_json: Json = False) -> None:
+def status(as_json: Json = False, *, worker: Worker) -> None:
     """Show what a worker merges: every replica, the output, and what is wrong.
 
     Example: `lmerge status --at http://127.0.0.1:8321`
@@ -63,55 +68,50 @@ def status(worker: "Worker", as_json: Json = False) -> None:
     if as_json:
         print_json({"status": seen, "decided": decided})
         return
-    from lmerge_service.cli.shown import cutover_of, headline, reasons, replicas_table
+    from lmerge_service.service.status import shown
 
     version = "unknown" if decided is None else str(decided.get("version"))
     _show(
-        headline(seen),
-        *reasons(seen),
-        *cutover_of(seen),
+        shown.headline(seen),
+        *shown.reasons(seen),
+        *shown.cutover_of(seen),
         "",
-        replicas_table(seen, decided),
+        shown.replicas_table(seen, decided),
+        *shown.notes(seen, decided),
         f"version {version}",
     )
 
 
-@asking
 def decisions(
-    worker: "Worker",
     one: Annotated[
         str | None, typer.Argument(metavar="ID", help="Only the decision with this id.")
     ] = None,
     limit: Annotated[int, typer.Option(min=1, max=1_000, metavar="N", help="At the most.")] = 20,
     as_json: Json = False,
+    *,
+    worker: Worker,
 ) -> None:
     """List what was decided, the latest first, and what was refused and why."""
-    if one is None:
-        found = worker.get(f"/v1/decisions?limit={limit}")
-    else:
-        if not _ID.fullmatch(one):
-            raise typer.BadParameter(f"{one!r} is no id of a decision")
-        found = {"decisions": [worker.get(f"/v1/decisions/{one}")]}
+    if one is not None and not _ID.fullmatch(one):
+        raise typer.BadParameter(f"{one!r} is no id of a decision")
+    found = worker.get(f"/v1/decisions{f'?limit={limit}' if one is None else f'/{one}'}")
     if as_json:
-        print_json(found if one is None else found["decisions"][0])
-        return
-    from lmerge_service.cli.shown import decisions_table
-
-    _show(decisions_table(found["decisions"]))
+        print_json(found)
+    else:
+        _show(_table(found["decisions"] if one is None else [found]))
 
 
-@deciding
 def attach(
-    decide: Decide,
     name: Name,
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Where it publishes.")],
     joining_at: JoiningAt = None,
     normalise: Annotated[
         bool, typer.Option("--normalise", help="Bring it to its canonical form first.")
     ] = False,
-    more: Annotated[
-        str | None, typer.Option(metavar="JSON", help="Other fields of a topology's replica.")
-    ] = None,
+    more: More = None,
+    *,
+    decision: DecisionOptions,
+    worker: Worker,
 ) -> None:
     """Merge a replica from now on, from its topic's beginning.
 
@@ -119,42 +119,41 @@ def attach(
     """
     check_topic(topic)
     fields = {"topic": topic, "joining_at": joining_at, "normalise": normalise or None}
-    decide(_path(name, "attach"), **other_fields(more), **fields)
+    decision.decide(worker, _path(name, "attach"), **other_fields(more), **fields)
 
 
-@deciding
-def detach(decide: Decide, name: Name) -> None:
+def detach(name: Name, decision: DecisionOptions, worker: Worker) -> None:
     """Merge a replica no more; what only it had and is not half frozen goes."""
-    decide(_path(name, "detach"))
+    decision.decide(worker, _path(name, "detach"))
 
 
-@deciding
 def quarantine(
-    decide: Decide,
     name: Name,
     reason: Annotated[
         str, typer.Option(metavar="TEXT", help="Why it is not to be trusted, for people to read.")
     ] = "",
+    *,
+    decision: DecisionOptions,
+    worker: Worker,
 ) -> None:
     """Keep a replica out until it is released.
 
     Example: `lmerge quarantine b --reason "its clock is a day ahead"`
     """
-    decide(_path(name, "quarantine"), reason=reason)
+    decision.decide(worker, _path(name, "quarantine"), reason=reason)
 
 
-@deciding
-def release(decide: Decide, name: Name, joining_at: JoiningAt = None) -> None:
+def release(
+    name: Name, joining_at: JoiningAt = None, *, decision: DecisionOptions, worker: Worker
+) -> None:
     """End a replica's quarantine; it is attached again.
 
     Without --joining-at it is taken to be correct from where it was before.
     """
-    decide(_path(name, "release"), joining_at=joining_at)
+    decision.decide(worker, _path(name, "release"), joining_at=joining_at)
 
 
-@deciding
 def accept_gap(
-    decide: Decide,
     name: Annotated[
         str,
         typer.Argument(
@@ -162,40 +161,30 @@ def accept_gap(
         ),
     ],
     until: Annotated[int, typer.Option(metavar="TIME", help="From when on that one is correct.")],
+    decision: DecisionOptions,
+    worker: Worker,
 ) -> None:
     """Let the output go on without a range of time that no replica covers: it is lost.
 
     `lmerge status` names the gap. Example: `lmerge accept-gap d --until 1357020000000`
     """
-    decide("/v1/accept-gap", input=name, until=until)
+    decision.decide(worker, "/v1/accept-gap", input=name, until=until)
 
 
-@asking
 def policy(
-    worker: "Worker",
     insert: Annotated[
-        str | None,
+        _When,
         typer.Option(metavar="WHEN", help="first, leader, half_frozen, quorum(n): which events."),
     ] = None,
     adjust: Annotated[
-        str | None, typer.Option(metavar="WHEN", help="lazy, eager, leader: which revisions.")
+        _When, typer.Option(metavar="WHEN", help="lazy, eager, leader: which revisions.")
     ] = None,
     stable: Annotated[
-        str | None, typer.Option(metavar="WHEN", help="max, lag(d), quorum(k): how far.")
+        _When, typer.Option(metavar="WHEN", help="max, lag(d), quorum(k): how far.")
     ] = None,
-    expects: Annotated[
-        int | None,
-        typer.Option(
-            min=0, metavar="VERSION", help="Refuse if the version is another one by then."
-        ),
-    ] = None,
-    decision_id: Annotated[
-        str | None,
-        typer.Option(
-            "--id", metavar="ID", help="Ask once more for a decision whose outcome is unknown."
-        ),
-    ] = None,
-    as_json: Json = False,
+    *,
+    decision: DecisionOptions,
+    worker: Worker,
 ) -> None:
     """Change when the output emits; what is not named stays. Without options: show it.
 
@@ -204,25 +193,16 @@ def policy(
     desired = {"insert": insert, "adjust": adjust, "stable": stable}
     changes = {part: value for part, value in desired.items() if value is not None}
     decided = worker.get("/v1/replicas")
-    if not changes:
-        _report_policy(decided, as_json=as_json)
-        return
-    # The other parts stay as they were read, so the version must be the same.
-    seen = decided["version"] if expects is None else expects
-    body = {**decided["policy"], **changes, "expects": seen}
-    report_decision(worker.decide("/v1/policy", body, decision_id), as_json=as_json)
-
-
-def _decided(worker: "Worker") -> dict[str, Any] | None:
-    """What was decided; None when the worker does not know yet, as while it starts."""
-    try:
-        return worker.get("/v1/replicas")
-    except LMergeError:
-        return None
-
-
-def _path(name: str, what: str) -> str:
-    return f"/v1/replicas/{name}/{what}"
+    known = decided["policy"]
+    if changes:
+        # The other parts stay as they were read, so the version must be the same.
+        seen = decided["version"] if decision.expects is None else decision.expects
+        decision.decide(worker, "/v1/policy", **{**known, **changes, "expects": seen})
+    elif decision.as_json:
+        print_json({"version": decided["version"], "policy": known})
+    else:
+        for part, value in known.items():
+            typer.echo(printable(f"{part:<7} {value}"))
 
 
 def other_fields(more: str | None) -> dict[str, Any]:
@@ -240,12 +220,40 @@ def other_fields(more: str | None) -> dict[str, Any]:
     return fields
 
 
-def _report_policy(decided: dict[str, Any], *, as_json: bool) -> None:
-    if as_json:
-        print_json({"version": decided["version"], "policy": decided["policy"]})
-        return
-    for part, value in decided["policy"].items():
-        typer.echo(printable(f"{part:<7} {value}"))
+def _decided(worker: Worker) -> dict[str, Any] | None:
+    """What was decided; None when the worker does not know yet, as while it starts."""
+    try:
+        return worker.get("/v1/replicas")
+    except LMergeError:
+        return None
+
+
+def _path(name: str, what: str) -> str:
+    return f"/v1/replicas/{name}/{what}"
+
+
+def _table(found: Sequence[dict[str, Any]]) -> "Table":
+    """A row for each decision, in the order given."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from lmerge_service.service.status.shown import date_of, word
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("version", justify="right")
+    for name in ("made", "who", "decision", "verdict"):
+        table.add_column(name, overflow="fold")
+    for each in found:
+        accepted = each.get("accepted")
+        verdict = "accepted" if accepted else f"refused: {word(each.get('why'))}"
+        table.add_row(
+            Text(word(each.get("version")) if accepted else ""),
+            Text(date_of(each.get("made"))),
+            Text(word(each.get("who"))),
+            Text(shortened(word(each.get("what")))),
+            Text(shortened(verdict), style="" if accepted else "red"),
+        )
+    return table
 
 
 def _show(*parts: "RenderableType") -> None:

@@ -8,18 +8,15 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 
-from lmerge_service.cli.asking import asking, report_decision
-from lmerge_service.cli.control import JoiningAt, named, other_fields
-from lmerge_service.cli.options import Json, TopologyBootstrap, check_topic
+from lmerge_service.cli.control import JoiningAt, More, named, other_fields
+from lmerge_service.cli.options import TopologyBootstrap, TopologyOptions, check_topic
 from lmerge_service.cli.words import print_json, printable
+from lmerge_service.cli.workers import DecisionOptions, Worker
 from lmerge_service.errors import DecisionRefusedError, TransportError
-
-if TYPE_CHECKING:
-    from lmerge_service.cli.workers import Worker
 
 __all__ = ("cutover",)
 
@@ -27,12 +24,9 @@ _EVERY_SECONDS: Final = 0.5
 _PATIENCE_SECONDS: Final = 60.0
 
 
-@asking
 def cutover(
-    worker: "Worker",
     leaving: Annotated[
-        str | None,
-        typer.Option("--from", metavar="REPLICA", callback=named, help="Who leaves."),
+        str | None, typer.Option("--from", metavar="REPLICA", callback=named, help="Who leaves.")
     ] = None,
     coming: Annotated[
         str | None,
@@ -43,10 +37,7 @@ def cutover(
         typer.Option(metavar="TOPIC", help="Where the coming one publishes, to attach it first."),
     ] = None,
     joining_at: JoiningAt = None,
-    more: Annotated[
-        str | None,
-        typer.Option(metavar="JSON", help="Other fields of the coming one, as for attach."),
-    ] = None,
+    more: More = None,
     watch: Annotated[
         int | None,
         typer.Option(
@@ -56,7 +47,9 @@ def cutover(
     max_behind: Annotated[
         int,
         typer.Option(
-            min=0, max=86_400, metavar="SECONDS",
+            min=0,
+            max=86_400,
+            metavar="SECONDS",
             help="The coming one must be where the output was so long ago.",
         ),
     ] = 5,
@@ -80,16 +73,10 @@ def cutover(
     wait: Annotated[
         bool, typer.Option("--wait/--no-wait", help="Watch until it is done or aborted.")
     ] = True,
-    expects: Annotated[
-        int | None,
-        typer.Option(min=0, metavar="VERSION", help="Refuse if the version is another by then."),
-    ] = None,
-    decision_id: Annotated[
-        str | None,
-        typer.Option("--id", metavar="ID", help="Ask once more where the outcome is unknown."),
-    ] = None,
-    as_json: Json = False,
-) -> None:  # fmt: skip
+    *,
+    decision: DecisionOptions,
+    worker: Worker,
+) -> None:
     """Have one replica take another's place: when it alone suffices, the other is detached.
 
     Without --from and --to: watch the one that runs.
@@ -108,36 +95,36 @@ def cutover(
             raise typer.BadParameter("--dry-run compares the one of --to, and aborts nothing")
         from lmerge_service.cli.dry_run import dry_run as compare
 
+        compared = TopologyOptions(dry_run, bootstrap)
         stream = _stream(topic, joining_at, more)
-        compare(dry_run, coming, stream, watch, bootstrap, as_json=as_json)
+        compare(compared, coming, stream, watch, as_json=decision.as_json)
         return
     if bootstrap is not None:
         raise typer.BadParameter("--bootstrap is for --dry-run: a worker knows where Kafka is")
     if abort:
         if leaving or coming:
             raise typer.BadParameter("--abort ends the one that runs: without --from and --to")
-        asked: dict[str, Any] = {"reason": reason or "", "expects": expects}
-        report_decision(worker.decide("/v1/cutover/abort", asked, decision_id), as_json=as_json)
+        decision.decide(worker, "/v1/cutover/abort", reason=reason or "")
         return
     if (leaving is None) != (coming is None):
         raise typer.BadParameter("--from and --to go together")
     began = None
     if leaving is not None:
-        asked = {
-            "leaving": leaving,
-            "coming": coming,
-            "attach": _stream(topic, joining_at, more),
-            "watch": watch,
-            "max_behind": max_behind,
-            "max_divergences": max_divergences,
-            "expects": expects,
-        }
-        made = worker.decide("/v1/cutover/begin", asked, decision_id)
+        made = decision.request(
+            worker,
+            "/v1/cutover/begin",
+            leaving=leaving,
+            coming=coming,
+            attach=_stream(topic, joining_at, more),
+            watch=watch,
+            max_behind=max_behind,
+            max_divergences=max_divergences,
+        )
         began = int(made["version"])
-        if not (wait and as_json):  # then the outcome is the document
-            report_decision(made, as_json=as_json)
+        if not (wait and decision.as_json):  # then the outcome is the document
+            decision.report(made)
     if wait:
-        _see_through(worker, began, as_json=as_json)
+        _see_through(worker, began, as_json=decision.as_json)
 
 
 def _stream(topic: str | None, joining_at: int | None, more: str | None) -> dict[str, Any] | None:
@@ -151,14 +138,14 @@ def _stream(topic: str | None, joining_at: int | None, more: str | None) -> dict
     return {"topic": topic, **given}
 
 
-def _see_through(worker: "Worker", began: int | None, *, as_json: bool) -> None:
+def _see_through(worker: Worker, began: int | None, *, as_json: bool) -> None:
     """Prints each change until the cutover has ended.
 
     Raises:
         DecisionRefusedError: it was aborted, or there is none.
         TransportError: no worker has answered for long.
     """
-    from lmerge_service.cli.shown import cutover_of
+    from lmerge_service.service.status.shown import cutover_of
 
     shown: list[str] = []
     for status in _statuses(worker):
@@ -176,7 +163,7 @@ def _see_through(worker: "Worker", began: int | None, *, as_json: bool) -> None:
             return
 
 
-def _statuses(worker: "Worker") -> Iterator[dict[str, Any]]:
+def _statuses(worker: Worker) -> Iterator[dict[str, Any]]:
     """Again and again, over some time in which the worker is away."""
     answered = time.monotonic()
     while True:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import typer
 from pydantic import ValidationError
 
-from lmerge_service.cli.options import warnings_only
+from lmerge_service.cli.options import TopologyOptions, cluster_of
 from lmerge_service.cli.words import (
     finite,
     payload_json,
@@ -21,11 +21,9 @@ from lmerge_service.cli.words import (
     print_json,
     shortened,
 )
-from lmerge_service.config.topology import Replica, load
+from lmerge_service.config.topology import Replica
 from lmerge_service.elements import INFINITY
 from lmerge_service.errors import ConfigurationError, fault_message
-from lmerge_service.kafka.cluster import Cluster
-from lmerge_service.kafka.connection import connection_of
 from lmerge_service.merge.dry_run import Compared, Difference, DifferenceKind, DryRun
 from lmerge_service.signals import orderly_end
 
@@ -42,11 +40,10 @@ _DIFFERENCES: Final = {
 
 
 def dry_run(
-    path: Path,
+    compared: TopologyOptions,
     name: str,
     stream: dict[str, Any] | None,
     span: int | None,
-    bootstrap: str | None,
     *,
     as_json: bool,
 ) -> None:
@@ -57,11 +54,9 @@ def dry_run(
     Raises:
         ConfigurationError: the topology does not name it, or it cannot be compared.
     """
-    topology = load(path, bootstrap=bootstrap)
-    replica = _replica(name, stream, {each.name: each for each in topology.replicas}, path)
-    warnings_only()
-    shadow = DryRun(topology, replica, Cluster(connection_of(topology.kafka)))
-    found = asyncio.run(_compared(shadow, span))
+    topology = compared.load()
+    replica = _replica(name, stream, {each.name: each for each in topology.replicas}, compared.path)
+    found = asyncio.run(_compared(DryRun(topology, replica, cluster_of(topology)), span))
     topics = (topology.output.topic, replica.topic)
     if as_json:
         print_json(_document(found, topics))

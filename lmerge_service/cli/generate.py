@@ -1,23 +1,24 @@
 """`lmerge generate`: the paper's workload at scale, by Spark."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shutil import rmtree
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 import typer
 
-from lmerge_service.cli.jobs import Memory, kafka_place, session, stored_stream
-from lmerge_service.cli.options import TOPIC, Bootstrap, KafkaConfig, check_topic
+from lmerge_service.cli.jobs import Memory, session, stored_stream
+from lmerge_service.cli.options import TOPIC, KafkaOptions, check_topic
 from lmerge_service.cli.streams import label
+from lmerge_service.cli.variations import given_of, with_variation
 from lmerge_service.errors import ConfigurationError
+from lmerge_service.workloads.presentation import Variation
 
 if TYPE_CHECKING:
-    from lmerge_service.spark.generator.slices import Presentation
     from lmerge_service.spark.io.places import Sink
-    from lmerge_service.workloads.presentation import Variation
 
 __all__ = ("generate",)
 
@@ -25,42 +26,20 @@ Make: TypeAlias = Callable[[Any], Any]
 """A frame of elements, of a session."""
 
 _EVENTS: Final = "Which events there are (times are in milliseconds)"
-_PRESENTED: Final = "How they are presented (fractions are of all events or elements)"
+_PRESENTED: Final = "How they are presented"
 _WHERE: Final = "Where to"
 
 _OF_WORKLOAD: Final = ("events", "seed", "max_gap", "event_duration", "payload_bytes")
-_OF_VARIATION: Final = (
-    "disorder",
-    "displacement",
-    "stable_lag",
-    "lead",
-    "pace",
-    "provisional",
-    "revisions",
-    "spread",
-    "endless",
-    "reinserted",
-    "phantoms",
-    "doubled",
-    "closed",
-)
-
-
-def _fraction(text: str, name: str | None = None) -> Any:
-    return typer.Option(
-        *([name] if name else []),
-        min=0,
-        max=1,
-        metavar="FRACTION",
-        help=text,
-        rich_help_panel=_PRESENTED,
-    )
+_USUAL: Final = Variation(disorder=0.2)
+_NOT_IN_SLICES: Final = ("told", "stable_every", "stable_probability", "repeated_stables")
+"""What cannot be made in slices, and what --stable-freq is for."""
 
 
 def _amount(text: str, panel: str, least: int = 0, most: int | None = None) -> Any:
     return typer.Option(min=least, max=most, metavar="N", help=text, rich_help_panel=panel)
 
 
+@with_variation(_USUAL, _NOT_IN_SLICES)
 def generate(
     output: Annotated[
         str,
@@ -118,46 +97,15 @@ def generate(
         ),
     ] = False,
     stable_freq: Annotated[
-        float, _fraction("StableFreq: the fraction of elements that are stables.")
-    ] = 0.01,
-    stable_lag: Annotated[
-        int, _amount("How long stables stay behind what is certain.", _PRESENTED)
-    ] = 0,
-    disorder: Annotated[
-        float, _fraction("Disorder: the fraction of elements that are delayed.")
-    ] = 0.2,
-    displacement: Annotated[
-        int | None, _amount("By how long at the most. [default: EventDuration]", _PRESENTED, 1)
-    ] = None,
-    lead: Annotated[int, _amount("Inserts come so long before the start.", _PRESENTED)] = 0,
-    pace: Annotated[
-        Literal["eager", "late", "anytime"],
+        float,
         typer.Option(
-            metavar="PACE",
-            help="Revisions come eager, late or anytime.",
+            min=0,
+            max=1,
+            metavar="FRACTION",
+            help="StableFreq: the fraction of elements that are stables.",
             rich_help_panel=_PRESENTED,
         ),
-    ] = "anytime",
-    provisional: Annotated[float, _fraction("Published with made-up ends first.")] = 0,
-    revisions: Annotated[int, _amount("Made-up ends at the most.", _PRESENTED, 1)] = 1,
-    spread: Annotated[
-        int | None,
-        _amount(
-            "How far these lie below or above the final end. [default: EventDuration]",
-            _PRESENTED,
-            1,
-        ),
-    ] = None,
-    endless: Annotated[float, _fraction("Of the made-up ends, those at infinity.")] = 0,
-    reinserted: Annotated[float, _fraction("Inserted, removed, and inserted again.")] = 0,
-    phantoms: Annotated[float, _fraction("Further events, which are later removed.")] = 0,
-    doubled: Annotated[float, _fraction("There twice for a while (case R4 only).")] = 0,
-    closed: Annotated[
-        bool,
-        typer.Option(
-            "--closed/--open", help="End with stable(infinity), or not.", rich_help_panel=_PRESENTED
-        ),
-    ] = True,
+    ] = 0.01,
     format_: Annotated[
         Literal["parquet", "ndjson"],
         typer.Option(
@@ -182,8 +130,9 @@ def generate(
         _amount("In how many pieces it is made; the stream is the same.", _WHERE, 1),
     ] = None,
     memory: Memory = "1g",
-    bootstrap: Bootstrap = None,
-    kafka_config: KafkaConfig = None,
+    *,
+    kafka: KafkaOptions,
+    **variation: Any,
 ) -> None:
     """Make the paper's workload (VI-B), up to hundreds of millions of elements, with Spark.
 
@@ -194,66 +143,78 @@ def generate(
 
     Example: `lmerge generate --presentation 1 --provisional 0.3 -o kafka:replica.b`
     """
-    given = dict(locals())
     from lmerge_service.spark.io.elements import write_elements
 
-    make, in_kafka = _stored(given) if of is not None else (_generated(given), False)
-    topic = output.removeprefix(TOPIC) if output.startswith(TOPIC) else None
-    sink = _sink(output, format_, topic, key or (), partitions, bootstrap, kafka_config)
-    kafka = in_kafka or topic is not None
+    presented = _Presented(f"{presentation}", logical, stable_freq, variation, tasks)
+    if of is None:
+        workload = {
+            "events": events,
+            "seed": seed,
+            "max_gap": max_gap,
+            "event_duration": event_duration,
+            "payload_bytes": payload_bytes,
+        }
+        make, in_kafka = _generated(presented, workload), False
+    else:
+        make, in_kafka = _stored(presented, of, kafka)
+    to_kafka = output.startswith(TOPIC)
+    topic = output.removeprefix(TOPIC)
+    sink = _topic(topic, key or (), partitions, kafka) if to_kafka else _files(output, format_)
     with (
-        nullcontext() if topic is not None else _whole(Path(output)),
-        session(f"generating {label(output)}", memory, kafka=kafka) as spark,
+        nullcontext() if to_kafka else _whole(Path(output)),
+        session(f"generating {label(output)}", memory, kafka=in_kafka or to_kafka) as spark,
     ):
-        write_elements(make(spark), sink, order=None if topic is None else ["offset"])
+        write_elements(make(spark), sink, order=["offset"] if to_kafka else None)
     typer.echo(f"{label(output)}: written", err=True)
 
 
-def _generated(given: Mapping[str, Any]) -> Make:
+@dataclass(frozen=True, slots=True)
+class _Presented:
+    """How the events are presented, by the options."""
+
+    seed: str
+    logical: bool
+    stable_freq: float
+    given: Mapping[str, Any]
+    tasks: int | None
+
+    def variation(self, length: int) -> Variation:
+        """`length` is an event's usual one."""
+        if self.logical:
+            return Variation()
+        given, chance = given_of(self.given, length), _after_each(self.stable_freq)
+        return replace(_USUAL, **given, stable_probability=chance)
+
+
+def _generated(presented: _Presented, options: Mapping[str, Any]) -> Make:
     from lmerge_service.spark.generator.job import generated
-
-    made = _presentation(given)
-    return lambda spark: generated(spark, made, tasks=given["tasks"])
-
-
-def _stored(given: Mapping[str, Any]) -> "tuple[Make, bool]":
-    """The presentation of a stored stream, and whether that is in Kafka."""
-    from lmerge_service.spark.generator.stored import inserts_of, mean_length, presented
-    from lmerge_service.spark.io.elements import read_elements
-
-    source, in_kafka = stored_stream(given["of"], given["bootstrap"], given["kafka_config"])
-    _variation(given, 1)  # mistakes are reported before Spark starts
-
-    def make(spark: Any) -> Any:
-        events = inserts_of(read_elements(spark, source, keys="none"))
-        variation = _variation(given, mean_length(events))
-        return presented(events, variation, f"{given['presentation']}", tasks=given["tasks"])
-
-    return make, in_kafka
-
-
-def _presentation(given: Mapping[str, Any]) -> "Presentation":
-    """What the options ask for."""
     from lmerge_service.spark.generator.slices import Presentation
     from lmerge_service.spark.generator.workload import Workload
 
     try:
-        workload = Workload(**{name: given[name] for name in _OF_WORKLOAD})
-        variation = _variation(given, workload.duration)
-        return Presentation(workload, variation, seed=f"{given['presentation']}")
+        workload = Workload(**options)
+        variation = presented.variation(workload.duration)
+        made = Presentation(workload, variation, seed=presented.seed)
     except ValueError as error:
         raise ConfigurationError(_as_options(str(error))) from None
+    return lambda spark: generated(spark, made, tasks=presented.tasks)
 
 
-def _variation(given: Mapping[str, Any], length: int) -> "Variation":
-    """Its presentation; `length` is an event's usual one."""
-    from lmerge_service.workloads.presentation import Variation
+def _stored(presented: _Presented, of: str, kafka: KafkaOptions) -> tuple[Make, bool]:
+    """The presentation of a stored stream, and whether that is in Kafka."""
+    from lmerge_service.spark.generator.stored import inserts_of, mean_length
+    from lmerge_service.spark.generator.stored import presented as present
+    from lmerge_service.spark.io.elements import read_elements
 
-    if given["logical"]:
-        return Variation()
-    asked = {name: given[name] for name in _OF_VARIATION if given[name] is not None}
-    usual = {"spread": length, "displacement": length}
-    return Variation(**usual | asked, stable_probability=_after_each(given["stable_freq"]))
+    source, in_kafka = stored_stream(of, kafka.bootstrap, kafka.kafka_config)
+    presented.variation(1)  # mistakes are reported before Spark starts
+
+    def make(spark: Any) -> Any:
+        events = inserts_of(read_elements(spark, source, keys="none"))
+        variation = presented.variation(mean_length(events))
+        return present(events, variation, presented.seed, tasks=presented.tasks)
+
+    return make, in_kafka
 
 
 def _after_each(frequency: float) -> float:
@@ -271,31 +232,25 @@ def _as_options(message: str) -> str:
     >>> _as_options("payload_bytes must be at least 16, got 3")
     '--payload-bytes must be at least 16, got 3'
     """
-    for name in (*_OF_WORKLOAD, *_OF_VARIATION):
-        if message.startswith(f"{name} "):
-            return message.replace(name, "--" + name.replace("_", "-"), 1)
-    return message
+    name, space, rest = message.partition(" ")
+    known = name in _OF_WORKLOAD or name in Variation.__dataclass_fields__
+    return f"--{name.replace('_', '-')}{space}{rest}" if known else message
 
 
-def _sink(
-    output: str,
-    kind: str,
-    topic: str | None,
-    key: "list[str] | tuple[str, ...]",
-    partitions: int,
-    bootstrap: str | None,
-    kafka_config: Path | None,
-) -> "Sink":
+def _topic(topic: str, key: Sequence[str], partitions: int, kafka: KafkaOptions) -> "Sink":
     from lmerge_service.spark.io.elements import existing_offsets
-    from lmerge_service.spark.io.places import JsonFiles, ParquetFiles, Topic
+    from lmerge_service.spark.io.places import Topic
 
-    if topic is not None:
-        check_topic(topic)
-        kafka = kafka_place(bootstrap, kafka_config)
-        found = existing_offsets(kafka, topic) or {}
-        if any(end for _, end in found.values()):
-            raise ConfigurationError(f"{output} holds records already: choose another topic")
-        return Topic(kafka, topic, key, partitions)
+    check_topic(topic)
+    place = kafka.place()
+    if any(end for _, end in (existing_offsets(place, topic) or {}).values()):
+        raise ConfigurationError(f"kafka:{topic} holds records already: choose another topic")
+    return Topic(place, topic, key, partitions)
+
+
+def _files(output: str, kind: str) -> "Sink":
+    from lmerge_service.spark.io.places import JsonFiles, ParquetFiles
+
     if not output:
         raise ConfigurationError("the name of a folder is empty (a variable that is not set?)")
     if Path(output).exists():

@@ -1,24 +1,13 @@
 """`lmerge infer`: which case do recorded streams obey, and which element breaks each first?"""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 import typer
 
-from lmerge_service.cli.options import (
-    TOPIC,
-    Bootstrap,
-    DropNulls,
-    Json,
-    KafkaConfig,
-    Nfc,
-    check_topic,
-    connection,
-    warnings_only,
-)
+from lmerge_service.cli.options import TOPIC, EqualityOptions, Json, KafkaOptions, check_topic
 from lmerge_service.cli.streams import check_files, label, reading
 from lmerge_service.cli.words import print_json, shortened
 from lmerge_service.core.case import Case
@@ -28,9 +17,6 @@ from lmerge_service.formats.wire import encode
 from lmerge_service.offline.infer import Inferred, Recorded, recorded, recorded_topic
 from lmerge_service.offline.infer import infer as infer_from
 from lmerge_service.offline.inference import Break, Inference, Restriction
-
-if TYPE_CHECKING:
-    from lmerge_service.kafka.client import Connection
 
 __all__ = ("infer",)
 
@@ -42,11 +28,10 @@ def infer(
             metavar="INPUT", help="Element files, - for stdin, or kafka:TOPIC: the replicas."
         ),
     ],
-    bootstrap: Bootstrap = None,
-    kafka_config: KafkaConfig = None,
-    nfc: Nfc = False,
-    drop_nulls: DropNulls = False,
     json: Json = False,
+    *,
+    kafka: KafkaOptions,
+    equality: EqualityOptions,
 ) -> None:
     """Infer which case recorded streams obey, and which element is the first to break each.
 
@@ -63,8 +48,7 @@ def infer(
     for each in inputs:
         if each.startswith(TOPIC):
             check_topic(each.removeprefix(TOPIC))
-    kafka = partial(connection, bootstrap, kafka_config)
-    with _recordings(inputs, files, kafka, Rule(nfc=nfc, drop_nulls=drop_nulls)) as recordings:
+    with _recordings(inputs, files, kafka, equality.rule) as recordings:
         found = infer_from(recordings)
     if json:
         print_json(_document(found))
@@ -74,20 +58,15 @@ def infer(
 
 @contextmanager
 def _recordings(
-    inputs: Sequence[str], files: Sequence[str], kafka: "Callable[[], Connection]", rule: Rule
+    inputs: Sequence[str], files: Sequence[str], kafka: KafkaOptions, rule: Rule
 ) -> Iterator[list[Recorded]]:
     with ExitStack() as opened:
-        streams = iter(
-            opened.enter_context(reading(files, nfc=rule.nfc, drop_nulls=rule.drop_nulls))
-            if files
-            else ()
-        )
+        streams = iter(opened.enter_context(reading(files, rule=rule)) if files else ())
         recordings = []
         for each in inputs:
             if each.startswith(TOPIC):
-                warnings_only()
-                decoder, topic = rule.decoder(), each.removeprefix(TOPIC)
-                found = recorded_topic(kafka(), topic, decoder)
+                topic = each.removeprefix(TOPIC)
+                found = recorded_topic(kafka.connection(), topic, rule.decoder())
                 recordings.append(opened.enter_context(found))
             else:
                 recordings.append(recorded(label(each), next(streams)))

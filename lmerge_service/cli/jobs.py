@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from lmerge_service.cli.options import BOOTSTRAP, TOPIC, check_topic, warnings_only
+from lmerge_service.cli.options import TOPIC, KafkaOptions, check_topic
 from lmerge_service.cli.streams import check_files, is_parquet, label
 from lmerge_service.errors import ConfigurationError
 from lmerge_service.signals import orderly_end, raise_exit
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from lmerge_service.spark.io.places import Source
 
 __all__ = (
+    "Master",
     "Memory",
-    "kafka_place",
     "require_topic",
     "session",
     "spark_for",
@@ -32,6 +32,10 @@ __all__ = (
 
 _POLL_SECONDS = 0.3
 
+Master: TypeAlias = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="Spark's address; by default this machine's cores."),
+]
 Memory: TypeAlias = Annotated[
     str,
     typer.Option(
@@ -73,20 +77,6 @@ def session(doing: str, memory: str, *, kafka: bool) -> Iterator[Any]:
             watching.join()
 
 
-def kafka_place(bootstrap: str | None, kafka_config: Path | None) -> "Kafka | str":
-    """Where Kafka is, as Spark's sources and sinks take it.
-
-    Raises:
-        ConfigurationError: the file is wrong.
-    """
-    warnings_only()
-    if kafka_config is None:
-        return bootstrap or BOOTSTRAP
-    from lmerge_service.config.topology import load_kafka
-
-    return load_kafka(kafka_config, bootstrap=bootstrap)
-
-
 def require_topic(kafka: "Kafka | str", topic: str) -> None:
     """Asks before a JVM is started, which would wait for minutes for a Kafka that is not there.
 
@@ -114,7 +104,7 @@ def stored_stream(
     from lmerge_service.spark.io.places import JsonFiles, ParquetFiles, Topics
 
     if place.startswith(TOPIC):
-        topic, kafka = place.removeprefix(TOPIC), kafka_place(bootstrap, kafka_config)
+        topic, kafka = place.removeprefix(TOPIC), KafkaOptions(bootstrap, kafka_config).place()
         check_topic(topic)
         require_topic(kafka, topic)
         return Topics(kafka, topic), True

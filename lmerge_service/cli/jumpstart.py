@@ -5,36 +5,22 @@ one transaction; only then is the replica attached.
 """
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from lmerge_service.cli.asking import asking
 from lmerge_service.cli.checkpoints import checkpoint_in
-from lmerge_service.cli.control import Name, other_fields
-from lmerge_service.cli.options import (
-    Bootstrap,
-    DropNulls,
-    Json,
-    KafkaConfig,
-    Nfc,
-    check_topic,
-    connection,
-    warnings_only,
-)
+from lmerge_service.cli.control import More, Name, other_fields
+from lmerge_service.cli.options import EqualityOptions, Json, KafkaOptions, Partitions, check_topic
 from lmerge_service.cli.streams import label
 from lmerge_service.cli.words import print_json, printable
+from lmerge_service.cli.workers import Worker
 from lmerge_service.errors import ConfigurationError, DecisionRefusedError
-
-if TYPE_CHECKING:
-    from lmerge_service.cli.workers import Worker
 
 __all__ = ("jumpstart",)
 
 
-@asking
 def jumpstart(
-    worker: "Worker",
     name: Name,
     topic: Annotated[
         str, typer.Argument(metavar="TOPIC", help="Its own, empty; made when it is missing.")
@@ -51,21 +37,17 @@ def jumpstart(
         int | None,
         typer.Option(metavar="TIME", help="Refuse a file that is correct from another time on."),
     ] = None,
-    partitions: Annotated[
-        int, typer.Option(min=1, max=1000, metavar="N", help="Of a topic that is made here.")
-    ] = 1,
+    partitions: Partitions = 1,
     attach: Annotated[
         bool,
         typer.Option("--attach/--no-attach", help="Whether a worker is asked to attach it."),
     ] = True,
-    more: Annotated[
-        str | None, typer.Option(metavar="JSON", help="Other fields of a topology's replica.")
-    ] = None,
-    bootstrap: Bootstrap = None,
-    kafka_config: KafkaConfig = None,
-    nfc: Nfc = False,
-    drop_nulls: DropNulls = False,
+    more: More = None,
     as_json: Json = False,
+    *,
+    kafka: KafkaOptions,
+    equality: EqualityOptions,
+    worker: Worker,
 ) -> None:  # fmt: skip
     """Begin a replica with what a checkpoint holds, and attach it from its time on.
 
@@ -81,7 +63,7 @@ def jumpstart(
 
     check_topic(topic)
     fields = other_fields(more)
-    found = checkpoint_in(source, nfc=nfc, drop_nulls=drop_nulls)
+    found = checkpoint_in(source, nfc=equality.nfc, drop_nulls=equality.drop_nulls)
     if joining_at is not None and joining_at != found.correct_from:
         raise ConfigurationError(
             f"{label(source)} is correct from {found.correct_from} on, not {joining_at}: it is "
@@ -89,9 +71,7 @@ def jumpstart(
         )
     if attach:
         _check_free(worker, name, topic)
-    warnings_only()
-    kafka = connection(bootstrap, kafka_config)
-    asyncio.run(seed(kafka, topic, found.beginning(), partitions=partitions))
+    asyncio.run(seed(kafka.connection(), topic, found.beginning(), partitions=partitions))
     count = len(found.events)
     document: dict[str, Any] = {
         "topic": topic, "events": count, "stable": found.stable,
@@ -110,7 +90,7 @@ def jumpstart(
         typer.echo(printable(f"version {document['attached']['version']}: attach {name}"))
 
 
-def _check_free(worker: "Worker", name: str, topic: str) -> None:
+def _check_free(worker: Worker, name: str, topic: str) -> None:
     """Refuses what could not be attached, before anything is written."""
     for each in worker.get("/v1/replicas").get("replicas", ()):
         if each.get("state") != "detached" and name == each.get("name"):
@@ -120,7 +100,7 @@ def _check_free(worker: "Worker", name: str, topic: str) -> None:
 
 
 def _attach(
-    worker: "Worker", name: str, topic: str, joining_at: int, fields: dict[str, Any]
+    worker: Worker, name: str, topic: str, joining_at: int, fields: dict[str, Any]
 ) -> dict[str, Any]:
     body = {**fields, "topic": topic, "joining_at": joining_at}
     try:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from lmerge_service.cli.options import DropNulls, Json, Nfc
+from lmerge_service.cli.options import EqualityOptions, Json
 from lmerge_service.cli.streams import label, reading
 from lmerge_service.cli.words import (
     BREACHES,
@@ -102,9 +102,9 @@ def merge(
             "input's, late: about what was final already.",
         ),
     ] = False,
-    nfc: Nfc = False,
-    drop_nulls: DropNulls = False,
     json: Json = False,
+    *,
+    equality: EqualityOptions,
 ) -> None:
     """Merge element files into one that means the same as each of them.
 
@@ -124,7 +124,7 @@ def merge(
     started = time.perf_counter()
     abreast = order != "sequential"
     with (
-        reading(inputs, output, nfc=nfc, drop_nulls=drop_nulls, abreast=abreast) as streams,
+        reading(inputs, output, rule=equality.rule, abreast=abreast) as streams,
         ElementWriter(output) as writer,
     ):
         report = merge_streams(

@@ -1,36 +1,55 @@
-"""Options that several commands share."""
+"""Options that several commands share, one by one or in groups.
 
+A group is a dataclass whose fields are options, or groups. A command of an `App` that takes one as
+a parameter has these options, and is given the group.
+"""
+
+import functools
+import inspect
 import logging
 import re
 import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
 import typer
 
 from lmerge_service.errors import ConfigurationError, fault_message
 
 if TYPE_CHECKING:
-    from lmerge_service.config.topology import Topology
+    from lmerge_service.config.topology import Kafka, Topology
+    from lmerge_service.formats.bulk import Rule
     from lmerge_service.kafka.client import Connection
+    from lmerge_service.kafka.cluster import Cluster
 
 __all__ = (
     "BOOTSTRAP",
     "TOPIC",
+    "App",
     "Bootstrap",
+    "DropNulls",
+    "EqualityOptions",
     "HttpPort",
     "Json",
     "KafkaConfig",
+    "KafkaOptions",
     "Nfc",
+    "Partitions",
+    "Seed",
     "TopologyBootstrap",
+    "TopologyOptions",
     "address",
     "at_port",
     "check_topic",
-    "connection",
+    "cluster_of",
     "controlled_by",
     "to_stderr",
     "warnings_only",
 )
+
+C = TypeVar("C", bound=Callable[..., Any])
 
 BOOTSTRAP = "127.0.0.1:9092"
 TOPIC = "kafka:"
@@ -38,6 +57,65 @@ TOPIC = "kafka:"
 
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[^\s,:\[\]]+)(:\d{1,5})?")
 _TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+
+
+# --- groups ---------------------------------------------------------------------------------------
+
+
+class App(typer.Typer):
+    """Commands, whose parameters may be groups."""
+
+    def command(self, name: str | None = None, **settings: Any) -> Callable[[C], C]:
+        register = super().command(name, **settings)
+
+        def add(command: C) -> C:
+            register(_without_groups(command))
+            return command
+
+        return add
+
+
+def _without_groups(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command as typer knows it, with a parameter for each single option."""
+    declared = inspect.signature(command).parameters.values()
+    groups = {each.name: each.annotation for each in declared if is_dataclass(each.annotation)}
+
+    @functools.wraps(command)
+    def called(**given: Any) -> Any:
+        return command(**{name: _made(group, given) for name, group in groups.items()}, **given)
+
+    parameters = [
+        option
+        for each in declared
+        for option in (_options_of(each.annotation) if each.name in groups else [each])
+    ]
+    keywords = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
+    called.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
+    called.__annotations__ = {each.name: each.annotation for each in keywords}
+    return called
+
+
+def _options_of(group: Any) -> Iterator[inspect.Parameter]:
+    for each in fields(group):
+        if is_dataclass(each.type):
+            yield from _options_of(each.type)
+            continue
+        default = inspect.Parameter.empty if each.default is MISSING else each.default
+        kind = inspect.Parameter.KEYWORD_ONLY
+        yield inspect.Parameter(each.name, kind, default=default, annotation=each.type)
+
+
+def _made(group: Any, given: dict[str, Any]) -> Any:
+    """The group of the options `given`, which are taken from there."""
+    return group(
+        **{
+            each.name: _made(each.type, given) if is_dataclass(each.type) else given.pop(each.name)
+            for each in fields(group)
+        }
+    )
+
+
+# --- single options -------------------------------------------------------------------------------
 
 
 def address(text: str | None) -> str | None:
@@ -87,11 +165,14 @@ HttpPort: TypeAlias = Annotated[
 
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
+Partitions: TypeAlias = Annotated[
+    int, typer.Option(min=1, max=1000, metavar="N", help="Of a topic that is made here.")
+]
+Seed: TypeAlias = Annotated[int, typer.Option(metavar="N", help="Equal seeds give equal results.")]
 Nfc: TypeAlias = Annotated[
     bool,
     typer.Option("--nfc", help="Normalise strings to NFC first, as a topology with `nfc: true`."),
 ]
-
 DropNulls: TypeAlias = Annotated[
     bool,
     typer.Option(
@@ -99,6 +180,79 @@ DropNulls: TypeAlias = Annotated[
         help="Leave out members that are null first, as a topology with `drop_nulls: true`.",
     ),
 ]
+
+
+# --- groups of several commands -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class KafkaOptions:
+    """Where Kafka is, and how it is reached."""
+
+    bootstrap: Bootstrap = None
+    kafka_config: KafkaConfig = None
+
+    def place(self) -> "Kafka | str":
+        """As Spark's sources and sinks take it.
+
+        Raises:
+            ConfigurationError: the file is wrong.
+        """
+        warnings_only()
+        if self.kafka_config is None:
+            return self.bootstrap or BOOTSTRAP
+        from lmerge_service.config.topology import load_kafka
+
+        return load_kafka(self.kafka_config, bootstrap=self.bootstrap)
+
+    def connection(self) -> "Connection":
+        """As clients take it.
+
+        Raises:
+            ConfigurationError: the file is wrong.
+        """
+        from lmerge_service.kafka.client import Connection  # slow to import
+        from lmerge_service.kafka.connection import connection_of
+
+        place = self.place()
+        return Connection(place) if isinstance(place, str) else connection_of(place)
+
+
+@dataclass(frozen=True)
+class EqualityOptions:
+    """When two payloads are equal."""
+
+    nfc: Nfc = False
+    drop_nulls: DropNulls = False
+
+    @property
+    def rule(self) -> "Rule":
+        from lmerge_service.formats.bulk import Rule
+
+        return Rule(nfc=self.nfc, drop_nulls=self.drop_nulls)
+
+
+@dataclass(frozen=True)
+class TopologyOptions:
+    """A topology, and where its Kafka is."""
+
+    path: Annotated[
+        Path, typer.Argument(metavar="TOPOLOGY.yaml", help="What is merged, and where to.")
+    ]
+    bootstrap: TopologyBootstrap = None
+
+    def load(self) -> "Topology":
+        """The topology.
+
+        Raises:
+            ConfigurationError: the file is wrong.
+        """
+        from lmerge_service.config import topology
+
+        return topology.load(self.path, bootstrap=self.bootstrap)
+
+
+# --- what they are used for -----------------------------------------------------------------------
 
 
 def check_topic(name: str) -> None:
@@ -111,21 +265,6 @@ def check_topic(name: str) -> None:
         raise ConfigurationError(
             f"{name!r} is no name of a topic: 1 to 249 of the characters a-z A-Z 0-9 . _ -"
         )
-
-
-def connection(bootstrap: str | None, kafka_config: Path | None) -> "Connection":
-    """How the client commands reach Kafka.
-
-    Raises:
-        ConfigurationError: the file is wrong.
-    """
-    from lmerge_service.config.topology import load_kafka
-    from lmerge_service.kafka.client import Connection  # slow to import
-    from lmerge_service.kafka.connection import connection_of
-
-    if kafka_config is None:
-        return Connection(bootstrap or BOOTSTRAP)
-    return connection_of(load_kafka(kafka_config, bootstrap=bootstrap))
 
 
 def warnings_only(least: int = logging.WARNING) -> None:
@@ -146,11 +285,18 @@ def to_stderr(*_: object) -> Any:
     return structlog.PrintLogger(sys.stderr)
 
 
+def cluster_of(loaded: "Topology") -> "Cluster":
+    """The clients of a topology's Kafka."""
+    from lmerge_service.kafka.cluster import Cluster
+    from lmerge_service.kafka.connection import connection_of
+
+    warnings_only()
+    return Cluster(connection_of(loaded.kafka))
+
+
 def at_port(loaded: "Topology", port: int | None) -> "Topology":
     """The topology with its HTTP API at this port; None: where the topology has it."""
-    if port is None:
-        return loaded
-    return loaded.model_copy(update={"http": loaded.http.model_copy(update={"port": port})})
+    return loaded if port is None else _with_http(loaded, {"port": port})
 
 
 def controlled_by(loaded: "Topology", token: Path | None) -> "Topology":
@@ -163,11 +309,15 @@ def controlled_by(loaded: "Topology", token: Path | None) -> "Topology":
         return loaded
     from pydantic import ValidationError
 
-    from lmerge_service.config.topology import Http
-
-    http = loaded.http.model_dump() | {"control_token": {"file": token}}
     try:
-        return loaded.model_copy(update={"http": Http.model_validate(http)})
+        return _with_http(loaded, {"control_token": {"file": token}})
     except ValidationError as error:
         text = fault_message(error.errors()[0])
         raise ConfigurationError(f"--control-token {token}: {text}") from None
+
+
+def _with_http(loaded: "Topology", changed: Mapping[str, Any]) -> "Topology":
+    from lmerge_service.config.topology import Http
+
+    http = Http.model_validate({**loaded.http.model_dump(), **changed})
+    return loaded.model_copy(update={"http": http})

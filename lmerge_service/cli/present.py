@@ -4,11 +4,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 import typer
 
+from lmerge_service.cli.options import Seed
 from lmerge_service.cli.streams import check_files, label, reading, watched
+from lmerge_service.cli.variations import WHEN, given_of, with_variation
 from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
 from lmerge_service.errors import ConfigurationError
 from lmerge_service.formats.ndjson import ElementWriter
@@ -26,36 +28,10 @@ _USUAL: Final = Variation(provisional=0.2, disorder=0.2, stable_every=100)
 """Without a preset; `spread` and `displacement` are then as long as the events are."""
 
 _KINDS: Final = {Insert: "inserts", Adjust: "adjusts", Stable: "stables"}
-
-_WHAT = "The ends and revisions of an event (fractions are of all events)"
-_WHEN = "When it is published (times are in the unit of the stream)"
-_STABLES = "Stables"
-_LIES = "Lies, for testing: the result is wrong on purpose"
+_LIES: Final = "Lies, for testing: the result is wrong on purpose"
 
 
-def _with_default(name: str, text: str) -> str:
-    return f"{text} [default: {getattr(_USUAL, name)}]"
-
-
-def _is_fraction(value: float | None) -> float | None:
-    if value is not None and not 0 <= value <= 1:
-        raise typer.BadParameter(f"{value:g} is not a fraction between 0 and 1")
-    return value
-
-
-def _fraction(name: str, text: str, panel: str) -> Any:
-    return typer.Option(
-        metavar="FRACTION",
-        callback=_is_fraction,
-        help=_with_default(name, text),
-        rich_help_panel=panel,
-    )
-
-
-def _amount(text: str, panel: str, least: int = 0) -> Any:
-    return typer.Option(min=least, metavar="N", help=text, rich_help_panel=panel)
-
-
+@with_variation(_USUAL)
 def present(
     output: Annotated[
         str,
@@ -78,9 +54,7 @@ def present(
     n: Annotated[
         int, typer.Option("-n", min=1, max=100, metavar="N", help="How many presentations.")
     ] = 1,
-    seed: Annotated[
-        int, typer.Option(metavar="N", help="Equal seeds give equal presentations.")
-    ] = 1,
+    seed: Seed = 1,
     preset: Annotated[
         str | None,
         typer.Option(
@@ -93,83 +67,13 @@ def present(
         bool,
         typer.Option("--logical", help="Also write the logical stream itself, logical.ndjson."),
     ] = False,
-    told: Annotated[
-        Literal["all", "first", "final"] | None,
-        typer.Option(
-            metavar="ENDS",
-            help=_with_default(
-                "told", "All ends, the first and final one (first), or the final one."
-            ),
-            rich_help_panel=_WHAT,
-        ),
-    ] = None,
-    provisional: Annotated[
-        float | None, _fraction("provisional", "Published with made-up ends first.", _WHAT)
-    ] = None,
-    revisions: Annotated[
-        int | None, _amount(_with_default("revisions", "Made-up ends at the most."), _WHAT, 1)
-    ] = None,
-    spread: Annotated[
-        int | None,
-        _amount(
-            "How far these lie below or above the final end. [default: an event's usual length]",
-            _WHAT,
-            1,
-        ),
-    ] = None,
-    endless: Annotated[
-        float | None, _fraction("endless", "Of the made-up ends, those at infinity.", _WHAT)
-    ] = None,
-    reinserted: Annotated[
-        float | None, _fraction("reinserted", "Inserted, removed, and inserted again.", _WHAT)
-    ] = None,
-    phantoms: Annotated[
-        float | None, _fraction("phantoms", "Further events, which are later removed.", _WHAT)
-    ] = None,
-    doubled: Annotated[
-        float | None, _fraction("doubled", "There twice for a while (case R4 only).", _WHAT)
-    ] = None,
-    lead: Annotated[
-        int | None, _amount(_with_default("lead", "Inserts come so long before the start."), _WHEN)
-    ] = None,
-    pace: Annotated[
-        Literal["eager", "late", "anytime"] | None,
-        typer.Option(
-            metavar="PACE",
-            help=_with_default("pace", "Revisions come eager, late or anytime."),
-            rich_help_panel=_WHEN,
-        ),
-    ] = None,
-    disorder: Annotated[
-        float | None, _fraction("disorder", "Elements that are delayed.", _WHEN)
-    ] = None,
-    displacement: Annotated[
-        int | None,
-        _amount("By how long at the most. [default: an event's usual length]", _WHEN, 1),
-    ] = None,
     restart_at: Annotated[
         int | None,
-        _amount("Begin again after so many elements, as a restarted replica does.", _WHEN),
-    ] = None,
-    stable_every: Annotated[
-        int | None, _amount(_with_default("stable_every", "One after so many elements."), _STABLES)
-    ] = None,
-    stable_probability: Annotated[
-        float | None, _fraction("stable_probability", "One after an element by chance.", _STABLES)
-    ] = None,
-    stable_lag: Annotated[
-        int | None,
-        _amount(_with_default("stable_lag", "How long it stays behind what is certain."), _STABLES),
-    ] = None,
-    repeated_stables: Annotated[
-        float | None, _fraction("repeated_stables", "Repeat the last when none is due.", _STABLES)
-    ] = None,
-    closed: Annotated[
-        bool | None,
         typer.Option(
-            "--closed/--open",
-            help="End with stable(infinity), or not. [default: closed]",
-            rich_help_panel=_STABLES,
+            min=0,
+            metavar="N",
+            help="Begin again after so many elements, as a restarted replica does.",
+            rich_help_panel=WHEN,
         ),
     ] = None,
     lies: Annotated[
@@ -182,7 +86,13 @@ def present(
             rich_help_panel=_LIES,
         ),
     ] = None,
-    lie_by: Annotated[int, _amount("How wrong times are at the most.", _LIES, 1)] = 10,
+    lie_by: Annotated[
+        int,
+        typer.Option(
+            min=1, metavar="N", help="How wrong times are at the most.", rich_help_panel=_LIES
+        ),
+    ] = 10,
+    **variation: Any,
 ) -> None:
     """Present one stream of events in N physically different ways that mean the same.
 
@@ -193,26 +103,22 @@ def present(
 
     Example: `lmerge present jan/logical.ndjson -n 2 --phantoms 0.1 -o out`
     """
-    asked = {
-        name: value
-        for name, value in locals().items()
-        if name in Variation.__dataclass_fields__ and value is not None
-    }
     if output == "-" and (n > 1 or logical):
         raise ConfigurationError("standard output takes one stream: -n 1, without --logical")
     distortion = _lies(lies or [], lie_by)
     named = _variations(preset, n)
     _check_folder(source, output, [*dict(named), *(["logical"] if logical else [])])
     lives = _lives(source, months)
+    asked = {name: value for name, value in variation.items() if value is not None}
     if preset is None:
-        usual = _usual_length(lives)
-        asked = {"spread": usual, "displacement": usual} | asked
-    for number, (name, variation) in enumerate(named):
-        stream = present_lives(lives, replace(variation, **asked), f"{seed}/{number}")
+        asked = given_of(variation, _usual_length(lives))
+    for number, (name, varied) in enumerate(named):
+        own_seed = f"{seed}/{number}"
+        stream = present_lives(lives, replace(varied, **asked), own_seed)
         if restart_at is not None:
             stream = restart(list(stream), restart_at)
         if distortion is not None:
-            stream = lie(stream, distortion, f"{seed}/{number}")
+            stream = lie(stream, distortion, own_seed)
         _write(output, name, stream)
     if logical:
         events = (Insert(each.payload, each.vs, each.ve) for each in lives if each.is_event)

@@ -6,13 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lmerge_service.cli.options import (
-    Bootstrap,
-    KafkaConfig,
-    check_topic,
-    connection,
-    warnings_only,
-)
+from lmerge_service.cli.options import KafkaOptions, Partitions, Seed, check_topic
 from lmerge_service.cli.streams import label, reading
 from lmerge_service.elements import START
 from lmerge_service.errors import ConfigurationError
@@ -54,10 +48,8 @@ def publish(
             "from the start; may be repeated. Needs --rate.",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(metavar="N", help="Equal seeds give equal stalls.")] = 1,
-    partitions: Annotated[
-        int, typer.Option(min=1, max=1000, metavar="N", help="Of a topic that is made here.")
-    ] = 1,
+    seed: Seed = 1,
+    partitions: Partitions = 1,
     incarnation: Annotated[
         int,
         typer.Option(
@@ -90,8 +82,8 @@ def publish(
             show_default="the payload",
         ),
     ] = None,
-    bootstrap: Bootstrap = None,
-    kafka_config: KafkaConfig = None,
+    *,
+    kafka: KafkaOptions,
 ) -> None:
     """Publish an element file to a replica's topic, at a steady rate, or as if it were disturbed.
 
@@ -111,11 +103,10 @@ def publish(
     if key and format_ in ("wire", "openclose"):
         raise ConfigurationError(f"--key is for rows, of which --format {format_} has none")
     due = _due(rate, stalls, congested or [], seed)
-    warnings_only()
     with reading([source]) as (stream,):
         sent = asyncio.run(
             send(
-                connection(bootstrap, kafka_config),
+                kafka.connection(),
                 topic,
                 (element for _, element in stream),
                 due=due,

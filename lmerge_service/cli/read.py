@@ -6,17 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lmerge_service.cli.options import (
-    TOPIC,
-    Bootstrap,
-    DropNulls,
-    Json,
-    KafkaConfig,
-    Nfc,
-    check_topic,
-    connection,
-    warnings_only,
-)
+from lmerge_service.cli.options import TOPIC, EqualityOptions, Json, KafkaOptions, check_topic
 from lmerge_service.cli.words import finite, point, print_json
 from lmerge_service.core import Case
 from lmerge_service.errors import ConfigurationError, StateError
@@ -52,11 +42,10 @@ def read(
             "at the end: what is written before and after is one stream.",
         ),
     ] = None,
-    bootstrap: Bootstrap = None,
-    kafka_config: KafkaConfig = None,
-    nfc: Nfc = False,
-    drop_nulls: DropNulls = False,
     json: Json = False,
+    *,
+    kafka: KafkaOptions,
+    equality: EqualityOptions,
 ) -> None:
     """Read topics that mean the same as one stream, a JSON element a line on standard output.
 
@@ -78,14 +67,18 @@ def read(
     if token is not None and not token.parent.is_dir():
         raise ConfigurationError(f"cannot write {token}: there is no folder {token.parent}")
     saved = token.read_bytes() if token is not None and token.exists() else None
-    kafka = connection(bootstrap, kafka_config)
     try:
         reading = read_merged(
-            kafka, names, case=case, token=saved, follow=follow, nfc=nfc, drop_nulls=drop_nulls
+            kafka.connection(),
+            names,
+            case=case,
+            token=saved,
+            follow=follow,
+            nfc=equality.nfc,
+            drop_nulls=equality.drop_nulls,
         )
     except StateError as error:  # of the token: nothing has been read
         raise StateError(f"{token}: {error}") from error
-    warnings_only()
     status = asyncio.run(_read(reading, must_exist=not follow, token=token))
     _report(status, as_json=json)
 

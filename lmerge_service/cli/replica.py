@@ -4,19 +4,12 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from lmerge_service.cli.jobs import kafka_place, spark_for
-from lmerge_service.cli.options import (
-    Bootstrap,
-    Json,
-    KafkaConfig,
-    check_topic,
-    connection,
-    warnings_only,
-)
+from lmerge_service.cli.jobs import Master, Memory, spark_for
+from lmerge_service.cli.options import App, Json, KafkaOptions, Partitions, Seed, check_topic
 from lmerge_service.cli.present import months_of
 from lmerge_service.cli.streams import watched
 from lmerge_service.cli.words import finite, point, print_json
@@ -31,9 +24,17 @@ if TYPE_CHECKING:
     from lmerge_service.spark.queries.plans import Batch
     from lmerge_service.workloads.facts import Fact
 
-__all__ = ("app", "conclude", "stop_on_sigterm")
+__all__ = ("Feedback", "To", "app", "conclude", "stop_on_sigterm")
 
-app = typer.Typer(
+To: TypeAlias = Annotated[
+    str, typer.Option(metavar="TOPIC", help="Where to write; made if missing.")
+]
+Feedback: TypeAlias = Annotated[
+    str | None,
+    typer.Option(metavar="TOPIC", help="A merge's output: leave out what is final there."),
+]
+
+app = App(
     no_args_is_help=True,
     help="Continuous queries over flights, each by several plans, as Spark jobs: feed, list, run. "
     "And a selection by two plans that use feedback: readings, select.",
@@ -72,9 +73,7 @@ def feed(
             metavar="MONTHS", help="The flights that left New York in 2013: 1 or 1,2 or year."
         ),
     ] = "1",
-    partitions: Annotated[
-        int, typer.Option(min=1, max=1000, metavar="N", help="Of the topic.")
-    ] = 1,
+    partitions: Partitions = 1,
     rate: Annotated[
         float | None,
         typer.Option(
@@ -87,14 +86,12 @@ def feed(
     late_by: Annotated[
         int, typer.Option(min=1, metavar="SECONDS", help="By how much at the most.")
     ] = 600,
-    seed: Annotated[
-        int, typer.Option(metavar="N", help="Equal seeds make the same facts late.")
-    ] = 1,
+    seed: Seed = 1,
     open_: Annotated[
         bool, typer.Option("--open", help="Do not end the topic: more may follow.")
     ] = False,
-    bootstrap: Bootstrap = None,
-    kafka_config: KafkaConfig = None,
+    *,
+    kafka: KafkaOptions,
 ) -> None:
     """Publish what becomes known of flights and weather, in the order in which it does.
 
@@ -114,17 +111,11 @@ def feed(
         found = facts(months)
         yield from disordered(found, late, late_by * 1000, seed) if late else found
 
-    warnings_only()
-    sent = asyncio.run(
-        send(
-            connection(bootstrap, kafka_config),
-            topic,
-            watched(topic, disordered_facts()),
-            rate=rate,
-            partitions=partitions,
-            ended=not open_,
-        )
+    stream = watched(topic, disordered_facts())
+    sending = send(
+        kafka.connection(), topic, stream, rate=rate, partitions=partitions, ended=not open_
     )
+    sent = asyncio.run(sending)
     typer.echo(f"{sent:,} facts are in {topic}", err=True)
 
 
@@ -133,10 +124,8 @@ def run(
     query: Annotated[str, typer.Argument(metavar="QUERY", help="See `lmerge replica list`.")],
     plan: Annotated[str, typer.Option(metavar="PLAN", help="By which of the query's plans.")],
     facts: Annotated[str, typer.Option(metavar="TOPIC", help="What `lmerge replica feed` made.")],
-    to: Annotated[str, typer.Option(metavar="TOPIC", help="Where to write; made if missing.")],
-    partitions: Annotated[
-        int, typer.Option(min=1, max=1000, metavar="N", help="Of a topic that is made here.")
-    ] = 1,
+    to: To,
+    partitions: Partitions = 1,
     checkpoint: Annotated[
         Path | None,
         typer.Option(
@@ -175,10 +164,7 @@ def run(
             "jumpstart's beginning.",
         ),
     ] = False,
-    feedback: Annotated[
-        str | None,
-        typer.Option(metavar="TOPIC", help="A merge's output: leave out what is final there."),
-    ] = None,
+    feedback: Feedback = None,
     name: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="What the merge calls this replica. [default: --to]"),
@@ -194,16 +180,11 @@ def run(
             help="Without Spark and without a checkpoint: each start begins again, or resumes.",
         ),
     ] = False,
-    master: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Of Spark. [default: this machine, all cores]"),
-    ] = None,
-    driver_memory: Annotated[
-        str, typer.Option(metavar="SIZE", help="Of the JVM, as in 1g.")
-    ] = "1g",
-    bootstrap: Bootstrap = None,
-    kafka_config: KafkaConfig = None,
+    master: Master = None,
+    driver_memory: Memory = "1g",
     as_json: Json = False,
+    *,
+    kafka: KafkaOptions,
 ) -> None:
     """Run a query by one of its plans, from a topic of facts to a topic of elements.
 
@@ -223,68 +204,44 @@ def run(
         raise ConfigurationError("--since and --rejoin are two ways to start over: give one")
     if resume and (rejoin or since is not None):
         raise ConfigurationError("--resume continues, --since and --rejoin start over: give one")
-    kafka = kafka_place(bootstrap, kafka_config)
-    warnings_only()
+    shared: dict[str, Any] = {
+        "query": chosen,
+        "facts": facts,
+        "to": to,
+        "lateness": lateness * 1000,
+        "partitions": partitions,
+        "since": since,
+        "rejoin": rejoin,
+        "resume": resume,
+        "batch": batch,
+    }
     if plain:
-        if given := [
-            name
-            for name, value in {
-                "--checkpoint": checkpoint,
-                "--feedback": feedback,
-            }.items()
-            if value is not None
-        ]:
-            raise ConfigurationError(f"{given[0]} needs Spark, and --plain is without")
         from lmerge_service.spark.queries.plain import Plain
 
-        _run_plain(
-            Plain(
-                query=chosen,
-                plan=by,
-                connection=connection(bootstrap, kafka_config),
-                facts=facts,
-                to=to,
-                lateness=lateness * 1000,
-                partitions=partitions,
-                since=since,
-                rejoin=rejoin,
-                resume=resume,
-                batch=batch,
-            ),
-            as_json=as_json,
-        )
+        for option, value in (("--checkpoint", checkpoint), ("--feedback", feedback)):
+            if value is not None:
+                raise ConfigurationError(f"{option} needs Spark, and --plain is without")
+        _run_plain(Plain(plan=by, connection=kafka.connection(), **shared), as_json=as_json)
         return
-
     from lmerge_service.spark.queries.identity import Replica
 
-    _run(
-        Replica(
-            query=chosen,
-            plan=plan,
-            kafka=kafka,
-            facts=facts,
-            to=to,
-            checkpoint=checkpoint or default_directory("replicas") / to,
-            lateness=lateness * 1000,
-            partitions=partitions,
-            since=since,
-            rejoin=rejoin,
-            resume=resume,
-            feedback=feedback,
-            name=name,
-            batch=batch,
-        ),
-        {"master": master, "driver_memory": driver_memory},
-        as_json=as_json,
+    folder = checkpoint or default_directory("replicas") / to
+    replica = Replica(
+        plan=plan, kafka=kafka.place(), checkpoint=folder, feedback=feedback, name=name, **shared
     )
+    _run(replica, {"master": master, "driver_memory": driver_memory}, as_json=as_json)
 
 
 def _run(replica: "Replica", session: dict[str, Any], *, as_json: bool) -> None:
+    import msgspec
+
     from lmerge_service.spark.queries.running import follow, start
 
     with spark_for(f"replica {replica.to}", **session) as spark, stop_on_sigterm() as stopped:
         identity, query = start(spark, replica)
-        _introduce(identity, as_json=as_json)
+        what = f"{identity.query} ({identity.plan}) from {identity.facts} to {identity.to}"
+        document = msgspec.to_builtins(identity)
+        _introduce(what, identity, document, resumed=identity.resumed, as_json=as_json)
         ended = follow(query, lambda batch: _report(batch, as_json=as_json), stopped)
         conclude(replica.to, ended, as_json=as_json)
 
@@ -296,22 +253,34 @@ def _run_plain(plain: "Plain", *, as_json: bool) -> None:
     from lmerge_service.spark.queries.plain import run_plain
 
     def begun(begins: "Beginning") -> None:
-        if as_json:
-            document = asdict(begins) | {"joining_at": finite(begins.joining_at)}
-            print_json({"replica": {"to": plain.to, **document}})
-            return
-        typer.echo(
-            f"{plain.query.name} from {plain.facts} to {plain.to}, "
-            f"incarnation {begins.incarnation}{_from(begins.joining_at)}"
-            f"{_resumes(begins.since) if plain.resume else ''}",
-            err=True,
-        )
+        what = f"{plain.query.name} from {plain.facts} to {plain.to}"
+        document = {"to": plain.to, **asdict(begins)}
+        _introduce(what, begins, document, resumed=plain.resume, as_json=as_json)
 
     with stop_on_sigterm() as stopped:
         running = run_plain(
             replace(plain, stopped=stopped), begun, lambda batch: _report(batch, as_json=as_json)
         )
         conclude(plain.to, asyncio.run(running), as_json=as_json)
+
+
+def _introduce(
+    what: str,
+    begun: "Identity | Beginning",
+    document: dict[str, Any],
+    *,
+    resumed: bool,
+    as_json: bool,
+) -> None:
+    if as_json:
+        print_json({"replica": document | {"joining_at": finite(begun.joining_at)}})
+        return
+    text = f"{what}, incarnation {begun.incarnation}"
+    if begun.joining_at != START:
+        text += f", correct from {begun.joining_at} on"
+    if resumed and begun.since is not None:
+        text += f", resumes with the facts from {point(begun.since)} on"
+    typer.echo(text, err=True)
 
 
 def conclude(to: str, ended: bool, *, as_json: bool) -> None:
@@ -328,29 +297,6 @@ def stop_on_sigterm() -> Iterator[Any]:
     signals: list[int] = []
     with orderly_end(signals.append, [signal.SIGTERM]):
         yield lambda: bool(signals)
-
-
-def _introduce(identity: "Identity", *, as_json: bool) -> None:
-    if as_json:
-        import msgspec
-
-        document = msgspec.to_builtins(identity) | {"joining_at": finite(identity.joining_at)}
-        print_json({"replica": document})
-        return
-    typer.echo(
-        f"{identity.query} ({identity.plan}) from {identity.facts} to {identity.to}, "
-        f"incarnation {identity.incarnation}{_from(identity.joining_at)}"
-        f"{_resumes(identity.since) if identity.resumed else ''}",
-        err=True,
-    )
-
-
-def _from(joining_at: int) -> str:
-    return "" if joining_at == START else f", correct from {joining_at} on"
-
-
-def _resumes(since: int | None) -> str:
-    return "" if since is None else f", resumes with the facts from {point(since)} on"
 
 
 def _report(batch: "Batch", *, as_json: bool) -> None:

@@ -6,20 +6,13 @@ from typing import Annotated
 
 import typer
 
-from lmerge_service.cli.options import (
-    HttpPort,
-    TopologyBootstrap,
-    at_port,
-    controlled_by,
-    to_stderr,
-)
+from lmerge_service.cli.options import HttpPort, TopologyOptions, at_port, controlled_by, to_stderr
 
 __all__ = ("run",)
 
 
 def run(
-    path: Annotated[Path, typer.Argument(metavar="TOPOLOGY.yaml", help="What to merge.")],
-    bootstrap: TopologyBootstrap = None,
+    topology: TopologyOptions,
     http_port: HttpPort = None,
     control_token: Annotated[
         Path | None,
@@ -45,11 +38,9 @@ def run(
     """
     import asyncio
 
-    from lmerge_service.config import topology
     from lmerge_service.service import process
 
-    loaded = topology.load(path, bootstrap=bootstrap)
-    loaded = controlled_by(at_port(loaded, http_port), control_token)
+    loaded = controlled_by(at_port(topology.load(), http_port), control_token)
     _log(as_json=json)
     asyncio.run(process.run(loaded, standby=standby))
 

@@ -5,15 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lmerge_service.cli.options import (
-    Bootstrap,
-    Json,
-    KafkaConfig,
-    check_topic,
-    connection,
-    warnings_only,
-)
-from lmerge_service.cli.replica import conclude, stop_on_sigterm
+from lmerge_service.cli.options import Json, KafkaOptions, Seed, check_topic
+from lmerge_service.cli.replica import Feedback, To, conclude, stop_on_sigterm
 from lmerge_service.cli.streams import watched
 from lmerge_service.cli.words import finite, point, print_json
 from lmerge_service.errors import ConfigurationError
@@ -33,9 +26,9 @@ def readings(
             metavar="FROM-UNTIL", help="How many have low x, then high x, then low again."
         ),
     ] = "10000-30000",
-    seed: Annotated[int, typer.Option(metavar="N", help="Equal seeds give equal readings.")] = 1,
-    bootstrap: Bootstrap = None,
-    kafka_config: KafkaConfig = None,
+    seed: Seed = 1,
+    *,
+    kafka: KafkaOptions,
 ) -> None:
     """Publish readings for `lmerge replica select`: all there are, in one transaction.
 
@@ -49,8 +42,7 @@ def readings(
 
     check_topic(topic)
     elements = elements_of(drawn(count, batch=_sizes(batch), seed=seed))
-    warnings_only()
-    asyncio.run(send(connection(bootstrap, kafka_config), topic, watched(topic, elements)))
+    asyncio.run(send(kafka.connection(), topic, watched(topic, elements)))
     typer.echo(f"{count:,} readings are in {topic}", err=True)
 
 
@@ -70,11 +62,8 @@ def select(
     readings: Annotated[
         str, typer.Option(metavar="TOPIC", help="What `lmerge replica readings` made.")
     ],
-    to: Annotated[str, typer.Option(metavar="TOPIC", help="Where to write; made if missing.")],
-    feedback: Annotated[
-        str | None,
-        typer.Option(metavar="TOPIC", help="A merge's output: leave out what is final there."),
-    ] = None,
+    to: To,
+    feedback: Feedback = None,
     name: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="What the merge calls this replica. [default: PLAN]"),
@@ -86,9 +75,9 @@ def select(
         float,
         typer.Option("--dear", min=0, max=1000, metavar="MS", help="What an expensive one takes."),
     ] = 1.5,
-    bootstrap: Bootstrap = None,
-    kafka_config: KafkaConfig = None,
     as_json: Json = False,
+    *,
+    kafka: KafkaOptions,
 ) -> None:
     """Keep the readings that came whole, by one of two plans that mean the same.
 
@@ -109,7 +98,7 @@ def select(
         raise ConfigurationError("--name is whose feedback is used: give --feedback")
     replica = Replica(
         plan=Plan(plan),
-        connection=connection(bootstrap, kafka_config),
+        connection=kafka.connection(),
         readings=readings,
         to=to,
         feedback=feedback,
@@ -124,7 +113,6 @@ def select(
             uses = f", uses feedback of {feedback}" if feedback else ""
             typer.echo(f"{plan} from {readings} to {to}, incarnation {incarnation}{uses}", err=True)
 
-    warnings_only()
     with stop_on_sigterm() as stopped:
         running = run(
             replica,

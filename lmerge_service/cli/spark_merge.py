@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lmerge_service.cli.jobs import spark_for
+from lmerge_service.cli.jobs import Master, Memory, spark_for
 from lmerge_service.cli.options import (
     HttpPort,
     Json,
-    TopologyBootstrap,
+    TopologyOptions,
     at_port,
+    cluster_of,
     warnings_only,
 )
 from lmerge_service.cli.words import print_json
@@ -28,7 +29,7 @@ __all__ = ("spark_merge",)
 
 
 def spark_merge(
-    path: Annotated[Path, typer.Argument(metavar="TOPOLOGY.yaml", help="What to merge.")],
+    topology: TopologyOptions,
     checkpoint: Annotated[
         str,
         typer.Option(
@@ -54,14 +55,8 @@ def spark_merge(
     batch_records: Annotated[
         int, typer.Option(min=1, metavar="N", help="Records read with one batch at the most.")
     ] = 500_000,
-    master: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Spark's address; by default this machine's cores."),
-    ] = None,
-    driver_memory: Annotated[
-        str, typer.Option(metavar="SIZE", help="The heap of Spark's JVM here, as 2g.")
-    ] = "2g",
-    bootstrap: TopologyBootstrap = None,
+    master: Master = None,
+    driver_memory: Memory = "2g",
     http_port: HttpPort = None,
     json: Json = False,
 ) -> None:
@@ -73,9 +68,7 @@ def spark_merge(
 
     Example: `lmerge spark-merge topologies/flights.yaml --checkpoint flights.checkpoint`
     """
-    from lmerge_service.config import topology
-
-    loaded = at_port(topology.load(path, bootstrap=bootstrap), http_port)
+    loaded = at_port(topology.load(), http_port)
     if hand_over and (origin is not None or available_now):
         raise ConfigurationError("--hand-over goes with neither --from nor --available-now")
     warnings_only()
@@ -132,9 +125,8 @@ def _report(progress: "Progress", *, as_json: bool) -> None:
     for (replica, _, kind), count in progress.breaches.items():
         breaches.setdefault(replica, Counter())[kind] += count
     if as_json:
-        batch, records = progress.batch, progress.records
-        document = {"batch": batch, "records": records, "seconds": progress.seconds}
-        print_json({**document, "breaches": breaches})
+        counts = {each: getattr(progress, each) for each in ("batch", "records", "seconds")}
+        print_json({**counts, "breaches": breaches})
     else:
         text = f"{progress.records:,} records in {progress.seconds:.2f} s"
         for replica, kinds in breaches.items():
@@ -146,10 +138,8 @@ def _report(progress: "Progress", *, as_json: bool) -> None:
 def _hand_over(spark: Any, topology: "Topology", checkpoint: str) -> None:
     import asyncio
 
-    from lmerge_service.kafka.cluster import Cluster
-    from lmerge_service.kafka.connection import connection_of
     from lmerge_service.spark.merge.handover import hand_over, states_of
 
     states = states_of(spark, topology, checkpoint)
-    asyncio.run(hand_over(topology, Cluster(connection_of(topology.kafka)), states, checkpoint))
+    asyncio.run(hand_over(topology, cluster_of(topology), states, checkpoint))
     typer.echo("handed over: `lmerge run` continues from here", err=True)

@@ -1,46 +1,43 @@
 """`lmerge state inspect`, `verify` and `export`: what Kafka has of the state of a merge."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lmerge_service.cli.options import Json, TopologyBootstrap, warnings_only
+from lmerge_service.cli.options import App, Json, TopologyOptions, cluster_of
 from lmerge_service.cli.words import point, print_json
 from lmerge_service.errors import StateError
+from lmerge_service.text import moment
 
 if TYPE_CHECKING:
     from lmerge_service.merge.inspection import Inspected
 
 __all__ = ("app",)
 
-app = typer.Typer(
+app = App(
     no_args_is_help=True, help="Look at the state that a merge keeps in Kafka: marks and snapshots."
 )
 
-Path_: TypeAlias = Annotated[
-    Path, typer.Argument(metavar="TOPOLOGY.yaml", help="The merge.", show_default=False)
-]
-
 
 @app.command("inspect")
-def inspect(path: Path_, bootstrap: TopologyBootstrap = None, as_json: Json = False) -> None:
+def inspect(topology: TopologyOptions, as_json: Json = False) -> None:
     """Show where each task stands: its last mark, its replicas, its snapshots.
 
     Example: `lmerge state inspect topologies/flights.yaml`
     """
-    _show(_inspected(path, bootstrap, verify=False), as_json)
+    _show(_inspected(topology, verify=False), as_json)
 
 
 @app.command("verify")
-def verify(path: Path_, bootstrap: TopologyBootstrap = None, as_json: Json = False) -> None:
+def verify(topology: TopologyOptions, as_json: Json = False) -> None:
     """Read every snapshot and make an operator of it; ends with 4 if one is damaged.
 
     A damaged one harms nothing: the one before it, or the topics, are used in its place.
 
     Example: `lmerge state verify topologies/flights.yaml`
     """
-    found = _inspected(path, bootstrap, verify=True)
+    found = _inspected(topology, verify=True)
     _show(found, as_json)
     damaged = [each for task in found for each in task.snapshots if each.damage is not None]
     if damaged:
@@ -49,12 +46,12 @@ def verify(path: Path_, bootstrap: TopologyBootstrap = None, as_json: Json = Fal
 
 @app.command("export")
 def export(
-    path: Path_,
     to: Annotated[
         Path, typer.Option(metavar="FILE", help="Where to write it.", show_default=False)
     ],
-    bootstrap: TopologyBootstrap = None,
     as_json: Json = False,
+    *,
+    topology: TopologyOptions,
 ) -> None:
     """Write the state of all tasks to one file, for the --from of `spark-merge` and `jumpstart`.
 
@@ -64,14 +61,10 @@ def export(
     """
     import asyncio
 
-    from lmerge_service.config import topology
-    from lmerge_service.kafka.cluster import Cluster
-    from lmerge_service.kafka.connection import connection_of
     from lmerge_service.merge.state_file import export_to
 
-    loaded = topology.load(path, bootstrap=bootstrap)
-    warnings_only()
-    found = asyncio.run(export_to(to, loaded, Cluster(connection_of(loaded.kafka))))
+    loaded = topology.load()
+    found = asyncio.run(export_to(to, loaded, cluster_of(loaded)))
     if as_json:
         print_json(
             [
@@ -85,26 +78,20 @@ def export(
         )
         return
     for each in found:
-        counts = (
-            f"{each.commit.output_records:,} records published, stable {point(each.commit.stable)}"
-        )
-        typer.echo(f"partition {each.partition}: {counts}, {each.size:,} bytes", err=True)
+        published, stable = f"{each.commit.output_records:,} records", point(each.commit.stable)
+        text = f"{published} published, stable {stable}, {each.size:,} bytes"
+        typer.echo(f"partition {each.partition}: {text}", err=True)
 
 
-def _inspected(path: Path, bootstrap: str | None, *, verify: bool) -> "list[Inspected]":
+def _inspected(topology: TopologyOptions, *, verify: bool) -> "list[Inspected]":
     import asyncio
 
-    from lmerge_service.config import topology
-    from lmerge_service.kafka.cluster import Cluster
-    from lmerge_service.kafka.connection import connection_of
     from lmerge_service.merge.inspection import inspect
 
-    loaded = topology.load(path, bootstrap=bootstrap)
-    warnings_only()
+    loaded = topology.load()
 
     async def run() -> "list[Inspected]":
-        cluster = Cluster(connection_of(loaded.kafka))
-        return [each async for each in inspect(loaded, cluster, verify=verify)]
+        return [each async for each in inspect(loaded, cluster_of(loaded), verify=verify)]
 
     return asyncio.run(run())
 
@@ -151,12 +138,10 @@ def _text(task: "Inspected") -> str:
 
 
 def _snapshot(each: Any) -> str:
-    import datetime
-
     place = each.place
-    taken = datetime.datetime.fromtimestamp(place.taken / 1000, datetime.UTC)
+    taken = moment(place.taken, "ms")
     what = (
-        f"snapshot at transaction {place.transaction:,}, {taken:%Y-%m-%d %H:%M:%S} UTC: "
+        f"snapshot at transaction {place.transaction:,}, {taken} UTC: "
         f"{place.size:,} bytes in {place.chunks} chunks"
     )
     if each.damage is not None:

@@ -13,8 +13,8 @@ from typing import IO, TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from lmerge_service.elements import Element
 from lmerge_service.errors import ConfigurationError
+from lmerge_service.formats.bulk import Rule
 from lmerge_service.formats.ndjson import read_elements
-from lmerge_service.formats.wire import WireDecoder
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -24,6 +24,7 @@ __all__ = ("check_files", "is_parquet", "label", "reading", "watched")
 Stream: TypeAlias = Iterator[tuple[int, Element]]
 T = TypeVar("T")
 
+_PLAIN: Final = Rule()
 _BUFFER_BYTES: Final = 1 << 20
 _UPDATE_EVERY: Final = 2_000
 _NAME_WIDTH: Final = 30
@@ -46,8 +47,7 @@ def reading(
     paths: Sequence[str],
     output: str | None = None,
     *,
-    nfc: bool = False,
-    drop_nulls: bool = False,
+    rule: Rule = _PLAIN,
     abreast: bool = False,
 ) -> Iterator[list[Stream]]:
     """(line, element) of each file, `-` being standard input; `output` is what will be written.
@@ -57,7 +57,7 @@ def reading(
         ConfigurationError: a file cannot be read, or is read twice over or also written.
     """
     check_files(paths, output)
-    decoder = WireDecoder(nfc=nfc, drop_nulls=drop_nulls)
+    decoder = rule.decoder()
     shared = abreast and len(paths) > 1
     if not _shows_progress(output):
         yield [read_elements(path, decoder, shared=shared) for path in paths]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import typer
 
 from lmerge_service.cli.watch import Seen, changes, seen_now
-from lmerge_service.cli.words import print_json, printable
+from lmerge_service.cli.words import print_json
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -100,10 +100,12 @@ class _Lines:
         if time.monotonic() < self._next:
             return
         self._next = time.monotonic() + _PROGRESS_SECONDS
+        from lmerge_service.service.status.shown import progress
+
         for seen in workers:
             if seen.status is None or not seen.status.get("replicas"):
                 continue
-            text = _progress(seen.status)
+            text = progress(seen.status)
             if self._progress.get(seen.address) != text:
                 self._progress[seen.address] = text
                 yield f"{seen.address} {text}"
@@ -116,20 +118,6 @@ def _words(life: "Life") -> str:
     if life.restarts:
         text += f", restarts: {life.restarts}"
     return f"{text}: {life.why}" if life.why else text
-
-
-def _progress(status: dict[str, Any]) -> str:
-    """How far the output and each replica are: stable points, and records that wait."""
-    output = status.get("output") or {}
-    replicas = ", ".join(
-        f"{each.get('name')} {_stable(each)} lag {each.get('lag_records')}"
-        for each in status.get("replicas", ())
-    )
-    return printable(f"{output.get('topic')} is stable to {_stable(output)}; {replicas}")
-
-
-def _stable(part: dict[str, Any]) -> str:
-    return "infinity" if part.get("ended") else str(part.get("stable_point"))
 
 
 class _Documents:

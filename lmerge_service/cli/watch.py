@@ -12,13 +12,12 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from lmerge_service.cli.asking import AT, address_of
 from lmerge_service.cli.words import printable
+from lmerge_service.cli.workers import AT, Access, address_of
 from lmerge_service.signals import orderly_end
 
 if TYPE_CHECKING:
@@ -41,16 +40,8 @@ def watch(
             envvar="LMERGE_WORKER", metavar="URL", help="A worker; may be given several times."
         ),
     ] = None,
-    token_file: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Holds the token; else $LMERGE_TOKEN does."),
-    ] = None,
-    ca: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Who signs the workers' certificates.")
-    ] = None,
-    certificate: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Our own certificate with its key.")
-    ] = None,
+    *,
+    access: Access,
 ) -> None:
     """Watch workers live: who leads, how fast, what is wrong. Ends with q or Ctrl-C.
 
@@ -60,10 +51,8 @@ def watch(
     """
     import asyncio
 
-    from lmerge_service.cli.workers import settings_of
-
     addresses = list(dict.fromkeys(map(address_of, at or [AT])))
-    settings = [settings_of(address, token_file, ca, certificate) for address in addresses]
+    settings = [access.settings(address) for address in addresses]
     if sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb":
         asyncio.run(_live(addresses, settings))
     else:
@@ -213,7 +202,7 @@ def seen_now(workers: Sequence[Seen]) -> "list[RenderableType]":
     """What is known of each worker, one below the other."""
     from rich.text import Text
 
-    from lmerge_service.cli.shown import cutover_of, headline, reasons, replicas_table
+    from lmerge_service.service.status import shown
 
     parts: list[RenderableType] = []
     for seen in workers:
@@ -221,11 +210,16 @@ def seen_now(workers: Sequence[Seen]) -> "list[RenderableType]":
         if seen.status is None:
             parts.append(Text(f"away: {printable(str(seen.away))}", style="bold red"))
         else:
-            parts += [headline(seen.status), _speed(seen.rates), *reasons(seen.status)]
-            parts += cutover_of(seen.status)
             names = [str(each.get("name")) for each in seen.status.get("replicas", ())]
             rates = {name: seen.rates.of(name) for name in names}
-            parts.append(replicas_table(seen.status, rates=rates))
+            parts += [
+                shown.headline(seen.status),
+                _speed(seen.rates),
+                *shown.reasons(seen.status),
+                *shown.cutover_of(seen.status),
+                shown.replicas_table(seen.status, rates=rates),
+                *shown.notes(seen.status),
+            ]
         parts.append(Text())
     return parts
 
@@ -285,30 +279,10 @@ async def _lines(addresses: Sequence[str], settings: Sequence[Mapping[str, Any]]
 
 def changes(workers: Sequence[Seen], known: dict[str, str]) -> Iterator[str]:
     """A line for each worker that is not as it is `known`, which is brought up to date."""
+    from lmerge_service.service.status.shown import summary
+
     for seen in workers:
-        line = _line(seen)
+        line = "is away" if seen.status is None else summary(seen.status)
         if known.get(seen.address) != line:
             known[seen.address] = line
             yield f"{seen.address} {line}"
-
-
-def _line(seen: Seen) -> str:
-    """All that makes a change, in one line."""
-    status = seen.status
-    if status is None:
-        return "is away"
-    output = status.get("output") or {}
-    replicas = ", ".join(
-        f"{each.get('name')} {'ended' if each.get('ended') else each.get('state')}"
-        for each in status.get("replicas", ())
-    )
-    why = "; ".join(map(str, status.get("reasons", ())))
-    cutover = status.get("cutover") or {}
-    text = (
-        f"{status.get('state')}, {status.get('health')}; led by {output.get('leader') or 'nobody'}"
-        f"; {replicas or 'no replicas'}"
-    )
-    if cutover:
-        both = f"{cutover.get('leaving')} → {cutover.get('coming')}"
-        text += f"; cutover {both} {cutover.get('state')}"
-    return printable(f"{text}: {why}" if why else text)

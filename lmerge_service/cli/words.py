@@ -1,4 +1,4 @@
-"""How times, events and breaches are shown to people, and documents to programs."""
+"""How events and breaches are shown to people, and documents to programs."""
 
 from collections.abc import Hashable, Mapping
 from typing import Final
@@ -8,6 +8,7 @@ import typer
 
 from lmerge_service.core import BreachKind
 from lmerge_service.elements import INFINITY, START
+from lmerge_service.text import printable, shortened
 
 __all__ = (
     "BREACHES",
@@ -19,8 +20,6 @@ __all__ = (
     "printable",
     "shortened",
 )
-
-_LONGEST: Final = 200
 
 BREACHES: Final[Mapping[BreachKind, str]] = {
     BreachKind.BROKE_CASE: "ignored, the case declared for the inputs rules it out",
@@ -58,20 +57,6 @@ def payload_text(payload: Hashable) -> str:
     """A payload's canonical JSON."""
     assert isinstance(payload, bytes)
     return payload.decode()
-
-
-def printable(text: str) -> str:
-    r"""Untrusted text, escaped so that it cannot control the terminal.
-
-    >>> printable("a\tday\x1b[2J ahead")
-    'a\\tday\\x1b[2J ahead'
-    """
-    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
-
-
-def shortened(text: str) -> str:
-    """At most a few lines of it: a payload may be a megabyte."""
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
 def print_json(document: object, *, err: bool = False) -> None:

@@ -1,8 +1,8 @@
-"""A command's client of a worker: its address, our token, and its answers or errors.
+"""The worker that a command asks: its address, our token, and its answers or errors.
 
 Who owns what
-    A `Worker` owns one HTTP client. It goes to the address it is given and nowhere else: no
-    proxy, no redirect.
+    A request has a client of its own, which goes to the address that it is given and nowhere else:
+    no proxy, no redirect.
 
 What happens when the worker does not answer
     A decision carries an id that is chosen here. If it is unknown whether the worker received it,
@@ -14,12 +14,16 @@ import os
 import socket
 import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
+from urllib.parse import urlsplit
 
-import httpx
+import typer
 
-from lmerge_service.cli.words import printable
+from lmerge_service.cli.options import Json
+from lmerge_service.cli.words import print_json, printable
 from lmerge_service.errors import (
     ConfigurationError,
     DecisionRefusedError,
@@ -28,7 +32,12 @@ from lmerge_service.errors import (
     fault_message,
 )
 
-__all__ = ("Worker", "settings_of")
+if TYPE_CHECKING:
+    import httpx
+
+__all__ = ("AT", "Access", "DecisionOptions", "Worker", "address_of")
+
+AT: Final = "http://127.0.0.1:8321"
 
 _CONNECT_SECONDS: Final = 5.0
 _ANSWER_SECONDS: Final = 20.0
@@ -36,27 +45,70 @@ _LONGEST_TOKEN: Final = 8_192
 _LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
-def settings_of(
-    at: str,
-    token_file: Path | None = None,
-    ca: Path | None = None,
-    certificate: Path | None = None,
-) -> dict[str, Any]:
-    """What an HTTP client of a worker is made with, by the options of a command.
+def address_of(text: str) -> str:
+    """The address of a worker, checked and without a last slash.
 
-    Raises:
-        ConfigurationError: a file cannot be read or holds something else, or the token would go
-            over the wire in the clear.
+    >>> address_of("http://127.0.0.1:8321/")
+    'http://127.0.0.1:8321'
     """
-    token, url = _token(token_file), httpx.URL(at)
-    if token and url.scheme == "http" and url.host not in _LOOPBACK:
-        raise ConfigurationError(f"a token is not sent in the clear: use https, not {at}")
-    return {
-        "base_url": at,
-        "headers": {"authorization": f"Bearer {token}"} if token else {},
-        "verify": _trust(ca, certificate) if url.scheme == "https" else False,
-        "trust_env": False,
-    }
+    try:
+        url = urlsplit(text)
+        known = url.scheme in {"http", "https"} and url.hostname and url.port != 0
+    except ValueError:
+        known = False
+    if not known or not text.isascii() or not text.isprintable():
+        raise typer.BadParameter(f"{text!r} is no address such as {AT}")
+    if url.path not in {"", "/"} or url.query or url.fragment or "@" in url.netloc:
+        raise typer.BadParameter(f"{text!r} is more than http://HOST:PORT")
+    return text.rstrip("/")
+
+
+@dataclass(frozen=True)
+class Access:
+    """As whom a worker is asked, and which one is trusted."""
+
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Holds the token that a worker asks for; else $LMERGE_TOKEN does."
+        ),
+    ] = None
+    ca: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Who signs the worker's certificate.")
+    ] = None
+    certificate: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Our own certificate with its key, where a worker asks for one."
+        ),
+    ] = None
+
+    def settings(self, at: str) -> dict[str, Any]:
+        """What an HTTP client of the worker at an address is made with.
+
+        Raises:
+            ConfigurationError: a file cannot be read or holds something else, or the token would go
+                over the wire in the clear.
+        """
+        token, url = _token(self.token_file), urlsplit(at)
+        if token and url.scheme == "http" and url.hostname not in _LOOPBACK:
+            raise ConfigurationError(f"a token is not sent in the clear: use https, not {at}")
+        return {
+            "base_url": at,
+            "headers": {"authorization": f"Bearer {token}"} if token else {},
+            "verify": self._trust() if url.scheme == "https" else False,
+            "trust_env": False,
+        }
+
+    def _trust(self) -> Any:
+        from pydantic import ValidationError
+
+        from lmerge_service.config.credentials import ClientTls
+
+        try:
+            return ClientTls(ca=self.ca, certificate=self.certificate).context()
+        except ValidationError as error:
+            raise ConfigurationError(fault_message(error.errors()[0])) from None
 
 
 def _token(file: Path | None) -> str | None:
@@ -78,31 +130,20 @@ def _token(file: Path | None) -> str | None:
     return token
 
 
-def _trust(ca: Path | None, certificate: Path | None) -> Any:
-    from pydantic import ValidationError
-
-    from lmerge_service.config.credentials import ClientTls
-
-    try:
-        return ClientTls(ca=ca, certificate=certificate).context()
-    except ValidationError as error:
-        raise ConfigurationError(fault_message(error.errors()[0])) from None
-
-
+@dataclass(frozen=True)
 class Worker:
-    """One worker; use as `with`. `settings` are those of `settings_of`."""
+    """The worker that a command asks."""
 
-    def __init__(self, settings: Mapping[str, Any]):
-        self.at: str = settings["base_url"]
-        self._has_token = bool(settings["headers"])
-        timeout = httpx.Timeout(_ANSWER_SECONDS, connect=_CONNECT_SECONDS)
-        self._client = httpx.Client(**settings, timeout=timeout)
-
-    def __enter__(self) -> "Worker":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._client.close()
+    at: Annotated[
+        str,
+        typer.Option(
+            envvar="LMERGE_WORKER",
+            metavar="URL",
+            callback=address_of,
+            help="Where a worker serves HTTP; any worker of the merge will do.",
+        ),
+    ] = AT
+    access: Access = Access()
 
     def get(self, path: str) -> dict[str, Any]:
         """A document.
@@ -112,26 +153,31 @@ class Worker:
             DecisionRefusedError: there is no such thing.
             ConfigurationError: it lets us not in, or is no worker.
         """
+        import httpx
+
         try:
-            answer = self._client.get(path)
+            return self._document(self._ask("GET", path))
         except httpx.TransportError as error:
             raise self._unreachable(error) from None
-        return self._document(answer)
 
     def decide(
         self, path: str, body: Mapping[str, Any], decision_id: str | None = None
     ) -> dict[str, Any]:
-        """Requests a decision; returns the answer.
+        """Requests a decision, without the fields of `body` that are None; returns the answer.
 
         Raises:
             DecisionRefusedError: it was refused.
             TransportError: it was not made, or its outcome is unknown, as the message states.
             ConfigurationError: the worker lets us not in, or does not understand.
         """
+        import httpx
+
         asked = uuid.uuid4().hex if decision_id is None else decision_id
         given = {key: value for key, value in body.items() if value is not None}
         try:
-            answer = self._client.post(path, json={**given, "id": asked, "who": _somebody()})
+            return self._document(
+                self._ask("POST", path, json={**given, "id": asked, "who": _somebody()})
+            )
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise self._unreachable(error) from None
         except httpx.TransportError as error:
@@ -139,15 +185,25 @@ class Worker:
                 f"{self.at} did not answer ({_reason(error)}); whether the decision holds is not "
                 f"known: `lmerge decisions {asked}` shows it, or ask again with --id {asked}"
             ) from None
-        return self._document(answer)
 
-    def _unreachable(self, error: httpx.TransportError) -> TransportError:
+    @cached_property
+    def _settings(self) -> dict[str, Any]:
+        return self.access.settings(self.at)
+
+    def _ask(self, method: str, path: str, **content: Any) -> "httpx.Response":
+        import httpx
+
+        timeout = httpx.Timeout(_ANSWER_SECONDS, connect=_CONNECT_SECONDS)
+        with httpx.Client(**self._settings, timeout=timeout) as client:
+            return client.request(method, path, **content)
+
+    def _unreachable(self, error: "httpx.TransportError") -> TransportError:
         return TransportError(
             f"no worker can be reached at {self.at} ({_reason(error)}); --at or LMERGE_WORKER "
             "names one"
         )
 
-    def _document(self, answer: httpx.Response) -> dict[str, Any]:
+    def _document(self, answer: "httpx.Response") -> dict[str, Any]:
         try:
             document = answer.json()
         except ValueError:
@@ -159,7 +215,7 @@ class Worker:
     def _problem(self, status: int, problem: Mapping[str, Any]) -> LMergeError:
         message = printable(str(problem.get("message") or problem.get("detail") or ""))
         if status in {401, 403}:
-            how = "another one" if self._has_token else "one"
+            how = "another one" if self._settings["headers"] else "one"
             return ConfigurationError(
                 f"{self.at} does not let us: {message} (--token-file or LMERGE_TOKEN gives {how})"
             )
@@ -185,7 +241,7 @@ def _look_for(problem: Mapping[str, Any]) -> str:
     return f" (`lmerge decisions {asked}`, or the same command with --id {asked})"
 
 
-def _reason(error: httpx.TransportError) -> str:
+def _reason(error: "httpx.TransportError") -> str:
     return str(error) or type(error).__name__
 
 
@@ -196,3 +252,44 @@ def _somebody() -> str:
     except (KeyError, OSError):
         user = f"uid {os.getuid()}"
     return f"{user}@{socket.gethostname()}"[:200]
+
+
+@dataclass(frozen=True)
+class DecisionOptions:
+    """How a decision is requested, and its answer reported."""
+
+    expects: Annotated[
+        int | None,
+        typer.Option(
+            min=0, metavar="VERSION", help="Refuse if the version is another one by then."
+        ),
+    ] = None
+    decision_id: Annotated[
+        str | None,
+        typer.Option(
+            "--id", metavar="ID", help="Ask once more for a decision whose outcome is unknown."
+        ),
+    ] = None
+    as_json: Json = False
+
+    def request(self, worker: Worker, path: str, **body: Any) -> dict[str, Any]:
+        """The answer to a decision that was accepted; fields that are None are left out.
+
+        Raises:
+            DecisionRefusedError, TransportError, ConfigurationError: as `Worker.decide` does.
+        """
+        return worker.decide(path, {"expects": self.expects, **body}, self.decision_id)
+
+    def report(self, made: Mapping[str, Any]) -> None:
+        """Prints the answer."""
+        if self.as_json:
+            print_json(made)
+            return
+        what, version, asked = (
+            printable(str(made.get(key))) for key in ("action", "version", "id")
+        )
+        typer.echo(f"version {version}: {what} (decision {asked})")
+
+    def decide(self, worker: Worker, path: str, **body: Any) -> None:
+        """Requests a decision, and prints the answer."""
+        self.report(self.request(worker, path, **body))

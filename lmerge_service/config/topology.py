@@ -26,6 +26,7 @@ from lmerge_service.core.properties import weakest
 from lmerge_service.elements import INFINITY, START
 from lmerge_service.errors import ConfigurationError, fault_message
 from lmerge_service.formats.dialects import Format, goes_by_partition
+from lmerge_service.text import NANOSECONDS
 
 __all__ = (
     "GuardSettings",
@@ -42,8 +43,7 @@ __all__ = (
     "load_kafka",
 )
 
-_NANOSECONDS = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
-_HOUR = 3_600 * _NANOSECONDS["s"]
+_HOUR = 3_600 * NANOSECONDS["s"]
 
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _TOKEN = re.compile(r"[!-~]{16,}")
@@ -425,7 +425,7 @@ class Topology(_Model):
     @property
     def unit_nanoseconds(self) -> int | None:
         """How long a time unit is; None where times are no time of day."""
-        return _NANOSECONDS.get(self.time_unit)
+        return NANOSECONDS.get(self.time_unit)
 
     @property
     def max_skew(self) -> int:

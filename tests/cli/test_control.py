@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from fastapi import Depends, FastAPI
 
-from lmerge_service.cli.shown import replicas_table
 from lmerge_service.config.topology import Http
 from lmerge_service.errors import TransportError
 from lmerge_service.http.access import Access, Guard
@@ -24,6 +23,7 @@ from lmerge_service.local.broker import free_port
 from lmerge_service.merge.decisions.cutover import CutoverState
 from lmerge_service.merge.decisions.ledger import Ledger
 from lmerge_service.service.status.document import OutputStatus, ReplicaStatus, Status
+from lmerge_service.service.status.shown import headline, progress, replicas_table, summary
 from tests.certificates import Authority
 from tests.cli.conftest import Lmerge
 from tests.http.test_api import MemoryControl
@@ -40,7 +40,7 @@ STATUS: dict[str, Any] = {
     "replicas": [
         {"name": "a", "state": "joined", "stable_point": 90, "behind_output": 0, "lag_records": 0,
          "share_first": 0.75, "breaches": {}, "incarnation": 2, "ended": False, "why": None,
-         "inserts": 100, "adjusts": 0, "stables": 0},
+         "confirmed": 80, "inserts": 100, "adjusts": 0, "stables": 0},
         {"name": "b", "state": "joining", "stable_point": None, "behind_output": None,
          "lag_records": None, "share_first": 0.25, "breaches": {"broke_own_stable": 1200},
          "ended": False, "why": None},
@@ -135,11 +135,12 @@ def test_status_shows_each_replica_and_what_was_decided(lmerge: Lmerge, served: 
         "out is at 90, led by a, case R3, policy first, lazy, max",
         "• replica c: topic C begins at offset 5: what was before is gone",
         "",
-        "replica  state        stable point  behind  lag  first  breaches  why",
-        "a #2 ◀   joined                 90       0    0    75%         0",
-        "b        quarantined             ?       ?    ?    25%     1,200  a day ahead",
-        "c        excluded                ?       ?    ?      ?         ?  topic C begins",
-        "                                                                  at \\x1b[31m5",
+        "replica  state        stable point  behind  lag  first  breaches  confirmed",
+        "a #2 ◀   joined                 90       0    0    75%         0  to 80",
+        "b        quarantined             ?       ?    ?    25%     1,200  ?",
+        "c        excluded                ?       ?    ?      ?         ?  ?",
+        "b: a day ahead",
+        "c: topic C begins at \\x1b[31m5",
         "version 2",
     ]
 
@@ -453,15 +454,50 @@ def test_where_there_was_no_cutover_there_is_none_to_watch(lmerge: Lmerge, serve
     )  # fmt: skip
 
 
-def test_a_replica_that_is_no_redundancy_says_so() -> None:
-    rows = [
-        {"name": "a", "state": "joined", "confirmed": 90},
-        {"name": "b", "state": "joined", "confirmed": 1_200, "disagrees": True},
-        {"name": "c", "state": "joined", "confirmed": None, "unconfirmed": True},
+def test_how_far_a_replica_is_confirmed_has_a_column_of_its_own() -> None:
+    rows: list[dict[str, Any]] = [
+        {"name": "a", "confirmed": 90, "confirmed_from": None},
+        {"name": "b", "confirmed": 1_200, "confirmed_from": 7, "disagrees": True},
+        {"name": "c", "confirmed": None, "unconfirmed": True, "left_out": 40},
+        {"name": "d", "confirmed": None},
+        {"name": "e", "confirmed": None, "confirmed_to_the_end": True},
+        {"name": "f"},
     ]
-    *_, why = replicas_table({"replicas": rows}).columns
-    assert [str(cell) for cell in why.cells] == [
-        "",
-        "disagrees: confirmed to 1,200",
-        "leaves events out: confirmed nowhere",
+    *_, confirmed = replicas_table({"replicas": rows}).columns
+    assert [str(cell) for cell in confirmed.cells] == [
+        "to 90",
+        "disagrees, 7 to 1200",
+        "40 left out, nowhere",
+        "not yet",
+        "to infinity",
+        "?",
     ]
+
+
+def test_times_are_dates_where_the_topology_has_their_unit() -> None:
+    replica = {
+        "name": "a", "state": "joined", "stable_point": 1_357_020_000_000,
+        "behind_output": 90_000, "confirmed": 1_357_016_400_999, "lag_records": None,
+    }  # fmt: skip
+    status = {
+        "time_unit": "ms",
+        "output": {"topic": "out", "stable_point": 1_357_020_090_000},
+        "replicas": [replica],
+    }
+    cells = {
+        column.header: str(next(iter(column.cells))) for column in replicas_table(status).columns
+    }
+    assert cells["stable point"] == "2013-01-01 06:00:00"
+    assert cells["behind"] == "0:01:30"
+    assert cells["confirmed"] == "to 2013-01-01 05:00:00"
+    assert "out is at 2013-01-01 06:01:30, led by nobody" in headline(status).plain
+    line = "out is stable to 2013-01-01 06:01:30, led by nobody; a joined to 2013-01-01 06:00:00"
+    assert progress(status) == line
+    assert "a joined to 1357020000000" in progress({**status, "time_unit": "none"})
+
+
+@pytest.mark.parametrize("status", [{}, {"replicas": [{}]}, {"output": None, "tasks": []}])
+def test_what_is_not_known_is_never_shown_as_none(status: dict[str, Any]) -> None:
+    shown = [progress(status), summary(status), headline(status).plain]
+    shown += [str(each) for column in replicas_table(status).columns for each in column.cells]
+    assert "None" not in " ".join(shown)

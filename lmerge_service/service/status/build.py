@@ -58,6 +58,7 @@ def status_of(worker: Worker) -> Status:
         reasons=[each.text for each in whys],
         reason_kinds=[each.kind for each in whys],
         version=0 if worker.control is None else worker.control.ledger.version,
+        time_unit=worker.topology.time_unit,
         elements_in=sum(each.task.elements_in for _, each in held),
         rebuilds=sum(each.rebuilds for each in tasks),
         recovery_seconds=max(recoveries, default=None),

@@ -304,6 +304,8 @@ class Status(BaseModel):
     """Of each of the reasons, in their order."""
     version: int
     """Of the decisions about the merge."""
+    time_unit: Literal["ns", "us", "ms", "s", "none"]
+    """What stable points and other times of the streams count since 1970, by the topology."""
     elements_in: int
     rebuilds: int
     recovery_seconds: float | None
