@@ -22,9 +22,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-__all__ = ("INSIST_SECONDS", "orderly_end", "raise_exit")
+if TYPE_CHECKING:
+    import asyncio
+
+__all__ = ("INSIST_SECONDS", "cancelled_by_signal", "orderly_end", "raise_exit")
 
 _BOTH: Final = (signal.SIGTERM, signal.SIGINT)
 INSIST_SECONDS: Final = 1.0
@@ -61,6 +64,14 @@ def orderly_end(
             for number, found in before.items():
                 if signal.getsignal(number) is handle:  # else an inner context's signal has come
                     signal.signal(number, found)
+
+
+@contextmanager
+def cancelled_by_signal(task: "asyncio.Task[Any]") -> Iterator[None]:
+    """The first of the signals that comes within cancels a task of this thread's loop."""
+    threadsafe = task.get_loop().call_soon_threadsafe
+    with orderly_end(lambda _: threadsafe(task.cancel)):
+        yield
 
 
 def raise_exit(number: int) -> NoReturn:

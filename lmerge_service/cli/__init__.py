@@ -14,7 +14,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, NoReturn
+from typing import Any, NoReturn
 
 import typer
 from typer.main import get_command
@@ -69,57 +69,36 @@ def _version(requested: bool) -> None:
 
 @app.callback()
 def root(
-    _: Annotated[
-        bool,
-        typer.Option("--version", callback=_version, is_eager=True, help="Show the version."),
-    ] = False,
+    _: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Show the version."
+    ),
 ) -> None:
     """Merge redundant replicas of a continuous query into one equivalent stream."""
 
 
-_COMMANDS: Mapping[str, Mapping[str, Callable[..., None] | typer.Typer]] = {
-    "Streams in Kafka": {
-        "demo": demo.demo,
-        "up": up.up,
-        "down": up.down,
-        "run": run.run,
-        "spark-merge": spark_merge.spark_merge,
-        "read": read.read,
-        "publish": publish.publish,
-        "replica": replica.app,
-        "broker": broker.app,
-        "state": state.app,
-    },
-    "Running workers": {
-        "status": control.status,
-        "watch": watch.watch,
-        "attach": control.attach,
-        "detach": control.detach,
-        "jumpstart": jumpstart.jumpstart,
-        "cutover": cutover.cutover,
-        "quarantine": control.quarantine,
-        "release": control.release,
-        "accept-gap": control.accept_gap,
-        "policy": control.policy,
-        "decisions": control.decisions,
-        "drill": drill.drill,
-    },
-    "Streams in files": {
-        "present": present.present,
-        "merge": merge.merge,
-        "audit": audit.audit,
-        "infer": infer.infer,
-    },
-    "At scale, with Spark": {"generate": generate.generate, "table": table.app},
-}
+_KAFKA = "Streams in Kafka"
+_SPARK = "At scale, with Spark"
+_COMMANDS: Mapping[str, Sequence[Callable[..., None]]] = {
+    _KAFKA: (
+        demo.demo, up.up, up.down, run.run, spark_merge.spark_merge, read.read, publish.publish,
+    ),
+    "Running workers": (
+        control.status, watch.watch, control.attach, control.detach, jumpstart.jumpstart,
+        cutover.cutover, control.quarantine, control.release, control.accept_gap, control.policy,
+        control.decisions, drill.drill,
+    ),
+    "Streams in files": (present.present, merge.merge, audit.audit, infer.infer),
+    _SPARK: (generate.generate,),
+}  # fmt: skip
+for panel, commands in _COMMANDS.items():
+    for each in commands:
+        app.command(rich_help_panel=panel)(each)
 replica.app.command()(selection.readings)
 replica.app.command()(selection.select)
-for panel, commands in _COMMANDS.items():
-    for name, command in commands.items():
-        if isinstance(command, typer.Typer):
-            app.add_typer(command, name=name, rich_help_panel=panel)
-        else:
-            app.command(name, rich_help_panel=panel)(command)
+app.add_typer(replica.app, name="replica", rich_help_panel=_KAFKA)
+app.add_typer(broker.app, name="broker", rich_help_panel=_KAFKA)
+app.add_typer(state.app, name="state", rich_help_panel=_KAFKA)
+app.add_typer(table.app, name="table", rich_help_panel=_SPARK)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

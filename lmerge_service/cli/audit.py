@@ -1,16 +1,23 @@
 """`lmerge audit`: do streams, in files or topics, mean the same?"""
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Literal
 
 import typer
 
-from lmerge_service.cli.audit_shown import document, show
+from lmerge_service.cli import audit_shown
 from lmerge_service.cli.jobs import Memory
-from lmerge_service.cli.options import TOPIC, EqualityOptions, Json, KafkaOptions, check_topic
+from lmerge_service.cli.options import (
+    EqualityOptions,
+    Json,
+    KafkaOptions,
+    argument,
+    flag,
+    option,
+    topic_of,
+)
 from lmerge_service.cli.streams import check_files, is_parquet, label, reading
-from lmerge_service.cli.words import print_json
+from lmerge_service.cli.words import report
 from lmerge_service.errors import ConfigurationError
 from lmerge_service.formats.bulk import Rule
 from lmerge_service.offline.audit import Audited, audit_elements, audit_topic, compare
@@ -20,45 +27,26 @@ __all__ = ("audit",)
 _WHAT = "An element file, - for stdin, or kafka:TOPIC; for Spark also a folder or Parquet."
 
 
-class _Engine(StrEnum):
-    PYTHON = "python"
-    SPARK = "spark"
-
-
-class _Rule(StrEnum):
-    R3 = "R3"
-    R4 = "R4"
-
-
 def audit(
-    left: Annotated[str, typer.Argument(metavar="X", help=_WHAT)],
-    others: Annotated[list[str], typer.Argument(metavar="Y", help="What X is compared with.")],
-    most: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Name so many differences at the most.")
-    ] = 10,
-    clip: Annotated[
-        bool,
-        typer.Option(
-            "--clip",
-            help="Compare what is final in all streams: events that began before the lowest of "
-            "their stable points, ends cut there.",
-        ),
-    ] = False,
-    engine: Annotated[
-        _Engine,
-        typer.Option(help="What reads: one process, or Spark, for streams of any size."),
-    ] = _Engine.PYTHON,
-    case: Annotated[
-        _Rule,
-        typer.Option(
-            help="R4: streams are multisets of events. R3 (Spark): payload and vs are a key, and "
-            "an event that is inserted again takes the later end."
-        ),
-    ] = _Rule.R4,
-    html: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write the report as a page too, with pictures (Spark)."),
-    ] = None,
+    left: str = argument("X", _WHAT),
+    others: list[str] = argument("Y", "What X is compared with."),
+    most: int = option("N", "Name so many differences at the most.", min=1, default=10),
+    clip: bool = flag(
+        "Compare what is final in all streams: events that began before the lowest of "
+        "their stable points, ends cut there.",
+        "--clip",
+    ),
+    engine: Literal["python", "spark"] = flag(
+        "What reads: one process, or Spark, for streams of any size.", default="python"
+    ),
+    case: Literal["R3", "R4"] = flag(
+        "R4: streams are multisets of events. R3 (Spark): payload and vs are a key, and "
+        "an event that is inserted again takes the later end.",
+        default="R4",
+    ),
+    html: Path | None = option(
+        "FILE", "Write the report as a page too, with pictures (Spark).", default=None
+    ),
     memory: Memory = "2g",
     json: Json = False,
     *,
@@ -77,31 +65,24 @@ def audit(
 
     Example: `lmerge audit merged.ndjson jan/logical.ndjson`
     """
-    sources = [left, *others]
-    for source in sources:
-        if source.startswith(TOPIC):
-            check_topic(source.removeprefix(TOPIC))
-    if engine is _Engine.SPARK:
+    sources, rule = [left, *others], equality.rule
+    files = [each for each in sources if topic_of(each) is None]
+    if engine == "spark":
         from lmerge_service.cli.audit_spark import SparkAudit
 
-        keyed, rule = case is _Rule.R3, equality.rule
-        audited = SparkAudit(sources, keyed, clip, most, memory, html, kafka, rule)
-        raise typer.Exit(audited.run(as_json=json))
-    for name, given in (("--case R3", case is _Rule.R3), ("--html", html is not None)):
+        by_spark = SparkAudit(sources, case == "R3", clip, most, memory, html, kafka, rule)
+        raise typer.Exit(by_spark.run(as_json=json))
+    for name, given in (("--case R3", case == "R3"), ("--html", html is not None)):
         if given:
             raise ConfigurationError(f"{name} needs --engine spark")
-    files = [each for each in sources if not each.startswith(TOPIC)]
     for path in files:
         if is_parquet(path):
             raise ConfigurationError(f"{label(path)} is Parquet, which --engine spark reads")
     check_files(files)
-    rule = equality.rule
     verdict = compare(*(_audited(each, kafka, rule) for each in sources), clipped=clip)
     names = [each.name for each in verdict.streams]
-    if json:
-        print_json(document(names, verdict, most))
-    else:
-        show(names, verdict, most)
+    lines = audit_shown.lines(names, verdict, most)
+    report(audit_shown.document(names, verdict, most), *lines, as_json=json)
     for each in verdict.streams:
         if each.contradicted is not None:
             typer.echo(f"warning: {each.name}: {each.contradicted}", err=True)
@@ -109,10 +90,9 @@ def audit(
 
 
 def _audited(source: str, kafka: KafkaOptions, rule: Rule) -> Audited:
-    if source.startswith(TOPIC):
+    if (topic := topic_of(source)) is not None:
         import asyncio
 
-        topic = source.removeprefix(TOPIC)
         return asyncio.run(audit_topic(kafka.connection(), topic, rule.decoder()))
     with reading([source], rule=rule) as (stream,):
         return audit_elements(label(source), stream)

@@ -1,56 +1,35 @@
 """What an audit found, whichever engine made it, in lines for people and as a document."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import typer
-
-from lmerge_service.cli.words import finite, payload_json, payload_text, point, shortened
+from lmerge_service.cli.words import fields_of, finite, payload_json, payload_text, point, shortened
 from lmerge_service.elements import INFINITY
 from lmerge_service.tdb import Difference
 
-__all__ = ("Compared", "Counted", "document", "ends", "show", "stream_line", "verdict_lines")
+__all__ = ("document", "ends", "lines", "stream_line", "verdict_lines")
 
 
-class Counted(Protocol):
-    """What is known of a stream."""
+if TYPE_CHECKING:
+    from lmerge_service.offline.audit import Audited, Verdict
+    from lmerge_service.spark.audit import findings
 
-    @property
-    def events(self) -> int: ...
-    @property
-    def inserts(self) -> int: ...
-    @property
-    def adjusts(self) -> int: ...
-    @property
-    def stables(self) -> int: ...
-    @property
-    def stable(self) -> int: ...
-    @property
-    def complete(self) -> bool: ...
+    Counted: TypeAlias = Audited | findings.Audited
+    Compared: TypeAlias = Verdict | findings.Findings
 
 
-class Compared(Protocol):
-    """The comparison of several streams."""
-
-    @property
-    def streams(self) -> Sequence[Counted]: ...
-    @property
-    def differences(self) -> Sequence[Difference]: ...
-    @property
-    def differences_total(self) -> int: ...
-    @property
-    def before(self) -> int | None: ...
-
-
-def show(names: Sequence[str], found: Compared, most: int) -> None:
+def lines(names: Sequence[str], found: "Compared", most: int) -> Iterator[str]:
     """The streams, the verdict, and the first differences."""
-    for name, each in zip(names, found.streams, strict=True):
-        typer.echo(stream_line(name, each, "legal"))
-    for line in verdict_lines(names, found, most):
-        typer.echo(line)
+    for name, each in _named(names, found):
+        yield stream_line(name, each, "legal")
+    yield from verdict_lines(names, found, most)
 
 
-def stream_line(name: str, each: Counted, word: str) -> str:
+def _named(names: Sequence[str], found: "Compared") -> "Iterator[tuple[str, Counted]]":
+    yield from zip(names, found.streams, strict=True)
+
+
+def stream_line(name: str, each: "Counted", word: str) -> str:
     """The events of a stream, and its elements."""
     state = "complete" if each.complete else f"not ended, stable at {point(each.stable)}"
     return (
@@ -59,7 +38,7 @@ def stream_line(name: str, each: Counted, word: str) -> str:
     )
 
 
-def verdict_lines(names: Sequence[str], found: Compared, most: int) -> Iterator[str]:
+def verdict_lines(names: Sequence[str], found: "Compared", most: int) -> Iterator[str]:
     """Whether they mean the same, what they do not agree on, and how far that was looked at."""
     total = found.differences_total
     yield f"NOT equivalent: they differ in {total:,} events" if total else "equivalent"
@@ -72,7 +51,7 @@ def verdict_lines(names: Sequence[str], found: Compared, most: int) -> Iterator[
     if found.before is not None and found.before < INFINITY:
         yield f"compared as far as all are final, before {point(found.before)}"
         return
-    match [name for name, each in zip(names, found.streams, strict=True) if not each.complete]:
+    match [name for name, each in _named(names, found) if not each.complete]:
         case []:
             return
         case [name]:
@@ -88,21 +67,16 @@ def ends(of: Sequence[int]) -> str:
     return "ve " + ", ".join(map(point, of)) if of else "no event"
 
 
-def document(names: Sequence[str], found: Compared, most: int) -> dict[str, Any]:
+def document(names: Sequence[str], found: "Compared", most: int) -> dict[str, Any]:
     """The same for programs; an infinite time is null."""
     return {
         "equivalent": not found.differences_total,
         "streams": [
             {
                 "name": name,
-                "events": each.events,
-                "inserts": each.inserts,
-                "adjusts": each.adjusts,
-                "stables": each.stables,
-                "stable": finite(each.stable),
-                "complete": each.complete,
+                **fields_of(each, "events", "inserts", "adjusts", "stables", "stable", "complete"),
             }
-            for name, each in zip(names, found.streams, strict=True)
+            for name, each in _named(names, found)
         ],
         "differences_total": found.differences_total,
         "differences": [_difference(each) for each in found.differences[:most]],

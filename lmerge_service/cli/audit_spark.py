@@ -1,20 +1,17 @@
 """`lmerge audit --engine spark`: the same audit by Spark, with a more detailed report."""
 
-import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from lmerge_service.cli.audit_shown import document, stream_line, verdict_lines
 from lmerge_service.cli.jobs import require_topic, spark_for
 from lmerge_service.cli.options import TOPIC, KafkaOptions
+from lmerge_service.cli.progress import bars, is_shown
 from lmerge_service.cli.streams import check_files, is_parquet, label
-from lmerge_service.cli.words import payload_json, payload_text, print_json, shortened
+from lmerge_service.cli.words import fields_of, payload_json, payload_text, report, shortened
 from lmerge_service.errors import ConfigurationError, IllegalStreamError
 from lmerge_service.formats.bulk import Rule
 from lmerge_service.page import check_page, write_page
@@ -50,26 +47,22 @@ class SparkAudit:
         """
         if self.html is not None:
             check_page(self.html)
-        report = self._report()
+        found = self._report()
         if self.html is not None:
             from lmerge_service.spark.audit.page import page
 
-            write_page(page(report), self.html)
-        if as_json:
-            print_json(_document(report, self.most))
-        else:
-            for line in _lines(report, self.most):
-                typer.echo(line)
-        if not report.findings.legal:
-            raise IllegalStreamError("\n".join(_fault_lines(report)))
-        return 0 if report.findings.equivalent else 1
+            write_page(page(found), self.html)
+        report(_document(found, self.most), *_lines(found, self.most), as_json=as_json)
+        if not found.findings.legal:
+            raise IllegalStreamError("\n".join(_fault_lines(found)))
+        return 0 if found.findings.equivalent else 1
 
     def _report(self) -> "Report":
         from lmerge_service.spark.audit.report import audit
 
         in_kafka = any(each.startswith(TOPIC) for each in self.sources)
         kafka = self.kafka.place() if in_kafka else None
-        sources = [(_name_of(each), _source(each, kafka)) for each in self.sources]
+        sources = [(label(each), _source(each, kafka)) for each in self.sources]
         with (
             spark_for("lmerge audit", driver_memory=self.memory, kafka=in_kafka) as spark,
             _progress() as tell,
@@ -83,10 +76,6 @@ class SparkAudit:
                 rule=self.rule,
                 notify=tell,
             )
-
-
-def _name_of(source: str) -> str:
-    return source if source.startswith(TOPIC) else label(source)
 
 
 def _source(source: str, kafka: "Kafka | str | None") -> "Source":
@@ -116,14 +105,12 @@ def _refuse_empty(folder: str) -> None:
 @contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
     """Reports progress on standard error if that is a terminal."""
-    if sys.stderr is None or not sys.stderr.isatty() or os.environ.get("TERM", "dumb") == "dumb":
+    if not is_shown():
         yield lambda _: None
         return
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import SpinnerColumn
 
-    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with bars(SpinnerColumn()) as progress:
         task = progress.add_task("opening the streams", total=None)
         yield lambda what: progress.update(task, description=what)
 
@@ -187,12 +174,7 @@ def _document(report: "Report", most: int) -> dict[str, Any]:
     report_document["legal"] = found.legal
     report_document["equivalent"] = found.equivalent if found.legal else None
     for stream, each in zip(report_document["streams"], found.streams, strict=True):
-        stream |= {
-            "removals": each.removals,
-            "doubled": each.doubled,
-            "refused": each.refused,
-            "left_out": each.left_out,
-        }
+        stream.update(fields_of(each, "removals", "doubled", "refused", "left_out"))
     report_document["faults"] = [
         {
             "stream": fault.stream,
@@ -206,10 +188,6 @@ def _document(report: "Report", most: int) -> dict[str, Any]:
         difference["where"] = report.last_places[unlike[:2]]
     if (fresh := report.freshness) is not None:
         quantiles = {f"p{q * 100:.0f}": fresh.quantile(q) for q in _QUANTILES}
-        report_document["freshness_ms"] = {
-            "events": fresh.events,
-            "alone": fresh.alone,
-            **quantiles,
-        }
+        report_document["freshness_ms"] = fields_of(fresh, "events", "alone") | quantiles
     report_document["seconds"] = round(report.seconds, 3)
     return report_document

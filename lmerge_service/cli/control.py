@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import typer
 
-from lmerge_service.cli.options import Json, check_topic
-from lmerge_service.cli.words import print_json, printable, shortened
+from lmerge_service.cli.options import Json, argument, check_topic, flag, option
+from lmerge_service.cli.words import print_json, printable, report, shortened
 from lmerge_service.cli.workers import DecisionOptions, Worker
 from lmerge_service.errors import LMergeError
 
@@ -47,16 +47,9 @@ def named(text: str | None) -> str | None:
     return text
 
 
-Name: TypeAlias = Annotated[
-    str, typer.Argument(metavar="REPLICA", callback=named, help="The replica's name.")
-]
-JoiningAt: TypeAlias = Annotated[
-    int | None, typer.Option(metavar="TIME", help="From when on the replica is correct.")
-]
-More: TypeAlias = Annotated[
-    str | None, typer.Option(metavar="JSON", help="Other fields of a topology's replica.")
-]
-_When: TypeAlias = str | None
+Name: TypeAlias = Annotated[str, argument("REPLICA", "The replica's name.", callback=named)]
+JoiningAt: TypeAlias = Annotated[int | None, option("TIME", "From when on the replica is correct.")]
+More: TypeAlias = Annotated[str | None, option("JSON", "Other fields of a topology's replica.")]
 
 
 def status(as_json: Json = False, *, worker: Worker) -> None:
@@ -83,10 +76,8 @@ def status(as_json: Json = False, *, worker: Worker) -> None:
 
 
 def decisions(
-    one: Annotated[
-        str | None, typer.Argument(metavar="ID", help="Only the decision with this id.")
-    ] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1_000, metavar="N", help="At the most.")] = 20,
+    one: str | None = argument("ID", "Only the decision with this id.", default=None),
+    limit: int = option("N", "At the most.", min=1, max=1_000, default=20),
     as_json: Json = False,
     *,
     worker: Worker,
@@ -103,11 +94,9 @@ def decisions(
 
 def attach(
     name: Name,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Where it publishes.")],
+    topic: str = argument("TOPIC", "Where it publishes."),
     joining_at: JoiningAt = None,
-    normalise: Annotated[
-        bool, typer.Option("--normalise", help="Bring it to its canonical form first.")
-    ] = False,
+    normalise: bool = flag("Bring it to its canonical form first.", "--normalise"),
     more: More = None,
     *,
     decision: DecisionOptions,
@@ -129,9 +118,7 @@ def detach(name: Name, decision: DecisionOptions, worker: Worker) -> None:
 
 def quarantine(
     name: Name,
-    reason: Annotated[
-        str, typer.Option(metavar="TEXT", help="Why it is not to be trusted, for people to read.")
-    ] = "",
+    reason: str = option("TEXT", "Why it is not to be trusted, for people to read.", default=""),
     *,
     decision: DecisionOptions,
     worker: Worker,
@@ -154,13 +141,9 @@ def release(
 
 
 def accept_gap(
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="REPLICA", callback=named, help="The replica that the output waits for."
-        ),
-    ],
-    until: Annotated[int, typer.Option(metavar="TIME", help="From when on that one is correct.")],
+    name: str = argument("REPLICA", "The replica that the output waits for.", callback=named),
+    until: int = option("TIME", "From when on that one is correct."),
+    *,
     decision: DecisionOptions,
     worker: Worker,
 ) -> None:
@@ -172,16 +155,11 @@ def accept_gap(
 
 
 def policy(
-    insert: Annotated[
-        _When,
-        typer.Option(metavar="WHEN", help="first, leader, half_frozen, quorum(n): which events."),
-    ] = None,
-    adjust: Annotated[
-        _When, typer.Option(metavar="WHEN", help="lazy, eager, leader: which revisions.")
-    ] = None,
-    stable: Annotated[
-        _When, typer.Option(metavar="WHEN", help="max, lag(d), quorum(k): how far.")
-    ] = None,
+    insert: str | None = option(
+        "WHEN", "first, leader, half_frozen, quorum(n): which events.", default=None
+    ),
+    adjust: str | None = option("WHEN", "lazy, eager, leader: which revisions.", default=None),
+    stable: str | None = option("WHEN", "max, lag(d), quorum(k): how far.", default=None),
     *,
     decision: DecisionOptions,
     worker: Worker,
@@ -198,11 +176,9 @@ def policy(
         # The other parts stay as they were read, so the version must be the same.
         seen = decided["version"] if decision.expects is None else decision.expects
         decision.decide(worker, "/v1/policy", **{**known, **changes, "expects": seen})
-    elif decision.as_json:
-        print_json({"version": decided["version"], "policy": known})
-    else:
-        for part, value in known.items():
-            typer.echo(printable(f"{part:<7} {value}"))
+        return
+    lines = [printable(f"{part:<7} {value}") for part, value in known.items()]
+    report({"version": decided["version"], "policy": known}, *lines, as_json=decision.as_json)
 
 
 def other_fields(more: str | None) -> dict[str, Any]:
@@ -234,15 +210,11 @@ def _path(name: str, what: str) -> str:
 
 def _table(found: Sequence[dict[str, Any]]) -> "Table":
     """A row for each decision, in the order given."""
-    from rich.table import Table
     from rich.text import Text
 
-    from lmerge_service.service.status.shown import date_of, word
+    from lmerge_service.service.status.shown import borderless, date_of, word
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("version", justify="right")
-    for name in ("made", "who", "decision", "verdict"):
-        table.add_column(name, overflow="fold")
+    table = borderless("version", "made", "who", "decision", "verdict", right=("version",))
     for each in found:
         accepted = each.get("accepted")
         verdict = "accepted" if accepted else f"refused: {word(each.get('why'))}"

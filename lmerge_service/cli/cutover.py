@@ -8,12 +8,12 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import typer
 
 from lmerge_service.cli.control import JoiningAt, More, named, other_fields
-from lmerge_service.cli.options import TopologyBootstrap, TopologyOptions, check_topic
+from lmerge_service.cli.options import TopologyBootstrap, TopologyOptions, check_topic, flag, option
 from lmerge_service.cli.words import print_json, printable
 from lmerge_service.cli.workers import DecisionOptions, Worker
 from lmerge_service.errors import DecisionRefusedError, TransportError
@@ -25,54 +25,37 @@ _PATIENCE_SECONDS: Final = 60.0
 
 
 def cutover(
-    leaving: Annotated[
-        str | None, typer.Option("--from", metavar="REPLICA", callback=named, help="Who leaves.")
-    ] = None,
-    coming: Annotated[
-        str | None,
-        typer.Option("--to", metavar="REPLICA", callback=named, help="Who takes its place."),
-    ] = None,
-    topic: Annotated[
-        str | None,
-        typer.Option(metavar="TOPIC", help="Where the coming one publishes, to attach it first."),
-    ] = None,
+    leaving: str | None = option("REPLICA", "Who leaves.", "--from", callback=named, default=None),
+    coming: str | None = option(
+        "REPLICA", "Who takes its place.", "--to", callback=named, default=None
+    ),
+    topic: str | None = option(
+        "TOPIC", "Where the coming one publishes, to attach it first.", default=None
+    ),
     joining_at: JoiningAt = None,
     more: More = None,
-    watch: Annotated[
-        int | None,
-        typer.Option(
-            min=0, metavar="SPAN", help="Stream time to watch both for; default: a minute."
-        ),
-    ] = None,
-    max_behind: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            max=86_400,
-            metavar="SECONDS",
-            help="The coming one must be where the output was so long ago.",
-        ),
-    ] = 5,
-    max_divergences: Annotated[
-        int, typer.Option(min=0, metavar="N", help="More contradictions than these abort it.")
-    ] = 0,
-    dry_run: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="TOPOLOGY.yaml",
-            help="Decide nothing: compare every event of the coming one with the output.",
-        ),
-    ] = None,
+    watch: int | None = option(
+        "SPAN", "Stream time to watch both for; default: a minute.", min=0, default=None
+    ),
+    max_behind: int = option(
+        "SECONDS",
+        "The coming one must be where the output was so long ago.",
+        min=0,
+        max=86_400,
+        default=5,
+    ),
+    max_divergences: int = option(
+        "N", "More contradictions than these abort it.", min=0, default=0
+    ),
+    dry_run: Path | None = option(
+        "TOPOLOGY.yaml",
+        "Decide nothing: compare every event of the coming one with the output.",
+        default=None,
+    ),
     bootstrap: TopologyBootstrap = None,
-    abort: Annotated[
-        bool, typer.Option("--abort", help="End the cutover that runs; both stay attached.")
-    ] = False,
-    reason: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Why it is aborted, for people to read.")
-    ] = None,
-    wait: Annotated[
-        bool, typer.Option("--wait/--no-wait", help="Watch until it is done or aborted.")
-    ] = True,
+    abort: bool = flag("End the cutover that runs; both stay attached.", "--abort"),
+    reason: str | None = option("TEXT", "Why it is aborted, for people to read.", default=None),
+    wait: bool = flag("Watch until it is done or aborted.", "--wait/--no-wait", default=True),
     *,
     decision: DecisionOptions,
     worker: Worker,

@@ -4,14 +4,14 @@ import shutil
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import msgspec
 import typer
 
-from lmerge_service.cli.options import Json, address, warnings_only
+from lmerge_service.cli.options import Json, address, flag, option, warnings_only
+from lmerge_service.cli.words import fields_of, print_json
 from lmerge_service.errors import ConfigurationError, single_error
-from lmerge_service.signals import orderly_end
+from lmerge_service.signals import cancelled_by_signal
 from lmerge_service.workloads.flights import MONTHS
 
 if TYPE_CHECKING:
@@ -21,44 +21,33 @@ if TYPE_CHECKING:
 
 __all__ = ("demo",)
 
+_KINDS = ("inserts", "adjusts", "stables")
+
 
 def demo(
-    year: Annotated[
-        bool, typer.Option("--year", help="All 336,776 flights, not one month's 27,000.")
-    ] = False,
-    month: Annotated[
-        int, typer.Option(min=1, max=12, metavar="N", help="Which month of 2013.")
-    ] = 1,
-    seed: Annotated[int, typer.Option(metavar="N", help="Equal seeds give equal replicas.")] = 1,
-    pace: Annotated[
-        float | None,
-        typer.Option(
-            min=1,
-            metavar="SECONDS",
-            help="In which the fastest replica publishes everything. "
-            "[default: 12, 80 with --year, 90 with --spark]",
-        ),
-    ] = None,
-    bootstrap: Annotated[
-        str | None,
-        typer.Option(
-            envvar="LMERGE_BOOTSTRAP",
-            metavar="HOST:PORT",
-            callback=address,
-            help="Use this Kafka instead of starting one.",
-        ),
-    ] = None,
-    spark: Annotated[
-        bool,
-        typer.Option(
-            "--spark",
-            help="Another play: a query over the month by two plans in Spark and one in "
-            "Python; needs the extra `spark`.",
-        ),
-    ] = False,
-    keep: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Leave files and logs there.")
-    ] = None,
+    year: bool = flag("All 336,776 flights, not one month's 27,000.", "--year"),
+    month: int = option("N", "Which month of 2013.", min=1, max=12, default=1),
+    seed: int = option("N", "Equal seeds give equal replicas.", default=1),
+    pace: float | None = option(
+        "SECONDS",
+        "In which the fastest replica publishes everything. "
+        "[default: 12, 80 with --year, 90 with --spark]",
+        min=1,
+        default=None,
+    ),
+    bootstrap: str | None = option(
+        "HOST:PORT",
+        "Use this Kafka instead of starting one.",
+        envvar="LMERGE_BOOTSTRAP",
+        callback=address,
+        default=None,
+    ),
+    spark: bool = flag(
+        "Another play: a query over the month by two plans in Spark and one in "
+        "Python; needs the extra `spark`.",
+        "--spark",
+    ),
+    keep: Path | None = option("FOLDER", "Leave files and logs there.", default=None),
     json: Json = False,
 ) -> None:
     """Merge three replicas of real flights through a real Kafka, kill two, prove the result.
@@ -88,7 +77,7 @@ def demo(
         if keep is None:
             shutil.rmtree(folder, ignore_errors=True)
     if json:
-        typer.echo(msgspec.json.encode(_document(result)).decode())
+        print_json(_document(result))
     else:
         _show(console, result)
     raise typer.Exit(0 if result.finding.good else 1)
@@ -115,9 +104,8 @@ async def _interruptible(
 
     task = asyncio.current_task()
     assert task is not None
-    threadsafe = asyncio.get_running_loop().call_soon_threadsafe
     try:
-        with orderly_end(lambda _: threadsafe(task.cancel)), single_error():
+        with cancelled_by_signal(task), single_error():
             return await play(folder, **options)
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
@@ -128,13 +116,12 @@ def _show(console: "Console", result: "Result") -> None:
 
     finding = result.finding
     out, into = finding.output, finding.counts
+    bounds = into.inserts, into.inserts + into.adjusts, into.stables
     table = Table("", "in", "out", "bound", title="the merged stream", title_justify="left")
     for column in table.columns[1:]:
         column.justify = "right"
-    table.add_row("inserts", f"{into.inserts:,}", f"{out.inserts:,}", f"≤ {into.inserts:,}")
-    bound = into.inserts + into.adjusts
-    table.add_row("adjusts", f"{into.adjusts:,}", f"{out.adjusts:,}", f"≤ {bound:,}")
-    table.add_row("stables", f"{into.stables:,}", f"{out.stables:,}", f"≤ {into.stables:,}")
+    for kind, bound in zip(_KINDS, bounds, strict=True):
+        table.add_row(kind, f"{getattr(into, kind):,}", f"{getattr(out, kind):,}", f"≤ {bound:,}")
     console.print(table)
     p50, p99 = finding.latency(0.5), finding.latency(0.99)
     if p50 is not None and p99 is not None:
@@ -172,14 +159,14 @@ def _show_verdict(console: "Console", result: "Result") -> None:
 
 def _document(result: "Result") -> dict[str, Any]:
     finding, throughput = result.finding, result.throughput
-    out, into = finding.output, finding.counts
+    out = finding.output
     return {
         "equivalent": finding.verdict.equivalent,
         "good": finding.good,
         result.of: result.count,
         "events": len(out.tdb),
-        "in": {"inserts": into.inserts, "adjusts": into.adjusts, "stables": into.stables},
-        "out": {"inserts": out.inserts, "adjusts": out.adjusts, "stables": out.stables},
+        "in": fields_of(finding.counts, *_KINDS),
+        "out": fields_of(out, *_KINDS),
         "bounds_broken": finding.broken_bounds,
         "latency_ms": {"p50": finding.latency(0.5), "p99": finding.latency(0.99)},
         "throughput": throughput

@@ -6,6 +6,7 @@ is decided or written. SIGINT and SIGTERM end it with the report of what was com
 
 import asyncio
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,18 +15,19 @@ from pydantic import ValidationError
 
 from lmerge_service.cli.options import TopologyOptions, cluster_of
 from lmerge_service.cli.words import (
+    fields_of,
     finite,
     payload_json,
     payload_text,
     point,
-    print_json,
+    report,
     shortened,
 )
 from lmerge_service.config.topology import Replica
 from lmerge_service.elements import INFINITY
 from lmerge_service.errors import ConfigurationError, fault_message
 from lmerge_service.merge.dry_run import Compared, Difference, DifferenceKind, DryRun
-from lmerge_service.signals import orderly_end
+from lmerge_service.signals import cancelled_by_signal
 
 if TYPE_CHECKING:
     from lmerge_service.kafka.find import Found
@@ -58,10 +60,7 @@ def dry_run(
     replica = _replica(name, stream, {each.name: each for each in topology.replicas}, compared.path)
     found = asyncio.run(_compared(DryRun(topology, replica, cluster_of(topology)), span))
     topics = (topology.output.topic, replica.topic)
-    if as_json:
-        print_json(_document(found, topics))
-    else:
-        _report(found, topics, name)
+    report(_document(found, topics), *_lines(found, topics, name), as_json=as_json)
     if found.counts:
         raise typer.Exit(1)
 
@@ -82,10 +81,9 @@ def _replica(
 
 
 async def _compared(shadow: DryRun, span: int | None) -> Compared:
-    loop = asyncio.get_running_loop()
     async with shadow:
         comparing = asyncio.create_task(shadow.run(span, _report_progress))
-        with orderly_end(lambda _: loop.call_soon_threadsafe(comparing.cancel)):
+        with cancelled_by_signal(comparing):
             await asyncio.wait({comparing})
         if not comparing.cancelled() and (failure := comparing.exception()) is not None:
             raise failure
@@ -102,32 +100,29 @@ def _report_progress(found: Compared) -> None:
 # --- the report -----------------------------------------------------------------------------------
 
 
-def _report(found: Compared, topics: tuple[str, str], name: str) -> None:
+def _lines(found: Compared, topics: tuple[str, str], name: str) -> Iterator[str]:
     output, replica = topics
-    typer.echo(f"{output} is at {point(found.output_stable)}, {found.lag[0]:,} records not read")
-    typer.echo(
+    yield f"{output} is at {point(found.output_stable)}, {found.lag[0]:,} records not read"
+    yield (
         f"{replica} is at {point(found.replica_stable)}{_distance(found)}, {found.lag[1]:,} "
         "records not read"
     )
-    typer.echo(
+    yield (
         f"compared up to {point(found.stable)}: {found.events:,} events that are final, and "
         f"{found.live:,} that are not"
     )
     for kind, count in sorted(found.breaches.items()):
-        typer.echo(f"{name} broke a rule: {kind} {count:,}")
+        yield f"{name} broke a rule: {kind} {count:,}"
     if found.dead:
-        typer.echo(f"{found.dead:,} records of {replica} are no elements")
+        yield f"{found.dead:,} records of {replica} are no elements"
     if not found.counts:
-        typer.echo("nothing would differ")
+        yield "nothing would differ"
         return
     counts = sorted(found.counts.items())
-    typer.echo(
-        "events differ: " + ", ".join(f"{count:,} {_DIFFERENCES[kind]}" for kind, count in counts)
-    )
-    for each in found.first:
-        typer.echo(f"  {_line(each)}")
+    yield "events differ: " + ", ".join(f"{n:,} {_DIFFERENCES[kind]}" for kind, n in counts)
+    yield from (f"  {_line(each)}" for each in found.first)
     if (left := sum(found.counts.values()) - len(found.first)) > 0:
-        typer.echo(f"  and {left:,} more")
+        yield f"  and {left:,} more"
 
 
 def _distance(found: Compared) -> str:
@@ -187,4 +182,4 @@ def _difference(each: Difference) -> dict[str, Any]:
 def _place(at: "Found | None") -> dict[str, Any]:
     if at is None:
         return {}
-    return {"topic": at.topic, "partition": at.partition, "offset": at.offset}
+    return fields_of(at, "topic", "partition", "offset")

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from shutil import rmtree
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 import typer
 
 from lmerge_service.cli.jobs import Memory, session, stored_stream
-from lmerge_service.cli.options import TOPIC, KafkaOptions, check_topic
+from lmerge_service.cli.options import TOPIC, KafkaOptions, check_topic, flag, option
 from lmerge_service.cli.streams import label
 from lmerge_service.cli.variations import given_of, with_variation
 from lmerge_service.errors import ConfigurationError
@@ -20,7 +20,7 @@ from lmerge_service.workloads.presentation import Variation
 if TYPE_CHECKING:
     from lmerge_service.spark.io.places import Sink
 
-__all__ = ("generate",)
+__all__ = ("WorkloadOptions", "generate")
 
 Make: TypeAlias = Callable[[Any], Any]
 """A frame of elements, of a session."""
@@ -29,108 +29,81 @@ _EVENTS: Final = "Which events there are (times are in milliseconds)"
 _PRESENTED: Final = "How they are presented"
 _WHERE: Final = "Where to"
 
-_OF_WORKLOAD: Final = ("events", "seed", "max_gap", "event_duration", "payload_bytes")
 _USUAL: Final = Variation(disorder=0.2)
 _NOT_IN_SLICES: Final = ("told", "stable_every", "stable_probability", "repeated_stables")
 """What cannot be made in slices, and what --stable-freq is for."""
 
 
-def _amount(text: str, panel: str, least: int = 0, most: int | None = None) -> Any:
-    return typer.Option(min=least, max=most, metavar="N", help=text, rich_help_panel=panel)
+def _amount(
+    text: str, panel: str, least: int = 0, most: int | None = None, default: Any = ...
+) -> Any:
+    return option("N", text, panel=panel, min=least, max=most, default=default)
+
+
+@dataclass(frozen=True)
+class WorkloadOptions:
+    """The paper's workload; the fields are those of `spark.generator.workload`."""
+
+    events: Annotated[int, _amount("How many events.", _EVENTS, 1)] = 200_000
+    seed: Annotated[int, option("N", "Equal seeds give equal events.", panel=_EVENTS)] = 1
+    max_gap: Annotated[int, _amount("MaxGap: between two starts at the most.", _EVENTS, 1)] = 20_000
+    event_duration: Annotated[
+        int | None,
+        _amount(
+            "EventDuration, of each. [default: such that 10,000 are alive at any time]", _EVENTS, 1
+        ),
+    ] = None
+    payload_bytes: Annotated[
+        int, _amount("Length of the random string in the payload, 16 or more.", _EVENTS)
+    ] = 1000
 
 
 @with_variation(_USUAL, _NOT_IN_SLICES)
 def generate(
-    output: Annotated[
-        str,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="PATH",
-            help="A folder that is not there yet, or kafka:TOPIC.",
-            rich_help_panel=_WHERE,
-        ),
-    ],
-    events: Annotated[int, _amount("How many events.", _EVENTS, 1)] = 200_000,
-    seed: Annotated[
-        int,
-        typer.Option(metavar="N", help="Equal seeds give equal events.", rich_help_panel=_EVENTS),
-    ] = 1,
-    max_gap: Annotated[
-        int, _amount("MaxGap: between two starts at the most.", _EVENTS, 1)
-    ] = 20_000,
-    event_duration: Annotated[
-        int | None,
-        _amount(
-            "EventDuration, of each. [default: such that 10,000 are alive at any time]",
-            _EVENTS,
-            1,
-        ),
-    ] = None,
-    payload_bytes: Annotated[
-        int, _amount("Length of the random string in the payload, 16 or more.", _EVENTS)
-    ] = 1000,
-    of: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SOURCE",
-            help="Instead, the inserts of a stream that is stored: kafka:TOPIC, a folder of "
-            "Parquet, a file of lines. Of the options of this group none counts then.",
-            rich_help_panel=_EVENTS,
-        ),
-    ] = None,
-    presentation: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            help="Which presentation of these events; all mean the same.",
-            rich_help_panel=_PRESENTED,
-        ),
-    ] = 0,
-    logical: Annotated[
-        bool,
-        typer.Option(
-            "--logical",
-            help="The logical stream itself: inserts in order, one stable at the end. Other "
-            "options of presentation are ignored.",
-            rich_help_panel=_PRESENTED,
-        ),
-    ] = False,
-    stable_freq: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            max=1,
-            metavar="FRACTION",
-            help="StableFreq: the fraction of elements that are stables.",
-            rich_help_panel=_PRESENTED,
-        ),
-    ] = 0.01,
-    format_: Annotated[
-        Literal["parquet", "ndjson"],
-        typer.Option(
-            "--format",
-            metavar="FORMAT",
-            help="Of files: parquet or ndjson.",
-            rich_help_panel=_WHERE,
-        ),
-    ] = "parquet",
-    partitions: Annotated[int, _amount("Of a topic that is made here.", _WHERE, 1, 1000)] = 1,
-    key: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FIELD",
-            help="Of the payload, for the key of records; may be repeated.",
-            show_default="the payload",
-            rich_help_panel=_WHERE,
-        ),
-    ] = None,
-    tasks: Annotated[
-        int | None,
-        _amount("In how many pieces it is made; the stream is the same.", _WHERE, 1),
-    ] = None,
+    output: str = option(
+        "PATH", "A folder that is not there yet, or kafka:TOPIC.", "--output", "-o", panel=_WHERE
+    ),
+    of: str | None = option(
+        "SOURCE",
+        "Instead, the inserts of a stream that is stored: kafka:TOPIC, a folder of "
+        "Parquet, a file of lines. Of the options of this group none counts then.",
+        panel=_EVENTS,
+        default=None,
+    ),
+    presentation: int = option(
+        "N", "Which presentation of these events; all mean the same.", panel=_PRESENTED, default=0
+    ),
+    logical: bool = flag(
+        "The logical stream itself: inserts in order, one stable at the end. Other "
+        "options of presentation are ignored.",
+        "--logical",
+        panel=_PRESENTED,
+    ),
+    stable_freq: float = option(
+        "FRACTION",
+        "StableFreq: the fraction of elements that are stables.",
+        min=0,
+        max=1,
+        panel=_PRESENTED,
+        default=0.01,
+    ),
+    format_: Literal["parquet", "ndjson"] = option(
+        "FORMAT", "Of files: parquet or ndjson.", "--format", panel=_WHERE, default="parquet"
+    ),
+    partitions: int = _amount("Of a topic that is made here.", _WHERE, 1, 1000, default=1),
+    key: list[str] | None = option(
+        "FIELD",
+        "Of the payload, for the key of records; may be repeated.",
+        show_default="the payload",
+        panel=_WHERE,
+        default=None,
+    ),
+    tasks: int | None = _amount(
+        "In how many pieces it is made; the stream is the same.", _WHERE, 1, default=None
+    ),
     memory: Memory = "1g",
     *,
+    workload: WorkloadOptions,
     kafka: KafkaOptions,
     **variation: Any,
 ) -> None:
@@ -147,13 +120,6 @@ def generate(
 
     presented = _Presented(f"{presentation}", logical, stable_freq, variation, tasks)
     if of is None:
-        workload = {
-            "events": events,
-            "seed": seed,
-            "max_gap": max_gap,
-            "event_duration": event_duration,
-            "payload_bytes": payload_bytes,
-        }
         make, in_kafka = _generated(presented, workload), False
     else:
         make, in_kafka = _stored(presented, of, kafka)
@@ -186,13 +152,13 @@ class _Presented:
         return replace(_USUAL, **given, stable_probability=chance)
 
 
-def _generated(presented: _Presented, options: Mapping[str, Any]) -> Make:
+def _generated(presented: _Presented, options: WorkloadOptions) -> Make:
     from lmerge_service.spark.generator.job import generated
     from lmerge_service.spark.generator.slices import Presentation
     from lmerge_service.spark.generator.workload import Workload
 
     try:
-        workload = Workload(**options)
+        workload = Workload(**asdict(options))
         variation = presented.variation(workload.duration)
         made = Presentation(workload, variation, seed=presented.seed)
     except ValueError as error:
@@ -233,7 +199,7 @@ def _as_options(message: str) -> str:
     '--payload-bytes must be at least 16, got 3'
     """
     name, space, rest = message.partition(" ")
-    known = name in _OF_WORKLOAD or name in Variation.__dataclass_fields__
+    known = any(name == each.name for each in (*fields(WorkloadOptions), *fields(Variation)))
     return f"--{name.replace('_', '-')}{space}{rest}" if known else message
 
 

@@ -2,14 +2,19 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-import typer
 
-from lmerge_service.cli.options import TOPIC, EqualityOptions, Json, KafkaOptions, check_topic
+from lmerge_service.cli.options import (
+    EqualityOptions,
+    Json,
+    KafkaOptions,
+    argument,
+    topic_of,
+)
 from lmerge_service.cli.streams import check_files, label, reading
-from lmerge_service.cli.words import print_json, shortened
+from lmerge_service.cli.words import fields_of, report, shortened
 from lmerge_service.core.case import Case
 from lmerge_service.elements import INFINITY
 from lmerge_service.formats.bulk import Rule
@@ -22,12 +27,9 @@ __all__ = ("infer",)
 
 
 def infer(
-    inputs: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="INPUT", help="Element files, - for stdin, or kafka:TOPIC: the replicas."
-        ),
-    ],
+    inputs: list[str] = argument(
+        "INPUT", "Element files, - for stdin, or kafka:TOPIC: the replicas."
+    ),
     json: Json = False,
     *,
     kafka: KafkaOptions,
@@ -43,17 +45,11 @@ def infer(
 
     Example: `lmerge infer jan/a.ndjson jan/b.ndjson`
     """
-    files = [each for each in inputs if not each.startswith(TOPIC)]
+    files = [each for each in inputs if topic_of(each) is None]
     check_files(files)
-    for each in inputs:
-        if each.startswith(TOPIC):
-            check_topic(each.removeprefix(TOPIC))
     with _recordings(inputs, files, kafka, equality.rule) as recordings:
         found = infer_from(recordings)
-    if json:
-        print_json(_document(found))
-    else:
-        _show(found)
+    report(_document(found), *_lines(found), as_json=json)
 
 
 @contextmanager
@@ -64,8 +60,7 @@ def _recordings(
         streams = iter(opened.enter_context(reading(files, rule=rule)) if files else ())
         recordings = []
         for each in inputs:
-            if each.startswith(TOPIC):
-                topic = each.removeprefix(TOPIC)
+            if (topic := topic_of(each)) is not None:
                 found = recorded_topic(kafka.connection(), topic, rule.decoder())
                 recordings.append(opened.enter_context(found))
             else:
@@ -76,43 +71,42 @@ def _recordings(
 # For people
 
 
-def _show(found: Inferred) -> None:
+def _lines(found: Inferred) -> Iterator[str]:
     for each in found.streams:
-        _show_stream(each)
+        yield from _stream_lines(each)
     for case in Case:
-        _show_case(found, case)
+        yield f"{case}: {_verdict(found, case)}"
     for note in _notes(found):
-        typer.echo(f"note: {note}")
-    typer.echo("for the topology:")
-    typer.echo(f"case: {found.case}")
+        yield f"note: {note}"
+    yield "for the topology:"
+    yield f"case: {found.case}"
 
 
-def _show_stream(stream: Inference) -> None:
+def _stream_lines(stream: Inference) -> Iterator[str]:
     state = "complete" if stream.stable == INFINITY else "not ended"
     legal = "legal" if not stream.illegal else f"NOT legal in {stream.illegal:,} elements"
-    typer.echo(
+    yield (
         f"{stream.name}: {legal}; {stream.inserts:,} inserts, {stream.adjusts:,} adjusts, "
         f"{stream.stables:,} stables; {state}"
     )
-    typer.echo(
+    yield (
         f"  out of order: {_fraction_disordered(stream):.1%} of the inserts, by "
         f"{stream.max_disorder} at most; live at most: {stream.max_live:,} events, "
         f"{stream.max_multiplicity:,} of one payload and vs"
     )
     if first := stream.first_break([Restriction.LEGAL]):
-        typer.echo(f"  first that is not legal: {_described(first)}")
+        yield f"  first that is not legal: {_described(first)}"
 
 
-def _show_case(found: Inferred, case: Case) -> None:
+def _verdict(found: Inferred, case: Case) -> str:
     match found.obeys(case):
         case True:
-            typer.echo(f"{case}: yes")
+            return "yes"
         case None:
-            typer.echo(f"{case}: possible: {found.ties_unknown}")
-        case False:
-            first = found.first_break(case)
-            assert first is not None
-            typer.echo(f"{case}: no, {_described(first)}")
+            return f"possible: {found.ties_unknown}"
+    first = found.first_break(case)
+    assert first is not None
+    return f"no, {_described(first)}"
 
 
 def _described(found: Break) -> str:
@@ -156,39 +150,26 @@ def _document(found: Inferred) -> dict[str, Any]:
 
 def _case(found: Inferred, case: Case) -> dict[str, Any]:
     obeys = found.obeys(case)
-    return {
-        "obeys": obeys,
-        "first_break": _break(found.first_break(case)),
-        "unknown": found.ties_unknown if obeys is None else None,
-    }
+    unknown = found.ties_unknown if obeys is None else None
+    return {"obeys": obeys, "first_break": _break(found.first_break(case)), "unknown": unknown}
 
 
 def _stream(stream: Inference) -> dict[str, Any]:
     return {
-        "name": stream.name,
+        **fields_of(stream, "name", "inserts", "adjusts", "stables", "illegal"),
         "complete": stream.stable == INFINITY,
-        "inserts": stream.inserts,
-        "adjusts": stream.adjusts,
-        "stables": stream.stables,
-        "illegal": stream.illegal,
         "first_illegal": _break(stream.first_break([Restriction.LEGAL])),
         "fraction_disordered": _fraction_disordered(stream),
-        "max_disorder": stream.max_disorder,
-        "max_live": stream.max_live,
-        "max_multiplicity": stream.max_multiplicity,
-        "partitions": stream.partitions,
-        "restarts": stream.restarts,
+        **fields_of(
+            stream, "max_disorder", "max_live", "max_multiplicity", "partitions", "restarts"
+        ),
     }
 
 
 def _break(found: Break | None) -> dict[str, Any] | None:
     if found is None:
         return None
-    return {
-        "where": found.where,
-        "why": found.why,
-        "element": msgspec.Raw(encode(found.element)),
-    }
+    return {**fields_of(found, "where", "why"), "element": msgspec.Raw(encode(found.element))}
 
 
 def _fraction_disordered(stream: Inference) -> float:

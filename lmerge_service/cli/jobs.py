@@ -3,7 +3,6 @@
 Progress goes to standard error, and only where that is a terminal.
 """
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -12,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from lmerge_service.cli.options import TOPIC, KafkaOptions, check_topic
+from lmerge_service.cli.options import KafkaOptions, option, topic_of
+from lmerge_service.cli.progress import bars, is_shown
 from lmerge_service.cli.streams import check_files, is_parquet, label
 from lmerge_service.errors import ConfigurationError
 from lmerge_service.signals import orderly_end, raise_exit
@@ -34,14 +34,14 @@ _POLL_SECONDS = 0.3
 
 Master: TypeAlias = Annotated[
     str | None,
-    typer.Option(metavar="URL", help="Spark's address; by default this machine's cores."),
+    option("URL", "Spark's address; by default this machine's cores."),
 ]
 Memory: TypeAlias = Annotated[
     str,
-    typer.Option(
+    option(
+        "SIZE",
+        "Spark's heap, as 2g or 512m; each core's Python worker takes 0.2 GB beside it.",
         "--driver-memory",
-        metavar="SIZE",
-        help="Spark's heap, as 2g or 512m; each core's Python worker takes 0.2 GB beside it.",
     ),
 ]
 
@@ -52,7 +52,7 @@ def spark_for(name: str, **settings: Any) -> Iterator[Any]:
     SIGTERM ends it in order, as Ctrl-C does."""
     from lmerge_service.spark.session import is_submitted, spark_session
 
-    if sys.stderr.isatty():
+    if is_shown():
         typer.echo("starting Spark …", err=True)
     with orderly_end(raise_exit), spark_session(name, **settings) as spark:
         if not is_submitted():
@@ -64,7 +64,7 @@ def spark_for(name: str, **settings: Any) -> Iterator[Any]:
 def session(doing: str, memory: str, *, kafka: bool) -> Iterator[Any]:
     """A session on all cores of this machine; on a terminal it shows how far its jobs are."""
     with spark_for("lmerge", driver_memory=memory, kafka=kafka) as spark:
-        if not sys.stderr.isatty():
+        if not is_shown():
             yield spark
             return
         ended = Event()
@@ -103,9 +103,8 @@ def stored_stream(
     """
     from lmerge_service.spark.io.places import JsonFiles, ParquetFiles, Topics
 
-    if place.startswith(TOPIC):
-        topic, kafka = place.removeprefix(TOPIC), KafkaOptions(bootstrap, kafka_config).place()
-        check_topic(topic)
+    if (topic := topic_of(place)) is not None:
+        kafka = KafkaOptions(bootstrap, kafka_config).place()
         require_topic(kafka, topic)
         return Topics(kafka, topic), True
     if not place or not Path(place).exists():
@@ -122,14 +121,12 @@ def stored_stream(
 
 def _watch(spark: Any, doing: str, ended: Event) -> None:
     from py4j.protocol import Py4JError
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn
 
     tracker = spark.sparkContext.statusTracker()
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TimeElapsedColumn())
     with (
         suppress(Py4JError, OSError),  # the JVM is gone: the job's waiter gets an error, too
-        Progress(*columns, console=Console(stderr=True), transient=True) as progress,
+        bars(BarColumn(bar_width=20)) as progress,
     ):
         bar = progress.add_task(doing, total=None)
         while not ended.wait(_POLL_SECONDS):

@@ -5,13 +5,22 @@ one transaction; only then is the replica attached.
 """
 
 import json
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from lmerge_service.cli.checkpoints import checkpoint_in
 from lmerge_service.cli.control import More, Name, other_fields
-from lmerge_service.cli.options import EqualityOptions, Json, KafkaOptions, Partitions, check_topic
+from lmerge_service.cli.options import (
+    EqualityOptions,
+    Json,
+    KafkaOptions,
+    Partitions,
+    argument,
+    check_topic,
+    flag,
+    option,
+)
 from lmerge_service.cli.streams import label
 from lmerge_service.cli.words import print_json, printable
 from lmerge_service.cli.workers import Worker
@@ -22,33 +31,27 @@ __all__ = ("jumpstart",)
 
 def jumpstart(
     name: Name,
-    topic: Annotated[
-        str, typer.Argument(metavar="TOPIC", help="Its own, empty; made when it is missing.")
-    ],
-    source: Annotated[
-        str,
-        typer.Option(
-            "--from", metavar="FILE",
-            help="A recorded stream (JSON lines, or Parquet), a table, or an exported state.",
-            show_default=False,
-        ),
-    ],
-    joining_at: Annotated[
-        int | None,
-        typer.Option(metavar="TIME", help="Refuse a file that is correct from another time on."),
-    ] = None,
+    topic: str = argument("TOPIC", "Its own, empty; made when it is missing."),
+    source: str = option(
+        "FILE",
+        "A recorded stream (JSON lines, or Parquet), a table, or an exported state.",
+        "--from",
+        show_default=False,
+    ),
+    joining_at: int | None = option(
+        "TIME", "Refuse a file that is correct from another time on.", default=None
+    ),
     partitions: Partitions = 1,
-    attach: Annotated[
-        bool,
-        typer.Option("--attach/--no-attach", help="Whether a worker is asked to attach it."),
-    ] = True,
+    attach: bool = flag(
+        "Whether a worker is asked to attach it.", "--attach/--no-attach", default=True
+    ),
     more: More = None,
     as_json: Json = False,
     *,
     kafka: KafkaOptions,
     equality: EqualityOptions,
     worker: Worker,
-) -> None:  # fmt: skip
+) -> None:
     """Begin a replica with what a checkpoint holds, and attach it from its time on.
 
     The query then goes on in the same topic from there. FILE is what `lmerge read`, `table update`
@@ -73,15 +76,18 @@ def jumpstart(
         _check_free(worker, name, topic)
     asyncio.run(seed(kafka.connection(), topic, found.beginning(), partitions=partitions))
     count = len(found.events)
-    document: dict[str, Any] = {
-        "topic": topic, "events": count, "stable": found.stable,
-        "joining_at": found.correct_from, "attached": None,
-    }  # fmt: skip
     if not as_json:
         goes_on = f", to go on from {found.stable}" if found.stable < found.correct_from else ""
         typer.echo(
             f"{topic} begins with {count:,} events, correct from {found.correct_from} on{goes_on}"
         )
+    document: dict[str, Any] = {
+        "topic": topic,
+        "events": count,
+        "stable": found.stable,
+        "joining_at": found.correct_from,
+        "attached": None,
+    }
     if attach:
         document["attached"] = _attach(worker, name, topic, found.correct_from, fields)
     if as_json:

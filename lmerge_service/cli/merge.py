@@ -3,15 +3,16 @@
 import time
 from collections import Counter
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import typer
 
-from lmerge_service.cli.options import EqualityOptions, Json
+from lmerge_service.cli.options import EqualityOptions, Json, argument, flag, option
 from lmerge_service.cli.streams import label, reading
 from lmerge_service.cli.words import (
     BREACHES,
+    fields_of,
     finite,
     payload_json,
     payload_text,
@@ -29,79 +30,52 @@ from lmerge_service.service.tuning import quieten_garbage_collector
 __all__ = ("merge",)
 
 _SHOWN_BREACHES = 10
+_KINDS = ("inserts", "adjusts", "stables")
 
 
 def merge(
-    inputs: Annotated[
-        list[str],
-        typer.Argument(metavar="INPUT", help="Element files, at least one; - is stdin."),
-    ],
-    output: Annotated[
-        str,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="Where to write; the file appears when all is done; - is stdout.",
-        ),
-    ],
-    order: Annotated[
-        str,
-        typer.Option(
-            "--interleave",
-            metavar="ORDER",
-            help="Whose element is next: round-robin (in turn), random:SEED, or sequential "
-            "(one file after the other).",
-        ),
-    ] = "round-robin",
-    case: Annotated[
-        Case,
-        typer.Option(
-            metavar="CASE",
-            help="What the inputs may do. R0, R1, R2: inserts in order of start (R0: no two with "
-            "one start, R1: equal starts in the same order everywhere); R3: any order and "
-            "revisions, but no two events with the same payload and start; R4: anything. "
-            "`lmerge infer` finds out.",
-        ),
-    ] = Case.R3,
-    insert: Annotated[
-        str,
-        typer.Option(
-            metavar="POLICY",
-            help="Which events go out before a stable forces them: first, leader, half_frozen or "
-            "quorum(n).",
-        ),
-    ] = "first",
-    adjust: Annotated[
-        str,
-        typer.Option(
-            metavar="POLICY",
-            help="Which revisions go out before a stable forces them: lazy (none), eager, leader.",
-        ),
-    ] = "lazy",
-    stable: Annotated[
-        str,
-        typer.Option(
-            metavar="POLICY",
-            help="How far the output's stable point goes: max, lag(d) or quorum(k).",
-        ),
-    ] = "max",
-    normalise: Annotated[
-        bool,
-        typer.Option(
-            "--normalise",
-            help="Bring each input to one form first: they need only agree at every "
-            "instant, cut into whatever intervals.",
-        ),
-    ] = False,
-    stats: Annotated[
-        bool,
-        typer.Option(
-            "--stats",
-            help="Show on stderr what was read and written; first: inserts before any other "
-            "input's, late: about what was final already.",
-        ),
-    ] = False,
+    inputs: list[str] = argument("INPUT", "Element files, at least one; - is stdin."),
+    output: str = option(
+        "FILE", "Where to write; the file appears when all is done; - is stdout.", "--output", "-o"
+    ),
+    order: str = option(
+        "ORDER",
+        "Whose element is next: round-robin (in turn), random:SEED, or sequential "
+        "(one file after the other).",
+        "--interleave",
+        default="round-robin",
+    ),
+    case: Case = option(
+        "CASE",
+        "What the inputs may do. R0, R1, R2: inserts in order of start (R0: no two with "
+        "one start, R1: equal starts in the same order everywhere); R3: any order and "
+        "revisions, but no two events with the same payload and start; R4: anything. "
+        "`lmerge infer` finds out.",
+        default=Case.R3,
+    ),
+    insert: str = option(
+        "POLICY",
+        "Which events go out before a stable forces them: first, leader, half_frozen or quorum(n).",
+        default="first",
+    ),
+    adjust: str = option(
+        "POLICY",
+        "Which revisions go out before a stable forces them: lazy (none), eager, leader.",
+        default="lazy",
+    ),
+    stable: str = option(
+        "POLICY", "How far the output's stable point goes: max, lag(d) or quorum(k).", default="max"
+    ),
+    normalise: bool = flag(
+        "Bring each input to one form first: they need only agree at every "
+        "instant, cut into whatever intervals.",
+        "--normalise",
+    ),
+    stats: bool = flag(
+        "Show on stderr what was read and written; first: inserts before any other "
+        "input's, late: about what was final already.",
+        "--stats",
+    ),
     json: Json = False,
     *,
     equality: EqualityOptions,
@@ -118,13 +92,15 @@ def merge(
     Example: `lmerge merge jan/a.ndjson jan/b.ndjson -o merged.ndjson --stats`
     """
     ordered = interleaving(order)
-    policy = _policy(insert, adjust, stable)
+    try:
+        policy = Policy(insert, adjust, stable)
+    except ValueError as error:
+        raise ConfigurationError(f"--{error}") from None
     names = [label(path) for path in inputs]
     quieten_garbage_collector()
     started = time.perf_counter()
-    abreast = order != "sequential"
     with (
-        reading(inputs, output, rule=equality.rule, abreast=abreast) as streams,
+        reading(inputs, output, rule=equality.rule, abreast=order != "sequential") as streams,
         ElementWriter(output) as writer,
     ):
         report = merge_streams(
@@ -143,13 +119,6 @@ def merge(
     _warn(report)
     if stats:
         _show(report, seconds)
-
-
-def _policy(insert: str, adjust: str, stable: str) -> Policy:
-    try:
-        return Policy(insert, adjust, stable)
-    except ValueError as error:
-        raise ConfigurationError(f"--{error}") from None
 
 
 def _warn(report: MergeReport) -> None:
@@ -177,15 +146,15 @@ def _show(report: MergeReport, seconds: float) -> None:
 
     table = Table()
     table.add_column("", overflow="fold")
-    for heading in ("inserts", "adjusts", "stables", "first", "late", "breaches"):
+    for heading in (*_KINDS, "first", "late", "breaches"):
         table.add_column(heading, justify="right", no_wrap=True)
     for each in report.inputs:
-        counts = each.inserts, each.adjusts, each.stables, each.delivered_first, each.late
-        breaches = sum(each.breaches.values())
-        table.add_row(each.name, *(f"{count:,}" for count in (*counts, breaches)))
+        counts = [getattr(each, name) for name in (*_KINDS, "delivered_first", "late")]
+        counts.append(sum(each.breaches.values()))
+        table.add_row(each.name, *(f"{count:,}" for count in counts))
     table.add_section()
     out = report.output
-    table.add_row("output", *(f"{count:,}" for count in (out.inserts, out.adjusts, out.stables)))
+    table.add_row("output", *(f"{getattr(out, name):,}" for name in _KINDS))
     console = Console(stderr=True, highlight=False)
     console.print(table)
     state = "complete" if out.complete else f"not ended, stable at {point(out.stable)}"
@@ -196,12 +165,9 @@ def _show(report: MergeReport, seconds: float) -> None:
 
 def _print_report(report: MergeReport, seconds: float, *, to_stderr: bool) -> None:
     document = {
-        "case": report.case,
-        "elements": report.elements,
+        **fields_of(report, "case", "elements", "inputs", "breaches"),
         "seconds": round(seconds, 3),
-        "inputs": report.inputs,
         "output": asdict(report.output) | {"stable": finite(report.output.stable)},
-        "breaches": report.breaches,
         "first_breaches": [_document(each) for each in report.found],
     }
     print_json(document, err=to_stderr)

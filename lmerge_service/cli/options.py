@@ -41,11 +41,15 @@ __all__ = (
     "TopologyBootstrap",
     "TopologyOptions",
     "address",
+    "argument",
     "at_port",
     "check_topic",
     "cluster_of",
     "controlled_by",
+    "flag",
+    "option",
     "to_stderr",
+    "topic_of",
     "warnings_only",
 )
 
@@ -118,6 +122,31 @@ def _made(group: Any, given: dict[str, Any]) -> Any:
 # --- single options -------------------------------------------------------------------------------
 
 
+def option(
+    metavar: str,
+    text: str,
+    *names: str,
+    default: Any = ...,
+    panel: str | None = None,
+    **settings: Any,
+) -> Any:
+    """An option with a value, required unless there is a default; its names, where they are not the
+    parameter's."""
+    return typer.Option(
+        default, *names, metavar=metavar, help=text, rich_help_panel=panel, **settings
+    )
+
+
+def flag(text: str, *names: str, default: Any = False, panel: str | None = None) -> Any:
+    """An option without a value, or with one of a few words."""
+    return typer.Option(default, *names, help=text, rich_help_panel=panel)
+
+
+def argument(metavar: str, text: str, *, default: Any = ..., **settings: Any) -> Any:
+    """An argument, required unless there is a default."""
+    return typer.Argument(default, metavar=metavar, help=text, **settings)
+
+
 def address(text: str | None) -> str | None:
     """Checks HOST:PORT[,HOST:PORT…] before any connection is tried."""
     if text is not None and not all(_ADDRESS.fullmatch(each) for each in text.split(",")):
@@ -127,38 +156,37 @@ def address(text: str | None) -> str | None:
 
 Bootstrap: TypeAlias = Annotated[
     str | None,
-    typer.Option(
+    option(
+        "HOST:PORT",
+        "Where Kafka is.",
         envvar="LMERGE_BOOTSTRAP",
-        metavar="HOST:PORT",
         callback=address,
-        help="Where Kafka is.",
         show_default=BOOTSTRAP,
     ),
 ]
 KafkaConfig: TypeAlias = Annotated[
     Path | None,
-    typer.Option(
-        metavar="FILE.yaml",
-        help="How Kafka is reached: a file with a topology's `kafka` section (TLS, SASL).",
+    option(
+        "FILE.yaml", "How Kafka is reached: a file with a topology's `kafka` section (TLS, SASL)."
     ),
 ]
 TopologyBootstrap: TypeAlias = Annotated[
     str | None,
-    typer.Option(
-        metavar="HOST:PORT",
+    option(
+        "HOST:PORT",
+        "Where Kafka is, instead of the file's word and of LMERGE_BOOTSTRAP.",
         callback=address,
-        help="Where Kafka is, instead of the file's word and of LMERGE_BOOTSTRAP.",
     ),
 ]
 """Of the commands that are given a topology."""
 
 HttpPort: TypeAlias = Annotated[
     int | None,
-    typer.Option(
+    option(
+        "PORT",
+        "Of the HTTP API, for commands and Prometheus; 0 takes a free one.",
         min=0,
         max=65_535,
-        metavar="PORT",
-        help="Of the HTTP API, for commands and Prometheus; 0 takes a free one.",
     ),
 ]
 """Of the commands that merge; for `at_port`. The default is the command's."""
@@ -166,9 +194,9 @@ HttpPort: TypeAlias = Annotated[
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 Partitions: TypeAlias = Annotated[
-    int, typer.Option(min=1, max=1000, metavar="N", help="Of a topic that is made here.")
+    int, option("N", "Of a topic that is made here.", min=1, max=1000)
 ]
-Seed: TypeAlias = Annotated[int, typer.Option(metavar="N", help="Equal seeds give equal results.")]
+Seed: TypeAlias = Annotated[int, option("N", "Equal seeds give equal results.")]
 Nfc: TypeAlias = Annotated[
     bool,
     typer.Option("--nfc", help="Normalise strings to NFC first, as a topology with `nfc: true`."),
@@ -236,9 +264,7 @@ class EqualityOptions:
 class TopologyOptions:
     """A topology, and where its Kafka is."""
 
-    path: Annotated[
-        Path, typer.Argument(metavar="TOPOLOGY.yaml", help="What is merged, and where to.")
-    ]
+    path: Annotated[Path, argument("TOPOLOGY.yaml", "What is merged, and where to.")]
     bootstrap: TopologyBootstrap = None
 
     def load(self) -> "Topology":
@@ -265,6 +291,18 @@ def check_topic(name: str) -> None:
         raise ConfigurationError(
             f"{name!r} is no name of a topic: 1 to 249 of the characters a-z A-Z 0-9 . _ -"
         )
+
+
+def topic_of(place: str) -> str | None:
+    """The topic of kafka:TOPIC; None: the place is a file.
+
+    Raises:
+        ConfigurationError: it is no name of a topic.
+    """
+    if not place.startswith(TOPIC):
+        return None
+    check_topic(topic := place.removeprefix(TOPIC))
+    return topic
 
 
 def warnings_only(least: int = logging.WARNING) -> None:

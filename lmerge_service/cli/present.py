@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import typer
 
-from lmerge_service.cli.options import Seed
+from lmerge_service.cli.options import Seed, argument, flag, option
 from lmerge_service.cli.streams import check_files, label, reading, watched
 from lmerge_service.cli.variations import WHEN, given_of, with_variation
 from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
@@ -28,70 +28,46 @@ _USUAL: Final = Variation(provisional=0.2, disorder=0.2, stable_every=100)
 """Without a preset; `spread` and `displacement` are then as long as the events are."""
 
 _KINDS: Final = {Insert: "inserts", Adjust: "adjusts", Stable: "stables"}
+_LIE_KINDS: Final = ", ".join(KINDS)
 _LIES: Final = "Lies, for testing: the result is wrong on purpose"
 
 
 @with_variation(_USUAL)
 def present(
-    output: Annotated[
-        str,
-        typer.Option(
-            "--output", "-o", metavar="FOLDER", help="Where to write; - is stdout, for one stream."
-        ),
-    ],
-    source: Annotated[
-        str | None,
-        typer.Argument(metavar="FILE", help="Inserts of a logical stream; - is stdin."),
-    ] = None,
-    months: Annotated[
-        str | None,
-        typer.Option(
-            "--flights",
-            metavar="MONTHS",
-            help="Instead of FILE, the flights that left New York in 2013: 1 or 1,2 or year.",
-        ),
-    ] = None,
-    n: Annotated[
-        int, typer.Option("-n", min=1, max=100, metavar="N", help="How many presentations.")
-    ] = 1,
+    output: str = option(
+        "FOLDER", "Where to write; - is stdout, for one stream.", "--output", "-o"
+    ),
+    source: str | None = argument("FILE", "Inserts of a logical stream; - is stdin.", default=None),
+    months: str | None = option(
+        "MONTHS",
+        "Instead of FILE, the flights that left New York in 2013: 1 or 1,2 or year.",
+        "--flights",
+        default=None,
+    ),
+    n: int = option("N", "How many presentations.", "-n", min=1, max=100, default=1),
     seed: Seed = 1,
-    preset: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAMES",
-            help="Begin from the replicas of the demo, in turn: A (ordered, revises late), "
-            "B (eager, with provisional ends and phantoms), C (disordered), or A,B,C.",
-        ),
-    ] = None,
-    logical: Annotated[
-        bool,
-        typer.Option("--logical", help="Also write the logical stream itself, logical.ndjson."),
-    ] = False,
-    restart_at: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            metavar="N",
-            help="Begin again after so many elements, as a restarted replica does.",
-            rich_help_panel=WHEN,
-        ),
-    ] = None,
-    lies: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--lie",
-            metavar="KIND=FRACTION",
-            help=f"Make this fraction of elements wrong; kinds: {', '.join(KINDS)}. "
-            "May be given several times.",
-            rich_help_panel=_LIES,
-        ),
-    ] = None,
-    lie_by: Annotated[
-        int,
-        typer.Option(
-            min=1, metavar="N", help="How wrong times are at the most.", rich_help_panel=_LIES
-        ),
-    ] = 10,
+    preset: str | None = option(
+        "NAMES",
+        "Begin from the replicas of the demo, in turn: A (ordered, revises late), "
+        "B (eager, with provisional ends and phantoms), C (disordered), or A,B,C.",
+        default=None,
+    ),
+    logical: bool = flag("Also write the logical stream itself, logical.ndjson.", "--logical"),
+    restart_at: int | None = option(
+        "N",
+        "Begin again after so many elements, as a restarted replica does.",
+        min=0,
+        panel=WHEN,
+        default=None,
+    ),
+    lies: list[str] | None = option(
+        "KIND=FRACTION",
+        f"Make this fraction of elements wrong; kinds: {_LIE_KINDS}. May be given several times.",
+        "--lie",
+        panel=_LIES,
+        default=None,
+    ),
+    lie_by: int = option("N", "How wrong times are at the most.", min=1, panel=_LIES, default=10),
     **variation: Any,
 ) -> None:
     """Present one stream of events in N physically different ways that mean the same.
@@ -134,9 +110,8 @@ def _lies(options: Sequence[str], by: int) -> Lie | None:
         except ValueError:
             fractions[kind] = -1.0
         if kind not in KINDS or not 0 <= fractions[kind] <= 1:
-            kinds = ", ".join(KINDS)
             raise ConfigurationError(
-                f"--lie takes KIND=FRACTION, as in drop=0.01, not {text!r}; kinds: {kinds}"
+                f"--lie takes KIND=FRACTION, as in drop=0.01, not {text!r}; kinds: {_LIE_KINDS}"
             )
     return Lie(**fractions, by=by) if fractions else None
 

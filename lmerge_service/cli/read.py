@@ -1,17 +1,27 @@
 """`lmerge read`: topics that mean the same, as one stream of elements on standard output."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from lmerge_service.cli.options import TOPIC, EqualityOptions, Json, KafkaOptions, check_topic
+from lmerge_service.cli.options import (
+    TOPIC,
+    EqualityOptions,
+    Json,
+    KafkaOptions,
+    argument,
+    check_topic,
+    flag,
+    option,
+)
 from lmerge_service.cli.words import finite, point, print_json
 from lmerge_service.core import Case
 from lmerge_service.errors import ConfigurationError, StateError
 from lmerge_service.formats.wire import encode
-from lmerge_service.signals import orderly_end
+from lmerge_service.signals import cancelled_by_signal
 
 if TYPE_CHECKING:
     from lmerge_service.reader.read_merged import MergedReader, ReaderStatus
@@ -20,28 +30,17 @@ __all__ = ("read",)
 
 
 def read(
-    topics: Annotated[
-        list[str], typer.Argument(metavar="TOPIC", help="Merged or replica topics, at least one.")
-    ],
-    case: Annotated[
-        Case, typer.Option(metavar="CASE", help="What the topics may do; as for `lmerge merge`.")
-    ] = Case.R3,
-    follow: Annotated[
-        bool,
-        typer.Option(
-            "--follow",
-            "-f",
-            help="Go on with what comes, until the stream ends or SIGINT or SIGTERM.",
-        ),
-    ] = False,
-    token: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Continue where the reading that wrote FILE ended, if it exists, and replace it "
-            "at the end: what is written before and after is one stream.",
-        ),
-    ] = None,
+    topics: list[str] = argument("TOPIC", "Merged or replica topics, at least one."),
+    case: Case = option("CASE", "What the topics may do; as for `lmerge merge`.", default=Case.R3),
+    follow: bool = flag(
+        "Go on with what comes, until the stream ends or SIGINT or SIGTERM.", "--follow", "-f"
+    ),
+    token: Path | None = option(
+        "FILE",
+        "Continue where the reading that wrote FILE ended, if it exists, and replace it "
+        "at the end: what is written before and after is one stream.",
+        default=None,
+    ),
     json: Json = False,
     *,
     kafka: KafkaOptions,
@@ -80,7 +79,11 @@ def read(
     except StateError as error:  # of the token: nothing has been read
         raise StateError(f"{token}: {error}") from error
     status = asyncio.run(_read(reading, must_exist=not follow, token=token))
-    _report(status, as_json=json)
+    if json:
+        print_json(_document(status), err=True)
+        return
+    for line in _lines(status):
+        typer.echo(line, err=True)
 
 
 async def _read(reading: "MergedReader", *, must_exist: bool, token: Path | None) -> "ReaderStatus":
@@ -93,8 +96,7 @@ async def _read(reading: "MergedReader", *, must_exist: bool, token: Path | None
                 f"kafka:{missing[0]}: there is no such topic (--follow waits for it)"
             )
         writing = asyncio.create_task(_write(reader))
-        threadsafe = asyncio.get_running_loop().call_soon_threadsafe
-        with orderly_end(lambda _: threadsafe(writing.cancel)):  # until the token is there, too
+        with cancelled_by_signal(writing):  # until the token is there, too
             await asyncio.wait({writing})
             failure = None if writing.cancelled() else writing.exception()
             if token is not None and not isinstance(failure, OSError):  # what was taken is written
@@ -118,22 +120,17 @@ def _leave(token: Path, saved: bytes) -> None:
     partial.replace(token)
 
 
-def _report(status: "ReaderStatus", *, as_json: bool) -> None:
-    if as_json:
-        print_json(_document(status), err=True)
-        return
+def _lines(status: "ReaderStatus") -> Iterator[str]:
     for each in status.topics:
         if each.why is not None:
-            typer.echo(f"warning: {each.why}", err=True)
-        else:
-            stable = "never published" if each.stable is None else f"stable at {point(each.stable)}"
-            breaches = sum(each.breaches.values())
-            typer.echo(
-                f"{each.topic}: {stable}, first with {each.first:,} events, {breaches:,} breaches, "
-                f"{each.dead:,} records that are no elements",
-                err=True,
-            )
-    typer.echo(f"merged: stable at {point(status.stable)}, {status.live_events:,} live", err=True)
+            yield f"warning: {each.why}"
+            continue
+        stable = "never published" if each.stable is None else f"stable at {point(each.stable)}"
+        yield (
+            f"{each.topic}: {stable}, first with {each.first:,} events, "
+            f"{sum(each.breaches.values()):,} breaches, {each.dead:,} records that are no elements"
+        )
+    yield f"merged: stable at {point(status.stable)}, {status.live_events:,} live"
 
 
 def _document(status: "ReaderStatus") -> dict[str, Any]:

@@ -9,10 +9,20 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from lmerge_service.cli.jobs import Master, Memory, spark_for
-from lmerge_service.cli.options import App, Json, KafkaOptions, Partitions, Seed, check_topic
+from lmerge_service.cli.options import (
+    App,
+    Json,
+    KafkaOptions,
+    Partitions,
+    Seed,
+    argument,
+    check_topic,
+    flag,
+    option,
+)
 from lmerge_service.cli.present import months_of
 from lmerge_service.cli.streams import watched
-from lmerge_service.cli.words import finite, point, print_json
+from lmerge_service.cli.words import finite, point, report
 from lmerge_service.elements import START
 from lmerge_service.errors import ConfigurationError
 from lmerge_service.signals import orderly_end
@@ -26,12 +36,10 @@ if TYPE_CHECKING:
 
 __all__ = ("Feedback", "To", "app", "conclude", "stop_on_sigterm")
 
-To: TypeAlias = Annotated[
-    str, typer.Option(metavar="TOPIC", help="Where to write; made if missing.")
-]
+To: TypeAlias = Annotated[str, option("TOPIC", "Where to write; made if missing.")]
 Feedback: TypeAlias = Annotated[
     str | None,
-    typer.Option(metavar="TOPIC", help="A merge's output: leave out what is final there."),
+    option("TOPIC", "A merge's output: leave out what is final there."),
 ]
 
 app = App(
@@ -46,50 +54,35 @@ def list_(as_json: Json = False) -> None:
     """Show the queries and the plans that each can be run by."""
     from lmerge_service.spark.queries.catalogue import QUERIES
 
-    if as_json:
-        print_json(
-            {
-                query.name: {
-                    "says": query.summary,
-                    "key": query.key,
-                    "plans": {name: plan.summary for name, plan in query.plans.items()},
-                }
-                for query in QUERIES.values()
-            }
-        )
-        return
+    document = {
+        query.name: {
+            "says": query.summary,
+            "key": query.key,
+            "plans": {name: plan.summary for name, plan in query.plans.items()},
+        }
+        for query in QUERIES.values()
+    }
+    lines = []
     for query in QUERIES.values():
-        typer.echo(f"{query.name}: {query.summary}")
-        for name, plan in query.plans.items():
-            typer.echo(f"  {name:<13} {plan.summary}")
+        lines.append(f"{query.name}: {query.summary}")
+        lines += [f"  {name:<13} {plan.summary}" for name, plan in query.plans.items()]
+    report(document, *lines, as_json=as_json)
 
 
 @app.command()
 def feed(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Must be new.")],
-    flights: Annotated[
-        str,
-        typer.Option(
-            metavar="MONTHS", help="The flights that left New York in 2013: 1 or 1,2 or year."
-        ),
-    ] = "1",
+    topic: str = argument("TOPIC", "Must be new."),
+    flights: str = option(
+        "MONTHS", "The flights that left New York in 2013: 1 or 1,2 or year.", default="1"
+    ),
     partitions: Partitions = 1,
-    rate: Annotated[
-        float | None,
-        typer.Option(
-            min=0.1, metavar="N", help="Facts a second.", show_default="as fast as it goes"
-        ),
-    ] = None,
-    late: Annotated[
-        float, typer.Option(min=0, max=1, metavar="FRACTION", help="Facts that come late.")
-    ] = 0.0,
-    late_by: Annotated[
-        int, typer.Option(min=1, metavar="SECONDS", help="By how much at the most.")
-    ] = 600,
+    rate: float | None = option(
+        "N", "Facts a second.", min=0.1, show_default="as fast as it goes", default=None
+    ),
+    late: float = option("FRACTION", "Facts that come late.", min=0, max=1, default=0.0),
+    late_by: int = option("SECONDS", "By how much at the most.", min=1, default=600),
     seed: Seed = 1,
-    open_: Annotated[
-        bool, typer.Option("--open", help="Do not end the topic: more may follow.")
-    ] = False,
+    open_: bool = flag("Do not end the topic: more may follow.", "--open"),
     *,
     kafka: KafkaOptions,
 ) -> None:
@@ -121,65 +114,46 @@ def feed(
 
 @app.command()
 def run(
-    query: Annotated[str, typer.Argument(metavar="QUERY", help="See `lmerge replica list`.")],
-    plan: Annotated[str, typer.Option(metavar="PLAN", help="By which of the query's plans.")],
-    facts: Annotated[str, typer.Option(metavar="TOPIC", help="What `lmerge replica feed` made.")],
     to: To,
+    query: str = argument("QUERY", "See `lmerge replica list`."),
+    plan: str = option("PLAN", "By which of the query's plans."),
+    facts: str = option("TOPIC", "What `lmerge replica feed` made."),
     partitions: Partitions = 1,
-    checkpoint: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="What a restart goes on from; without it the replica starts over. By default "
-            "replicas/TOPIC in $LMERGE_HOME, else in ~/.local/state/lmerge.",
-        ),
-    ] = None,
-    lateness: Annotated[
-        int,
-        typer.Option(
-            min=0, metavar="SECONDS", help="How late a fact may be and count. Equal for all plans."
-        ),
-    ] = 900,
-    since: Annotated[
-        int | None,
-        typer.Option(
-            metavar="TIME",
-            help="Start over with the facts from this time on (ms), in a higher incarnation.",
-            show_default="the first fact",
-        ),
-    ] = None,
-    rejoin: Annotated[
-        bool,
-        typer.Option(
-            "--rejoin",
-            help="Start over, when state is lost, with the facts of now: merged again once its "
-            "windows have filled.",
-        ),
-    ] = False,
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume",
-            help="When state is lost, continue from what --to holds: its own output, or a "
-            "jumpstart's beginning.",
-        ),
-    ] = False,
+    checkpoint: Path | None = option(
+        "FOLDER",
+        "What a restart goes on from; without it the replica starts over. By default "
+        "replicas/TOPIC in $LMERGE_HOME, else in ~/.local/state/lmerge.",
+        default=None,
+    ),
+    lateness: int = option(
+        "SECONDS", "How late a fact may be and count. Equal for all plans.", min=0, default=900
+    ),
+    since: int | None = option(
+        "TIME",
+        "Start over with the facts from this time on (ms), in a higher incarnation.",
+        show_default="the first fact",
+        default=None,
+    ),
+    rejoin: bool = flag(
+        "Start over, when state is lost, with the facts of now: merged again once its "
+        "windows have filled.",
+        "--rejoin",
+    ),
+    resume: bool = flag(
+        "When state is lost, continue from what --to holds: its own output, or a "
+        "jumpstart's beginning.",
+        "--resume",
+    ),
     feedback: Feedback = None,
-    name: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="What the merge calls this replica. [default: --to]"),
-    ] = None,
-    batch: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Facts per micro-batch. [default: the plan's]"),
-    ] = None,
-    plain: Annotated[
-        bool,
-        typer.Option(
-            "--plain",
-            help="Without Spark and without a checkpoint: each start begins again, or resumes.",
-        ),
-    ] = False,
+    name: str | None = option(
+        "NAME", "What the merge calls this replica. [default: --to]", default=None
+    ),
+    batch: int | None = option(
+        "N", "Facts per micro-batch. [default: the plan's]", min=1, default=None
+    ),
+    plain: bool = flag(
+        "Without Spark and without a checkpoint: each start begins again, or resumes.", "--plain"
+    ),
     master: Master = None,
     driver_memory: Memory = "1g",
     as_json: Json = False,
@@ -218,9 +192,9 @@ def run(
     if plain:
         from lmerge_service.spark.queries.plain import Plain
 
-        for option, value in (("--checkpoint", checkpoint), ("--feedback", feedback)):
+        for given, value in (("--checkpoint", checkpoint), ("--feedback", feedback)):
             if value is not None:
-                raise ConfigurationError(f"{option} needs Spark, and --plain is without")
+                raise ConfigurationError(f"{given} needs Spark, and --plain is without")
         _run_plain(Plain(plan=by, connection=kafka.connection(), **shared), as_json=as_json)
         return
     from lmerge_service.spark.queries.identity import Replica
@@ -272,23 +246,19 @@ def _introduce(
     resumed: bool,
     as_json: bool,
 ) -> None:
-    if as_json:
-        print_json({"replica": document | {"joining_at": finite(begun.joining_at)}})
-        return
     text = f"{what}, incarnation {begun.incarnation}"
     if begun.joining_at != START:
         text += f", correct from {begun.joining_at} on"
     if resumed and begun.since is not None:
         text += f", resumes with the facts from {point(begun.since)} on"
-    typer.echo(text, err=True)
+    document |= {"joining_at": finite(begun.joining_at)}
+    report({"replica": document}, text, as_json=as_json, err=True)
 
 
 def conclude(to: str, ended: bool, *, as_json: bool) -> None:
     """Reports how a replica's run ended: with its input, or by a signal."""
-    if as_json:
-        print_json({"ended": ended})
-    else:
-        typer.echo(f"{to}: {'ended' if ended else 'stopped'}", err=True)
+    line = f"{to}: {'ended' if ended else 'stopped'}"
+    report({"ended": ended}, line, as_json=as_json, err=True)
 
 
 @contextmanager
@@ -300,17 +270,18 @@ def stop_on_sigterm() -> Iterator[Any]:
 
 
 def _report(batch: "Batch", *, as_json: bool) -> None:
-    if as_json:
-        import dataclasses
+    from dataclasses import asdict
 
-        ends = {"mark": finite(batch.watermark), "point": finite(batch.point)}
-        print_json({"batch": dataclasses.asdict(batch) | ends | {"ended": batch.ended}})
-        return
+    document = asdict(batch) | {
+        "mark": finite(batch.watermark),
+        "point": finite(batch.point),
+        "ended": batch.ended,
+    }
     skipped = f", {batch.skipped:,} left out" if batch.skipped else ""
     refused = f", {batch.refused:,} are no facts" if batch.refused else ""
-    typer.echo(
+    line = (
         f"batch {batch.number}: {batch.facts:,} facts ({batch.late:,} late{refused}), "
         f"{batch.records:,} records{skipped}; all is known up to {point(batch.watermark)}; "
-        f"{batch.seconds:.1f} s",
-        err=True,
+        f"{batch.seconds:.1f} s"
     )
+    report({"batch": document}, line, as_json=as_json, err=True)

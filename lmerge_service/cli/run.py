@@ -2,11 +2,16 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from lmerge_service.cli.options import HttpPort, TopologyOptions, at_port, controlled_by, to_stderr
+from lmerge_service.cli.options import (
+    HttpPort,
+    TopologyOptions,
+    at_port,
+    controlled_by,
+    flag,
+    option,
+    to_stderr,
+)
 
 __all__ = ("run",)
 
@@ -14,20 +19,15 @@ __all__ = ("run",)
 def run(
     topology: TopologyOptions,
     http_port: HttpPort = None,
-    control_token: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Holds the token of who may decide, instead of the file's http.control_token.",
-        ),
-    ] = None,
-    standby: Annotated[
-        bool,
-        typer.Option(
-            "--standby", help="Only follow, and lead when no other worker is there to do it."
-        ),
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Log as JSON, one object a line.")] = False,
+    control_token: Path | None = option(
+        "FILE",
+        "Holds the token of who may decide, instead of the file's http.control_token.",
+        default=None,
+    ),
+    standby: bool = flag(
+        "Only follow, and lead when no other worker is there to do it.", "--standby"
+    ),
+    json: bool = flag("Log as JSON, one object a line.", "--json"),
 ) -> None:
     """Merge a topology's replica topics into its output topic, exactly once, until SIGTERM.
 

@@ -1,14 +1,14 @@
 """`lmerge replica readings` and `select`: one query by two plans of opposite costs."""
 
 import re
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from lmerge_service.cli.options import Json, KafkaOptions, Seed, check_topic
+from lmerge_service.cli.options import Json, KafkaOptions, Seed, argument, check_topic, option
 from lmerge_service.cli.replica import Feedback, To, conclude, stop_on_sigterm
 from lmerge_service.cli.streams import watched
-from lmerge_service.cli.words import finite, point, print_json
+from lmerge_service.cli.words import fields_of, finite, point, report
 from lmerge_service.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -18,14 +18,11 @@ __all__ = ("readings", "select")
 
 
 def readings(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Must be new.")],
-    count: Annotated[int, typer.Option(min=1, metavar="N", help="So many.")] = 200_000,
-    batch: Annotated[
-        str,
-        typer.Option(
-            metavar="FROM-UNTIL", help="How many have low x, then high x, then low again."
-        ),
-    ] = "10000-30000",
+    topic: str = argument("TOPIC", "Must be new."),
+    count: int = option("N", "So many.", min=1, default=200_000),
+    batch: str = option(
+        "FROM-UNTIL", "How many have low x, then high x, then low again.", default="10000-30000"
+    ),
     seed: Seed = 1,
     *,
     kafka: KafkaOptions,
@@ -56,25 +53,19 @@ def _sizes(text: str) -> tuple[int, int]:
 
 
 def select(
-    plan: Annotated[
-        str, typer.Option(metavar="PLAN", help="udf0: expensive for small x; udf1: for large x.")
-    ],
-    readings: Annotated[
-        str, typer.Option(metavar="TOPIC", help="What `lmerge replica readings` made.")
-    ],
     to: To,
+    plan: Literal["udf0", "udf1"] = option(
+        "PLAN", "udf0: expensive for small x; udf1: for large x."
+    ),
+    readings: str = option("TOPIC", "What `lmerge replica readings` made."),
     feedback: Feedback = None,
-    name: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="What the merge calls this replica. [default: PLAN]"),
-    ] = None,
-    cheap: Annotated[
-        float, typer.Option(min=0, max=1000, metavar="MS", help="What a cheap reading takes.")
-    ] = 0.1,
-    expensive: Annotated[
-        float,
-        typer.Option("--dear", min=0, max=1000, metavar="MS", help="What an expensive one takes."),
-    ] = 1.5,
+    name: str | None = option(
+        "NAME", "What the merge calls this replica. [default: PLAN]", default=None
+    ),
+    cheap: float = option("MS", "What a cheap reading takes.", min=0, max=1000, default=0.1),
+    expensive: float = option(
+        "MS", "What an expensive one takes.", "--dear", min=0, max=1000, default=1.5
+    ),
     as_json: Json = False,
     *,
     kafka: KafkaOptions,
@@ -90,8 +81,6 @@ def select(
     from lmerge_service.demo.selection import Costs, Plan, Replica
     from lmerge_service.demo.selection import select as run
 
-    if plan not in [*Plan]:
-        raise ConfigurationError(f"no plan {plan!r}: choose one of {', '.join(Plan)}")
     for topic in (readings, to, *([feedback] if feedback else [])):
         check_topic(topic)
     if name is not None and feedback is None:
@@ -107,11 +96,10 @@ def select(
     )
 
     def begun(incarnation: int) -> None:
-        if as_json:
-            print_json({"replica": {"plan": plan, "to": to, "incarnation": incarnation}})
-        else:
-            uses = f", uses feedback of {feedback}" if feedback else ""
-            typer.echo(f"{plan} from {readings} to {to}, incarnation {incarnation}{uses}", err=True)
+        uses = f", uses feedback of {feedback}" if feedback else ""
+        line = f"{plan} from {readings} to {to}, incarnation {incarnation}{uses}"
+        document = {"plan": plan, "to": to, "incarnation": incarnation}
+        report({"replica": document}, line, as_json=as_json, err=True)
 
     with stop_on_sigterm() as stopped:
         running = run(
@@ -124,19 +112,14 @@ def select(
 
 
 def _report(selection: "Selection", *, as_json: bool) -> None:
-    counts: dict[str, int | None] = {
-        "cheap": selection.cheap,
+    document = {
+        **fields_of(selection, "cheap", "skipped", "kept", "point"),
         "dear": selection.expensive,
-        "skipped": selection.skipped,
-        "kept": selection.kept,
+        "stable": finite(selection.at),
     }
-    if as_json:
-        ends = {"stable": finite(selection.at), "point": finite(selection.point)}
-        print_json({"readings": counts | ends})
-        return
-    typer.echo(
+    line = (
         f"{selection.cheap:,} cheap, {selection.expensive:,} expensive, "
         f"{selection.skipped:,} left out; "
-        f"stable at {point(selection.at)}, feedback at {point(selection.point)}",
-        err=True,
+        f"stable at {point(selection.at)}, feedback at {point(selection.point)}"
     )
+    report({"readings": document}, line, as_json=as_json, err=True)

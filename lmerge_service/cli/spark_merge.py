@@ -2,7 +2,7 @@
 
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -13,9 +13,11 @@ from lmerge_service.cli.options import (
     TopologyOptions,
     at_port,
     cluster_of,
+    flag,
+    option,
     warnings_only,
 )
-from lmerge_service.cli.words import print_json
+from lmerge_service.cli.words import fields_of, report
 from lmerge_service.errors import ConfigurationError
 from lmerge_service.signals import orderly_end
 
@@ -30,31 +32,19 @@ __all__ = ("spark_merge",)
 
 def spark_merge(
     topology: TopologyOptions,
-    checkpoint: Annotated[
-        str,
-        typer.Option(
-            metavar="DIR",
-            help="Where Spark keeps its place and the state; shared by all executors.",
-        ),
-    ],
-    available_now: Annotated[
-        bool, typer.Option("--available-now", help="Merge what is there now, and end.")
-    ] = False,
-    origin: Annotated[
-        Path | None,
-        typer.Option(
-            "--from", metavar="FILE", help="Begin from a state that `lmerge state export` wrote."
-        ),
-    ] = None,
-    hand_over: Annotated[
-        bool,
-        typer.Option(
-            "--hand-over", help="Merge nothing: hand the state to the service, for `lmerge run`."
-        ),
-    ] = False,
-    batch_records: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Records read with one batch at the most.")
-    ] = 500_000,
+    checkpoint: str = option(
+        "DIR", "Where Spark keeps its place and the state; shared by all executors."
+    ),
+    available_now: bool = flag("Merge what is there now, and end.", "--available-now"),
+    origin: Path | None = option(
+        "FILE", "Begin from a state that `lmerge state export` wrote.", "--from", default=None
+    ),
+    hand_over: bool = flag(
+        "Merge nothing: hand the state to the service, for `lmerge run`.", "--hand-over"
+    ),
+    batch_records: int = option(
+        "N", "Records read with one batch at the most.", min=1, default=500_000
+    ),
     master: Master = None,
     driver_memory: Memory = "2g",
     http_port: HttpPort = None,
@@ -124,15 +114,13 @@ def _report(progress: "Progress", *, as_json: bool) -> None:
     breaches: dict[str, Counter[str]] = {}
     for (replica, _, kind), count in progress.breaches.items():
         breaches.setdefault(replica, Counter())[kind] += count
-    if as_json:
-        counts = {each: getattr(progress, each) for each in ("batch", "records", "seconds")}
-        print_json({**counts, "breaches": breaches})
-    else:
-        text = f"{progress.records:,} records in {progress.seconds:.2f} s"
-        for replica, kinds in breaches.items():
-            text += f"; breaches of {replica}: "
-            text += ", ".join(f"{count:,} {kind}" for kind, count in kinds.items())
-        typer.echo(f"batch {progress.batch}: {text}", err=True)
+    text = f"{progress.records:,} records in {progress.seconds:.2f} s"
+    for replica, kinds in breaches.items():
+        text += f"; breaches of {replica}: "
+        text += ", ".join(f"{count:,} {kind}" for kind, count in kinds.items())
+    counts = fields_of(progress, "batch", "records", "seconds")
+    line = f"batch {progress.batch}: {text}"
+    report({**counts, "breaches": breaches}, line, as_json=as_json, err=True)
 
 
 def _hand_over(spark: Any, topology: "Topology", checkpoint: str) -> None:

@@ -1,12 +1,10 @@
 """`lmerge state inspect`, `verify` and `export`: what Kafka has of the state of a merge."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from lmerge_service.cli.options import App, Json, TopologyOptions, cluster_of
-from lmerge_service.cli.words import point, print_json
+from lmerge_service.cli.options import App, Json, TopologyOptions, cluster_of, option
+from lmerge_service.cli.words import fields_of, point, report
 from lmerge_service.errors import StateError
 from lmerge_service.text import moment
 
@@ -26,7 +24,8 @@ def inspect(topology: TopologyOptions, as_json: Json = False) -> None:
 
     Example: `lmerge state inspect topologies/flights.yaml`
     """
-    _show(_inspected(topology, verify=False), as_json)
+    found = _inspected(topology, verify=False)
+    report([*map(_document, found)], *map(_text, found), as_json=as_json)
 
 
 @app.command("verify")
@@ -38,7 +37,7 @@ def verify(topology: TopologyOptions, as_json: Json = False) -> None:
     Example: `lmerge state verify topologies/flights.yaml`
     """
     found = _inspected(topology, verify=True)
-    _show(found, as_json)
+    report([*map(_document, found)], *map(_text, found), as_json=as_json)
     damaged = [each for task in found for each in task.snapshots if each.damage is not None]
     if damaged:
         raise StateError(f"{len(damaged)} snapshots are damaged")
@@ -46,9 +45,7 @@ def verify(topology: TopologyOptions, as_json: Json = False) -> None:
 
 @app.command("export")
 def export(
-    to: Annotated[
-        Path, typer.Option(metavar="FILE", help="Where to write it.", show_default=False)
-    ],
+    to: Path = option("FILE", "Where to write it.", show_default=False),
     as_json: Json = False,
     *,
     topology: TopologyOptions,
@@ -65,22 +62,16 @@ def export(
 
     loaded = topology.load()
     found = asyncio.run(export_to(to, loaded, cluster_of(loaded)))
-    if as_json:
-        print_json(
-            [
-                {
-                    "partition": each.partition,
-                    "said": each.commit.output_records,
-                    "bytes": each.size,
-                }
-                for each in found
-            ]
-        )
-        return
-    for each in found:
-        published, stable = f"{each.commit.output_records:,} records", point(each.commit.stable)
-        text = f"{published} published, stable {stable}, {each.size:,} bytes"
-        typer.echo(f"partition {each.partition}: {text}", err=True)
+    document = [
+        {"partition": each.partition, "said": each.commit.output_records, "bytes": each.size}
+        for each in found
+    ]
+    lines = [
+        f"partition {each.partition}: {each.commit.output_records:,} records published, "
+        f"stable {point(each.commit.stable)}, {each.size:,} bytes"
+        for each in found
+    ]
+    report(document, *lines, as_json=as_json, err=True)
 
 
 def _inspected(topology: TopologyOptions, *, verify: bool) -> "list[Inspected]":
@@ -96,14 +87,6 @@ def _inspected(topology: TopologyOptions, *, verify: bool) -> "list[Inspected]":
     return asyncio.run(run())
 
 
-def _show(found: "list[Inspected]", as_json: bool) -> None:
-    if as_json:
-        print_json([_document(each) for each in found])
-        return
-    for each in found:
-        typer.echo(_text(each))
-
-
 def _document(task: "Inspected") -> dict[str, Any]:
     import msgspec
 
@@ -113,9 +96,7 @@ def _document(task: "Inspected") -> dict[str, Any]:
         "snapshots": [
             {
                 **msgspec.to_builtins(each.place),
-                "damage": each.damage,
-                "live_events": each.live_events,
-                "stable": each.stable,
+                **fields_of(each, "damage", "live_events", "stable"),
             }
             for each in task.snapshots
         ],

@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final, TypeAlias, TypeVar
 
+from lmerge_service.cli.progress import bars, is_shown
 from lmerge_service.elements import Element
 from lmerge_service.errors import ConfigurationError
 from lmerge_service.formats.bulk import Rule
@@ -59,10 +60,10 @@ def reading(
     check_files(paths, output)
     decoder = rule.decoder()
     shared = abreast and len(paths) > 1
-    if not _shows_progress(output):
+    if not is_shown(output):
         yield [read_elements(path, decoder, shared=shared) for path in paths]
         return
-    with _progress() as progress, ExitStack() as opened:
+    with _counting() as progress, ExitStack() as opened:
         streams = []
         for path in paths:
             regular = path != "-" and Path(path).is_file()
@@ -75,10 +76,10 @@ def reading(
 
 def watched(path: str, elements: Iterable[T]) -> Iterator[T]:
     """The elements, with progress about the writing of them to `path`."""
-    if not _shows_progress(path):
+    if not is_shown(path):
         yield from elements
         return
-    with _progress() as progress:
+    with _counting() as progress:
         yield from _counted(progress, path, iter(elements), None)
 
 
@@ -189,26 +190,12 @@ def _unreadable(path: str, error: OSError) -> ConfigurationError:
 # Progress
 
 
-def _shows_progress(output: str | None) -> bool:
-    if sys.stderr is None or not sys.stderr.isatty() or os.environ.get("TERM", "dumb") == "dumb":
-        return False
-    return output != "-" or sys.stdout is None or not sys.stdout.isatty()
-
-
 @contextmanager
-def _progress() -> Iterator["Progress"]:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+def _counting() -> Iterator["Progress"]:
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn
 
-    with Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=20),
-        TaskProgressColumn(),
-        TextColumn("{task.fields[elements]:,} elements"),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    ) as progress:
+    elements = TextColumn("{task.fields[elements]:,} elements")
+    with bars(BarColumn(bar_width=20), TaskProgressColumn(), elements) as progress:
         yield progress
 
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lmerge_service.cli.options import Json, TopologyBootstrap, warnings_only
-from lmerge_service.cli.words import print_json
+from lmerge_service.cli.options import Json, TopologyBootstrap, argument, flag, warnings_only
+from lmerge_service.cli.words import report
 from lmerge_service.errors import ConfigurationError, LMergeError, TransportError, single_error
-from lmerge_service.signals import orderly_end
+from lmerge_service.signals import cancelled_by_signal
 
 if TYPE_CHECKING:
     from lmerge_service.local.up.plan import Plan
@@ -24,16 +24,12 @@ if TYPE_CHECKING:
 
 __all__ = ("down", "up")
 
-Topology = Annotated[
-    Path, typer.Argument(metavar="TOPOLOGY.yaml", help="With a section `up` that lists what.")
-]
+Topology = Annotated[Path, argument("TOPOLOGY.yaml", "With a section `up` that lists what.")]
 
 
 def up(
     path: Topology,
-    detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Return once all is started, and let it run.")
-    ] = False,
+    detach: bool = flag("Return once all is started, and let it run.", "--detach", "-d"),
     bootstrap: TopologyBootstrap = None,
     as_json: Json = False,
 ) -> None:
@@ -71,18 +67,14 @@ def down(path: Topology, as_json: Json = False) -> None:
     if found is None:
         if not path.exists():
             raise ConfigurationError(f"{path}: there is no such file, and nothing of it is up")
-        if as_json:
-            print_json({"was_up": False})
-        else:
-            typer.echo(f"nothing of {path} is up")
+        report({"was_up": False}, f"nothing of {path} is up", as_json=as_json)
         return
     folder, run = found
     left = end(folder, run)
-    if as_json:
-        print_json({"was_up": True, "name": run.name, "left_by_supervisor": left})
-        return
     how = f"; its `lmerge up` had left {left} processes" if left else ""
-    typer.echo(f"{run.name} is down{how}; logs are in {folder}")
+    line = f"{run.name} is down{how}; logs are in {folder}"
+    document = {"was_up": True, "name": run.name, "left_by_supervisor": left}
+    report(document, line, as_json=as_json)
 
 
 # --- in the foreground ----------------------------------------------------------------------------
@@ -96,20 +88,19 @@ async def _attended(plan: "Plan", folder: Path, *, as_json: bool) -> int:
 
     task = asyncio.current_task()
     assert task is not None
-    threadsafe = asyncio.get_running_loop().call_soon_threadsafe
-    _print_line(f"starting {plan.name} …", as_json=as_json)
+    typer.echo(f"starting {plan.name} …", err=as_json)
     stopped = False
     try:
-        with orderly_end(lambda _: threadsafe(task.cancel)), single_error():
+        with cancelled_by_signal(task), single_error():
             async with Supervisor(plan, folder) as supervisor:
                 try:
                     await _show(supervisor, as_json=as_json)
                 except asyncio.CancelledError:
                     stopped = True
-                _print_line(f"ending {plan.name} …", as_json=as_json)
+                typer.echo(f"ending {plan.name} …", err=as_json)
     except asyncio.CancelledError:
         stopped = True  # while Kafka was starting
-    _print_line(f"{plan.name} is down; logs are in {folder}", as_json=as_json)
+    typer.echo(f"{plan.name} is down; logs are in {folder}", err=as_json)
     if stopped:
         return 0
     failed = [life.name for life in supervisor.lives.values() if life.state is State.FAILED]
@@ -146,10 +137,6 @@ def _statuses(plan: "Plan") -> Iterator[dict[str, Any]]:
             headers["authorization"] = f"Bearer {http.read_token.read().get_secret_value()}"
         for address in merge.workers.values():
             yield {"base_url": address, "headers": headers, "verify": False, "trust_env": False}
-
-
-def _print_line(line: str, *, as_json: bool) -> None:
-    typer.echo(line, err=as_json)
 
 
 # --- in the background ----------------------------------------------------------------------------
@@ -197,13 +184,10 @@ def _failure(output: str, code: int, log: Path) -> LMergeError:
 def _report_up(run: "Run", folder: Path, *, as_json: bool) -> None:
     import msgspec
 
-    if as_json:
-        print_json(msgspec.to_builtins(run) | {"folder": str(folder)})
-        return
-    typer.echo(
+    line = (
         f"{run.name} is up, on Kafka at {run.bootstrap}: {len(run.processes)} processes; logs are "
         f"in {folder}; `lmerge down {run.path}` ends it"
     )
-    for name, known in run.processes.items():
-        typer.echo(f"  {name:<24} process {known.pid}")
+    processes = [f"  {name:<24} process {known.pid}" for name, known in run.processes.items()]
+    report(msgspec.to_builtins(run) | {"folder": str(folder)}, line, *processes, as_json=as_json)
     sys.stdout.flush()

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import typer
 
-from lmerge_service.cli.watch import Seen, changes, seen_now
-from lmerge_service.cli.words import print_json
+from lmerge_service.cli.watch import Seen, changed, changes, seen_now
+from lmerge_service.cli.words import fields_of, print_json
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -50,13 +50,11 @@ def view(supervisor: "Supervisor", *, as_json: bool) -> Iterator[Show]:
 
 def _screen(supervisor: "Supervisor", workers: Sequence[Seen]) -> "RenderableType":
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("process", "state", "pid", "restarts"):
-        table.add_column(name, justify="right" if name in {"pid", "restarts"} else "left")
-    table.add_column("why", overflow="fold")
+    from lmerge_service.service.status.shown import borderless
+
+    table = borderless("process", "state", "pid", "restarts", "why", right=("pid", "restarts"))
     for life in supervisor.lives.values():
         table.add_row(
             life.name,
@@ -91,10 +89,7 @@ class _Lines:
 
     def _changed(self) -> Iterator[str]:
         for life in self._supervisor.lives.values():
-            text = _words(life)
-            if self._lives.get(life.name) != text:
-                self._lives[life.name] = text
-                yield f"{life.name} {text}"
+            yield from changed(self._lives, life.name, _words(life))
 
     def _moved(self, workers: Sequence[Seen]) -> Iterator[str]:
         if time.monotonic() < self._next:
@@ -103,12 +98,8 @@ class _Lines:
         from lmerge_service.service.status.shown import progress
 
         for seen in workers:
-            if seen.status is None or not seen.status.get("replicas"):
-                continue
-            text = progress(seen.status)
-            if self._progress.get(seen.address) != text:
-                self._progress[seen.address] = text
-                yield f"{seen.address} {text}"
+            if seen.status is not None and seen.status.get("replicas"):
+                yield from changed(self._progress, seen.address, progress(seen.status))
 
 
 def _words(life: "Life") -> str:
@@ -144,12 +135,5 @@ class _Documents:
 
 
 def _document(life: "Life") -> dict[str, Any]:
-    return {
-        "name": life.name,
-        "state": life.state,
-        "why": life.why or None,
-        "pid": life.pid,
-        "restarts": life.restarts,
-        "exit_code": life.exit_code,
-        "log": str(life.log),
-    }
+    known = fields_of(life, "name", "state", "pid", "restarts", "exit_code")
+    return {**known, "why": life.why or None, "log": str(life.log)}

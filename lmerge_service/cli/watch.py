@@ -12,10 +12,11 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
+from lmerge_service.cli.options import option
 from lmerge_service.cli.words import printable
 from lmerge_service.cli.workers import AT, Access, address_of
 from lmerge_service.signals import orderly_end
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     import httpx
     from rich.console import RenderableType
 
-__all__ = ("Rates", "Seen", "changes", "seen_now", "snapshots", "watch")
+__all__ = ("Rates", "Seen", "changed", "changes", "seen_now", "snapshots", "watch")
 
 _EVERY_SECONDS: Final = 1.0
 _ANSWER_SECONDS: Final = 2.0
@@ -34,12 +35,9 @@ _SMOOTHED: Final = 5
 
 
 def watch(
-    at: Annotated[
-        list[str] | None,
-        typer.Option(
-            envvar="LMERGE_WORKER", metavar="URL", help="A worker; may be given several times."
-        ),
-    ] = None,
+    at: list[str] | None = option(
+        "URL", "A worker; may be given several times.", envvar="LMERGE_WORKER", default=None
+    ),
     *,
     access: Access,
 ) -> None:
@@ -82,10 +80,6 @@ class Rates:
         self._seen.append((now, dict(counts)))
         del self._seen[:-_SMOOTHED]
 
-    def clear(self) -> None:
-        """Nothing is known for a while."""
-        self._seen.clear()
-
     def of(self, key: str) -> float | None:
         """The rate over the last few snapshots."""
         if len(self._seen) < 2:
@@ -111,7 +105,7 @@ class Seen:
         """An answer, or why there was none."""
         self.status, self.away = status, away
         if status is None:
-            self.rates.clear()
+            self.rates = Rates()
         else:
             self.rates.take(now, dict(_counts(status)))
 
@@ -181,21 +175,15 @@ async def snapshots(
 async def _live(addresses: Sequence[str], settings: Sequence[Mapping[str, Any]]) -> None:
     import asyncio
 
-    from rich.console import Console
+    from rich.console import Console, Group
     from rich.live import Live
+    from rich.text import Text
 
     stop = asyncio.Event()
     console = Console(highlight=False)
     with _keys(stop), Live(console=console, screen=True, auto_refresh=False) as live:
         async for workers in snapshots(addresses, settings, stop):
-            live.update(_screen(workers), refresh=True)
-
-
-def _screen(workers: Sequence[Seen]) -> "RenderableType":
-    from rich.console import Group
-    from rich.text import Text
-
-    return Group(*seen_now(workers), Text("q ends this", style="dim"))
+            live.update(Group(*seen_now(workers), Text("q ends this", "dim")), refresh=True)
 
 
 def seen_now(workers: Sequence[Seen]) -> "list[RenderableType]":
@@ -282,7 +270,12 @@ def changes(workers: Sequence[Seen], known: dict[str, str]) -> Iterator[str]:
     from lmerge_service.service.status.shown import summary
 
     for seen in workers:
-        line = "is away" if seen.status is None else summary(seen.status)
-        if known.get(seen.address) != line:
-            known[seen.address] = line
-            yield f"{seen.address} {line}"
+        text = "is away" if seen.status is None else summary(seen.status)
+        yield from changed(known, seen.address, text)
+
+
+def changed(known: dict[str, str], name: str, text: str) -> Iterator[str]:
+    """What is to be shown of something, if that is not what is `known` of it."""
+    if known.get(name) != text:
+        known[name] = text
+        yield f"{name} {text}"

@@ -1,7 +1,7 @@
 """How events and breaches are shown to people, and documents to programs."""
 
 from collections.abc import Hashable, Mapping
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import typer
@@ -12,12 +12,14 @@ from lmerge_service.text import printable, shortened
 
 __all__ = (
     "BREACHES",
+    "fields_of",
     "finite",
     "payload_json",
     "payload_text",
     "point",
     "print_json",
     "printable",
+    "report",
     "shortened",
 )
 
@@ -47,6 +49,14 @@ def finite(time: int) -> int | None:
     return None if time in (INFINITY, START) else time
 
 
+def fields_of(source: object, *names: str) -> dict[str, Any]:
+    """These attributes for programs; an infinite time is null."""
+    values = {name: getattr(source, name) for name in names}
+    return {
+        name: finite(value) if isinstance(value, int) else value for name, value in values.items()
+    }
+
+
 def payload_json(payload: Hashable) -> msgspec.Raw:
     """A payload of the wire, as part of a document."""
     assert isinstance(payload, bytes)
@@ -57,6 +67,16 @@ def payload_text(payload: Hashable) -> str:
     """A payload's canonical JSON."""
     assert isinstance(payload, bytes)
     return payload.decode()
+
+
+def report(document: object, *lines: str, as_json: bool, err: bool = False) -> None:
+    """The document on standard output for programs, or the lines for people; `err`: these go to
+    standard error."""
+    if as_json:
+        print_json(document)
+        return
+    for line in lines:
+        typer.echo(line, err=err)
 
 
 def print_json(document: object, *, err: bool = False) -> None:

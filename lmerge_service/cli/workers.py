@@ -22,8 +22,8 @@ from urllib.parse import urlsplit
 
 import typer
 
-from lmerge_service.cli.options import Json
-from lmerge_service.cli.words import print_json, printable
+from lmerge_service.cli.options import Json, option
+from lmerge_service.cli.words import printable, report
 from lmerge_service.errors import (
     ConfigurationError,
     DecisionRefusedError,
@@ -69,18 +69,12 @@ class Access:
 
     token_file: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="Holds the token that a worker asks for; else $LMERGE_TOKEN does."
-        ),
+        option("FILE", "Holds the token that a worker asks for; else $LMERGE_TOKEN does."),
     ] = None
-    ca: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Who signs the worker's certificate.")
-    ] = None
+    ca: Annotated[Path | None, option("FILE", "Who signs the worker's certificate.")] = None
     certificate: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="Our own certificate with its key, where a worker asks for one."
-        ),
+        option("FILE", "Our own certificate with its key, where a worker asks for one."),
     ] = None
 
     def settings(self, at: str) -> dict[str, Any]:
@@ -112,18 +106,15 @@ class Access:
 
 
 def _token(file: Path | None) -> str | None:
-    if file is None:
-        where, text = "LMERGE_TOKEN", os.environ.get("LMERGE_TOKEN")
-        if text is None:
-            return None
-    else:
-        where = str(file)
-        try:
-            text = file.read_text(encoding="utf-8")
-        except OSError as error:
-            raise ConfigurationError(f"cannot read {where}: {error.strerror}") from None
-        except UnicodeDecodeError:
-            raise ConfigurationError(f"{where} holds no token: it is not text") from None
+    if file is None and "LMERGE_TOKEN" not in os.environ:
+        return None
+    where = "LMERGE_TOKEN" if file is None else str(file)
+    try:
+        text = os.environ[where] if file is None else file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {where}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"{where} holds no token: it is not text") from None
     token = text.strip()
     if not token or len(token) > _LONGEST_TOKEN or not token.isascii() or not token.isprintable():
         raise ConfigurationError(f"{where} holds no token: one line of ASCII is needed")
@@ -136,11 +127,11 @@ class Worker:
 
     at: Annotated[
         str,
-        typer.Option(
+        option(
+            "URL",
+            "Where a worker serves HTTP; any worker of the merge will do.",
             envvar="LMERGE_WORKER",
-            metavar="URL",
             callback=address_of,
-            help="Where a worker serves HTTP; any worker of the merge will do.",
         ),
     ] = AT
     access: Access = Access()
@@ -260,15 +251,11 @@ class DecisionOptions:
 
     expects: Annotated[
         int | None,
-        typer.Option(
-            min=0, metavar="VERSION", help="Refuse if the version is another one by then."
-        ),
+        option("VERSION", "Refuse if the version is another one by then.", min=0),
     ] = None
     decision_id: Annotated[
         str | None,
-        typer.Option(
-            "--id", metavar="ID", help="Ask once more for a decision whose outcome is unknown."
-        ),
+        option("ID", "Ask once more for a decision whose outcome is unknown.", "--id"),
     ] = None
     as_json: Json = False
 
@@ -282,13 +269,11 @@ class DecisionOptions:
 
     def report(self, made: Mapping[str, Any]) -> None:
         """Prints the answer."""
-        if self.as_json:
-            print_json(made)
-            return
         what, version, asked = (
             printable(str(made.get(key))) for key in ("action", "version", "id")
         )
-        typer.echo(f"version {version}: {what} (decision {asked})")
+        line = f"version {version}: {what} (decision {asked})"
+        report(made, line, as_json=self.as_json)
 
     def decide(self, worker: Worker, path: str, **body: Any) -> None:
         """Requests a decision, and prints the answer."""

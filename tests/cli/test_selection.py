@@ -11,7 +11,11 @@ NOWHERE = " --bootstrap 127.0.0.1:1"
 @pytest.mark.parametrize(
     ("command", "code", "error"),
     [
-        (SELECT.replace("udf0", "udf2"), 2, "no plan 'udf2': choose one of udf0, udf1"),
+        (
+            SELECT.replace("udf0", "udf2"),
+            2,
+            "Invalid value for '--plan': 'udf2' is not one of 'udf0', 'udf1'",
+        ),
         (SELECT.replace("--to t", "--to t/u"), 2, "'t/u' is no name of a topic"),
         (SELECT + " --feedback o/p", 2, "'o/p' is no name of a topic"),
         (SELECT + " --name a", 2, "--name is whose feedback is used: give --feedback"),

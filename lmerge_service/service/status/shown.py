@@ -4,8 +4,8 @@ Documents are read leniently: a worker of another version may report more, or le
 report is "?", which is not 0. Times are dates where the topology says what they count.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Final, Literal, TypeAlias
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Final, TypeAlias
 
 from rich.table import Table
 from rich.text import Text
@@ -15,6 +15,7 @@ from lmerge_service.text import moment, printable, shortened, span
 __all__ = (
     "UNKNOWN",
     "Document",
+    "borderless",
     "cutover_of",
     "date_of",
     "headline",
@@ -30,17 +31,8 @@ Document: TypeAlias = Mapping[str, Any]
 Rates: TypeAlias = Mapping[str, float | None]
 
 UNKNOWN: Final = "?"
-_COLUMNS: Final[Mapping[str, Literal["left", "right"]]] = {
-    "replica": "left",
-    "state": "left",
-    "stable point": "right",
-    "behind": "right",
-    "lag": "right",
-    "first": "right",
-    "breaches": "right",
-    "per s": "right",
-    "confirmed": "left",
-}
+_RIGHT: Final = ("stable point", "behind", "lag", "first", "breaches", "per s")
+_COLUMNS: Final = ("replica", "state", *_RIGHT, "confirmed")
 _STYLES: Final = {
     "joined": "green",
     "joining": "cyan",
@@ -106,21 +98,23 @@ def replicas_table(
 
     `rates` adds a column of elements a second by replica; None is unknown.
     """
-    table = Table(box=None, pad_edge=False, header_style="bold")
     columns = [each for each in _COLUMNS if each != "per s" or rates is not None]
-    for name in columns:
-        wraps = name in {"stable point", "confirmed"}
-        table.add_column(
-            name,
-            justify=_COLUMNS[name],
-            no_wrap=not wraps,
-            min_width=len("2013-01-01") if wraps else None,
-            overflow="fold",
-        )
+    table = borderless(*columns, right=_RIGHT)
+    for column in table.columns:
+        wraps = column.header in {"stable point", "confirmed"}
+        column.no_wrap, column.min_width = not wraps, len("2013-01-01") if wraps else None
     for name, seen, known in _rows(status, decided):
         cells = _cells(name, seen, known, status)
         cells["per s"] = Text(_number((rates or {}).get(name), ".0f"))
         table.add_row(*(cells[each] for each in columns))
+    return table
+
+
+def borderless(*headings: str, right: Collection[str] = ()) -> Table:
+    """A table of text without lines; `right`: columns that are justified to the right."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in headings:
+        table.add_column(name, justify="right" if name in right else "left", overflow="fold")
     return table
 
 
