@@ -89,9 +89,9 @@ def _without_groups(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(**{name: _made(group, given) for name, group in groups.items()}, **given)
 
     parameters = [
-        option
+        single
         for each in declared
-        for option in (_options_of(each.annotation) if each.name in groups else [each])
+        for single in (_options_of(each.annotation) if each.name in groups else [each])
     ]
     keywords = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
     called.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]

@@ -22,7 +22,7 @@ _STABLES: Final = "Stables"
 
 _USUAL_LENGTH: Final = "an event's usual length"
 _LENGTHS: Final = ("spread", "displacement")
-"""These are as long as the events are, if nothing else is said."""
+"""As long as the events are, where they are not given."""
 
 _OPTIONS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {
@@ -50,7 +50,8 @@ _OPTIONS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
 def with_variation(
     usual: Variation, without: Collection[str] = ()
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Gives a command these options for its `**given`; `usual` has what the help calls default."""
+    """Gives a command the fields of a `Variation` as options, for its `**variation`; `usual`
+    has what the help calls default."""
     options = [
         _option(name, usual, *_OPTIONS[name])
         for name in (each.name for each in fields(Variation))

@@ -124,16 +124,12 @@ def notes(status: Document, decided: Document | None = None) -> list[Text]:
     found = []
     for name, seen, known in _rows(status, decided):
         why = word(seen.get("why") or known.get("reason") or "")
-        whys = (
-            [why]
-            if why and not any(why in word(each) for each in status.get("reasons", ()))
-            else []
-        )
-        since = _part(status, "detached").get(name)
-        if known.get("state") == "detached" and since:
-            whys.append(f"{since} records since")
-        if whys:
-            found.append(Text(f"{printable(name)}: {shortened('; '.join(whys))}"))
+        if any(why in word(each) for each in status.get("reasons", ())):
+            why = ""
+        since = _part(status, "detached").get(name) if known.get("state") == "detached" else 0
+        records = f"{since} records since" if since else ""
+        if text := "; ".join(filter(None, (why, records))):
+            found.append(Text(f"{printable(name)}: {shortened(text)}"))
     return found
 
 
@@ -221,12 +217,12 @@ def progress(status: Document) -> str:
 
 def _of_replica(seen: Document, status: Document) -> str:
     known = {
-        "to": _stable(seen, status),
-        "lag": _number(seen.get("lag_records")),
-        "first": _number(seen.get("share_first"), ".0%"),
+        " to": _stable(seen, status),
+        ", lag": _number(seen.get("lag_records")),
+        ", first": _number(seen.get("share_first"), ".0%"),
     }
     parts = [f"{name} {value}" for name, value in known.items() if value != UNKNOWN]
-    return f"{word(seen.get('name'))} {_state(seen)} {', '.join(parts)}".rstrip()
+    return f"{word(seen.get('name'))} {_state(seen)}{''.join(parts)}"
 
 
 # --- values ---------------------------------------------------------------------------------------
