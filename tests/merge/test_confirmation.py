@@ -11,8 +11,10 @@ from lmerge_service.core import lmerge
 from lmerge_service.core.base import LMerge
 from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
 from lmerge_service.kafka.source import TopicPartition
+from lmerge_service.merge.findings import confirmation
 from lmerge_service.merge.findings.confirmation import Confirmation, Confirmed
 from lmerge_service.merge.findings.record_range import RecordRange
+from tests.strategies import logical_streams, presentations
 
 
 class Watched:
@@ -183,6 +185,55 @@ def test_a_silent_replica_costs_others_no_more_than_a_little_precision() -> None
     watched.put("silent", *(Insert(k, 10 * k, 10 * k + 5) for k in range(5_000)), Stable(50_000))
     assert watched.found() == []
     assert watched.of("silent").point >= 50_000 - 128
+
+
+@pytest.mark.parametrize("takeover", [False, True])
+def test_a_bin_that_was_begun_by_a_sample_stays_one(takeover: bool) -> None:
+    """A leader publishes in a burst what another one repeats slowly, when there is budget again:
+    none of its events of a bin is in the sample, so that nothing showed that the bin was begun."""
+    watched = Watched("a", "b")
+    burst = [Insert(f"e{k}", 1_000 + k % 7, 2_000 + k % 7) for k in range(9_000)]
+    if takeover:
+        watched.put("a", *burst)
+        watched.begin()
+    else:
+        watched.put("a", *burst[:8_000], Stable(1_000))
+        watched.confirmation.compare()
+    unsampled = [Insert(f"x{k}", 5_000, 6_000) for k in range(200) if hash(f"x{k}") % 64]
+    watched.put("a", *unsampled)
+    watched.now += 60
+    watched.put("b", *unsampled)
+    watched.put("b", *burst[:8_000], *burst[8_000:] if takeover else ())
+    watched.put("a", Stable(9_000))
+    watched.put("b", Stable(9_000))
+    assert watched.found() == []
+    assert (watched.of("b").disagrees, watched.of("b").left_out) == (False, 0)
+
+
+@given(st.data())
+def test_honest_replicas_agree_whatever_the_budget_is(data: st.DataObject) -> None:
+    """Sums of two presentations are of the same facts, however fast each is when."""
+    logical = data.draw(logical_streams())
+    streams = data.draw(presentations(logical, 2))
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (
+            ("_BUDGET", 3),
+            ("_BUDGET_PER_SECOND", 2),
+            ("_SAMPLE", 4),
+            ("_BINS", 4),
+        ):
+            patch.setattr(confirmation, name, value)
+        watched, rest = Watched("a", "b"), dict(zip("ab", streams, strict=True))
+        while any(rest.values()):
+            name = data.draw(st.sampled_from([each for each in "ab" if rest[each]]))
+            count = data.draw(st.integers(1, 5))
+            chunk, rest[name] = rest[name][:count], rest[name][count:]
+            watched.put(name, *chunk)
+            watched.now += data.draw(st.sampled_from((0.0, 0.1, 1.0, 9.0)))
+            if data.draw(st.booleans()):
+                watched.begin() if data.draw(st.integers(0, 9)) == 0 else None
+                assert watched.found() == []
+        assert watched.found() == []
 
 
 def test_a_fast_stream_is_compared_by_a_sample() -> None:

@@ -28,9 +28,10 @@ Which of both
 
 What is compared
     All facts, as long as `_BUDGET` lasts, which `_BUDGET_PER_SECOND` fill up; bins that are begun
-    when it is used up are of a sample, those whose payloads' hashes are multiples of `_SAMPLE`. So
-    one wrong event in a fast stream may be missed, and many are not. Bins with all facts that are
-    not passed when the budget is overdrawn by as much again are not compared at all.
+    when it is used up are of a sample, those whose payloads' hashes are multiples of `_SAMPLE`, and
+    stay that, also where none of the sample is in the bin yet. So one wrong event in a fast stream
+    may be missed, and many are not. Bins with all facts that are not passed when the budget is
+    overdrawn by as much again are not compared at all.
     Cases R0 to R2 know no adjusts: there an event is one fact, at vs.
     A worker that takes over begins with what the operator holds, at the output's stable point.
 
@@ -46,12 +47,12 @@ Cost
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from lmerge_service.core import Case, Input, LMerge
-from lmerge_service.elements import INFINITY, START, Element, Insert, Stable
+from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
 from lmerge_service.merge.findings.record_range import RecordRange
 
 __all__ = ("Confirmation", "Confirmed", "Disagreement")
@@ -222,11 +223,13 @@ class Confirmation:
             self._budget, mask = 0.0, _SAMPLE - 1
         for payload, vs, outs, versions_of in versions:
             if hash(payload) & mask:
+                self._leave_to_sample([Insert(payload, vs, ve) for ve in _all(outs, versions_of)])
                 continue
             self._add(self._output, [Insert(payload, vs, ve) for ve in outs], None, _HELD)
             for name, ends in versions_of:
                 self._add(self._sides[name], [Insert(payload, vs, ve) for ve in ends], None, _HELD)
             self._fit()
+        self._fit()
 
     # --- elements -------------------------------------------------------------------------------
 
@@ -249,7 +252,23 @@ class Confirmation:
             self._budget -= len(elements)
             return elements
         mask = _SAMPLE - 1
-        return [e for e in elements if type(e) is Stable or not hash(e.payload) & mask]  # type: ignore[union-attr]
+        sampled, others = list[Element](), list[Insert[Any] | Adjust[Any]]()
+        for e in elements:
+            if type(e) is Stable or not hash(e.payload) & mask:  # type: ignore[union-attr]
+                sampled.append(e)
+            else:
+                others.append(e)  # type: ignore[arg-type]
+        self._leave_to_sample(others)
+        return sampled
+
+    def _leave_to_sample(self, elements: Iterable[Insert[Any] | Adjust[Any]]) -> None:
+        """The facts of these are not compared, so no bin in which they are may have all facts."""
+        shift, watched = self._shift, self._watched
+        bins = {e.vs >> shift for e in elements} | {e.ve >> shift for e in elements}
+        bins -= watched.keys()
+        bins.discard(INFINITY >> shift)
+        closed = self._output.closed >> shift
+        watched.update(dict.fromkeys((n for n in bins if n >= closed), _SAMPLE - 1))
 
     def _fill(self) -> None:
         now = self._clock()
@@ -402,6 +421,13 @@ class Confirmation:
         """What is known of an input; None: nothing yet."""
         side = self._sides.get(name)
         return None if side is None else side.confirmed
+
+
+def _all(outs: Iterable[int], versions: Iterable[tuple[str, Sequence[int]]]) -> Iterator[int]:
+    """All ends of events of one payload and vs, of the output and of inputs."""
+    yield from outs
+    for _, ends in versions:
+        yield from ends
 
 
 def _halve(side: _Side) -> None:
