@@ -21,13 +21,13 @@ Invariants
         nothing else.
 
 Following
-    By O4 an operator can follow another one, the original, that runs elsewhere: `replay_output`
-    takes the elements that the original has emitted, `attach`, `detach` and `accept` the decisions
-    about its inputs, and `replay_input` the elements that the inputs have sent. An operator that
-    follows from the beginning rebuilds; from a snapshot, it recovers; for ever, it is a standby.
+    By O4 an operator can follow another one, the original, that runs elsewhere (`replay`):
+    `replay_output` takes the elements that the original has emitted, `attach`, `detach` and
+    `accept` the decisions about its inputs, and `replay_input` the elements that the inputs have
+    sent.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
@@ -35,15 +35,16 @@ from typing import Any, ClassVar, TypeAlias
 
 from lmerge_service.core.breaches import Breach, BreachKind
 from lmerge_service.core.case import Case
+from lmerge_service.core.election import leaders, next_stable
 from lmerge_service.core.inputs import Input
-from lmerge_service.core.policy import Policy
+from lmerge_service.core.policy import Emission, Policy
+from lmerge_service.core.replay import Replay, never_attached
 from lmerge_service.core.snapshots import Head, SavedInput, headed, parted, sealed
 from lmerge_service.core.stats import Stats
-from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
-from lmerge_service.errors import StateError
+from lmerge_service.elements import START, Adjust, Element, Insert, Stable
 from lmerge_service.tdb import Event
 
-__all__ = ("Gap", "LMerge", "Versions", "unexpected_output")
+__all__ = ("Gap", "LMerge", "Versions")
 
 Versions: TypeAlias = tuple[Any, int, Sequence[int], Sequence[tuple[str, Sequence[int]]]]
 """Payload and vs of live events; the ends that the output gives them; for inputs that have them, by
@@ -61,7 +62,7 @@ class Gap:
     input: str
 
 
-class LMerge(ABC):
+class LMerge(Replay):
     """An LMerge operator; see the module's text. Never awaits, logs, reads a clock or raises for
     what an input sends."""
 
@@ -78,11 +79,7 @@ class LMerge(ABC):
         self._stats = Stats()
         self._incarnations: dict[str, int] = {}
         self._breaches: deque[Breach] = deque(maxlen=_KEPT_BREACHES)
-        self._replaying = False
-        self._own_stable = START  # of the partition whose adjust is looked at
-        self._lazy = policy.adjust == "lazy"
-        self._eager = policy.adjust == "eager"
-        self._first = policy.insert == "first"
+        self._emission, self._replayed = policy.emission, policy.replayed
         self._voters, self._lag = policy.voters, policy.lag
 
     # --- inputs -------------------------------------------------------------------------------
@@ -188,12 +185,16 @@ class LMerge(ABC):
     # --- elements -----------------------------------------------------------------------------
 
     def process(self, name: str, element: Element, partition: int = 0) -> list[Element]:
-        """Takes one element of an input; returns what the output emits, often nothing."""
+        """Takes one element of an input; returns what the output emits, often nothing.
+
+        Raises:
+            ValueError: no input of that name was ever attached.
+        """
         source = self.inputs.get(name)
         if source is None:
             return self.process_batch(name, (element,), partition)
         out: list[Element] = []
-        self._element(source, element, partition, out)
+        self._element(source, element, partition, self._emission, out)
         return out
 
     def process_batch(
@@ -201,15 +202,27 @@ class LMerge(ABC):
     ) -> list[Element]:
         """The same for many elements of one partition of one input, in order."""
         source = self.inputs.get(name)
-        out: list[Element] = []
         if source is None:
             self._refuse_detached(name, elements)
-            return out
+            return []
+        return self._elements(source, elements, partition, self._emission)
+
+    def _elements(
+        self, source: Input, elements: Iterable[Element], partition: int, emission: Emission
+    ) -> list[Element]:
+        out: list[Element] = []
         for element in elements:
-            self._element(source, element, partition, out)
+            self._element(source, element, partition, emission, out)
         return out
 
-    def _element(self, source: Input, element: Element, partition: int, out: list[Element]) -> None:
+    def _element(
+        self,
+        source: Input,
+        element: Element,
+        partition: int,
+        emission: Emission,
+        out: list[Element],
+    ) -> None:
         kind = type(element)
         if kind is Insert:
             source.inserts += 1
@@ -218,7 +231,7 @@ class LMerge(ABC):
             elif element.ve <= element.vs:  # type: ignore[union-attr]
                 self._blame(source, BreachKind.MALFORMED, element)
             else:
-                self._insert(source, element, out)  # type: ignore[arg-type]
+                self._insert(source, element, emission, out)  # type: ignore[arg-type]
         elif kind is Adjust:
             source.adjusts += 1
             if min(element.vold, element.ve) < source.stables[partition]:  # type: ignore[union-attr]
@@ -226,14 +239,14 @@ class LMerge(ABC):
             elif element.vold <= element.vs or element.ve < element.vs:  # type: ignore[union-attr]
                 self._blame(source, BreachKind.MALFORMED, element)
             else:
-                self._own_stable = source.stables[partition]
-                self._adjust(source, element, out)  # type: ignore[arg-type]
+                own_stable = source.stables[partition]
+                self._adjust(source, element, own_stable, emission, out)  # type: ignore[arg-type]
         else:
             self._stable(source, element, partition, out)  # type: ignore[arg-type]
 
     def _refuse_detached(self, name: str, elements: Iterable[Element]) -> None:
         if name not in self._incarnations:
-            raise ValueError(f"no input {name!r} was ever attached")
+            raise never_attached(name)
         for element in elements:
             self._record(Breach(name, self._incarnations[name], BreachKind.AFTER_DETACH, element))
 
@@ -259,15 +272,7 @@ class LMerge(ABC):
     def _next_stable(self) -> tuple[int, Sequence[Input]]:
         """The stable point that the policy gives, and the inputs that decide what is frozen by
         it, the highest first; ties go to the input attached first."""
-        joined = [source for source in self.inputs.values() if source.joined]
-        if len(joined) < self._voters:
-            return START, ()
-        if self._voters == 1:
-            leader = max(joined, key=_stable_of)
-            behind = self._lag if leader.stable < INFINITY else 0
-            return leader.stable - behind, (leader,)
-        voters = sorted(joined, key=_stable_of, reverse=True)[: self._voters]
-        return voters[-1].stable, voters
+        return next_stable(self.inputs.values(), self._voters, self._lag)
 
     def _emit_stable(self, t: int, leader: Input, out: list[Element]) -> None:
         self.max_stable = t
@@ -286,48 +291,43 @@ class LMerge(ABC):
             source.joined = True
         return newly
 
-    # --- what policies need ---------------------------------------------------------------------
-
-    def _leaders(self) -> list[Input]:
-        """The joined inputs with the highest stable; there may be several."""
-        joined = [each for each in self.inputs.values() if each.joined]
-        highest = max((each.stable for each in joined), default=START)
-        return [each for each in joined if each.stable == highest]
-
     def _is_leader(self, source: Input) -> bool:
         """It leads, and was attached first of those that do."""
-        return source.joined and source is self._leaders()[0]
-
-    def _at_once(self) -> bool:
-        """Whether an event that is not out is emitted with its first insert. While replaying it
-        may be not out because a revision that was reflected had removed it."""
-        return self._first and (self._lazy or not self._replaying)
+        return source.joined and source is leaders(self.inputs.values())[0]
 
     def _reflects(self, source: Input) -> bool:
-        """Whether revisions by this input are emitted at once."""
-        return not self._replaying and (self._eager or self._is_leader(source))
+        """Whether the adjust policy, unless lazy, names this input."""
+        return self.policy.adjust == "eager" or self._is_leader(source)
 
     # --- what a case adds -----------------------------------------------------------------------
 
     @abstractmethod
-    def _insert(self, source: Input, element: Insert[Any], out: list[Element]) -> None: ...
+    def _insert(
+        self, source: Input, element: Insert[Any], emission: Emission, out: list[Element]
+    ) -> None:
+        """Takes a well-formed insert that does not touch what its own partition has made final."""
 
     @abstractmethod
-    def _adjust(self, source: Input, element: Adjust[Any], out: list[Element]) -> None: ...
+    def _adjust(
+        self,
+        source: Input,
+        element: Adjust[Any],
+        own_stable: int,
+        emission: Emission,
+        out: list[Element],
+    ) -> None:
+        """The same for an adjust; `own_stable` is the stable of its own partition."""
 
     @abstractmethod
     def _freeze(self, voters: Sequence[Input], t: int, out: list[Element]) -> None:
         """Makes the output compatible with what it is about to emit: stable(t), as the voters
         did."""
 
-    def _enter(self, source: Input) -> None:  # noqa: B027 (few cases do)
+    def _enter(self, source: Input) -> None:
         """Makes room for a new input."""
 
-    def _on_joined(self, source: Input, out: list[Element]) -> None:  # noqa: B027 (few cases do)
+    def _on_joined(self, source: Input, out: list[Element]) -> None:
         """Takes up what an input sent while it was joining, where the case had to put it off."""
-
-    def _apply_deferred(self) -> None:  # noqa: B027 (few cases do)
-        """The same for all inputs that are joined, as far as the loaded output contains it."""
 
     @abstractmethod
     def _forget(self, source: Input) -> None:
@@ -405,83 +405,6 @@ class LMerge(ABC):
         [('p', 1, [5], [('a', [5]), ('b', [7])])]
         """
         return None
-
-    def replay_output(self, elements: Iterable[Element]) -> None:
-        """Takes what the output has emitted since: from its beginning, or since this operator was
-        where the original was. In steps as large or small as one likes, load
-
-        (a) by `replay_output` what the output has emitted, in one call or several;
-        (b) by `attach`, `detach` and `accept` what was decided about inputs, in order;
-        (c) by `replay_input` what the inputs that are attached now have sent, each partition in
-            order.
-
-        After each step the operator goes on like the original at that point (promise 7), whatever
-        inputs do, but for the order of elements of one vs before one stable: that is the order of
-        arrival, which is not recorded. What a loaded stable freezes is frozen whatever inputs
-        have, and inputs whose joining time it reaches are joined.
-
-        Within a step `check` may find that an event which the output has taken back is still held
-        by inputs (L2, M2: until its stable is loaded), or that inserts of an input wait though it
-        is joined (K3: until (a) is complete). Of counts, those of the output are the original's;
-        which input was first, late or leading is not known here.
-
-        Raises:
-            StateError: the elements are no legal sequel, so no merge of ours has written them; the
-                operator is of no use any more.
-        """
-        for element in elements:
-            match element:
-                case Insert():
-                    if element.vs < self.max_stable:
-                        raise unexpected_output(element, self.max_stable)
-                    self._load_insert(element)
-                    self._stats.inserts += 1
-                case Adjust():
-                    if min(element.vold, element.ve) < self.max_stable:
-                        raise unexpected_output(element, self.max_stable)
-                    self._load_adjust(element)
-                    self._stats.adjusts += 1
-                    self._stats.removals += element.ve == element.vs
-                case Stable(vc):
-                    if vc <= self.max_stable:
-                        raise unexpected_output(element, self.max_stable)
-                    self._load_stable(vc)
-                    self._stats.stables += 1
-                    self.max_stable = vc
-                    self._join(vc)
-        self._apply_deferred()
-
-    @abstractmethod
-    def _load_insert(self, element: Insert[Any]) -> None: ...
-
-    @abstractmethod
-    def _load_adjust(self, element: Adjust[Any]) -> None: ...
-
-    @abstractmethod
-    def _load_stable(self, vc: int) -> None: ...
-
-    def replay_input(
-        self, name: str, elements: Iterable[Element], partition: int = 0
-    ) -> list[Element]:
-        """Takes elements that the original took before its output reached what was loaded. What an
-        input sent that is detached by now does not matter any more.
-
-        Returns what the output should have held and did not: nothing, unless it was cut short, or
-        was emitted under another policy. What a policy holds back stays held back.
-
-        Of breaches it reports again those that the original found in these very elements, and no
-        others. What a *stable* brought to light (`half_frozen_missing`, `frozen_end_disagrees`)
-        is not among them. The operator does not record, though, for which events since the
-        snapshot (or the beginning) an input was blamed so: when it goes on by itself, the next
-        stable of that input that finds them reports them once more.
-        """
-        if name not in self.inputs and name in self._incarnations:
-            return []
-        self._replaying = True
-        try:
-            return self.process_batch(name, elements, partition)
-        finally:
-            self._replaying = False
 
     def parts(self, nodes: int = 2_000) -> Iterator[bytes]:
         """The whole state, but for breaches that have not been fetched, in parts: first one that
@@ -561,15 +484,3 @@ class LMerge(ABC):
             source.check()
             if not source.joined:
                 assert source.joining_at > self.max_stable, f"O2: {source} should be joined"
-
-
-def unexpected_output(element: Element, max_stable: int) -> StateError:
-    """What to raise for an element of the output that is not ours."""
-    return StateError(
-        f"the output holds {element} where a merge at stable({max_stable}) cannot have put it: "
-        "something else writes to this output"
-    )
-
-
-def _stable_of(source: Input) -> int:
-    return source.stable

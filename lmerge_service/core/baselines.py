@@ -80,10 +80,12 @@ class _Index:
         return sum(map(len, self._ends.values()))
 
     def get(self, vs: int, payload: Hashable) -> int | None:
+        """The end of an event, if it is there. Complexity: O(1)."""
         together = self._ends.get(vs)
         return None if together is None else together.get(payload)
 
     def put(self, vs: int, payload: Hashable, ve: int) -> None:
+        """Adds an event, or gives it another end. Complexity: O(1), O(lg w) for a new vs."""
         together = self._ends.get(vs)
         if together is None:
             self._ends[vs] = {payload: ve}

@@ -31,17 +31,14 @@ Cost
     per node, and no other node costs anything. Memory O(w (payload + inputs)).
 """
 
-from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from functools import partial
-from operator import attrgetter
 from typing import Any
 
 import msgspec
 
-from lmerge_service.core.index import SLACK, Ends, Index
+from lmerge_service.core.index import SLACK, Ends, Index, in_order
 from lmerge_service.core.inputs import Input
-from lmerge_service.elements import START
 
 __all__ = ("In2t", "Node")
 
@@ -49,19 +46,37 @@ __all__ = ("In2t", "Node")
 class Node(msgspec.Struct, eq=False):
     """One event, as each input and the output have it; an absent end means they don't have it.
 
-    A struct for the time that making one takes; compared by identity."""
+    A struct for the time that making one takes; compared by identity. `KeyedNode` has what its
+    methods do."""
 
     vs: int
     payload: Any
     number: int
-    """In order of arrival, which decides among nodes of one vs."""
-    ends: dict[Input, int] = {}
-    out: int | None = None
+    ends: dict[Input, int]
+    out: int | None
     half_frozen: bool = False
     blamed: set[Input] | None = None
-    """Inputs already reported for contradicting the output's half-frozen event."""
     claims: set[Input] | None = None
     """Inputs that revised the event without ever having inserted it."""
+
+    def set_output(self, index: "In2t", vold: int | None, ve: int | None) -> None:
+        """As `KeyedNode.set_output`; by the key vold is the end that the output holds."""
+        assert self.out == vold
+        self.out = ve
+        if self.half_frozen:
+            index.refile(self)
+
+    def has_output(self, end: int) -> bool:
+        return self.out == end
+
+    def can_insert(self) -> bool:
+        return self.out is None
+
+    def output_ends(self) -> list[int]:
+        return [] if self.out is None else [self.out]
+
+    def ends_of(self, source: Input) -> Sequence[int]:
+        return [self.ends[source]] if source in self.ends else []
 
     def claim(self, source: Input, ve: int) -> None:
         """An input gives an end to an event that it never inserted."""
@@ -76,9 +91,14 @@ class Node(msgspec.Struct, eq=False):
         return True
 
     def contributing_inputs(self) -> list[Input]:
-        """The inputs that have inserted the event and still have it."""
         claims = self.claims or ()
         return [source for source in self.ends if source not in claims]
+
+    def forget(self, source: Input) -> None:
+        if self.blamed is not None:
+            self.blamed.discard(source)
+        if self.ends.pop(source, None) is not None:
+            self.withdraw_claim(source)
 
     def __repr__(self) -> str:
         ends = {source.name: ve for source, ve in self.ends.items()}
@@ -89,79 +109,57 @@ class In2t(Index[Node]):
     """The index; see the module's text.
 
     >>> index = In2t()
-    >>> node = index.add(6, "A")
+    >>> node = index.add(6, "A", {}, None)
     >>> index.find(6, "A") is node, index.find(6, "B")
     (True, None)
     >>> index.newly_half_frozen(6), index.newly_half_frozen(7) == [node]
     ([], True)
     """
 
-    __slots__ = ("_by_end", "_by_out", "_disputed", "_lacking", "_stable")
+    __slots__ = ("_disputed",)
 
     def __init__(self) -> None:
         super().__init__(Node)
-        self._by_out: Ends[Node] = Ends()
-        self._by_end: defaultdict[Input, Ends[Node]] = defaultdict(Ends)
         self._disputed: Ends[Node] = Ends()
-        self._lacking: dict[Input, dict[Node, None]] = {}
-        self._stable = START  # ends below it are final, so that nothing can follow them
-
-    def __len__(self) -> int:
-        return self.count()
 
     # --- nodes --------------------------------------------------------------------------------
 
-    def delete_if_unused(self, node: Node) -> None:
-        """Forgets a node that neither the output nor an input has (X1). Only one that is not
-        half frozen can be. Complexity: O(1)."""
-        if node.out is None and not node.ends:
-            self.drop(node)
+    def add_empty(self, vs: int, payload: Hashable) -> Node:
+        return self.add(vs, payload, {}, None)
 
-    def freeze(self, nodes: Iterable[Node]) -> None:
-        """Nodes on the output become half frozen. Complexity: O(inputs + lg w) each."""
-        frozen, lacking = self.frozen, self._lacking
-        attached = len(lacking)
+    def file(self, nodes: Iterable[Node]) -> None:
+        frozen, differing, t = self.frozen, self._differing, self.stable
+        attached = len(differing)
         for node in nodes:
+            if node.out is None or node.out < t:
+                continue
             frozen[node.vs, node.payload] = node
             node.half_frozen = True
             ends = node.ends
             if len(ends) < attached:
                 blamed = node.blamed or ()
-                for source, lacks in lacking.items():
+                for source, lacks in differing.items():
                     if source not in ends and source not in blamed:
                         lacks[node] = None
             self._file(node)
-
-    def refile(self, nodes: Iterable[Node], t: int) -> None:
-        """Files nodes that were due at t by their ends of now, or forgets them when final."""
-        self._stable = t
-        for node in nodes:
-            if node.out < t:  # type: ignore[operator]
-                self._let_go(node)
-            else:
-                self._file(node)
         self._sweep()
 
-    def _let_go(self, node: Node) -> None:
-        """Forgets a half-frozen node. Complexity: O(inputs)."""
+    def refile(self, node: Node) -> None:
+        self._file(node)
+        self._sweep()
+
+    def _take_out(self, node: Node) -> None:
         del self.frozen[node.vs, node.payload]
         node.half_frozen = False
-        if len(node.ends) < len(self._lacking):
-            for lacks in self._lacking.values():
+        if len(node.ends) < len(self._differing):  # as a rule every input has it
+            for lacks in self._differing.values():
                 lacks.pop(node, None)
-
-    def clear(self) -> None:
-        """Forgets all nodes, at the end of the stream."""
-        sources = list(self._lacking)
-        self.__init__()  # type: ignore[misc]
-        for source in sources:
-            self.attach(source)
 
     # --- ends ---------------------------------------------------------------------------------
 
     def set_end(self, node: Node, source: Input, ve: int) -> None:
         """An input gives a half-frozen node an end. (Of others `ends` may be set directly.)"""
-        self._lacking[source].pop(node, None)
+        self._differing[source].pop(node, None)
         node.ends[source] = ve
         assert node.out is not None
         if ve < node.out:
@@ -171,18 +169,14 @@ class In2t(Index[Node]):
             if ends.size > 2 * len(self.frozen) + SLACK:
                 self._sweep()
 
+    add_first = set_end
+
     def drop_end(self, node: Node, source: Input) -> None:
         """An input has a node no more."""
         del node.ends[source]
         node.withdraw_claim(source)
         if node.half_frozen and source not in (node.blamed or ()):
-            self._lacking[source][node] = None
-
-    def set_out(self, node: Node, ve: int) -> None:
-        """The output gives a half-frozen node another end. Complexity: O(inputs + lg w)."""
-        node.out = ve
-        self._file(node)
-        self._sweep()
+            self._differing[source][node] = None
 
     def _file(self, node: Node) -> None:
         """Into the queues, by its ends of now (X2)."""
@@ -196,61 +190,36 @@ class In2t(Index[Node]):
             self._dispute(node)
 
     def blame(self, node: Node, source: Input) -> bool:
-        """Notes that an input contradicts an event of the output; whether that is new."""
-        if node.blamed is None:
-            node.blamed = set()
-        elif source in node.blamed:
-            return False
-        node.blamed.add(source)
-        if node.half_frozen:
-            self._lacking[source].pop(node, None)
+        new = super().blame(node, source)
+        if new and node.half_frozen:
+            self._differing[source].pop(node, None)
             self._dispute(node)
-        return True
+        return new
 
     def _dispute(self, node: Node) -> None:
         """Watches all ends that a contradicted node may follow."""
         if node.blamed and node.out is not None:
             for end in node.ends.values():
-                if self._stable <= end < node.out:
+                if self.stable <= end < node.out:
                     self._disputed.push(end, node)
-
-    # --- inputs -------------------------------------------------------------------------------
-
-    def attach(self, source: Input) -> None:
-        """A new input, which lacks everything. Complexity: O(w)."""
-        self._lacking[source] = dict.fromkeys(self.frozen.values())
-
-    def forget(self, source: Input) -> None:
-        """Drops every entry of an input, and the nodes that are then unused. Complexity: O(w)."""
-        self._lacking.pop(source, None)
-        self._by_end.pop(source, None)
-        for node in self:
-            if node.blamed is not None:
-                node.blamed.discard(source)
-            if node.ends.pop(source, None) is not None:
-                node.withdraw_claim(source)
-                self.delete_if_unused(node)
 
     # --- what a stable concerns -----------------------------------------------------------------
 
     def due(self, sources: Iterable[Input], t: int) -> list[Node]:
         """Half-frozen nodes that the output, or one of the sources, ends before t, and those that
-        are contradicted and that any input ends before t; the caller must file them again by
-        `refile`."""
+        are contradicted and that any input ends before t; else as `Index.due`."""
         due = [n for n in self._by_out.pop_before(t) if n.half_frozen and n.out < t]  # type: ignore[operator]
         for source in sources:
             ending = self._by_end[source].pop_before(t)
             due += [n for n in ending if n.half_frozen and n.ends.get(source, t) < t]
         due += [node for node in self._disputed.pop_before(t) if node.half_frozen]
-        found = list(dict.fromkeys(due))
-        self.touched += len(found)
-        return found
+        return self._taken_out(dict.fromkeys(due), t)
 
     def lacking(self, source: Input) -> list[Node]:
         """Half-frozen nodes that `source` lacks without having been blamed for it, by vs."""
-        found = self._lacking[source]
+        found = self._differing[source]
         self.touched += len(found)
-        return sorted(found, key=attrgetter("vs", "number"))
+        return in_order(found)
 
     def _sweep(self) -> None:
         """Lets go of stale entries where there are many (X5)."""
@@ -258,7 +227,7 @@ class In2t(Index[Node]):
         self._by_out.sweep(most, lambda node, end: node.half_frozen and node.out == end)
         for source, ends in self._by_end.items():
             ends.sweep(most, partial(_is_end_of, source))
-        self._disputed.sweep(most * (len(self._lacking) + 1), _is_end_of_any)
+        self._disputed.sweep(most * (len(self._differing) + 1), _is_end_of_any)
 
     def check(self) -> None:
         """Asserts X1 to X5."""
@@ -274,9 +243,9 @@ class In2t(Index[Node]):
             for source, end in node.ends.items():
                 late = end >= node.out or (end, node) in by_end[source]
                 assert late, f"X2: {node} is not in the queue of {source}"
-                if node.blamed and self._stable <= end < node.out:
+                if node.blamed and self.stable <= end < node.out:
                     assert (end, node) in disputed, f"X2: {node} is disputed"
-        for source, lacking in self._lacking.items():
+        for source, lacking in self._differing.items():
             lacks = {
                 node
                 for node in half_frozen
@@ -285,7 +254,7 @@ class In2t(Index[Node]):
             assert lacking.keys() == lacks, f"X3: {source} lacks {lacks}, not {lacking}"
         for ends in (self._by_out, *self._by_end.values()):
             ends.check(len(self.frozen))
-        self._disputed.check(len(self.frozen) * (len(self._lacking) + 1))
+        self._disputed.check(len(self.frozen) * (len(self._differing) + 1))
 
 
 def _is_end_of(source: Input, node: Node, end: int) -> bool:

@@ -41,32 +41,74 @@ Cost
 """
 
 from bisect import bisect_left, bisect_right, insort
-from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from functools import partial
-from operator import attrgetter
 
-from lmerge_service.core.index import SLACK, Ends, Index
+from lmerge_service.core.index import SLACK, Index
 from lmerge_service.core.inputs import Input
-from lmerge_service.elements import START
 
 __all__ = ("In3t", "Node", "beyond", "has")
 
 
 class Node:
-    """The events of one key, as each input and the output have them."""
+    """The events of one key, as each input and the output have them; sorted ends, which are never
+    empty for an input. `KeyedNode` has what its methods do."""
 
     __slots__ = ("blamed", "ends", "half_frozen", "number", "out", "payload", "vs")
 
-    def __init__(self, vs: int, payload: Hashable, number: int):
+    def __init__(
+        self, vs: int, payload: Hashable, number: int, ends: dict[Input, list[int]], out: list[int]
+    ):
         self.vs = vs
         self.payload = payload
-        self.number = number  # in order of arrival, which decides among nodes of one vs
-        self.ends: dict[Input, list[int]] = {}
-        self.out: list[int] = []
+        self.number = number
+        self.ends = ends
+        self.out = out
         self.half_frozen = False
         self.blamed: set[Input] | None = None
-        """Inputs already reported for contradicting the output's half-frozen events."""
+
+    def set_output(self, index: "In3t", vold: int | None, ve: int | None) -> None:
+        """As `KeyedNode.set_output`. Complexity: O(d), unless the node is half frozen."""
+        out = self.out
+        first = out[0] if self.half_frozen else None
+        if vold is None:
+            index.doubles += bool(out)
+        else:
+            _remove(out, vold)
+        if ve is None:
+            index.doubles -= bool(out)
+        else:
+            insort(out, ve)
+        if first is not None and out[0] != first:
+            index.refile(self)
+
+    def drop_final(self, index: "In3t", t: int) -> None:
+        """The output's events that end before t are final and not held any more."""
+        out = self.out
+        if out and out[0] < t:
+            final = bisect_left(out, t)
+            index.doubles -= min(final, len(out) - 1)
+            del out[:final]
+
+    def has_output(self, end: int) -> bool:
+        return has(self.out, end)
+
+    def can_insert(self) -> bool:
+        return True
+
+    def output_ends(self) -> list[int]:
+        return self.out
+
+    def ends_of(self, source: Input) -> Sequence[int]:
+        return self.ends.get(source, ())
+
+    def contributing_inputs(self) -> list[Input]:
+        return list(self.ends)
+
+    def forget(self, source: Input) -> None:
+        if self.blamed is not None:
+            self.blamed.discard(source)
+        self.ends.pop(source, None)
 
     def revise(self, source: Input, vold: int | None, ve: int | None) -> None:
         """An input has one event less at vold, where it had one, and one more at ve."""
@@ -92,93 +134,55 @@ class In3t(Index[Node]):
     """The index; see the module's text.
 
     >>> index = In3t()
-    >>> node = index.add(6, "A")
+    >>> node = index.add(6, "A", {}, [])
     >>> index.find(6, "A") is node, index.find(6, "B")
     (True, None)
     >>> index.newly_half_frozen(6), index.newly_half_frozen(7) == [node]
     ([], True)
     """
 
-    __slots__ = ("_by_end", "_by_out", "_differing", "_doubles", "stable")
+    __slots__ = ("doubles",)
 
     def __init__(self) -> None:
         super().__init__(Node)
-        self.stable = START
-        """The output's stable point, which decides what is live; during a stable the coming one."""
-        self._doubles = 0  # events of the output beyond the first of each node
-        self._by_out: Ends[Node] = Ends()
-        self._by_end: defaultdict[Input, Ends[Node]] = defaultdict(Ends)
-        self._differing: dict[Input, dict[Node, None]] = {}
+        self.doubles = 0
+        """Events of the output beyond the first of each node."""
 
     def __len__(self) -> int:
         """The number of events: at each node those on the output, or one that is held back."""
-        return self.count() + self._doubles
+        return self.count() + self.doubles
 
     # --- nodes --------------------------------------------------------------------------------
 
-    def delete_if_unused(self, node: Node) -> None:
-        """Forgets a node that neither the output nor an input has (Y1). Only one that is not
-        half frozen can be. Complexity: O(1)."""
-        if not node.out and not node.ends:
-            self.drop(node)
+    def add_empty(self, vs: int, payload: Hashable) -> Node:
+        return self.add(vs, payload, {}, [])
 
-    def file(self, node: Node) -> None:
-        """Puts away a node that the stable concerned, which `due` or `newly_half_frozen` took
-        out: half frozen from now on, or gone when all its events are final.
-
-        Complexity: O(inputs (lg d + lg w)).
-        """
-        out, t = node.out, self.stable
-        if out and out[0] < t:
-            final = bisect_left(out, t)
-            self._doubles -= min(final, len(out) - 1)
-            del out[:final]
-        if not out:
-            return
-        self.frozen[node.vs, node.payload] = node
-        node.half_frozen = True
-        first = out[0]
-        self._by_out.push(first, node)
-        for source, differing in self._differing.items():
-            ends = node.ends.get(source)
-            if ends == out:  # as a rule
+    def file(self, nodes: Iterable[Node]) -> None:
+        for node in nodes:
+            node.drop_final(self, self.stable)
+            out = node.out
+            if not out:
                 continue
-            if not self._agrees(node, source):
-                differing[node] = None
-            end = self._first_end(node, source)
-            if end is not None and end < first:
-                self._by_end[source].push(end, node)
+            self.frozen[node.vs, node.payload] = node
+            node.half_frozen = True
+            self._by_out.push(out[0], node)
+            for source, differing in self._differing.items():
+                ends = node.ends.get(source)
+                if ends == out:  # as a rule
+                    continue
+                if not self._agrees(node, source):
+                    differing[node] = None
+                end = self._first_end(node, source)
+                if end is not None and end < out[0]:
+                    self._by_end[source].push(end, node)
+        self._sweep()
 
-    def _take_out(self, node: Node) -> None:
-        """Undoes `file`, but for entries in queues, which go stale."""
-        del self.frozen[node.vs, node.payload]
-        node.half_frozen = False
-        for differing in self._differing.values():
-            differing.pop(node, None)
-
-    def clear(self) -> None:
-        """Forgets all nodes, at the end of the stream."""
-        stable, sources = self.stable, list(self._differing)
-        self.__init__()  # type: ignore[misc]
-        self.stable = stable
-        for source in sources:
-            self.attach(source)
-
-    # --- inputs -------------------------------------------------------------------------------
-
-    def attach(self, source: Input) -> None:
-        """A new input, which has no events. Complexity: O(w)."""
-        self._differing[source] = dict.fromkeys(self.frozen.values())
-
-    def forget(self, source: Input) -> None:
-        """Drops every entry of an input, and the nodes that are then unused. Complexity: O(w)."""
-        self._differing.pop(source, None)
-        self._by_end.pop(source, None)
-        for node in self:
-            if node.blamed is not None:
-                node.blamed.discard(source)
-            if node.ends.pop(source, None) is not None:
-                self.delete_if_unused(node)
+    def refile(self, node: Node) -> None:
+        self._by_out.push(node.out[0], node)
+        for source in node.ends:
+            self._watch(node, source)
+        if self._by_out.size > 2 * len(self.frozen) + SLACK:
+            self._sweep()
 
     # --- events -------------------------------------------------------------------------------
 
@@ -192,7 +196,6 @@ class In3t(Index[Node]):
         self._watch(node, source)
 
     def add_first(self, node: Node, source: Input, ve: int) -> None:
-        """An input that has no event of a half-frozen node has one now."""
         node.ends[source] = [ve]
         if ve < self.stable:
             return  # it is final, so that the input has as many live events as before: none
@@ -200,40 +203,6 @@ class In3t(Index[Node]):
             self._differing[source].pop(node, None)
         if ve < node.out[0]:
             self._watch(node, source)
-
-    def put_out(self, node: Node, ve: int) -> None:
-        """The output has one more event, of a node that is not half frozen."""
-        if node.out:
-            self._doubles += 1
-            insort(node.out, ve)
-        else:
-            node.out.append(ve)
-
-    def move_out(self, node: Node, vold: int, ve: int) -> None:
-        """The output revises one of its events."""
-        first = node.out[0]
-        _remove(node.out, vold)
-        insort(node.out, ve)
-        if node.half_frozen and node.out[0] != first:
-            self._by_out.push(node.out[0], node)
-            for source in node.ends:
-                self._watch(node, source)
-            if self._by_out.size > 2 * len(self.frozen) + SLACK:
-                self.sweep()
-
-    def take_out(self, node: Node, ve: int) -> None:
-        """The output has one event less, of a node that is not half frozen."""
-        _remove(node.out, ve)
-        self._doubles -= bool(node.out)
-
-    def blame(self, node: Node, source: Input) -> bool:
-        """Notes that an input contradicts a node that is about to be filed; whether that is
-        new."""
-        if node.blamed is None:
-            node.blamed = set()
-        known = source in node.blamed
-        node.blamed.add(source)
-        return not known
 
     def _agrees(self, node: Node, source: Input) -> bool:
         """Whether an input has as many live events as the output, or was blamed (Y3)."""
@@ -245,22 +214,16 @@ class In3t(Index[Node]):
     # --- what a stable concerns -----------------------------------------------------------------
 
     def due(self, sources: Iterable[Input], t: int) -> list[Node]:
-        """Takes out half-frozen nodes of which the output or an input ends an event before t, or
-        of which one of the sources has another number of live events than the output; in order.
-
-        From now on what is not below t is live. The caller must file each.
-        """
+        """Half-frozen nodes of which the output or an input ends an event before t, or of which
+        one of the sources has another number of live events than the output; else as
+        `Index.due`."""
         found = {node: None for source in sources for node in self._differing[source]}
         ending = self._by_out.pop_before(t)
         found |= dict.fromkeys(n for n in ending if n.half_frozen and n.out[0] < t)
         for source, queue in self._by_end.items():
             ending = queue.pop_before(t)
             found |= dict.fromkeys(n for n in ending if self._ends_before(source, n, t))
-        self.touched += len(found)
-        for node in found:
-            self._take_out(node)
-        self.stable = t
-        return sorted(found, key=attrgetter("vs", "number"))
+        return self._taken_out(found, t)
 
     # --- queues -------------------------------------------------------------------------------
 
@@ -276,11 +239,10 @@ class In3t(Index[Node]):
             queue = self._by_end[source]
             queue.push(end, node)
             if queue.size > 2 * len(self.frozen) + SLACK:
-                self.sweep()
+                self._sweep()
 
-    def sweep(self) -> None:
-        """Lets go of stale entries where there are many (Y5); to be called after nodes were
-        filed for a stable."""
+    def _sweep(self) -> None:
+        """Lets go of stale entries where there are many (Y5)."""
         self._by_out.sweep(len(self.frozen), _is_first_of_output)
         for source, queue in self._by_end.items():
             queue.sweep(len(self.frozen), partial(self._is_first_of, source))
@@ -302,7 +264,7 @@ class In3t(Index[Node]):
             assert all(node.ends.values()), f"Y1: an empty entry in {node}"
             assert not node.out or node.out[0] >= self.stable, f"Y1: {node} has a final event"
         doubles = sum(len(node.out) - 1 for node in self if node.out)
-        assert doubles == self._doubles, f"{self._doubles} events counted, not {doubles}"
+        assert doubles == self.doubles, f"{self.doubles} events counted, not {doubles}"
         half_frozen = list(self.frozen.values())
         by_out = set(self._by_out)
         by_end = {source: set(queue) for source, queue in self._by_end.items()}

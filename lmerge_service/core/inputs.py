@@ -92,4 +92,5 @@ class Input:
         self.stable = min(self.stables)
 
     def check(self) -> None:
+        """Asserts N1."""
         assert self.stable == min(self.stables), f"N1: {self} has partitions at {self.stables}"

@@ -23,21 +23,34 @@ The fewest changes
     what is below t first, additions likewise, and of what is left each move fixes one of S and
     one of D while there are both. Ends that are not below t wait.
 
+Whom the output follows
+    Before stable(t), with s the stable point until then, each key with vs < t in which the output
+    and the leader differ. Half frozen is vs < s; live is an end of s or later:
+
+        half frozen  the leader's live events   the leader is    -> whose live events are L
+        -----------  ------------------------   --------------   ----------------------------
+        no           any number                                  -> the leader's
+        yes          as many as the output's                     -> the leader's
+        yes          fewer                      to blame: lacks  -> the second opinion's: those
+        yes          more                       to blame: ends      of the joined input with the
+                                                                    output's number and the highest
+                                                                    stable; without one, nothing
+
+    What is emitted is `changes(O, L, t)`, where O are the output's; of a key that is half frozen
+    these are moves only. Under `stable=quorum(k)` the voters with the right number elect one of
+    them; the right number is the output's for a key that is half frozen, else the largest.
+
 Beyond the paper
     The events of one key differ in their ends only, so that an adjust whose old end its input
     does not hold has no event to be applied to: it is a breach and ignored. A removal takes an
     event away and no more (line 15 as printed leaves one of no length, and counts it).
     Where the leader has another number of live events of a half-frozen key than the output, it
-    contradicts what is out. The breach is recorded, and the key follows the attached input with
-    as many live events as the output that has the highest stable (the one attached first among
-    equals), or else stays as it is.
+    contradicts what is out; the paper's algorithm follows it, against its own stable.
 
 Invariants
-    M1  A node with vs < max_stable is on the output, each of its events with an end >= max_stable.
-    M2  Under insert=first and adjust=lazy, no input has more events than the output of a key
+    W1 to W4 (`keyed`).
+    M1  Under insert=first and adjust=lazy, no input has more events than the output of a key
         that is not half frozen.
-    M3  Every entry belongs to an attached input.
-    M4  After stable(INFINITY) the index is empty.
 
 Cost
     insert and adjust O(lg d), d being the events of the key (O(d) where policies let revisions
@@ -47,25 +60,24 @@ Cost
 """
 
 from bisect import insort
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from lmerge_service.core.base import LMerge, Versions, unexpected_output
 from lmerge_service.core.breaches import BreachKind
 from lmerge_service.core.case import Case
+from lmerge_service.core.columns import Marks, unpacked
+from lmerge_service.core.election import elected, leaders, outvoted, second_opinion
 from lmerge_service.core.in3t import In3t, Node, beyond, has
 from lmerge_service.core.inputs import Input
-from lmerge_service.core.policy import Policy
-from lmerge_service.core.snapshots import Head, hashable, portable, some
-from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
+from lmerge_service.core.keyed import Keyed
+from lmerge_service.core.policy import Emission, Policy
+from lmerge_service.elements import Adjust, Element, Insert
 from lmerge_service.tdb import Event
 
 __all__ = ("LMR4", "changes")
 
 
-class LMR4(LMerge):
+class LMR4(Keyed[Node]):
     """Algorithm R4; see the module's text.
 
     >>> merge = LMR4()
@@ -79,78 +91,25 @@ class LMR4(LMerge):
     """
 
     case = Case.R4
+    _index: In3t
 
     def __init__(self, policy: Policy = Policy()) -> None:
         super().__init__(policy)
         self._index = In3t()
-
-    def _enter(self, source: Input) -> None:
-        self._index.attach(source)
-
-    def __len__(self) -> int:
-        return len(self._index)
+        self._several = True
 
     # --- elements -----------------------------------------------------------------------------
 
-    def process_batch(
-        self, name: str, elements: Iterable[Element], partition: int = 0
-    ) -> list[Element]:
-        """As `LMerge.process_batch`, with `_insert` written out for what most elements are:
-        inserts that are the input's first element about a key."""
-        source = self.inputs.get(name)
-        if source is None or not self._first or not self._lazy:
-            return super().process_batch(name, elements, partition)
-        out: list[Element] = []
-        index = self._index
-        nodes, frozen, add, add_first = index.nodes, index.frozen, index.add, index.add_first
-        own_stable, max_stable = source.stables[partition], self.max_stable
-        new = matched = late = 0
-        for element in elements:
-            if type(element) is Insert and own_stable <= (vs := element.vs) < element.ve:
-                payload = element.payload
-                if vs < max_stable:
-                    node = frozen.get((vs, payload))
-                    if node is None:
-                        late += 1
-                        continue
-                    if source not in node.ends:
-                        add_first(node, source, element.ve)
-                        matched += 1
-                        continue
-                else:
-                    found = nodes.get(vs)
-                    if isinstance(found, dict):
-                        node = found.get(payload)
-                    else:
-                        node = None if found is None or found.payload != payload else found
-                    if node is None:
-                        node = add(vs, payload)
-                        node.ends[source] = [element.ve]
-                        node.out.append(element.ve)
-                        out.append(element)
-                        new += 1
-                        continue
-                    if source not in node.ends:  # by M1 and M2 the output has one already
-                        node.ends[source] = [element.ve]
-                        matched += 1
-                        continue
-            self._element(source, element, partition, out)
-            own_stable, max_stable = source.stables[partition], self.max_stable
-            nodes, frozen = index.nodes, index.frozen
-        source.inserts += new + matched + late
-        source.first += new
-        source.late += late
-        self._stats.inserts += new
-        return out
-
-    def _insert(self, source: Input, element: Insert[Any], out: list[Element]) -> None:
+    def _insert(
+        self, source: Input, element: Insert[Any], emission: Emission, out: list[Element]
+    ) -> None:
         vs, ve = element.vs, element.ve
         node = self._index.find(vs, element.payload)
         if node is None:
             if vs < self.max_stable:
                 source.late += 1
                 return
-            node = self._index.add(vs, element.payload)
+            node = self._index.add_empty(vs, element.payload)
         if node.half_frozen:
             self._index.revise(node, source, None, ve)
         else:
@@ -159,16 +118,23 @@ class LMR4(LMerge):
                 ends = node.ends[source] = [ve]
             else:
                 insort(ends, ve)
-            if self._at_once():
+            if emission.at_once:
                 if len(ends) > len(node.out):
                     self._emit_insert(source, node, ve, out)
                     return
-            elif self._emit_missing(source, node, ve, out):
+            elif emission.awaited and self._emit_missing(source, node, ve, out):
                 return
-        if not self._lazy:
+        if emission.reflected:
             self._reflect(source, node, ve, ve, out)
 
-    def _adjust(self, source: Input, element: Adjust[Any], out: list[Element]) -> None:
+    def _adjust(
+        self,
+        source: Input,
+        element: Adjust[Any],
+        own_stable: int,
+        emission: Emission,
+        out: list[Element],
+    ) -> None:
         vs, vold, ve = element.vs, element.vold, element.ve
         node = self._index.find(vs, element.payload)
         if node is None:
@@ -187,7 +153,7 @@ class LMR4(LMerge):
             self._index.revise(node, source, vold, left)
         else:
             node.revise(source, vold, left)
-        if not self._lazy:
+        if emission.reflected:
             self._reflect(source, node, vold, ve, out)
         if left is None and not node.half_frozen:
             self._index.delete_if_unused(node)
@@ -201,19 +167,13 @@ class LMR4(LMerge):
         return len(node.out) > before
 
     def _awaited(self, node: Node) -> int:
-        """How many events an insert policy other than `first` lets out."""
-        match self.policy.insert:
-            case _ if self._replaying:
-                return 0
-            case "leader":
-                leading = (len(node.ends.get(leader, ())) for leader in self._leaders())
-                return max(leading, default=0)
-            case "half_frozen":
-                return 0
-            case _:
-                counts = sorted(map(len, node.ends.values()), reverse=True)
-                witnesses = self.policy.witnesses(len(self.inputs))
-                return counts[witnesses - 1] if witnesses <= len(counts) else 0
+        """How many events an insert policy that names inputs lets out."""
+        if self.policy.insert == "leader":
+            leading = leaders(self.inputs.values())
+            return max((len(node.ends_of(leader)) for leader in leading), default=0)
+        counts = sorted(map(len, node.ends.values()), reverse=True)
+        witnesses = self.policy.witnesses(len(self.inputs))
+        return counts[witnesses - 1] if witnesses <= len(counts) else 0
 
     def _missing_end(self, source: Input, node: Node, ve: int) -> int:
         """An end that an input has more often than the output: the one just inserted, if it is
@@ -244,24 +204,8 @@ class LMR4(LMerge):
 
     # --- stables ------------------------------------------------------------------------------
 
-    def _freeze(self, voters: Sequence[Input], t: int, out: list[Element]) -> None:
-        index = self._index
-        if t == INFINITY:  # every event becomes final, and the index empty (M4)
-            for node in index:
-                self._follow(voters, node, t, out)
-            index.clear()
-            return
-        leader = voters[0] if len(voters) == 1 else None
-        for node in chain(index.due(voters, t), index.newly_half_frozen(t)):
-            if leader is None or node.ends.get(leader) != node.out:  # as a rule they agree
-                self._follow(voters, node, t, out)
-            index.file(node)
-        index.sweep()
-
     def _follow(self, voters: Sequence[Input], node: Node, t: int, out: list[Element]) -> None:
-        """Makes the output's events of a key agree with the leader's as far as stable(t) forces
-        it (lines 20-26)."""
-        leader = self._elected(voters, node, t)
+        leader = self._followed(voters, node, t)
         if leader is None:
             return
         desired = node.live(leader, self.max_stable)
@@ -273,14 +217,9 @@ class LMR4(LMerge):
         for change in changes(node.out, desired, t):
             self._emit_change(leader, node, *change, out)
 
-    def _elected(self, voters: Sequence[Input], node: Node, t: int) -> Input | None:
-        """The input that a key follows. Of the voters with the right number of live events it is
-        the one whose events below t most of those share; ties go to the one attached first.
-
-        The right number is the output's when the key was half frozen before, else the largest;
-        voters with another number, or other events below t, are to blame. Without any voter the
-        key follows the joined input with the right number and the highest stable, if any.
-        """
+    def _followed(self, voters: Sequence[Input], node: Node, t: int) -> Input | None:
+        """The input that a key follows, by the table of the module's text; blames those that
+        contradict what is out, or the majority. Ties go to the input attached first."""
         half_frozen = node.vs < self.max_stable
         if len(voters) == 1:
             (leader,) = voters
@@ -290,33 +229,16 @@ class LMR4(LMerge):
         count = len(node.out) if half_frozen else max(len(live[s]) for s in voters)
         right = [source for source, ends in live.items() if len(ends) == count]
         views = {s: tuple(end for end in live[s] if end < t) for s in right if s in voters}
-        votes = Counter(views.values())
-        majority = max(votes, key=lambda view: votes[view], default=None)
-        for source in voters:
-            if len(live[source]) < count:
-                self._blame_once(source, BreachKind.HALF_FROZEN_MISSING, node, t)
-            elif source not in views or views[source] != majority:
-                self._blame_once(source, BreachKind.FROZEN_END_DISAGREES, node, t)
-        if views:
-            return next(source for source in views if views[source] == majority)
-        joined = [source for source in right if source.joined]
-        return max(joined, key=lambda source: source.stable, default=None)
-
-    def _blame_once(self, source: Input, kind: BreachKind, node: Node, t: int) -> None:
-        excused = node.vs < source.gap_until and kind is BreachKind.HALF_FROZEN_MISSING
-        if self._index.blame(node, source) and not excused:
-            kept = self._kept(source, node)
-            self._blame(source, kind, Stable(t), kept, self._versions(node))
+        winner = elected(views) if views else None
+        for source, kind in outvoted(voters, views, winner, lambda s: len(live[s]) < count):
+            self._blame_once(source, kind, node, t)
+        if winner is not None:
+            return winner
+        return second_opinion(source for source in right if source.joined)
 
     def _kept(self, source: Input, node: Node) -> Event | None:
-        """The first event of the output that an input contradicts, if there is one."""
         missed = beyond(node.out, node.ends.get(source, [])) or node.out
         return Event(node.payload, node.vs, missed[0]) if missed else None
-
-    def _versions(self, node: Node) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        return tuple((s.name, tuple(node.ends.get(s, ()))) for s in self.inputs.values())
-
-    # --- what is emitted ----------------------------------------------------------------------
 
     def _emit_change(
         self, leader: Input, node: Node, vold: int | None, ve: int | None, out: list[Element]
@@ -329,128 +251,24 @@ class LMR4(LMerge):
         else:
             self._emit_adjust(node, vold, ve, out)
 
-    def _emit_insert(self, source: Input, node: Node, ve: int, out: list[Element]) -> None:
-        out.append(Insert(node.payload, node.vs, ve))
-        self._index.put_out(node, ve)
-        source.first += 1
-        self._stats.inserts += 1
-
-    def _emit_adjust(self, node: Node, vold: int, ve: int, out: list[Element]) -> None:
-        out.append(Adjust(node.payload, node.vs, vold, ve))
-        self._index.move_out(node, vold, ve)
-        self._stats.adjusts += 1
-
-    def _emit_removal(self, node: Node, vold: int, out: list[Element]) -> None:
-        out.append(Adjust(node.payload, node.vs, vold, node.vs))
-        self._index.take_out(node, vold)
-        self._stats.adjusts += 1
-        self._stats.removals += 1
-
-    def _forget(self, source: Input) -> None:
-        self._index.forget(source)
-
     # --- state --------------------------------------------------------------------------------
 
-    def live_output(self) -> Iterator[Event]:
-        for node in self._index:
-            for end in node.out:
-                yield Event(node.payload, node.vs, end)
-
-    def versions(self) -> Iterator[Versions]:
-        for node in self._index:
-            ends = [(source.name, held) for source, held in node.ends.items()]
-            yield node.payload, node.vs, node.out, ends
-
-    def _load_insert(self, element: Insert[Any]) -> None:
-        node = self._index.find(element.vs, element.payload)
-        if node is None:
-            node = self._index.add(element.vs, element.payload)
-        self._index.put_out(node, element.ve)
-
-    def _load_adjust(self, element: Adjust[Any]) -> None:
-        node = self._index.find(element.vs, element.payload)
-        if node is None or not has(node.out, element.vold):
-            raise unexpected_output(element, self.max_stable)
-        if element.ve == element.vs:
-            self._index.take_out(node, element.vold)
-            self._index.delete_if_unused(node)
-        else:
-            self._index.move_out(node, element.vold, element.ve)
-
-    def _load_stable(self, vc: int) -> None:
-        index = self._index
-        if vc == INFINITY:
-            index.clear()
-            return
-        for node in chain(index.due((), vc), index.newly_half_frozen(vc)):
-            index.file(node)
-        index.sweep()
-
     body: ClassVar[Any] = tuple[
-        list[int],
-        list[Any],
-        list[list[int]],
-        list[list[list[int] | None]],
-        list[tuple[int, list[int]]],
+        list[int], list[Any], list[list[int]], list[list[list[int] | None]], Marks
     ]
-    """Of all nodes: vs; payload; the output's ends; for each input its ends. Of some, by place: the
-    inputs that are blamed."""
-
-    def _size(self) -> int:
-        return self._index.count()
-
-    def _items(self) -> Iterator[Node]:
-        return iter(self._index)
-
-    def _packed(self, items: list[Node], numbers: Mapping[Input, int]) -> Any:
-        return (
-            [node.vs for node in items],
-            [portable(node.payload) for node in items],
-            [node.out for node in items],
-            [[node.ends.get(source) for node in items] for source in numbers],
-            [(at, some(node.blamed, numbers)) for at, node in enumerate(items) if node.blamed],
-        )
-
-    def load_head(self, head: Head) -> None:
-        self._index.stable = head.max_stable
-        super().load_head(head)
 
     def load_body(self, body: Any) -> None:
-        index, sources = self._index, list(self.inputs.values())
-        all_vs, payloads, outs, ends, blamed = body
-        nodes = []
-        for vs, payload, emitted in zip(all_vs, payloads, outs, strict=True):
-            made = index.make if vs < self.max_stable else index.add
-            node = made(vs, hashable(payload))
-            for end in emitted:
-                index.put_out(node, end)
-            nodes.append(node)
-        for source, column in zip(sources, ends, strict=True):
-            for node, contributed in zip(nodes, column, strict=True):
-                if contributed is not None:
-                    node.ends[source] = contributed
-        for place, numbers in blamed:
-            nodes[place].blamed = {sources[number] for number in numbers}
-        for node in nodes:
-            if node.vs < self.max_stable:
-                index.file(node)
+        index = self._index
+        for node in unpacked(body, index, list(self.inputs.values())):
+            index.doubles += max(len(node.out) - 1, 0)
 
     def check(self) -> None:
         super().check()
-        self._index.check()
-        attached = set(self.inputs.values())
-        for node in self._index:
-            if node.vs < self.max_stable:
-                assert node.out, f"M1: {node} at max_stable {self.max_stable}"
-            elif self._first and self._lazy:
-                most = max(map(len, node.ends.values()), default=0)
-                assert most <= len(node.out), f"M2: {node} is not all on the output"
-            live = all(end >= self.max_stable for end in node.out)
-            assert live, f"M1: {node} at max_stable {self.max_stable}"
-            assert attached.issuperset(node.ends), f"M3: {node} has an entry of a detached input"
-        at = self._index.stable
-        assert self.max_stable in (at, INFINITY), f"M1: the index is at {at}, not {self.max_stable}"
-        assert self.max_stable < INFINITY or not len(self._index), "M4: state after the end"
+        if self._emission.at_once and not self._emission.reflected:
+            for node in self._index:
+                if not node.half_frozen:
+                    most = max(map(len, node.ends.values()), default=0)
+                    assert most <= len(node.out), f"M1: {node} is not all on the output"
 
 
 def changes(

@@ -431,10 +431,12 @@ class _Line:
         return steps
 
     def add(self, start: int, end: int) -> None:
+        """Adds a canonical event. Complexity: O(canonical events), a memory move."""
         insort(self.by_end, (end, start))
         insort(self.by_start, (start, end))
 
     def discard(self, start: int, end: int) -> None:
+        """Removes a canonical event that is there. Complexity: likewise."""
         _discard(self.by_end, (end, start))
         _discard(self.by_start, (start, end))
 
@@ -449,6 +451,7 @@ class _Line:
         return final
 
     def check(self, c: int) -> None:
+        """Asserts Y1 to Y3 of one payload, c being the output's stable point."""
         assert self.held == sorted(self.held), "Y1: held is sorted"
         assert self.by_end == sorted(self.by_end), "Y2: by_end is sorted"
         assert self.by_start == sorted((s, e) for e, s in self.by_end), "Y2: by_start is the same"

@@ -27,11 +27,12 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
 
-from lmerge_service.core.base import LMerge, unexpected_output
+from lmerge_service.core.base import LMerge
 from lmerge_service.core.breaches import BreachKind
 from lmerge_service.core.case import Case
 from lmerge_service.core.inputs import Input
-from lmerge_service.core.policy import Policy
+from lmerge_service.core.policy import Emission, Policy
+from lmerge_service.core.replay import unexpected_output
 from lmerge_service.core.snapshots import hashable, portable
 from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert
 
@@ -59,7 +60,14 @@ class InOrder(LMerge):
             source.at_front = 0
         return True
 
-    def _adjust(self, source: Input, element: Adjust[Any], out: list[Element]) -> None:
+    def _adjust(
+        self,
+        source: Input,
+        element: Adjust[Any],
+        own_stable: int,
+        emission: Emission,
+        out: list[Element],
+    ) -> None:
         self._blame(source, BreachKind.BROKE_CASE, element)
 
 
@@ -73,7 +81,9 @@ class Ordered(InOrder):
         self.max_vs = BEFORE
         self._waiting: dict[Input, deque[Insert[Any]]] = {}
 
-    def _insert(self, source: Input, element: Insert[Any], out: list[Element]) -> None:
+    def _insert(
+        self, source: Input, element: Insert[Any], emission: Emission, out: list[Element]
+    ) -> None:
         if element.vs < source.joining_at:
             source.late += 1
         elif not source.joined:
@@ -103,13 +113,13 @@ class Ordered(InOrder):
 
     def _on_joined(self, source: Input, out: list[Element]) -> None:
         for element in self._waiting.pop(source, ()):
-            self._insert(source, element, out)
+            self._insert(source, element, self._emission, out)
 
     def _apply_deferred(self) -> None:
         for source in [source for source in self._waiting if source.joined]:
             waiting = self._waiting[source]
             while waiting and not self._goes_out(source, waiting[0]):
-                self._insert(source, waiting.popleft(), [])
+                self._insert(source, waiting.popleft(), self._emission, [])
             if not waiting:
                 del self._waiting[source]
 
@@ -220,8 +230,10 @@ class Restricted(InOrder):
     """Mixed into an operator with an index: for policies under which cases R0 to R2 must remember
     events."""
 
-    process_batch = LMerge.process_batch  # no short cut past `_insert`
+    _elements = LMerge._elements  # no short cut past `_insert`
 
-    def _insert(self, source: Input, element: Insert[Any], out: list[Element]) -> None:
+    def _insert(
+        self, source: Input, element: Insert[Any], emission: Emission, out: list[Element]
+    ) -> None:
         if self._is_in_order(source, element):
-            super()._insert(source, element, out)  # type: ignore[safe-super]
+            super()._insert(source, element, emission, out)  # type: ignore[safe-super]

@@ -37,7 +37,7 @@ from math import ceil
 
 from lmerge_service.elements import INFINITY
 
-__all__ = ("Policy", "lag", "quorum")
+__all__ = ("Emission", "Policy", "lag", "quorum")
 
 _CALL = re.compile(r"(lag|quorum)\((\d+(?:\.\d+)?)\)")
 _CHOICES = {
@@ -55,6 +55,18 @@ def quorum(share: int | float) -> str:
 def lag(d: int) -> str:
     """So much time behind, in the unit of the elements."""
     return f"lag({d})"
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """What the output emits for an insert or adjust of an input, before a stable forces it."""
+
+    at_once: bool
+    """An event that is not on the output is emitted with its first insert."""
+    awaited: bool
+    """Such an event is emitted as soon as the inputs have it that the insert policy names."""
+    reflected: bool
+    """Revisions are emitted of those inputs that the adjust policy names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +107,23 @@ class Policy:
     def voters(self) -> int:
         """How many inputs decide about a stable; 1 but for quorum(k)."""
         return int(_argument(self.stable, "quorum") or 1)
+
+    @property
+    def emission(self) -> Emission:
+        """What an operator emits of itself."""
+        return Emission(
+            at_once=self.insert == "first",
+            awaited=self.insert not in ("first", "half_frozen"),
+            reflected=self.adjust != "lazy",
+        )
+
+    @property
+    def replayed(self) -> Emission:
+        """What an operator emits for what another one has taken already: events that the output
+        lacks and should have. Where revisions are reflected it may lack one because a revision has
+        removed it."""
+        at_once = self.insert == "first" and self.adjust == "lazy"
+        return Emission(at_once=at_once, awaited=False, reflected=False)
 
     def check_inputs(self, count: int) -> None:
         """Refuses a quorum that so many inputs can never make.

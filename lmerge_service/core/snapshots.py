@@ -77,6 +77,7 @@ class SavedInput(msgspec.Struct, array_like=True):
 
     @classmethod
     def of(cls, source: Input) -> "SavedInput":
+        """What is kept of an input. It shares the list of stables: encode it at once."""
         counts = (source.inserts, source.adjusts, source.stables_in, source.first, source.late)
         return cls(
             source.name,
@@ -91,6 +92,11 @@ class SavedInput(msgspec.Struct, array_like=True):
         )
 
     def to_input(self) -> Input:
+        """The input as it was, a new object.
+
+        Raises:
+            ValueError: it has no partition, so the bytes are damaged.
+        """
         source = Input(self.name, self.incarnation, self.joining_at, len(self.stables))
         source.joined = self.joined
         source.gap_until = self.gap_until

@@ -316,7 +316,7 @@ def test_an_input_that_was_blamed_may_leave() -> None:
     merge.process("b", Stable(15))
     index, left = merge._index, merge.inputs["b"]
     merge.detach("b")
-    assert not [part for part in (index._lacking, index._by_end) if left in part]
+    assert not [part for part in (index._differing, index._by_end) if left in part]
     assert merge.process("a", Stable(25)) == [Stable(25)]
     assert len(merge) == 1
     merge.check()

@@ -304,8 +304,12 @@ class Walked(In2t):
     """The index as the paper has it: every half-frozen node is looked at for every stable."""
 
     def due(self, sources: Iterable[Input], t: int) -> list[Node]:
+        nodes = list(self.frozen.values())
         super().due(sources, t)
-        return list(self.frozen.values())
+        for node in nodes:
+            if node.half_frozen:  # it was not due
+                self._take_out(node)
+        return nodes
 
 
 @given(lying(Case.R3), policies, st.data())
