@@ -85,6 +85,7 @@ combination: what is half frozen is on the output (W1), and of what is not each 
 class LMR3(Keyed[Node]):
     """Algorithm R3; see the module's text.
 
+    >>> from lmerge_service.elements import Stable
     >>> merge = LMR3()
     >>> merge.attach("a"); merge.attach("b")
     >>> merge.process("a", Insert("A", 6, 12))

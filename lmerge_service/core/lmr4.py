@@ -80,6 +80,7 @@ __all__ = ("LMR4", "changes")
 class LMR4(Keyed[Node]):
     """Algorithm R4; see the module's text.
 
+    >>> from lmerge_service.elements import Stable
     >>> merge = LMR4()
     >>> merge.attach("a"); merge.attach("b")
     >>> merge.process_batch("a", [Insert("A", 6, 12), Insert("A", 6, 12)])
