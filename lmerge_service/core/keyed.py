@@ -117,13 +117,13 @@ class Keyed(LMerge, Generic[N]):
 
     def _freeze(self, voters: Sequence[Input], t: int, out: list[Element]) -> None:
         index = self._index
+        leader = voters[0] if len(voters) == 1 else None
         if t == INFINITY:  # every event becomes final, and the index empty (W3)
-            for node in index.take_all():
+            for node in _disputed(index.take_all(), leader):
                 self._follow(voters, node, t, out)
             index.clear()
             return
         due, newly = index.due(voters, t), index.newly_half_frozen(t)
-        leader = voters[0] if len(voters) == 1 else None
         for node in chain(in_order(_disputed(due, leader)), _disputed(newly, leader)):
             self._follow(voters, node, t, out)
         index.file(chain(due, newly))
