@@ -22,6 +22,7 @@ ONLY_IN = {
     "aiokafka": {"kafka", "local", "drills"},
     "pyspark": {"spark"},
     "pyarrow": {"spark"},
+    "deltalake": {"spark"},
     "typer": {"cli", "drills"},
 }
 PURE = {"core", "model", "workloads"}

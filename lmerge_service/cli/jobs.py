@@ -61,9 +61,9 @@ def spark_for(name: str, **settings: Any) -> Iterator[Any]:
 
 
 @contextmanager
-def session(doing: str, memory: str, *, kafka: bool) -> Iterator[Any]:
+def session(doing: str, memory: str, *, kafka: bool, delta: bool = False) -> Iterator[Any]:
     """A session on all cores of this machine; on a terminal it shows how far its jobs are."""
-    with spark_for("lmerge", driver_memory=memory, kafka=kafka) as spark:
+    with spark_for("lmerge", driver_memory=memory, kafka=kafka, delta=delta) as spark:
         if not is_shown():
             yield spark
             return

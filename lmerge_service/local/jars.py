@@ -214,8 +214,13 @@ def user_folder(variable: str, default: str) -> Path:
     return (Path(root) if root else Path.home() / default) / "lmerge"
 
 
-def locked(path: Path) -> IO[bytes]:
-    """An open file that holds the machine-wide lock `path` until it is closed."""
+def locked(path: Path, *, wait: bool = True) -> IO[bytes]:
+    """An open file that holds the machine-wide lock `path` until it is closed.
+
+    Raises:
+        BlockingIOError: another process holds it, and it is not to be waited for.
+        EnvironmentMissingError: it cannot be written.
+    """
     import fcntl  # not on every system, and this module is imported on all
 
     try:
@@ -224,7 +229,7 @@ def locked(path: Path) -> IO[bytes]:
     except OSError as error:
         raise EnvironmentMissingError(f"{path.parent} cannot be written: {error}") from error
     try:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BaseException:
         file.close()
         raise

@@ -9,7 +9,9 @@ from importlib.util import find_spec
 
 from lmerge_service.errors import EnvironmentMissingError
 
-if missing := [name for name in ("pyspark", "pyarrow", "pandas") if find_spec(name) is None]:
+_NEEDED = ("pyspark", "pyarrow", "pandas", "deltalake")
+
+if missing := [name for name in _NEEDED if find_spec(name) is None]:
     raise EnvironmentMissingError(
         f"Spark needs the extra 'spark' ({', '.join(missing)} is missing): "
         "pip install 'lmerge-service[spark]'"

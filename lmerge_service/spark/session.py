@@ -9,8 +9,9 @@ Theory
 Who owns what
     `spark_session` owns a JVM, and a folder for its scratch files, settings and Java home: both
     are gone when it ends. A process has one Spark at the most. Nothing stays in the environment:
-    the JVM inherits what it needs when it starts. The connector's JARs lie in the user's cache
-    (`local.jars`). Under `spark-submit` the JVM, the master, memory and JARs are the submission's.
+    the JVM inherits what it needs when it starts. The JARs of the connector and of Delta Lake lie
+    in the user's cache (`local.jars`). Under `spark-submit` the JVM, the master, memory and JARs
+    are the submission's.
 
 What happens on a crash
     A session that is never left (a notebook, an error between `__enter__` and `__exit__`) is left
@@ -44,9 +45,19 @@ from lmerge_service.errors import ConfigurationError, EnvironmentMissingError, L
 from lmerge_service.local.jars import JarSet, Java, find_java
 from lmerge_service.spark.silence import filtered_stderr
 
-__all__ = ("SPARK_VERSION", "connector_jars", "is_submitted", "java_home", "spark_session")
+__all__ = (
+    "DELTA_VERSION",
+    "SPARK_VERSION",
+    "connector_jars",
+    "delta_jars",
+    "is_submitted",
+    "java_home",
+    "require_delta",
+    "spark_session",
+)
 
 SPARK_VERSION: Final = "4.2.0"
+DELTA_VERSION: Final = "4.4.0"
 
 _EXTRA_MISSING: Final = "Spark needs the extra 'spark': pip install 'lmerge-service[spark]'"
 _CONNECTOR: Final = JarSet(
@@ -63,6 +74,25 @@ _CONNECTOR: Final = JarSet(
     extra_missing=_EXTRA_MISSING,
     transitive=False,  # the rest of what they need is among PySpark's own
 )
+_DELTA: Final = JarSet(
+    title=f"Delta Lake {DELTA_VERSION}",
+    folder=f"delta-{DELTA_VERSION}-spark-{SPARK_VERSION}",
+    coordinates=(
+        f"io.delta:delta-spark_4.2_2.13:{DELTA_VERSION}",
+        f"io.delta:delta-storage:{DELTA_VERSION}",
+    ),
+    sha256="561c6c5ffbdbc2ed9f5b81639beefc811c126c81eee8beacd3c0a351be20b83a",
+    megabytes=10,
+    extra_missing=_EXTRA_MISSING,
+    transitive=False,  # of its other dependencies a table in a folder needs none
+)
+_CATALOG: Final = "spark.sql.catalog.spark_catalog"
+_OF_DELTA: Final = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    _CATALOG: "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    # Into how many tasks the state of a table is divided: the usual 50 take longer than small ones.
+    "spark.databricks.delta.snapshotPartitions": "2",
+}
 
 _LOG4J: Final = """\
 rootLogger.level = error
@@ -120,6 +150,22 @@ def connector_jars() -> list[Path]:
     return _CONNECTOR.paths()
 
 
+def delta_jars() -> list[Path]:
+    """The JARs by which Spark reads and writes Delta Lake, for `spark.jars`; see `JarSet.paths`."""
+    return _DELTA.paths()
+
+
+def require_delta(spark: SparkSession) -> None:
+    """Raises:
+    ConfigurationError: the session can't read or write Delta Lake.
+    """
+    if spark.conf.get(_CATALOG, "") != _OF_DELTA[_CATALOG]:
+        raise ConfigurationError(
+            "this Spark session has no Delta Lake: open it with spark_session(delta=True), or "
+            "submit with its package and settings (docs/table.md)"
+        )
+
+
 @contextmanager
 def spark_session(
     name: str = "lmerge",
@@ -127,14 +173,15 @@ def spark_session(
     master: str | None = None,
     driver_memory: str = "2g",
     kafka: bool = True,
+    delta: bool = False,
     settings: Mapping[str, str] | None = None,
 ) -> Iterator[SparkSession]:
     """A session, ended with its JVM when the context ends.
 
     `master` is by default this machine with all cores, `local[N]`; `driver_memory` is the JVM's
     heap there, beside which each core's Python worker takes 0.2 GB. `settings` go over what is
-    set here. Without `kafka` its connector is neither fetched nor loaded. Under `spark-submit` all
-    of these but `settings` are what was submitted.
+    set here. Without `kafka` its connector is neither fetched nor loaded, and tables need `delta`
+    (Delta Lake). Under `spark-submit` all of these but `settings` are what was submitted.
 
     Raises:
         ConfigurationError: this process has a session, or Spark refuses the settings.
@@ -149,14 +196,15 @@ def spark_session(
             yield spark
         return
     java = find_java("spark")
-    jars = connector_jars() if kafka else []
+    jars = [*(connector_jars() if kafka else []), *(delta_jars() if delta else [])]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     master = master or f"local[{cores}]"
     session = ExitStack()
     try:
         folder = Path(session.enter_context(tempfile.TemporaryDirectory(prefix="lmerge-spark-")))
         session.callback(_forget, set(os.environ))
-        desired = _settings(master, driver_memory, jars, folder) | dict(settings or {})
+        desired = _settings(master, driver_memory, jars, folder)
+        desired |= (_OF_DELTA if delta else {}) | dict(settings or {})
         spark = _started(name, master, desired, java, folder)
         session.callback(_end, spark)
         _leave_at_exit(session)

@@ -22,6 +22,7 @@ def spark() -> Iterator[SparkSession]:
         "tests",
         master="local[2]",
         driver_memory="1g",
+        delta=True,
         settings={"spark.driver.defaultJavaOptions": SHORT_LIVED},
     )
     try:

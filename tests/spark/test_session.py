@@ -25,7 +25,7 @@ from lmerge_service.errors import (
 )
 from lmerge_service.local import jars
 from lmerge_service.spark.errors import spark_errors
-from lmerge_service.spark.session import connector_jars, spark_session
+from lmerge_service.spark.session import connector_jars, delta_jars, require_delta, spark_session
 from tests.waiting import come_true
 
 SCRIPT = """
@@ -256,7 +256,7 @@ def test_without_the_extra_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(
         EnvironmentMissingError,
-        match=r"^Spark needs the extra 'spark' \(pyspark, pyarrow, pandas is missing\): "
+        match=r"^Spark needs the extra 'spark' \(pyspark, pyarrow, pandas, deltalake is missing\): "
         r"pip install 'lmerge-service\[spark\]'$",
     ):
         importlib.reload(lmerge_service.spark)
@@ -269,3 +269,15 @@ def test_the_connector_is_four_jars(spark: SparkSession) -> None:
         "spark-sql-kafka-0-10_2.13",
         "spark-token-provider-kafka-0-10_2.13",
     ]
+
+
+def test_delta_lake_is_two_jars_and_a_session_without_is_refused(spark: SparkSession) -> None:
+    assert [path.name.rsplit("-", 1)[0] for path in delta_jars()] == [
+        "delta-spark_4.2_2.13",
+        "delta-storage",
+    ]
+    require_delta(spark)
+    other = spark.newSession()
+    other.conf.set("spark.sql.catalog.spark_catalog", "elsewhere")
+    with pytest.raises(ConfigurationError, match=r"^this Spark session has no Delta Lake: open it"):
+        require_delta(other)
