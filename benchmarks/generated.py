@@ -34,7 +34,9 @@ def run(events: int, report: Report) -> None:
 
     with (
         tempfile.TemporaryDirectory() as folder,
-        spark_session("benchmark", master="local[2]", driver_memory="1g", kafka=False) as spark,
+        spark_session(
+            "benchmark", master="local[2]", driver_memory="1g", kafka=False, delta=True
+        ) as spark,
         _highest(report),
     ):
         workload = Workload(events=events, payload_bytes=100)
@@ -77,12 +79,13 @@ def _generate(
 
 def _table(spark: Any, stream: Any, workload: Any, folder: Path, report: Report) -> None:
     from lmerge_service.spark.table import compact, true_at, update_table
-    from lmerge_service.spark.table.manifests import Table
+    from lmerge_service.spark.table.delta import existing
+    from lmerge_service.spark.table.versions import HISTORY
 
     path = str(folder / "table")
     clock, busy = spent(lambda: update_table(spark, stream, path, step=_STEP))
-    manifest = Table(path).existing()
-    records = sum(each.next for each in manifest.reached.values())
+    table = existing(path)
+    records = table.records
     report("table: update", "k/s", [records / clock / 1e3])
     report("table: update: processors", "µs", [busy / records * 1e6])
     middle = workload.events * workload.max_gap // 4
@@ -93,7 +96,7 @@ def _table(spark: Any, stream: Any, workload: Any, folder: Path, report: Report)
         report(f"table: an answer by Spark, {when} compaction", "ms", [clock * 1e3])
         assert count == found > 0
         if when == "before":
-            versions = sum(each.rows for each in manifest.history)
+            versions = table.size(HISTORY).versions
             clock, busy = spent(lambda: compact(spark, path, retain=0))
             report("table: compaction", "k versions/s", [versions / clock / 1e3])
             report("table: compaction: processors", "µs", [busy / versions * 1e6])

@@ -2,8 +2,8 @@
 
 Where the time comes from, from which on it is correct: of lines and elements it is the last stable
 that was recorded (of Parquet the least one of its partitions, and not before the `joining_at` of a
-replica that has started over); of a table the stable point of its manifest, which is the
-same; of a state each task's stable point, since a task lets go of what ended before.
+replica that has started over); of a table its stable point, which is the same; of a state each
+task's stable point, since a task lets go of what ended before.
 """
 
 from pathlib import Path
@@ -32,7 +32,7 @@ def checkpoint_in(source: str, *, nfc: bool, drop_nulls: bool = False) -> "Check
 
     place, name, rule = Path(source), label(source), Rule(nfc=nfc, drop_nulls=drop_nulls)
     try:
-        if (place / "manifests").is_dir():
+        if any((place / each).is_dir() for each in ("_delta_log", "manifests")):
             from lmerge_service.spark.table.read import held as held_by_table
 
             return composed(name, [(held_by_table(source, rule), START)])

@@ -18,7 +18,7 @@ from lmerge_service.elements import INFINITY, START
 from lmerge_service.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from lmerge_service.spark.table.manifests import Manifest
+    from lmerge_service.spark.table.delta import Size, Snapshot
     from lmerge_service.spark.table.read import Known
 
 __all__ = ("app",)
@@ -28,7 +28,7 @@ app = typer.Typer(
 )
 
 _STEP: Final = 2_000_000
-_RETAIN_SECONDS: Final = 3600.0
+_RETAIN_HOURS: Final = 7 * 24
 
 _Place = Annotated[str, typer.Argument(metavar="TABLE", help="The folder of the table.")]
 
@@ -60,52 +60,52 @@ def update(
     Example: `lmerge table update kafka:flights.merged flights.table`
     """
     from lmerge_service.formats.bulk import Rule
-    from lmerge_service.spark.table.manifests import Table
+    from lmerge_service.spark.table.delta import newest
     from lmerge_service.spark.table.update import update_table
 
-    Table(place).check_place()  # mistakes are reported before Spark starts
+    newest(place)  # mistakes are reported before Spark starts
     found, kafka = stored_stream(source, bootstrap, kafka_config)
 
-    def report(manifest: "Manifest") -> None:
+    def report(table: "Snapshot") -> None:
         if not json:
-            typer.echo(f"{label(place)}: {_standing(manifest)}", err=True)
+            typer.echo(f"{label(place)}: {_standing(table)}", err=True)
 
-    with session(f"updating {label(place)}", memory, kafka=kafka) as spark:
+    with session(f"updating {label(place)}", memory, kafka=kafka, delta=True) as spark:
         done = update_table(
             spark, found, place, step=step, rule=Rule(nfc=nfc, drop_nulls=drop_nulls), told=report
         )
     if json:
-        print_json({"steps": done.steps, "records": done.records, **_document(done.manifest)})
+        print_json({"steps": done.steps, "records": done.records, **_document(done.table)})
     elif not done.steps:
-        typer.echo(f"{label(place)}: nothing new, {_standing(done.manifest)}", err=True)
+        typer.echo(f"{label(place)}: nothing new, {_standing(done.table)}", err=True)
 
 
 @app.command("compact")
 def compact(
     place: _Place,
     retain: Annotated[
-        float,
+        int,
         typer.Option(
             min=0,
-            metavar="SECONDS",
-            help="What was replaced so long ago is removed: no reader is as slow, no step of an "
-            "update takes as long.",
+            metavar="HOURS",
+            help="What was replaced so long ago is removed: no reader takes as long, and no "
+            "earlier version of the table is read from then.",
         ),
-    ] = _RETAIN_SECONDS,
+    ] = _RETAIN_HOURS,
     memory: Memory = "2g",
     json: Json = False,
 ) -> None:
-    """Make few files of many, laid out by valid time; no answer changes.
+    """Make few files of many, laid out by valid time (OPTIMIZE, VACUUM); no answer changes.
 
-    Readers, and an update, may go on meanwhile.
+    Readers may go on meanwhile.
 
     Example: `lmerge table compact flights.table`
     """
     from lmerge_service.spark.table.compact import compact as compacted
-    from lmerge_service.spark.table.manifests import Table
+    from lmerge_service.spark.table.delta import existing
 
-    Table(place).existing()  # before a JVM is started for it
-    with session(f"compacting {label(place)}", memory, kafka=False) as spark:
+    existing(place)  # before a JVM is started for it
+    with session(f"compacting {label(place)}", memory, kafka=False, delta=True) as spark:
         done = compacted(spark, place, retain=retain)
     if json:
         print_json({"rewritten": done.rewritten, "made": done.made, "removed": done.removed})
@@ -156,22 +156,21 @@ def at(
 
     Example: `lmerge table at flights.table --valid 1357056000000`
     """
-    from lmerge_service.spark.table.manifests import Table
+    from lmerge_service.spark.table.delta import existing
     from lmerge_service.spark.table.read import answer
 
     if known is not None and known_offset is not None:
         raise ConfigurationError("give --known or --known-offset, not both")
-    reached = Table(place).existing().reached
     asked: Known = None
     if known is not None:
         asked = _moment(known)
     elif known_offset is not None:
-        asked = _offsets(known_offset, reached)
-    manifest, batches = answer(place, valid, asked)
+        asked = _offsets(known_offset, existing(place).reached)
+    table, batches = answer(place, valid, asked)
     events = (row for batch in batches for row in batch.to_pylist())
-    final = valid is not None and asked is None and valid < manifest.stable
+    final = valid is not None and asked is None and valid < table.stable
     if json:
-        stable = finite(manifest.stable)
+        stable = finite(table.stable)
         documents = [_event(row) for row in events]
         print_json({"valid": valid, "final": final, "stable": stable, "events": documents})
         return
@@ -181,7 +180,7 @@ def at(
     for row in shown:
         typer.echo(f"[{row['vs']}, {point(row['ve'])}) {shortened(row['payload'])}")
     found = next(count)
-    typer.echo(_summary(found, found - len(shown), manifest, valid, final, asked), err=True)
+    typer.echo(_summary(found, found - len(shown), table, valid, final, asked), err=True)
 
 
 @app.command("show")
@@ -190,22 +189,22 @@ def show(place: _Place, json: Json = False) -> None:
 
     Example: `lmerge table show flights.table`
     """
-    from lmerge_service.spark.table.manifests import Table
+    from lmerge_service.spark.table.delta import existing
 
-    manifest = Table(place).existing()
+    table = existing(place)
     if json:
-        print_json(_document(manifest))
+        print_json(_document(table))
         return
-    typer.echo(f"{label(place)}: a table of {manifest.source}, {_standing(manifest)}")
-    for number, reached in sorted(manifest.reached.items()):
+    typer.echo(f"{label(place)}: a table of {table.source}, {_standing(table)}")
+    for number, reached in sorted(table.reached.items()):
         typer.echo(
             f"  partition {number}: read to offset {reached.next}, "
             f"stable at {point(reached.stable)}"
         )
-    for name, files in (("history", manifest.history), ("live", manifest.live)):
-        size = sum(each.bytes for each in files)
-        rows = sum(each.rows for each in files)
-        typer.echo(f"  {name}: {rows:,} versions in {len(files):,} files, {size:,} bytes")
+    for state, size in _sizes(table).items():
+        typer.echo(
+            f"  {state}: {size.versions:,} versions in {size.files:,} files, {size.bytes:,} bytes"
+        )
 
 
 def _moment(text: str) -> int:
@@ -251,48 +250,48 @@ def _event(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _summary(
-    count: int, more: int, manifest: "Manifest", valid: int | None, final: bool, asked: object
+    count: int, more: int, table: "Snapshot", valid: int | None, final: bool, asked: object
 ) -> str:
     summary = f"{count:,} events"
     if more:
         summary += f", {more:,} of them not shown (--most shows more)"
     if valid is not None and asked is None:
-        summary += "; final" if final else f"; may change, stable at {point(manifest.stable)}"
-    first = min((each.min_time for each in manifest.files), default=START)
+        summary += "; final" if final else f"; may change, stable at {point(table.stable)}"
+    begun = (each.begun_time for each in table.progress if each.begun_offset >= 0)
+    first = min(begun, default=START)
     if isinstance(asked, int) and asked < first:
         began = datetime.fromtimestamp(first / 1000, UTC).isoformat(timespec="seconds")
         summary += f"; nothing was known yet: the first record is of {began}"
     return summary
 
 
-def _standing(manifest: "Manifest") -> str:
-    read = sum(each.next for each in manifest.reached.values())
-    rows = sum(each.rows for each in manifest.files)
-    return f"{rows:,} versions, read to offset {read:,} in all, stable at {point(manifest.stable)}"
+def _standing(table: "Snapshot") -> str:
+    read = sum(each.next for each in table.reached.values())
+    rows = sum(each.versions for each in _sizes(table).values())
+    return f"{rows:,} versions, read to offset {read:,} in all, stable at {point(table.stable)}"
 
 
-def _document(manifest: "Manifest") -> dict[str, Any]:
+def _document(table: "Snapshot") -> dict[str, Any]:
+    sizes = {state: msgspec.structs.asdict(size) for state, size in _sizes(table).items()}
     return {
-        "source": manifest.source,
-        "stable": finite(manifest.stable),
-        "ended": manifest.stable == INFINITY,
-        "incarnation": max(0, manifest.incarnation),
+        "source": table.source,
+        "version": table.version,
+        "stable": finite(table.stable),
+        "ended": table.stable == INFINITY,
+        "incarnation": max(0, table.incarnation),
         "partitions": {
             f"{number}": {
                 "next_offset": each.next,
                 "stable": finite(each.stable),
                 "time": None if each.time == START else each.time,
             }
-            for number, each in sorted(manifest.reached.items())
+            for number, each in sorted(table.reached.items())
         },
-        "history": _size(manifest.history),
-        "live": _size(manifest.live),
+        **sizes,
     }
 
 
-def _size(files: Any) -> dict[str, int]:
-    return {
-        "files": len(files),
-        "versions": sum(each.rows for each in files),
-        "bytes": sum(each.bytes for each in files),
-    }
+def _sizes(table: "Snapshot") -> dict[str, "Size"]:
+    from lmerge_service.spark.table.versions import HISTORY, LIVE
+
+    return {state: table.size(state) for state in (HISTORY, LIVE)}

@@ -24,6 +24,7 @@ _PLACES: Final = (
 _OF_KAFKA: Final = re.compile(r"org\.apache\.kafka\.[\w.]*\.(\w+Exception): ?(.*)")
 _RAISED: Final = re.compile(r"\[USER_RAISED_EXCEPTION\] (.*?)$", re.MULTILINE)
 _WORKER: Final = re.compile(r"Python worker (failed to connect back|exited unexpectedly)")
+_CONCURRENT: Final = re.compile(r"\bDELTA_CONCURRENT_|\bio\.delta\.exceptions\.\w*Exception")
 _PYTHON: Final = re.compile(r"^lmerge_service\.errors\.\w+: (.*)$", re.MULTILINE)
 _JAVA: Final = re.compile(r"^: [\w.$]+: (.*?)$", re.MULTILINE)
 _AROUND: Final = re.compile(
@@ -41,7 +42,7 @@ def spark_errors(doing: str) -> Iterator[None]:
         ConfigurationError: Spark refuses the query: no such path, column or option.
         TransportError: Kafka cannot be reached, or refuses.
         StateError: a file is damaged, or not what it should be; a topic has lost records that
-            were to be read.
+            were to be read; a table was changed by others meanwhile.
         LMergeError: Spark lost a Python worker; the same again may well succeed.
     """
     try:
@@ -58,6 +59,8 @@ def _translated(doing: str, error: PySparkException | Py4JJavaError) -> LMergeEr
         why = found[2].strip() or found[1]
         late = "Kafka does not answer: " if found[1] == "TimeoutException" else ""
         return TransportError(f"{doing}: {late}{why}")
+    if _CONCURRENT.search(text):
+        return StateError(f"{doing}: another process has changed the table: start again")
     if found := _RAISED.search(text) or _PYTHON.search(text):
         return StateError(f"{doing}: {_gist(found[1])}")
     if found := _WORKER.search(text):

@@ -1,5 +1,6 @@
 """A stream's records in order become intervals that open and close, however they are cut."""
 
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -9,8 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lmerge_service.elements import START, Stable
-from lmerge_service.spark.table.manifests import Reached
-from lmerge_service.spark.table.sequence import CLOSED, MARK, OPENED, TAKEN, Watermark, sequencing
+from lmerge_service.spark.table.progress import Progress, by_partition, joined
+from lmerge_service.spark.table.sequence import CLOSED, MARK, OPENED, TAKEN, sequencing
 from lmerge_service.tdb import TDB
 from tests.spark.histories import Record, history, known_by_offset
 
@@ -41,8 +42,8 @@ def rows(records: list[Record]) -> list[dict[str, Any]]:
 
 
 def sequenced(
-    records: list[Record], cuts: list[int], reached: dict[int, Reached]
-) -> tuple[list[dict[str, Any]], list[Watermark]]:
+    records: list[Record], cuts: list[int], reached: Mapping[int, Progress]
+) -> tuple[list[dict[str, Any]], list[Progress]]:
     """Intervals and marks; the records come in batches that end at `cuts`."""
     places = sorted({0, len(records), *(cut % (len(records) + 1) for cut in cuts)})
     batches = (
@@ -51,7 +52,7 @@ def sequenced(
     )
     told = [row for batch in sequencing("t", reached)(batches) for row in batch.to_pylist()]
     marks = [
-        msgspec.json.decode(row["payload"], type=Watermark) for row in told if row["side"] == MARK
+        msgspec.json.decode(row["payload"], type=Progress) for row in told if row["side"] == MARK
     ]
     return [row for row in told if row["side"] != MARK], marks
 
@@ -67,13 +68,7 @@ def test_opened_less_closed_is_the_tdb_and_marks_say_how_far_it_is(
     first = [each for each in records if each.offset <= middle.get(each.partition, -1)]
     rest = [each for each in records if each not in set(first)]
     told, marks = sequenced(first, cuts, {})
-    reached = {
-        mark.partition: Reached(
-            middle[mark.partition] + 1, mark.time, mark.incarnation, mark.stable
-        )
-        for mark in sorted(marks, key=lambda mark: mark.incarnation)
-    }
-    more, further = sequenced(rest, cuts, reached)
+    more, further = sequenced(rest, cuts, by_partition(marks))
     for prefix, intervals in ((first, told), (records, told + more)):
         last = max((each.incarnation for each in prefix), default=0)
         opened, closed = (
@@ -87,12 +82,10 @@ def test_opened_less_closed_is_the_tdb_and_marks_say_how_far_it_is(
         assert not closed._events - opened._events
         ends = {each.partition: each.offset for each in prefix}
         assert TDB((opened._events - closed._events).elements()) == known_by_offset(prefix, ends)
-    reached |= {
-        mark.partition: Reached(0, mark.time, mark.incarnation, mark.stable)
-        for mark in sorted(further, key=lambda mark: mark.incarnation)
-    }
-    for at, where in reached.items():
+    progress = joined([*marks, *further])
+    for at, where in by_partition(progress).items():
         own = [each for each in records if each.partition == at]
+        assert where.next == max(each.offset for each in own) + 1
         assert where.incarnation == max(each.incarnation for each in own)
         assert where.time == max(each.time for each in own)
         assert where.stable == max(
@@ -103,3 +96,23 @@ def test_opened_less_closed_is_the_tdb_and_marks_say_how_far_it_is(
             ),
             default=START,
         )
+    for each in progress:
+        before = [
+            record
+            for record in records
+            if record.partition == each.partition and record.offset <= each.begun_offset
+        ]
+        assert [record.incarnation for record in before].index(each.incarnation) == len(before) - 1
+        assert each.begun_time == max(record.time for record in before)
+
+
+@given(st.lists(st.builds(Progress, *(st.integers(0, 2) for _ in range(8))), max_size=8), st.data())
+def test_progress_is_joined_in_any_order_and_in_any_parts(
+    rows: list[Progress], data: st.DataObject
+) -> None:
+    """P1."""
+    whole = joined(rows)
+    assert len({(each.partition, each.incarnation) for each in rows}) == len(whole)
+    assert joined(data.draw(st.permutations(rows))) == whole
+    cut = data.draw(st.integers(0, len(rows)))
+    assert joined([*joined(rows[:cut]), *joined(rows[cut:])]) == whole

@@ -1,15 +1,18 @@
 """The table of a stream: every answer is the oracle's, whatever was killed, compacted, repeated."""
 
+import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, write_deltalake
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 
 from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
 from lmerge_service.errors import ConfigurationError, StateError
@@ -17,8 +20,10 @@ from lmerge_service.formats.bulk import Rule
 from lmerge_service.spark.io.elements import write_elements
 from lmerge_service.spark.io.places import JsonFiles, ParquetFiles, Topic, Topics
 from lmerge_service.spark.table import compact, known_at, true_at, update_table
-from lmerge_service.spark.table.manifests import Manifest, OvertakenError, Table
+from lmerge_service.spark.table.delta import created, existing, newest, writing
+from lmerge_service.spark.table.progress import Progress
 from lmerge_service.spark.table.read import Known, answer
+from lmerge_service.spark.table.versions import HISTORY, LIVE
 from lmerge_service.tdb import TDB
 from tests.spark.histories import (
     EPOCH,
@@ -122,7 +127,7 @@ def check_answers(rng: Random, stored: Stored) -> None:
 def test_every_answer_is_that_of_the_prefix_after_kills_and_compactions(
     spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, seed: int, restarting: bool
 ) -> None:
-    """A1, V1, C1, and M1 wherever it is killed."""
+    """A1, V1, C1, D1, wherever it is killed."""
     rng = Random(seed)
     stored = Stored(spark, tmp_path_factory.mktemp("table"))
     records = history(seed, 30, restarting=restarting)
@@ -148,24 +153,25 @@ def test_every_answer_is_that_of_the_prefix_after_kills_and_compactions(
 
 
 class killed_once:  # noqa: N801 (as a function)
-    """What runs within ends before or after its next commit, or ends of itself."""
+    """What runs within ends before or after its next step is committed, or ends of itself."""
 
-    def __init__(self, rng: Random) -> None:
-        self._when = rng.choice(("before", "after", "never"))
-        self._commit = Table.commit
+    def __init__(self, rng: Random, when: str | None = None) -> None:
+        self._when = when or rng.choice(("before", "after", "never"))
+        self._save = DataFrameWriter.save
 
     def __enter__(self) -> None:
-        def commit(table: Table, manifest: Manifest) -> None:
+        def save(writer: DataFrameWriter, path: str) -> None:
             if self._when == "before":
+                writer.format("parquet").mode("append").save(path)  # files that no commit names
                 raise Killed
-            self._commit(table, manifest)
+            self._save(writer, path)
             if self._when == "after":
                 raise Killed
 
-        Table.commit = commit  # type: ignore[assignment, method-assign]
+        DataFrameWriter.save = save  # type: ignore[assignment, method-assign]
 
     def __exit__(self, kind: Any, *_: object) -> bool:
-        Table.commit = self._commit  # type: ignore[method-assign]
+        DataFrameWriter.save = self._save  # type: ignore[method-assign]
         return kind is Killed
 
 
@@ -178,27 +184,27 @@ def test_what_is_true_before_the_stable_point_stays_true(stored: Stored) -> None
 
     a, b = '"a"', '"b"'
     stored.add(one(Insert(a, 1, 9), Stable(5)) + one(Insert(b, 2, 4), partition=1))
-    assert stored.update().manifest.stable < 0
+    assert stored.update().table.stable < 0
     stored.add(one(Stable(3), partition=1, since=1))
-    assert stored.update().manifest.stable == 3
+    assert stored.update().table.stable == 3
     before = true()
     stored.add(one(Adjust(a, 1, 9, 5), Insert(a, 6, 7), since=2))
     stored.add(one(Insert(b, 3, 8), Stable(INFINITY), partition=1, since=2))
-    assert stored.update().manifest.stable == 5
+    assert stored.update().table.stable == 5
     assert true() == before == [set(), {(a, 1)}, {(a, 1), (b, 2)}]
     stored.add(one(Stable(INFINITY), since=4))
-    assert stored.update().manifest.stable == INFINITY
+    assert stored.update().table.stable == INFINITY
 
 
 @pytest.mark.full
 def test_what_is_final_becomes_history_and_is_not_read_again(stored: Stored) -> None:
     """V2: live are what may still be adjusted, and what the last step has declared final."""
     stored.add(one(*(Insert(f'"{n}"', n, n + 1) for n in range(100)), Stable(90)))
-    assert [each.rows for each in stored.update().manifest.live] == [100]
+    assert stored.update().table.size(LIVE).versions == 100
     stored.add(one(Stable(91), since=101))
-    manifest = stored.update().manifest
-    assert sum(each.rows for each in manifest.history) == 89  # ve < 90
-    assert sum(each.rows for each in manifest.live) == 11
+    table = stored.update().table
+    assert table.size(HISTORY).versions == 89  # ve < 90
+    assert table.size(LIVE).versions == 11
 
 
 # Who writes and who reads
@@ -216,42 +222,68 @@ def test_a_reader_keeps_what_it_has_begun_to_read(stored: Stored, spark: SparkSe
     assert len(by_arrow(stored.path, None)) == 4
 
 
-@pytest.mark.deep
-def test_an_update_goes_on_over_a_compaction_and_not_over_another_update(
-    stored: Stored, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.full
+def test_an_earlier_version_that_is_restored_has_its_progress(
+    stored: Stored, spark: SparkSession
 ) -> None:
-    stored.grow(3)
-    stored.add(one(Insert('"x"', 30, 40), since=6))
-    rewritten: list[int] = []
-    before_a_commit(monkeypatch, lambda: rewritten.append(compact(spark, stored.path).rewritten))
+    """D1, with what Delta Lake itself offers: time travel, RESTORE."""
+    stored.grow(1)
+    version = existing(stored.path).version
+    stored.grow(1)
+    before = by_arrow(stored.path, None)
+    earlier = spark.read.format("delta").option("versionAsOf", version).load(stored.path)
+    assert earlier.where("state != 'progress'").count() == 1
+    spark.sql(f"RESTORE delta.`{stored.path}` TO VERSION AS OF {version}")
+    assert len(by_arrow(stored.path, None)) == 1
+    assert stored.update().records == 2
+    assert by_arrow(stored.path, None) == before
+
+
+def test_spark_and_deltalake_read_a_table_with_nothing_of_ours(
+    stored: Stored, spark: SparkSession
+) -> None:
+    stored.add(one(Insert('"a"', 7, 40), Insert('"b"', 8, 12), Stable(10)))
     stored.update()
-    assert rewritten == [2]
-    assert len(by_arrow(stored.path, None)) == 4
-    stored.add(one(Insert('"y"', 30, 40), since=7))
-    before_a_commit(monkeypatch, stored.update)
-    with pytest.raises(OvertakenError, match=r"^\S+table: another writer has changed the table$"):
-        stored.update()
-    assert len(by_arrow(stored.path, None)) == 5
+    plain = spark.read.format("delta").load(stored.path)
+    now = plain.where(f"vs <= 12 AND ve > 12 AND known_to = {INFINITY}")
+    assert [row.payload for row in now.collect()] == ['"a"']
+    rows = DeltaTable(stored.path).to_pyarrow_table(
+        filters=[("vs", "<=", 12), ("ve", ">", 12), ("known_to", "=", INFINITY)],
+        columns=["payload"],
+    )
+    assert rows.column("payload").to_pylist() == ['"a"']
 
 
-@pytest.mark.deep
-def test_a_compaction_goes_on_over_an_update_and_not_over_another(
-    stored: Stored, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stored.grow(3)
-    stored.add(one(Insert('"x"', 30, 40), since=6))
-    before_a_commit(monkeypatch, stored.update)
-    assert compact(spark, stored.path).rewritten == 2
-    assert len(by_arrow(stored.path, None)) == 4
+def test_a_second_writer_ends_with_an_error_and_changes_nothing(stored: Stored) -> None:
+    path = stored.path
+    created(path, "t", None, "1")
+    fresh = multiprocessing.get_context("spawn")
+    entered, ended = fresh.Event(), fresh.Event()
+    writer = fresh.Process(target=hold, args=(path, entered, ended))
+    writer.start()
+    entered.wait()
+    stored.add(one(Insert('"a"', 1, 9)))
+    for act in (stored.update, lambda: compact(stored.spark, path)):
+        with pytest.raises(StateError, match=r"^\S+table: another process is writing to the table"):
+            act()
+    ended.set()
+    writer.join()
+    assert existing(path).version == 0
+    with writing(path):
+        pass
+
+
+def hold(path: str, entered: Any, ended: Any) -> None:
+    with writing(path):
+        entered.set()
+        ended.wait()
 
 
 @pytest.mark.full
-def test_after_a_compaction_few_files_are_read_for_an_answer(
+def test_after_a_compaction_few_rows_are_read_for_an_answer(
     stored: Stored, spark: SparkSession
 ) -> None:
     """An event without end in every step makes all files candidates before, one after."""
-    from lmerge_service.spark.table.read import _files
-
     for turn in range(4):
         events = [Insert(f'"{n}"', n, n + 2) for n in range(100 * turn, 100 * turn + 100)]
         forever = Insert(f'"forever {turn}"', 100 * turn, INFINITY)
@@ -259,12 +291,7 @@ def test_after_a_compaction_few_files_are_read_for_an_answer(
         stored.add(one(*events, *more, Stable(100 * turn + 100), since=1000 * turn))
         stored.update()
     before = by_arrow(stored.path, 350)
-    assert len(_files(stored.update().manifest, 350, {})) >= 4
-    compact(spark, stored.path, retain=0, file_rows=100)
-    manifest = Table(stored.path).existing()
-    rows = [each.rows for each in _files(manifest, 50, {}) if each in manifest.history]
-    assert len(rows) <= 3
-    assert sum(rows) < 150
+    assert compact(spark, stored.path, retain=0).made == 1
     assert by_arrow(stored.path, 350) == before
 
 
@@ -273,7 +300,7 @@ def test_what_a_dead_writer_left_is_removed_and_nothing_else(
     stored: Stored, spark: SparkSession
 ) -> None:
     stored.add(one(Insert('"a"', 1, 9), Stable(5)))
-    with killed_before_commit():
+    with killed_once(Random(0), "before"):
         stored.update()
     orphans = set(Path(stored.path).rglob("*.parquet"))
     assert orphans
@@ -283,24 +310,6 @@ def test_what_a_dead_writer_left_is_removed_and_nothing_else(
     compact(spark, stored.path, retain=0)
     assert not orphans & set(Path(stored.path).rglob("*.parquet"))
     assert len(by_arrow(stored.path, None)) == 1
-
-
-def before_a_commit(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
-    """Something happens to the table just before it is committed to next."""
-    commit = Table.commit
-
-    def after(table: Table, manifest: Manifest) -> None:
-        monkeypatch.setattr(Table, "commit", commit)
-        act()
-        commit(table, manifest)
-
-    monkeypatch.setattr(Table, "commit", after)
-
-
-def killed_before_commit() -> killed_once:
-    found = killed_once(Random(0))
-    found._when = "before"
-    return found
 
 
 # What a table is not made of
@@ -352,7 +361,7 @@ def test_a_stream_that_is_not_legal_is_refused_with_its_place(
     said = said.replace("t-0", r"\S+stream-0")
     with pytest.raises(StateError, match=rf"^updating \S+table: {said}$"):
         stored.update()
-    assert Table(stored.path).newest() is None
+    assert existing(stored.path).progress == ()
 
 
 @pytest.mark.full
@@ -398,20 +407,32 @@ def test_without_record_times_only_offsets_are_asked_for(
         by_arrow(path, 1, EPOCH)
 
 
-def test_a_manifest_that_is_damaged_or_of_another_version_is_not_used(stored: Stored) -> None:
+def test_a_log_that_is_damaged_is_not_used(stored: Stored) -> None:
     with pytest.raises(ConfigurationError, match=r"table: there is no table \(lmerge table update"):
         by_arrow(stored.path, None)
     stored.add(one(Insert('"a"', 1, 9)))
     stored.update()
-    [place] = Path(stored.path, "manifests").iterdir()
-    whole = place.read_bytes()
-    for damaged in (whole[:-9], whole.replace(b'"format": 1', b'"format": 2'), b"{}"):
-        place.write_bytes(damaged)
-        with pytest.raises(StateError, match=r"^\S+0001\.json: (not a manifest|it says)"):
-            by_arrow(stored.path, None)
-    place.write_bytes(whole)
-    assert msgspec.json.decode(whole)["number"] == 1
+    log = Path(stored.path, "_delta_log")
+    for number in (0, 1):
+        place = log / f"{number:020}.json"
+        whole = place.read_bytes()
+        for damaged in (whole[: len(whole) // 2], b"{}x"):
+            place.write_bytes(damaged)
+            with pytest.raises(StateError, match=r"^reading \S+table: [^\n]*$"):
+                by_arrow(stored.path, None)
+        place.write_bytes(whole)
     assert len(by_arrow(stored.path, None)) == 1
+
+
+def test_what_is_no_table_of_ours_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "old" / "manifests").mkdir(parents=True)
+    with pytest.raises(ConfigurationError, match=r"^\S+old is a table in the format before Delta"):
+        newest(str(tmp_path / "old"))
+    write_deltalake(tmp_path / "other", pa.table({"a": [1]}))
+    with pytest.raises(ConfigurationError, match=r"^\S+other is a Delta table that lmerge table"):
+        newest(str(tmp_path / "other"))
+    with pytest.raises(ConfigurationError, match=r"a%20b: a table's path is without '%'$"):
+        newest(str(tmp_path / "a%20b"))
 
 
 # A topic
@@ -440,13 +461,13 @@ def test_a_topic_is_read_once_and_followed(
     first = update_table(spark, source, path, step=40)
     assert first.steps == 3
     assert first.records == 50 + 2 * 25
-    middle = {at: each.next - 1 for at, each in first.manifest.reached.items()}
+    middle = {at: each.next - 1 for at, each in first.table.reached.items()}
     write_elements(rows.where("seq >= 75"), Topic(bootstrap, topic), order=["seq"])
-    assert update_table(spark, source, path).manifest.stable == 49
+    assert update_table(spark, source, path).table.stable == 49
     assert update_table(spark, source, path).steps == 0
     assert by_arrow(path, None) == known_by_offset(records, {0: 149})
     assert by_arrow(path, None, middle) == known_by_offset(records, {0: 74})
-    times = [each.time for each in first.manifest.reached.values()]
+    times = [each.time for each in first.table.reached.values()]
     assert by_arrow(path, 20, max(times)) == true_of(known_by_offset(records, {0: 74}), 20)
 
 
@@ -461,13 +482,19 @@ def test_a_topic_that_was_made_anew_is_not_taken_for_the_one_it_was(
     with pytest.raises(ConfigurationError, match=f"^kafka:{topic}: there is no such topic at"):
         update_table(spark, source, path)
     make_topic(bootstrap, topic)
-    update_table(spark, source, path)
-    table = Table(path)
-    manifest = table.existing()
-    table.commit(msgspec.structs.replace(manifest, number=2, source_id="another"))
-    with pytest.raises(StateError, match=f"^{topic} was deleted and recreated since it was read"):
-        update_table(spark, source, path)
-    reached = {0: msgspec.structs.replace(manifest.reached[0], next=7)}
-    table.commit(msgspec.structs.replace(manifest, number=3, reached=reached))
-    with pytest.raises(StateError, match=f"^{topic}-0 ends at offset 0, and was read up to 7"):
-        update_table(spark, source, path)
+    found = update_table(spark, source, path).table.source_id
+    for name, id_, said in (
+        ("a", "another", f"^{topic} was deleted and recreated since it was read"),
+        ("b", found, f"^{topic}-0 ends at offset 0, and was read up to 7"),
+    ):
+        path = str(tmp_path / name)
+        table = created(path, topic, id_, "1")
+        row = {
+            **dict.fromkeys(table.delta.schema().to_arrow().names),
+            "state": "progress",
+            "payload": msgspec.json.encode(Progress(0, next=7)).decode(),
+        }
+        schema = pa.schema(table.delta.schema().to_arrow())
+        write_deltalake(path, pa.Table.from_pylist([row], schema), mode="append")
+        with pytest.raises(StateError, match=said):
+            update_table(spark, source, path)

@@ -60,7 +60,7 @@ def test_a_table_is_made_asked_compacted_and_shown(lmerge: Lmerge, stream: Path)
     told = json.loads(lmerge("table", "update", "s.ndjson", "t", "--json").out)
     assert (told["records"], told["steps"], told["ended"]) == (1, 1, True)
     done = lmerge("table", "compact", "t", "--retain", "0")
-    assert done.err.startswith("t: 0 files made into 0, ")
+    assert done.err.startswith("t: 1 files made into 1, ")
     shown = lmerge("table", "show", "t").out.splitlines()
     assert shown[0].startswith(f"t: a table of {stream}, 3 versions")
     assert shown[1].endswith("stable at infinity")
@@ -113,12 +113,15 @@ def test_a_stream_that_is_not_legal_ends_with_4_and_its_place(
         (("update", "folder", "t"), "there is no Parquet in the folder folder"),
         (("update", "folder/data/mine", "folder/data/mine"), "mine is a file: a table is a folder"),
         (("update", "folder/data/mine", "folder"), "folder is no table and holds something else"),
+        (("update", "folder/data/mine", "old"), "old is a table in the format before Delta Lake"),
+        (("at", "old"), "old is a table in the format before Delta Lake"),
     ],
 )
 def test_a_mistake_is_told_in_one_line_without_spark(
     lmerge: Lmerge, tmp_path: Path, command: tuple[str, ...], said: str
 ) -> None:
     (tmp_path / "folder" / "data").mkdir(parents=True)
+    (tmp_path / "old" / "manifests").mkdir(parents=True)
     (tmp_path / "folder" / "data" / "mine").touch()
     done = lmerge("table", *command)
     assert (done.code, done.out) == (2, "")

@@ -11,7 +11,7 @@ import pytest
 
 from lmerge_service.spark.generator.slices import Presentation
 from lmerge_service.spark.generator.workload import Workload
-from lmerge_service.spark.table.manifests import Table
+from lmerge_service.spark.table.delta import newest
 from lmerge_service.spark.table.read import answer
 from lmerge_service.tdb import TDB
 from lmerge_service.workloads.presentation import Variation
@@ -68,6 +68,6 @@ def run_and_kill(source: str, path: str, after: float | None) -> tuple[int, bool
         update.send_signal(signal.SIGKILL)
         update.wait()
     update.stderr.close()
-    manifest = Table(path).newest()
-    reached = sum(each.next for each in manifest.reached.values()) if manifest else 0
+    table = newest(path)
+    reached = sum(each.next for each in table.reached.values()) if table else 0
     return reached, update.returncode == -signal.SIGKILL

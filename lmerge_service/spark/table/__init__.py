@@ -1,5 +1,5 @@
-"""The temporal database of a merged stream as a table: what was true when, and what was known when
-(docs/table.md)."""
+"""The temporal database of a merged stream as a table in Delta Lake's format: what was true when,
+and what was known when (docs/table.md)."""
 
 from lmerge_service.spark.table.compact import compact
 from lmerge_service.spark.table.read import known_at, true_at

@@ -1,45 +1,29 @@
-"""Many small files of a table made into few, laid out so that an answer is in few of them.
+"""Many small files of a table made into few, and what they replaced removed.
 
 Theory
-    Each step leaves files that hold versions of all lengths. An event that lasts for ever makes
-    its file a candidate for every time, so versions are laid out by length first (of each class
-    sixteen times longer than of the one before), then by vs: of the class in which events last up
-    to d, only those files can hold what was true at t whose vs lie in (t - d, t].
-
-    Only the history is rewritten, row for row. What is live is recreated by each update anyway.
+    Delta Lake's OPTIMIZE does the first, laid out by where events begin and end, so that an answer
+    is in few row groups: an event without end does not make its whole file a candidate for every
+    time. Only the history is rewritten, row for row; what is live is recreated by each update
+    anyway. VACUUM does the second.
 
 Invariants
     C1  The versions of the table are the same ones before and after; so are all answers.
-    C2  Readers of earlier manifests keep their files for `retain` seconds.
-
-Cost
-    One shuffle of the files that are small, or not laid out yet; a row is rewritten about once.
+    C2  Readers of earlier versions keep their files for `retain` hours.
 """
 
 from dataclasses import dataclass
 from typing import Final
 
-import msgspec
-from pyspark.sql import Column, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import SparkSession
 
-from lmerge_service.elements import INFINITY
 from lmerge_service.spark.errors import spark_errors
-from lmerge_service.spark.table.manifests import (
-    File,
-    Manifest,
-    OvertakenError,
-    Table,
-    described,
-)
-from lmerge_service.spark.table.read import read_versions
-from lmerge_service.spark.table.versions import COLUMNS
+from lmerge_service.spark.session import require_delta
+from lmerge_service.spark.table.delta import delta_errors, existing, writing
+from lmerge_service.spark.table.versions import HISTORY
 
-__all__ = ("RETAIN_SECONDS", "Compacted", "compact")
+__all__ = ("RETAIN_HOURS", "Compacted", "compact")
 
-RETAIN_SECONDS: Final = 3600.0
-_FILE_ROWS: Final = 1_000_000
-_LONGEST: Final = 16
+RETAIN_HOURS: Final = 7 * 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,64 +35,27 @@ class Compacted:
     removed: int
 
 
-def compact(
-    spark: SparkSession,
-    path: str,
-    *,
-    retain: float = RETAIN_SECONDS,
-    file_rows: int = _FILE_ROWS,
-) -> Compacted:
-    """Rewrites the small files of the history, and removes what was replaced `retain` seconds ago.
+def compact(spark: SparkSession, path: str, *, retain: int = RETAIN_HOURS) -> Compacted:
+    """Rewrites the history of a table, and removes what was replaced `retain` hours ago.
 
     Raises:
         ConfigurationError: there is no table.
+        StateError: it is damaged, or another process is writing to it.
     """
-    table = Table(path)
-    manifest = table.existing()
-    small = [each for each in manifest.history if each.rows < file_rows // 2]
-    made: tuple[File, ...] = ()
-    if len(small) > 1:
-        made = _laid_out(spark, table, small, file_rows)
-        _replace(table, manifest, small, made)
-    removed = table.remove_unused(retain=retain)
-    return Compacted(len(small) if made else 0, len(made), len(removed))
-
-
-def _laid_out(
-    spark: SparkSession, table: Table, files: list[File], file_rows: int
-) -> tuple[File, ...]:
-    folder = table.new_folder()
-    count = -(-sum(each.rows for each in files) // file_rows)
-    with spark_errors(f"compacting {table.path}"):
-        rows = read_versions(spark, table, files).withColumn("length", _length())
-        spread = rows.repartitionByRange(count, "length", "vs")
-        ordered = spread.sortWithinPartitions("length", "vs")
-        ordered.select(*COLUMNS, "length").write.partitionBy("length").parquet(str(folder))
-    return described(table, folder.glob("length=*/*.parquet"))
-
-
-def _length() -> Column:
-    """The class of a version: how many hexadecimal digits its length has, less one."""
-    length = F.col("ve").cast("double") - F.col("vs").cast("double")
-    digits = F.floor(F.log2(length) / 4).cast("int")
-    return F.when(F.col("ve") == INFINITY, F.lit(_LONGEST)).otherwise(digits)
-
-
-def _replace(
-    table: Table, manifest: Manifest, files: list[File], made: tuple[File, ...]
-) -> Manifest:
-    """Commits; on top of updates that were faster, but of no other compaction."""
-    gone = set(files)
-    while True:
-        kept = tuple(each for each in manifest.history if each not in gone)
-        after = msgspec.structs.replace(
-            manifest, number=manifest.number + 1, history=(*kept, *made)
-        )
-        try:
-            table.commit(after)
-        except OvertakenError:
-            manifest = table.existing()
-            if not gone <= set(manifest.history):
-                raise
-        else:
-            return after
+    require_delta(spark)
+    table = existing(path)
+    with writing(path):
+        with spark_errors(f"compacting {table.path}"):
+            quoted = table.path.replace("`", "``")
+            [done] = spark.sql(
+                f"OPTIMIZE delta.`{quoted}` WHERE state = '{HISTORY}' ZORDER BY (vs, ve)"
+            ).collect()
+        with delta_errors(f"vacuuming {table.path}"):
+            removed = existing(path).delta.vacuum(
+                retain, dry_run=False, enforce_retention_duration=False, full=True
+            )
+    return Compacted(
+        done.metrics.numFilesRemoved,
+        done.metrics.numFilesAdded,
+        sum(each.endswith(".parquet") for each in removed),
+    )

@@ -8,13 +8,13 @@ Theory
     that has begun by then counts.
 
     One condition says it for Spark and for Arrow, which both have columns that compare. A file is
-    left unread if its bounds in the manifest rule it out.
+    left unread if its statistics in Delta Lake's log rule it out.
 
 Invariants
     A1  Without t, what is known at s is the TDB of the prefix up to and including s.
-    A2  Which events were true at a time before the manifest's stable point is final; their ends
+    A2  Which events were true at a time before the table's stable point is final; their ends
         may move, to the stable point or behind it.
-    A3  A frame reads the files of one manifest, however long it lives and whatever is written
+    A3  A frame reads one version of the table, however long it lives and whatever is written
         meanwhile.
 
 Cost
@@ -22,38 +22,31 @@ Cost
     allow it. Without Spark no JVM has to start for an answer.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import reduce
 from operator import or_
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from lmerge_service.elements import INFINITY, START
 from lmerge_service.errors import ConfigurationError
 from lmerge_service.formats.bulk import Rule
-from lmerge_service.spark.io.arrow import CHECKED, arrow_errors
-from lmerge_service.spark.table.manifests import File, Manifest, Table
+from lmerge_service.spark.errors import spark_errors
+from lmerge_service.spark.session import require_delta
+from lmerge_service.spark.table.delta import Snapshot, existing
 from lmerge_service.spark.table.versions import COLUMNS, SCHEMA
 from lmerge_service.tdb import TDB
 
-__all__ = ("Known", "answer", "held", "known_at", "matching", "read_versions", "true_at")
+__all__ = ("Known", "answer", "held", "known_at", "read_versions", "true_at")
 
 Known: TypeAlias = int | Mapping[int, int] | None
 """At a record time, in milliseconds; at an offset of each partition, that one included; now."""
 
 _Condition: TypeAlias = Any  # a column of Spark's, or an expression of Arrow's
-
-_ARROW: Final = pa.schema(
-    [
-        (name, {"int": pa.int32(), "long": pa.int64(), "string": pa.string()}[kind])
-        for name, kind in (each.split() for each in SCHEMA.split(", "))
-    ]
-)
 
 
 def true_at(spark: SparkSession, path: str, valid: int, known: Known = None) -> DataFrame:
@@ -74,25 +67,16 @@ def known_at(spark: SparkSession, path: str, known: Known = None) -> DataFrame:
 
 def answer(
     path: str, valid: int | None, known: Known = None
-) -> tuple[Manifest, Iterator[pa.RecordBatch]]:
-    """The same without Spark, in batches; and the manifest that they are of.
+) -> tuple[Snapshot, Iterator[pa.RecordBatch]]:
+    """The same without Spark, in batches; and the version of the table that they are of.
 
     Raises:
         ConfigurationError: as `true_at`.
-        StateError: a file is missing or damaged; said when it is read.
+        StateError: a file is missing or damaged; raised when it is read.
     """
-    table = Table(path)
-    manifest = table.existing()
-    condition = matching(ds.field, manifest, valid, known)
-    paths = [str(table.path / each.path) for each in _files(manifest, valid, known)]
-    if condition is None or not paths:
-        return manifest, iter(())
-    return manifest, _batches(table, paths, condition)
-
-
-def _batches(table: Table, paths: list[str], condition: _Condition) -> Iterator[pa.RecordBatch]:
-    with arrow_errors(f"reading {table.path}"):
-        yield from ds.dataset(paths, schema=_ARROW, format=CHECKED).to_batches(filter=condition)
+    table = existing(path)
+    condition = _matching(pc.field, table, valid, known)
+    return table, iter(()) if condition is None else table.batches(condition)
 
 
 def held(path: str, rule: Rule) -> TDB:
@@ -103,36 +87,36 @@ def held(path: str, rule: Rule) -> TDB:
             has started over: from when on it is correct is not in a table.
         StateError: a file is damaged.
     """
-    manifest, batches = answer(path, None)
-    if manifest.rule != rule.version:
+    table, batches = answer(path, None)
+    if table.rule != rule.version:
         raise ConfigurationError(
-            f"{path} has payloads by rule {manifest.rule}, not {rule.version} (nfc, drop_nulls)"
+            f"{path} has payloads by rule {table.rule}, not {rule.version} (nfc, drop_nulls)"
         )
-    if manifest.incarnation > 0:
+    if table.incarnation > 0:
         raise ConfigurationError(
             f"{path} is of a replica that has started over, and a table does not say from when on "
             "it is correct: take a table of the merged stream"
         )
-    live = (batch.filter(pc.field("ve") >= manifest.stable) for batch in batches)
+    live = (batch.filter(pc.field("ve") >= table.stable) for batch in batches)
     rows = (row for batch in live for row in zip(*_columns(batch), strict=True))
-    return TDB(((payload.encode(), vs, ve) for payload, vs, ve in rows), manifest.stable)
+    return TDB(((payload.encode(), vs, ve) for payload, vs, ve in rows), table.stable)
 
 
 def _columns(batch: pa.RecordBatch) -> list[list[Any]]:
     return [batch.column(name).to_pylist() for name in ("payload", "vs", "ve")]
 
 
-def read_versions(spark: SparkSession, table: Table, files: Iterable[File]) -> DataFrame:
-    """The versions in these files, at least one."""
-    paths = [str(table.path / each.path) for each in files]
-    return spark.read.schema(SCHEMA).parquet(*paths).select(*COLUMNS)
+def read_versions(spark: SparkSession, table: Snapshot) -> DataFrame:
+    """The rows of a table, also when it has got another version since."""
+    reader = spark.read.format("delta").option("versionAsOf", table.version)
+    return reader.load(table.path)
 
 
-def matching(column: Any, manifest: Manifest, valid: int | None, known: Known) -> _Condition | None:
+def _matching(column: Any, table: Snapshot, valid: int | None, known: Known) -> _Condition | None:
     """The condition that an answer meets, of columns that `column` gives by name; None: none
     does."""
-    _check(manifest, known)
-    incarnation = _incarnation(manifest, known)
+    _check(table, known)
+    incarnation = _incarnation(table, known)
     if incarnation is None:
         return None
     condition = column("incarnation") == incarnation
@@ -155,44 +139,36 @@ def matching(column: Any, manifest: Manifest, valid: int | None, known: Known) -
 
 
 def _frame(spark: SparkSession, path: str, valid: int | None, known: Known) -> DataFrame:
-    table = Table(path)
-    manifest = table.existing()
-    condition = matching(F.col, manifest, valid, known)
-    files = _files(manifest, valid, known)
-    if condition is None or not files:
+    require_delta(spark)
+    table = existing(path)
+    condition = _matching(F.col, table, valid, known)
+    if condition is None:
         return spark.createDataFrame([], SCHEMA)
-    return read_versions(spark, table, files).where(condition)
+    with spark_errors(f"reading {table.path}"):
+        return read_versions(spark, table).where(condition).select(*COLUMNS)
 
 
-def _check(manifest: Manifest, known: Known) -> None:
-    timed = any(each.time > START for each in manifest.reached.values())
-    if isinstance(known, int) and manifest.begun and not timed:
+def _check(table: Snapshot, known: Known) -> None:
+    timed = any(each.time > START for each in table.progress)
+    if isinstance(known, int) and table.incarnation >= 0 and not timed:
         raise ConfigurationError(
-            f"the records of {manifest.source} have no times: ask by offset what was known"
+            f"the records of {table.source} have no times: ask by offset what was known"
         )
 
 
-def _incarnation(manifest: Manifest, known: Known) -> int | None:
+def _incarnation(table: Snapshot, known: Known) -> int | None:
     """The last that had begun; None: none had."""
-    begun = [
+    begun = (
         each.incarnation
-        for each in manifest.begun
-        if known is None
-        or (
-            each.time <= known
-            if isinstance(known, int)
-            else each.offset <= known.get(each.partition, -1)
+        for each in table.progress
+        if each.begun_offset >= 0
+        and (
+            known is None
+            or (
+                each.begun_time <= known
+                if isinstance(known, int)
+                else each.begun_offset <= known.get(each.partition, -1)
+            )
         )
-    ]
+    )
     return max(begun, default=None)
-
-
-def _files(manifest: Manifest, valid: int | None, known: Known) -> list[File]:
-    """Those that may hold an answer."""
-    return [
-        each
-        for each in manifest.files
-        if (valid is None or (each.min_vs <= valid < each.max_ve))
-        and (known is not None or each.max_time == INFINITY)
-        and (not isinstance(known, int) or each.min_time <= known < each.max_time)
-    ]

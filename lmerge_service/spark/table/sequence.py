@@ -12,7 +12,7 @@ Theory
 
 Invariants
     Q1  A row for each interval opened or closed, and for each incarnation of each partition a
-        mark that says how far it has come.
+        mark with its progress.
     Q2  An element below its own stable, or a record that is none, ends the job, with its place.
 
 Cost
@@ -30,9 +30,9 @@ from numpy.typing import NDArray
 
 from lmerge_service.elements import START
 from lmerge_service.errors import ElementError, IllegalStreamError, StateError
-from lmerge_service.spark.table.manifests import Reached
+from lmerge_service.spark.table.progress import Progress
 
-__all__ = ("CLOSED", "INTERVALS", "MARK", "OPENED", "TAKEN", "Watermark", "sequencing")
+__all__ = ("CLOSED", "INTERVALS", "MARK", "OPENED", "TAKEN", "marked", "sequencing")
 
 OPENED: Final = 0
 CLOSED: Final = 1
@@ -50,20 +50,8 @@ TAKEN: Final = (
 Longs = NDArray[np.int64]
 
 
-class Watermark(msgspec.Struct, frozen=True):
-    """How far an incarnation has come in a partition; written as the payload of a row."""
-
-    partition: int
-    incarnation: int
-    stable: int
-    time: int
-    begun_offset: int
-    begun_time: int
-    records: int
-
-
 def sequencing(
-    source: str, reached: Mapping[int, Reached]
+    source: str, reached: Mapping[int, Progress]
 ) -> Callable[[Iterator[pa.RecordBatch]], Any]:
     """For `mapInArrow`: from the columns `TAKEN`, sorted by partition and offset, to rows of
     `INTERVALS`."""
@@ -75,11 +63,11 @@ def sequencing(
             for first, end in _stretches(partition):
                 number = int(partition[first])
                 if number not in runs:
-                    runs[number] = _Run(source, number, reached.get(number, Reached(0)))
+                    runs[number] = _Run(source, number, reached.get(number, Progress(number)))
                 yield from runs[number].take(batch.slice(first, end - first))
         marks = [mark for run in runs.values() for mark in run.marks()]
         if marks:
-            yield _marked(marks)
+            yield marked(marks)
 
     return take
 
@@ -87,7 +75,7 @@ def sequencing(
 class _Run:
     """One partition's records, one batch after the other."""
 
-    def __init__(self, source: str, partition: int, reached: Reached) -> None:
+    def __init__(self, source: str, partition: int, reached: Progress) -> None:
         self._source = source
         self._partition = partition
         self._next = reached.next
@@ -96,7 +84,7 @@ class _Run:
         self._stable = reached.stable
         self._begun: dict[int, tuple[int, int]] = {}
         self._records = 0
-        self._ended: list[Watermark] = []
+        self._ended: list[Progress] = []
 
     def take(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         self._check(batch)
@@ -113,7 +101,7 @@ class _Run:
             self._begin(part, int(times[first]))
             yield from self._intervals(part, times[first:end])
 
-    def marks(self) -> Iterator[Watermark]:
+    def marks(self) -> Iterator[Progress]:
         """Of what was taken; also where nothing of it was heard, since time has passed."""
         yield from self._ended
         yield self._mark()
@@ -137,10 +125,16 @@ class _Run:
             self._begun[incarnation] = (part.column("offset")[0].as_py(), time)
         self._records += len(part)
 
-    def _mark(self) -> Watermark:
+    def _mark(self) -> Progress:
         begun = self._begun.get(self._incarnation, (-1, START))
-        return Watermark(
-            self._partition, self._incarnation, self._stable, self._time, *begun, self._records
+        return Progress(
+            self._partition,
+            self._incarnation,
+            self._next,
+            self._stable,
+            self._time,
+            *begun,
+            self._records,
         )
 
     def _intervals(self, part: pa.RecordBatch, times: Longs) -> Iterator[pa.RecordBatch]:
@@ -191,7 +185,8 @@ class _Run:
         return f"{self._source}-{self._partition} at offset {offset}"
 
 
-def _marked(marks: list[Watermark]) -> pa.RecordBatch:
+def marked(marks: list[Progress]) -> pa.RecordBatch:
+    """Rows of `INTERVALS` that carry progress."""
     count = len(marks)
     zeros = pa.array(np.zeros(count, np.int64))
     return pa.RecordBatch.from_pydict(

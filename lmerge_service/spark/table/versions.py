@@ -17,7 +17,9 @@ Theory
 
 Invariants
     V1  At each offset the versions that are known there are the TDB of the prefix up to it.
-    V2  A version of the history is never read again to be written, but by a compaction.
+    V2  A version of the history is never read again to be written, but by OPTIMIZE.
+    V3  Of a row of progress all but partition, incarnation and payload are null, so that no
+        condition on times has it.
 
 Cost
     One shuffle of the intervals, and of the live versions of before.
@@ -30,10 +32,18 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from lmerge_service.elements import INFINITY, START
-from lmerge_service.spark.table.manifests import Reached
+from lmerge_service.spark.table.progress import Progress
 from lmerge_service.spark.table.sequence import CLOSED, MARK, OPENED
 
-__all__ = ("COLUMNS", "HISTORY", "LIVE", "MARKS", "SCHEMA", "opened_again", "state_of", "versions")
+__all__ = (
+    "COLUMNS",
+    "HISTORY",
+    "LIVE",
+    "PROGRESS",
+    "SCHEMA",
+    "opened_again",
+    "versions",
+)
 
 SCHEMA: Final = (
     "partition int, incarnation long, payload string, vs long, ve long, known_from long, "
@@ -43,7 +53,7 @@ SCHEMA: Final = (
 COLUMNS: Final = tuple(each.split()[0] for each in SCHEMA.split(", "))
 HISTORY: Final = "history"
 LIVE: Final = "live"
-MARKS: Final = "mark"
+PROGRESS: Final = "progress"
 
 _INTERVAL: Final = ("partition", "incarnation", "payload", "vs", "ve")
 
@@ -58,8 +68,11 @@ def opened_again(live: DataFrame) -> DataFrame:
     )
 
 
-def versions(intervals: DataFrame, source: str, tasks: int) -> DataFrame:
-    """The versions of `sequence.INTERVALS`, and its marks (`is_mark`), which stay as they are."""
+def versions(
+    intervals: DataFrame, source: str, reached: Mapping[int, Progress], tasks: int
+) -> DataFrame:
+    """The rows of a table, with their `state`: versions of `sequence.INTERVALS`, and progress of
+    their marks. `reached` is where the step has begun."""
     spread = intervals.repartition(tasks, "partition", "payload", "vs", "ve")
     turn = Window.partitionBy(*_INTERVAL, "side").orderBy("at")
     numbered = spread.withColumn("turn", F.row_number().over(turn))
@@ -78,21 +91,15 @@ def versions(intervals: DataFrame, source: str, tasks: int) -> DataFrame:
         *(F.col("vs"), F.lit(", vold="), F.col("ve")),
     )
     held = F.when(F.col("known_to").isNull(), F.lit(INFINITY))
-    known_to = held.when(legal, F.col("known_to")).otherwise(F.raise_error(wrong))
-    return both.select(
-        *_INTERVAL,
-        "known_from",
-        known_to.alias("known_to"),
-        "from_time",
-        F.coalesce("to_time", F.lit(INFINITY)).alias("to_time"),
-        "is_mark",
-    )
+    ended = both.withColumn(
+        "known_to", held.when(legal, F.col("known_to")).otherwise(F.raise_error(wrong))
+    ).withColumn("to_time", F.coalesce("to_time", F.lit(INFINITY)))
+    times = (F.when(~F.col("is_mark"), F.col(name)).alias(name) for name in COLUMNS[3:])
+    return ended.select(_state(reached).alias("state"), *COLUMNS[:3], *times)
 
 
-def state_of(reached: Mapping[int, Reached]) -> Column:
-    """Where a row of `versions` belongs: HISTORY, LIVE or MARKS.
-
-    Final is what was final when the step began: what it declares is only known when it has been
+def _state(reached: Mapping[int, Progress]) -> Column:
+    """Final is what was final when the step began: what it declares is only known when it has been
     read, and then the next step moves what has become final.
     """
     incarnation = _of_partition({at: each.incarnation for at, each in reached.items()}, -1)
@@ -101,7 +108,7 @@ def state_of(reached: Mapping[int, Reached]) -> Column:
     older = F.col("incarnation") < incarnation
     final = older | ((F.col("incarnation") == incarnation) & passed)
     kept = F.when((F.col("known_to") < INFINITY) | final, HISTORY).otherwise(LIVE)
-    return F.when(F.col("is_mark"), MARKS).otherwise(kept)
+    return F.when(F.col("is_mark"), PROGRESS).otherwise(kept)
 
 
 def _of_partition(values: Mapping[int, int], absent: int) -> Column:
