@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from lmerge_service.spark.errors import spark_errors
 from lmerge_service.spark.session import require_delta
-from lmerge_service.spark.table.delta import delta_errors, existing, writing
+from lmerge_service.spark.table.delta import Snapshot, delta_errors, existing, writing
 from lmerge_service.spark.table.versions import HISTORY
 
 __all__ = ("RETAIN_HOURS", "Compacted", "compact")
@@ -45,17 +45,19 @@ def compact(spark: SparkSession, path: str, *, retain: int = RETAIN_HOURS) -> Co
     require_delta(spark)
     table = existing(path)
     with writing(path):
-        with spark_errors(f"compacting {table.path}"):
-            quoted = table.path.replace("`", "``")
-            [done] = spark.sql(
-                f"OPTIMIZE delta.`{quoted}` WHERE state = '{HISTORY}' ZORDER BY (vs, ve)"
-            ).collect()
+        rewritten, made = _optimized(spark, table) if table.size(HISTORY).files > 1 else (0, 0)
         with delta_errors(f"vacuuming {table.path}"):
             removed = existing(path).delta.vacuum(
                 retain, dry_run=False, enforce_retention_duration=False, full=True
             )
-    return Compacted(
-        done.metrics.numFilesRemoved,
-        done.metrics.numFilesAdded,
-        sum(each.endswith(".parquet") for each in removed),
-    )
+    return Compacted(rewritten, made, sum(each.endswith(".parquet") for each in removed))
+
+
+def _optimized(spark: SparkSession, table: Snapshot) -> tuple[int, int]:
+    """How many files there were, and are."""
+    quoted = table.path.replace("`", "``")
+    with spark_errors(f"compacting {table.path}"):
+        [done] = spark.sql(
+            f"OPTIMIZE delta.`{quoted}` WHERE state = '{HISTORY}' ZORDER BY (vs, ve)"
+        ).collect()
+    return done.metrics.numFilesRemoved, done.metrics.numFilesAdded
