@@ -162,7 +162,7 @@ class killed_once:  # noqa: N801 (as a function)
     def __enter__(self) -> None:
         def save(writer: DataFrameWriter, path: str) -> None:
             if self._when == "before":
-                writer.format("parquet").mode("append").save(path)  # files that no commit names
+                self._save(writer.format("parquet").mode("append"), path)  # no commit names them
                 raise Killed
             self._save(writer, path)
             if self._when == "after":
@@ -229,7 +229,8 @@ def test_an_earlier_version_that_is_restored_has_its_progress(
     """D1, with what Delta Lake itself offers: time travel, RESTORE."""
     stored.grow(1)
     version = existing(stored.path).version
-    stored.grow(1)
+    stored.add(one(Insert('"x"', 10, 15), Stable(20), since=2))
+    stored.update()
     before = by_arrow(stored.path, None)
     earlier = spark.read.format("delta").option("versionAsOf", version).load(stored.path)
     assert earlier.where("state != 'progress'").count() == 1
