@@ -79,7 +79,7 @@ class _Renamed(ast.NodeTransformer):
 def test_a_mutant_keeps_its_id_whatever_variables_and_attributes_are_called() -> None:
     tree = ast.parse(Path(lmr3.__file__).read_text())
     ids = [each.id for each in mutants_of(tree, "lmr3")]
-    assert len(ids) > 400
+    assert len(ids) > 200
     assert [each.id for each in mutants_of(_Renamed().visit(tree), "lmr3")] == ids
 
 

@@ -9,9 +9,6 @@ EQUIVALENT = {
     f"{_CORE}in2t:In2t._sweep/operand/1": "a node that was let go ended below the stable, and its"
     " entry at that end was taken out then",
     f"{_CORE}in3t:In3t.file/drop/8": "a short cut: equal ends agree, and none is before the first",
-    f"{_CORE}in3t:In3t.move_out/always/2": "a short cut: sweep itself asks whether there are many",
-    f"{_CORE}in3t:In3t.move_out/arithmetic/2": "a short cut: sweep itself asks whether there are"
-    " many",
     f"{_CORE}inputs:Input.__init__/boolean/1": "whoever makes an input sets it",
     f"{_CORE}lmr3:LMR3._freeze/boundary/1": "a short cut: to follow a leader whose end the output"
     " has emits nothing",

@@ -39,7 +39,7 @@ from lmerge_service.errors import ConfigurationError, StateError
 from lmerge_service.local.jars import locked
 from lmerge_service.spark.io.arrow import CHECKED, arrow_errors
 from lmerge_service.spark.table.progress import Progress, by_partition, joined
-from lmerge_service.spark.table.versions import PROGRESS, SCHEMA
+from lmerge_service.spark.table.versions import COLUMNS, PROGRESS, SCHEMA
 
 __all__ = ("Size", "Snapshot", "created", "delta_errors", "existing", "newest", "writing")
 
@@ -141,6 +141,11 @@ class Snapshot:
                 CHECKED.make_fragment(each.path, folder, each.partition_expression)
                 for each in found.get_fragments(condition)
             ]
+            for each in fragments:  # what is lacking would be read as null
+                if lacking := set(COLUMNS) - set(each.physical_schema.names):
+                    raise StateError(
+                        f"reading {self.path}: {each.path} is damaged: no column {min(lacking)}"
+                    )
             dataset = ds.FileSystemDataset(fragments, found.schema, CHECKED, folder)
             yield from dataset.to_batches(filter=condition)
 
