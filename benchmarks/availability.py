@@ -59,7 +59,7 @@ OUTPUT: Final = "output"
 _TOPOLOGY: Final = "fast-availability.yaml"
 _TICK_SECONDS: Final = 0.005
 _HOUR: Final = 3_600_000
-_VARIATION: Final = Variation(told="final", disorder=0.2, displacement=_HOUR, stable_every=100)
+_VARIATION: Final = Variation(ends="final", disorder=0.2, displacement=_HOUR, stable_every=100)
 _WIDTHS: Final = 0.02, 0.05, 0.1, 0.25
 _FINE: Final = 0.05
 _COARSE: Final = 0.5

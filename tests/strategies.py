@@ -44,7 +44,7 @@ HORIZON: Final = 30
 
 Logical = Sequence[Event]
 T = TypeVar("T")
-_Told = Insert[Any] | Adjust[Any]
+_Change = Insert[Any] | Adjust[Any]
 
 
 @cache
@@ -93,18 +93,18 @@ def presentations(
 @st.composite
 def _presentation(draw: st.DrawFn, logical: Logical, case: str, closed: bool) -> list[Element]:
     if case in ("R3", "R4"):
-        order = draw(_merged([*draw(_tellings(logical)), *draw(_phantoms(logical, case))]))
-        said = [element for _, element in order]
+        order = draw(_merged([*draw(_lifetimes(logical)), *draw(_phantoms(logical, case))]))
+        sequence = [element for _, element in order]
     else:
         tied = st.permutations(logical) if case == "R2" else st.just(logical)
-        said = [Insert(*event) for event in sorted(draw(tied), key=lambda event: event.vs)]
-    elements = list(_punctuated(said, draw(_slacks(len(said)))))
+        sequence = [Insert(*event) for event in sorted(draw(tied), key=lambda event: event.vs)]
+    elements = list(_punctuated(sequence, draw(_slacks(len(sequence)))))
     return [*elements, Stable(INFINITY)] if closed else elements
 
 
 @st.composite
-def _tellings(draw: st.DrawFn, logical: Logical) -> list[list[_Told]]:
-    """Per event the elements that tell it, through ends made up anywhere (vs: removed)."""
+def _lifetimes(draw: st.DrawFn, logical: Logical) -> list[list[_Change]]:
+    """Per event the elements that present it, through ends made up anywhere (vs: removed)."""
     return [
         elements_of(payload, vs, [*draw(st.lists(_ends(vs), max_size=2)), ve])
         for payload, vs, ve in logical
@@ -112,7 +112,7 @@ def _tellings(draw: st.DrawFn, logical: Logical) -> list[list[_Told]]:
 
 
 @st.composite
-def _phantoms(draw: st.DrawFn, logical: Logical, case: str) -> list[list[_Told]]:
+def _phantoms(draw: st.DrawFn, logical: Logical, case: str) -> list[list[_Change]]:
     """Events sent and removed: with keys of their own, but for case R4 often doubles of others."""
     if case == "R3":
         taken = {event[:2] for event in logical}
@@ -140,11 +140,11 @@ def _slacks(n: int) -> st.SearchStrategy[list[int | None]]:
     return st.lists(slack, min_size=n, max_size=n)
 
 
-def _punctuated(said: Sequence[_Told], slacks: Sequence[int | None]) -> Iterator[Element]:
-    floors = list(accumulate(map(deadline, reversed(said)), min, initial=HORIZON + 5))
+def _punctuated(sequence: Sequence[_Change], slacks: Sequence[int | None]) -> Iterator[Element]:
+    floors = list(accumulate(map(deadline, reversed(sequence)), min, initial=HORIZON + 5))
     floors.pop()
     last = START
-    for element, slack in zip(said, slacks, strict=True):
+    for element, slack in zip(sequence, slacks, strict=True):
         yield element
         floor = floors.pop()
         if slack is not None and floor - slack >= last:
@@ -168,7 +168,7 @@ def variations(case: str = "R3") -> st.SearchStrategy[Variation]:
     fraction = st.sampled_from((0.0, 0.3, 1.0))
     return st.builds(
         Variation,
-        told=st.sampled_from(("all", "first", "final")),
+        ends=st.sampled_from(("all", "first", "final")),
         provisional=fraction,
         revisions=st.integers(1, 3),
         spread=st.integers(1, 10),

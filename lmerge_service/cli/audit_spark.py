@@ -65,7 +65,7 @@ class SparkAudit:
         sources = [(label(each), _source(each, kafka)) for each in self.sources]
         with (
             spark_for("lmerge audit", driver_memory=self.memory, kafka=in_kafka) as spark,
-            _progress() as tell,
+            _progress() as notify,
         ):
             return audit(
                 spark,
@@ -74,7 +74,7 @@ class SparkAudit:
                 clipped=self.clipped,
                 most=self.most,
                 rule=self.rule,
-                notify=tell,
+                notify=notify,
             )
 
 

@@ -30,7 +30,7 @@ _PRESENTED: Final = "How they are presented"
 _WHERE: Final = "Where to"
 
 _USUAL: Final = Variation(disorder=0.2)
-_NOT_IN_SLICES: Final = ("told", "stable_every", "stable_probability", "repeated_stables")
+_NOT_IN_SLICES: Final = ("ends", "stable_every", "stable_probability", "repeated_stables")
 """What cannot be made in slices, and what --stable-freq is for."""
 
 

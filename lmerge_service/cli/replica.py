@@ -56,7 +56,7 @@ def list_(as_json: Json = False) -> None:
 
     document = {
         query.name: {
-            "says": query.summary,
+            "summary": query.summary,
             "key": query.key,
             "plans": {name: plan.summary for name, plan in query.plans.items()},
         }

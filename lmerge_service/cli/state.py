@@ -63,7 +63,11 @@ def export(
     loaded = topology.load()
     found = asyncio.run(export_to(to, loaded, cluster_of(loaded)))
     document = [
-        {"partition": each.partition, "said": each.commit.output_records, "bytes": each.size}
+        {
+            "partition": each.partition,
+            "output_records": each.commit.output_records,
+            "bytes": each.size,
+        }
         for each in found
     ]
     lines = [

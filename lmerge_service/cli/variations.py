@@ -26,7 +26,7 @@ _LENGTHS: Final = ("spread", "displacement")
 
 _OPTIONS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {
-        "told": (_WHAT, "All ends, the first and final one (first), or the final one."),
+        "ends": (_WHAT, "All ends, the first and final one (first), or the final one."),
         "provisional": (_WHAT, "Published with made-up ends first."),
         "revisions": (_WHAT, "Made-up ends at the most."),
         "spread": (_WHAT, "How far these lie below or above the final end."),
@@ -102,7 +102,7 @@ def _kind(name: str, default: object) -> tuple[Any, dict[str, Any]]:
         case _:
             kind = next(each.type for each in fields(Variation) if each.name == name)
             assert get_args(kind), "one of several words"
-            return kind, {"metavar": "ENDS" if name == "told" else "PACE"}
+            return kind, {"metavar": "ENDS" if name == "ends" else "PACE"}
 
 
 def given_of(values: Mapping[str, Any], length: int) -> dict[str, Any]:

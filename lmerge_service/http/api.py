@@ -14,7 +14,7 @@ What happens on a crash at each await
 | 401, 403 | | who asks may not; `detail` says why, as wherever requests are refused at the door |
 | 404 | `unknown` | there is no such replica, or decision |
 | 409 | `version`, `state`, `invalid`, `id` | refused, with the version that there is |
-| 422 | `malformed` | the request is not as the schema says |
+| 422 | `malformed` | the request does not match the schema |
 | 503 | `outcome_unknown`, `not_made`, `starting` | the control log does not answer in time |
 """
 
@@ -74,7 +74,7 @@ _MEANING: Final = {
     403: "The caller may not do this.",
     404: "There is no such replica or decision.",
     409: "Refused: by version, by state, or by what would not go together.",
-    422: "The request is not as the schema says.",
+    422: "The request does not match the schema.",
     503: "The control log does not answer in time, or the worker is starting.",
 }
 _READING: Final = _problems(422, 503)

@@ -320,7 +320,7 @@ class HttpFeedback(_Background):
                 wait = _WAIT_SECONDS if self._ready.is_set() else 0.0
                 answer = await self._ask(client, wait)
                 async with self._risen:
-                    self._hear(answer)
+                    self._take(answer)
                     self._risen.notify_all()
                 self.unreachable = None
                 self._ready.set()
@@ -334,7 +334,7 @@ class HttpFeedback(_Background):
         except (httpx.HTTPError, ValidationError) as error:
             raise TransportError(f"asking {self._url} for feedback: {error}") from error
 
-    def _hear(self, answer: FeedbackAnswer) -> None:
+    def _take(self, answer: FeedbackAnswer) -> None:
         if answer.output_id != self._output_id:
             self._output_id, self.point = answer.output_id, START
         if answer.point is not None:

@@ -225,7 +225,7 @@ class Members:
         self._joining = asyncio.Event()  # set: join again before the next heartbeat
         self._changed = asyncio.Event()  # a new one for each change
         self._sent = self._acknowledged = 0  # requests; the last that has confirmed the assignment
-        self._heard = asyncio.Event()  # a new one for each acknowledgement
+        self._acknowledgement = asyncio.Event()  # a new one for each acknowledgement
 
     async def __aenter__(self) -> "Members":
         # A join is answered when all members have joined, at the latest after a session.
@@ -271,13 +271,13 @@ class Members:
         group does not answer, or while this member is in none."""
         since = self._sent
         while self._acknowledged <= since or self.assignment.generation < 0:
-            await self._heard.wait()
+            await self._acknowledgement.wait()
         return self.assignment
 
     def _acknowledge(self, request: int) -> None:
         self._acknowledged = request
-        self._heard.set()
-        self._heard = asyncio.Event()
+        self._acknowledgement.set()
+        self._acknowledgement = asyncio.Event()
 
     # --- one life in the group -----------------------------------------------------------------
 

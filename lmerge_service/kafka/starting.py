@@ -1,7 +1,7 @@
 """Starting a client, or closing it again; and when a broker does not let us in, why not, in words.
 
 Theory
-    A client that cannot start says only that no broker would have it: the reason goes to its log.
+    A client that cannot start reports only that no broker accepts it: the reason goes to its log.
     So a connection is tried once more by hand, as the client makes it, and what comes of it is put
     into words. A broker that ends a connection without a reason is of another protocol than ours,
     or it is down and somebody between accepts connections for it.
@@ -40,7 +40,7 @@ async def started(
     doing: str = "connecting to",
     seconds: float = CONNECT_SECONDS,
 ) -> None:
-    """Waits until a client has started, within `seconds`; an error says `doing` and the address.
+    """Waits until a client has started, within `seconds`; an error names `doing` and the address.
     One that does not start, for whatever reason, is stopped; `stop` must not wait for ever.
 
     Raises:

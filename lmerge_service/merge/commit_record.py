@@ -37,7 +37,7 @@ __all__ = (
 
 MARK_KEY: Final = b"mark"
 
-_VERSION = 1
+_VERSION = 2
 
 
 def chunk_key(slot: int, number: int) -> bytes:
@@ -57,8 +57,8 @@ class PartitionCheckpoint(msgspec.Struct, frozen=True, omit_defaults=True):
     """The first offset that was merged."""
     next: int
     """The offset to go on from."""
-    mute: int = 0
-    """Stables at offsets below this do not count: the replica was in quarantine until then."""
+    ignore_stables_before: int = 0
+    """Stables at lower offsets do not count: the replica was in quarantine until then."""
 
 
 class ReplicaCheckpoint(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -110,11 +110,11 @@ class Diverged(msgspec.Struct, frozen=True, omit_defaults=True):
 class CommitRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where a task stands with one transaction."""
 
-    version: int = _VERSION
+    version: int = msgspec.field(default_factory=lambda: _VERSION)  # always written
     merge: str = ""
     """The name of the merge that committed it; workers of another name are another merge."""
     transaction: int = 0
-    output_records: int = msgspec.field(default=0, name="said")
+    output_records: int = 0
     """How many records the output partition contains, this transaction's included."""
     stable: int = START
     """The output's stable point."""
@@ -150,4 +150,4 @@ class CommitRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class _Version(msgspec.Struct):
-    version: int = _VERSION
+    version: int = 1  # which did not write it

@@ -117,7 +117,9 @@ class ReplicaState:
             gap_accepted=self.step.gap_accepted,
             since=self.since,
             partitions={
-                number: PartitionCheckpoint(each.begins, self.next[number], each.mute)
+                number: PartitionCheckpoint(
+                    each.begins, self.next[number], each.ignore_stables_before
+                )
                 for number, each in self.partitions.items()
             },
         )
@@ -278,7 +280,7 @@ class Replicas:
     def resume(self, name: str, standing: ReplicaCheckpoint, width: int) -> None:
         """Merges a replica from a checkpoint; its records from `begins` on are to be replayed."""
         begun = {
-            number: PartitionCheckpoint(each.begins, each.begins, each.mute)
+            number: PartitionCheckpoint(each.begins, each.begins, each.ignore_stables_before)
             for number, each in standing.partitions.items()
         }
         standing = msgspec.structs.replace(standing, partitions=begun)
@@ -317,7 +319,9 @@ class Replicas:
             normalise=state.replica.normalise,
             co_partitioned=state.replica.co_partitioned,
             ignore_stables_before={
-                n: each.mute for n, each in standing.partitions.items() if each.mute
+                number: each.ignore_stables_before
+                for number, each in standing.partitions.items()
+                if each.ignore_stables_before
             },
             owned=self._owned if self._reads_all(state.replica) else None,
             dialect=decoders_of(state.replica.format, self._decoder),

@@ -105,7 +105,7 @@ class Inference:
         self._keys = _Keys()
         self._streams = [_Live(self._keys) for _ in range(self.partitions)]
         self._last_vs: list[int | None] = [None] * self.partitions
-        self._speaker: int | None = None
+        self._event_partition: int | None = None
         self._forgotten = START
         self.max_live = 0
         """Events not yet forgotten (I2), at the most."""
@@ -177,10 +177,10 @@ class Inference:
             self._break(Restriction.KEY, where, element, why, number)
 
     def _judge_partition(self, where: str, element: Element, partition: int, number: int) -> None:
-        if self._speaker is None:
-            self._speaker = partition
-        elif self._speaker != partition:
-            why = f"partition {partition} holds events beside partition {self._speaker}"
+        if self._event_partition is None:
+            self._event_partition = partition
+        elif self._event_partition != partition:
+            why = f"partition {partition} holds events beside partition {self._event_partition}"
             self._break(Restriction.ONE_PARTITION, where, element, why, number)
 
     def _forget(self) -> None:

@@ -187,7 +187,7 @@ class MergedReader:
         async with AsyncExitStack() as stack:
             self._topics = await stack.enter_async_context(Topics(self._connection))
             self._source = await stack.enter_async_context(Source(self._connection))
-            self._heard = self._looked = self._polled = asyncio.get_running_loop().time()
+            self._answered = self._looked = self._polled = asyncio.get_running_loop().time()
             await self._look(CONNECT_SECONDS)
             if not self._follow:
                 self._upto = await self._high_watermarks(CONNECT_SECONDS)
@@ -288,9 +288,9 @@ class MergedReader:
         try:
             await self._look(_LOOK_SECONDS)
         except TransportError as error:
-            self._bear(error, self._heard)
+            self._bear(error, self._answered)
         else:
-            self._unreachable, self._heard = None, clock()
+            self._unreachable, self._answered = None, clock()
 
     def _bear(self, error: TransportError, since: float) -> None:
         """Continues without an answer, the last of which was at `since`; not for ever."""

@@ -43,7 +43,7 @@ async def run(topology: Topology, *, standby: bool = False) -> None:
             await _first_of(stop, worker)
             worker.cancel()
     if not stop.is_set():
-        raise LMergeError("the worker ended without being told to; start it again")
+        raise LMergeError("the worker ended without being asked to; start it again")
     log.info("stopped")
 
 

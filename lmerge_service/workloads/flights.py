@@ -70,7 +70,7 @@ _NOT_IN_AIRPORTS: Final = dict.fromkeys(("BQN", "PSE", "SJU", "STT"), "America/P
 
 VARIATIONS: Final[Mapping[str, Variation]] = MappingProxyType(
     {
-        "A": Variation(told="first", lead=2 * _HOUR, pace="late", stable_every=50),
+        "A": Variation(ends="first", lead=2 * _HOUR, pace="late", stable_every=50),
         "B": Variation(
             lead=3 * _HOUR,
             pace="eager",
@@ -82,7 +82,7 @@ VARIATIONS: Final[Mapping[str, Variation]] = MappingProxyType(
             stable_every=20,
         ),
         "C": Variation(
-            told="first",
+            ends="first",
             lead=2 * _HOUR,
             disorder=0.3,
             displacement=_HOUR,

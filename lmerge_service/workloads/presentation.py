@@ -49,7 +49,7 @@ class Variation:
     """How a presentation departs from the plainest one; fractions lie in [0, 1].
 
     Which ends are sent for an event:
-        told: all ends of its life, the first and the final one, or the final one alone.
+        ends: all of its life, the first and the final one, or the final one alone.
         provisional, revisions, spread, endless: this fraction of the events gets up to
             `revisions` made-up ends, up to `spread` below or above the final one; a fraction
             `endless` of those is INFINITY.
@@ -71,7 +71,7 @@ class Variation:
         closed: the stream ends with stable(INFINITY).
     """
 
-    told: Literal["all", "first", "final"] = "all"
+    ends: Literal["all", "first", "final"] = "all"
     provisional: float = 0.0
     revisions: int = 1
     spread: int = 1
@@ -255,14 +255,14 @@ def _histories(
 
 
 def _own_ends(life: Life, variation: Variation) -> tuple[int, ...]:
-    match variation.told:
+    match variation.ends:
         case "all":
             return life.ends
         case "first":
             return life.ends[0], life.ve
         case "final":
             return (life.ve,)
-    assert_never(variation.told)
+    assert_never(variation.ends)
 
 
 def _revised(

@@ -58,19 +58,19 @@ def wait_for_snapshots(
 
 
 def nudge(merge: Merge) -> None:
-    """Something that is merged and says nothing: a transaction with a mark."""
+    """Something that is merged and changes nothing: a transaction with a mark."""
     merge.publish("b", [Insert(b'"nudge"', 900, 1_000)])
     time.sleep(0.05)
 
 
 def rebuilt(worker: Worker) -> dict[str, Any]:
-    """What the log of a worker tells of its only recovery."""
+    """What the log of a worker contains of its only recovery."""
     (line,) = worker.logged("rebuilt")
     return line
 
 
 def mark_again(merge: Merge, mark: CommitRecord) -> None:
-    """What only a disk that forgets could do: the last mark tells something else."""
+    """What only a disk that forgets could do: the last mark is another one."""
     merge.send_raw(f"{merge.output}.state", [mark.encoded()], key=MARK_KEY)
 
 
@@ -104,7 +104,7 @@ def test_a_restart_goes_on_from_the_best_snapshot_that_is_whole(merge: Merge) ->
             lambda s: s["state"] == "running" and s["output"]["live_events"] == live, f"{live}"
         )
         assert status["tasks"][0]["restored_from"] == rebuilt(worker)["from_snapshot_of"]
-        assert status["output"]["inserts"] == 0, "nothing is said again"
+        assert status["output"]["inserts"] == 0, "nothing is emitted again"
         return rebuilt(worker)["from_snapshot_of"]  # type: ignore[no-any-return]
 
     with merge.worker() as worker:
@@ -148,15 +148,15 @@ def test_a_restart_goes_on_from_the_best_snapshot_that_is_whole(merge: Merge) ->
         worker.wait_until_ended()
         assert worker.terminate() == 0
     assert merge.output_is(TDB([(e.payload, e.vs, e.ve) for e in (ETERNAL, SHORT, LATER)]))
-    mark_again(merge, replace(last_mark(merge), version=2))
+    mark_again(merge, replace(last_mark(merge), version=3))
     with merge.worker() as worker:
         assert worker.process.wait(30) == 4
         (error,) = [line for line in worker.text().splitlines() if line.startswith("error")]
-        assert "version 2, this is version 1" in error
+        assert "version 3, this is version 2" in error
 
 
 def verified(merge: Merge, code: int) -> list[dict[str, Any]]:
-    """What `lmerge state verify` says of the snapshots."""
+    """What `lmerge state verify` reports of the snapshots."""
     command = [sys.executable, "-m", "lmerge_service.cli", "state", "verify", str(merge.path)]
     done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
     assert done.returncode == code, done.stderr
@@ -170,7 +170,7 @@ async def delete(merge: Merge, topic: str) -> None:
     async with Topics(Connection(merge.bootstrap)) as topics:
         await topics.delete(topic)
         async with asyncio.timeout(20):
-            while await topics.partitions([topic]):  # noqa: ASYNC110 - nobody says when
+            while await topics.partitions([topic]):  # noqa: ASYNC110 - nobody reports when
                 await asyncio.sleep(0.05)
 
 
@@ -192,7 +192,7 @@ def test_a_snapshot_of_another_policy_is_passed_over(merge: Merge) -> None:
 
 @pytest.mark.full
 def test_a_replica_that_lost_its_beginning_lives_on_by_the_snapshot_alone(merge: Merge) -> None:
-    """With it nothing is needed of the beginning; without it, it is excluded, and says why."""
+    """With it nothing is needed of the beginning; without it, it is excluded, with the reason."""
     with merge.worker() as worker:
         worker.wait_until_running()
         merge.publish("a", [ETERNAL, SHORT, Stable(10)])
@@ -204,7 +204,7 @@ def test_a_replica_that_lost_its_beginning_lives_on_by_the_snapshot_alone(merge:
         worker.wait(lambda s: s["replicas"][0]["state"] == "joined", "a to be merged on")
         assert rebuilt(worker)["from_snapshot_of"] is not None
         merge.publish("a", [LATER])
-        worker.wait(lambda s: s["output"]["inserts"] == 1, "what a says now")
+        worker.wait(lambda s: s["output"]["inserts"] == 1, "what a publishes now")
         worker.kill()
     mark_again(merge, replace(last_mark(merge), snapshots=()))
     with merge.worker() as worker:
@@ -252,7 +252,7 @@ def test_a_replica_that_cannot_be_read_again_is_held_out_of_the_recovery(merge: 
 
 @pytest.mark.full
 def test_kill_9_at_random_points_while_snapshots_are_taken(merge: Merge) -> None:
-    """The replicas speak all the time, and the audit is equal in the end."""
+    """The replicas publish all the time, and the audit is equal in the end."""
     chance = random.Random(seed := time.time_ns())
     print("seed", seed)
     merge.extra |= {"limits": {"batch_records": 40}, "snapshot_seconds": 0.05}
@@ -260,7 +260,7 @@ def test_kill_9_at_random_points_while_snapshots_are_taken(merge: Merge) -> None
     lives = logical(1_200, seed=41)
     streams = {name: replica_streams(lives, seed=41)[name] for name in "ab"}
     sources: list[int | None] = []
-    with merge.speaking(streams, {"b": 3}, elements=3):
+    with merge.publishing(streams, {"b": 3}, elements=3):
         for _ in range(4):
             with merge.worker() as worker:
                 worker.wait_until_it("leads")
@@ -373,15 +373,15 @@ def test_a_replica_that_was_merged_anew_is_merged_anew_by_who_follows(merge: Mer
             state = await recovery.recover(mark, fenced=False)
             assert (state.merge.inputs["a"].stable, state.merge.inputs["a"].inserts) == (12, 2)
             await recovery.follow(state, anew, fenced=False)
-            heard = state.merge.inputs["a"]
-            assert (heard.stable, heard.inserts) == (-(2**63), 1)
+            replica = state.merge.inputs["a"]
+            assert (replica.stable, replica.inserts) == (-(2**63), 1)
             assert state.commit_record().replicas["a"] == again
 
     asyncio.run(asyncio.wait_for(follow(), 30))
 
 
 def test_a_co_partitioned_replica_is_as_wide_after_a_restart_as_before(merge: Merge) -> None:
-    """The task reads one partition of it: its number says nothing about how many there are."""
+    """The task reads one partition of it: its number does not show how many there are."""
     topic = merge.topics["a"]
     merge.extra = {
         "output": {"topic": merge.output, "partitions": 3},
@@ -406,7 +406,7 @@ def test_a_co_partitioned_replica_is_as_wide_after_a_restart_as_before(merge: Me
 
 
 @pytest.mark.full
-def test_what_another_policy_would_have_said_is_missed_once_however_often_it_is_tried(
+def test_what_another_policy_would_have_emitted_is_missed_once_however_often_it_is_tried(
     merge: Merge,
 ) -> None:
     """An event that `half_frozen` holds back goes out at once under `first`."""

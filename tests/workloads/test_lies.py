@@ -1,4 +1,4 @@
-"""Lies are still elements, tell only what they say, and only as often as asked."""
+"""Lies are still elements, falsify only what their kind names, and only as often as asked."""
 
 from collections import Counter
 
@@ -33,14 +33,14 @@ TRUTH: list[Element] = [
         ("regress", Stable(4), 3, [Stable(4), Stable(1)]),
     ],
 )
-def test_each_kind_says_its_own_falsehood(
+def test_each_kind_publishes_its_own_falsehood(
     kind: str, element: Element, by: int, expected: list[Element]
 ) -> None:
     assert falsified(kind, element, by) == expected
 
 
 @given(st.sampled_from(KINDS), any_elements(), AMOUNTS)
-def test_whatever_is_said_is_an_element(kind: str, element: Element, by: int) -> None:
+def test_whatever_is_published_is_an_element(kind: str, element: Element, by: int) -> None:
     assert not any(map(defect, falsified(kind, element, by)))
 
 
@@ -65,7 +65,7 @@ def test_an_unknown_kind_of_lie_is_a_mistake() -> None:
         falsified("white", Stable(1), 1)
 
 
-def test_the_truthful_say_what_is() -> None:
+def test_the_truthful_publish_what_is() -> None:
     assert list(lie(TRUTH, Lie(), 0)) == TRUTH
 
 

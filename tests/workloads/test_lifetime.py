@@ -35,7 +35,7 @@ def test_lives_of_events_come_in_order_of_vs_with_ties_as_given() -> None:
 
 
 @given(st.lists(times(3, endless=True), min_size=1, max_size=6))
-def test_what_is_told_is_legal_and_leaves_the_final_end(ends: list[int]) -> None:
+def test_the_elements_of_a_life_are_legal_and_leave_the_final_end(ends: list[int]) -> None:
     life = Life("A", 3, (*ends,))
     assert reconstitute(elements_of("A", 3, ends)) == final_tdb([life])
 

@@ -122,12 +122,13 @@ from lmerge_service.workloads.presentation import Variation, present
 v = Variation(provisional=0.5, spread=90000, phantoms=0.2, reinserted=0.1, lead=50000,
               disorder=0.3, displacement=70000, stable_probability=0.1, doubled=0.1)
 truth = list(present(workload(events=300, payload_bytes=8), v, "seed"))
-told = [*truth, *lie(truth, Lie(drop=0.1, shift=0.2), 1), *joining_from(truth, 10**6, partial=0.5)]
-print(sha256(repr(told).encode()).hexdigest())
+lies = lie(truth, Lie(drop=0.1, shift=0.2), 1)
+elements = [*truth, *lies, *joining_from(truth, 10**6, partial=0.5)]
+print(sha256(repr(elements).encode()).hexdigest())
 """
 
 
-def test_every_process_tells_the_same_whatever_its_hash_seed() -> None:
+def test_every_process_presents_the_same_whatever_its_hash_seed() -> None:
     def fingerprint(hash_seed: str) -> str:
         done = subprocess.run(
             [sys.executable, "-c", FINGERPRINT],
@@ -149,26 +150,26 @@ def test_every_seed_gives_a_presentation_of_its_own() -> None:
 # What each option does
 
 
-def test_the_plainest_presentation_tells_each_event_once_and_ends() -> None:
-    elements = list(present(DAY[:2], Variation(told="final"), 0))
+def test_the_plainest_presentation_publishes_each_event_once_and_ends() -> None:
+    elements = list(present(DAY[:2], Variation(ends="final"), 0))
     assert elements == [Insert("0", 0, 25), Insert("1", 10, 35), Stable(INFINITY)]
 
 
 @pytest.mark.parametrize(
-    ("told", "expected"),
+    ("ends", "expected"),
     [
         ("all", [Insert("A", 0, 9), Adjust("A", 0, 9, 5), Adjust("A", 0, 5, 7)]),
         ("first", [Insert("A", 0, 9), Adjust("A", 0, 9, 7)]),
         ("final", [Insert("A", 0, 7)]),
     ],
 )
-def test_told_selects_among_the_ends_of_a_life(told: Any, expected: list[Element]) -> None:
-    variation = Variation(told=told, closed=False)
+def test_ends_selects_among_the_ends_of_a_life(ends: Any, expected: list[Element]) -> None:
+    variation = Variation(ends=ends, closed=False)
     assert list(present([Life("A", 0, (9, 5, 7))], variation, 0)) == expected
 
 
-def test_a_cancelled_event_is_not_told_by_one_who_tells_final_ends() -> None:
-    assert list(present([Life("A", 0, (9, 0))], Variation(told="final", closed=False), 0)) == []
+def test_a_cancelled_event_is_not_published_with_final_ends_only() -> None:
+    assert list(present([Life("A", 0, (9, 0))], Variation(ends="final", closed=False), 0)) == []
 
 
 def test_provisional_ends_lie_above_and_below_the_final_one() -> None:
@@ -208,8 +209,8 @@ def test_without_disorder_inserts_come_in_order_of_vs() -> None:
     assert [i.vs for i in inserts] == [life.vs for life in DAY]
 
 
-def test_disorder_displaces_by_no_more_than_it_says() -> None:
-    variation = Variation(told="final", disorder=0.5, displacement=100)
+def test_disorder_displaces_by_no_more_than_displacement() -> None:
+    variation = Variation(ends="final", disorder=0.5, displacement=100)
     highest, displaced = 0, []
     for insert in of(Insert, list(present(DAY, variation, 0))):
         displaced.append(highest - insert.vs)
@@ -232,13 +233,13 @@ def test_the_eager_revise_before_the_late_do() -> None:
     assert eager < -40 < anytime < 0 < 20 < late
 
 
-def test_stables_come_as_often_and_as_far_behind_as_told() -> None:
-    elements = list(present(DAY, Variation(told="final", stable_every=10, stable_lag=35), 0))
+def test_stables_come_as_often_and_as_far_behind_as_configured() -> None:
+    elements = list(present(DAY, Variation(ends="final", stable_every=10, stable_lag=35), 0))
     assert [s.vc for s in of(Stable, elements)] == [
         *(100 * k - 35 for k in range(1, 40)),
         INFINITY,
     ]
-    by_chance = list(present(DAY, Variation(told="final", stable_probability=0.25), 0))
+    by_chance = list(present(DAY, Variation(ends="final", stable_probability=0.25), 0))
     assert 70 < len(of(Stable, by_chance)) < 130
 
 

@@ -100,7 +100,7 @@ def test_interleavings_keep_the_order_of_each_input(
 
 
 @given(st.data())
-def test_liars_say_elements(data: st.DataObject) -> None:
+def test_liars_publish_elements(data: st.DataObject) -> None:
     for elements in data.draw(lying_presentations(data.draw(logical_streams()), 2)):
         assert not any(map(defect, elements))
     assert defect(data.draw(any_elements())) is None
@@ -139,7 +139,7 @@ def after_a_stable(elements: list[Element], kind: type[Any]) -> bool:
         ("out of order", lambda s: [e.vs for e in s if isinstance(e, Insert)] > [0, 1]),
         ("adjust of the half frozen", lambda s: after_a_stable(s, Adjust)),
         ("no stable before the last", lambda s: len(s) > 5 and s.index(Stable(INFINITY)) > 5),
-        ("stables that say nothing", lambda s: s.count(Stable(0)) > 1),
+        ("stables that change nothing", lambda s: s.count(Stable(0)) > 1),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -167,7 +167,7 @@ def test_liars_break_every_rule() -> None:
 # How they shrink
 
 
-def test_a_presentation_shrinks_to_in_order_told_at_once_without_stables() -> None:
+def test_a_presentation_shrinks_to_events_in_order_at_once_without_stables() -> None:
     found = smallest(presentations(SMALL, 1), lambda streams: len(streams[0]) >= 4)
     assert found == [[*(Insert(*event) for event in SMALL), Stable(INFINITY)]]
 

@@ -53,7 +53,7 @@ def heads_of(slices: DataFrame, by: Sequence[str], widths: Mapping[int, int]) ->
         F.sum("unplaced").alias("unplaced"),
         F.sum(F.when(~now, elements).otherwise(0)).alias("left_out"),
         F.min(F.when(now, F.coalesce("stable", F.lit(START)))).alias("lowest"),
-        F.count_if(now).alias("speaking"),
+        F.count_if(now).alias("publishing"),
         F.count_distinct("partition").alias("seen"),
         F.sum("slices").alias("slices"),
         F.max("to").alias("to"),
@@ -61,7 +61,7 @@ def heads_of(slices: DataFrame, by: Sequence[str], widths: Mapping[int, int]) ->
     width: Column = F.col("seen")
     for stream, known in widths.items():
         width = F.when(F.col("stream") == stream, F.lit(known)).otherwise(width)
-    silent = F.col("speaking") < width
+    silent = F.col("publishing") < width
     return heads.withColumn("stable", F.when(silent, F.lit(START)).otherwise(F.col("lowest")))
 
 

@@ -45,7 +45,7 @@ MOST_UNDER_WAY: Final = 1_000_000
 _BLOCK: Final = 1 << 16
 _BATCH_BYTES: Final = 4 << 20
 _BATCH_ROWS: Final = 1 << 13
-_ABSENT: Final = ("told", "lag", "stable_every", "repeated_stables")
+_ABSENT: Final = ("ends", "lag", "stable_every", "repeated_stables")
 _PLAIN: Final = Variation()
 _MOST_REVISIONS: Final = 100
 

@@ -108,7 +108,7 @@ def _counted(output: DataFrame, identity: Identity) -> DataFrame:
         F.min(F.when(F.col("value").isNull(), F.col(name))).alias(name)
         for name in ("mark", "point")
     ]
-    observed = output.observe("said", F.count("value").alias("records"), *counts, *of_batches)
+    observed = output.observe("output", F.count("value").alias("records"), *counts, *of_batches)
     headers = F.lit(None).cast(_HEADERS)
     if found := incarnation_headers(identity.incarnation, identity.joining_at):
         headers = F.array(
@@ -162,7 +162,7 @@ def follow(
 
 
 def _batch(progress: Any) -> Batch | None:
-    output, facts = progress.observedMetrics.get("said"), progress.observedMetrics.get("facts")
+    output, facts = progress.observedMetrics.get("output"), progress.observedMetrics.get("facts")
     if output is None or output["mark"] is None:
         return None  # nothing had come
     return Batch(
