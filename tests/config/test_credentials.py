@@ -1,4 +1,4 @@
-"""Secrets and certificates in a topology: found where they are said to be, shown nowhere."""
+"""Secrets and certificates in a topology: found where it refers to them, shown nowhere."""
 
 import ssl
 import textwrap
@@ -109,7 +109,7 @@ def test_empty_tls_trusts_the_system(write: Write) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rest", "line", "said"),
+    ("rest", "line", "expected"),
     [
         (SASL + "hunter2-and-more}", 3, "kafka.sasl.password: a secret is not written here"),
         (SASL + "{file: password, env: X}}", 3, "kafka.sasl.password: exactly one of file and env"),
@@ -148,7 +148,7 @@ def test_a_mistake_is_one_line_with_its_place_and_no_secret(
     client: Identity,
     rest: str,
     line: int,
-    said: str,
+    expected: str,
 ) -> None:
     locked(client.key, "another")
     path = write(rest)
@@ -156,7 +156,7 @@ def test_a_mistake_is_one_line_with_its_place_and_no_secret(
         load(path)
     message = str(caught.value)
     assert message.startswith(f"{path}:{line}: kafka.")
-    assert said.format(folder=folder) in message
+    assert expected.format(folder=folder) in message
     assert "\n" not in message
     assert PASSWORD not in message
 
@@ -169,7 +169,7 @@ def test_plain_without_tls_is_for_this_machine_only(write: Write) -> None:
         load(path, bootstrap="127.0.0.1:1,kafka:2")
 
 
-def test_another_address_keeps_what_is_said_of_tls_and_sasl(write: Write) -> None:
+def test_another_address_keeps_the_settings_of_tls_and_sasl(write: Write) -> None:
     kafka = load(write(SASL + "{file: password}}"), bootstrap="k:1").kafka
     assert (kafka.bootstrap, kafka.sasl and kafka.sasl.username) == ("k:1", "u")
 

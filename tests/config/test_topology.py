@@ -1,4 +1,4 @@
-"""Topologies: what is accepted, and that every fault is one line that says where."""
+"""Topologies: what is accepted, and that every fault is one line that names the place."""
 
 import json
 from pathlib import Path
@@ -66,7 +66,7 @@ def test_a_bad_bootstrap_option_is_not_blamed_on_the_file(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "line", "says"),
+    ("old", "new", "line", "message_part"),
     [
         ("name: t\n", "name: t\nspeed: 3\n", 2, "speed: unknown field"),
         ("name: t\n", "", 1, "name: is missing"),
@@ -119,7 +119,7 @@ def test_a_bad_bootstrap_option_is_not_blamed_on_the_file(tmp_path: Path) -> Non
     ],
 )
 def test_a_fault_is_one_line_with_file_line_and_field(
-    tmp_path: Path, old: str, new: str, line: int, says: str
+    tmp_path: Path, old: str, new: str, line: int, message_part: str
 ) -> None:
     assert old in GOOD
     path = write(tmp_path, GOOD.replace(old, new))
@@ -127,17 +127,17 @@ def test_a_fault_is_one_line_with_file_line_and_field(
         load(path)
     message = str(caught.value)
     assert message.startswith(f"{path}:{line}: "), message
-    assert says in message
+    assert message_part in message
     assert "\n" not in message
 
 
-def test_all_faults_are_said_at_once(tmp_path: Path) -> None:
+def test_all_faults_are_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError) as caught:
         load(write(tmp_path, GOOD.replace("name: t", "speed: 3").replace("topic: out", "to: out")))
     assert len(str(caught.value).splitlines()) == 4
 
 
-def test_a_file_that_is_not_there_or_not_text_is_said(tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_or_not_text_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"nowhere\.yaml: cannot read"):
         load(tmp_path / "nowhere.yaml")
     (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00")
@@ -193,7 +193,7 @@ DIALECT = """\
 """
 
 
-def test_a_replica_may_speak_a_dialect(tmp_path: Path) -> None:
+def test_a_replica_may_write_a_dialect(tmp_path: Path) -> None:
     topology = load(write(tmp_path, GOOD.replace("    joining_at: 100\n", DIALECT)))
     wire, dialect = (replica.format for replica in topology.replicas)
     assert wire == "wire"
@@ -201,7 +201,7 @@ def test_a_replica_may_speak_a_dialect(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "line", "says"),
+    ("old", "new", "line", "message_part"),
     [
         ("dialect: debezium", "dialect: maxwell", 12, "replicas[1].format: must be wire, or a"),
         ("      dialect: debezium\n", "", 12, "replicas[1].format: must be wire, or a mapping"),
@@ -245,7 +245,7 @@ def test_a_replica_may_speak_a_dialect(tmp_path: Path) -> None:
     ],
 )
 def test_a_fault_in_a_format_is_one_line_with_file_line_and_field(
-    tmp_path: Path, old: str, new: str, line: int, says: str
+    tmp_path: Path, old: str, new: str, line: int, message_part: str
 ) -> None:
     text = GOOD.replace("    joining_at: 100\n", DIALECT)
     assert old in text
@@ -253,7 +253,7 @@ def test_a_fault_in_a_format_is_one_line_with_file_line_and_field(
         load(write(tmp_path, text.replace(old, new)))
     message = str(caught.value)
     assert message.startswith(f"{tmp_path / 't.yaml'}:{line}: "), message
-    assert says in message
+    assert message_part in message
     assert "\n" not in message
     assert "<" not in message
 

@@ -108,7 +108,7 @@ def test_without_tokens_all_may_read_on_loopback_and_nobody_may_control(folder: 
     assert everybody(http_of(folder)) == ([200] * 4, [403] * 4)
 
 
-def test_the_refusal_tells_how_to_allow_changes(folder: Path) -> None:
+def test_the_refusal_explains_how_to_allow_changes(folder: Path) -> None:
     async def play(address: str) -> Any:
         async with httpx.AsyncClient() as client:
             return (await client.post(f"{address}/control")).json()
@@ -168,7 +168,7 @@ def test_off_loopback_the_control_token_alone_guards_reading_too(folder: Path) -
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "expected"),
     [
         ({"host": "0.0.0.0"}, "topology.yaml:1: http: host 0.0.0.0 can be reached by others"),  # noqa: S104
         ({"host": "10.0.0.1", **tokens("control")}, "that needs tls (so that nobody listens in"),
@@ -184,11 +184,13 @@ def test_off_loopback_the_control_token_alone_guards_reading_too(folder: Path) -
         ({"names": ["a b"]}, "http.names[0]: "),
     ],
 )
-def test_what_would_not_be_safe_is_refused(folder: Path, fields: dict[str, Any], said: str) -> None:
+def test_what_would_not_be_safe_is_refused(
+    folder: Path, fields: dict[str, Any], expected: str
+) -> None:
     with pytest.raises(ConfigurationError) as caught:
         http_of(folder, **fields)
     message = str(caught.value)
-    assert said in message
+    assert expected in message
     assert "\n" not in message
     assert CONTROL not in message
 
@@ -307,7 +309,7 @@ def test_answers_are_not_for_caches_frames_or_guessing(folder: Path) -> None:
     assert b"server:" not in head.lower()
 
 
-def test_a_body_has_a_limit_whether_its_length_is_told_or_not(folder: Path) -> None:
+def test_a_body_has_a_limit_with_and_without_a_content_length(folder: Path) -> None:
     http, most = http_of(folder, **tokens("control")), limits.BODY_BYTES
     close = "Connection: close"
     assert sent(http, _post(f"Content-Length: {most}", close), b"x" * most) == 200
@@ -340,7 +342,7 @@ def test_a_head_that_comes_slowly_is_not_waited_for(
 ) -> None:
     monkeypatch.setattr(listener, "HEAD_SECONDS", 0.2)
     http = http_of(folder)
-    assert sent(http) == 0  # says nothing at all
+    assert sent(http) == 0  # no answer at all
     drops = [bytes([each]) for each in _get()]
     assert sent(http, *drops, pause=0.02) == 0
     kept_alive = _get().replace(b"Connection: close\r\n", b"")
@@ -381,7 +383,7 @@ def test_an_answer_that_nobody_takes_is_given_up(
     assert played(http_of(folder), play) < size
 
 
-def test_too_many_connections_are_told_so_and_then_refused(
+def test_too_many_connections_are_warned_and_then_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def play(address: str) -> list[int]:

@@ -1,5 +1,5 @@
-"""The control API: each answer, and that no request whatever is answered otherwise than the schema
-says."""
+"""The control API: each answer, and that no request whatever is answered otherwise than by the
+schema."""
 
 import asyncio
 import gc
@@ -157,7 +157,7 @@ def test_a_cutover_is_shown_as_it_stands(client: Client, control: MemoryControl)
     assert client.get("/replicas")["cutover"] == found
 
 
-def test_where_times_are_none_of_a_day_the_span_must_be_said(control: MemoryControl) -> None:
+def test_where_times_are_none_of_a_day_the_span_must_be_given(control: MemoryControl) -> None:
     control.log = Log(topology("a", "b", time_unit="none"))
     client = Client(application(lambda: control))
     status, problem = client.post("/cutover/begin", leaving="a", coming="b")
@@ -233,7 +233,7 @@ def test_a_body_that_is_none_is_malformed(client: Client, content: bytes) -> Non
     assert (answer.status_code, answer.json()["error"]) == (422, "malformed")
 
 
-def test_a_body_may_be_left_out_where_nothing_must_be_said(client: Client) -> None:
+def test_a_body_may_be_left_out_where_no_field_is_required(client: Client) -> None:
     for path in ("/replicas/a/quarantine", "/replicas/a/release", "/replicas/a/detach"):
         assert client.ask("POST", path).status_code == 200
 
@@ -248,16 +248,16 @@ def test_asking_again_with_an_id_is_the_same_decision(client: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("retriable", "error", "says"),
+    ("retriable", "error", "message"),
     [(True, "outcome_unknown", "look for its id in /v1/decisions"), (False, "not_made", "refused")],
 )
-def test_when_the_log_cannot_be_written_the_answer_says_what_is_known(
-    client: Client, control: MemoryControl, retriable: bool, error: str, says: str
+def test_when_the_log_cannot_be_written_the_answer_contains_what_is_known(
+    client: Client, control: MemoryControl, retriable: bool, error: str, message: str
 ) -> None:
     control.failure = TransportError("writing to out.control: refused", retriable=retriable)
     status, problem = client.post("/replicas/a/detach", id="mine")
     assert (status, problem["error"], problem["id"]) == (503, error, "mine")
-    assert says in problem["message"]
+    assert message in problem["message"]
 
 
 def test_until_there_is_a_control_the_worker_is_starting() -> None:
@@ -271,7 +271,7 @@ def test_until_there_is_a_control_the_worker_is_starting() -> None:
         assert (answer.status_code, answer.json()["error"]) == (503, "starting")
 
 
-def test_who_may_read_and_who_may_decide_are_told_apart(control: MemoryControl) -> None:
+def test_who_may_read_and_who_may_decide_are_distinguished(control: MemoryControl) -> None:
     def nobody() -> None:
         raise HTTPException(403, "not you")
 
@@ -296,8 +296,8 @@ ANSWERED = Counter[int]()
 
 @pytest.fixture(scope="module")
 def swept() -> None:
-    """No garbage of other tests is found in the middle of these: what it is told of with, a
-    traceback, is parsed, and older CPythons (gh-106905) cannot while Hypothesis parses, too."""
+    """No garbage of other tests is found in the middle of these: its report contains a
+    traceback, which is parsed; older CPythons (gh-106905) cannot while Hypothesis parses, too."""
     gc.collect()
 
 
@@ -306,7 +306,7 @@ def swept() -> None:
 @pytest.mark.usefixtures("swept")
 @SCHEMA.parametrize()
 @settings(max_examples=25)
-def test_no_request_is_answered_as_the_schema_does_not_say(case: schemathesis.Case[Any]) -> None:
+def test_every_answer_matches_the_schema(case: schemathesis.Case[Any]) -> None:
     sound = case.meta is not None and case.meta.generation.mode is GenerationMode.POSITIVE
     if sound and "name" in case.path_parameters:
         case.path_parameters["name"] = "abcd"[len(str(case.path_parameters["name"])) % 4]

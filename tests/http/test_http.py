@@ -107,7 +107,7 @@ def test_n11_metrics_are_in_the_format_that_accept_prefers(
 
 
 @pytest.mark.full
-def test_n11_a_worker_answers_head_and_speaks_openmetrics(bootstrap: str, tmp_path: Path) -> None:
+def test_n11_a_worker_answers_head_and_serves_openmetrics(bootstrap: str, tmp_path: Path) -> None:
     merge = Merge(bootstrap, tmp_path, ("a",))
     merge.publish("a", [Insert(b'"e"', 1, 5)])
     with merge.worker() as worker:

@@ -17,8 +17,8 @@ from lmerge_service.kafka.members import Members
 
 async def show(members: Members) -> None:
     async for given in members.changes():
-        told = {"generation": given.generation, "active": sorted(given.active)}
-        print(json.dumps({"at": time.monotonic(), **told}), flush=True)
+        assignment = {"generation": given.generation, "active": sorted(given.active)}
+        print(json.dumps({"at": time.monotonic(), **assignment}), flush=True)
 
 
 async def main(bootstrap: str, group: str, topic: str, worker: str, session_ms: int) -> None:

@@ -105,7 +105,7 @@ async def belongs(connection: Connection, topic: str, stack: AsyncExitStack) -> 
         return
 
 
-async def hears(connection: Connection, topic: str, stack: AsyncExitStack) -> None:
+async def receives_feedback(connection: Connection, topic: str, stack: AsyncExitStack) -> None:
     output = topic.removesuffix(".feedback")
     assert feedback_topic(output) == topic
     await stack.enter_async_context(FeedbackFollower(connection, [output]))
@@ -127,7 +127,7 @@ async def gone(topics: Topics, name: str) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize(
     "used",
-    [reads, merges, writes, notifies, logs, commits, belongs, hears],
+    [reads, merges, writes, notifies, logs, commits, belongs, receives_feedback],
     ids=lambda f: f.__name__,
 )
 def test_n9_no_client_makes_a_topic_that_was_deleted_under_it(
@@ -186,7 +186,7 @@ def test_n9_every_client_of_ours_is_made_in_one_place() -> None:
 
 
 @pytest.mark.full
-def test_a_log_whose_topic_is_deleted_says_so(
+def test_a_log_whose_topic_is_deleted_reports_it(
     bootstrap: str, topic_name: Callable[..., str]
 ) -> None:
     async def followed() -> None:
@@ -274,7 +274,7 @@ def test_n18_what_one_broker_does_not_answer_another_is_asked(
         assert run(asked()) == 2
 
 
-def test_n18_where_no_address_answers_that_is_said() -> None:
+def test_n18_where_no_address_answers_that_is_reported() -> None:
     async def asked() -> Topics:
         addresses = f"127.0.0.1:{free_port()},127.0.0.1:{free_port()}"
         async with Topics(Connection(addresses)) as topics:

@@ -1,4 +1,4 @@
-"""Finding where a replica's topic speaks of an event, on a real broker."""
+"""Finding where a replica's topic has an event, on a real broker."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -29,11 +29,11 @@ def test_the_last_word_before_an_offset_is_found(
 ) -> None:
     topic = topic_name("replica")
     filler: list[Element] = [Insert(B, vs, vs + 1) for vs in range(2_500)]
-    told: list[Element] = [
+    elements: list[Element] = [
         Insert(A, 5, 20), Stable(1), Adjust(A, 5, 20, 30), *filler, Insert(A, 6, 20),
         Adjust(A, 5, 30, 40),
     ]  # fmt: skip
-    values = [*(encode(each) for each in told), b"no element"]
+    values = [*(encode(each) for each in elements), b"no element"]
     decoder = WireDecoder()
 
     async def find(before: int, vs: int = 5, limit: int = 100_000) -> Found | None:

@@ -156,7 +156,7 @@ async def line_with(process: subprocess.Popen[str], *active: int) -> dict[str, A
 
 
 async def until(reached: Callable[[], object]) -> None:
-    while not reached():  # noqa: ASYNC110 (nothing tells of it)
+    while not reached():  # noqa: ASYNC110 (nothing reports it)
         await asyncio.sleep(0.01)
 
 
@@ -241,7 +241,7 @@ def test_one_that_was_stopped_finds_its_tasks_lost_when_it_goes_on(group: Group)
 
 
 @pytest.mark.full
-def test_n1_what_is_confirmed_is_what_the_group_says_after_the_question(group: Group) -> None:
+def test_n1_what_is_confirmed_is_what_the_group_answers_after_the_question(group: Group) -> None:
     """A member that stood still for a session still has its old assignment, and another has led."""
 
     async def stands_still() -> tuple[Assignment, Assignment, Assignment]:
@@ -309,7 +309,9 @@ def test_while_the_broker_is_away_what_was_given_is_kept(group: Group) -> None:
 
 
 @pytest.mark.parametrize("session_ms", [1, 10**8])
-def test_a_session_that_brokers_refuse_is_told_in_one_line(group: Group, session_ms: int) -> None:
+def test_a_session_that_brokers_refuse_is_reported_in_one_line(
+    group: Group, session_ms: int
+) -> None:
     async def refused() -> None:
         members = Members(
             group.connection,
@@ -323,9 +325,9 @@ def test_a_session_that_brokers_refuse_is_told_in_one_line(group: Group, session
         async with members:
             await members.run()
 
-    with pytest.raises(TransportError, match=r"group\.min\.session\.timeout\.ms") as told:
+    with pytest.raises(TransportError, match=r"group\.min\.session\.timeout\.ms") as error:
         run(refused())
-    assert not told.value.retriable
+    assert not error.value.retriable
 
 
 @pytest.mark.full
@@ -352,10 +354,10 @@ def test_n8_a_merge_of_the_same_name_with_another_output_is_kept_out(group: Grou
         async with group.member("a", output="first") as a:
             await a.has(*ALL)
             async with group.unwatched("b", output="second") as members:
-                with pytest.raises(ConfigurationError) as told:
+                with pytest.raises(ConfigurationError) as error:
                     await members.run()
             reason = "another merge of this name is running (a), with output first, not second"
-            assert reason in str(told.value)
+            assert reason in str(error.value)
             assert members.assignment == Assignment()
             assert len(a.given) == 1, "it had to share anew"
             async with group.member("c", output="first") as c:  # of its own it lets in more
@@ -406,9 +408,9 @@ def test_n8_one_output_with_two_widths_is_two_merges(group: Group) -> None:
                 await topics._admin.create_partitions({group.name: NewPartitions(TASKS + 1)})
                 while await topics.width(group.name) == TASKS:
                     pass
-            told = rf"\(a\) that know output .* with {TASKS} partitions, not {TASKS + 1}"
+            reason = rf"\(a\) that know output .* with {TASKS} partitions, not {TASKS + 1}"
             async with group.unwatched("b") as members:
-                with pytest.raises(ConfigurationError, match=told):
+                with pytest.raises(ConfigurationError, match=reason):
                     await members.run()
 
     run(widened())

@@ -76,7 +76,7 @@ def test_ids_and_widths_of_many_topics_come_together_and_missing_ones_are_left_o
     assert found[narrow].id != found[wide].id
 
 
-def test_a_broker_that_tells_no_ids_is_asked_in_the_older_way() -> None:
+def test_a_broker_without_topic_ids_is_asked_in_the_older_way() -> None:
     request = TopicsRequest(["a"])
     old = request.prepare({3: (0, 9)})
     assert isinstance(old, MetadataRequest_v5)
@@ -84,7 +84,7 @@ def test_a_broker_that_tells_no_ids_is_asked_in_the_older_way() -> None:
     assert request.prepare({3: (0, 13)}).API_VERSION == 10
 
 
-def test_without_ids_the_widths_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ids_the_widths_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """As from a broker before Kafka 2.8: the answer is of version 5."""
 
     async def described() -> dict[str, TopicInfo]:

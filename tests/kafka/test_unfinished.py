@@ -1,8 +1,8 @@
 """A transaction that Kafka takes for complete, and whose markers it has never written.
 
 A lone broker leaves one behind when it is killed while it writes them. Here one is made on purpose:
-a partition that the coordinator is not told of is one that it writes no marker to, and this broker
-does not check that it was told (`transaction.partition.verification.enable`).
+a partition that the coordinator does not know is one that it writes no marker to, and this broker
+does not check that it knows it (`transaction.partition.verification.enable`).
 """
 
 import asyncio
@@ -97,8 +97,8 @@ def test_the_next_owner_ends_it_as_it_was_decided(
         assert at_once == {name: [b"before"] * commit for name in ("output", "state")}
         return await task.readable()
 
-    said = [b"before"] * commit + [b"after"]
-    assert asyncio.run(run()) == {"output": said, "state": said}
+    expected = [b"before"] * commit + [b"after"]
+    assert asyncio.run(run()) == {"output": expected, "state": expected}
 
 
 def test_an_owner_that_died_before_it_wrote_anything_does_not_hide_the_decision(
@@ -114,8 +114,8 @@ def test_an_owner_that_died_before_it_wrote_anything_does_not_hide_the_decision(
             await sink.commit(NEXT)
         return await task.readable()
 
-    said = [b"before", b"after"]
-    assert asyncio.run(run()) == {"output": said, "state": said}
+    expected = [b"before", b"after"]
+    assert asyncio.run(run()) == {"output": expected, "state": expected}
 
 
 @pytest.mark.parametrize("commit", [True, False], ids=["committed", "aborted"])

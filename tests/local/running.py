@@ -39,8 +39,8 @@ class Upped:
         self.folder, self._topology, self._bootstrap = folder, topology, bootstrap
 
     def __enter__(self) -> "Upped":
-        self._said = self.folder / "said"
-        with self._said.open("wb") as out, (self.folder / "errors").open("wb") as err:
+        self._output = self.folder / "output"
+        with self._output.open("wb") as out, (self.folder / "errors").open("wb") as err:
             self.process = subprocess.Popen(
                 [*LMERGE, "up", str(self._topology), "--json"],
                 env=_environment(self.folder, self._bootstrap),
@@ -62,9 +62,9 @@ class Upped:
     @property
     def shown(self) -> dict[str, Any]:
         """The latest document; empty before the first."""
-        with self._said.open("rb") as said:
-            said.seek(max(0, self._said.stat().st_size - _LONGEST))
-            *_, before, _ = [b"", *said.read().split(b"\n")]
+        with self._output.open("rb") as output:
+            output.seek(max(0, self._output.stat().st_size - _LONGEST))
+            *_, before, _ = [b"", *output.read().split(b"\n")]
         return json.loads(before) if before else {}
 
     def process_of(self, name: str) -> dict[str, Any]:

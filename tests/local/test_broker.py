@@ -195,7 +195,7 @@ with LocalBroker({str(tmp_path)!r}) as broker:
 
 @pytest.mark.parametrize("platform", ["'linux'", "'elsewhere'"])
 @pytest.mark.parametrize("dies", [True, False])
-def test_a_child_dies_with_its_parent_if_told_so(
+def test_a_child_dies_with_its_parent_if_asked_to(
     tmp_path: Path, platform: str, *, dies: bool
 ) -> None:
     script = f"""
@@ -227,7 +227,7 @@ def test_listeners_that_are_given_ports_have_each_their_own() -> None:
     assert free_port(wish, but={wish}) != wish
 
 
-def test_a_port_that_is_taken_is_told_in_one_line(tmp_path: Path) -> None:
+def test_a_port_that_is_taken_is_reported_in_one_line(tmp_path: Path) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -304,7 +304,7 @@ def test_a_damaged_record_names_nobody(tmp_path: Path, content: bytes) -> None:
 
 
 @pytest.mark.parametrize("missing", ["jgo", "psutil"])
-def test_without_the_extra_one_line_says_so(
+def test_without_the_extra_one_line_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -318,7 +318,7 @@ def test_without_the_extra_one_line_says_so(
 def test_jars_that_are_not_the_expected_ones_are_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def resolve(_: object, repository: Path, say: Callable[[str], None]) -> Iterator[Path]:
+    def resolve(_: object, repository: Path, report: Callable[[str], None]) -> Iterator[Path]:
         repository.mkdir()
         (repository / "kafka.jar").write_bytes(b"evil")
         yield repository / "kafka.jar"
@@ -330,10 +330,10 @@ def test_jars_that_are_not_the_expected_ones_are_not_kept(
     assert not list(tmp_path.rglob("*.jar"))
 
 
-def test_a_download_that_fails_is_told_in_one_line(
+def test_a_download_that_fails_is_reported_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def resolve(_: object, repository: Path, say: Callable[[str], None]) -> Iterator[Path]:
+    def resolve(_: object, repository: Path, report: Callable[[str], None]) -> Iterator[Path]:
         raise ConnectionError("no route to host\nmore\nof it")
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -360,7 +360,7 @@ def lmerge_broker(*arguments: str) -> Result:
 
 
 @pytest.mark.full
-def test_the_commands_start_tell_stop_and_clean(tmp_path: Path) -> None:
+def test_the_commands_start_show_stop_and_clean(tmp_path: Path) -> None:
     data = ("--data", str(tmp_path / "broker"))
     assert lmerge_broker("status", *data).exit_code == 1
     assert lmerge_broker("stop", *data).exit_code == 0

@@ -1,5 +1,5 @@
 """Several local brokers as one cluster: what is replicated, what goes on without a node, and what
-the commands say of each."""
+the commands report of each."""
 
 import asyncio
 import json
@@ -164,7 +164,7 @@ def test_a_directory_is_of_as_many_nodes_as_it_was_first(
         LocalCluster(tmp_path)
 
 
-def test_a_damaged_description_of_a_cluster_is_told_in_one_line(tmp_path: Path) -> None:
+def test_a_damaged_description_of_a_cluster_is_reported_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "cluster.json").write_text('{"cluster": 1')
     with pytest.raises(StateError, match=r"^.*cluster\.json cannot be read: [^\n]*$"):
         LocalCluster(tmp_path)
@@ -199,7 +199,7 @@ def answered(*arguments: str) -> tuple[int, Any]:
 
 
 @pytest.mark.deep
-def test_n18_the_commands_start_tell_stop_and_clean_each_node(tmp_path: Path) -> None:
+def test_n18_the_commands_start_show_stop_and_clean_each_node(tmp_path: Path) -> None:
     directory = tmp_path / "broker"
     data = ("--data", str(directory))
     port = free_port()
@@ -231,7 +231,7 @@ def test_n18_the_commands_start_tell_stop_and_clean_each_node(tmp_path: Path) ->
     assert not (directory / "node-1").exists()
 
 
-def test_n18_what_cannot_be_asked_of_nodes_is_told_in_one_line(tmp_path: Path) -> None:
+def test_n18_what_cannot_be_asked_of_nodes_is_reported_in_one_line(tmp_path: Path) -> None:
     data = ("--data", str(tmp_path))
     two = lmerge_broker("start", "--nodes", "2", *data).exception
     assert isinstance(two, ConfigurationError)

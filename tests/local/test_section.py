@@ -1,4 +1,4 @@
-"""The section `up`: what is accepted, and that every fault is one line that says where."""
+"""The section `up`: what is accepted, and that every fault is one line that names the place."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def write(tmp_path: Path, section: str, name: str = "t") -> Path:
 
 
 @pytest.mark.parametrize(
-    ("section", "said"),
+    ("section", "expected"),
     [
         ("up: {brokers: {}}", "7: up.brokers: unknown field"),
         (
@@ -52,13 +52,15 @@ def write(tmp_path: Path, section: str, name: str = "t") -> Path:
         ("up: {workers: 1000}", "7: up.workers: "),
     ],
 )
-def test_a_fault_is_one_line_that_says_where(tmp_path: Path, section: str, said: str) -> None:
+def test_a_fault_is_one_line_that_names_the_place(
+    tmp_path: Path, section: str, expected: str
+) -> None:
     path = write(tmp_path, section)
     with pytest.raises(ConfigurationError) as error:
         load(path)
     (line,) = str(error.value).splitlines()
     assert line.startswith(f"{path}:")
-    assert said in line
+    assert expected in line
 
 
 def test_a_local_kafka_has_no_tls(tmp_path: Path) -> None:
@@ -84,8 +86,8 @@ def test_a_variable_that_is_not_there_is_found_before_anything_is_started(tmp_pa
     path = write(tmp_path, "up:\n  processes:\n    - {name: a, command: [lmerge, $(NO_SUCH)]}")
     with pytest.raises(ConfigurationError) as error:
         plan(path)
-    said = f"{path}: up.processes: a: $(NO_SUCH): there is no variable of this name"
-    assert str(error.value) == said
+    expected = f"{path}: up.processes: a: $(NO_SUCH): there is no variable of this name"
+    assert str(error.value) == expected
 
 
 def test_a_topology_keeps_the_token_that_it_names(
@@ -117,17 +119,17 @@ def test_what_is_started_with_a_topology_has_its_name_before_its_own(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("section", "said"),
+    ("section", "expected"),
     [
         ("up: {broker: {}}", "the topology that names this one decides"),
         ("up: {merges: [t.yaml]}", "t is started already"),
     ],
 )
 def test_topologies_that_do_not_go_together_are_refused(
-    tmp_path: Path, section: str, said: str
+    tmp_path: Path, section: str, expected: str
 ) -> None:
     write(tmp_path, section, "east")
-    with pytest.raises(ConfigurationError, match=said):
+    with pytest.raises(ConfigurationError, match=expected):
         plan(write(tmp_path, "up: {merges: [east.yaml]}"))
 
 

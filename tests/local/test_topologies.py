@@ -1,4 +1,4 @@
-"""The shipped topologies as their pages say: brought up, maimed, and audited.
+"""The shipped topologies as their pages state: brought up, maimed, and audited.
 
 Faster than there: the facts of a month take a minute.
 """
@@ -45,7 +45,7 @@ def states(up: Upped, merge: str) -> dict[str, tuple[str, int]]:
     return {each["name"]: (each["state"], each["incarnation"]) for each in replicas}
 
 
-def spoken(up: Upped, merge: str) -> set[str]:
+def publishing(up: Upped, merge: str) -> set[str]:
     """The replicas that have declared something stable."""
     replicas = up.status(merge).get("replicas", ())
     return {each["name"] for each in replicas if each["stable_point"] is not None}
@@ -91,7 +91,7 @@ def test_two_of_three_die_and_are_merged_again_by_themselves(tmp_path: Path, nam
         pytest.importorskip("pyspark")
     rate = 1500 if name.endswith("plain") else 400  # Spark is to be there before the facts end
     with Upped(tmp_path, faster(tmp_path, name, rate=rate)) as up:
-        up.until("all to speak", lambda: spoken(up, name) == set("abc"), _SECONDS)
+        up.until("all to publish", lambda: publishing(up, name) == set("abc"), _SECONDS)
         folder = Path(up.shown["folder"])
         kill(up, "a", "b")
         for each in "ab":
@@ -113,9 +113,13 @@ def test_a_loss_at_a_site_stays_there(tmp_path: Path) -> None:
     topology = faster(tmp_path, "hierarchy", "hierarchy-east", "hierarchy-west")
     with Upped(tmp_path, topology) as up:
         up.until(
-            "the sites to speak", lambda: spoken(up, "hierarchy") == {"east", "west"}, _SECONDS
+            "the sites to publish",
+            lambda: publishing(up, "hierarchy") == {"east", "west"},
+            _SECONDS,
         )
-        up.until("its copy to speak", lambda: "early" in spoken(up, "hierarchy-east"), _SECONDS)
+        up.until(
+            "its copy to publish", lambda: "early" in publishing(up, "hierarchy-east"), _SECONDS
+        )
         kill(up, "hierarchy-east.early", "hierarchy-west.worker-1")
         again = {"early": ("joined", 1), "firm": ("joined", 0)}
         up.until(
@@ -174,7 +178,7 @@ def test_a_copy_that_begins_with_a_checkpoint_joins_before_one_that_begins_cold(
         up.until("d to be there", lambda: "d" in states(up, name), _SECONDS)
         up.until("c to be joined", lambda: states(up, name).get("c") == ("joined", 0), _SECONDS)
         assert states(up, name)["d"][0] != "joined"
-        up.until("c to speak", lambda: said_by(up, name, "c") > 300, _SECONDS)
+        up.until("c to publish", lambda: inserts_of(up, name, "c") > 300, _SECONDS)
         kill(up, "c")
         up.until("d to be joined", lambda: states(up, name)["d"] == ("joined", 1), _SECONDS)
         up.until_ended(name, _SECONDS)
@@ -191,19 +195,19 @@ def test_a_copy_that_begins_with_a_checkpoint_joins_before_one_that_begins_cold(
     assert left_behind(tmp_path) == []
 
 
-def said_by(up: Upped, merge: str, name: str) -> int:
+def inserts_of(up: Upped, merge: str, name: str) -> int:
     """Inserts of a replica."""
     replicas = up.status(merge).get("replicas", ())
     return next((int(each["inserts"]) for each in replicas if each["name"] == name), 0)
 
 
-def test_what_follows_whoever_is_ahead_is_what_they_all_say(tmp_path: Path) -> None:
+def test_what_follows_whoever_is_ahead_is_what_they_all_publish(tmp_path: Path) -> None:
     topology = faster(tmp_path, "fast-availability")
     topology.write_text(topology.read_text().replace('"1,2,3,4,5"', '"1"'))
     with Upped(tmp_path, topology) as up:
         up.until_ended("fast-availability", _SECONDS)
         up.until(
-            "all to have said all",
+            "all to have published all",
             lambda: all(up.process_of(each)["exit_code"] == 0 for each in "abcd"),
         )
         streams = Path(up.shown["folder"]) / "streams"
@@ -214,7 +218,9 @@ def test_what_follows_whoever_is_ahead_is_what_they_all_say(tmp_path: Path) -> N
     assert left_behind(tmp_path) == []
 
 
-def test_two_plans_that_heed_feedback_say_the_answer_though_one_is_killed(tmp_path: Path) -> None:
+def test_two_plans_that_use_feedback_publish_the_answer_though_one_is_killed(
+    tmp_path: Path,
+) -> None:
     """A fifth of the readings. A plan that begins anew leaves out all that is final meanwhile."""
     topology = faster(tmp_path, "fast-forward")
     fewer = "--count, 40000, --batch, 2000-6000"
@@ -222,7 +228,7 @@ def test_two_plans_that_heed_feedback_say_the_answer_though_one_is_killed(tmp_pa
     assert fewer in topology.read_text()
     with Upped(tmp_path, topology) as up:
         name, plans = "fast-forward", ("udf0", "udf1")
-        up.until("both to speak", lambda: spoken(up, name) == set(plans), _SECONDS)
+        up.until("both to publish", lambda: publishing(up, name) == set(plans), _SECONDS)
         kill(up, "udf0")
         up.until_ended(name, _SECONDS)
         up.until(
@@ -231,9 +237,9 @@ def test_two_plans_that_heed_feedback_say_the_answer_though_one_is_killed(tmp_pa
         )
         assert states(up, name) == {"udf0": ("joined", 1), "udf1": ("joined", 0)}
         assert all(not each["breaches"] for each in up.status(name)["replicas"])
-        said = Path(up.shown["folder"], "udf0.log").read_text()
-        assert "incarnation 1, uses feedback of forward.merged" in said
-        assert left_out(said.rpartition("incarnation 1")[2]) > 0
+        log = Path(up.shown["folder"], "udf0.log").read_text()
+        assert "incarnation 1, uses feedback of forward.merged" in log
+        assert left_out(log.rpartition("incarnation 1")[2]) > 0
         at = ("--bootstrap", up.shown["bootstrap"])
         query = ("--readings", "forward.readings", "--to", "check", "--cheap", "0", "--dear", "0")
         check = lmerge(tmp_path, "replica", "select", "--plan", "udf1", *query, *at)
@@ -245,5 +251,5 @@ def test_two_plans_that_heed_feedback_say_the_answer_though_one_is_killed(tmp_pa
 
 
 def left_out(log: str) -> int:
-    """Readings, by the last line that tells of them."""
+    """Readings, by the last line that has them."""
     return int(re.findall(r"([0-9,]+) left out;", log)[-1].replace(",", ""))

@@ -74,7 +74,7 @@ def test_a_killed_replica_is_started_again_and_ctrl_c_ends_all_of_it(
         head="  broker: {}\n",
     )  # fmt: skip
     with Upped(tmp_path, topology) as up:
-        up.until("a to be heard", lambda: up.status("t").get("replicas", [{}])[0].get("inserts"))
+        up.until("a to be merged", lambda: up.status("t").get("replicas", [{}])[0].get("inserts"))
         before = up.process_of("a")["pid"]
         os.kill(before, signal.SIGKILL)
         up.until("a to run again", lambda: up.process_of("a")["pid"] not in {None, before})
@@ -164,11 +164,11 @@ def test_a_process_may_decide_and_so_may_who_reads_the_token(
 ) -> None:
     name, topic = topic_name("t"), topic_name("c")
     attach = "{name: add, command: [lmerge, attach, c, $(TOPIC)], environment: {TOPIC: %s}}"
-    where = "{name: say, command: [echo, $(LMERGE_TOPOLOGY) is on $(LMERGE_BOOTSTRAP)]}"
+    where = "{name: echo, command: [echo, $(LMERGE_TOPOLOGY) is on $(LMERGE_BOOTSTRAP)]}"
     topology = write(tmp_path, name, attach % topic, where, bootstrap=bootstrap)
     with Upped(tmp_path, topology) as up:
         up.until("add to have ended", lambda: up.process_of("add").get("state") == "ended")
-        assert Path(up.process_of("say")["log"]).read_text() == f"{topology} is on {bootstrap}\n"
+        assert Path(up.process_of("echo")["log"]).read_text() == f"{topology} is on {bootstrap}\n"
         token = Path(up.shown["folder"]) / "token"
         assert token.stat().st_mode & 0o777 == 0o600
         at = ("--at", up.shown["workers"][0]["at"])
@@ -229,7 +229,7 @@ def test_a_killed_kafka_is_started_again_and_down_ends_it_after_up_was_killed(
         tmp_path, "t", publishing(str(tmp_path / "0.ndjson"), "t.a", 20), head="  broker: {}\n"
     )
     with Upped(tmp_path, topology) as up:
-        up.until("a to be heard", lambda: up.status("t").get("replicas", [{}])[0].get("inserts"))
+        up.until("a to be merged", lambda: up.status("t").get("replicas", [{}])[0].get("inserts"))
         before = up.process_of("kafka")["pid"]
         os.kill(before, signal.SIGKILL)
         up.until("Kafka", lambda: up.process_of("kafka")["pid"] not in {None, before})
