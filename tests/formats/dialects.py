@@ -1,4 +1,4 @@
-"""What the tests of dialects share: records, decoders by their options, what a decoder said."""
+"""What the tests of dialects share: records, decoders by their options, what a decoder returned."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -43,11 +43,11 @@ def decoder(form: Any = None, max_record_bytes: int = 1 << 20, **fields: Any) ->
 
 
 def decoded(one: Decoder, *records: Record) -> list[Element]:
-    said: list[Element] = []
+    elements: list[Element] = []
     for record in records:
-        said += one.decode(record)
+        elements += one.decode(record)
         one.check()
-    return said
+    return elements
 
 
 def read(one: Decoder, written: Iterable[Written]) -> list[Element]:

@@ -1,4 +1,4 @@
-"""What a JSON text says, slowly and by other means: the standard library's parser and decimal.
+"""The meaning of a JSON text, slowly and by other means: the standard library's parser and decimal.
 
 Knows nothing of canonical text: two payloads are equal when their meanings are.
 """
@@ -86,7 +86,7 @@ def _refused(text: str) -> None:
 
 
 def element_meaning(record: bytes) -> Hashable:
-    """(op, the payload's meaning, times), or None when the record says no element."""
+    """(op, the payload's meaning, times), or None when the record is no element."""
     try:
         pairs = parsed(record)
     except (RefusedError, ValueError):
@@ -97,20 +97,20 @@ def element_meaning(record: bytes) -> Hashable:
     try:
         match fields:
             case {"op": "insert", "payload": payload, "vs": vs, "ve": ve} if len(fields) == 4:
-                said: tuple[Any, ...] = ("insert", tagged(payload, MAX_DEPTH), time(vs), end(ve))
-                legal = said[2] < said[3]
+                element: tuple[Any, ...] = ("insert", tagged(payload, MAX_DEPTH), time(vs), end(ve))
+                legal = element[2] < element[3]
             case {"op": "adjust", "payload": payload, "vs": vs, "vold": vold, "ve": ve} if (
                 len(fields) == 5
             ):
-                said = ("adjust", tagged(payload, MAX_DEPTH), time(vs), end(vold), end(ve))
-                legal = said[2] < said[3] and said[2] <= said[4]
+                element = ("adjust", tagged(payload, MAX_DEPTH), time(vs), end(vold), end(ve))
+                legal = element[2] < element[3] and element[2] <= element[4]
             case {"op": "stable", "vc": vc} if len(fields) == 2:
-                said, legal = ("stable", end(vc)), True
+                element, legal = ("stable", end(vc)), True
             case _:
                 return None
     except (RefusedError, ValueError, ArithmeticError):
         return None
-    return said if legal else None
+    return element if legal else None
 
 
 def time(value: Any) -> int:

@@ -54,7 +54,7 @@ def json_values() -> st.SearchStrategy[Any]:
 
 
 def written(value: Any, style: int = 0) -> bytes:
-    """A text that says `value`; each style has its spaces, escapes, order of keys, number forms."""
+    """A text of `value`; each style has its spaces, escapes, order of keys, number forms."""
     rng = random.Random(style)
 
     def space() -> str:

@@ -1,4 +1,4 @@
-"""Simple records: they are what the rule says they are, and what we write is simple."""
+"""Simple records: they are what the rule defines, and what we write is simple."""
 
 from typing import Any
 
@@ -16,8 +16,8 @@ from tests.formats.strategies import damaged, elements, records
 MANY = 128 * 40
 
 
-def recognised(*said: bytes | None, rule: Rule = Rule()) -> list[int]:  # noqa: B008
-    return list(Recogniser(rule).recognise(said))
+def recognised(*values: bytes | None, rule: Rule = Rule()) -> list[int]:  # noqa: B008
+    return list(Recogniser(rule).recognise(values))
 
 
 @given(
@@ -31,8 +31,8 @@ def recognised(*said: bytes | None, rule: Rule = Rule()) -> list[int]:  # noqa: 
 @example([b'{"op":"stable","vc":1}\n', b'{"op":"stable","vc":1}'])
 @example([b'{"op":"stable"', b'"vc":1}'])
 @example([b'{"op":"stable","vc":9223372036854775807}'])
-def test_a_simple_record_is_written_as_it_was_read(said: list[bytes | None]) -> None:
-    for record, simple in zip(said, recognised(*said), strict=True):
+def test_a_simple_record_is_written_as_it_was_read(records: list[bytes | None]) -> None:
+    for record, simple in zip(records, recognised(*records), strict=True):
         if simple:
             assert record is not None
             try:
@@ -86,10 +86,10 @@ def test_n14_where_nulls_are_dropped_what_may_hold_one_is_not_simple() -> None:
 
 def test_poison_costs_its_neighbours_the_short_way_and_no_more() -> None:
     simple = b'{"op":"stable","vc":7}'
-    said: list[bytes | None] = [simple] * MANY
-    said[1000] = b"poison"
-    said[3000] = None
-    assert sum(recognised(*said)) >= MANY - 4 * 128 - 2 * bulk._RETRY * 128
+    records: list[bytes | None] = [simple] * MANY
+    records[1000] = b"poison"
+    records[3000] = None
+    assert sum(recognised(*records)) >= MANY - 4 * 128 - 2 * bulk._RETRY * 128
 
 
 def test_where_none_is_simple_it_is_hardly_ever_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ def letter(key: bytes | None, value: bytes | None, message: str = "no value") ->
     return DeadLetter("plan-a", "plan-a.out", 3, 4711, "tombstone", message, key, value)
 
 
-def test_a_letter_says_where_the_record_stood_and_what_is_wrong() -> None:
+def test_a_letter_names_where_the_record_was_and_what_is_wrong() -> None:
     assert letter(b"key", b"value").to_record() == (
         b"key",
         b"value",
@@ -37,7 +37,7 @@ def test_a_tombstone_stays_one_and_an_empty_value_does_not_become_one(
     assert letter(key, value).to_record()[:2] == (key, value)
 
 
-def test_what_is_large_is_cut_and_its_size_told() -> None:
+def test_what_is_large_is_cut_and_its_size_stated() -> None:
     """X14 of the faults: a letter that Kafka refuses would be a poison pill again."""
     key, value, headers = letter(b"k" * 2_000_000, b"v" * (MAX_BYTES + 1), "m" * 9999).to_record()
     assert key == b"k" * MAX_BYTES

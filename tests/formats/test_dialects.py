@@ -1,4 +1,4 @@
-"""Each dialect, record by record: what it says, what it refuses, what it keeps."""
+"""Each dialect, record by record: what it decodes, what it refuses, what it keeps."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def openclose(*texts: str) -> list[Element]:
     return decoded(decoder(dialect="openclose"), *(Record(text.encode()) for text in texts))
 
 
-def test_a_close_that_says_no_start_is_about_the_event_opened_last() -> None:
+def test_a_close_without_a_start_is_about_the_event_opened_last() -> None:
     """W[6] of the paper's Example 3: the second close of B revises the first."""
     emitted = openclose(
         '{"op":"open","payload":"B","vs":2}',
@@ -149,7 +149,7 @@ def test_records_with_a_schema_mean_the_same() -> None:
     assert decoded(one, tombstone) == []
 
 
-def test_what_is_so_already_says_nothing() -> None:
+def test_what_is_so_already_gives_no_element() -> None:
     """Repeats, a second snapshot (materialize#14211), updates and deletions without effect."""
     one = debezium()
     decoded(one, change("r", 103, None, a))
@@ -280,7 +280,7 @@ def test_n14_a_key_that_is_refused_is_what_is_blamed(key: bytes, what: str) -> N
         text.decode(Record(value(n=1), b"\xff", 4))
 
 
-def test_n14_a_value_of_a_schema_registry_is_told_of_in_each_dialect() -> None:
+def test_n14_a_value_of_a_schema_registry_is_reported_in_each_dialect() -> None:
     behind = value(op="c", after=b, source={"ts_ms": 4})
     forms: tuple[Any, ...] = (
         {"dialect": "debezium", "stable": {"lateness": 1}},
@@ -359,7 +359,7 @@ def test_transactions_make_stable_what_they_leave() -> None:
     assert refusal(one, change("c", 5, None, a, key=b"9", transaction={"id": "3"})) == "late"
 
 
-def test_messages_and_bounds_of_transactions_say_nothing() -> None:
+def test_messages_and_bounds_of_transactions_give_no_element() -> None:
     assert decoded(
         debezium(),
         Record(value(op="m", message={"prefix": "x"}, source={"ts_ms": 9})),
@@ -368,7 +368,7 @@ def test_messages_and_bounds_of_transactions_say_nothing() -> None:
     ) == []  # fmt: skip
 
 
-def test_rows_may_say_their_own_lifetimes() -> None:
+def test_rows_may_contain_their_own_lifetimes() -> None:
     one = debezium(lifetime={"vs": "valid.from", "ve": "valid.to"}, stable={"lateness": 50})
     row = {"id": 1, "valid": {"from": 10, "to": None}}
     emitted = decoded(
@@ -394,7 +394,7 @@ def flink(encoding: str = "rowkind", **fields: Any) -> Any:
     return decoder(dialect="flink", encoding=encoding, **{"stable": {"watermark": "w"}, **fields})
 
 
-def test_the_three_encodings_of_an_update_say_the_same() -> None:
+def test_the_three_encodings_of_an_update_mean_the_same() -> None:
     expected = [opens(A, 3), ends(A, 3, 5), opens(B, 5)]
     by_kind = [("+I", 3, a), ("-U", 5, a), ("+U", 5, b)]
     records = [Record(value(op=kind, **row), timestamp=t) for kind, t, row in by_kind]
@@ -523,7 +523,7 @@ def test_a_row_may_have_its_time_and_get_its_key() -> None:
     assert refusal(text, Record(b"5", b"\xff", 7)) == "not_utf8"
 
 
-def test_upserts_refuse_what_says_no_row() -> None:
+def test_upserts_refuse_what_is_no_row() -> None:
     one = upserts()
     for record, reason in (
         (Record(b"null", b"1", 5), "not_an_element"),

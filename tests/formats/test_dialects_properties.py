@@ -67,7 +67,7 @@ def upserts_record(k: int, n: str | None, t: int, u: int) -> Record:
 LATENESS = {"lateness": 4}
 MARK = {"watermark": "w"}
 LIFETIME = {"lifetime": {"vs": "vs", "ve": "ve"}}
-SPOKEN: dict[str, tuple[dict[str, Any], Any]] = {
+RECORDS_OF: dict[str, tuple[dict[str, Any], Any]] = {
     "openclose": ({"dialect": "openclose"}, openclose_record),
     "openclose late": ({"dialect": "openclose", "stable": LATENESS}, openclose_record),
     "debezium": ({"dialect": "debezium", "stable": LATENESS}, debezium_record),
@@ -92,35 +92,35 @@ SPOKEN: dict[str, tuple[dict[str, Any], Any]] = {
     "upserts": ({"dialect": "upserts", "stable": MARK}, upserts_record),
     "upserts with lifetimes": ({"dialect": "upserts", "stable": MARK, **LIFETIME}, upserts_record),
 }
-spoken = pytest.mark.parametrize(("fields", "record"), SPOKEN.values(), ids=SPOKEN)
+of_each_dialect = pytest.mark.parametrize(("fields", "record"), RECORDS_OF.values(), ids=RECORDS_OF)
 DRAWS = st.lists(st.tuples(KEYS, NAMES, TIMES, TIMES), max_size=14)
 
 
-def said_of(one: Decoder, record: Record) -> list[Element] | str:
-    """What a record says, or why it is refused, which changes nothing."""
+def outcome_of(one: Decoder, record: Record) -> list[Element] | str:
+    """The elements of a record, or why it is refused, which changes nothing."""
     before = one.snapshot()
     try:
-        said = list(one.decode(record))
+        elements = list(one.decode(record))
     except ElementError as refused:
         if one.snapshot() != before:
             raise AssertionError(f"refusing {record} changed the state") from refused
         return refused.reason
     one.check()
-    return said
+    return elements
 
 
-@spoken
+@of_each_dialect
 @settings(max_examples=50)
 @given(draws=DRAWS)
-def test_what_a_decoder_says_is_legal(fields: Any, record: Any, draws: Any) -> None:
+def test_what_a_decoder_returns_is_legal(fields: Any, record: Any, draws: Any) -> None:
     one, tdb = decoder(**fields), TDB()
     for draw in draws:
-        said = said_of(one, record(*draw))
-        for element in said if isinstance(said, list) else []:
+        outcome = outcome_of(one, record(*draw))
+        for element in outcome if isinstance(outcome, list) else []:
             tdb.apply(element)
 
 
-@spoken
+@of_each_dialect
 @settings(max_examples=50)
 @given(draws=DRAWS, cut=st.integers(0, 14))
 def test_a_restored_decoder_goes_on_as_one_that_has_read_the_prefix(
@@ -129,16 +129,16 @@ def test_a_restored_decoder_goes_on_as_one_that_has_read_the_prefix(
     records = [record(*draw) for draw in draws]
     one, again = decoder(**fields), decoder(**fields)
     for each in records[:cut]:
-        said_of(one, each)
+        outcome_of(one, each)
     again.restore(one.snapshot())
     assert again.snapshot() == one.snapshot()
     again.check()
     for each in records[cut:]:
-        assert said_of(again, each) == said_of(one, each)
+        assert outcome_of(again, each) == outcome_of(one, each)
     assert again.snapshot() == one.snapshot()
 
 
-@spoken
+@of_each_dialect
 @settings(max_examples=50)
 @given(data=st.data(), draw=st.tuples(KEYS, NAMES, TIMES, TIMES))
 def test_whatever_the_bytes_there_are_elements_or_a_reason(
@@ -148,8 +148,8 @@ def test_whatever_the_bytes_there_are_elements_or_a_reason(
     for broken in data.draw(
         st.lists(damaged(st.just(record(*draw).value or b"{}")), min_size=1, max_size=3)
     ):
-        said = said_of(one, Record(broken, b'{"id":1}', 7))
-        for element in said if isinstance(said, list) else []:
+        outcome = outcome_of(one, Record(broken, b'{"id":1}', 7))
+        for element in outcome if isinstance(outcome, list) else []:
             tdb.apply(element)
 
 
@@ -190,19 +190,23 @@ def test_a_table_is_the_history_of_its_keys(steps: Any) -> None:
     upserts = decoder(dialect="upserts", stable=MARK)
     debezium = decoder(dialect="debezium", stable=MARK)
     flink = decoder(dialect="flink", encoding="debezium-json", key=["id"], stable=MARK)
-    said: list[list[Element]] = [[], [], []]
+    read_back: list[list[Element]] = [[], [], []]
     for k, n, t, _ in steps:
         row = None if n is None else {"id": k, "n": n}
         old = {"id": k, "n": "?"}
         op = "d" if n is None else "u"
-        said[0] += decoded(upserts, Record(None if row is None else value(**row), b"%d" % k, t))
-        said[1] += decoded(
+        read_back[0] += decoded(
+            upserts, Record(None if row is None else value(**row), b"%d" % k, t)
+        )
+        read_back[1] += decoded(
             debezium, Record(value(op=op, after=row, source={"ts_ms": t}), b"%d" % k)
         )
-        said[2] += decoded(flink, Record(value(op=op, before=old, after=row), timestamp=t))
+        read_back[2] += decoded(flink, Record(value(op=op, before=old, after=row), timestamp=t))
     expected = history(steps)
-    assert [reconstitute(each) for each in said[:2]] == [expected, expected]
-    assert reconstitute(said[2]) == expected, "deletion and insertion are told apart from nothing"
+    assert [reconstitute(each) for each in read_back[:2]] == [expected, expected]
+    assert reconstitute(read_back[2]) == expected, (
+        "deletion and insertion are distinguished from nothing"
+    )
 
 
 # The way back
@@ -247,14 +251,14 @@ def test_what_is_written_reads_back_up_to_the_stable(name: str, data: st.DataObj
     elements = as_rows(stream)[: data.draw(st.integers(0, len(stream)))]
     write = writer(name).write
     one = decoder(WRITTEN[name])
-    said, told = TDB(), TDB()
+    read_back, written = TDB(), TDB()
     for element in elements:
-        told.apply(element)
+        written.apply(element)
         for each in read(one, write(element)):
-            said.apply(each)
+            read_back.apply(each)
         if type(element) is Stable:
-            assert said.stable == told.stable
-            assert up_to(said, said.stable) == up_to(told, told.stable) == said
+            assert read_back.stable == written.stable
+            assert up_to(read_back, read_back.stable) == up_to(written, written.stable) == read_back
 
 
 @given(data=st.data())
@@ -265,12 +269,12 @@ def test_open_and_close_read_back_element_by_element(data: st.DataObject) -> Non
         )
     )
     write, one = writer("openclose").write, decoder(WRITTEN["openclose"])
-    said, told = TDB(), TDB()
+    read_back, written = TDB(), TDB()
     for element in as_rows(stream):
-        told.apply(element)
+        written.apply(element)
         for each in read(one, write(element)):
-            said.apply(each)
-        assert (said, said.stable) == (told, told.stable)
+            read_back.apply(each)
+        assert (read_back, read_back.stable) == (written, written.stable)
 
 
 def row(n: int) -> bytes:
@@ -326,7 +330,7 @@ def test_with_a_key_a_row_that_follows_another_is_an_update(
 
 
 @pytest.mark.parametrize(
-    ("name", "elements", "says"),
+    ("name", "elements", "message"),
     [
         ("debezium", [Insert(row(1), 3, 9), Insert(row(2), 5, 7), Stable(8)], "two rows of key"),
         ("debezium", [Insert(row(1), 3, 9), Insert(row(1), 3, 9)], "needs case R3"),
@@ -337,15 +341,15 @@ def test_with_a_key_a_row_that_follows_another_is_an_update(
         ("upserts", [Insert(b'{"id":1}', -3, 9), Stable(8)], "no timestamps before 0"),
     ],
 )
-def test_what_a_dialect_cannot_say_is_an_error(
-    name: str, elements: list[Element], says: str
+def test_what_a_dialect_cannot_express_is_an_error(
+    name: str, elements: list[Element], message: str
 ) -> None:
     write = writer(name, ["id"]).write
-    with pytest.raises(IllegalStreamError, match=says):
+    with pytest.raises(IllegalStreamError, match=message):
         _ = [write(element) for element in elements]
 
 
-def test_the_written_formats_are_what_a_topology_may_say() -> None:
+def test_the_written_formats_are_those_of_a_topology() -> None:
     for name, form in WRITTEN.items():
         assert options(**form.model_dump(exclude_unset=True)) == form
         assert form.dialect == name

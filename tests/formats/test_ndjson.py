@@ -62,7 +62,7 @@ def test_an_empty_file_has_no_elements() -> None:
     assert read(BytesIO(b"")) == []
 
 
-def test_of_files_that_share_a_decoder_one_says_what_another_has_said() -> None:
+def test_of_files_that_share_a_decoder_one_contains_what_another_has_contained() -> None:
     decoder = WireDecoder()
     one, two, alone = (
         read_elements(BytesIO(2 * LINE), decoder, shared=shared) for shared in (True, True, False)
@@ -74,7 +74,7 @@ def test_of_files_that_share_a_decoder_one_says_what_another_has_said() -> None:
     assert [next(one), next(two), next(alone)] == [(2, ELEMENT)] * 3
 
 
-def test_of_files_that_say_nothing_alike_none_is_kept_after_a_while() -> None:
+def test_of_files_that_have_nothing_in_common_none_is_kept_after_a_while() -> None:
     decoder = WireDecoder()
     lines = [b'{"op":"insert","payload":%d,"vs":1,"ve":9}\n' % number for number in range(40_000)]
     one, two = (
@@ -89,7 +89,7 @@ def test_of_files_that_say_nothing_alike_none_is_kept_after_a_while() -> None:
     decoder.check()
 
 
-def test_a_bad_line_that_two_files_say_is_named_in_each(tmp_path: Path) -> None:
+def test_a_bad_line_of_two_files_is_named_in_each(tmp_path: Path) -> None:
     decoder = WireDecoder()
     bad = b'{"op":"insert","payload":1,"vs":9,"ve":9}\n'
     for number, lines in ((1, bad), (2, LINE + bad)):
@@ -165,13 +165,13 @@ def test_a_file_that_is_not_read_to_its_end_is_closed(tmp_path: Path) -> None:
     ("path", "why"),
     [("missing.ndjson", "No such file or directory"), (".", "Is a directory")],
 )
-def test_what_cannot_be_read_is_said_in_one_line(path: str, why: str, tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_reported_in_one_line(path: str, why: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError) as refused:
         read(tmp_path / path)
     assert str(refused.value) == f"cannot read {tmp_path / path}: {why}"
 
 
-def test_a_failing_read_is_said_in_one_line() -> None:
+def test_a_failing_read_is_reported_in_one_line() -> None:
     class Failing(BytesIO):
         name = "disk"
 
@@ -268,7 +268,7 @@ def test_what_is_no_regular_file_stays_what_it_is(tmp_path: Path) -> None:
     ("path", "why"),
     [("no/such/out.ndjson", "No such file or directory"), (".", "Is a directory")],
 )
-def test_what_cannot_be_written_is_said_before_the_work(
+def test_what_cannot_be_written_is_reported_before_the_work(
     path: str, why: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigurationError) as refused, ElementWriter(tmp_path / path):
@@ -277,7 +277,7 @@ def test_what_cannot_be_written_is_said_before_the_work(
 
 
 @pytest.mark.parametrize("times", [25, 100_000])
-def test_a_full_disk_is_said_in_one_line_and_leaves_nothing(times: int, tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_in_one_line_and_leaves_nothing(times: int, tmp_path: Path) -> None:
     file = tmp_path / "out.ndjson"
     _, most = limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, most))
@@ -290,7 +290,7 @@ def test_a_full_disk_is_said_in_one_line_and_leaves_nothing(times: int, tmp_path
     assert names(tmp_path) == []
 
 
-def test_a_reader_that_went_away_is_told_apart(tmp_path: Path) -> None:
+def test_a_reader_that_went_away_is_distinguished(tmp_path: Path) -> None:
     """`lmerge merge ... | head` is not an error of the disk."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)

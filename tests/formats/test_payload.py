@@ -46,7 +46,7 @@ def test_zero_has_one_form_and_no_sign(raw: bytes) -> None:
 
 
 def test_replicas_that_write_0_differently_meet_in_one_payload() -> None:
-    """E2 of the faults: R1 says 0.0, R2 says -0.0, R3 says 0."""
+    """E2 of the faults: R1 publishes 0.0, R2 -0.0, R3 0."""
     cache = PayloadCache()
     one, two, three = (cache.young[b'{"x":%b}' % zero] for zero in (b"0.0", b"-0.0", b"0"))
     assert one is two is three
@@ -100,7 +100,7 @@ def test_keys_are_sorted_by_code_point_not_by_utf_16_unit() -> None:
     assert canonical(raw.encode()).decode() == '{"":6,"B":5,"b":4,"é":3,"\uffff":2,"\U0001f600":1}'
 
 
-def test_the_order_of_an_array_is_part_of_what_it_says() -> None:
+def test_the_order_of_an_array_is_part_of_its_meaning() -> None:
     assert canonical(b"[1, 2]") != canonical(b"[2, 1]")
 
 
@@ -331,12 +331,12 @@ def test_two_texts_of_one_value_have_one_canonical_text(value: object, one: int,
 
 @given(damaged(json_texts()) | st.binary(max_size=20))
 def test_a_text_is_refused_exactly_when_the_oracle_refuses_it(raw: bytes) -> None:
-    said = meaning(raw)
+    expected = meaning(raw)
     text = outcome(raw)
     if isinstance(text, Reason):
-        assert said is None, text
+        assert expected is None, text
     else:
-        assert meaning(text) == said is not None
+        assert meaning(text) == expected is not None
         assert canonical(text) == text
 
 

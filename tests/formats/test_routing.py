@@ -1,4 +1,4 @@
-"""Routes are those of Kafka's own producers, and follow from what a payload says alone."""
+"""Routes are those of Kafka's own producers, and follow from the payload alone."""
 
 import json
 from random import Random
@@ -93,7 +93,7 @@ def test_a_field_that_is_not_there_is_null(payload: bytes) -> None:
     assert Router(2, ["a.b", "c"]).key_of(payload) == b"[null,null]"
 
 
-def test_the_same_key_is_routed_the_same_whatever_else_the_payload_says() -> None:
+def test_the_same_key_is_routed_the_same_whatever_else_the_payload_contains() -> None:
     router = Router(97, ["id"])
     routes = {router.partition_of(text({"id": 5, "n": n})) for n in range(50)}
     assert routes == {murmur2(b"5") % 2**31 % 97}

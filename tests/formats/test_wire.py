@@ -54,7 +54,7 @@ def refused_message(record: bytes) -> str:
          Insert(b'{"op":"x","vs":1,"vs2":[]}', 1, 9)),
     ],
 )  # fmt: skip
-def test_a_record_says_an_element_in_any_order_and_spacing(record: bytes, element: Element) -> None:
+def test_a_record_is_an_element_in_any_order_and_spacing(record: bytes, element: Element) -> None:
     assert decoded(record) == element
     assert type(decoded(record)) is type(element)
 
@@ -161,7 +161,7 @@ def test_times_in_an_order_that_no_element_has_are_refused(record: bytes, spaced
     assert refusal(spaced + record) == "not_an_element"
 
 
-def test_the_message_says_what_is_wrong() -> None:
+def test_the_message_names_what_is_wrong() -> None:
     assert refused_message(b'{"op":"insert","payload":1,"vs":9,"ve":9}') == (
         "an insert needs vs < ve, got vs=9, ve=9"
     )
@@ -273,11 +273,11 @@ def test_a_field_given_twice_is_refused_whatever_hides_it(op: str) -> None:
             once = [b'"%b":%b' % (name, values[name]) for name in FIELDS[op]]
             assert decoded(b"{" + b",".join(once) + b"}")
             for name, place in product(FIELDS[op], range(len(once) + 1)):
-                for value, said in product(
+                for value, again in product(
                     [values[name], values[name] if name == b"op" else b"0"],
                     [name, escaped[name]],
                 ):
-                    twice = [*once[:place], b'"%b":%b' % (said, value), *once[place:]]
+                    twice = [*once[:place], b'"%b":%b' % (again, value), *once[place:]]
                     assert refusal(b"{" + b",".join(twice) + b"}") in TWICE
                     tried += 1
     assert tried > 1000 or op == "stable"
@@ -339,20 +339,20 @@ def test_compact_records_need_no_counting(monkeypatch: pytest.MonkeyPatch) -> No
 @example(b'{"op":"insert","payload":-0.0,"vs":-0,"ve":1}')
 @example(b'{"op":"insert","payload":1,"vs":1e0,"ve":2}')
 @example(b'{"op":"insert","payload":1,"vs":0,"ve":1,"\\u006fp":"insert"}')
-def test_a_record_says_what_the_oracle_says_or_is_refused_with_a_reason(record: bytes) -> None:
-    said = element_meaning(record)
+def test_a_record_means_what_the_oracle_reads_or_is_refused_with_a_reason(record: bytes) -> None:
+    expected = element_meaning(record)
     try:
         element = decoded(record)
     except ElementError:
         assert refusal(record)
-        assert said is None
+        assert expected is None
     else:
         assert defect(element) is None
-        assert said == told(element)
+        assert expected == parts_of(element)
         assert decoded(encode(element)) == element
 
 
-def told(element: Element) -> tuple[Any, ...]:
+def parts_of(element: Element) -> tuple[Any, ...]:
     match element:
         case Insert(payload, vs, ve):
             return "insert", meaning(payload), vs, ve
@@ -364,7 +364,7 @@ def told(element: Element) -> tuple[Any, ...]:
 
 @given(st.lists(damaged(elements().map(encode)), max_size=4))
 @settings(max_examples=40)
-def test_what_a_decoder_has_seen_changes_nothing_of_what_it_says(records: list[bytes]) -> None:
+def test_what_a_decoder_has_seen_changes_nothing_of_what_it_decodes(records: list[bytes]) -> None:
     decoders = [WireDecoder(cache=PayloadCache(max_entries=4)), WireDecoder()]
     for record in [*records, *records]:
         outcomes = []
@@ -410,8 +410,10 @@ def test_a_cache_of_another_rule_is_refused() -> None:
 def conversations(draw: st.DrawFn) -> list[bytes | None]:
     """Records that come again: sound, damaged and none, short and long, also in other objects."""
     sound = elements().map(encode) | elements().map(encode).map(lambda record: record + b" " * 400)
-    said = draw(st.lists(damaged(sound | records()) | sound | st.none(), min_size=1, max_size=6))
-    again = draw(st.lists(st.sampled_from(said), max_size=24))
+    distinct = draw(
+        st.lists(damaged(sound | records()) | sound | st.none(), min_size=1, max_size=6)
+    )
+    again = draw(st.lists(st.sampled_from(distinct), max_size=24))
     return [record and bytes(bytearray(record)) for record in again]
 
 
@@ -419,11 +421,11 @@ def conversations(draw: st.DrawFn) -> list[bytes | None]:
 @example([b'{"op":"insert","payload":1,"vs":1,"ve":9}'] * 3, 1, 1 << 20)
 @example([b'{"op":"stable","vc":1}'] * 3, 9, 1 << 20)
 def test_what_is_looked_up_is_what_would_be_read(
-    said: list[bytes | None], kept_records: int, kept_bytes: int
+    consumed: list[bytes | None], kept_records: int, kept_bytes: int
 ) -> None:
     """W4, against a decoder that has seen nothing."""
     decoder = WireDecoder(max_record_bytes=600, kept_records=kept_records, kept_bytes=kept_bytes)
-    for record in said:
+    for record in consumed:
         kept = found(decoder, record)
         outcome = fate(decoder.seen.__getitem__, record)
         assert outcome == fate(WireDecoder(max_record_bytes=600).decode, record)
@@ -528,7 +530,7 @@ def test_a_decoder_may_keep_nothing(build: Callable[[], WireDecoder]) -> None:
     decoder.check()
 
 
-def test_no_decoder_says_what_only_another_has_read() -> None:
+def test_no_decoder_returns_what_only_another_has_read() -> None:
     """They may go by other limits, and by another rule of equality."""
     record = '{"op":"insert","payload":"e\u0301","vs":1,"ve":9}'.encode()
     assert WireDecoder().seen[record] == Insert('"e\u0301"'.encode(), 1, 9)
@@ -538,10 +540,10 @@ def test_no_decoder_says_what_only_another_has_read() -> None:
         small.seen[record]
 
 
-def test_records_are_looked_up_as_long_as_some_have_been_said_before(
+def test_records_are_looked_up_as_long_as_some_have_been_read_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Replicas with other writers never say the same bytes: to keep their records would cost more
+    """Replicas with other writers never write the same bytes: to keep their records would cost more
     than it saves."""
     monkeypatch.setattr(wire, "_WINDOW", 64)
     decoder, at = WireDecoder(), iter(range(10**9))

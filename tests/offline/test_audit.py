@@ -102,8 +102,8 @@ def test_a_stream_that_has_not_ended_is_compared_as_it_stands_and_named() -> Non
 def test_prefixes_of_one_stream_are_equivalent_as_far_as_both_are_final(
     data: st.DataObject,
 ) -> None:
-    told = data.draw(presentations(data.draw(logical_streams()), 3))
-    prefixes = [audited(each[: data.draw(st.integers(0, len(each)))]) for each in told]
+    streams = data.draw(presentations(data.draw(logical_streams()), 3))
+    prefixes = [audited(each[: data.draw(st.integers(0, len(each)))]) for each in streams]
     verdict = compare(*prefixes, clipped=True)
     assert verdict.before == min(each.stable for each in prefixes)
     assert verdict.equivalent
@@ -185,8 +185,8 @@ def test_the_first_illegal_record_of_each_partition_is_named_with_partition_and_
     audit = topic_audit()
     take(audit, ONE, [Stable(7), Insert("A", 6, 20), Stable(3)])
     take(audit, ZERO, [Adjust("A", 6, 20, 25)])
-    told = [str(error).partition(": not a legal stream: ") for error in audit.illegal().values()]
-    assert sorted((where, why) for where, _, why in told) == [
+    errors = [str(error).partition(": not a legal stream: ") for error in audit.illegal().values()]
+    assert sorted((where, why) for where, _, why in errors) == [
         ("t-0 at offset 0", "adjust of an event [6, 20) that the stream does not hold"),
         ("t-1 at offset 1", "insert with vs=6 below the stream's own stable(7)"),
     ]
@@ -220,7 +220,7 @@ def test_what_its_writer_has_written_before_does_not_count() -> None:
     assert found.tdb == TDB([(b'"A"', 6, 20)])
 
 
-def test_n4_what_only_uses_its_numbers_counts_and_is_told() -> None:
+def test_n4_what_only_uses_its_numbers_counts_and_is_reported() -> None:
     audit = topic_audit()
     published: list[Element] = [Insert("A", 6, 20), Stable(2), Insert("B", 7, 20), Stable(3)]
     numbered = [

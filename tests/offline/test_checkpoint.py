@@ -55,7 +55,7 @@ def test_a_long_stream_is_held_to_its_word_though_what_was_final_is_forgotten(
 
 
 @pytest.mark.parametrize(
-    ("said", "kind", "why"),
+    ("elements", "kind", "why"),
     [
         ([Insert("p", 1, 5)], ConfigurationError, "f has no stable"),
         ([*STREAM, Stable(INFINITY)], ConfigurationError, "f has ended"),
@@ -63,11 +63,11 @@ def test_a_long_stream_is_held_to_its_word_though_what_was_final_is_forgotten(
         ([*STREAM, Adjust("q", 2, 9, 5)], IllegalStreamError, "f:7: "),
     ],
 )
-def test_what_is_no_checkpoint_is_said(
-    said: list[Element], kind: type[LMergeError], why: str
+def test_what_is_no_checkpoint_is_refused(
+    elements: list[Element], kind: type[LMergeError], why: str
 ) -> None:
     with pytest.raises(kind) as raised:
-        checkpoint("f", lines(said))
+        checkpoint("f", lines(elements))
     assert str(raised.value).startswith(why)
 
 

@@ -29,9 +29,9 @@ def inferred(*streams: Any) -> Inferred:
 
 def cases(found: Inferred) -> dict[str, str]:
     """Per case "yes", the first break or why nothing is known."""
-    said = {True: "yes", None: found.ties_unknown}
+    words = {True: "yes", None: found.ties_unknown}
     return {
-        str(case): said[obeys]
+        str(case): words[obeys]
         if (obeys := found.obeys(case)) is not False
         else str(found.first_break(case))
         for case in Case
@@ -47,7 +47,7 @@ def test_strictly_increasing_inserts_obey_every_case() -> None:
     assert found.case is Case.R0
 
 
-def test_what_says_nothing_obeys_every_case() -> None:
+def test_what_is_empty_obeys_every_case() -> None:
     assert inferred([]).case is Case.R0
 
 
@@ -159,26 +159,26 @@ def test_an_adjust_counts_as_one_even_when_it_is_not_legal() -> None:
 def plain(prefix: Sequence[Element]) -> dict[Restriction, bool]:
     """Whether a prefix obeys, judged from scratch by a TDB that forgets nothing."""
     tdb, legal, key = TDB(), True, True
-    told: list[Insert[object]] = []
+    inserts: list[Insert[object]] = []
     for element in prefix:
         try:
             tdb.apply(element)
         except IllegalStreamError:
             legal = False
             continue
-        told += [element] if isinstance(element, Insert) else []
+        inserts += [element] if isinstance(element, Insert) else []
         key = key and max(Counter(event[:2] for event in tdb).values(), default=0) < 2
     return {
         Restriction.LEGAL: legal,
         Restriction.NO_ADJUSTS: not any(isinstance(each, Adjust) for each in prefix),
-        Restriction.ORDERED: all(a.vs <= b.vs for a, b in pairwise(told)),
-        Restriction.STRICTLY_ORDERED: all(a.vs < b.vs for a, b in pairwise(told)),
+        Restriction.ORDERED: all(a.vs <= b.vs for a, b in pairwise(inserts)),
+        Restriction.STRICTLY_ORDERED: all(a.vs < b.vs for a, b in pairwise(inserts)),
         Restriction.KEY: key,
     }
 
 
 def any_stream() -> st.SearchStrategy[list[Element]]:
-    """Legal ones of any case, unclosed ones that say anything, and mixtures."""
+    """Legal ones of any case, unclosed ones of any elements, and mixtures."""
     legal = st.sampled_from(["R0", "R1", "R2", "R3", "R4"]).flatmap(
         lambda case: logical_streams(
             unique_keys=case not in ("R1", "R4"), unique_vs=case == "R0"
@@ -388,14 +388,14 @@ def topic(
     """(partition, element, incarnation)"""
     decoder = TopicDecoder("t", partitions, WireDecoder())
 
-    def said() -> object:
+    def decoded() -> object:
         for offset, (partition, element, *incarnation) in enumerate(records):
             headers = incarnation_headers(*incarnation) if incarnation else []
             record = _Record(encode(on_the_wire(element)), offset, partition, headers)
             if found := decoder.decode(record.partition, record):
                 yield found
 
-    return infer([Recorded(decoder.inference, said())])  # type: ignore[arg-type]
+    return infer([Recorded(decoder.inference, decoded())])  # type: ignore[arg-type]
 
 
 def test_several_partitions_that_hold_events_give_no_order() -> None:
@@ -434,8 +434,8 @@ def test_what_its_writer_has_written_before_is_no_second_event() -> None:
         _Record(encode(on_the_wire(element)), offset, 0, [("lmerge-seq", b"%d" % seq)])
         for offset, (seq, element) in enumerate([(1, A), (2, B), (1, A), (2, B)])
     ]
-    said = filter(None, (decoder.decode(each.partition, each) for each in records))
-    found = infer([Recorded(decoder.inference, said)])
+    read = filter(None, (decoder.decode(each.partition, each) for each in records))
+    found = infer([Recorded(decoder.inference, read)])
     assert found.streams[0].inserts == 2
 
 
@@ -446,9 +446,9 @@ def test_the_order_of_a_stream_that_started_over_is_not_compared() -> None:
         _Record(encode(on_the_wire(element)), offset, 0, incarnation_headers(incarnation))
         for offset, (element, incarnation) in enumerate(elements)
     ]
-    said = filter(None, (decoder.decode(each.partition, each) for each in records))
+    read = filter(None, (decoder.decode(each.partition, each) for each in records))
     other = recorded("b", enumerate(map(on_the_wire, [B, A, LATER]), 1))
-    found = infer([Recorded(decoder.inference, said), other])
+    found = infer([Recorded(decoder.inference, read), other])
     assert cases(found)["R1"] == "kafka:t has started over, so its order was not compared"
     assert found.case is Case.R2
 

@@ -37,16 +37,16 @@ def order_of(name: str, *streams: str) -> str:
 
 
 def merged(order: str, *streams: list[Element]) -> tuple[list[Element], MergeReport]:
-    said: list[Element] = []
+    emitted: list[Element] = []
     names = [f"input {number}" for number in range(len(streams))]
     numbered = [iter(list(enumerate(stream, 1))) for stream in streams]
-    return said, merge_streams(names, numbered, said.append, order=interleaving(order))
+    return emitted, merge_streams(names, numbered, emitted.append, order=interleaving(order))
 
 
 def merged_files(order: str, paths: list[str]) -> tuple[list[Element], MergeReport]:
-    said: list[Element] = []
+    emitted: list[Element] = []
     streams = [read_elements(path, WireDecoder()) for path in paths]
-    return said, merge_streams(paths, streams, said.append, order=interleaving(order))
+    return emitted, merge_streams(paths, streams, emitted.append, order=interleaving(order))
 
 
 # Interleavings
@@ -98,11 +98,11 @@ def test_an_interleaving_that_is_none_is_refused_in_one_line(name: str) -> None:
     assert str(refused.value) == expected
 
 
-# What is said
+# What is emitted
 
 
 @given(st.data(), orders)
-def test_a_merge_says_what_the_operator_says(data: st.DataObject, order: str) -> None:
+def test_a_merge_emits_what_the_operator_emits(data: st.DataObject, order: str) -> None:
     logical = data.draw(logical_streams())
     streams = data.draw(presentations(logical, 3, closed=data.draw(st.booleans())))
     operator, expected = lmerge(), list[Element]()
@@ -110,8 +110,8 @@ def test_a_merge_says_what_the_operator_says(data: st.DataObject, order: str) ->
         operator.attach(str(number))
     for number, _, element in interleaving(order)([iter(list(enumerate(s))) for s in streams]):
         expected += operator.process(str(number), element)
-    said, report = merged(order, *streams)
-    assert said == expected
+    emitted, report = merged(order, *streams)
+    assert emitted == expected
     assert report.output.live_events == len(operator)
     assert report.output.stable == operator.max_stable
 
@@ -125,8 +125,8 @@ def test_files_merged_in_any_interleaving_mean_what_the_logical_stream_means(
     make = seeded_presentations if seeded else presentations
     streams = data.draw(make(logical, data.draw(st.integers(1, 3))))
     with TemporaryDirectory() as folder:
-        said, report = merged_files(order, write_all(folder, streams))
-    assert reconstitute(said) == TDB(map(_wire_event, logical))
+        emitted, report = merged_files(order, write_all(folder, streams))
+    assert reconstitute(emitted) == TDB(map(_wire_event, logical))
     assert report.output.complete
     assert report.output.live_events == 0
     assert report.breaches == 0
@@ -141,7 +141,7 @@ def _wire_event(event: tuple[Any, int, int]) -> tuple[Any, int, int]:
 @settings(max_examples=60)
 def test_the_report_counts_what_was_read_and_written(data: st.DataObject, order: str) -> None:
     streams = data.draw(presentations(data.draw(logical_streams()), 2))
-    said, report = merged(order, *streams)
+    emitted, report = merged(order, *streams)
 
     def counts(elements: list[Element]) -> tuple[int, ...]:
         return tuple(sum(type(e) is kind for e in elements) for kind in (Insert, Adjust, Stable))
@@ -149,15 +149,15 @@ def test_the_report_counts_what_was_read_and_written(data: st.DataObject, order:
     for stream, each in zip(streams, report.inputs, strict=True):
         assert (each.inserts, each.adjusts, each.stables) == counts(stream)
     out = report.output
-    assert (out.inserts, out.adjusts, out.stables) == counts(said)
-    assert out.removals == sum(type(e) is Adjust and e.ve == e.vs for e in said)
+    assert (out.inserts, out.adjusts, out.stables) == counts(emitted)
+    assert out.removals == sum(type(e) is Adjust and e.ve == e.vs for e in emitted)
     assert sum(each.delivered_first for each in report.inputs) == out.inserts
     assert report.elements == sum(map(len, streams))
 
 
 def test_without_elements_the_output_stands_at_the_start() -> None:
-    said, report = merged("round-robin", [], [])
-    assert said == []
+    emitted, report = merged("round-robin", [], [])
+    assert emitted == []
     assert (report.output.stable, report.output.complete, report.elements) == (START, False, 0)
 
 
@@ -169,7 +169,7 @@ def test_a_bad_line_ends_the_merge_with_its_file_and_line(tmp_path: Path) -> Non
         merged_files("sequential", paths)
 
 
-def test_a_name_given_twice_is_told_apart_in_the_report() -> None:
+def test_a_name_given_twice_is_distinguished_in_the_report() -> None:
     streams: list[Iterator[tuple[int, Element]]] = [iter([(1, Stable(n))]) for n in range(4)]
     report = merge_streams(["a", "a", "a (2)", "a"], streams, lambda _: None)
     assert [each.name for each in report.inputs] == ["a", "a (2)", "a (2) (2)", "a (3)"]
@@ -197,8 +197,8 @@ def test_lying_inputs_give_a_legal_output_and_each_breach_its_line(
     data: st.DataObject, order: str
 ) -> None:
     streams = data.draw(lying_presentations(data.draw(logical_streams()), 3))
-    said, report = merged(order, *streams)
-    reconstitute(said)
+    emitted, report = merged(order, *streams)
+    reconstitute(emitted)
     assert report.breaches == len(report.found)
     for each in report.found:
         name, _, line = each.where.rpartition(":")

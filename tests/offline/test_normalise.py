@@ -14,11 +14,13 @@ from tests.core.test_normaliser import canonical, history, plans
 
 
 def merged(order: str, *streams: list[Element]) -> tuple[list[Element], MergeReport]:
-    said: list[Element] = []
+    emitted: list[Element] = []
     names = [f"input {number}" for number in range(len(streams))]
     numbered = [iter(list(enumerate(stream, 1))) for stream in streams]
-    report = merge_streams(names, numbered, said.append, order=interleaving(order), normalise=True)
-    return said, report
+    report = merge_streams(
+        names, numbered, emitted.append, order=interleaving(order), normalise=True
+    )
+    return emitted, report
 
 
 @pytest.mark.parametrize("order", ["round-robin", "sequential", "random:3"])
@@ -26,13 +28,13 @@ def test_plans_that_are_cut_anew_become_one_canonical_output(order: str) -> None
     for seed in range(30):
         rng = Random(seed)
         found = history(rng)
-        told = plans(rng, found, n=3)
-        said, report = merged(order, *told)
-        assert reconstitute(said) == TDB(canonical(found)) == TDB(found)
+        streams = plans(rng, found, n=3)
+        emitted, report = merged(order, *streams)
+        assert reconstitute(emitted) == TDB(canonical(found)) == TDB(found)
         assert report.output.complete
         assert report.output.live_events == 0
         assert report.breaches == 0
-        assert report.elements == sum(map(len, told)), "as read, not as normalised"
+        assert report.elements == sum(map(len, streams)), "as read, not as normalised"
 
 
 def test_counts_are_of_what_became_of_an_input() -> None:
@@ -42,7 +44,7 @@ def test_counts_are_of_what_became_of_an_input() -> None:
     assert report.elements == 3
 
 
-def test_what_an_input_does_wrong_is_blamed_at_its_line_by_the_element_it_said() -> None:
+def test_what_an_input_does_wrong_is_blamed_at_its_line_by_the_element_read() -> None:
     wrong: list[Element] = [
         Insert("A", 1, 5),
         Adjust("A", 2, 5, 9),
@@ -51,8 +53,8 @@ def test_what_an_input_does_wrong_is_blamed_at_its_line_by_the_element_it_said()
         Insert("A", 3, 9),
         Stable(2),
     ]
-    said, report = merged("sequential", wrong)
-    assert said == [Insert("A", 1, 5), Stable(4)]
+    emitted, report = merged("sequential", wrong)
+    assert emitted == [Insert("A", 1, 5), Stable(4)]
     assert [(each.where, each.breach.kind, each.breach.element) for each in report.found] == [
         ("input 0:2", BreachKind.UNKNOWN_EVENT, wrong[1]),
         ("input 0:3", BreachKind.WRONG_VOLD, wrong[2]),

@@ -60,7 +60,7 @@ POISON = (
 )
 
 
-def told(rows: DataFrame, *order: str) -> list[Element]:
+def elements_in(rows: DataFrame, *order: str) -> list[Element]:
     return [element(row) for row in elements_of(rows).orderBy(*(order or ORDER)).collect()]
 
 
@@ -112,14 +112,14 @@ def cases() -> Iterator[bytes | None]:
     """Those of the tests of the wire and of payloads, these as payloads."""
     wire_tests: tuple[tuple[Any, int | None], ...] = (
         (test_wire.test_every_poison_pill_has_its_reason, 0),
-        (test_wire.test_a_record_says_an_element_in_any_order_and_spacing, 0),
+        (test_wire.test_a_record_is_an_element_in_any_order_and_spacing, 0),
         (test_wire.test_an_element_is_written_compactly_with_null_for_infinity, 1),
         (test_wire.test_times_in_an_order_that_no_element_has_are_refused, None),
         (test_wire.test_json_that_is_no_element_is_refused, None),
     )
     for test, column in wire_tests:
-        for said in parameters(test, "record"):
-            yield said if column is None else said[column]
+        for case in parameters(test, "record"):
+            yield case if column is None else case[column]
     payload_tests: tuple[Any, ...] = (
         test_payload.test_one_is_one_however_it_is_written,
         test_payload.test_a_key_given_twice_is_refused_at_any_depth_and_however_it_is_written,
@@ -147,31 +147,31 @@ def parameters(test: Any, name: str) -> list[Any]:
     return list(mark.args[1])
 
 
-def through_spark(spark: SparkSession, said: list[bytes | None]) -> list[dict[str, Any]]:
-    rows = [("t", at, at + 7, b"%d" % at, record) for at, record in enumerate(said)]
+def through_spark(spark: SparkSession, values: list[bytes | None]) -> list[dict[str, Any]]:
+    rows = [("t", at, at + 7, b"%d" % at, record) for at, record in enumerate(values)]
     raw = spark.createDataFrame(
         rows, "source string, partition int, offset long, key binary, value binary"
     )
     return [row.asDict() for row in decode_records(raw).orderBy("offset").collect()]
 
 
-def test_each_case_of_the_wire_and_of_payloads_is_told_as_the_merge_hears_it(
+def test_each_case_of_the_wire_and_of_payloads_is_decoded_as_in_the_merge(
     spark: SparkSession,
 ) -> None:
-    said = [record for record in cases() if record is None or len(record) < 1 << 19]
-    assert len(said) > 150
-    assert through_spark(spark, said) == [
-        expected(at, record, Rule()) for at, record in enumerate(said)
+    values = [record for record in cases() if record is None or len(record) < 1 << 19]
+    assert len(values) > 150
+    assert through_spark(spark, values) == [
+        expected(at, record, Rule()) for at, record in enumerate(values)
     ]
 
 
 @settings(max_examples=A_FEW)
 @given(st.lists(ANY_RECORD, min_size=20, max_size=60))
-def test_any_record_is_told_as_the_merge_hears_it(
-    spark: SparkSession, said: list[bytes | None]
+def test_any_record_is_decoded_as_in_the_merge(
+    spark: SparkSession, values: list[bytes | None]
 ) -> None:
-    assert through_spark(spark, said) == [
-        expected(at, record, Rule()) for at, record in enumerate(said)
+    assert through_spark(spark, values) == [
+        expected(at, record, Rule()) for at, record in enumerate(values)
     ]
 
 
@@ -233,7 +233,7 @@ def test_what_is_written_is_read_back(
     write_elements(by_seq, sink, order=["seq"])
     read = read_elements(spark, source)
     assert read.schema == RECORDS
-    assert told(read) == STREAM
+    assert elements_in(read) == STREAM
     assert refused_of(read).count() == 0
 
 
@@ -269,7 +269,7 @@ def test_a_stream_is_written_and_read_as_it_grows(
             stream_elements(leaving, last, order=None, trigger=ONCE, checkpoint=str(tmp_path / "b"))
         )
         assert isinstance(last, ParquetFiles)
-        so_far = told(read_elements(spark, last))
+        so_far = elements_in(read_elements(spark, last))
         wanted = STREAM[: 4 if go == 0 else None]
         assert sorted(map(repr, so_far)) == sorted(map(repr, wanted))
         if kind == "kafka":
@@ -310,7 +310,7 @@ def test_every_partition_of_a_topic_is_a_legal_stream_with_all_stables(
             None if isinstance(each, Stable) else router.key_of(each.payload) for each in mine
         ]
         alone = read_elements(spark, Topics(bootstrap, topic)).where(F.col("partition") == number)
-        assert told(alone) == mine
+        assert elements_in(alone) == mine
         reconstitute(mine)  # which refuses what is not legal
 
 
@@ -331,7 +331,7 @@ def test_rows_that_stand_in_order_are_routed_by_the_producer_as_by_the_service(
 
 
 @pytest.mark.full
-def test_a_row_that_says_no_element_fails_the_query_and_writes_no_tombstone(
+def test_a_row_that_is_no_element_fails_the_query_and_writes_no_tombstone(
     spark: SparkSession, place: Callable[[str], tuple[Sink, Source]]
 ) -> None:
     bad = frame(spark, STREAM).withColumn("vs", F.lit(None).cast("long"))
@@ -351,7 +351,7 @@ def test_poison_goes_to_the_dead_letters_as_the_service_writes_them(
     topic, batch, streamed = topic_name(), topic_name("batch"), topic_name("streamed")
     make_topic(bootstrap, topic, 3)
     good = encode(Stable(1))
-    said = [
+    sent = [
         Sent(good),
         *(Sent(value, b"key", partition) for partition, value in enumerate(POISON[:3])),
         Sent(None, b"deleted", 1),
@@ -360,11 +360,11 @@ def test_poison_goes_to_the_dead_letters_as_the_service_writes_them(
         Sent(b"x" * 70_000, b"y" * 70_000, 2),
         Sent(good, None, 2, [("lmerge-incarnation", b"3"), ("lmerge-joining-at", b"-9")]),
     ]
-    send(bootstrap, topic, said)
+    send(bootstrap, topic, sent)
     source, names = Topics(bootstrap, topic), {topic: "replica a"}
     rows = read_elements(spark, source, rule=Rule(max_record_bytes=60_000))
-    assert rows.count() == len(said)
-    assert told(rows) == [Stable(1), Stable(1)]
+    assert rows.count() == len(sent)
+    assert elements_in(rows) == [Stable(1), Stable(1)]
     started_over = rows.where("incarnation = 3").collect()
     assert [row.joining_at for row in started_over] == [-9]
 
@@ -416,7 +416,7 @@ def test_only_what_is_committed_is_read(
 
     def look() -> None:
         """While a transaction is open."""
-        assert told(read_elements(spark, Topics(bootstrap, topic))) == [Stable(1), Stable(3)]
+        assert elements_in(read_elements(spark, Topics(bootstrap, topic))) == [Stable(1), Stable(3)]
 
     asyncio.run(run())
     look()
@@ -440,7 +440,7 @@ def test_compressed_topics_are_read(
     make_topic(bootstrap, topic, 4)
     send(bootstrap, topic, [Sent(encode(each), None, 2) for each in STREAM], compression_type=codec)
     read = read_elements(spark, Topics(bootstrap, topic))
-    assert told(read) == STREAM
+    assert elements_in(read) == STREAM
     assert {row.partition for row in read.collect()} == {2}
 
 
@@ -471,7 +471,9 @@ def test_an_incarnation_is_written_in_the_headers_that_the_service_reads(
 # Files that are not what they should be
 
 
-def test_parquet_of_another_shape_is_told_in_one_line(spark: SparkSession, tmp_path: Path) -> None:
+def test_parquet_of_another_shape_is_reported_in_one_line(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     good = ParquetFiles(str(tmp_path / "good"))
     write_elements(frame(spark, STREAM), good, order=None)
     with pytest.raises(ConfigurationError, match=r"PATH_ALREADY_EXISTS|already exists"):
@@ -518,10 +520,12 @@ def test_a_file_among_others_that_is_not_like_them_fails_the_query(
     )
     refused = pytest.raises((StateError, ConfigurationError), match=one_line)
     with refused, spark_errors("auditing"):
-        told(read_elements(spark, place))
+        elements_in(read_elements(spark, place))
 
 
-def test_a_file_that_was_cut_off_is_told_in_one_line(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_file_that_was_cut_off_is_reported_in_one_line(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     """Java raises it by a class of which PySpark makes none of its own."""
     place = ParquetFiles(str(tmp_path / "cut"))
     write_elements(frame(spark, STREAM), place, order=None)
@@ -531,7 +535,7 @@ def test_a_file_that_was_cut_off_is_told_in_one_line(spark: SparkSession, tmp_pa
         StateError, match=r"^reading \S+cut: [^\n]*Could not read footer[^\n]*$"
     )
     with refused, spark_errors("auditing"):
-        told(read_elements(spark, place))
+        elements_in(read_elements(spark, place))
 
 
 def test_parquet_is_not_decoded_again(spark: SparkSession, tmp_path: Path) -> None:
