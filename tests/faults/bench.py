@@ -1,8 +1,8 @@
 """A merge on a bench: replicas' records in, the output's records out, and the judge over both.
 
-For replays that are about the merging itself. Replicas speak bytes, as on a topic; time is the
+For replays that are about the merging itself. Replicas publish bytes, as to a topic; time is the
 bench's own and advances by ten milliseconds a record. `kill` forgets the operator and rebuilds it
-from what was heard and said, as the service does.
+from what was published and emitted, as the service does.
 """
 
 from collections import Counter
@@ -32,11 +32,11 @@ class _Standing:
     step: MergeStep | None = None
     incarnation: int = 0
     joining_at: int = START
-    heard: list[Record] = field(default_factory=list)
+    published: list[Record] = field(default_factory=list)
     lengths: Counter[int] = field(default_factory=Counter)
     """Records of each partition."""
     begins: int = 0
-    """From which of its records on it was heard since it was attached."""
+    """From which of its records on it is merged since it was attached."""
     since: int = 0
     attached: list[Interval] = field(default_factory=list)
 
@@ -50,7 +50,7 @@ class Bench:
         self._case, self._policy = case, policy
         self.now = 0
         self.kills = 0
-        self.said: list[Record] = []
+        self.emitted: list[Record] = []
         self.dead: list[DeadLetter] = []
         self.merge: LMerge = lmerge(case, policy)
         self._decoder = WireDecoder()
@@ -60,36 +60,36 @@ class Bench:
 
     # --- replicas -------------------------------------------------------------------------------
 
-    def hear(self, name: str, *elements: Element, partition: int = 0) -> list[Element]:
-        """What the output says to elements of a replica; a stable goes to every partition."""
+    def publish(self, name: str, *elements: Element, partition: int = 0) -> list[Element]:
+        """What the output emits for elements of a replica; a stable goes to every partition."""
         out = []
         for element in elements:
             everywhere = range(self._standings[name].partitions)
             for number in everywhere if type(element) is Stable else (partition,):
-                out += self.hear_bytes(name, encode(element), partition=number)
+                out += self.publish_bytes(name, encode(element), partition=number)
         self.merge.check()
         return out
 
-    def hear_bytes(self, name: str, value: bytes | None, *, partition: int = 0) -> list[Element]:
-        """What the output says to one record."""
+    def publish_bytes(self, name: str, value: bytes | None, *, partition: int = 0) -> list[Element]:
+        """What the output emits for one record."""
         standing = self._standings[name]
         self.now += STEP_MS
         headers = tuple(incarnation_headers(standing.incarnation, standing.joining_at))
         offset = standing.lengths[partition]
         standing.lengths[partition] += 1
         record = Record(name, partition, offset, self.now, value, None, headers)
-        standing.heard.append(record)
+        standing.published.append(record)
         out: list[Element] = []
         if standing.step is not None:
             standing.step.take(partition, [record], out, self.dead)
-        self._say(out)
+        self._emit(out)
         return out
 
     def detach(self, name: str) -> None:
         standing = self._standings[name]
         standing.step = None
         standing.attached.append(Interval(standing.since, self.now))
-        self._say(self.merge.detach(name))
+        self._emit(self.merge.detach(name))
 
     def attach(self, name: str, joining_at: int = START) -> None:
         """A new incarnation, of a replica that was detached or not."""
@@ -98,14 +98,14 @@ class Bench:
             standing.attached.append(Interval(standing.since, self.now))
         standing.incarnation += 1
         standing.joining_at, standing.since = joining_at, self.now + 1
-        standing.begins = len(standing.heard)
+        standing.begins = len(standing.published)
         self._attach(name)
 
     def kill(self) -> None:
         """`kill -9` and a restart: nothing is left but the topics."""
         self.kills += 1
         self.merge = lmerge(self._case, self._policy)
-        self.merge.replay_output([self._decoder.decode(record.value) for record in self.said])
+        self.merge.replay_output([self._decoder.decode(record.value) for record in self.emitted])
         for name, standing in self._standings.items():
             if standing.step is not None:
                 self._attach(name)
@@ -115,7 +115,7 @@ class Bench:
                 for number in range(standing.partitions):
                     records = [
                         record
-                        for record in standing.heard[standing.begins :]
+                        for record in standing.published[standing.begins :]
                         if record.partition == number
                     ]
                     standing.step.take(number, records, missed, [], replay_input=True)
@@ -123,7 +123,7 @@ class Bench:
         self.merge.check()
 
     def output(self) -> TDB:
-        return reconstitute(self._decoder.decode(record.value) for record in self.said)
+        return reconstitute(self._decoder.decode(record.value) for record in self.emitted)
 
     def breaches(self, name: str) -> Mapping[BreachKind, int]:
         return self.merge.inputs[name].breaches
@@ -140,10 +140,10 @@ class Bench:
             incarnation=standing.incarnation,
         )
 
-    def _say(self, elements: Sequence[Element]) -> None:
+    def _emit(self, elements: Sequence[Element]) -> None:
         self.now += bool(elements)
-        start = len(self.said)
-        self.said += [
+        start = len(self.emitted)
+        self.emitted += [
             Record("out", 0, start + number, self.now, encode(element))
             for number, element in enumerate(elements)
         ]
@@ -153,10 +153,10 @@ class Bench:
     def history(self, *, liars: Sequence[str] = (), **more: Any) -> History:
         """What happened; `liars` are the replicas that need not be believed."""
         return History(
-            output=Topic("out", tuple(self.said)),
+            output=Topic("out", tuple(self.emitted)),
             replicas={
                 name: Replica(
-                    Topic(name, tuple(standing.heard), standing.partitions),
+                    Topic(name, tuple(standing.published), standing.partitions),
                     honest=name not in liars,
                     attached=self._attached(standing),
                 )
@@ -177,5 +177,5 @@ class Bench:
 
 
 def assert_valid(report: Report) -> None:
-    """Every check that was asked for says so."""
+    """Every check that was asked for is valid."""
     assert report.outcome is Outcome.VALID, str(report)

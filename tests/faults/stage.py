@@ -24,8 +24,8 @@ def judged(
     **more: Any,
 ) -> Report:
     """The verdict over what the broker holds; `silent` replicas have no topic yet."""
-    spoken = {name: topic for name, topic in merge.topics.items() if name not in silent}
-    topics = asyncio.run(dump(merge.bootstrap, [merge.output, *spoken.values()]))
+    present = {name: topic for name, topic in merge.topics.items() if name not in silent}
+    topics = asyncio.run(dump(merge.bootstrap, [merge.output, *present.values()]))
     return check(
         History(
             output=topics[merge.output],
@@ -35,7 +35,7 @@ def judged(
                     honest=name not in liars,
                     attached=attached.get(name, ALWAYS),
                 )
-                for name, topic in spoken.items()
+                for name, topic in present.items()
             },
             **more,
         )

@@ -71,7 +71,7 @@ def test_x7_what_a_dead_writer_left_open_in_the_output_hides_nothing(merge: Merg
         worker.wait(lambda s: s["state"] == "running", "the transaction to time out", seconds=60)
         merge.publish("a", [Stable(INFINITY)])
         status = worker.wait_until_ended()
-        assert status["output"]["inserts"] == 0, "nothing was said again"
+        assert status["output"]["inserts"] == 0, "nothing was emitted again"
     assert merge.output_is(TDB([(b'"before"', 1, 5), (b'"behind"', 2, 5)]))
 
 

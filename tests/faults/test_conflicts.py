@@ -26,7 +26,7 @@ def test_v1_two_values_at_one_time_are_decided_by_a_rule_and_reported() -> None:
         led = None
         while any(waiting.values()):
             name = chance.choice([name for name, left in waiting.items() if left])
-            out = bench.hear(name, waiting[name].pop(0))
+            out = bench.publish(name, waiting[name].pop(0))
             led = led or (name if Stable(15) in out else None)
             if chance.random() < 0.2:
                 bench.kill()
@@ -40,12 +40,12 @@ def test_v1_two_values_at_one_time_are_decided_by_a_rule_and_reported() -> None:
 
 def test_v1_a_replica_that_passes_a_value_it_does_not_have_is_named() -> None:
     bench = Bench("a", "b")
-    bench.hear("a", ONE, Stable(15))
-    bench.hear("b", TWO, Stable(16))
+    bench.publish("a", ONE, Stable(15))
+    bench.publish("b", TWO, Stable(16))
     assert bench.breaches("b")[BreachKind.HALF_FROZEN_MISSING] == 1
     kept = Bench("a", "b", policy=Policy(stable=quorum(2)))
     for name, element in (("a", ONE), ("b", TWO)):
-        kept.hear(name, element, Stable(15))
+        kept.publish(name, element, Stable(15))
     assert {event.payload for event in kept.output()} == {ONE.payload, TWO.payload}
     assert all(kept.breaches(name)[BreachKind.HALF_FROZEN_MISSING] == 1 for name in "ab")
 
@@ -57,16 +57,16 @@ def test_v5_a_replica_that_returns_with_half_computed_windows_does_not_count_yet
         return Insert(b'{"n":%d,"w":%d}' % (count, k), 10 * k, 10 * k + 10)
 
     bench = Bench("a", "b")
-    bench.hear("b", *(window(k, 100) for k in range(10)), Stable(85))
+    bench.publish("b", *(window(k, 100) for k in range(10)), Stable(85))
     bench.attach("a", joining_at=121)
-    bench.hear("a", *(window(k, 7) for k in range(9, 12)), Stable(110))  # from partial data
+    bench.publish("a", *(window(k, 7) for k in range(9, 12)), Stable(110))  # from partial data
     assert bench.merge.max_stable == 85
-    bench.hear("a", window(12, 100), Stable(125))
+    bench.publish("a", window(12, 100), Stable(125))
     assert bench.merge.max_stable == 85
-    bench.hear("b", *(window(k, 100) for k in range(10, 13)), Stable(121))
+    bench.publish("b", *(window(k, 100) for k in range(10, 13)), Stable(121))
     assert bench.merge.max_stable == 125
     bench.kill()
-    bench.hear("b", Stable(INFINITY))
+    bench.publish("b", Stable(INFINITY))
     truth = TDB([(w.payload, w.vs, w.ve) for w in (window(k, 100) for k in range(13))])
     assert_valid(bench.report(reference=truth))
 
@@ -77,9 +77,9 @@ def test_v11_updates_at_one_time_keep_their_order_within_a_replica() -> None:
     pairs: list[Element] = []
     for k in range(1_000):
         pairs += [Insert(b"%d" % k, 5, INFINITY), Adjust(b"%d" % k, 5, INFINITY, 6)]
-    bench.hear("a", *pairs)
-    bench.hear("b", *pairs[::2])
-    bench.hear("b", *pairs[1::2], Stable(7))
-    bench.hear("a", Stable(INFINITY))
+    bench.publish("a", *pairs)
+    bench.publish("b", *pairs[::2])
+    bench.publish("b", *pairs[1::2], Stable(7))
+    bench.publish("a", Stable(INFINITY))
     truth = TDB([(b"%d" % k, 5, 6) for k in range(1_000)])
     assert_valid(bench.report(reference=truth))

@@ -53,7 +53,7 @@ def reached(worker: Worker, stable: int) -> Any:
 
 
 def wait_until_left(merge: Merge, replica: str) -> None:
-    """The task has committed that it merges the replica no more; the status tells the decision."""
+    """The task has committed that it merges the replica no more; the status shows the decision."""
     deadline = time.monotonic() + 20
     while (mark := merge.mark()) is None or replica in mark.replicas:
         assert time.monotonic() < deadline, mark
@@ -83,7 +83,7 @@ def test_t5_a_replica_that_is_detached_and_attached_again_leaves_no_hole(merge: 
 
 
 @pytest.mark.full
-def test_t7_a_late_replica_that_is_left_alone_says_nothing_of_the_past(merge: Merge) -> None:
+def test_t7_a_late_replica_that_is_left_alone_changes_nothing_of_the_past(merge: Merge) -> None:
     """mimir#12331: a failover by the time of receipt lets in a mix of older and newer values."""
     with merge.worker() as worker:
         merge.publish("a", events(range(1, 100)))
@@ -98,7 +98,7 @@ def test_t7_a_late_replica_that_is_left_alone_says_nothing_of_the_past(merge: Me
 
 
 @pytest.mark.full
-def test_t9_a_name_that_comes_back_is_heard_after_a_restart_too(merge: Merge) -> None:
+def test_t9_a_name_that_comes_back_is_merged_after_a_restart_too(merge: Merge) -> None:
     """mimir#10443, #12440: an update of a re-appearing replica was refused as no change."""
     with merge.worker() as worker:
         merge.publish("a", events(range(1, 10)))

@@ -24,11 +24,11 @@ def insert(payload: str, vs: str = "1", ve: str = "9", extra: str = "") -> bytes
 def test_e1_a_nan_is_refused_wherever_it_stands(record: bytes) -> None:
     """sortedcontainers#73, gren-lang#139: after one NaN among its keys an order is wrong."""
     bench = Bench("a", "b")
-    bench.hear_bytes("a", record)
+    bench.publish_bytes("a", record)
     assert [letter.offset for letter in bench.dead] == [0]
     for k in (5, 2, 9):
-        bench.hear_bytes("a", insert(str(k), vs=str(k), ve=str(k + 1)))
-    bench.hear("a", Stable(20))
+        bench.publish_bytes("a", insert(str(k), vs=str(k), ve=str(k + 1)))
+    bench.publish("a", Stable(20))
     assert len(bench.merge) == 0, "the order of what came later is whole"
     assert_valid(bench.report())
 
@@ -37,9 +37,9 @@ def test_e2_zeros_are_one_value_however_they_are_written() -> None:
     """spark#55088, StreamFusion#73: streaming deduplication kept 0.0 and -0.0 apart."""
     bench = Bench("a", "b", "c", "d")
     for name, zero in (("a", "0.0"), ("b", "-0.0"), ("c", "0"), ("d", "0e5")):
-        bench.hear_bytes(name, insert(f'{{"x":{zero}}}'))
-        bench.hear(name, Stable(5))
-    assert sum(b'"insert"' in (record.value or b"") for record in bench.said) == 1
+        bench.publish_bytes(name, insert(f'{{"x":{zero}}}'))
+        bench.publish(name, Stable(5))
+    assert sum(b'"insert"' in (record.value or b"") for record in bench.emitted) == 1
     assert not any(bench.breaches(name) for name in "abcd")
     assert_valid(bench.report())
 
@@ -56,7 +56,7 @@ def test_e2_zeros_are_one_value_however_they_are_written() -> None:
 def test_e5_a_key_that_is_given_twice_is_refused(record: bytes) -> None:
     """zish#3: which of the two counts is undefined."""
     bench = Bench("a")
-    assert bench.hear_bytes("a", record) == []
+    assert bench.publish_bytes("a", record) == []
     assert [letter.reason for letter in bench.dead] == ["duplicate_key"]
 
 
@@ -67,8 +67,8 @@ def test_e5_a_key_that_is_given_twice_is_refused(record: bytes) -> None:
 def test_e6_half_a_character_is_caught_where_it_comes_in(record: bytes) -> None:
     """Python's json reads lone surrogates, which cannot be written again."""
     bench = Bench("a", "b")
-    assert bench.hear_bytes("a", record) == []
+    assert bench.publish_bytes("a", record) == []
     assert [letter.reason for letter in bench.dead] == ["lone_surrogate"]
-    bench.hear_bytes("b", insert('"whole"'))
-    bench.hear("b", Stable(5))
+    bench.publish_bytes("b", insert('"whole"'))
+    bench.publish("b", Stable(5))
     assert bench.report().outcome is Outcome.VALID

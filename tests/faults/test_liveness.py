@@ -38,7 +38,7 @@ def plain(*elements: Element) -> Callable[[int], Sequence[Record]]:
 
 
 def lives(number: int) -> Sequence[Record]:
-    """A replica that starts over again and again, and says so."""
+    """A replica that starts over again and again, with a new incarnation."""
     headers = incarnation_headers(number + 1)
     return [(encode(each), headers) for each in [*events(3, 4), Stable(2)]]
 
@@ -91,8 +91,8 @@ async def repeating(
 def test_n3_a_replica_that_repeats_itself_is_not_waited_for(
     two: Merge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R1 repeats stable(2); R2 reaches 29 and ends: the output stood at 29 for ever, and nobody
-    said that redundancy is lost."""
+    """R1 repeats stable(2); R2 reaches 29 and ends: the output stood at 29 for ever, and nothing
+    reported that redundancy is lost."""
     monkeypatch.setattr(together, "IDLE_AFTER_SECONDS", 3.0)
     configured(two, guards={"patience_seconds": 3})
 
@@ -125,7 +125,7 @@ def test_n3_a_replica_that_repeats_itself_is_not_waited_for(
     assert {payload for payload, *_ in two.audit().tdb} == {b'"e%d"' % k for k in range(1, 29)}
 
 
-def test_n3_silence_and_standing_still_are_told_apart(
+def test_n3_silence_and_standing_still_are_distinguished(
     two: Merge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(together, "IDLE_AFTER_SECONDS", 2.0)

@@ -1,4 +1,4 @@
-"""Replays of streams that are told again, and of remembering that eats data."""
+"""Replays of streams that are published again, and of remembering that eats data."""
 
 import asyncio
 from collections.abc import Iterable
@@ -26,13 +26,13 @@ def events(ks: Iterable[int]) -> list[Element]:
 
 
 def test_d1_a_second_snapshot_in_mid_stream_is_absorbed() -> None:
-    """materialize#14211: a snapshot that is told again doubled the table."""
+    """materialize#14211: a snapshot that is published again doubled the table."""
     bench = Bench("a", "b")
-    bench.hear("a", *events(range(1, 101)), Stable(107))
-    assert bench.hear("a", *events(range(1, 101)), Stable(107)) == []
+    bench.publish("a", *events(range(1, 101)), Stable(107))
+    assert bench.publish("a", *events(range(1, 101)), Stable(107)) == []
     assert bench.breaches("a")[BreachKind.BROKE_OWN_STABLE] == 100
     bench.kill()
-    bench.hear("a", *events(range(107, 120)), Stable(INFINITY))
+    bench.publish("a", *events(range(107, 120)), Stable(INFINITY))
     assert_valid(bench.report())
 
 
@@ -67,14 +67,14 @@ def test_d4_offsets_that_expire_or_jump_to_the_tail_lose_and_double_nothing(
     with merge.worker() as worker:
         merge.publish("a", [*events(range(1, 30)), Stable(20)])
         worker.wait(lambda s: s["output"]["stable_point"] == 20, "stable(20)")
-        said = worker.status()["output"]
+        before = worker.status()["output"]
         merge.wait_until_committed("a", 30)
         assert worker.terminate() == 0
     merge.publish("a", [*events(range(30, 40)), Stable(35)])  # while nobody reads
     asyncio.run(_expire(merge, 41 if expired == "latest" else None))
     with merge.worker() as worker:
         worker.wait(lambda s: s["output"]["stable_point"] == 35, "stable(35)")
-        assert worker.status()["output"]["inserts"] <= 40 - said["inserts"], "nothing again"
+        assert worker.status()["output"]["inserts"] <= 40 - before["inserts"], "nothing again"
     assert_valid(judged(merge, silent=["c"], kills=1))
 
 

@@ -1,4 +1,4 @@
-"""Replays of retractions and revisions that do not fit what was said before."""
+"""Replays of retractions and revisions that do not fit what was published before."""
 
 import random
 
@@ -17,9 +17,9 @@ K = b'"k"'
 def test_r1_a_deletion_of_what_another_replica_inserted_is_applied() -> None:
     """materialize#16044, #17874: a retraction of what its source never inserted."""
     bench = Bench("a", "b")
-    bench.hear("b", Insert(K, 5, 9))
-    bench.hear("a", Adjust(K, 5, 9, 5))
-    assert bench.hear("a", Stable(7)) == [Adjust(K, 5, 9, 5), Stable(7)]
+    bench.publish("b", Insert(K, 5, 9))
+    bench.publish("a", Adjust(K, 5, 9, 5))
+    assert bench.publish("a", Stable(7)) == [Adjust(K, 5, 9, 5), Stable(7)]
     assert bench.breaches("a")[BreachKind.UNKNOWN_EVENT] == 1
     assert_valid(bench.report(liars=["b"], reference=TDB()))
 
@@ -27,9 +27,9 @@ def test_r1_a_deletion_of_what_another_replica_inserted_is_applied() -> None:
 def test_r1_a_deletion_of_what_nobody_inserted_is_counted_and_leaves_nothing() -> None:
     """materialize#18645."""
     bench = Bench("a", "b")
-    assert bench.hear("a", Adjust(K, 5, 9, 5), Adjust(b'"l"', 5, 9, 12)) == []
+    assert bench.publish("a", Adjust(K, 5, 9, 5), Adjust(b'"l"', 5, 9, 12)) == []
     bench.kill()
-    assert bench.hear("a", Stable(7), Stable(13)) == [Stable(7), Stable(13)]
+    assert bench.publish("a", Stable(7), Stable(13)) == [Stable(7), Stable(13)]
     assert bench.breaches("a")[BreachKind.UNKNOWN_EVENT] == 2
     assert len(bench.merge) == 0
     assert_valid(bench.report())
@@ -39,18 +39,20 @@ def test_r2_the_same_insert_twice_is_one_event_or_two_by_the_case() -> None:
     """risingwave#14031: the same row twice on one input."""
     keyed, multiset = Bench("a", "b"), Bench("a", "b", case="R4")
     for bench in (keyed, multiset):
-        bench.hear("a", Insert(K, 5, 9), Insert(K, 5, 9), Stable(7))
+        bench.publish("a", Insert(K, 5, 9), Insert(K, 5, 9), Stable(7))
         assert_valid(bench.report())
     assert keyed.breaches("a")[BreachKind.DUPLICATE_KEY] == 1
     assert len(keyed.merge) == 1
-    assert sum(record.value is not None and b"insert" in record.value for record in keyed.said) == 1
+    assert (
+        sum(record.value is not None and b"insert" in record.value for record in keyed.emitted) == 1
+    )
     assert len(multiset.merge) == 2
 
 
 def test_r4_a_revision_from_a_wrong_old_end_is_applied_by_key_and_counted() -> None:
     """risingwave#12140, #8059, #10495: panic on a delete whose old value differs."""
     bench = Bench("a", "b")
-    bench.hear("a", Insert(K, 5, 12), Adjust(K, 5, 9, 20), Stable(15))
+    bench.publish("a", Insert(K, 5, 12), Adjust(K, 5, 9, 20), Stable(15))
     assert bench.breaches("a")[BreachKind.WRONG_VOLD] == 1
     assert_valid(bench.report(reference=TDB([(K, 5, 20)])))
 
@@ -59,17 +61,17 @@ def test_r4_a_revision_from_a_wrong_old_end_is_applied_by_key_and_counted() -> N
 def test_r7_replicas_that_count_differently_do_not_rewrite_the_output_for_ever(ve: int) -> None:
     """materialize#38196: each replica kept rewriting the other's output, without any input."""
     bench = Bench("a", "b", case="R4")
-    bench.hear("a", Insert(K, 5, ve))
-    bench.hear("b", Insert(K, 5, ve), Insert(K, 5, ve))
+    bench.publish("a", Insert(K, 5, ve))
+    bench.publish("b", Insert(K, 5, ve), Insert(K, 5, ve))
     for second in range(300):
         for name in ("a", "b", "a"):
-            bench.hear(name, Stable(10 + second))
-    about_events = [r for r in bench.said if r.value is not None and b'"stable"' not in r.value]
+            bench.publish(name, Stable(10 + second))
+    about_events = [r for r in bench.emitted if r.value is not None and b'"stable"' not in r.value]
     assert len(about_events) <= 3, "two inserts and at most one decision between them"
-    assert len(bench.said) - len(about_events) == 300
+    assert len(bench.emitted) - len(about_events) == 300
     assert bench.report()["K4"].outcome is Outcome.VALID
     blamed = sum(sum(bench.breaches(name).values()) for name in "ab")
-    assert blamed <= 4, "and it is told once, not every second"
+    assert blamed <= 4, "and it is reported once, not every second"
 
 
 def mutated(stream: list[Element], chance: random.Random, share: float) -> list[Element]:
@@ -81,7 +83,7 @@ def interleaved(bench: Bench, streams: dict[str, list[Element]], chance: random.
     waiting = {name: list(reversed(stream)) for name, stream in streams.items()}
     while waiting := {name: left for name, left in waiting.items() if left}:
         name = chance.choice(list(waiting))
-        bench.hear(name, *(waiting[name].pop() for _ in range(min(5, len(waiting[name])))))
+        bench.publish(name, *(waiting[name].pop() for _ in range(min(5, len(waiting[name])))))
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -90,7 +92,7 @@ def test_r9_a_mutated_replica_behind_a_clean_one_changes_nothing(seed: int) -> N
     lives, chance = logical(150, seed=seed), random.Random(seed)
     streams = replica_streams(lives, seed=seed)
     bench = Bench("a", "b")
-    bench.hear("a", *streams["a"][:-1])
+    bench.publish("a", *streams["a"][:-1])
     interleaved(bench, {"a": streams["a"][-1:], "b": mutated(streams["b"], chance, 0.05)}, chance)
     assert_valid(bench.report(liars=["b"], reference=meaning(lives)))
 

@@ -128,16 +128,18 @@ def test_n2_records_behind_an_open_transaction_are_unread(two: Merge) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("spoke", [True, False], ids=["r1 has spoken", "r1 is new"])
-def test_n2_an_early_end_waits_for_what_is_in_an_open_transaction(two: Merge, spoke: bool) -> None:
+@pytest.mark.parametrize("has_published", [True, False], ids=["r1 has published", "r1 is new"])
+def test_n2_an_early_end_waits_for_what_is_in_an_open_transaction(
+    two: Merge, has_published: bool
+) -> None:
     """Patience is long over when R1 commits; 30 of 40 events were lost."""
     configured(two, guards={"patience_seconds": 1})
-    topic, first = two.topics["r1"], 10 if spoke else 0
+    topic, first = two.topics["r1"], 10 if has_published else 0
 
     async def play() -> None:
         await make(two.bootstrap, *two.topics.values())
         async with running(two) as worker, writer(two.bootstrap, f"{topic}.writer") as producer:
-            if spoke:
+            if has_published:
                 await publish(two, "r1", *events(1, 10), Stable(5))
                 await until(worker, lambda s: of(s, "r1").stable_point == 5)
             await until(worker, lambda s: of(s, "r1").lag_records == 0)
@@ -149,7 +151,9 @@ def test_n2_an_early_end_waits_for_what_is_in_an_open_transaction(two: Merge, sp
             )
             (held,) = of(status, "r2").held
             (awaited,) = held.waits_for
-            assert awaited.startswith(f"r1: a transaction is open at offset {11 if spoke else 0}")
+            assert awaited.startswith(
+                f"r1: a transaction is open at offset {11 if has_published else 0}"
+            )
             await until(
                 worker, lambda s: any(f"it waits for {awaited[:30]}" in r for r in s.reasons)
             )
@@ -295,7 +299,7 @@ def test_n2_a_reader_to_the_end_reads_what_was_in_an_open_transaction(
     asyncio.run(play())
 
 
-def test_n2_a_reader_to_the_end_tells_of_a_transaction_that_is_left_open(
+def test_n2_a_reader_to_the_end_reports_a_transaction_that_is_left_open(
     bootstrap: str, two: Merge
 ) -> None:
     topic = two.topics["r1"]
