@@ -41,7 +41,7 @@ BESIDE = stream(events=20_000)
 
 
 def judge(suspect: Sequence[Element], batch: int = 500, case: str = "R3", **guards: Any) -> Judged:
-    """Beside an honest replica that has something to say all the time."""
+    """Beside an honest replica that publishes all the time."""
     streams = {"a": suspect, "b": BESIDE}
     judged = Judged(streams, topology_of(streams, case=case, **guards))
     while judged.at["a"] < len(suspect) and not judged.stopped | judged.quarantined:
@@ -181,13 +181,13 @@ def test_conduct_is_a_function_of_its_chunks() -> None:
     def found() -> Sequence[object]:
         conduct = BreachMonitor(GuardSettings(breach_window=1_000), Case.R3, [0])
         rng, breaches = random.Random(1), Counter[BreachKind]()
-        said = []
+        findings = []
         for chunk in range(200):
             conduct.stable(0, chunk * 5 - rng.randrange(12))
             breaches[BreachKind.DUPLICATE_KEY] += rng.randrange(3)
             breaches[BreachKind.UNKNOWN_EVENT] += rng.randrange(9)
-            said.append(conduct.after(0, 20, breaches))
-        return said
+            findings.append(conduct.after(0, 20, breaches))
+        return findings
 
     assert found() == found()
 

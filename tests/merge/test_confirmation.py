@@ -242,8 +242,8 @@ def test_a_fast_stream_is_compared_by_a_sample() -> None:
     for k in range(0, 100_000, 500):
         events = [Insert(f"{j}", j, j + 5) for j in range(k, k + 500)]
         others = [Insert(f"{j}!", j, j + 5) for j in range(k, k + 500)]
-        for name, said in (("a", events), ("b", events), ("c", others)):
-            watched.put(name, *said, Stable(k + 500))
+        for name, published in (("a", events), ("b", events), ("c", others)):
+            watched.put(name, *published, Stable(k + 500))
     watched.confirmation.compare()
     assert watched.of("a").point == watched.of("b").point > 99_000
     assert (watched.of("c").disagrees, watched.of("a").disagrees) == (True, False)

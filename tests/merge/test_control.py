@@ -244,7 +244,7 @@ def test_garbage_in_the_log_stops_nobody(bootstrap: str) -> None:
 
 
 @pytest.mark.full
-def test_while_kafka_is_away_a_decision_ends_in_time_and_its_id_tells_what_became_of_it(
+def test_while_kafka_is_away_a_decision_ends_in_time_and_its_id_shows_what_became_of_it(
     tmp_path: Path,
 ) -> None:
     broker = LocalBroker(tmp_path / "kafka")

@@ -34,8 +34,8 @@ from tests.merge.test_ledger import Log, attach, desired_states, topology, verdi
 
 
 def begin(leaving: str = "a", coming: str = "b", **fields: Any) -> BeginCutover:
-    said = {"watch": 10, "max_behind": 5, "max_divergences": 0, **fields}
-    return BeginCutover(leaving, coming, **said)
+    limits = {"watch": 10, "max_behind": 5, "max_divergences": 0, **fields}
+    return BeginCutover(leaving, coming, **limits)
 
 
 def cutover_of(log: Log) -> Cutover:
@@ -43,10 +43,10 @@ def cutover_of(log: Log) -> Cutover:
     return log.ledger.cutover
 
 
-def report(log: Log, task: int, says: Any = "ready", at: int = 7, why: str = "") -> Entry:
-    """What a task says of the state that the cutover is in."""
+def report(log: Log, task: int, readiness: Any = "ready", at: int = 7, why: str = "") -> Entry:
+    """What a task reports of the state that the cutover is in."""
     now = cutover_of(log)
-    return log.do(ReportCutover(now.began, now.since, task, says, at, why), who=f"task {task}")
+    return log.do(ReportCutover(now.began, now.since, task, readiness, at, why), who=f"task {task}")
 
 
 def merge(*replicas: str, tasks: int = 2) -> Log:
@@ -92,7 +92,7 @@ def test_the_table_is_in_the_documentation() -> None:
 # From the beginning to the end
 
 
-def test_a_cutover_goes_on_when_all_tasks_have_said_so_and_the_last_word_detaches() -> None:
+def test_a_cutover_goes_on_when_all_tasks_are_ready_and_the_last_report_detaches() -> None:
     log = merge("a")
     entry = log.do(begin(attach={"name": "b", "topic": "B", "joining_at": 5}))
     assert entry.accepted
@@ -106,7 +106,7 @@ def test_a_cutover_goes_on_when_all_tasks_have_said_so_and_the_last_word_detache
     report(log, 0, at=31)
     report(log, 0, "unready")
     report(log, 1, at=41)
-    assert cutover_of(log).state is CutoverState.WATCHING, "what task 0 had said was taken back"
+    assert cutover_of(log).state is CutoverState.WATCHING, "what task 0 had reported was taken back"
     last = report(log, 0, at=33)
     assert cutover_of(log).state is CutoverState.DONE
     assert desired_states(log.ledger) == {"a": "detached", "b": "attached"}
@@ -114,7 +114,7 @@ def test_a_cutover_goes_on_when_all_tasks_have_said_so_and_the_last_word_detache
     assert (gone.since, gone.who, gone.reason) == (last.version, "anna", "cutover to b")
 
 
-def test_c2_what_was_said_in_another_state_does_not_count() -> None:
+def test_c2_a_report_about_another_state_does_not_count() -> None:
     log = in_state(CutoverState.JOINING)
     before = cutover_of(log)
     late = ReportCutover(before.began, before.since, 0, "ready", 9)
@@ -128,17 +128,17 @@ def test_c2_what_was_said_in_another_state_does_not_count() -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "says", "why"),
+    ("task", "readiness", "why"),
     [
         (0, "ready", "state: task 0 is known to be ready"),
         (1, "unready", "state: task 1 is known to be unready"),
         (2, "ready", "invalid: there is no task 2"),
     ],
 )
-def test_a_task_says_nothing_twice(task: int, says: str, why: str) -> None:
+def test_a_task_reports_nothing_twice(task: int, readiness: str, why: str) -> None:
     log = in_state(CutoverState.JOINING)
     report(log, 0)
-    assert verdict(report(log, task, says)) == why
+    assert verdict(report(log, task, readiness)) == why
 
 
 @pytest.mark.parametrize(
@@ -259,13 +259,13 @@ NAMES = st.sampled_from(["a", "b", "c", "d"])
 
 
 class Deciding(RuleBasedStateMachine):
-    """Any decisions, in any order; the model is what a person would say of the last cutover."""
+    """Any decisions, in any order; the model is what a person would report of the last cutover."""
 
     @initialize(tasks=st.integers(1, 3))
     def start(self, tasks: int) -> None:
         self.tasks = tasks
         self.log = merge("a", "b", "c", tasks=tasks)
-        self.said: set[int] = set()
+        self.ready: set[int] = set()
         self.ends = 0
 
     def do(self, action: Action) -> None:
@@ -274,7 +274,7 @@ class Deciding(RuleBasedStateMachine):
         entry = self.log.do(action)
         now = self.log.ledger.cutover
         if now is not None and (before is None or now.since != before.since):
-            self.said.clear()
+            self.ready.clear()
             if before is not None and before.began == now.began:
                 assert now.state in MOVES[before.state].values()
             else:
@@ -297,20 +297,23 @@ class Deciding(RuleBasedStateMachine):
         self.do(AbortCutover())
 
     @precondition(lambda self: self.log.ledger.cutover is not None)
-    @rule(task=st.integers(0, 3), says=st.sampled_from(["ready"] * 6 + ["unready", "diverged"]),
-          late=st.integers(0, 9))  # fmt: skip
-    def report(self, task: int, says: Any, late: int) -> None:
+    @rule(
+        task=st.integers(0, 3),
+        readiness=st.sampled_from(["ready"] * 6 + ["unready", "diverged"]),
+        late=st.integers(0, 9),
+    )
+    def report(self, task: int, readiness: Any, late: int) -> None:
         now = cutover_of(self.log)
         since = now.since - (late == 0)
-        last = now.runs and since == now.since and self.said | {task} == set(range(self.tasks))
-        self.do(ReportCutover(now.began, since, task, says, 7))
+        last = now.runs and since == now.since and self.ready | {task} == set(range(self.tasks))
+        self.do(ReportCutover(now.began, since, task, readiness, 7))
         after = cutover_of(self.log)
-        if says == "ready" and last:
+        if readiness == "ready" and last:
             assert after.state is not now.state
-        elif says == "ready" and now.runs and since == now.since and task < self.tasks:
-            self.said.add(task)
-        elif says == "unready" and since == now.since:
-            self.said.discard(task)
+        elif readiness == "ready" and now.runs and since == now.since and task < self.tasks:
+            self.ready.add(task)
+        elif readiness == "unready" and since == now.since:
+            self.ready.discard(task)
 
     @rule(name=NAMES, what=st.sampled_from([Detach, Release, Quarantine]))
     def move(self, name: str, what: Any) -> None:
@@ -321,7 +324,7 @@ class Deciding(RuleBasedStateMachine):
         self.do(attach(name))
 
     @rule(stable=st.sampled_from(["max", "quorum(2)", "quorum(3)"]))
-    def speak(self, stable: str) -> None:
+    def change_policy(self, stable: str) -> None:
         self.do(SetPolicy("first", "lazy", stable))
 
     @invariant()
@@ -331,7 +334,7 @@ class Deciding(RuleBasedStateMachine):
         assert again.replicas == self.log.ledger.replicas
         cutover = self.log.ledger.cutover
         if cutover is not None and cutover.runs:
-            assert set(cutover.ready or {}) == self.said
+            assert set(cutover.ready or {}) == self.ready
 
 
 TestDeciding = Deciding.TestCase

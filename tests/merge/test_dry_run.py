@@ -29,15 +29,15 @@ from tests.service.cluster import Merge
 
 def presented(events: Sequence[Event], chance: random.Random) -> list[Element]:
     """In the order of vs, some with a provisional end, with stables here and there."""
-    said: list[Element] = []
+    revised: list[Element] = []
     for payload, vs, ve in sorted((e.payload, e.vs, e.ve) for e in events):
         first = chance.choice([ve, ve, ve + chance.randint(1, 20), vs + 1])
-        said.append(Insert(payload, vs, first))
+        revised.append(Insert(payload, vs, first))
         if first != ve:
-            said.append(Adjust(payload, vs, first, ve))
-    said.sort(key=lambda e: e.vs)  # type: ignore[union-attr]
+            revised.append(Adjust(payload, vs, first, ve))
+    revised.sort(key=lambda e: e.vs)  # type: ignore[union-attr]
     out: list[Element] = []
-    for each in said:
+    for each in revised:
         at = each.vs  # type: ignore[union-attr]
         if chance.random() < 0.3 and out and type(out[-1]) is not Stable:
             out.append(Stable(at))
@@ -45,9 +45,9 @@ def presented(events: Sequence[Event], chance: random.Random) -> list[Element]:
     return [*_rising(out), Stable(INFINITY)]
 
 
-def _rising(said: Sequence[Element]) -> list[Element]:
+def _rising(elements: Sequence[Element]) -> list[Element]:
     highest, out = 0, []
-    for each in said:
+    for each in elements:
         if type(each) is Stable:
             if each.vc <= highest:
                 continue
@@ -78,7 +78,7 @@ def test_every_difference_is_found_once_whatever_the_order(seed: int) -> None:
     for name in left:
         merge.attach(name)
     while any(left.values()):
-        name = chance.choice([name for name, said in left.items() if said])
+        name = chance.choice([name for name, elements in left.items() if elements])
         merge.process(name, left[name].pop(0))
     found = Counter((each.kept.payload, each.kept.vs) for each in merge.breaches() if each.kept)
     assert found == dict.fromkeys(differ, 1)
@@ -115,24 +115,24 @@ def compared(merge: Merge, span: int | None = None, **options: Any) -> Compared:
 
 @pytest.mark.full
 @pytest.mark.kafka
-def test_what_differs_is_told_with_where_it_is(merge: Merge) -> None:
-    said = events(0, 100)
-    merge.publish("output", [*said, Stable(90)], partitions=2)
-    differing = [*said[:40], *said[41:]]
+def test_what_differs_is_reported_with_where_it_is(merge: Merge) -> None:
+    emitted = events(0, 100)
+    merge.publish("output", [*emitted, Stable(90)], partitions=2)
+    differing = [*emitted[:40], *emitted[41:]]
     differing[17] = Insert(b'{"id":17}', 17, 25)
     differing.insert(30, Insert(b'"x"', 30, 33))
     merge.publish("d", [*differing, Insert(b'"late"', 95, 99), Stable(80)])
     found = compared(merge)
     assert found.counts == dict.fromkeys(DifferenceKind, 1)
     assert (found.stable, found.output_stable, found.replica_stable) == (80, 90, 80)
-    told = {
+    differences = {
         each.kind.value: (
             each.payload, each.output, each.replica, [at and at.topic for at in each.at]
         )
         for each in found.first
     }  # fmt: skip
     out, d = merge.output, merge.topics["d"]
-    assert told == {
+    assert differences == {
         "missing": (b'{"id":40}', (43,), (), [out, None]),
         "other_end": (b'{"id":17}', (20,), (25,), [out, d]),
         "added": (b'"x"', (), (33,), [None, d]),
@@ -174,10 +174,10 @@ def test_g1_over_a_million_elements(merge: Merge) -> None:
 
 def steady(count: int) -> list[Element]:
     """With a stable every 100 events."""
-    said: list[Element] = []
+    elements: list[Element] = []
     for start in range(0, count, 100):
-        said += [*events(start, start + 100), Stable(start + 100)]
-    return said
+        elements += [*events(start, start + 100), Stable(start + 100)]
+    return elements
 
 
 def flat(merge: Merge, count: int) -> None:
@@ -220,7 +220,7 @@ def test_a_span_is_waited_for(merge: Merge) -> None:
 
 
 @pytest.mark.kafka
-def test_what_cannot_be_compared_is_said(merge: Merge) -> None:
+def test_what_cannot_be_compared_is_reported(merge: Merge) -> None:
     with pytest.raises(ConfigurationError, match=r"there is no topic .*\.out: there is nothing"):
         compared(merge)
     with pytest.raises(ConfigurationError, match="is the output: there is nothing to compare"):

@@ -18,7 +18,7 @@ from lmerge_service.merge.findings.evidence import (
 from lmerge_service.merge.guards.verdicts import Action, Guard, Verdict
 
 
-def test_the_evidence_of_a_verdict_says_who_what_where_and_what_the_others_said() -> None:
+def test_the_evidence_of_a_verdict_contains_who_what_where_and_what_the_others_published() -> None:
     verdict = Verdict(
         Guard.LEAP, Action.HOLD, "a", "it leaps", "wait", 2, 7, 9_000, {"b": 50, "c": INFINITY}
     )
@@ -79,7 +79,7 @@ def test_a_foreign_record_is_cut_and_escaped(value: bytes | None, record: str, s
     assert (place.record, place.record_size) == (record, size)
 
 
-def test_the_first_of_each_kind_and_replica_is_told_and_then_ever_fewer() -> None:
+def test_the_first_of_each_kind_and_replica_is_reported_and_then_ever_fewer() -> None:
     tally = Tally()
     admitted = [tally.admit(Guard.DIVERGENCE, "a") for _ in range(9)]
     assert admitted == [1, 2, None, 4, None, None, None, 8, None]
@@ -88,6 +88,6 @@ def test_the_first_of_each_kind_and_replica_is_told_and_then_ever_fewer() -> Non
     assert tally.counts == {("divergence", "a"): 9, ("divergence", "b"): 1, ("gap", None): 1}
 
 
-def test_each_gap_that_is_accepted_is_told_since_each_has_a_range_of_its_own() -> None:
+def test_each_gap_that_is_accepted_is_reported_since_each_has_a_range_of_its_own() -> None:
     tally = Tally()
     assert [tally.admit(NotificationKind.ACCEPTED_GAP, "a") for _ in range(3)] == [1, 2, 3]

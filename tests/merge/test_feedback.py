@@ -194,7 +194,7 @@ def test_a_record_that_is_no_feedback_is_passed_over(bootstrap: str, output: str
     in_time(play())
 
 
-def test_without_kafka_the_client_says_so_at_once() -> None:
+def test_without_kafka_the_client_fails_at_once() -> None:
     async def play() -> None:
         nowhere = Connection(f"127.0.0.1:{free_port()}")
         with pytest.raises(TransportError, match="cannot be reached"):
@@ -206,7 +206,7 @@ def test_without_kafka_the_client_says_so_at_once() -> None:
 
 @contextlib.asynccontextmanager
 async def served(bootstrap: str, output: str) -> AsyncIterator[str]:
-    """A real server with the route, over what the topic says."""
+    """A real server with the route, over what the topic contains."""
     async with FeedbackFollower(Connection(bootstrap), [output]) as follower:
         app = FastAPI()
         app.include_router(feedback_router(follower.board, lambda: ["a", "b"]))
@@ -276,7 +276,7 @@ def test_a_worker_that_is_away_leaves_the_point_where_it_is(bootstrap: str, outp
     in_time(play())
 
 
-def test_without_a_worker_the_http_client_says_so_at_once() -> None:
+def test_without_a_worker_the_http_client_fails_at_once() -> None:
     async def play() -> None:
         with pytest.raises(TransportError, match="for feedback"):
             async with HttpFeedback(f"http://127.0.0.1:{free_port()}", replica="a"):

@@ -54,7 +54,7 @@ def test_under_a_quorum_the_fastest_is_paused_and_paced_by_the_one_that_decides(
     assert control.order(LIMIT * 8 // 10 - 1, 0, 60, readings).resume == {"a"}
 
 
-def test_a_silent_leader_gives_way_to_one_that_has_something_to_say() -> None:
+def test_a_silent_leader_gives_way_to_one_with_unread_records() -> None:
     readings = [reading("a", 50, 60, unread=False), reading("b", 40, 90)]
     assert flow().order(LIMIT, 0, 50, readings).paused == {"a"}
 
@@ -76,7 +76,7 @@ def test_beyond_the_hard_limit_only_one_that_is_not_the_furthest_is_read() -> No
     assert order.stuck is None
 
 
-def test_when_nothing_can_move_the_output_it_is_said() -> None:
+def test_when_nothing_can_move_the_output_it_is_reported() -> None:
     alone = flow().order(LIMIT * 3 // 2, 0, 5, [reading("a", 5, 90)])
     assert alone.paused == {"a"}
     assert alone.stuck is not None
@@ -106,7 +106,7 @@ def test_bytes_are_estimated_from_the_mean_record() -> None:
     assert sizes.of(1) == EVENT_BYTES + 299
 
 
-def test_the_front_is_told_by_the_last_element() -> None:
+def test_the_front_is_that_of_the_last_element() -> None:
     elements: list[Element] = [Stable(3), Insert("A", 7, 9), Adjust("B", 5, 6, 7)]
     assert front_of(elements) == 5
     assert front_of(elements[:1]) == 3
@@ -159,7 +159,7 @@ def own_window(elements: Sequence[Element]) -> int:
     return most
 
 
-def test_the_windows_of_the_simulation_are_what_they_are_said_to_be() -> None:
+def test_the_windows_of_the_simulation_are_as_documented() -> None:
     assert max(map(own_window, STREAMS)) < WINDOW
 
 
@@ -216,7 +216,7 @@ def test_the_output_ends_when_a_voting_set_can_and_live_events_stay_below_the_ha
 
 
 @pytest.mark.parametrize("limit", [20, 60])
-def test_a_window_larger_than_the_limit_stops_reading_and_says_so(limit: int) -> None:
+def test_a_window_larger_than_the_limit_stops_reading_and_reports_it(limit: int) -> None:
     """Never out of memory, never silently."""
     merge = lmerge("R3", Policy())
     merge.attach("a")

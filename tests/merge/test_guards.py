@@ -103,7 +103,7 @@ def test_of_replicas_that_leap_differently_the_lowest_goes_first() -> None:
     judged = Judged(streams, topology_of(streams, max_leap=100))
     judged.read_all()
     assert judged.out == [Stable(5), Stable(2_000), Stable(2_001)]
-    judged.pass_time(301)  # b had nothing more to say, and is waited for no longer
+    judged.pass_time(301)  # b had nothing more unread, and is waited for no longer
     judged.read_all()
     assert judged.out[3:] == [Stable(9_000), Stable(9_050)]
 
@@ -131,7 +131,7 @@ def test_an_early_end_does_not_end_the_output() -> None:
 def test_a_lone_replica_ends_at_once() -> None:
     streams: dict[str, list[Element]] = {"a": [Stable(5), Stable(INFINITY)], "b": []}
     judged = Judged(streams, topology_of(streams))
-    judged.read_all()  # b is attached, but never spoke and has nothing to say
+    judged.read_all()  # b is attached, but never published and has nothing unread
     assert judged.out[-1] == Stable(INFINITY)
     assert judged.verdicts == []
 
@@ -173,7 +173,7 @@ def test_zero_turns_the_guards_of_stables_off() -> None:
     assert judged.out[-1] == Stable(INFINITY)
 
 
-def test_a_new_incarnation_is_not_bound_by_what_the_old_one_said() -> None:
+def test_a_new_incarnation_is_not_bound_by_what_the_old_one_published() -> None:
     guards = Guards(topology_of("ab", max_leap=100))
     now = Now(UNIX_NS, 0)
     for name in "ab":
@@ -209,7 +209,7 @@ def test_an_end_of_one_partition_opens_no_way_for_the_end_of_its_replica() -> No
     assert [held.replica for held in guards.let_go()] == ["b"], "a has ended, so b's may go"
     assert guards.stable("b", 0, INFINITY, 7, now) is None
     assert guards.stable("b", 1, INFINITY, 8, now) is not None
-    assert [held.replica for held in guards.let_go()] == ["a"], "who has said more goes first"
+    assert [held.replica for held in guards.let_go()] == ["a"], "who has published more goes first"
 
 
 def test_a_partition_that_appears_late_is_judged_by_the_front_of_all() -> None:
@@ -236,7 +236,7 @@ def follow(judged: Judged, order: list[tuple[int, Element]]) -> None:
     judged.read_all()
 
 
-def says(judged: Judged, logical: TDB) -> None:
+def check_output(judged: Judged, logical: TDB) -> None:
     assert judged.out[-1] == Stable(INFINITY)
     assert reconstitute(judged.out) == logical
 
@@ -252,7 +252,7 @@ def test_honest_replicas_are_held_at_most_for_a_while(
     assert all(verdict.action is Action.HOLD for verdict in judged.verdicts)
     assert judged.stopped == set()
     assert all(judged.at[name] == len(streams[name]) for name in NAMES)
-    says(judged, logical)
+    check_output(judged, logical)
 
 
 @given(honest(), st.data())
@@ -262,11 +262,11 @@ def test_an_early_end_never_harms_the_output(
     logical, streams, order = drawn
     cut = data.draw(st.integers(0, len(streams["a"]) - 1))
     streams["a"] = [*streams["a"][:cut], Stable(INFINITY)]
-    for name in "bc":  # who ends in time has said more
+    for name in "bc":  # who ends in time has published more
         streams[name].insert(-1, Stable(1_000))
     judged = Judged(streams, topology_of(NAMES, patience_seconds=None))
     follow(judged, order)
-    says(judged, logical)
+    check_output(judged, logical)
 
 
 @given(honest(), st.data())
@@ -281,4 +281,4 @@ def test_a_leap_never_harms_the_output(
     judged.read("b")  # the first stable of all cannot be judged
     follow(judged, order)
     assert (Guard.LEAP, Action.HOLD) in kinds(judged) or judged.merge.max_stable == INFINITY
-    says(judged, logical)
+    check_output(judged, logical)

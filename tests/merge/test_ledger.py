@@ -53,8 +53,8 @@ class Log:
         self.ledger = Ledger(base)
         self.declare(base)
 
-    def declare(self, said: Topology) -> Entry | None:
-        declaring = self.ledger.declaring(said)
+    def declare(self, file: Topology) -> Entry | None:
+        declaring = self.ledger.declaring(file)
         return None if declaring is None else self.do(declaring, who="the topology file")
 
     def append(self, decision: Decision) -> Entry | None:
@@ -102,7 +102,7 @@ def test_the_files_replicas_are_attached() -> None:
     assert not log.ledger.replicas["a"].decided
 
 
-def test_a_file_that_says_the_same_declares_nothing() -> None:
+def test_a_file_without_a_change_declares_nothing() -> None:
     log = Log(topology("a", "b"))
     assert log.ledger.declaring(topology("a", "b", http={"port": 0})) is None
 
@@ -190,8 +190,8 @@ def test_a_topology_of_another_output_is_refused() -> None:
 
 def test_nothing_secret_is_declared() -> None:
     base = topology("a", http={"port": 1}, kafka={"bootstrap": "127.0.0.1:1", "tls": {}})
-    said = msgspec.to_builtins(declaration(base))
-    assert said == {
+    declared = msgspec.to_builtins(declaration(base))
+    assert declared == {
         "do": "declare",
         "merge": "t",
         "key": [],

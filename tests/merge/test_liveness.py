@@ -32,14 +32,16 @@ class Playing:
         self.task.read(b=[*map(event, range(1, 29)), Stable(29), Stable(INFINITY)])
         self.look()
 
-    def read(self, said: Sequence[Any], *, incarnation: int = 1, **headers: int) -> None:
+    def read(self, elements: Sequence[Any], *, incarnation: int = 1, **headers: int) -> None:
         state = self.task.state.replicas.states["a"]
         start = state.next[0]
-        told = [*incarnation_headers(incarnation)]
-        told += [(f"lmerge-{name}", b"%d" % value) for name, value in headers.items()]
+        encoded_headers = [*incarnation_headers(incarnation)]
+        encoded_headers += [(f"lmerge-{name}", b"%d" % value) for name, value in headers.items()]
         records = [
-            Record(each if isinstance(each, bytes) else encode(each), start + number, told)
-            for number, each in enumerate(said)
+            Record(
+                each if isinstance(each, bytes) else encode(each), start + number, encoded_headers
+            )
+            for number, each in enumerate(elements)
         ]
         self.task.merge_loop.take({TopicPartition("in.a", 0): records}, self.task.out, [])  # type: ignore[dict-item]
 
@@ -125,10 +127,10 @@ def test_n3_numbered_records_that_were_written_before_are_no_progress() -> None:
 
 def test_n3_who_starts_over_may_catch_up_and_who_does_so_for_ever_may_not() -> None:
     playing = Playing()
-    told = [event(31), event(32), Stable(2)]
+    repeated = [event(31), event(32), Stable(2)]
     for step in range(3):
         playing.task.now += PATIENCE - 1
-        playing.read(told[step : step + 1], incarnation=2)
+        playing.read(repeated[step : step + 1], incarnation=2)
         playing.look()
         assert playing.is_waited_for
     began = playing.task.now
@@ -136,7 +138,7 @@ def test_n3_who_starts_over_may_catch_up_and_who_does_so_for_ever_may_not() -> N
         if not playing.is_waited_for:
             break
         playing.task.now += 0.5
-        playing.read(told, incarnation=life)
+        playing.read(repeated, incarnation=life)
         playing.look()
     assert began + PATIENCE < playing.task.now < began + 2 * PATIENCE
 
@@ -251,9 +253,9 @@ def test_n2_one_that_has_ended_starts_patience_anew_and_a_few_times_only() -> No
 
 
 def test_n2_what_a_look_before_the_end_has_seen_does_not_let_it_go() -> None:
-    """In a transaction that was begun since, everything may be that the replica has to say."""
+    """In a transaction that was begun since, everything may be that the replica has."""
     task = Overseen(topology_of("ab", patience_seconds=PATIENCE))
-    task.pace()  # a has nothing unread, and never said anything
+    task.pace()  # a has nothing unread, and never published anything
     task.now += 0.5
     task.read(b=[Stable(9), Stable(INFINITY)])
     task.merge_loop.pace(1)

@@ -1,4 +1,4 @@
-"""What one replica's stable makes the output lose is told apart from what laggards repeat."""
+"""What one replica's stable makes the output lose is distinguished from what laggards repeat."""
 
 import itertools
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ class Merged:
         self.losses = Losses(merge)
         self._at = 0
 
-    def say(self, name: str, *elements: Element) -> list[Loss]:
+    def publish(self, name: str, *elements: Element) -> list[Loss]:
         place = RecordRange(TopicPartition(f"in.{name}", 0), self._at, self._at + len(elements) - 1)
         self._at += len(elements)
         late = self.merge.inputs[name].late
@@ -37,8 +37,8 @@ def event(number: int) -> Insert[bytes]:
 
 def test_n7_what_a_lying_stable_loses_is_reported_with_who_has_it_and_where() -> None:
     merged = Merged(lmerge("R3"), "a", "b")
-    assert not merged.say("a", *map(event, range(1, 40)), Stable(61))
-    (loss,) = merged.say("b", *map(event, range(1, 60)), Stable(60))
+    assert not merged.publish("a", *map(event, range(1, 40)), Stable(61))
+    (loss,) = merged.publish("b", *map(event, range(1, 60)), Stable(60))
     assert (loss.leader, loss.holder, loss.vc, loss.count) == ("a", "b", 61, 20)
     assert loss.first == event(40)
     assert str(loss) == (
@@ -49,12 +49,12 @@ def test_n7_what_a_lying_stable_loses_is_reported_with_who_has_it_and_where() ->
 
 def test_n7_nothing_is_reported_before_its_replica_has_made_it_final_nor_twice() -> None:
     merged = Merged(lmerge("R3"), "a", "b", "c")
-    merged.say("a", Stable(61))
-    assert not merged.say("b", event(40), event(41)), "b may take them back"
-    assert not merged.say("b", Adjust(b"41", 41, 46, 41))
-    (loss,) = merged.say("b", Stable(50))
+    merged.publish("a", Stable(61))
+    assert not merged.publish("b", event(40), event(41)), "b may take them back"
+    assert not merged.publish("b", Adjust(b"41", 41, 46, 41))
+    (loss,) = merged.publish("b", Stable(50))
     assert (loss.count, loss.first) == (1, event(40))
-    assert not merged.say("c", event(40), Stable(50)), "c has it as well"
+    assert not merged.publish("c", event(40), Stable(50)), "c has it as well"
 
 
 def ends(number: int, *ves: int) -> list[Element]:
@@ -74,27 +74,27 @@ def ends(number: int, *ves: int) -> list[Element]:
 )
 def test_n7_an_honest_laggard_shows_no_loss(laggard: Sequence[Element]) -> None:
     merged = Merged(lmerge("R3"), "a", "b")
-    assert not merged.say("a", *map(event, range(1, 9)), Stable(20))
-    assert not merged.say("b", *laggard)
+    assert not merged.publish("a", *map(event, range(1, 9)), Stable(20))
+    assert not merged.publish("b", *laggard)
 
 
 def test_n7_where_several_vote_what_they_leave_out_is_no_loss() -> None:
     merged = Merged(lmerge("R3", Policy(stable=quorum(2))), "a", "b", "c")
-    merged.say("a", Stable(61))
-    merged.say("b", Stable(61))
-    assert not merged.say("c", event(40), Stable(61))
+    merged.publish("a", Stable(61))
+    merged.publish("b", Stable(61))
+    assert not merged.publish("c", event(40), Stable(61))
 
 
 def test_n7_after_a_takeover_what_the_output_holds_is_known() -> None:
     before = Merged(lmerge("R3"), "a", "b")
-    before.say("a", event(1), event(8), Stable(4))
+    before.publish("a", event(1), event(8), Stable(4))
     after = lmerge("R3")
     after.attach("a")
     after.attach("b")
     after.replay_output([event(1), event(8), Stable(4)])
     after.replay_input("a", [event(1), event(8), Stable(4)])
     merged = Merged(after)
-    merged.say("a", Stable(10))
-    assert not merged.say("b", event(1), event(8), Stable(9)), "1 is from before, 8 is there"
-    (loss,) = merged.say("b", event(9), Stable(10))
+    merged.publish("a", Stable(10))
+    assert not merged.publish("b", event(1), event(8), Stable(9)), "1 is from before, 8 is there"
+    (loss,) = merged.publish("b", event(9), Stable(10))
     assert loss.first == event(9)

@@ -1,4 +1,4 @@
-"""Reporting: nothing that was told is lost by a failed commit, and a search never stops it."""
+"""Reporting: nothing that was reported is lost by a failed commit, and a search never stops it."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ from lmerge_service.merge.guards.verdicts import Action, Guard, Verdict
 from lmerge_service.tdb import Event
 
 X = b'"x"'
-TOLD = {name: {TopicPartition(f"t.{name}", 0): 9} for name in "abc"}
+RANGES = {name: {TopicPartition(f"t.{name}", 0): 9} for name in "abc"}
 
 
 def reporting() -> Reporting:
@@ -32,7 +32,7 @@ def divergence(by: Reporting) -> None:
         "b", 0, BreachKind.FROZEN_END_DISAGREES, Stable(60), Event(X, 20, 100), versions
     )
     finding = Finding(verdict, TopicPartition("t.b", 0), Place("t.b", 0, 8), 0.0)
-    by.found(finding, 50, breach, TOLD)
+    by.found(finding, 50, breach, RANGES)
 
 
 async def run(by: Reporting, search: object, records: int) -> None:
@@ -43,7 +43,7 @@ async def run(by: Reporting, search: object, records: int) -> None:
     task.cancel()
 
 
-def test_what_was_told_is_pending_until_it_is_committed() -> None:
+def test_what_was_reported_is_pending_until_it_is_committed() -> None:
     by = reporting()
     by.notify(NotificationKind.PAUSED, "a", "it is far ahead")
     assert len(by.begin()) == 1
@@ -54,7 +54,9 @@ def test_what_was_told_is_pending_until_it_is_committed() -> None:
     assert evidence.at_ms == 5
 
 
-def test_n5_what_a_failed_commit_told_is_told_and_counted_once_when_it_is_found_again() -> None:
+def test_n5_what_a_failed_commit_reported_is_reported_and_counted_once_when_it_is_found_again() -> (
+    None
+):
     by = reporting()
     by.notify(NotificationKind.PAUSED, "a", "")
     by.begin()
@@ -73,7 +75,7 @@ def test_n5_what_a_failed_commit_told_is_told_and_counted_once_when_it_is_found_
     assert by.tally.counts == {("paused", "a"): 2, ("rebuild", None): 3}
 
 
-def test_of_what_happens_often_ever_fewer_are_told() -> None:
+def test_of_what_happens_often_ever_fewer_are_reported() -> None:
     by = reporting()
     for _ in range(9):
         by.notify(NotificationKind.PAUSED, "a", "")
@@ -81,7 +83,7 @@ def test_of_what_happens_often_ever_fewer_are_told() -> None:
     assert by.tally.counts["paused", "a"] == 9
 
 
-def test_a_divergence_is_told_with_where_those_who_have_the_event_say_so() -> None:
+def test_a_divergence_is_reported_with_where_those_who_have_the_event_publish_it() -> None:
     by, asked = reporting(), list[tuple[Before, Event]]()
 
     async def search(before: Before, event: Event) -> Found | None:
@@ -92,15 +94,15 @@ def test_a_divergence_is_told_with_where_those_who_have_the_event_say_so() -> No
     divergence(by)
     assert by.pending == []
     asyncio.run(run(by, search, 1))
-    assert asked == [(TOLD["a"], Event(X, 20, 100)), (TOLD["b"], Event(X, 20, 100))]
+    assert asked == [(RANGES["a"], Event(X, 20, 100)), (RANGES["b"], Event(X, 20, 100))]
     (evidence,) = notified(by)
     assert (evidence.payload, evidence.vs) == ('"x"', 20)
     assert evidence.output is not None
     assert evidence.output.ends == (100,)
     assert evidence.first == Place("t.b", 0, 4, "{}", 2)
-    said = {name: (each.stable, each.ends) for name, each in evidence.replicas.items()}
-    assert {name: said[name] for name in "ab"} == {"a": (50, (100,)), "b": (60, (40,))}
-    assert said["c"][1] == ()
+    found = {name: (each.stable, each.ends) for name, each in evidence.replicas.items()}
+    assert {name: found[name] for name in "ab"} == {"a": (50, (100,)), "b": (60, (40,))}
+    assert found["c"][1] == ()
     assert evidence.replicas["a"].place == Place("t.a", 0, 4, "{}", 2)
     assert evidence.replicas["c"].place is None
 
@@ -118,7 +120,7 @@ def test_a_search_that_fails_costs_the_places_only() -> None:
     assert evidence.replicas["a"].place is None
 
 
-def test_while_many_searches_wait_the_next_is_told_without() -> None:
+def test_while_many_searches_wait_the_next_is_reported_without() -> None:
     by = reporting()
     for _ in range(16):  # 1, 2, 4, 8, 16
         divergence(by)

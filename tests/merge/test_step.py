@@ -54,8 +54,8 @@ class Fed:
 def test_a_higher_incarnation_begins_anew_in_the_middle_of_a_batch() -> None:
     fed = Fed()
     old, new = insert("old", 1, 99), insert("new", 6, 9)
-    said = fed.take([*records(old, Stable(3)), *records(new, Stable(2), incarnation=1)])
-    assert said == [old, Stable(3), new]
+    emitted = fed.take([*records(old, Stable(3)), *records(new, Stable(2), incarnation=1)])
+    assert emitted == [old, Stable(3), new]
     assert fed.step.decoder.incarnation == 1
     assert fed.merge.inputs["r"].stable == 2
     assert fed.merge.breaches() == []
@@ -134,7 +134,7 @@ def test_foreign_headers_mean_nothing() -> None:
 
 
 class Judged(GuardEvaluator):
-    """Rules as it is told, by the stable; remembers what it was asked."""
+    """Rules as configured, by the stable; remembers what it was asked."""
 
     def __init__(self, **rulings: Ruling) -> None:
         self.rulings = {int(name.removeprefix("at_")): each for name, each in rulings.items()}
@@ -177,7 +177,7 @@ def test_a_chunk_may_end_with_a_stable() -> None:
     assert judged(fed, judge, records(a)) == (1, [a])
 
 
-def test_a_new_incarnation_is_told_before_its_stables_are_judged() -> None:
+def test_a_new_incarnation_is_reported_before_its_stables_are_judged() -> None:
     fed, judge = Fed(), Judged()
     batch = [*records(Stable(9)), *records(Stable(5), incarnation=1), *records(Stable(7))]
     assert judged(fed, judge, batch) == (21, [Stable(9)])
@@ -208,12 +208,14 @@ def test_stables_that_are_muted_or_recalled_are_not_judged() -> None:
 
 
 def numbered(*numbers: int, partition: int = 0, incarnation: int = 0) -> list[Record]:
-    """An event for each number, as a writer tells it that may repeat itself."""
+    """An event for each number, as from a writer that may repeat itself."""
     headers = incarnation_headers(incarnation)
-    said: list[Record] = records(*(insert(f"e{n}", n, 99) for n in numbers), partition=partition)
-    for number, record in zip(numbers, said, strict=True):
+    numbered_records: list[Record] = records(
+        *(insert(f"e{n}", n, 99) for n in numbers), partition=partition
+    )
+    for number, record in zip(numbers, numbered_records, strict=True):
         record.headers = [(SEQ_HEADER, b"%d" % number), *headers]
-    return said
+    return numbered_records
 
 
 def events(*numbers: int) -> list[Element]:

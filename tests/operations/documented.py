@@ -1,4 +1,4 @@
-"""What the documentation says, for the tests that hold it and the code to each other."""
+"""What the documentation states, for the tests that hold it and the code to each other."""
 
 import re
 from pathlib import Path

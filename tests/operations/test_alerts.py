@@ -39,20 +39,22 @@ def test_an_alert_is_about_metrics_and_labels_that_there_are(alert: str) -> None
 
 
 @pytest.mark.parametrize("alert", ALERTS)
-def test_an_alert_says_what_to_do_and_its_labels_survive_the_aggregation(alert: str) -> None:
+def test_an_alert_explains_what_to_do_and_its_labels_survive_the_aggregation(alert: str) -> None:
     rule = ALERTS[alert]
-    said = rule["annotations"]
-    assert set(said) == {"summary", "description", "runbook_url"}
+    annotations = rule["annotations"]
+    assert set(annotations) == {"summary", "description", "runbook_url"}
     assert re.match(r"Lmerge[A-Z]\w+$", alert)
-    assert len(said["summary"]) < 110
-    told = re.findall(r"`([^`]+)`", said["description"])
-    assert told, "no command to look with"
-    for command in told:
+    assert len(annotations["summary"]) < 110
+    quoted = re.findall(r"`([^`]+)`", annotations["description"])
+    assert quoted, "no command to look with"
+    for command in quoted:
         if command.startswith("lmerge "):
             assert command.split()[1] in commands(), command
-    page, _, anchor = said["runbook_url"].partition("#")
+    page, _, anchor = annotations["runbook_url"].partition("#")
     assert anchor in anchors_of(Path(page))
-    wanted = set(re.findall(r"\$labels\.(\w+)", said["summary"] + said["description"]))
+    wanted = set(
+        re.findall(r"\$labels\.(\w+)", annotations["summary"] + annotations["description"])
+    )
     assert wanted <= carried(rule["expr"])
 
 

@@ -74,7 +74,7 @@ def test_it_can_be_imported_anywhere() -> None:
     assert "id" not in DASHBOARD, "it would overwrite another one"
 
 
-def test_no_metric_of_ours_is_left_out_but_those_that_others_say_better() -> None:
+def test_no_metric_of_ours_is_left_out_but_those_that_others_show_better() -> None:
     shown: set[str] = set()
     for query in QUERIES:
         shown |= used(plain(query))[0]
@@ -82,7 +82,7 @@ def test_no_metric_of_ours_is_left_out_but_those_that_others_say_better() -> Non
     left -= {re.sub(r"_bucket$", "", name) for name in shown}
     assert left == {
         "lmerge_build_info",  # the variable `job`
-        "lmerge_ready", "lmerge_degraded", "lmerge_task_phase",  # states and reasons tell more
+        "lmerge_ready", "lmerge_degraded", "lmerge_task_phase",  # states and reasons show more
         "lmerge_group_generation", "lmerge_leader_switches_total",
         "lmerge_leader_since_timestamp_seconds",  # /status has the reason beside it
         "lmerge_detached_records_total",

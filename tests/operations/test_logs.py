@@ -26,7 +26,9 @@ _EVENT = re.compile(r"^\| `([^`]+)` \| (info|warning) \|([^|]*)\|", re.MULTILINE
 
 def documented() -> dict[str, tuple[str, frozenset[str]]]:
     rows = _EVENT.findall(PAGE)
-    found = {event: (level, frozenset(re.findall(r"`(\w+)`", said))) for event, level, said in rows}
+    found = {
+        event: (level, frozenset(re.findall(r"`(\w+)`", fields))) for event, level, fields in rows
+    }
     assert len(found) == len(rows)
     return found
 

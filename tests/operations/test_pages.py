@@ -1,4 +1,4 @@
-"""The pages for who runs the service: complete and true, as far as code can tell."""
+"""The pages for who runs the service: complete and true, as far as code can check."""
 
 import ast
 import re
@@ -26,7 +26,7 @@ PACKAGE = Path("lmerge_service")
 
 
 def blocks(page: Path) -> list[Any]:
-    """What the page's YAML says."""
+    """What the page's YAML contains."""
     found = re.findall(r"^```yaml\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
     return [YAML(typ="safe").load(each) for each in found]
 
@@ -94,7 +94,7 @@ def at(model: Any, path: str) -> Any:
     return model
 
 
-# --- from what is said to what to do --------------------------------------------------------------
+# --- from a message to what to do ----------------------------------------------------------------
 
 NOT_WORDS = re.compile(r"[^a-z]+")
 
@@ -153,8 +153,8 @@ def test_every_word_of_a_closed_set_has_a_row(closed_set: Any) -> None:
 
 def test_every_notification_is_documented() -> None:
     section = NIGHT.read_text().partition("### What else is in the events topic")[2]
-    told = set(re.findall(r"`(\w+)`", section.partition("\n## ")[0]))
-    left = {each.value for each in NotificationKind} - told
+    known = set(re.findall(r"`(\w+)`", section.partition("\n## ")[0]))
+    left = {each.value for each in NotificationKind} - known
     assert not left
 
 
@@ -190,5 +190,5 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=str)
 def test_the_commands_of_the_pages_exist(page: Path) -> None:
-    said = set(re.findall(r"(?:^|`)lmerge ([a-z][a-z-]+)", page.read_text(), re.MULTILINE))
-    assert said <= commands(), said - commands()
+    named = set(re.findall(r"(?:^|`)lmerge ([a-z][a-z-]+)", page.read_text(), re.MULTILINE))
+    assert named <= commands(), named - commands()

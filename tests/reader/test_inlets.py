@@ -102,7 +102,7 @@ def test_a_topic_with_another_id_is_read_from_its_beginning() -> None:
     assert reading.take("a", X) == [], "it is on the output already"
 
 
-def test_where_brokers_tell_no_ids_a_topic_is_what_its_name_says() -> None:
+def test_where_brokers_have_no_ids_a_topic_is_known_by_its_name() -> None:
     reading = Reading()
     reading.look(a=(None, 1))
     assert not reading.look(a=(None, 1))
@@ -154,8 +154,8 @@ def test_a_token_brings_back_position_incarnation_and_joining_time() -> None:
 def test_a_token_brings_back_which_numbers_were_read() -> None:
     reading = Reading()
     reading.look(a=("1", 1))
-    said = numbered(1, 2)
-    reading.inlets.take(TopicPartition("a", 0), said, [], [])
+    records = numbered(1, 2)
+    reading.inlets.take(TopicPartition("a", 0), records, [], [])
     resumed = Reading(token=reading.token())
     resumed.look(a=("1", 1))
     out: list[Element] = []

@@ -65,11 +65,11 @@ async def all_of(reader: MergedReader) -> list[Element]:
 
 
 async def up_to(reader: MergedReader, *awaited: Element) -> list[Element]:
-    """Everything up to where all of these have been said; which topic is first is chance."""
-    said: list[Element] = []
-    while not all(element in said for element in awaited):
-        said += await take(reader, 1)
-    return said
+    """Everything up to where all of these have been received; which topic is first is chance."""
+    received: list[Element] = []
+    while not all(element in received for element in awaited):
+        received += await take(reader, 1)
+    return received
 
 
 def of(reader: MergedReader, name: str) -> TopicStatus:
@@ -99,19 +99,19 @@ def test_several_topics_of_any_width_are_read_as_one(written: Topic) -> None:
     async def play() -> None:
         breaches: list[Breach] = []
         async with written.reader(on_breach=breaches.append) as reader:
-            said = await all_of(reader)
+            received = await all_of(reader)
             status = reader.status()
-        assert reconstitute(said) == meaning(lives)
-        assert said[-1] == Stable(INFINITY)
+        assert reconstitute(received) == meaning(lives)
+        assert received[-1] == Stable(INFINITY)
         assert breaches == []
         assert status.live_events == 0
         assert [each.partitions for each in status.topics] == [1, 3, 5]
-        assert sum(each.first for each in status.topics) == sum(type(e) is Insert for e in said)
+        assert sum(each.first for each in status.topics) == sum(type(e) is Insert for e in received)
 
     in_time(play())
 
 
-def test_batches_say_the_same(written: Topic) -> None:
+def test_batches_contain_the_same(written: Topic) -> None:
     lives = logical(200, seed=2)
     streams = replica_streams(lives, seed=2)
     for name in "ab":
@@ -123,8 +123,8 @@ def test_batches_say_the_same(written: Topic) -> None:
             batches = [batch async for batch in reader.batches()]
         assert all(batches)
         assert len(batches) > 3
-        said = [first, *(element for batch in batches for element in batch)]
-        assert reconstitute(said) == meaning(lives)
+        received = [first, *(element for batch in batches for element in batch)]
+        assert reconstitute(received) == meaning(lives)
 
     in_time(play())
 
@@ -159,8 +159,8 @@ def test_without_follow_the_stream_ends_where_the_topics_did(written: Topic) -> 
     async def play() -> None:
         async with written.reader(follow=False) as reader:
             await written._publish("a", [insert("late", 7, 8)], 1, crc32, [], None)
-            said = await all_of(reader)
-            assert said[:2] == [insert("x", 1, 5), Stable(3)]
+            received = await all_of(reader)
+            assert received[:2] == [insert("x", 1, 5), Stable(3)]
             assert of(reader, "b").state == "missing"
             assert of(reader, "b").why == f"topic {written.topics['b']} does not exist yet"
 
@@ -173,13 +173,13 @@ def test_a_wait_that_is_cancelled_loses_nothing(written: Topic) -> None:
     stream = replica_streams(lives, seed=3)["b"]
 
     async def play() -> None:
-        said: list[Element] = []
+        received: list[Element] = []
         async with written.reader("b", batch_records=7) as reader, asyncio.TaskGroup() as group:
             group.create_task(written._publish("b", stream, 2, crc32, [], None))
-            while not said or said[-1] != Stable(INFINITY):
+            while not received or received[-1] != Stable(INFINITY):
                 with contextlib.suppress(TimeoutError):
-                    said.append(await next_of(reader, random.choice((0.0005, 0.002, 0.05))))
-        assert reconstitute(said) == meaning(lives)
+                    received.append(await next_of(reader, random.choice((0.0005, 0.002, 0.05))))
+        assert reconstitute(received) == meaning(lives)
 
     in_time(play())
 
@@ -224,15 +224,15 @@ def test_a_topic_that_is_deleted_is_let_go_and_made_anew_is_read_again(written: 
     async def play() -> None:
         topic = written.topics["b"]
         async with written.reader("ab") as reader, Topics(written.connection) as topics:
-            said = await up_to(reader, insert("phantom", 5, 8), Stable(3))
+            received = await up_to(reader, insert("phantom", 5, 8), Stable(3))
             await topics.delete(topic)
             await until(reader, lambda: of(reader, "b").why == f"topic {topic} was deleted")
             await written._publish("b", [insert("x", 1, 9), Stable(7)], 1, crc32, [], None)
-            said += await take(reader, 2)
-            assert said[-2:] == [Adjust(b'"phantom"', 5, 8, 5), Stable(7)]
+            received += await take(reader, 2)
+            assert received[-2:] == [Adjust(b'"phantom"', 5, 8, 5), Stable(7)]
             assert of(reader, "b").stable == 7
             assert of(reader, "b").breaches == {}
-        assert reconstitute(said) == TDB([(b'"x"', 1, 9)])
+        assert reconstitute(received) == TDB([(b'"x"', 1, 9)])
 
     in_time(play())
 
@@ -252,8 +252,8 @@ def test_a_topic_whose_beginning_is_gone_needs_a_time_from_which_it_is_correct(
             assert of(reader, "b").state == "left out"
             assert "begins at offset 1" in str(of(reader, "b").why)
         async with written.reader("ab", joining_at={topic: 5}) as reader:
-            said = await take(reader, 3)
-            assert reconstitute(said) == TDB([(b'"x"', 1, 9), (b'"y"', 6, 9)])
+            received = await take(reader, 3)
+            assert reconstitute(received) == TDB([(b'"x"', 1, 9), (b'"y"', 6, 9)])
             assert of(reader, "b").state == "joining"
             await written._publish("a", [Stable(5)], 1, crc32, [], None)
             assert await take(reader, 2) == [Stable(5), Stable(8)]
@@ -278,27 +278,27 @@ def test_a_topic_that_ends_lags_or_lies_stops_nobody(written: Topic) -> None:
     async def play() -> None:
         breaches: list[Breach] = []
         async with written.reader(on_breach=breaches.append, follow=False) as reader:
-            said = await all_of(reader)
+            received = await all_of(reader)
             kinds = sorted(of(reader, "b").breaches)
         assert kinds[-2:] == ["half_frozen_missing", "stable_regression"] or kinds == [
             "broke_own_stable",
             "stable_regression",
         ]
         assert {breach.input for breach in breaches} == {written.topics["b"]}
-        assert reconstitute(said).stable == 6
+        assert reconstitute(received).stable == 6
 
     in_time(play())
 
 
-def test_a_topic_that_starts_over_says_so_by_its_headers(written: Topic) -> None:
+def test_a_topic_that_starts_over_is_known_by_its_headers(written: Topic) -> None:
     written.publish("a", [insert("x", 1, 9), insert("wrong", 4, 9), Stable(3)])
     written.publish("a", [insert("x", 1, 9), Stable(6)], incarnation=1)
 
     async def play() -> None:
         async with written.reader("a", follow=False) as reader:
-            said = await all_of(reader)
+            received = await all_of(reader)
             assert of(reader, "a").incarnation == 1
-            assert reconstitute(said) == TDB([(b'"x"', 1, 9)])
+            assert reconstitute(received) == TDB([(b'"x"', 1, 9)])
 
     in_time(play())
 
@@ -341,18 +341,18 @@ def test_going_on_from_tokens_is_as_good_as_not_having_stopped(written: Topic) -
     written.publish("b", streams["b"], partitions=3)
 
     async def play() -> None:
-        said: list[Element] = []
+        received: list[Element] = []
         token, sizes, mid = None, [], 0
         for _ in range(25):
             options = {"token": token, "batch_records": chance.randrange(1, 60)}
             async with written.reader("ab", **options) as reader:
-                said += await take(reader, chance.randrange(1, 25))
+                received += await take(reader, chance.randrange(1, 25))
                 token = reader.token()
                 mid += bool(reader._waiting)
                 sizes.append(len(token))
         async with written.reader("ab", token=token) as reader:
-            said += await all_of(reader)
-        assert reconstitute(said) == meaning(lives)  # legal, and nothing lost or doubled
+            received += await all_of(reader)
+        assert reconstitute(received) == meaning(lives)  # legal, and nothing lost or doubled
         assert mid > 3, "tokens were taken in the middle of batches"
         assert max(sizes) < 60_000
 
@@ -382,12 +382,12 @@ def test_a_token_goes_on_with_other_topics_and_with_ones_made_anew(written: Topi
 
     async def play() -> None:
         async with written.reader("ab") as reader:
-            said = await up_to(reader, insert("phantom", 5, 8), Stable(3))
+            received = await up_to(reader, insert("phantom", 5, 8), Stable(3))
             token = reader.token()
         async with Topics(written.connection) as topics:
             topic = written.topics["b"]
             await vanish(topics, topic)
-        # More records than the position that the token has: only the id tells it from the old one.
+        # More records than the position that the token has: its id shows that it is new.
         anew: list[Element] = [
             Stable(1),
             insert("x", 1, 9),
@@ -398,10 +398,10 @@ def test_a_token_goes_on_with_other_topics_and_with_ones_made_anew(written: Topi
         await written._publish("b", anew, 1, crc32, [], None)
         await written._publish("c", [insert("w", 4, 9)], 1, crc32, [], None)
         async with written.reader("bc", token=token, follow=False) as reader:
-            said += await all_of(reader)
+            received += await all_of(reader)
             assert of(reader, "b").breaches == {}
         expected = [("x", 1, 9), ("y", 6, 9), ("z", 6, 9)]
-        found = {event for event in reconstitute(said) if event.vs >= 6 or event.vs < 4}
+        found = {event for event in reconstitute(received) if event.vs >= 6 or event.vs < 4}
         assert found == {(b'"%s"' % name.encode(), vs, ve) for name, vs, ve in expected}
 
     in_time(play())
@@ -430,7 +430,7 @@ def test_a_token_is_refused_where_it_does_not_fit(written: Topic) -> None:
 
 
 @pytest.mark.parametrize(
-    ("topics", "policy", "said"),
+    ("topics", "policy", "message"),
     [
         ([], Policy(), "at least one"),
         (["a", "a"], Policy(), "each once"),
@@ -438,16 +438,16 @@ def test_a_token_is_refused_where_it_does_not_fit(written: Topic) -> None:
     ],
 )
 def test_what_cannot_be_read_is_refused_before_kafka_is_asked(
-    topics: Sequence[str], policy: Policy, said: str
+    topics: Sequence[str], policy: Policy, message: str
 ) -> None:
-    with pytest.raises(ConfigurationError, match=said):
+    with pytest.raises(ConfigurationError, match=message):
         read_merged(Connection("nowhere:1"), topics, policy=policy)
 
 
 # --- Kafka goes away ------------------------------------------------------------------------------
 
 
-def test_without_kafka_the_reader_says_so_at_once() -> None:
+def test_without_kafka_the_reader_fails_at_once() -> None:
     async def play() -> None:
         nowhere = Connection(f"127.0.0.1:{free_port()}")
         with pytest.raises(TransportError, match="cannot be reached"):

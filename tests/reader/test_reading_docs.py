@@ -62,7 +62,7 @@ def test_the_stream_is_printed(
 
 def test_results_and_token_are_stored_together(run: Callable[[str], str]) -> None:
     run(STORED)
-    run(STORED)  # goes on behind the end: nothing is said again
+    run(STORED)  # goes on behind the end: nothing is received again
     database = sqlite3.connect("flights.db")
     assert database.execute("SELECT * FROM events").fetchall() == [(b'"x"', 1, 8)]
     assert database.execute("SELECT count(*) FROM position").fetchone() == (1,)
@@ -74,7 +74,7 @@ def test_what_is_below_the_point_is_left_out(
 ) -> None:
     topic = run(HEEDING)
     assert capsys.readouterr().out.count("compute") == 10
-    asyncio.run(_tell(bootstrap, topic, 71))
+    asyncio.run(_publish_feedback(bootstrap, topic, 71))
     run(HEEDING)
     assert capsys.readouterr().out.splitlines() == [
         "compute [70, 80)",
@@ -83,7 +83,7 @@ def test_what_is_below_the_point_is_left_out(
     ]
 
 
-async def _tell(bootstrap: str, output: str, point: int) -> None:
+async def _publish_feedback(bootstrap: str, output: str, point: int) -> None:
     async with Topics(Connection(bootstrap)) as topics:
         await topics.ensure(feedback_topic(output))
         found = await topics.describe([output])
