@@ -1,7 +1,7 @@
 """What the real-broker tests share: replicas written to real topics, real workers, the audit.
 
 A `Merge` is one topology with topics of its own on the shared broker. Workers are processes
-(`lmerge run`), so that `kill -9` means what it says.
+(`lmerge run`), so that `kill -9` is a real one.
 """
 
 import asyncio
@@ -161,27 +161,27 @@ class Merge:
                     await asyncio.gather(*sent)
 
     @contextlib.contextmanager
-    def speaking(
+    def publishing(
         self,
         streams: Mapping[str, Sequence[Element]],
         widths: Mapping[str, int] | None = None,
         *,
         elements: int = 8,
     ) -> Iterator[None]:
-        """Replicas that speak all the time, some elements each every 20 ms; when this is left, they
-        have said everything."""
+        """Replicas that publish all the time, some elements each every 20 ms; when this is left,
+        they have published everything."""
         hurry = threading.Event()
         with ThreadPoolExecutor(1) as pool:
-            speaking = pool.submit(
-                lambda: asyncio.run(self._speak(streams, widths or {}, elements, hurry))
+            publishing = pool.submit(
+                lambda: asyncio.run(self._publish_all(streams, widths or {}, elements, hurry))
             )
             try:
                 yield
             finally:
                 hurry.set()
-            speaking.result(60)
+            publishing.result(60)
 
-    async def _speak(
+    async def _publish_all(
         self,
         streams: Mapping[str, Sequence[Element]],
         widths: Mapping[str, int],
@@ -303,7 +303,7 @@ class Worker:
         return self.wait(lambda status: status["state"] == "running", "the worker to run")
 
     def wait_until_it(self, role: str, seconds: float = 30) -> Any:
-        """It leads or follows all tasks that it has, and has what the last mark tells."""
+        """It leads or follows all tasks that it has, and has the state of the last mark."""
         phase = {"leads": "leading", "follows": "following"}[role]
         return self.wait(
             lambda status: (
@@ -373,7 +373,7 @@ def decided(merge: Merge, *actions: Action) -> None:
 
 
 async def run_until_ended(merge: Merge) -> int:
-    """Runs a worker in this process; tells how often it had to rebuild."""
+    """Runs a worker in this process; returns how often it had to rebuild."""
     async with running(merge) as worker:
         progress = worker.held[0].task.progress
         while progress.committed_stable != INFINITY:  # noqa: ASYNC110

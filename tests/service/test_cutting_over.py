@@ -41,8 +41,8 @@ def merge(bootstrap: str, tmp_path: Path) -> Merge:
 
 def begin(merge: Merge, **fields: Any) -> BeginCutover:
     attach = {"name": "d", "topic": merge.topics["d"], "joining_at": 20}
-    said = {"watch": 20, "max_behind": 1, "max_divergences": 0, "attach": attach, **fields}
-    return BeginCutover("a", "d", **said)
+    limits = {"watch": 20, "max_behind": 1, "max_divergences": 0, "attach": attach, **fields}
+    return BeginCutover("a", "d", **limits)
 
 
 def marks(merge: Merge) -> list[CommitRecord]:
@@ -61,8 +61,8 @@ def cutover_in(worker: Worker, state: str) -> Any:
     return worker.wait(is_in, f"a cutover that is {state}")
 
 
-def says(worker: Worker, lacks: str) -> None:
-    """Each task says what it waits for."""
+def until_it_waits_for(worker: Worker, lacks: str) -> None:
+    """Each task reports what it waits for."""
     worker.wait(
         lambda status: all((each["cutover"] or "").startswith(lacks) for each in status["tasks"]),
         lacks,
@@ -93,11 +93,11 @@ def go_through(merge: Merge, killed_in: Sequence[str]) -> None:
                 cutover_in(current, state)
             if step is None:
                 break
-            says(current, lacks[state])
+            until_it_waits_for(current, lacks[state])
             merge.publish("a", [*events(*step), Stable(step[1])])
             if state == "watching":
                 merge.publish("d", [*events(40, 60), Stable(60)])
-        # T11: it is final. Nothing leads back to the one that is gone, though it speaks, and the
+        # T11: it is final. Nothing leads back to the one that is gone, though it publishes, and the
         # one that stays may take its time.
         current.wait(
             lambda _: not any("a" in mark.replicas for mark in marks(merge)), "a to be gone"
@@ -152,7 +152,7 @@ def test_a_coming_one_that_contradicts_the_output_is_not_cut_over_to(merge: Merg
     with merge.worker() as worker:
         worker.wait_until_running()
         decided(merge, begin(merge))
-        says(worker, JOINING)
+        until_it_waits_for(worker, JOINING)
         merge.publish("a", [*events(15, 35), Insert(b'"only a"', 31, 50), Stable(35)])
         cutover_in(worker, "watching")
         merge.publish("d", [*events(40, 60), Stable(60)])
@@ -168,12 +168,12 @@ def test_a_coming_one_that_contradicts_the_output_is_not_cut_over_to(merge: Merg
 
 @pytest.mark.deep
 def test_the_beginning_of_time_is_no_place_to_be(merge: Merge) -> None:
-    """A replica that has said nothing is joined and suffices for nothing."""
+    """A replica that has published nothing is joined and suffices for nothing."""
     merge.topics["e"] = f"{merge.name}.e"
     merge.publish("e", [])
     with merge.worker() as worker:
         worker.wait_until_running()
         attach = {"name": "e", "topic": merge.topics["e"]}
         decided(merge, BeginCutover("a", "e", 0, 5, 0, attach=attach))
-        says(worker, "e has not sent a stable in each of its partitions yet")
+        until_it_waits_for(worker, "e has not sent a stable in each of its partitions yet")
         assert worker.status()["output"]["stable_point"] > START

@@ -1,4 +1,4 @@
-"""Replicas that speak dialects: through records and incarnations, rebuilds, and a real broker."""
+"""Replicas that write dialects: through records and incarnations, rebuilds, and a real broker."""
 
 import asyncio
 import dataclasses
@@ -71,7 +71,7 @@ def row(payload: bytes | None, t: int, partition: int = 0, incarnation: int = 0)
     )
 
 
-def test_a_record_may_say_several_elements_or_none() -> None:
+def test_a_record_may_be_several_elements_or_none() -> None:
     fed = Fed()
     assert fed.take(row(A, 20), row(A, 21)) == [Insert(A, 20, INFINITY), Stable(10), Stable(11)]
     assert fed.take(row(B, 22), row(None, 40)) == [
@@ -142,7 +142,7 @@ class Once(GuardEvaluator):
 
 
 @pytest.mark.parametrize("restored", [False, True])
-def test_a_record_whose_stable_waits_is_said_whole_when_it_is_read_again(restored: bool) -> None:
+def test_a_record_whose_stable_waits_is_merged_whole_when_it_is_read_again(restored: bool) -> None:
     """The decoder has gone beyond it; a snapshot taken meanwhile remembers that."""
     batch = [row(A, 20), row(B, 40), row(None, 50)]
     batch = [dataclasses.replace(each, offset=number) for number, each in enumerate(batch)]

@@ -40,7 +40,7 @@ class Record:
 
 @dataclass
 class Source:
-    """Remembers what it was told."""
+    """Remembers what was asked of it."""
 
     paused: frozenset[TopicPartition] = frozenset()
     rewound: list[tuple[TopicPartition, int]] = field(default_factory=list)
@@ -83,10 +83,10 @@ class Overseen:
             leading=Leading(lambda: UNIX_NS),
         )  # fmt: skip
 
-    def read(self, **said: Sequence[Element | bytes]) -> int:
+    def read(self, **published: Sequence[Element | bytes]) -> int:
         """A batch, from where each replica stands."""
         batches: dict[TopicPartition, Any] = {}
-        for name, elements in said.items():
+        for name, elements in published.items():
             start = self.state.replicas.states[name].next.get(0, 0)
             batches[TopicPartition(f"in.{name}", 0)] = [
                 Record(each if isinstance(each, bytes) else encode(each), start + number)
@@ -101,7 +101,7 @@ class Overseen:
             state.unread = Unread(left, readable=left > 0, open=(), asked_at=self.now)
         self.merge_loop.pace(share)
 
-    def told(self) -> list[tuple[str, str | None]]:
+    def notified(self) -> list[tuple[str, str | None]]:
         found = [Evidence.of_record(value) for _, value in self.reporting.pending]
         return [(each.kind, each.replica) for each in found]
 
@@ -125,7 +125,7 @@ def test_a_held_stable_is_rewound_and_its_partition_paused_until_another_confirm
     assert task.source.paused == frozenset()
     task.read(a=[Stable(900), Insert(b'"y"', 901, 902)])
     assert task.out[-2:] == [Stable(900), Insert(b'"y"', 901, 902)]
-    assert task.told() == [("leap", "a"), ("let_go", "a"), ("leader", "a")]
+    assert task.notified() == [("leap", "a"), ("let_go", "a"), ("leader", "a")]
 
 
 def test_a_new_incarnation_takes_the_hold_away() -> None:
@@ -136,7 +136,7 @@ def test_a_new_incarnation_takes_the_hold_away() -> None:
     assert task.source.paused == {A}
     step = task.state.replicas.states["a"].step
     assert step is not None
-    step.start_over(1, START)  # as a record of another partition tells it
+    step.start_over(1, START)  # as by a record of another partition
     task.pace()
     assert task.source.paused == frozenset()
 
@@ -189,7 +189,7 @@ def test_a_replica_far_ahead_is_paused_and_the_limits_are_divided_among_tasks() 
     task.read(b=[Stable(100)])
     task.pace(lags={"a": 7, "b": 0})
     assert task.source.paused == frozenset()
-    assert task.told() == [("paused", "a"), ("resumed", "a")]
+    assert task.notified() == [("paused", "a"), ("resumed", "a")]
 
 
 class Control:

@@ -24,10 +24,10 @@ from tests.service.cluster import Merge, logical, meaning, replica_streams
 from tests.waiting import come_true
 
 
-def test_a_task_that_is_told_to_stop_stops_though_its_last_commit_is_fenced(
+def test_a_task_that_is_asked_to_stop_stops_though_its_last_commit_is_fenced(
     bootstrap: str, tmp_path: Path
 ) -> None:
-    """Else its worker would wait for it, as if it had not been told, and then end itself."""
+    """Else its worker would wait for it, as if it had not been asked to, and then end itself."""
     merge, lives = Merge(bootstrap, tmp_path), logical(60)
     for name, elements in replica_streams(lives).items():
         merge.publish(name, elements)

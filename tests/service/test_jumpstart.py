@@ -24,10 +24,10 @@ TOKEN = "open-sesame-open-sesame"
 
 
 def events(start: int, end: int) -> list[Element]:
-    return [*told(start, end)]
+    return [*inserts(start, end)]
 
 
-def told(start: int, end: int) -> list[Insert[bytes]]:
+def inserts(start: int, end: int) -> list[Insert[bytes]]:
     return [Insert(b'{"id":%d}' % vs, vs, vs + 30) for vs in range(start, end)]
 
 
@@ -73,7 +73,7 @@ class Stage:
 def staged(
     bootstrap: str, folder: Path, *, partitions: int = 1, case: str = "R3"
 ) -> Iterator[Stage]:
-    """The stage; `a` has said nothing yet."""
+    """The stage; `a` has published nothing yet."""
     merge = Merge(bootstrap, folder, ["a"])
     (folder / "token").write_text(TOKEN)
     merge.extra = {
@@ -120,8 +120,8 @@ def test_t15_it_has_no_vote_until_the_output_is_where_the_checkpoint_is(stage: S
     stage.worker.wait(lambda status: status["output"]["stable_point"] == 110, "110")
     stage.merge.publish("d", [Stable(INFINITY)])
     stage.worker.wait_until_ended()
-    said = [*events(0, 120), Adjust(b'{"id":70}', 70, 100, 95)]
-    assert stage.merge.output_is(reconstitute(said))
+    expected = [*events(0, 120), Adjust(b'{"id":70}', 70, 100, 95)]
+    assert stage.merge.output_is(reconstitute(expected))
     again = stage.jumpstart(cut)
     assert (again.returncode, again.stderr) == (6, "error: replica d is attached\n")
     again = stage.jumpstart(cut, "--no-attach", "--json")
@@ -150,7 +150,7 @@ def test_it_begins_with_the_state_of_a_merge_and_carries_the_output_alone(
         assert done.stderr == f"error: {tmp_path}/cut is damaged: it is cut short\n"
         done = stage.jumpstart(state)
         assert (done.returncode, done.stderr) == (0, ""), done
-        live = [each for each in told(0, 70) if each.ve >= (60, 40)[by_key(each.payload, 2)]]
+        live = [each for each in inserts(0, 70) if each.ve >= (60, 40)[by_key(each.payload, 2)]]
         assert done.stdout.splitlines()[0] == (
             f"{merge.topics['d']} begins with {len(live)} events, correct from 60 on, "
             "to go on from 40"

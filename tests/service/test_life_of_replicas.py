@@ -41,7 +41,7 @@ def test_a_replica_that_is_detached_and_attached_again_and_again_is_merged_each_
     merge.extra = {"snapshot_seconds": 0.3, "limits": {"batch_records": 50}}
     merge.write()
     streams = replica_streams(lives, seed=61)
-    with merge.worker() as worker, merge.speaking(streams, {"b": 2}, elements=4):
+    with merge.worker() as worker, merge.publishing(streams, {"b": 2}, elements=4):
         worker.wait_until_it("leads")
         for _ in range(3):
             decided(merge, Detach("a"), attach(merge, "a"))  # nobody waits for the first
@@ -64,8 +64,8 @@ def test_a_replica_that_is_detached_and_attached_again_and_again_is_merged_each_
 def test_a_laggard_that_takes_over_from_a_leader_changes_nothing_that_is_final(
     merge: Merge,
 ) -> None:
-    """mimir#12331: the leader goes; the other one, far behind, tells what is frozen already, some
-    of it otherwise: absorbed and counted, and the output goes on where it was."""
+    """mimir#12331: the leader goes; the other one, far behind, publishes what is frozen already,
+    some of it otherwise: absorbed and counted, and the output goes on where it was."""
     events = [Insert(b'"%d"' % k, k, k + 5) for k in range(0, 100, 2)]
     lies = {10: 12, 20: 22, 96: 99, 98: 99}  # two are fully frozen by then, and two half frozen
     with merge.worker() as worker:
@@ -74,8 +74,8 @@ def test_a_laggard_that_takes_over_from_a_leader_changes_nothing_that_is_final(
         worker.wait(lambda s: s["output"]["stable_point"] == 100, "stable(100)")
         decided(merge, Detach("a"))
         worker.wait(lambda s: "a" not in states(s), "a to be gone")
-        told = [Insert(e.payload, e.vs, lies.get(e.vs, e.ve)) for e in events]
-        merge.publish("b", [*told, Stable(90)])
+        late = [Insert(e.payload, e.vs, lies.get(e.vs, e.ve)) for e in events]
+        merge.publish("b", [*late, Stable(90)])
         worker.wait(lambda s: s["replicas"][0]["stable_point"] == 90, "b to come nearer")
         merge.publish("b", [Insert(b'"next"', 120, 130), Stable(INFINITY)])
         status = worker.wait_until_ended()
@@ -127,7 +127,7 @@ async def _recreate(merge: Merge, replica: str, partitions: int) -> None:
     async with Topics(Connection(merge.bootstrap)) as topics:
         await topics.delete(topic)
         async with asyncio.timeout(20):
-            while await topics.partitions([topic]):  # noqa: ASYNC110 - nobody says when
+            while await topics.partitions([topic]):  # noqa: ASYNC110 - nobody reports when
                 await asyncio.sleep(0.02)
         await topics.ensure(topic, partitions=partitions)
 

@@ -1,5 +1,5 @@
 """Guards and flow control in running workers, on a real broker: who lies is stopped before the
-output is harmed, who runs ahead is paused, and both are told of."""
+output is harmed, who runs ahead is paused, and both are reported."""
 
 import asyncio
 import json
@@ -377,7 +377,7 @@ def test_d2_two_writers_of_one_topic_are_found_out(merge: Merge) -> None:
             status = await until(worker, lambda s: of(s, "a").state == "quarantined")
             assert "two producers" in (of(status, "a").why or "")
             await until(worker, lambda s: s.output.stable_point == 2_000)
-            notified = await until_told(merge, "duplicate_writer")
+            notified = await until_notified(merge, "duplicate_writer")
         assert (notified.replica, notified.action) == ("a", "quarantine")
         assert notified.first is not None
         assert notified.first.topic == merge.topics["a"]
@@ -386,7 +386,7 @@ def test_d2_two_writers_of_one_topic_are_found_out(merge: Merge) -> None:
     merge.audit()
 
 
-async def until_told(merge: Merge, kind: str, seconds: float = 20) -> Evidence:
+async def until_notified(merge: Merge, kind: str, seconds: float = 20) -> Evidence:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         for each in await events(merge):
@@ -409,7 +409,7 @@ def test_a_replica_that_breaks_too_many_rules_is_quarantined_unless_it_is_alone(
             await asyncio.to_thread(merge.send_raw, merge.topics["a"], [b"junk"] * 50)
             status = await until(worker, lambda s: of(s, "a").state == "quarantined")
             assert "50 of its latest 50 records" in (of(status, "a").why or "")
-            notified = await until_told(merge, "breach_rate")
+            notified = await until_notified(merge, "breach_rate")
             assert notified.action == "quarantine"
             await publish(merge, "b", Stable(95))
             await until(worker, lambda s: s.output.stable_point == 95)
@@ -423,8 +423,10 @@ def test_a_replica_that_breaks_too_many_rules_is_quarantined_unless_it_is_alone(
 
 
 @pytest.mark.full
-def test_the_first_divergence_is_told_with_what_each_replica_says_where(merge: Merge) -> None:
-    """VictoriaMetrics#4367, mimir#12331: who comes back says otherwise about what is final."""
+def test_the_first_divergence_is_reported_with_what_each_replica_publishes_where(
+    merge: Merge,
+) -> None:
+    """VictoriaMetrics#4367, mimir#12331: who comes back contradicts what is final."""
     configured(merge, time_unit="none")
     filler = [ins(f"f{n}", n, n + 1) for n in range(10)]
 
@@ -437,7 +439,7 @@ def test_the_first_divergence_is_told_with_what_each_replica_says_where(merge: M
             await until(worker, lambda s: s.output.stable_point == 60)
             status = await until(worker, lambda s: "divergence" in s.tasks[0].findings)
             assert of(status, "b").state == "joined"
-            notified = await until_told(merge, "divergence")
+            notified = await until_notified(merge, "divergence")
         assert (notified.replica, notified.action, notified.count) == ("b", "report", 1)
         assert (notified.payload, notified.vs) == ('"x"', 20)
         assert notified.output is not None

@@ -1,4 +1,4 @@
-"""Metrics: what a scrape gives is what docs/operations/metrics.md says, and is true."""
+"""Metrics: what a scrape gives is what docs/operations/metrics.md lists, and is true."""
 
 import asyncio
 import contextlib

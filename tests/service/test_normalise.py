@@ -40,10 +40,10 @@ class Fed:
         return out
 
 
-def test_the_operator_hears_the_canonical_form() -> None:
+def test_the_operator_receives_the_canonical_form() -> None:
     fed = Fed()
-    said = fed.take(records(Insert(A, 1, 5), Stable(5), Insert(A, 5, 9), Stable(INFINITY)))
-    assert said == [Insert(A, 1, 5), Stable(5), Adjust(A, 1, 5, 9), Stable(INFINITY)]
+    emitted = fed.take(records(Insert(A, 1, 5), Stable(5), Insert(A, 5, 9), Stable(INFINITY)))
+    assert emitted == [Insert(A, 1, 5), Stable(5), Adjust(A, 1, 5, 9), Stable(INFINITY)]
 
 
 def test_the_replica_is_blamed_for_what_its_normaliser_refused() -> None:
@@ -57,8 +57,8 @@ def test_the_replica_is_blamed_for_what_its_normaliser_refused() -> None:
 def test_a_new_incarnation_has_a_form_of_its_own() -> None:
     fed = Fed()
     fed.take(records(Insert(A, 1, 5), Stable(3)))
-    said = fed.take(records(Insert(A, 1, 5), Insert(A, 5, 9), Stable(INFINITY), incarnation=1))
-    assert said == [Adjust(A, 1, 5, 9), Stable(INFINITY)], "its stable begins anew as well"
+    emitted = fed.take(records(Insert(A, 1, 5), Insert(A, 5, 9), Stable(INFINITY), incarnation=1))
+    assert emitted == [Adjust(A, 1, 5, 9), Stable(INFINITY)], "its stable begins anew as well"
     assert fed.merge.breaches() == []
 
 
@@ -83,7 +83,7 @@ def test_a_rebuilt_task_has_nothing_to_add_and_goes_on_the_same(
     def attached(was: dict[str, MergeStep] | None) -> dict[str, MergeStep]:
         merge = lmerge()
         if was is not None:
-            merge.replay_output(said)
+            merge.replay_output(emitted)
         return {
             name: MergeStep(
                 merge,
@@ -99,10 +99,10 @@ def test_a_rebuilt_task_has_nothing_to_add_and_goes_on_the_same(
         }
 
     cut = data.draw(st.integers(0, len(merged)))
-    said: list[Element] = []
+    emitted: list[Element] = []
     steps = attached(None)
     for name, record in merged[:cut]:
-        steps[name].take(record.partition, [record], said, [])
+        steps[name].take(record.partition, [record], emitted, [])
 
     again = attached(steps)
     missed: list[Element] = []
@@ -110,7 +110,7 @@ def test_a_rebuilt_task_has_nothing_to_add_and_goes_on_the_same(
         for partition in data.draw(st.permutations(range(widths[name]))):
             prefix = [r for n, r in merged[:cut] if (n, r.partition) == (name, partition)]
             again[name].take(partition, prefix, missed, [], replay_input=True)
-    assert missed == [], "the output has said it all"
+    assert missed == [], "the output has all of it"
 
     for name, record in merged[cut:]:
         one: list[Element] = []
@@ -137,18 +137,18 @@ def test_plans_cut_anew_are_merged_rightly_across_kill_9(merge: Merge) -> None:
         {"name": name, "topic": topic, "normalise": True} for name, topic in merge.topics.items()
     ]
     merge.write()
-    halves = {name: len(told) // 2 for name, told in streams.items()}
+    halves = {name: len(elements) // 2 for name, elements in streams.items()}
     widths = {"a": 1, "b": 3, "c": 5}
     with merge.worker() as worker:
         worker.wait_until_running()
-        for name, told in streams.items():
-            merge.publish(name, told[: halves[name]], partitions=widths[name])
+        for name, elements in streams.items():
+            merge.publish(name, elements[: halves[name]], partitions=widths[name])
         worker.wait(lambda s: s["output"]["stable_point"] is not None, "a stable")
         worker.kill()
     with merge.worker() as worker:
         worker.wait_until_running()
-        for name, told in streams.items():
-            merge.publish(name, told[halves[name] :], partitions=widths[name])
+        for name, elements in streams.items():
+            merge.publish(name, elements[halves[name] :], partitions=widths[name])
         worker.wait_until_ended()
         status = worker.wait(
             lambda s: all(each["lag_records"] == 0 for each in s["replicas"]), "no lag"

@@ -1,5 +1,5 @@
 """What is left out as repeated or as of an older incarnation is what it is taken for; else it is
-merged, and told."""
+merged, and reported."""
 
 import asyncio
 from collections.abc import Sequence
@@ -82,7 +82,7 @@ def replica_of(status: Any, name: str) -> Any:
 
 @pytest.mark.full
 @pytest.mark.parametrize("killed", [False, True], ids=["running", "killed in between"])
-def test_n4_a_numbered_writer_that_counts_again_from_1_loses_nothing_and_is_told(
+def test_n4_a_numbered_writer_that_counts_again_from_1_loses_nothing_and_is_reported(
     merge: Merge, killed: bool
 ) -> None:
     before = [*events("a", *range(200)), Stable(200)]
@@ -100,16 +100,16 @@ def test_n4_a_numbered_writer_that_counts_again_from_1_loses_nothing_and_is_told
             worker.kill()
         else:
             write(merge, "a", numbered(after))
-            assert_told(worker, merge)
+            assert_reported(worker, merge)
     if killed:
         with merge.worker() as worker:
             worker.wait_until_running()
             write(merge, "a", numbered(after))
-            assert_told(worker, merge)
+            assert_reported(worker, merge)
     assert merge.output_is(meaning(*before, *after))
 
 
-def assert_told(worker: Any, merge: Merge) -> None:
+def assert_reported(worker: Any, merge: Merge) -> None:
     status = worker.wait_until_ended()
     a, where = replica_of(status, "a"), f"{merge.topics['a']}-0 at offset 201"
     assert (a["contradicted"], a["contradicted_at"], a["repeated"]) == (1, where, 0)
@@ -128,10 +128,10 @@ def assert_told(worker: Any, merge: Merge) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("run", [1, 7])
-def test_n4_of_two_numbered_writers_in_one_partition_nothing_is_lost_and_both_are_told(
+def test_n4_of_two_numbered_writers_in_one_partition_nothing_is_lost_and_both_are_reported(
     merge: Merge, run: int
 ) -> None:
-    """Their runs alternate; the second replica says all of it, so that one may be quarantined."""
+    """Their runs alternate; the second replica has all of it, so that one may be quarantined."""
     first = numbered(events("x", *range(1, 101)))
     second = numbered(events("y", *range(1, 101)))
     mixed = [
@@ -165,7 +165,7 @@ def test_what_a_numbered_writer_repeats_is_left_out_and_no_finding(merge: Merge)
 
 
 @pytest.mark.full
-def test_n4_an_older_incarnation_behind_a_newer_one_is_told_until_the_newer_one_goes_on(
+def test_n4_an_older_incarnation_behind_a_newer_one_is_reported_until_the_newer_one_goes_on(
     merge: Merge,
 ) -> None:
     old, new = events("old", *range(151)), events("new", *range(10))
@@ -179,8 +179,8 @@ def test_n4_an_older_incarnation_behind_a_newer_one_is_told_until_the_newer_one_
         status = worker.wait(lambda s: replica_of(s, "a")["stale"] == 151, "the old ones")
         run = {"partition": 0, "offset": 16, "records": 151, "incarnation": 1}
         assert replica_of(status, "a")["outdated"] == [run]
-        told = "replica a: the latest 151 records of partition 0, from offset 16 on, are of"
-        assert any(each.startswith(told) for each in status["reasons"]), status["reasons"]
+        reason = "replica a: the latest 151 records of partition 0, from offset 16 on, are of"
+        assert any(each.startswith(reason) for each in status["reasons"]), status["reasons"]
         answer = worker.get("/metrics")
         assert answer is not None
         metrics = answer.text
@@ -188,7 +188,7 @@ def test_n4_an_older_incarnation_behind_a_newer_one_is_told_until_the_newer_one_
         worker.wait(lambda _: bool(evidence(merge, "outdated")), "the evidence")
         place = place_of(evidence(merge, "outdated")[0])
         assert place == ("a", merge.topics["a"], 16, encode(old[0]).decode())
-        assert status["tasks"][0]["findings"]["outdated"]["a"] <= 8, "it is not told of each"
+        assert status["tasks"][0]["findings"]["outdated"]["a"] <= 8, "not each is reported"
         merge.wait_until_committed("a", 167)
         worker.kill()
     with merge.worker() as worker:  # it is known after a restart, too

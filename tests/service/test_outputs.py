@@ -40,14 +40,14 @@ def task(merge: LMerge) -> TaskState:
 
 
 def saved(path: Path, tasks: list[tuple[TaskState, list[Element]]]) -> None:
-    """Their state, as `export_to` writes it; what each output has said is beside it."""
+    """Their state, as `export_to` writes it; what each output has emitted is beside it."""
     file = io.BytesIO()
     saving = Saving(file, merge_of(TOPOLOGY), len(tasks))
-    for number, (state, said) in enumerate(tasks):
+    for number, (state, emitted) in enumerate(tasks):
         state.partition, output = number, None
         if state.merge.live_output() is None:
             output = lmerge(Case.R4)
-            output.replay_output(said)
+            output.replay_output(emitted)
         saving.add(state, output)
     saving.finish()
     path.write_bytes(file.getvalue())
@@ -55,18 +55,18 @@ def saved(path: Path, tasks: list[tuple[TaskState, list[Element]]]) -> None:
 
 @st.composite
 def cut_short(draw: st.DrawFn, case: Case) -> tuple[TaskState, list[Element]]:
-    """A merge at any moment, of inputs that may lie, and what its output has said."""
+    """A merge at any moment, of inputs that may lie, and what its output has emitted."""
     keyed = case not in (Case.R1, Case.R4)
     logical = draw(logical_streams(unique_keys=keyed, unique_vs=case is Case.R0))
     closed = draw(st.booleans())
     streams = draw(
         presentations(logical, 2, case, closed=closed) | lying_presentations(logical, 2, case)
     )
-    state, said = task(lmerge(case, draw(st.sampled_from(POLICIES)))), list[Element]()
+    state, emitted = task(lmerge(case, draw(st.sampled_from(POLICIES)))), list[Element]()
     arriving = draw(interleavings(streams))
     for number, element in arriving[: draw(st.integers(0, len(arriving)))]:
-        said += state.merge.process("ab"[number], element)
-    return state, said
+        emitted += state.merge.process("ab"[number], element)
+    return state, emitted
 
 
 @pytest.mark.full
@@ -78,7 +78,7 @@ def test_it_is_what_a_cold_reader_of_the_output_has(
     path = tmp_path_factory.getbasetemp() / "state"
     tasks = data.draw(st.lists(cut_short(case), min_size=1, max_size=3))
     saved(path, tasks)
-    read = [reconstitute(said) for _, said in tasks]
+    read = [reconstitute(emitted) for _, emitted in tasks]
     stables = [tdb.stable for tdb in read]
     if min(stables) == START or max(stables) == INFINITY:
         with pytest.raises(ConfigurationError, match=r"has no stable|has ended"):
@@ -92,8 +92,8 @@ def test_it_is_what_a_cold_reader_of_the_output_has(
         assert from_on(begun, tdb.stable)._events >= from_on(tdb, tdb.stable)._events
     assert begun._events <= whole._events
     if len(tasks) == 1:
-        [(_, said)] = tasks
-        assert begun == reconstitute(checkpoint("f", enumerate(said)).beginning())
+        [(_, emitted)] = tasks
+        assert begun == reconstitute(checkpoint("f", enumerate(emitted)).beginning())
 
 
 def from_on(tdb: TDB, time: int) -> TDB:
@@ -102,23 +102,23 @@ def from_on(tdb: TDB, time: int) -> TDB:
 
 
 def test_an_event_that_only_a_replica_has_is_not_in_it(tmp_path: Path) -> None:
-    """Held back by the policy, it was not said; what was said and is final has gone."""
+    """Held back by the policy, it was not emitted; what was emitted and is final has gone."""
     state = task(lmerge(Case.R3, Policy(insert="half_frozen")))
-    told: list[Element] = [
+    published: list[Element] = [
         Insert(b'"p"', 1, 5),
         Insert(b'"q"', 2, 9),
         Insert(b'"r"', 8, 12),
         Stable(7),
     ]
-    said = state.merge.process_batch("a", told)
-    saved(tmp_path / "f", [(state, said)])
+    emitted = state.merge.process_batch("a", published)
+    saved(tmp_path / "f", [(state, emitted)])
     assert list(checkpoint_in(str(tmp_path / "f"), nfc=False).beginning()) == [
         Insert(b'"q"', 2, 9),
         Stable(7),
     ]
 
 
-def test_a_state_that_does_not_tell_what_the_output_holds_is_damaged(tmp_path: Path) -> None:
+def test_a_state_without_what_the_output_holds_is_damaged(tmp_path: Path) -> None:
     path = tmp_path / "f"
     state = task(lmerge(Case.R1))
     state.merge.process_batch("a", [Insert(b'"p"', 1, 5), Stable(1)])

@@ -61,7 +61,7 @@ def _openclose(t: int, row: bytes | None) -> bytes:
 
 
 def change(dialect: str, t: int, row: bytes | None) -> bytes | None:
-    """What says that the row of key 1 is so from t on, or that the first one is gone."""
+    """The record by which the row of key 1 is so from t on, or that the first one is gone."""
     if dialect == "upserts":
         return row
     return {"debezium": _debezium, "openclose": _openclose}.get(dialect, _flink)(t, row)
@@ -189,7 +189,7 @@ def test_n13_what_is_known_by_partition_is_let_go_when_its_topic_gets_wider(
 def test_n13_a_topic_that_got_wider_before_it_is_merged_is_let_go_when_a_key_moves(
     bootstrap: str, tmp_path: Path
 ) -> None:
-    """While no worker ran, or before the replica was attached: nothing tells but its records."""
+    """While no worker ran, or before the replica was attached: nothing shows it but its records."""
     moved = ["debezium", "upserts", "flink"]
     merge = Merge(bootstrap, tmp_path, [*moved, "kept"])
     writer = Writer(merge)
@@ -318,7 +318,7 @@ def moves(draw: st.DrawFn) -> tuple[list[Record], list[Record]]:
 def test_n13_a_key_that_moves_is_noticed_or_does_no_harm(
     drawn: tuple[list[Record], list[Record]],
 ) -> None:
-    """In whatever order partitions are read: the replica says what its log says, or is let go."""
+    """In whatever order partitions are read: the replica is what its log is, or is let go."""
     log, order = drawn
     whole, apart = Fed(1), Fed(2)
     whole.take(*(replace(each, partition=0) for each in log))

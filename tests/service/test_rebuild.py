@@ -44,7 +44,7 @@ def records(draw: st.DrawFn, partition: int) -> list[Record]:
     """A partition's records: lives of the replica, one after the other, lies and all."""
     found = []
     for incarnation in sorted(draw(st.sets(st.integers(0, 3), min_size=1, max_size=3))):
-        # every record of a life must tell the same joining time, in every partition
+        # every record of a life must have the same joining time, in every partition
         joining_at = START if incarnation in (0, 2) else 6 * incarnation
         headers = incarnation_headers(incarnation, joining_at)
         elements = draw(st.lists(any_elements(), max_size=8))
@@ -96,12 +96,12 @@ def test_a_rebuilt_task_has_nothing_to_add_and_goes_on_the_same(
     cut = data.draw(st.integers(0, len(merged)))
     merge = lmerge()
     steps = attached(merge, widths, None)
-    said: list[Element] = []
+    emitted: list[Element] = []
     for name, record in merged[:cut]:
-        steps[name].take(record.partition, [record], said, [])
+        steps[name].take(record.partition, [record], emitted, [])
 
     rebuilt = lmerge()
-    rebuilt.replay_output(said)
+    rebuilt.replay_output(emitted)
     again = attached(rebuilt, widths, steps)  # the standing that is stored with each offset
     missed: list[Element] = []
     for name in data.draw(st.permutations(REPLICAS)):
@@ -109,7 +109,7 @@ def test_a_rebuilt_task_has_nothing_to_add_and_goes_on_the_same(
             prefix = [r for n, r in merged[:cut] if (n, r.partition) == (name, partition)]
             again[name].take(partition, prefix, missed, [])
             rebuilt.check()
-    assert missed == [], "the output has said it all"
+    assert missed == [], "the output has all of it"
     assert rebuilt.max_stable == merge.max_stable
 
     for name, record in merged[cut:]:

@@ -1,4 +1,4 @@
-"""Two merges that were given one name: the second is kept out, and the first never hears of it."""
+"""Two merges that were given one name: the second is kept out, and the first never notices."""
 
 from pathlib import Path
 

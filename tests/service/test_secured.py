@@ -1,5 +1,5 @@
 """A broker that asks who we are: the worker is let in by each of the ways, exactly as far as it
-must be, and says in one line what keeps it out."""
+must be, and names in one line what keeps it out."""
 
 import asyncio
 import json
@@ -60,7 +60,7 @@ def sasl(mechanism: str, username: str, file: str = "password") -> dict[str, Any
 
 
 def merge_of(kafka: Secured, how: dict[str, Any], replicas: Sequence[str] = "a") -> Merge:
-    """A topology beside the certificates; its replicas have said all that they have to say."""
+    """A topology beside the certificates; its replicas have published all that they have."""
     merge = Merge(kafka.broker.bootstrap, kafka.folder, replicas)
     merge.extra = {"kafka": how, "http": {"port": 0, "control_token": {"file": "token"}}}
     merge.write()
@@ -100,18 +100,18 @@ def test_a_worker_is_let_in_merges_and_shows_no_secret(kafka: Secured, way: str)
         running.wait_until_ended()
         shown = [running.get(path) for path in ("/status", "/metrics", "/healthz", "/readyz")]
         assert running.terminate() == 0
-    _merged_and_told_nothing(merge, running, shown)
+    _merged_and_revealed_nothing(merge, running, shown)
 
 
-def _merged_and_told_nothing(
+def _merged_and_revealed_nothing(
     merge: Merge, running: Worker, shown: Sequence[httpx.Response | None] = ()
 ) -> None:
     assert merge.output_is(MEANING)
-    said = running.log.read_text() + "".join(each.text for each in shown if each is not None)
+    printed = running.log.read_text() + "".join(each.text for each in shown if each is not None)
     assert all(each is not None for each in shown)
-    assert "running" in said
+    assert "running" in printed
     for secret in (PASSWORD, TOKEN, "PRIVATE KEY"):
-        assert secret not in said
+        assert secret not in printed
 
 
 def test_client_commands_take_the_same_section_from_a_file(
@@ -128,9 +128,9 @@ def test_client_commands_take_the_same_section_from_a_file(
     ):
         with pytest.raises(SystemExit) as ended:
             main([*command, *config])
-        said = capsys.readouterr()
-        assert ended.value.code == 0, said
-        assert PASSWORD not in said.out + said.err
+        printed = capsys.readouterr()
+        assert ended.value.code == 0, printed
+        assert PASSWORD not in printed.out + printed.err
 
 
 @pytest.mark.full
@@ -157,9 +157,9 @@ def test_what_keeps_us_out_is_one_line(kafka: Secured, monkeypatch: pytest.Monke
         (section(kafka, "ELSEWHERE"), "certificate is not valid for '127.0.0.1'"),
         (section(kafka, "SASL") | {"bootstrap": "no.such.host.invalid:1"}, "no host of that name"),
     ):
-        said = refused(_merge_without_topics(kafka, how))
-        assert said.startswith(f"connecting to {how['bootstrap']}: ")
-        assert expected.replace("no SASL", "not offer SASL") in said
+        error = refused(_merge_without_topics(kafka, how))
+        assert error.startswith(f"connecting to {how['bootstrap']}: ")
+        assert expected.replace("no SASL", "not offer SASL") in error
 
 
 def _merge_without_topics(kafka: Secured, how: dict[str, Any]) -> Merge:
@@ -177,9 +177,9 @@ def test_a_worker_that_is_kept_out_ends_with_3_and_one_line(kafka: Secured) -> N
         assert running.process.wait(20) == 3
     logged, *more = running.log.read_text().splitlines()
     assert json.loads(logged)["event"] == "serving"
-    (said,) = more
-    assert said.startswith(f"error: connecting to {how['bootstrap']}: the broker refuses user pl")
-    assert WRONG not in logged + said
+    (error,) = more
+    assert error.startswith(f"error: connecting to {how['bootstrap']}: the broker refuses user pl")
+    assert WRONG not in logged + error
 
 
 def rights(merge: Merge) -> list[Acl]:
@@ -197,7 +197,7 @@ def test_the_least_rights_are_enough_to_start_and_to_recover(
         with merge.worker() as running:
             running.wait_until_ended()
             assert running.terminate() == 0
-    _merged_and_told_nothing(merge, running)
+    _merged_and_revealed_nothing(merge, running)
 
 
 @pytest.mark.full

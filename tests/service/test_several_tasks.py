@@ -89,7 +89,7 @@ def test_d16_workers_come_go_and_die_under_load(merge: Merge) -> None:
             return stack.enter_context(merge.worker())
 
         workers = [start() for _ in range(3)]
-        with merge.speaking({"a": streams["a"], "b": streams["b"]}, {"a": 2, "b": 5}, elements=3):
+        with merge.publishing({"a": streams["a"], "b": streams["b"]}, {"a": 2, "b": 5}, elements=3):
             wait_until_spread(workers)
             for old in list(workers):
                 assert old.terminate() == 0
@@ -128,7 +128,7 @@ def test_n1_a_worker_that_stood_still_leads_or_follows_again(merge: Merge) -> No
         workers = [stack.enter_context(merge.worker()) for _ in range(2)]
         wait_until(lambda: sorted(map(len, map(led, workers))) == [1, 1], "each leads one")
         paused, other = sorted(workers, key=lambda each: min(led(each)))
-        with merge.speaking(stream, elements=3):
+        with merge.publishing(stream, elements=3):
             for _ in range(3):
                 paused.stop()
                 wait_until(lambda: led(other) == {0, 1}, "the other leads both")

@@ -1,5 +1,5 @@
 """Takeover on a real broker: standbys follow, and lead when the one that led is gone, whichever
-way; nothing is lost or doubled while the replicas speak all the time.
+way; nothing is lost or doubled while the replicas publish all the time.
 
 Bounds of time are generous, since the machine may be busy; what was measured is printed.
 """
@@ -100,7 +100,7 @@ def test_g1_a_standby_follows_without_publishing_and_holds_no_more_than_the_acti
 def test_after_kill_9_the_standby_goes_on_within_the_session(merge: Merge) -> None:
     lives = logical(1_500, seed=32)
     with merge.worker() as first, merge.worker() as second:
-        with merge.speaking(replica_streams(lives, seed=32)):
+        with merge.publishing(replica_streams(lives, seed=32)):
             leads, follows = ordered(first, second)
             commits(leads)
             assert measured("kill -9", leads.kill, follows) < SESSION_SECONDS + 1 + BUSY
@@ -125,7 +125,7 @@ def ordered(one: Worker, other: Worker) -> tuple[Worker, Worker]:
 def test_after_sigterm_the_standby_goes_on_at_once(merge: Merge) -> None:
     lives = logical(1_500, seed=33)
     with merge.worker() as first, merge.worker() as second:
-        with merge.speaking(replica_streams(lives, seed=33)):
+        with merge.publishing(replica_streams(lives, seed=33)):
             leads, follows = ordered(first, second)
             commits(leads)
             assert measured("SIGTERM", leads.process.terminate, follows) < 1 + BUSY
@@ -135,21 +135,21 @@ def test_after_sigterm_the_standby_goes_on_at_once(merge: Merge) -> None:
 
 
 @pytest.mark.full
-def test_an_owner_that_stood_still_is_fenced_says_so_and_stands_by(merge: Merge) -> None:
+def test_an_owner_that_stood_still_is_fenced_reports_it_and_stands_by(merge: Merge) -> None:
     """It is stopped for longer than its session, in the middle of its work, and goes on."""
     lives = logical(2_500, seed=34)
     with merge.worker() as first, merge.worker() as second:
-        with merge.speaking(replica_streams(lives, seed=34)):
+        with merge.publishing(replica_streams(lives, seed=34)):
             leads, follows = ordered(first, second)
             commits(leads)
             assert measured("SIGSTOP", leads.stop, follows) < SESSION_SECONDS + 1 + BUSY
             leads.go_on()
             leads.wait_until_it("follows")
-            told = [
+            reports = [
                 leads.logged("fenced"),
                 leads.logged("this worker was taken for dead; it joins anew"),
             ]
-            assert any(told)
+            assert any(reports)
             assert (
                 measured("kill -9 of the second", follows.kill, leads) < SESSION_SECONDS + 1 + BUSY
             )
@@ -163,7 +163,7 @@ def test_a_worker_that_is_for_standing_by_leads_only_while_it_is_alone(merge: Me
     """The task moves from it to a worker that comes, once that one is warm, under load."""
     lives = logical(1_500, seed=35)
     with merge.worker("--standby") as standby:
-        with merge.speaking(replica_streams(lives, seed=35)):
+        with merge.publishing(replica_streams(lives, seed=35)):
             standby.wait_until_it("leads")
             commits(standby)
             with merge.worker() as worker:
@@ -179,9 +179,9 @@ def test_a_worker_that_is_for_standing_by_leads_only_while_it_is_alone(merge: Me
 
 @pytest.mark.full
 def test_a_policy_that_is_decided_just_before_the_owner_dies_is_the_heirs(merge: Merge) -> None:
-    """What the new policy has to say and the old one held back is said once, by whoever leads: the
-    standby rebuilds under the new policy too, and has then taken it for said. In case R4 it would
-    not notice that it hears it again."""
+    """What the new policy emits and the old one held back is emitted once, by whoever leads: the
+    standby rebuilds under the new policy too, and has then taken it for emitted. In case R4
+    it would not notice that it receives it again."""
     merge.topics = {"a": merge.topics["a"]}
     merge.extra = {"policy": {"insert": "half_frozen"}, "case": "R4"}
     merge.write()

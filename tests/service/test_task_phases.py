@@ -29,7 +29,7 @@ def brought_to(phase: Phase) -> Lifecycle:
 
 
 @pytest.mark.parametrize(("phase", "event"), MOVES)
-def test_every_transition_leads_where_the_table_says(phase: Phase, event: Event) -> None:
+def test_every_transition_leads_where_the_table_does(phase: Phase, event: Event) -> None:
     lifecycle = brought_to(phase)
     lifecycle.move(event)
     assert lifecycle.phase is after(phase, event)

@@ -126,7 +126,7 @@ def test_a_power_cut_at_random_points_loses_and_doubles_nothing(tmp_path: Path) 
 
 
 @pytest.mark.full
-def test_kill_9_while_the_replicas_speak_and_one_starts_over(merge: Merge) -> None:
+def test_kill_9_while_the_replicas_publish_and_one_starts_over(merge: Merge) -> None:
     lives = logical(600, seed=2)
     streams = replica_streams(lives, seed=2)
     a, b, c = (streams[name] for name in "abc")
@@ -153,7 +153,7 @@ def test_kill_9_while_the_replicas_speak_and_one_starts_over(merge: Merge) -> No
 
 
 @pytest.mark.full
-def test_a_replica_that_starts_over_without_saying_so_is_absorbed(merge: Merge) -> None:
+def test_a_replica_that_starts_over_in_silence_is_absorbed(merge: Merge) -> None:
     lives = logical(200, seed=3)
     a = replica_streams(lives, seed=3)["a"]
     with merge.worker() as worker:
@@ -279,7 +279,7 @@ def test_a_broker_that_comes_back_is_merged_from_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_without_kafka_the_worker_says_so_and_ends(tmp_path: Path) -> None:
+def test_without_kafka_the_worker_reports_it_and_ends(tmp_path: Path) -> None:
     merge = Merge("127.0.0.1:1", tmp_path)
     with merge.worker() as worker:
         assert worker.process.wait(60) == 3  # it waits for Kafka for a while
@@ -300,7 +300,7 @@ def test_an_occupied_port_is_one_clear_line(merge: Merge) -> None:
 
 @pytest.mark.full
 def test_only_the_last_incarnation_is_fed_to_a_rebuilt_operator(merge: Merge) -> None:
-    """An older one was heard against another output: replayed, it would say what it never said.
+    """An older one was merged against another output: replayed, it would add what it never added.
 
     b's first life is joining at 50 and remembers stable(100); its second replaces it. Then a
     brings the output to 60. In a replay the first life would be joined at once, and lead."""
