@@ -5,10 +5,10 @@ Theory
     again, so that its topic holds repetitions; some write in transactions, and some of these leave
     them open for long, to commit them, or to die in them and write the same again; some stop for
     ever, or repeat themselves for ever; some end in the middle, as if that were all; some start
-    over, saying so by an incarnation or not. One that is merged no more may turn
-    liar: what it says from then on is false. A worker is killed at some request, is overtaken by
-    another, or meets bad weather only; a supervisor starts the next one. In the end the weather
-    stays, but nobody is killed any more, and what remains must come to its end.
+    over, with a new incarnation or in silence. One that is merged no more may turn
+    liar: what it publishes from then on is false. A worker is killed at some request, is
+    overtaken by another, or meets bad weather only; a supervisor starts the next one. In the end
+    the weather stays, but nobody is killed any more, and what remains must come to its end.
 
     Meanwhile the state topic is compacted, and snapshots in it go bad: of marks, which the broker
     must keep, nothing is lost.
@@ -32,10 +32,10 @@ from tests.simulation.adapter import build, work
 from tests.simulation.memory import Broker, Message, Producer
 from tests.simulation.network import Network, Weather
 
-__all__ = ("LINGERING_SECONDS", "Decay", "Mumbling", "Publisher", "Supervisor")
+__all__ = ("LINGERING_SECONDS", "Decay", "Publisher", "Repetition", "Supervisor")
 
 LINGERING_SECONDS: Final = (25.0, 50.0)
-Mumbling: TypeAlias = Literal["repeats", "lives"]
+Repetition: TypeAlias = Literal["repeats", "lives"]
 
 
 @dataclass(slots=True)
@@ -52,16 +52,16 @@ class Publisher:
     co_partitioned: bool = False
     transactional: bool = False
     stops_at: int | None = None
-    """After so many elements it is never heard of again."""
+    """After so many elements it publishes nothing any more."""
     starts_over_at: int | None = None
     """After so many elements it begins its stream again."""
-    says_so: bool = False
+    takes_incarnations: bool = False
     """Starting over, it takes a new incarnation."""
     lingers: float = 0.0
     """The share of its transactions that are open for long."""
     died: bool = False
     """It has died in its latest long transaction; not in two, one after the other."""
-    mumbles: Mumbling | None = None
+    repeats: Repetition | None = None
     """Having stopped, it repeats what it has published, in the same life or in ever new ones."""
     ends_early: bool = False
     """Its stream ends in the middle."""
@@ -72,7 +72,7 @@ class Publisher:
 
     @property
     def is_whole(self) -> bool:
-        """It tells the truth, and all of it in the end."""
+        """It publishes what is true, and all of it in the end."""
         cut = self.stops_at is not None or self.ends_early
         return not cut and self.turned_at is None and self.correct_from is None
 
@@ -87,36 +87,39 @@ class Publisher:
             while position < len(stream) and self.turned_at is None:
                 size = chance.randint(1, 8)
                 portion = stream[position : position + size]
-                await self._publish(network, portion, incarnation if self.says_so else 0)
+                await self._publish(network, portion, incarnation if self.takes_incarnations else 0)
                 position += size
                 await asyncio.sleep(chance.expovariate(1.0))
-        if self.mumbles is not None:
-            await self._mumble(network, len(lives) - 1 if self.says_so else 0)
+        if self.repeats is not None:
+            await self._repeat(network, len(lives) - 1 if self.takes_incarnations else 0)
 
-    async def _mumble(self, network: Network, incarnation: int) -> None:
+    async def _repeat(self, network: Network, incarnation: int) -> None:
         """Brings nothing new, for ever; little enough for whoever reads it in any weather."""
-        chance, told = network.chance, self.stream[: self.stops_at]
+        chance, published = network.chance, self.stream[: self.stops_at]
         while self.turned_at is None:
-            start = 0 if self.mumbles == "lives" else chance.randrange(len(told) + 1)
-            incarnation += self.mumbles == "lives"
-            await self._publish(network, told[start : start + 2], incarnation)
-            self.seen["mumbled"] += 1
+            start = 0 if self.repeats == "lives" else chance.randrange(len(published) + 1)
+            incarnation += self.repeats == "lives"
+            await self._publish(network, published[start : start + 2], incarnation)
+            self.seen["repeated for ever"] += 1
             await asyncio.sleep(chance.uniform(1, 8))
 
     def turn(self, broker: Broker, chance: Random) -> None:
-        """Says what is not so, at once, and that this is all there is."""
+        """Publishes what is not so, at once, and that this is all there is."""
         self.turned_at = int(asyncio.get_running_loop().time() * 1_000)
-        told = [element for element in self.stream if type(element) is Insert]
+        inserts = [element for element in self.stream if type(element) is Insert]
         lies: list[Element] = [
             Insert(b'"a lie about %d"' % vs, vs, vs + chance.randint(1, 100))
-            for vs in (chance.choice(told).vs for _ in range(3))
+            for vs in (chance.choice(inserts).vs for _ in range(3))
         ]
         lies += [
             Insert(each.payload, each.vs, each.ve + 1)
-            for each in chance.sample(told, min(3, len(told)))
+            for each in chance.sample(inserts, min(3, len(inserts)))
         ]
-        lies += [Stable(max(each.vs for each in told) + chance.randint(1, 1_000)), Stable(INFINITY)]
-        incarnation = int(self.says_so and self.starts_over_at is not None)
+        lies += [
+            Stable(max(each.vs for each in inserts) + chance.randint(1, 1_000)),
+            Stable(INFINITY),
+        ]
+        incarnation = int(self.takes_incarnations and self.starts_over_at is not None)
         for number, messages in enumerate(self._parts(lies, incarnation)):
             broker.produce(TopicPartition(self.topic, number), messages)
 

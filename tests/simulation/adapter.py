@@ -110,11 +110,11 @@ def control_of(topology: Topology, network: Network) -> LoggedControl:
 
 
 def carried_out(broker: Broker, topology: Topology) -> int:
-    """The version of the decisions that every task has carried out and said so."""
-    topic, said = topology.output.state_topic, []
+    """The version of the decisions that every task has carried out and committed."""
+    topic, versions = topology.output.state_topic, []
     if broker.describe(topic) is None:
         return 0
     for partition in range(topology.output.partitions):
         mark = broker.last(TopicPartition(topic, partition), MARK_KEY)
-        said.append(0 if mark is None else CommitRecord.of(mark.value).decided)
-    return min(said)
+        versions.append(0 if mark is None else CommitRecord.of(mark.value).decided)
+    return min(versions)

@@ -326,7 +326,7 @@ class MemoryLog:
 
 
 class MemoryMembers:
-    """As `kafka.members.Members`; every member beats once a second, and is told at each beat."""
+    """As `kafka.members.Members`; a member beats once a second, which returns its assignment."""
 
     def __init__(
         self,
@@ -354,7 +354,7 @@ class MemoryMembers:
         self._changed = asyncio.Event()
         self._again = asyncio.Event()
         self._sent = self._acknowledged = 0
-        self._heard = asyncio.Event()
+        self._acknowledgement = asyncio.Event()
 
     async def __aenter__(self) -> "MemoryMembers":
         broker = self._network.broker
@@ -384,7 +384,7 @@ class MemoryMembers:
     async def confirmed(self) -> Assignment:
         since = self._sent
         while self._acknowledged <= since or self.assignment.generation < 0:
-            await self._heard.wait()
+            await self._acknowledgement.wait()
         return self.assignment
 
     async def run(self) -> None:
@@ -407,8 +407,8 @@ class MemoryMembers:
                 self._kept_out_since = None
                 self._assign(Assignment() if given is None else _assignment(given))
                 self._acknowledged = self._sent
-                self._heard.set()
-                self._heard = asyncio.Event()
+                self._acknowledgement.set()
+                self._acknowledgement = asyncio.Event()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1.0):
                     await self._again.wait()
@@ -421,7 +421,7 @@ class MemoryMembers:
 
     def _beat(self, *, again: bool) -> Given | KeptOut | None:
         now = self.assignment
-        said = Member(
+        member = Member(
             self._network.name,
             self._standby_only,
             now.generation,
@@ -431,7 +431,7 @@ class MemoryMembers:
             dict(self._warm()),
         )
         return self._group.beat(
-            said, self._kind, session=self._session, standbys=self._standbys, again=again
+            member, self._kind, session=self._session, standbys=self._standbys, again=again
         )
 
     def _assign(self, assignment: Assignment) -> None:

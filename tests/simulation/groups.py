@@ -3,7 +3,8 @@
 Theory
     A member lives by its heartbeats: without one for a session it is gone. Whenever members come
     or go, or one of them asks for it, the tasks are shared out anew, by the service's own
-    `assignor` and from what each member said of itself last. Each is told at its next heartbeat.
+    `assignor` and from what each member last reported of itself. Each learns it at its next
+    heartbeat.
 
 Invariants
     G1  A task has one owner, who is a member.
@@ -31,7 +32,7 @@ class KeptOut:
 @dataclass(slots=True)
 class _Joined:
     deadline: float
-    said: Member
+    member: Member
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Given:
 
 @dataclass(slots=True)
 class Group:
-    """One group's coordinator; `clock` tells seconds."""
+    """One group's coordinator; `clock` returns seconds."""
 
     clock: Callable[[], float]
     generation: int = -1
@@ -55,7 +56,7 @@ class Group:
     shares: dict[str, Share] = field(default_factory=dict)
 
     def beat(
-        self, said: Member, kind: Kind, *, session: float, standbys: int = 1, again: bool = False
+        self, member: Member, kind: Kind, *, session: float, standbys: int = 1, again: bool = False
     ) -> Given | KeptOut | None:
         """A heartbeat, which is also how a member joins; `again` asks for another sharing. None
         to one that was taken for dead."""
@@ -63,14 +64,14 @@ class Group:
         if self.members and self.kind is not None and kind != self.kind:
             return KeptOut(self.kind, ", ".join(sorted(self.members)))
         self.kind = kind
-        joins = said.worker not in self.members
-        if joins and said.generation >= 0:
+        joins = member.worker not in self.members
+        if joins and member.generation >= 0:
             return None
-        self.members[said.worker] = _Joined(self.clock() + session, said)
+        self.members[member.worker] = _Joined(self.clock() + session, member)
         if gone or joins or again or not self.shares:
             self._share(kind.tasks, standbys)
         owners = {task: name for name, each in self.shares.items() for task in each.active}
-        return Given(self.generation, self.shares[said.worker], owners)
+        return Given(self.generation, self.shares[member.worker], owners)
 
     def leave(self, name: str) -> None:
         """The others share at the next heartbeat."""
@@ -86,5 +87,5 @@ class Group:
 
     def _share(self, tasks: int, standbys: int) -> None:
         self.generation += 1
-        members = {name: each.said for name, each in self.members.items()}
+        members = {name: each.member for name, each in self.members.items()}
         self.shares = share(members, tasks, standbys)

@@ -1,4 +1,4 @@
-"""Watches that every task is led, and says when one is not for longer than a takeover takes.
+"""Watches that every task is led, and reports when one is not for longer than a takeover takes.
 
 Theory
     A task is led while some worker that is neither killed nor paused holds it as its leader, with
@@ -65,7 +65,7 @@ class Leaders:
     @property
     def _bound(self) -> float:
         weather = self.weather
-        calm = weather.slow <= 0.02 and not (weather.lost or weather.unheard or weather.cut_off)
+        calm = weather.slow <= 0.02 and not (weather.lost or weather.unanswered or weather.cut_off)
         takes = _RECOVERY_SECONDS if calm else _BAD_WEATHER_SECONDS
         return self.topology.session_seconds + takes
 

@@ -3,7 +3,7 @@
 Theory
     Callbacks run in the order in which they became ready, timers in the order of their times, and
     there are no threads and no sockets. So what happens is a function of the program and of the
-    random numbers it draws: the same seed gives the same history. The clocks of `time` tell the
+    random numbers it draws: the same seed gives the same history. The clocks of `time` show the
     loop's time while `run` runs, since what is run asks them for its own bookkeeping; it is
     `BEGAN` when a run begins.
 

@@ -111,7 +111,7 @@ class _Transaction:
 
 
 class Broker:
-    """All there is on the server's side; `clock` tells seconds."""
+    """All there is on the server's side; `clock` returns seconds."""
 
     def __init__(self, clock: Callable[[], float], *, transaction_seconds: float = 60.0):
         self._clock = clock
@@ -264,7 +264,7 @@ class Broker:
         partition.end = min(partition.end, end)
 
     def spoil(self, tp: TopicPartition, offset: int, value: bytes | None) -> None:
-        """A disk's doing: the record at an offset says something else, or (None) is gone."""
+        """A disk's doing: the record at an offset is another one, or (None) is gone."""
         partition = self._partition(tp)
         at = bisect_left(partition.entries, offset, key=attrgetter("offset"))
         entry = partition.entries[at]
@@ -295,8 +295,8 @@ class Broker:
     # --- inside ---------------------------------------------------------------------------------
 
     def _arrived(self) -> None:
-        for tell in self.on_arrival:
-            tell()
+        for notify in self.on_arrival:
+            notify()
 
     def _topic(self, name: str) -> _Topic:
         if name not in self._topics:

@@ -33,7 +33,7 @@ class Weather:
 
     lost: float = 0.0
     """Never reach the broker."""
-    unheard: float = 0.0
+    unanswered: float = 0.0
     """Take effect, and their answers are lost."""
     slow: float = 0.1
     """Take up to `slowest` seconds instead of up to 10 ms."""
@@ -61,7 +61,7 @@ class Network:
         pauses: Mapping[int, float] | None = None,
     ):
         """It is killed at its `killed_at`th request, of those for `killed_doing` if that is
-        said; at its nth request it is paused for `pauses[n]` seconds."""
+        given; at its nth request it is paused for `pauses[n]` seconds."""
         self.broker = broker
         self.chance = chance
         self.weather = weather
@@ -80,15 +80,15 @@ class Network:
         self._pauses = pauses or {}
         self._never: list[asyncio.Future[None]] = []
         self._cut_off_until = 0.0
-        broker.on_arrival.append(self._tell)
+        broker.on_arrival.append(self._notify)
 
     def close(self) -> None:
         """The process is gone: nobody waits any more, for news or for ever."""
         for future in self._never:
             future.cancel()
-        self.broker.on_arrival.remove(self._tell)
+        self.broker.on_arrival.remove(self._notify)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self.news.set()
         self.news = asyncio.Event()
 
@@ -122,7 +122,7 @@ class Network:
             await self._die()
         self._pause(0.0 if before else pause)
         await self._travel()
-        if fate < self.weather.lost + self.weather.unheard:
+        if fate < self.weather.lost + self.weather.unanswered:
             raise TransportError(f"{doing}: no answer from Kafka in time")
         return answer
 

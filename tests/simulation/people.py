@@ -3,14 +3,14 @@
 Theory
     They attach, detach, cut over, quarantine, release, accept gaps and change the policy, in no
     good order: some of it makes no sense, and some is decided against a version that is over.
-    Sometimes both decide at once, against the same version: then one of them must be told that the
+    Sometimes both decide at once, against the same version: then one of them must learn that the
     other came between. A decision whose outcome is unknown is made again, by whichever control, or
     given up.
 
     A replica that has been withdrawn may turn liar, but only once every task has carried that
-    out: what it says then must never be seen. Its topic is not merged again, the name may be.
+    out: what it publishes then must never be seen. Its topic is not merged again, the name may be.
 
-    What they do may leave nobody who tells everything; then the output waits. In the end they see
+    What they do may leave nobody who has everything; then the output waits. In the end they see
     to it that there is somebody again, so that every run must come to its end.
 """
 
@@ -86,7 +86,7 @@ class People:
                 (self._withdraw, 5),
                 (self._attach, 5),
                 (self._release, 4),
-                (self._speak, 2),
+                (self._change_policy, 2),
                 (self._accept, 4),
                 (self._turn, 3),
                 (self._duel, 4),
@@ -123,7 +123,7 @@ class People:
     async def _decide(
         self, action: Action, *, against: int | None = None, by: LoggedControl | None = None
     ) -> Entry | None:
-        """Decides, and again while nothing is heard of it; None when it is given up."""
+        """Decides, and again while there is no answer; None when it is given up."""
         decision = decide(action, "anna or ben", expects=against)
         for _ in range(self.chance.randint(1, 4)):
             controls = [each.control for each in self.workers() if each.control is not None]
@@ -198,7 +198,7 @@ class People:
         """By whatever topic: which one it has may not be known here yet."""
         return all(p.turned_at is None for p in self.publishers.values() if p.name == name)
 
-    async def _speak(self) -> None:
+    async def _change_policy(self) -> None:
         insert, adjust, stable = map(self.chance.choice, (_INSERTS, _ADJUSTS, _STABLES))
         await self._decide(SetPolicy(insert, adjust, stable), against=self._against())
 
@@ -327,7 +327,7 @@ class People:
             policy = self._controls[0].ledger.policy
             if "quorum" in policy.stable + policy.insert:
                 await self._decide(SetPolicy("first", policy.adjust, "max"))
-            elif not any(map(self._tells_all, self._wanted(DesiredState.ATTACHED))):
+            elif not any(map(self._has_everything, self._wanted(DesiredState.ATTACHED))):
                 gone = [e for e in self._wanted(DesiredState.DETACHED) if self._is_whole(e)]
                 if gone and self.chance.random() < 0.7:
                     await self._decide(_attaching(self.publishers[gone[0].replica.topic]))
@@ -338,13 +338,13 @@ class People:
     def _is_whole(self, wanted: DesiredReplica) -> bool:
         return self.publishers[wanted.replica.topic].is_whole
 
-    def _tells_all(self, wanted: DesiredReplica) -> bool:
-        """After a release, what was stable before says nothing any more."""
+    def _has_everything(self, wanted: DesiredReplica) -> bool:
+        """After a release, what was stable before does not count any more."""
         return self._is_whole(wanted) and not wanted.released
 
 
 async def _asked(control: LoggedControl, decision: Decision) -> Entry | None:
-    """None if nothing is heard: the outcome is unknown. The worker whose control it is may die."""
+    """None without an answer: the outcome is unknown. The worker whose control it is may die."""
     asking = asyncio.create_task(control.decide(decision))
     try:
         await asyncio.wait({asking}, timeout=_PATIENCE_SECONDS)

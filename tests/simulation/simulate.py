@@ -67,7 +67,7 @@ class Run:
     """The longest time in seconds that any task had no leader, since something last happened to a
     worker."""
     blamed: tuple[str, ...]
-    """What was found of replicas that are said to disagree, though none has lied."""
+    """What was found of replicas that are reported to disagree, though none has lied."""
 
     @property
     def good(self) -> bool:
@@ -125,7 +125,7 @@ class _Play:
         try:
             ended = await self._until_ended()
         except Exception as error:  # whatever it is, it is a finding
-            failed = _told(error)
+            failed = _in_a_line(error)
         for task in self.running:
             task.cancel()
         await asyncio.gather(*self.running, return_exceptions=True)
@@ -152,7 +152,7 @@ class _Play:
             self._plan(name, stream, width, faithful=name == faithful)
         self.weather = Weather(
             lost=chance.choice([0, 0, 0.003, 0.02]),
-            unheard=chance.choice([0, 0, 0.003, 0.02]),
+            unanswered=chance.choice([0, 0, 0.003, 0.02]),
             slow=chance.choice([0.005, 0.02, 0.1]),
             cut_off=chance.choice([0, 0, 0, 0.001]),
         )
@@ -173,21 +173,21 @@ class _Play:
                 each.stops_at = each.stops_at or 1
             each.lingers = chance.choice([0, 0, 0.1]) if each.transactional else 0.0
             if each.stops_at:
-                each.mumbles = chance.choice(["repeats", "lives", "repeats" if alone else None])
+                each.repeats = chance.choice(["repeats", "lives", "repeats" if alone else None])
             elif name != faithful and may_end_early and not self._one_ends_early:
                 self._end_early(each, chance, lower)
         if self._one_ends_early:  # nobody else may be silent for longer than patience lasts
             self.weather = replace(self.weather, cut_off=0.0)
             carrying = publishers[faithful]
             carrying.transactional, carrying.lingers = True, 0.3
-            carrying.says_so = True
+            carrying.takes_incarnations = True
             for each in publishers.values():
                 if each is not carrying and not each.ends_early:
-                    each.stops_at, each.mumbles = 0, None
+                    each.stops_at, each.repeats = 0, None
 
     def _end_early(self, publisher: Publisher, chance: Random, lower: int) -> None:
         """Ends a stream in the middle, without a stable before: of two that end, guards believe
-        the one that has said more, and who is late with all it publishes makes no progress."""
+        the one that has published more, and who is late with all it publishes makes no progress."""
         kept = publisher.stream[: chance.randrange(len(publisher.stream))]
         kept = [each for each in kept if type(each) is not Stable]
         if lower < INFINITY:
@@ -207,7 +207,7 @@ class _Play:
             publisher.stops_at = chance.randrange(len(stream))
         if chance.random() < 0.3:
             publisher.starts_over_at = chance.randrange(len(stream))
-        publisher.says_so = chance.random() < 0.6
+        publisher.takes_incarnations = chance.random() < 0.6
 
     def _publisher(self, name: str, topic: str, stream: Sequence[Element], width: int) -> Publisher:
         co_partitioned = self.chance.random() < 0.2
@@ -302,12 +302,14 @@ class _Play:
         return len(ends) == output.partitions
 
     def _blamed(self, events: Topic) -> tuple[str, ...]:
-        """Who is said to disagree with the output, where nobody has lied and no gap was accepted.
-        Who starts over without a word repeats itself: of a multiset that is one event too many."""
+        """Who is reported to disagree, where nobody has lied and no gap was accepted.
+        Who starts over in silence repeats itself: of a multiset that is one event too many."""
         publishers = self.publishers.values()
         if any(each.ends_early or each.turned_at is not None for each in publishers):
             return ()
-        if self.topology.resolved_case == "R4" and not all(each.says_so for each in publishers):
+        if self.topology.resolved_case == "R4" and not all(
+            each.takes_incarnations for each in publishers
+        ):
             return ()
         found = [Evidence.of_record(each.value) for each in events.records if each.value]
         if any(each.kind == NotificationKind.ACCEPTED_GAP for each in found):
@@ -337,7 +339,7 @@ class _Play:
         )
 
 
-def _told(error: BaseException) -> str:
+def _in_a_line(error: BaseException) -> str:
     """An error in a line, with the place that it comes from."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

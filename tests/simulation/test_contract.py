@@ -216,7 +216,7 @@ def test_a_commit_is_there_whole_and_its_marker_takes_an_offset(kafka: Kafka, to
     kafka.play(main())
 
 
-def test_a_commit_tells_where_its_records_end(kafka: Kafka, topic: str) -> None:
+def test_a_commit_returns_where_its_records_end(kafka: Kafka, topic: str) -> None:
     async def main() -> None:
         async with kafka.topics() as topics:
             for name in (topic, f"{topic}.dead", f"{topic}.state"):
@@ -356,7 +356,7 @@ def test_a_backlog_ends_at_a_marker_too(kafka: Kafka, topic: str) -> None:
     kafka.play(main())
 
 
-def test_what_was_truncated_is_lost_and_said(kafka: Kafka, topic: str) -> None:
+def test_what_was_truncated_is_lost_and_reported(kafka: Kafka, topic: str) -> None:
     async def main() -> None:
         tp = TopicPartition(topic, 0)
         async with kafka.topics() as topics:

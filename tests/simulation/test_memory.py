@@ -11,7 +11,7 @@ from tests.simulation.memory import Broker, Fenced, Message, OutOfRange
 TP = TopicPartition("t", 0)
 
 
-def said(*pairs: tuple[str | None, str]) -> list[Message]:
+def messages(*pairs: tuple[str | None, str]) -> list[Message]:
     return [(None if key is None else key.encode(), value.encode(), ()) for key, value in pairs]
 
 
@@ -27,10 +27,10 @@ def values(kafka: Broker) -> list[tuple[int, bytes | None]]:
 
 def test_compaction_keeps_the_last_of_each_key_and_what_has_none() -> None:
     kafka = broker()
-    kafka.produce(TP, said(("a", "1"), ("b", "1"), (None, "x"), ("a", "2")))
+    kafka.produce(TP, messages(("a", "1"), ("b", "1"), (None, "x"), ("a", "2")))
     writer = kafka.init_producer("w")
-    kafka.produce(TP, said(("b", "open")), writer)
-    kafka.produce(TP, said(("b", "behind")))
+    kafka.produce(TP, messages(("b", "open")), writer)
+    kafka.produce(TP, messages(("b", "behind")))
     kafka.compact("t")
     assert values(kafka) == [(1, b"1"), (2, b"x"), (3, b"2"), (5, b"behind")]
     kafka.end(writer, commit=True)
@@ -40,12 +40,12 @@ def test_compaction_keeps_the_last_of_each_key_and_what_has_none() -> None:
 
 def test_an_unclean_loss_takes_the_tail_and_offsets_are_given_again() -> None:
     kafka = broker()
-    kafka.produce(TP, said(("a", "1"), ("a", "2")))
+    kafka.produce(TP, messages(("a", "1"), ("a", "2")))
     kafka.lose_tail(TP, 1)
     assert kafka.high_watermark(TP) == 1
     with pytest.raises(OutOfRange):
         kafka.fetch(TP, 2, 10)
-    kafka.produce(TP, said(("a", "3")))
+    kafka.produce(TP, messages(("a", "3")))
     assert values(kafka) == [(0, b"1"), (1, b"3")]
 
 
@@ -54,7 +54,7 @@ def test_a_transaction_that_is_open_for_too_long_is_aborted_and_its_producer_fen
     kafka = Broker(lambda: now[0], transaction_seconds=60)
     kafka.create("t")
     writer = kafka.init_producer("w")
-    kafka.produce(TP, said(("a", "1")), writer)
+    kafka.produce(TP, messages(("a", "1")), writer)
     now[0] = 59.0
     assert kafka.last_stable(TP) == 0
     now[0] = 60.0
@@ -67,9 +67,9 @@ def test_a_transaction_that_is_open_for_too_long_is_aborted_and_its_producer_fen
 def test_a_fetch_stops_at_the_most_and_goes_on_behind_what_was_aborted() -> None:
     kafka = broker()
     writer = kafka.init_producer("w")
-    kafka.produce(TP, said(("a", "no")), writer)
+    kafka.produce(TP, messages(("a", "no")), writer)
     kafka.end(writer, commit=False)
-    kafka.produce(TP, said(("a", "1"), ("a", "2")))
+    kafka.produce(TP, messages(("a", "1"), ("a", "2")))
     records, position = kafka.fetch(TP, 0, 1)
     assert ([record.value for record in records], position) == ([b"1"], 3)
     assert kafka.fetch(TP, position, 9)[1] == 4
@@ -77,19 +77,19 @@ def test_a_fetch_stops_at_the_most_and_goes_on_behind_what_was_aborted() -> None
 
 def test_time_jumps_when_all_wait_and_stands_still_otherwise() -> None:
     async def main() -> list[tuple[str, float]]:
-        clock, told = asyncio.get_running_loop().time, []
+        clock, woken = asyncio.get_running_loop().time, []
 
         async def wait(name: str, seconds: float) -> None:
             await asyncio.sleep(seconds)
-            told.append((name, clock()))
+            woken.append((name, clock()))
 
         await asyncio.gather(wait("day", 86_400), wait("hour", 3_600), wait("other hour", 3_600))
-        return told
+        return woken
 
     assert run(main()) == [("hour", 3_600.0), ("other hour", 3_600.0), ("day", 86_400.0)]
 
 
-def test_when_nothing_can_happen_any_more_it_is_said() -> None:
+def test_when_nothing_can_happen_any_more_it_is_reported() -> None:
     async def main() -> None:
         await asyncio.get_running_loop().create_future()
 

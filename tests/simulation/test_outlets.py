@@ -48,14 +48,14 @@ class Played:
 
 
 async def publish(broker: Broker, chance: Random) -> int:
-    """A replica that says what is no element now and then; returns how often."""
+    """A replica that publishes what is no element now and then; returns how often."""
     sent = 0
     for number in range(EVENTS):
-        said = [encode(event(number)), encode(Stable(number))]
+        values = [encode(event(number)), encode(Stable(number))]
         if chance.random() < 0.3:
-            said.insert(chance.randrange(3), BAD)
+            values.insert(chance.randrange(3), BAD)
             sent += 1
-        broker.produce(SOURCE, [(None, value, ()) for value in said])
+        broker.produce(SOURCE, [(None, value, ()) for value in values])
         await asyncio.sleep(chance.expovariate(1.0))
     broker.produce(SOURCE, [(None, encode(Stable(INFINITY)), ())])
     return sent
@@ -76,17 +76,17 @@ async def go_away(broker: Broker, chance: Random) -> None:
 
 
 async def ended(broker: Broker) -> None:
-    decode, told = WireDecoder().decode, set[Element]()
-    while Stable(INFINITY) not in told:
+    decode, emitted = WireDecoder().decode, set[Element]()
+    while Stable(INFINITY) not in emitted:
         await asyncio.sleep(1)
-        told = {decode(each.value) for each in broker.topic(OUTPUT.topic).records}
+        emitted = {decode(each.value) for each in broker.topic(OUTPUT.topic).records}
 
 
 async def play(seed: int) -> Played:
     chance = Random(seed)
     broker = Broker(asyncio.get_running_loop().time)
     broker.create("in.a")
-    weather = Weather(lost=chance.choice([0, 0.01]), unheard=chance.choice([0, 0.01]))
+    weather = Weather(lost=chance.choice([0, 0.01]), unanswered=chance.choice([0, 0.01]))
     network = Network(broker, Random(chance.random()))
     worker = build(TOPOLOGY, network)
     try:
@@ -109,16 +109,16 @@ async def play(seed: int) -> Played:
 
 def _played(broker: Broker, worker: Worker, sent: int) -> Played:
     decode = WireDecoder().decode
-    said = [decode(each.value) for each in broker.topic(OUTPUT.topic).records]
+    emitted = [decode(each.value) for each in broker.topic(OUTPUT.topic).records]
     letters = Counter[bytes]()
     if broker.describe(OUTPUT.dead_letter_topic) is not None:
         for each in broker.topic(OUTPUT.dead_letter_topic).records:
             letters[dict(each.headers)["lmerge-offset"]] += 1
-    return Played(status_of(worker), reconstitute(said), sent, letters)
+    return Played(status_of(worker), reconstitute(emitted), sent, letters)
 
 
 def assert_true(seeds: Iterable[int]) -> Counter[str]:
-    """Whatever these seeds do, output and counts are right; tells what they did."""
+    """Whatever these seeds do, output and counts are right; returns what they did."""
     seen = Counter[str]()
     for seed in seeds:
         with machine(Random(seed)):
@@ -165,7 +165,7 @@ def test_n5_a_topic_that_the_merge_rests_on_ends_it_by_name(topic: str) -> None:
         run(main())
 
 
-def test_n5_readiness_tells_when_nothing_can_be_published() -> None:
+def test_n5_readiness_shows_when_nothing_can_be_published() -> None:
     async def main() -> None:
         broker = Broker(asyncio.get_running_loop().time)
         broker.create("in.a")

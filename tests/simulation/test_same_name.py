@@ -39,7 +39,7 @@ def merged(broker: Broker, output: str) -> Counter[bytes | None]:
 
 async def play(seed: int) -> tuple[str, str]:
     """Starts both, each at its time; once one is kept out, all is published. Gives the output of
-    the one that stays, and what the other says."""
+    the one that stays, and what the other prints."""
     chance = Random(seed)
     broker, tasks = Broker(asyncio.get_running_loop().time), chance.choice([1, 2, 3])
     broker.create("in.a")
@@ -94,7 +94,7 @@ def test_n8_who_was_killed_is_waited_for() -> None:
         broker.create("in.a")
         networks = [Network(broker, Random(n), name=f"w{n}") for n in range(2)]
         first = asyncio.create_task(work(build(topology("out.1", 1), networks[0])))
-        while not broker.group("lmerge.one-name.workers").members:  # noqa: ASYNC110 - nobody tells
+        while not broker.group("lmerge.one-name.workers").members:  # noqa: ASYNC110 - nobody reports when
             await asyncio.sleep(0.1)
         networks[0].killed.set()
         first.cancel()

@@ -48,7 +48,7 @@ def test_whatever_the_schedule_the_output_is_right_and_comes_to_its_end() -> Non
     least = {"kills": 25, "overtaken": 15, "snapshot": 60, "restored": 40, "spoilt": 40}
     least |= {"duels": 10, "refused: version": 25, "gap accepted": 1, "turned": 8, "rescues": 1}
     least |= {"pauses": 60, "fenced": 30, "assigned to this worker all the same": 10}
-    least |= {"ends early": 5, "lingered": 15, "mumbled": 300}
+    least |= {"ends early": 5, "lingered": 15, "repeated for ever": 300}
     assert {what: seen[what] for what in least if seen[what] < least[what]} == {}, "it is rare"
 
 
@@ -65,14 +65,14 @@ def test_one_seed_is_one_history_in_any_process() -> None:
     assert simulate(7).history() == first.history()
     assert simulate(8).history() != first.history()
     for hashing in ("1", "2"):
-        told = subprocess.run(
+        ended = subprocess.run(
             [sys.executable, *command(7).split()[1:]],
             env={**os.environ, "PYTHONHASHSEED": hashing},
             capture_output=True,
             text=True,
             check=True,
         )
-        assert told.stdout.splitlines()[0] == str(first)
+        assert ended.stdout.splitlines()[0] == str(first)
 
 
 # Mistakes that the schedules must bring to light.
@@ -91,7 +91,7 @@ def found(seeds: Iterable[int] = SEEDS) -> list[str]:
 def test_output_that_is_committed_apart_from_its_mark_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Said before it is remembered: after a kill it is said again."""
+    """Emitted before it is recorded: after a kill it is emitted again."""
     commit = MemorySink.commit
 
     async def in_two_steps(self: MemorySink, outbox: Outbox, *_: Any) -> Committed:
@@ -106,7 +106,7 @@ def test_output_that_is_committed_apart_from_its_mark_is_found(
 def test_a_mark_that_is_committed_ahead_of_its_output_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Remembered before it is said: after a kill it is never said, unless that is noticed."""
+    """Recorded before it is emitted: after a kill it is never emitted, unless that is noticed."""
     commit = MemorySink.commit
 
     async def mark_first(self: MemorySink, outbox: Outbox, *_: Any) -> Committed:
@@ -173,7 +173,7 @@ def test_n1_pauses_of_any_length_at_any_request(block: int) -> None:
 
 
 def test_a_version_that_is_not_looked_at_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both of two who decided at once are told that it holds."""
+    """Both of two who decided at once learn that it holds."""
     monkeypatch.setattr(Ledger, "_check_version", lambda *_: None)
     assert found() == ["K9"]
 
@@ -218,10 +218,10 @@ def test_a_replica_that_stays_though_it_was_detached_is_found(
 def test_a_replica_that_is_merged_on_in_quarantine_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def only_said(self: Replicas, name: str, why: str) -> None:
+    def only_recorded(self: Replicas, name: str, why: str) -> None:
         self.states[name].quarantined = why
 
-    monkeypatch.setattr(Replicas, "quarantine", only_said)
+    monkeypatch.setattr(Replicas, "quarantine", only_recorded)
     assert {"K1", "K4"} & {*found()}
 
 

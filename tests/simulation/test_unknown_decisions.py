@@ -37,8 +37,8 @@ async def merged() -> Network:
     network = Network(Broker(asyncio.get_running_loop().time), Random(1))
     network.broker.create("in.a")
     elements = (Insert(b"1", 1, 5), Stable(INFINITY))
-    said = [(None, encode(element), ()) for element in elements]
-    network.broker.produce(TopicPartition("in.a", 0), said)
+    messages = [(None, encode(element), ()) for element in elements]
+    network.broker.produce(TopicPartition("in.a", 0), messages)
     working = asyncio.create_task(build(TOPOLOGY, network).run())
     while carried_out(network.broker, TOPOLOGY) < 1:  # noqa: ASYNC110 - a log is looked at
         await asyncio.sleep(1)
