@@ -1,4 +1,4 @@
-"""Small sets of streams to audit, by the thousand, and what the audit of one process says of them.
+"""Small sets of streams to audit, by the thousand, and what the audit of one process finds.
 
 A case is three streams of two partitions: presentations of one logical stream (in some cases of
 two), whole or cut short, with events in one partition or in both, sometimes started over, and a
@@ -29,7 +29,7 @@ __all__ = (
     "WIDTH",
     "Case",
     "Expected",
-    "Said",
+    "StreamRecord",
     "case_of",
     "encoded",
     "expected",
@@ -43,8 +43,8 @@ WIDTH: Final = 2
 NO_ELEMENT: Final = b'{"op":"stable"}'
 
 
-class Said(NamedTuple):
-    """A record; `element` is None where it says none."""
+class StreamRecord(NamedTuple):
+    """A record; `element` is None where it is none."""
 
     partition: int
     offset: int
@@ -58,7 +58,7 @@ class Case:
 
     seed: int
     bits: int
-    streams: Sequence[Sequence[Said]]
+    streams: Sequence[Sequence[StreamRecord]]
 
 
 # Made
@@ -114,33 +114,36 @@ def _faulty(rng: Random, elements: list[Element]) -> list[Element]:
     if rng.random() < 0.75:
         return elements
     faults = {rng.randrange(max(len(elements), 1)) for _ in range(rng.choice((1, 1, 2, 5)))}
-    said: list[Element] = []
+    faulty: list[Element] = []
     for at, element in enumerate(elements):
         by = rng.choice((-5, -2, -1, 1, 2, 5))
-        said += falsified(rng.choice(KINDS), element, by) if at in faults else [element]
-    return said
+        faulty += falsified(rng.choice(KINDS), element, by) if at in faults else [element]
+    return faulty
 
 
-def _sent(rng: Random, elements: list[Element], routes: int) -> Iterator[Said]:
+def _sent(rng: Random, elements: list[Element], routes: int) -> Iterator[StreamRecord]:
     """Over partitions, of which an event is in one as a rule, a stable in each."""
     offsets = [rng.randint(0, 5) for _ in range(WIDTH)]
     astray, over = rng.random() < 0.05, rng.random() < 0.12
     lives = [(0, elements)]
     if over:
         lives = [(0, elements[: rng.randint(0, len(elements))]), (1, elements)]
-    told = [(life, element) for life, several in lives for element in several]
-    if over and len(told) > 2 and rng.random() < 0.5:
-        at = rng.randrange(len(told))
-        told = [*told[at:], *told[:at]]  # an old one's come after a new one's, out of their order
-    for incarnation, element in told:
+    published = [(life, element) for life, several in lives for element in several]
+    if over and len(published) > 2 and rng.random() < 0.5:
+        at = rng.randrange(len(published))
+        published = [
+            *published[at:],
+            *published[:at],
+        ]  # an old one's come after a new one's, out of their order
+    for incarnation, element in published:
         everywhere = range(WIDTH)
         if not isinstance(element, Stable):
             route = rng.randrange(WIDTH) if astray else ord(element.payload) % routes
             everywhere = range(route, route + 1)
         for partition in everywhere:
             offsets[partition] += rng.choice((1, 1, 1, 3))
-            told_as = None if rng.random() < 0.0005 else element
-            yield Said(partition, offsets[partition], incarnation, told_as)
+            element_sent = None if rng.random() < 0.0005 else element
+            yield StreamRecord(partition, offsets[partition], incarnation, element_sent)
 
 
 # As Spark is given them
@@ -151,15 +154,15 @@ def rows_of(cases: Sequence[Case]) -> pa.Table:
     columns: dict[str, list[Any]] = {name: [] for name in _TYPES}
     for case in cases:
         for stream, several in enumerate(case.streams):
-            for said in several:
+            for record in several:
                 row = dict.fromkeys(_TYPES) | {
                     "case": case.seed,
                     "stream": stream,
-                    "partition": said.partition,
-                    "place": said.offset,
-                    "slice": said.offset >> case.bits,
-                    "incarnation": said.incarnation,
-                    **_columns(said.element),
+                    "partition": record.partition,
+                    "place": record.offset,
+                    "slice": record.offset >> case.bits,
+                    "incarnation": record.incarnation,
+                    **_columns(record.element),
                 }
                 for name, column in columns.items():
                     column.append(row[name])
@@ -207,7 +210,9 @@ def expected(case: Case) -> Expected:
         partitions = [TopicPartition("t", n) for n in range(WIDTH)]
         audit = TopicAudit("t", partitions, WireDecoder())
         for partition in partitions:
-            records = [_Record(said) for said in several if said.partition == partition.partition]
+            records = [
+                _Record(record) for record in several if record.partition == partition.partition
+            ]
             try:
                 audit.take(partition, records)
             except ElementError:
@@ -224,29 +229,29 @@ def expected(case: Case) -> Expected:
     return Expected(False, set(), streams, plain.differences, clipped.differences, clipped.before)
 
 
-def encoded(said: Said) -> bytes:
+def encoded(record: StreamRecord) -> bytes:
     """The record's value."""
-    return NO_ELEMENT if said.element is None else encode(on_the_wire(said.element))
+    return NO_ELEMENT if record.element is None else encode(on_the_wire(record.element))
 
 
-def headers_of(said: Said) -> list[tuple[str, bytes]]:
-    return incarnation_headers(said.incarnation)
+def headers_of(record: StreamRecord) -> list[tuple[str, bytes]]:
+    return incarnation_headers(record.incarnation)
 
 
 class _Record:
     key = None
 
-    def __init__(self, said: Said) -> None:
-        self.offset = said.offset
-        self.value = encoded(said)
-        self.headers = headers_of(said)
+    def __init__(self, record: StreamRecord) -> None:
+        self.offset = record.offset
+        self.value = encoded(record)
+        self.headers = headers_of(record)
 
 
 def expected_by_key(case: Case) -> Expected:
     """The same by the letter of case R3, in which an event inserted again takes the later end."""
     refused, faults, tdbs = False, set(), []
     for number, several in enumerate(case.streams):
-        last = max((said.incarnation for said in several), default=0)
+        last = max((record.incarnation for record in several), default=0)
         events: list[tuple[Any, int, int]] = []
         for partition in range(WIDTH):
             here = [each for each in several if each.partition == partition]

@@ -39,7 +39,7 @@ def elements(made: Presentation) -> list[Element]:
 
 
 def element(row: dict[str, object]) -> Element:
-    """What a row says, and nothing besides."""
+    """The element of a row, and nothing besides."""
     fields = {name: value for name, value in row.items() if value is not None}
     del fields["offset"]
     kind = {"insert": Insert, "adjust": Adjust, "stable": Stable}[str(fields.pop("op"))]
@@ -105,7 +105,7 @@ def variations() -> st.SearchStrategy[Variation]:
 
 
 def check_stables(stream: list[Element], variation: Variation) -> None:
-    """Each says what is certain of all that comes later, less the lag; something stands between
+    """Each covers what is certain of all that comes later, less the lag; something stands between
     two of them."""
     floors = list(accumulate(map(_due, reversed(stream)), min))[::-1]
     last = START

@@ -59,17 +59,17 @@ class Record:
 def history(seed: int, partitions: int, *, restarting: bool) -> list[Record]:
     """Of each partition a stream of any kind; offsets have holes, times go back and forth.
 
-    `restarting`: some partitions go over to a further incarnation, in which the old one is still
-    heard now and then.
+    `restarting`: some partitions go over to a further incarnation, in which the old one still
+    publishes now and then.
     """
     rng = Random(seed)
     records = []
     for partition in range(partitions):
-        told = [(0, each) for each in _stream(rng, partition)]
+        published = [(0, each) for each in _stream(rng, partition)]
         if restarting and rng.random() < 0.5:
-            told = _restarted(rng, told, _stream(rng, partition))
+            published = _restarted(rng, published, _stream(rng, partition))
         offset, time = rng.randint(0, 3), EPOCH
-        for incarnation, element in told:
+        for incarnation, element in published:
             records.append(
                 Record(partition, offset, time + rng.randint(-2, 2), incarnation, element)
             )
@@ -107,7 +107,7 @@ def _restarted(
     rng: Random, old: list[tuple[int, Element]], fresh: list[Element]
 ) -> list[tuple[int, Element]]:
     at = rng.randint(0, len(old))
-    late = [each for each in old[at:] if rng.random() < 0.3]  # still under way, heard by nobody
+    late = [each for each in old[at:] if rng.random() < 0.3]  # still under way, read by nobody
     new = [(3, each) for each in fresh]
     return old[:at] + (new[:1] + late + new[1:] if new else [])
 

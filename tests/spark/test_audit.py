@@ -68,8 +68,8 @@ def audit(lmerge: Lmerge, tmp_path: Path) -> Lmerge:
     return lambda *arguments: lmerge("audit", *arguments, "--engine", "spark")
 
 
-def told(out: str) -> list[str]:
-    """The lines, but for the last one, which tells how long it took."""
+def lines_of(out: str) -> list[str]:
+    """The lines, but for the last one, which shows how long it took."""
     *lines, last = out.splitlines()
     assert " elements in " in last
     return lines
@@ -88,7 +88,7 @@ def line(path: Path, number: int) -> str:
 def test_streams_that_mean_the_same_are_equivalent_and_exit_0(audit: Lmerge) -> None:
     done = audit("one", "same", "--html", "page.html")
     assert (done.code, done.err) == (0, "")
-    assert told(done.out) == [
+    assert lines_of(done.out) == [
         "one: legal, 2 events by 2 inserts, 2 adjusts, 2 stables; complete",
         "same: legal, 2 events by 2 inserts, 0 adjusts, 1 stables; complete",
         (
@@ -101,13 +101,13 @@ def test_streams_that_mean_the_same_are_equivalent_and_exit_0(audit: Lmerge) -> 
 
 
 @pytest.mark.full
-def test_differences_are_named_with_ends_and_with_who_said_so_where(
+def test_differences_are_named_with_ends_and_with_who_published_them_where(
     audit: Lmerge, tmp_path: Path
 ) -> None:
     done = audit("one", "same", "other", "--most", "2")
     assert (done.code, done.err) == (1, "")
     one, same, other = (tmp_path / name for name in ("one", "same", "other"))
-    assert told(done.out)[4:] == [
+    assert lines_of(done.out)[4:] == [
         "NOT equivalent: they differ in 3 events",
         '  payload "A" vs 6: ve 25 in one, ve 25 in same, ve 30 in other',
         '  payload "C" vs 6: no event in one, no event in same, ve 7 in other',
@@ -125,7 +125,7 @@ def test_clipped_what_is_final_in_all_is_compared(audit: Lmerge, tmp_path: Path)
     write(tmp_path / "prefix", map(on_the_wire, ENDED[:4]))
     done = audit("one", "prefix", "--clip")
     assert done.code == 0
-    assert told(done.out)[3:] == ["equivalent", "compared as far as all are final, before 8"]
+    assert lines_of(done.out)[3:] == ["equivalent", "compared as far as all are final, before 8"]
 
 
 @pytest.mark.deep
@@ -193,7 +193,7 @@ def test_what_is_not_legal_is_named_and_exit_2(audit: Lmerge, tmp_path: Path) ->
     ]
     assert "one: legal, 2 events" in done.out
     assert "illegal: NOT legal, 2 events" in done.out
-    assert told(f"{done.out}0 elements in 0 s")[-1].startswith("not compared")
+    assert lines_of(f"{done.out}0 elements in 0 s")[-1].startswith("not compared")
 
 
 @pytest.mark.full
@@ -270,7 +270,7 @@ def test_rows_that_are_there_twice_are_refused(
 
 @pytest.mark.deep
 @pytest.mark.parametrize("wrong", ["'2' AS rule", "case when op = 'stable' then 7L end AS vs"])
-def test_a_row_of_parquet_that_says_no_element_is_told(
+def test_a_row_of_parquet_that_is_no_element_is_reported(
     wrong: str, audit: Lmerge, spark: SparkSession, tmp_path: Path
 ) -> None:
     rows = read_elements(spark, JsonFiles(str(tmp_path / "one")))
@@ -308,7 +308,7 @@ def test_topics_of_any_width_are_compared_with_files(
     send(bootstrap, narrow, sent(SAME, headers=headers))
     done = audit(f"kafka:{wide}", f"kafka:{narrow}", "one", "--bootstrap", bootstrap)
     assert (done.code, done.err) == (0, "")
-    lines = told(done.out)
+    lines = lines_of(done.out)
     assert lines[0].startswith(f"kafka:{wide}: legal, 2 events by 2 inserts, 2 adjusts, 6 stables")
     assert lines[2] == "  2 records of older incarnations are left out"
     assert any(each.startswith(f"kafka:{wide} had 2 events later than the first") for each in lines)
@@ -327,7 +327,7 @@ def test_what_is_not_legal_in_a_topic_is_named_by_its_offset(
 
 
 @pytest.mark.deep
-def test_a_partition_that_never_spoke_holds_its_topic_back(
+def test_a_partition_without_records_holds_its_topic_back(
     audit: Lmerge, bootstrap: str, topic_name: Callable[..., str]
 ) -> None:
     topic = topic_name()
@@ -369,7 +369,7 @@ def test_mistakes_end_in_one_line(
 ) -> None:
     missing = f"kafka:{topic_name()}"
     (tmp_path / "empty").mkdir()
-    for arguments, code, said in (
+    for arguments, code, error in (
         (("one", "nowhere"), 2, "cannot read nowhere: No such file or directory"),
         (("one", "-"), 2, "standard input is for --engine python: Spark reads files"),
         (("one", "empty"), 2, "there is no file in the folder empty"),
@@ -381,7 +381,7 @@ def test_mistakes_end_in_one_line(
         (("one", "same", "--html", "no/page"), 2, "cannot write no/page: there is no folder no"),
     ):
         done = audit(*arguments)
-        assert (done.code, done.out, done.error) == (code, "", said)
+        assert (done.code, done.out, done.error) == (code, "", error)
     for option in (("--html", "page"), ("--case", "R3")):
         done = lmerge("audit", "one", "same", *option)
         assert done.code == 2
@@ -460,6 +460,6 @@ def test_progress_is_the_lowest_stable_of_the_partitions_over_time(spark: SparkS
     assert not none.at
 
 
-def test_what_a_key_says_twice_is_one_event_in_r3() -> None:
+def test_what_a_key_publishes_twice_is_one_event_in_r3() -> None:
     assert Audited(inserts=5, removals=1, doubled=2).events == 4
     assert Audited(inserts=5, removals=1, doubled=2, keyed=True).events == 2

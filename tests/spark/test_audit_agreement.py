@@ -1,4 +1,4 @@
-"""The audit at scale says what the audit in one process says, of thousands of cases in one job."""
+"""The audit at scale finds what the audit in one process finds, in thousands of cases."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ def kind_of(why: str) -> str:
 
 
 def compare_all(spark: SparkSession, seeds: Sequence[int], chunk: int = 1 << 18) -> Counter[str]:
-    """Asserts that both say the same of each case; tells what kinds of cases there were."""
+    """Asserts that both find the same in each case; returns what kinds of cases there were."""
     cases = [case for case in map(case_of, seeds) if any(case.streams)]
     plain = findings_of(spark, cases, chunk=chunk)
     clipped = findings_of(spark, cases, clipped=True, chunk=chunk)
@@ -97,7 +97,7 @@ def test_both_agree_on_thousands_of_cases_whole_and_broken(spark: SparkSession) 
 @pytest.mark.parametrize(
     "seeds", [DAILY[:500], pytest.param(DAILY[500:1_000], marks=pytest.mark.deep)]
 )
-def test_by_key_it_says_what_the_letter_of_r3_says(
+def test_by_key_it_finds_what_the_letter_of_r3_finds(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, seeds: range
 ) -> None:
     """And that, with slices that are too many and are taken together."""
@@ -106,15 +106,15 @@ def test_by_key_it_says_what_the_letter_of_r3_says(
     found = findings_of(spark, cases, keyed=True, chunk=500)
     kinds: Counter[str] = Counter()
     for case in cases:
-        wanted, said = expected_by_key(case), found[case.seed]
+        wanted, result = expected_by_key(case), found[case.seed]
         if wanted.refused:
-            assert not said.legal, case.seed
+            assert not result.legal, case.seed
             continue
-        assert faults_of(said) == wanted.faults, case.seed
-        assert sorted(said.differences) == sorted(wanted.differences), case.seed
-        kinds["legal"] += said.legal
-        kinds["equivalent"] += said.equivalent
-        kinds["inserted again"] += said.legal and any(each.doubled for each in said.streams)
+        assert faults_of(result) == wanted.faults, case.seed
+        assert sorted(result.differences) == sorted(wanted.differences), case.seed
+        kinds["legal"] += result.legal
+        kinds["equivalent"] += result.equivalent
+        kinds["inserted again"] += result.legal and any(each.doubled for each in result.streams)
     assert min(kinds[kind] for kind in ("legal", "equivalent", "inserted again")) >= OFTEN, kinds
 
 
@@ -144,7 +144,7 @@ def test_what_is_plain_is_not_looked_at_twice(spark: SparkSession) -> None:
         assert len(plain) >= OFTEN
         rows = result.rows.where(F.col("case").isin(plain))
         scan = scanned(rows, ["case"])
-        said = scan.agg(F.sum(F.length("bundle"))).head()
-        assert said is not None
-        assert said[0] > 500 * 48
+        size = scan.agg(F.sum(F.length("bundle"))).head()
+        assert size is not None
+        assert size[0] > 500 * 48
         assert odd_of(screened(scan, STREAMS, pieces=2)).collect() == []

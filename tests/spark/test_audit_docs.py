@@ -1,4 +1,4 @@
-"""The example of docs/audit.md: its files, what the command says of them, and the program."""
+"""The example of docs/audit.md: its files, what the command prints about them, and the program."""
 
 import re
 from pathlib import Path
@@ -17,7 +17,7 @@ FILES, PROGRAM = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTI
 
 @pytest.mark.full
 @pytest.mark.usefixtures("shared_session")
-def test_the_examples_say_what_the_page_says(
+def test_the_examples_print_what_the_page_shows(
     lmerge: Lmerge,
     capsys: pytest.CaptureFixture[str],
 ) -> None:

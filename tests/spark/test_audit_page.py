@@ -94,15 +94,15 @@ def test_the_verdict_is_on_top() -> None:
 
 def test_it_names_streams_differences_and_what_is_not_legal() -> None:
     text = read(UNLIKE).text
-    for said in ("kafka:merged", "a<b", "1,200", "merged-0 at offset 17", "no event", "9, 9"):
-        assert said in text
+    for shown in ("kafka:merged", "a<b", "1,200", "merged-0 at offset 17", "no event", "9, 9"):
+        assert shown in text
     assert "Compared as they stand; not ended: a<b." in text
     assert "median 3 ms, 90 % 3 ms, 99 % 40 ms, longest 73,900 ms" in text
     assert "insert with vs=6 < 7" in read(ILLEGAL).text
     assert "/a<b at byte 5" in read(ILLEGAL).text
 
 
-def test_what_streams_say_is_text() -> None:
+def test_what_streams_contain_is_text() -> None:
     for report in (UNLIKE, ILLEGAL):
         found = read(report)
         assert "script" not in found.tags

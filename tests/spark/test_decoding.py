@@ -1,4 +1,4 @@
-"""A row says what the merge would hear of its record, whatever the record is; without a JVM."""
+"""A row is what the merge would decode from its record, whatever the record is; without a JVM."""
 
 from typing import Any
 
@@ -35,9 +35,9 @@ RULES = st.builds(
 )
 
 
-def batch_of(said: list[bytes | None], headers: list[Headers] | None = None) -> pa.RecordBatch:
-    count = len(said)
-    told = [
+def batch_of(values: list[bytes | None], headers: list[Headers] | None = None) -> pa.RecordBatch:
+    count = len(values)
+    texts = [
         ",".join(f"{k}={'-' if v is None else v.hex()}" for k, v in each or ()) or None
         for each in headers or [None] * count
     ]
@@ -48,21 +48,21 @@ def batch_of(said: list[bytes | None], headers: list[Headers] | None = None) -> 
             "offset": pa.array(range(7, count + 7), pa.int64()),
             "timestamp": pa.nulls(count, pa.timestamp("us", "UTC")),
             "key": pa.array([b"%d" % at for at in range(count)], pa.binary()),
-            "headers": pa.array(told, pa.string()),
-            "value": pa.array(said, pa.binary()),
+            "headers": pa.array(texts, pa.string()),
+            "value": pa.array(values, pa.binary()),
         }
     )
 
 
 def rows(
-    said: list[bytes | None],
+    values: list[bytes | None],
     rule: Rule = Rule(),  # noqa: B008
     headers: list[Headers] | None = None,
 ) -> list[dict[str, Any]]:
-    [batch] = decoding(rule, keys="refused")(iter([batch_of(said, headers)]))
+    [batch] = decoding(rule, keys="refused")(iter([batch_of(values, headers)]))
     batch.validate(full=True)
-    told: list[dict[str, Any]] = batch.to_pylist()
-    return told
+    found: list[dict[str, Any]] = batch.to_pylist()
+    return found
 
 
 def expected(at: int, record: bytes | None, rule: Rule, headers: Headers = None) -> dict[str, Any]:
@@ -121,17 +121,17 @@ def expected(at: int, record: bytes | None, rule: Rule, headers: Headers = None)
 @example([b'{"op":"insert","payload":{"a":1,"vs":2,"ve":3},"vs":1,"ve":9}'], Rule())
 @example([b'{"op":"insert","payload":{"payload":{"payload":2}},"vs":1,"ve":9}'], Rule())
 @example([b'{"op":"adjust","payload":[{"vold":1,"vs":2}],"vs":1,"vold":9,"ve":5}'], Rule())
-def test_rows_say_what_the_merge_would_hear(said: list[bytes | None], rule: Rule) -> None:
-    assert rows(said, rule) == [expected(at, each, rule) for at, each in enumerate(said)]
-    for each in said:  # without neighbours that would send it the long way
+def test_rows_are_what_the_merge_would_decode(values: list[bytes | None], rule: Rule) -> None:
+    assert rows(values, rule) == [expected(at, each, rule) for at, each in enumerate(values)]
+    for each in values:  # without neighbours that would send it the long way
         assert rows([each], rule) == [expected(0, each, rule)]
 
 
 @given(st.lists(elements().map(encode), min_size=1, max_size=3), st.binary(max_size=9) | st.none())
 def test_poison_in_the_midst_of_many_stays_where_it_is(
-    said: list[bytes], poison: bytes | None
+    values: list[bytes], poison: bytes | None
 ) -> None:
-    many = [*said * 100, poison, *said * 60, poison, poison, *said]
+    many = [*values * 100, poison, *values * 60, poison, poison, *values]
     assert rows(many) == [expected(at, each, Rule()) for at, each in enumerate(many)]
 
 
@@ -152,8 +152,8 @@ def test_poison_in_the_midst_of_many_stays_where_it_is(
 @pytest.mark.parametrize("record", [b'{"op":"stable","vc":7}', b"poison", None])
 def test_headers_are_read_before_the_record(headers: Headers, record: bytes | None) -> None:
     good = b'{"op":"stable","vc":8}'
-    told = rows([good, record, good], headers=[None, headers, None])
-    assert told == [
+    found = rows([good, record, good], headers=[None, headers, None])
+    assert found == [
         expected(0, good, Rule()),
         expected(1, record, Rule(), headers),
         expected(2, good, Rule()),

@@ -22,7 +22,7 @@ from lmerge_service.workloads.presentation import Variation
 from tests.cli.conftest import Lmerge, lmerge
 from tests.offline.streams import write
 from tests.spark.generated import check_stables, elements, logical, variations
-from tests.spark.test_elements import A_FEW, element, told
+from tests.spark.test_elements import A_FEW, element, elements_in
 
 __all__ = ("lmerge",)
 
@@ -39,7 +39,7 @@ MADE = Presentation(WORKLOAD, MUCH, "1", block=300)
 
 
 def as_payload_bytes(stream: list[Any]) -> list[Any]:
-    """As `told` has them."""
+    """As `elements_in` has them."""
     return [
         each if isinstance(each, Stable) else type(each)(each.payload.encode(), *_times(each))
         for each in stream
@@ -69,9 +69,9 @@ def test_files_are_in_order_as_they_are_written(spark: SparkSession, tmp_path: P
     lines, parquet = JsonFiles(str(tmp_path / "lines")), ParquetFiles(str(tmp_path / "parquet"))
     write_elements(rows, lines, order=None)
     assert len([*Path(lines.path).glob("part-*")]) == 5
-    assert told(read_elements(spark, lines)) == wanted
+    assert elements_in(read_elements(spark, lines)) == wanted
     write_elements(rows, parquet, order=None)
-    assert told(read_elements(spark, parquet)) == wanted
+    assert elements_in(read_elements(spark, parquet)) == wanted
 
 
 @pytest.mark.deep
@@ -84,7 +84,7 @@ def test_every_partition_of_a_topic_is_a_legal_stream(
     rows = read_elements(spark, Topics(bootstrap, topic))
     events: list[Any] = []
     for partition in range(3):
-        stream = reconstitute(told(rows.where(f"partition = {partition}"), "offset"))
+        stream = reconstitute(elements_in(rows.where(f"partition = {partition}"), "offset"))
         assert len(stream) > 1000
         events += [(each.payload.decode(), each.vs, each.ve) for each in stream]  # type: ignore[attr-defined]
     assert TDB(events) == logical(WORKLOAD)
@@ -114,25 +114,25 @@ def test_a_stored_stream_is_presented_legally_and_means_the_same(
 ) -> None:
     """D1 and D2, and the floors of P2."""
     one = presented(stored(spark, events, 3), variation, "s", tasks=tasks)
-    stream = told(one, "offset")
+    stream = elements_in(one, "offset")
     tdb = reconstitute(stream)
     assert TDB((event.payload.decode(), event.vs, event.ve) for event in tdb) == TDB(events)  # type: ignore[attr-defined]
     assert (tdb.stable == INFINITY) == variation.closed
     other = presented(stored(spark, reversed(events), 1), variation, "s", tasks=7 - tasks)
-    assert told(other, "offset") == stream
+    assert elements_in(other, "offset") == stream
     offsets = [row.offset for row in one.select("offset").orderBy("offset").collect()]
     assert offsets == list(range(len(stream)))
     check_stables(stream, variation)
 
 
 @pytest.mark.deep
-def test_a_stored_stream_of_many_pieces_is_told_in_the_order_of_its_files(
+def test_a_stored_stream_of_many_pieces_is_read_in_the_order_of_its_files(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     events = [(event.payload, event.vs, event.ve) for event in logical(WORKLOAD)]
     place = JsonFiles(str(tmp_path / "lines"))
     write_elements(presented(stored(spark, events, 2), MUCH, "s", tasks=9), place, order=None)
-    stream = told(read_elements(spark, place))
+    stream = elements_in(read_elements(spark, place))
     tdb = reconstitute(stream)
     assert TDB((event.payload.decode(), event.vs, event.ve) for event in tdb) == TDB(events)  # type: ignore[attr-defined]
     assert 50 < sum(isinstance(each, Stable) for each in stream) < 200
@@ -188,7 +188,7 @@ def test_the_command_writes_topics(
     topic = topic_name("generated")
     few = ("--events", "200", "--payload-bytes", "16", "--bootstrap", bootstrap)
     assert lmerge("generate", *few, "-o", f"kafka:{topic}").code == 0
-    stream = told(read_elements(spark, Topics(bootstrap, topic)))
+    stream = elements_in(read_elements(spark, Topics(bootstrap, topic)))
     assert len(reconstitute(stream)) == 200
     again = lmerge("generate", *few, "-o", f"kafka:{topic}")
     assert (again.code, again.error) == (
@@ -218,7 +218,7 @@ def test_the_command_writes_topics(
         (("-o", "kafka:a b"), "'a b' is no name of a topic"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_told_in_one_line_before_spark_starts(
+def test_a_mistake_is_reported_in_one_line_before_spark_starts(
     lmerge: Lmerge, tmp_path: Path, wrong: tuple[str, ...], text: str
 ) -> None:
     (tmp_path / "there").mkdir()

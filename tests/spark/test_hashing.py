@@ -11,7 +11,7 @@ from lmerge_service.spark.audit.hashing import event_hashes
 from lmerge_service.spark.audit.scanning import event_hash
 
 
-def test_it_is_what_spark_says_of_texts_of_any_length(spark: SparkSession) -> None:
+def test_it_is_what_spark_computes_for_texts_of_any_length(spark: SparkSession) -> None:
     rng = Random(7)
     lengths = [*range(140), *(rng.randrange(5_000) for _ in range(60))]
     rng.shuffle(lengths)
@@ -19,10 +19,10 @@ def test_it_is_what_spark_says_of_texts_of_any_length(spark: SparkSession) -> No
     times = [START, INFINITY, 0, -1, *(rng.randrange(START, INFINITY) for _ in texts[4:])]
     hashed = event_hash(()).alias("hash")
     table = pa.table({"payload": texts, "vs": times})
-    said = [row.hash for row in spark.createDataFrame(table).select(hashed).collect()]
+    found = [row.hash for row in spark.createDataFrame(table).select(hashed).collect()]
     vs, payload = np.array(times), table["payload"].combine_chunks()
-    assert event_hashes(payload, vs).tolist() == said
-    assert event_hashes(payload.slice(50, 30), vs[50:80]).tolist() == said[50:80]
+    assert event_hashes(payload, vs).tolist() == found
+    assert event_hashes(payload.slice(50, 30), vs[50:80]).tolist() == found[50:80]
 
 
 def test_nothing_and_empty_texts_have_a_hash() -> None:

@@ -1,4 +1,4 @@
-"""Commands that need Spark and a topic that is not there: told at once, before a JVM is started."""
+"""Commands that need Spark and a topic that is not there fail at once, before a JVM starts."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The examples of docs/table.md and docs/generator.md do what the pages say."""
+"""The examples of docs/table.md and docs/generator.md do what the pages show."""
 
 import re
 from pathlib import Path

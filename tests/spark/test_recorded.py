@@ -70,8 +70,8 @@ def test_it_is_what_the_oracle_has_of_the_same_prefix(seed: int, tmp_path: Path)
     found = checkpoint_of(tmp_path / "f")
     assert (found.stable, found.correct_from) == (stable, stable)
     whole = TDB(event for each in streams.values() for event in each)
-    said = [(each.payload.decode(), each.vs, each.ve) for each in found.events]  # type: ignore[attr-defined]
-    assert TDB(said) == TDB(each for each in whole if each.ve >= stable)
+    held = [(each.payload.decode(), each.vs, each.ve) for each in found.events]  # type: ignore[attr-defined]
+    assert TDB(held) == TDB(each for each in whole if each.ve >= stable)
 
 
 def test_a_replica_that_started_over_is_correct_from_its_time_on(tmp_path: Path) -> None:

@@ -22,10 +22,10 @@ from lmerge_service.spark.audit.scanning import (
 from lmerge_service.spark.audit.screening import screening
 from lmerge_service.spark.audit.streams import placed
 from lmerge_service.spark.io.elements import decode_records, raw_records
-from tests.spark.audit_cases import Said, case_of, encoded, headers_of
+from tests.spark.audit_cases import StreamRecord, case_of, encoded, headers_of
 
-SPEAKER = ("stream", "partition", "incarnation")
-SCHEMA = pa.schema([(name, pa.int64()) for name in (*SPEAKER, *NUMBERS)])
+SOURCE = ("stream", "partition", "incarnation")
+SCHEMA = pa.schema([(name, pa.int64()) for name in (*SOURCE, *NUMBERS)])
 NONE = START
 
 # The scan
@@ -38,7 +38,7 @@ def batches(
     for start in range(0, len(places), 50):
         rows = []
         for place in places[start : start + 50]:
-            row = dict.fromkeys(SPEAKER, 0) | {"place": place, "slice": place >> 4}
+            row = dict.fromkeys(SOURCE, 0) | {"place": place, "slice": place >> 4}
             if place in stables:
                 rows.append(row | {"vc": stables[place]})
             else:
@@ -53,8 +53,8 @@ def shuffled_nearby(count: int) -> list[int]:
 
 def test_rows_out_of_order_nearby_leave_each_slice_in_one_piece() -> None:
     stables = {place: place for place in range(5, 2_000, 40)}
-    told = list(scanning(SPEAKER, 200)(batches(shuffled_nearby(2_000), stables)))
-    pieces = pa.Table.from_batches([each for each in told if each["bucket"].null_count])
+    scanned = list(scanning(SOURCE, 200)(batches(shuffled_nearby(2_000), stables)))
+    pieces = pa.Table.from_batches([each for each in scanned if each["bucket"].null_count])
     assert pieces["slice"].to_pylist() == list(range(125))
     assert pieces["from"].to_pylist() == list(range(0, 2_000, 16))
     assert pieces["until"].to_pylist() == list(range(15, 2_000, 16))
@@ -67,7 +67,7 @@ def test_speakers_that_alternate_are_held_apart() -> None:
     [batch] = batches(range(48), {20: 20})
     partition = pa.array([place % 2 for place in range(48)])
     columns = {name: batch[name] for name in batch.schema.names} | {"partition": partition}
-    pieces, bundles = scanning(SPEAKER)(iter([pa.RecordBatch.from_pydict(columns)]))
+    pieces, bundles = scanning(SOURCE)(iter([pa.RecordBatch.from_pydict(columns)]))
     assert pieces["partition"].to_pylist() == [0, 0, 0, 1, 1, 1]
     assert pieces["from"].to_pylist() == [0, 16, 32, 1, 17, 33]
     assert pieces["inserts"].to_pylist() == [8, 7, 8, 8, 8, 8]
@@ -87,15 +87,15 @@ def test_speakers_that_alternate_are_held_apart() -> None:
 def test_what_has_one_place_or_comes_too_late_is_doubtful(
     places: list[int], stables: dict[int, int], doubtful: bool
 ) -> None:
-    pieces, *_ = scanning(SPEAKER)(batches(places, stables))
+    pieces, *_ = scanning(SOURCE)(batches(places, stables))
     assert any(pieces["doubtful"].to_pylist()) == doubtful
 
 
 def test_records_are_scanned_as_rows_are(spark: SparkSession) -> None:
-    """The fast way to a topic says of records what the slow one says: pieces, and bundles."""
-    said = [each for seed in range(150) for each in case_of(seed).streams[0]]
-    assert {each.incarnation for each in said} == {0, 1}
-    sent = spark.createDataFrame(records(said)).coalesce(1)
+    """The fast way to a topic finds in records what the slow one finds: pieces, and bundles."""
+    published = [each for seed in range(150) for each in case_of(seed).streams[0]]
+    assert {each.incarnation for each in published} == {0, 1}
+    sent = spark.createDataFrame(records(published)).coalesce(1)
     rows = placed(decode_records(sent, keys="none"), bits=3).withColumn("stream", F.lit(4))
     slow = scanned(rows, ()).collect()
     fast = scanned_records(raw_records(sent, keys="none"), Rule(), 4, bits=3).collect()
@@ -103,17 +103,19 @@ def test_records_are_scanned_as_rows_are(spark: SparkSession) -> None:
     assert sorted(map(str, fast)) == sorted(map(str, slow))
 
 
-def records(said: Sequence[Said]) -> pa.Table:
-    times = [10_500 * number for number in range(len(said))]
-    headers = [[{"key": key, "value": value} for key, value in headers_of(each)] for each in said]
+def records(published: Sequence[StreamRecord]) -> pa.Table:
+    times = [10_500 * number for number in range(len(published))]
+    headers = [
+        [{"key": key, "value": value} for key, value in headers_of(each)] for each in published
+    ]
     header = pa.struct([("key", pa.string()), ("value", pa.binary())])
     return pa.table(
         {
-            "partition": pa.array([each.partition for each in said], pa.int32()),
-            "offset": pa.array(range(len(said)), pa.int64()),
+            "partition": pa.array([each.partition for each in published], pa.int32()),
+            "offset": pa.array(range(len(published)), pa.int64()),
             "timestamp": pa.array(times, pa.timestamp("us", "UTC")),
             "headers": pa.array(headers, pa.list_(header)),
-            "value": pa.array([encoded(each) for each in said], pa.binary()),
+            "value": pa.array([encoded(each) for each in published], pa.binary()),
         }
     )
 
@@ -136,8 +138,8 @@ def bundle(stream: int, rows: Sequence[Sequence[int]], partition: int = 0) -> pa
 
 def odd(*bundles: pa.RecordBatch) -> dict[int, tuple[bool, int]]:
     """By hash, whether it is wrong in itself, and the lowest end."""
-    told = screening(2, ["stream", "partition"])(iter(bundles))
-    rows = [row for batch in told for row in batch.to_pylist() if row["hash"] is not None]
+    screened = screening(2, ["stream", "partition"])(iter(bundles))
+    rows = [row for batch in screened for row in batch.to_pylist() if row["hash"] is not None]
     return {row["hash"]: (row["wrong"], row["lowest"]) for row in rows}
 
 
@@ -167,10 +169,10 @@ def test_ends_that_differ_are_odd_with_the_lowest_of_them() -> None:
         [[7, 6, 1, NONE, 25], [7, 5, 2, NONE, 25]],  # two events with one hash
     ],
 )
-def test_what_is_not_plain_is_odd_whatever_the_others_say(rows: list[list[int]]) -> None:
+def test_what_is_not_plain_is_odd_whatever_the_others_are(rows: list[list[int]]) -> None:
     assert odd(bundle(0, rows), bundle(1, rows))[7][0]
 
 
-def test_what_is_said_in_two_partitions_is_odd() -> None:
-    said = [[7, 6, 1, NONE, 25]]
-    assert odd(bundle(0, said), bundle(0, said, 1), bundle(1, said), bundle(1, said, 1))[7][0]
+def test_what_is_published_in_two_partitions_is_odd() -> None:
+    rows = [[7, 6, 1, NONE, 25]]
+    assert odd(bundle(0, rows), bundle(0, rows, 1), bundle(1, rows), bundle(1, rows, 1))[7][0]

@@ -14,7 +14,7 @@ from lmerge_service.spark.io.elements import read_elements, stream_elements, wri
 from lmerge_service.spark.io.places import Topic, Topics
 from lmerge_service.spark.io.schema import ORDER
 from tests.kafka.secured import PASSWORD, Secured, secured
-from tests.spark.test_elements import ONCE, finish, frame, told
+from tests.spark.test_elements import ONCE, elements_in, finish, frame
 
 pytestmark = pytest.mark.kafka
 STREAM: list[Element] = [Insert(b'"x"', 1, 5), Stable(6)]
@@ -57,16 +57,16 @@ def test_spark_is_let_in_and_shows_no_secret(
     section, topic = known(kafka), known.__name__
     write_elements(frame(spark, STREAM), Topic(section, topic), order=["seq"])
     rows = read_elements(spark, Topics(section, topic))
-    assert told(rows) == STREAM
+    assert elements_in(rows) == STREAM
     growing = read_elements(spark, Topics(section, topic), streaming=True)
     copy, place = Topic(section, f"{topic}.copy"), str(tmp_path / "checkpoint")
     query = stream_elements(growing, copy, order=ORDER, checkpoint=place, trigger=ONCE)
     finish(query)
-    assert told(read_elements(spark, Topics(section, copy.name))) == STREAM
+    assert elements_in(read_elements(spark, Topics(section, copy.name))) == STREAM
 
     rows.explain(extended=True)
-    said = capfd.readouterr()
-    shown = [said.out, said.err, str(query.lastProgress), repr(Topics(section, topic))]
+    printed = capfd.readouterr()
+    shown = [printed.out, printed.err, str(query.lastProgress), repr(Topics(section, topic))]
     shown += [path.read_text(errors="replace") for path in Path(place).rglob("*") if path.is_file()]
     shown += plans(spark)
     assert any("SaveIntoDataSourceCommand" in plan for plan in shown), "the plans have options"
@@ -80,7 +80,7 @@ def plans(spark: SparkSession) -> list[str]:
     return [done.apply(at).physicalPlanDescription() for at in range(done.size())]
 
 
-def test_a_wrong_password_is_told_in_one_line_without_it(
+def test_a_wrong_password_is_reported_in_one_line_without_it(
     spark: SparkSession, kafka: Secured
 ) -> None:
     with pytest.raises(TransportError, match=r"^[^\n]*$") as refused:

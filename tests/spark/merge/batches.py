@@ -1,5 +1,5 @@
 """What the tests of the merge in Spark share: plans without a Kafka, batches, a store in memory,
-and what the plain operator says of them."""
+and what the plain operator emits for them."""
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
@@ -77,9 +77,9 @@ def seen_of(widths: Mapping[str, int], decisions: Sequence[bytes | None] = ()) -
 def planned(topology: Topology, widths: Mapping[str, int]) -> tuple[Plan, Ledger]:
     """A plan of one step: the topology is declared, and the topics there are begun."""
     ledger = Ledger(topology)
-    said = ledger.declaring(topology)
-    assert said is not None
-    return decided(Plan.new(topology), ledger, widths, said, batch=0), ledger
+    declaration = ledger.declaring(topology)
+    assert declaration is not None
+    return decided(Plan.new(topology), ledger, widths, declaration, batch=0), ledger
 
 
 def decided(
@@ -120,8 +120,8 @@ def partitioned(elements: Sequence[Element], width: int) -> list[list[DecodedRec
     found: list[list[DecodedRecord]] = [[] for _ in range(width)]
     for element in map(in_bytes, elements):
         everywhere = isinstance(element, Stable)
-        for said in found if everywhere else [found[sum(element.payload) % width]]:  # type: ignore[union-attr]
-            said.append(DecodedRecord(len(said), b"k", encode(element), (), 1))
+        for records in found if everywhere else [found[sum(element.payload) % width]]:  # type: ignore[union-attr]
+            records.append(DecodedRecord(len(records), b"k", encode(element), (), 1))
     return found
 
 
@@ -201,7 +201,7 @@ def bucket_of(work: Work, number: int) -> Bucket:
 def the_plain_operator(
     topology: Topology, widths: Mapping[str, int], batches: Sequence[Batch], bucket: int
 ) -> Iterator[list[Element]]:
-    """What an operator says that is given each batch in order of topic, partition and offset, and
+    """What an operator emits that is given each batch in order of topic, partition and offset, and
     of it what its bucket's keys are."""
     merge = lmerge(topology.resolved_case, topology.policy.policy())
     router = Router(topology.output.partitions, topology.key)

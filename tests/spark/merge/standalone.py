@@ -81,9 +81,9 @@ def standalone(folder: Path, *, workers: int, executor_megabytes: int) -> Iterat
         )
         for number in range(workers):
             size = ("--cores", "1", "--memory", f"{executor_megabytes}m", "--port", "0")
-            said = (*own, *size, "--work-dir", str(folder / f"work{number}"), cluster.url)
+            arguments = (*own, *size, "--work-dir", str(folder / f"work{number}"), cluster.url)
             worker = _daemon(
-                cluster, "worker.Worker", "Successfully registered", *said, number=number
+                cluster, "worker.Worker", "Successfully registered", *arguments, number=number
             )
             cluster.workers.append(stack.enter_context(worker))
         yield cluster

@@ -18,14 +18,14 @@ FLIGHTS = 5_000
 
 
 @pytest.mark.deep
-def test_the_service_and_spark_say_the_same_of_the_same_flights(
+def test_the_service_and_spark_emit_the_same_for_the_same_flights(
     spark: SparkSession, bootstrap: str, tmp_path: Path
 ) -> None:
     service = merge_of(bootstrap, tmp_path)
     lives = list(islice(flights([1]), FLIGHTS))
     for name, width in (("a", 1), ("b", 2), ("c", 3)):
-        said = list(present(lives, VARIATIONS[name.upper()], name))
-        service.publish(name, said, partitions=width)
+        elements = list(present(lives, VARIATIONS[name.upper()], name))
+        service.publish(name, elements, partitions=width)
     spark_merge = merge_with_the_topics_of(service)
     job_of(spark_merge).run(spark)
     with service.worker() as worker:

@@ -1,5 +1,5 @@
 """Buckets and their store, without Spark: whatever the batches, the workers and the failures, a
-bucket says what the plain operator says, and what is stored costs what changes."""
+bucket emits what the plain operator emits, and what is stored costs what changes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -58,11 +58,11 @@ NAMES = "abc"
 
 @st.composite
 def merges(draw: st.DrawFn) -> tuple[Topology, dict[str, int], list[Batch]]:
-    """A topology, its replicas' widths, and what they say in batches."""
+    """A topology, its replicas' widths, and what they publish in batches."""
     case, policy = draw(st.sampled_from(CASES)), draw(st.sampled_from(POLICIES))
     logical = draw(logical_streams(unique_keys=case != "R4", unique_vs=case == "R0"))
-    say = lying_presentations if draw(st.booleans()) else presentations
-    streams = draw(say(logical, len(NAMES), case))
+    drawn_from = lying_presentations if draw(st.booleans()) else presentations
+    streams = draw(drawn_from(logical, len(NAMES), case))
     wide = case in ("R3", "R4")
     widths = {name: draw(st.integers(1, 3 if wide else 1)) for name in NAMES}
     topology = topology_of(
@@ -94,7 +94,7 @@ def cut(draw: st.DrawFn, records: dict[tuple[str, int], list[DecodedRecord]]) ->
 
 
 @given(merges(), st.data())
-def test_a_bucket_says_what_the_plain_operator_says(
+def test_a_bucket_emits_what_the_plain_operator_emits(
     drawn: tuple[Topology, dict[str, int], list[Batch]], data: st.DataObject
 ) -> None:
     """Of two workers either may be given the next batch; any batch may fail once it was merged,
@@ -135,7 +135,7 @@ def test_a_bucket_says_what_the_plain_operator_says(
 def test_honest_replicas_are_merged_into_what_they_mean(
     drawn: tuple[Topology, dict[str, int], list[Batch]],
 ) -> None:
-    """The union over the buckets is a legal stream in each, whatever the replicas say."""
+    """The union over the buckets is a legal stream in each, whatever the replicas publish."""
     topology, widths, batches = drawn
     plan, _ = planned(topology, widths)
     work = work_for(topology, plan)
@@ -158,7 +158,7 @@ def test_honest_replicas_are_merged_into_what_they_mean(
 
 
 @given(merges())
-def test_sparks_processor_says_the_same(
+def test_sparks_processor_emits_the_same(
     drawn: tuple[Topology, dict[str, int], list[Batch]],
 ) -> None:
     topology, widths, batches = drawn
@@ -188,7 +188,7 @@ def test_sparks_processor_says_the_same(
 
 
 class Numbered(MergeProcessor):
-    """Outside of Spark nobody else says which batch it is."""
+    """Outside of Spark nothing else knows which batch it is."""
 
     number = 0
 
@@ -310,7 +310,7 @@ def test_a_topic_that_was_made_anew_is_merged_from_its_beginning() -> None:
     assert running.bucket.state.replicas.states["a"].topic_id == "another"
 
 
-def test_an_accepted_gap_is_said_with_the_batch() -> None:
+def test_an_accepted_gap_is_reported_with_the_batch() -> None:
     topology = topology_of("a", replicas=[{"name": "a", "topic": "t.a", "joining_at": 50}])
     plan, ledger = planned(topology, {"a": 1})
     running = Running(topology, plan)
@@ -319,7 +319,7 @@ def test_an_accepted_gap_is_said_with_the_batch() -> None:
     assert running.batch({("t.a", 0): records_of(Stable(70), start=1)}) == [Stable(60), Stable(70)]
 
 
-def test_n16_breaches_are_counted_and_told_with_their_place() -> None:
+def test_n16_breaches_are_counted_and_reported_with_their_place() -> None:
     """Of many of one kind, those whose count has reached a power of two."""
     topology = topology_of("ab")
     plan, _ = planned(topology, {"a": 1, "b": 1})
@@ -366,7 +366,7 @@ def test_n16_more_breaches_than_the_operator_keeps_are_counted() -> None:
     assert found.count == 2_000
 
 
-def test_n15_who_has_lost_records_is_told_of_with_the_batch_from_which_it_is_excluded() -> None:
+def test_n15_who_has_lost_records_is_reported_with_the_batch_from_which_it_is_excluded() -> None:
     topology = topology_of("ab")
     plan, ledger = planned(topology, {"a": 1, "b": 1})
     running = Running(topology, plan)
@@ -511,7 +511,7 @@ def test_a_dialect_and_a_normalised_replica() -> None:
 def test_n13_rows_that_are_known_by_partition_are_let_go_when_their_topic_gets_wider(
     seen: bool,
 ) -> None:
-    """Whether the job has seen the topic get wider, or a record tells; also after a restart."""
+    """Whether the job has seen the topic get wider, or a record shows it; also after a restart."""
     row = b'{"id":1,"n":"%b"}'
     form = {"dialect": "upserts", "stable": {"lateness": 0}}
     replicas = [{"name": "a", "topic": "t.a"}, {"name": "b", "topic": "t.b", "format": form}]
@@ -575,7 +575,7 @@ def test_a_worker_that_is_behind_reads_what_it_lacks() -> None:
         running.memory.read.clear()
         running.batch({("t.a", 0): records_of(Insert(f"{n}", n, 99), start=n)})
         if n == 20:
-            # Batch n stands in entry n - 1; that of batch 9 tells that it is merged.
+            # Batch n stands in entry n - 1; that of batch 9 shows that it is merged.
             assert set(running.memory.read) == {("log", number) for number in range(8, 19)}
     assert running.emitted == [in_bytes(Insert(f"{n}", n, 99)) for n in range(30)]
 

@@ -1,5 +1,5 @@
 """The merge on a cluster: submitted as a zip, and going on when executors, workers and the driver
-are killed; what is told of them."""
+are killed; what is reported of them."""
 
 import re
 import signal
@@ -90,7 +90,7 @@ def test_submitted_to_a_cluster_it_lives_through_the_loss_of_each_part(
             "--batch-records", "300",
         )  # fmt: skip
         try:
-            with merge.speaking(streams):
+            with merge.publishing(streams):
                 until_merged(3, driver, log)
                 assert len(cluster.executors()) == 2
                 cluster.executors()[0].kill()
@@ -112,7 +112,7 @@ def test_submitted_to_a_cluster_it_lives_through_the_loss_of_each_part(
 
 @pytest.mark.deep
 @pytest.mark.timeout(600)
-def test_a_command_tells_of_an_executor_that_is_lost(bootstrap: str, tmp_path: Path) -> None:
+def test_a_command_reports_an_executor_that_is_lost(bootstrap: str, tmp_path: Path) -> None:
     merge = merge_of(bootstrap, tmp_path)
     folder = tmp_path / "cluster"
     folder.mkdir()
@@ -120,7 +120,7 @@ def test_a_command_tells_of_an_executor_that_is_lost(bootstrap: str, tmp_path: P
         on_it = ("--master", cluster.url, "--batch-records", "300")
         process = Process(merge, tmp_path / "log", *on_it)
         try:
-            with merge.speaking(replica_streams(logical(1_500, seed=17), seed=17)):
+            with merge.publishing(replica_streams(logical(1_500, seed=17), seed=17)):
                 until_merged(2, process.process, process.log)
                 [executor] = cluster.executors()
                 executor.kill()
@@ -129,8 +129,8 @@ def test_a_command_tells_of_an_executor_that_is_lost(bootstrap: str, tmp_path: P
             assert process.process.wait(60) == 0
         finally:
             process.kill()
-    told = [line for line in process.log.read_text().splitlines() if not line.startswith("{")]
-    begins, lost, ends = told
+    printed = [line for line in process.log.read_text().splitlines() if not line.startswith("{")]
+    begins, lost, ends = printed
     assert begins.startswith("merging into")
     assert re.search(r" ERROR TaskSchedulerImpl: Lost executor 0 on 127\.0\.0\.1: .*137", lost)
     assert ends.startswith(f"{merge.output}: merged to here")
@@ -148,8 +148,8 @@ except EnvironmentMissingError as error:
 
 
 @pytest.mark.deep
-def test_where_no_cluster_is_one_line_says_so() -> None:
-    """After a minute, of which Spark tells meanwhile."""
+def test_where_no_cluster_is_one_line_reports_it() -> None:
+    """After a minute, during which Spark reports it."""
     done = subprocess.run(
         [sys.executable, "-c", NOBODY], capture_output=True, text=True, timeout=200, check=True
     )

@@ -1,4 +1,4 @@
-"""What replicas do wrong, as a job on a real broker tells of it: in the events topic, in its log,
+"""What replicas do wrong, as a job on a real broker reports it: in the events topic, in its log,
 and in what it hands to metrics."""
 
 import json
@@ -30,7 +30,7 @@ def evidence_of(merge: Merge) -> list[Evidence]:
 
 
 @pytest.mark.full
-def test_n16_breaches_are_counted_and_told_with_their_place(
+def test_n16_breaches_are_counted_and_reported_with_their_place(
     spark: SparkSession, bootstrap: str, tmp_path: Path
 ) -> None:
     """Also when the batch is run twice, since the job was killed before it was complete."""
@@ -69,10 +69,10 @@ def test_n16_breaches_are_counted_and_told_with_their_place(
     job_of(merge).run(spark)
     again = evidence_of(merge)
     assert len(again) == 2 * len(found)
-    assert {each.id for each in again} == {each.id for each in found}, "told twice as the same"
+    assert {each.id for each in again} == {each.id for each in found}, "reported twice as the same"
 
 
-def test_n16_a_batch_tells_of_breaches_on_the_command_line(
+def test_n16_a_batch_reports_breaches_on_the_command_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     wrong = {("b", 0, "wrong_vold"): 1, ("b", 1, "wrong_vold"): 2, ("a", 0, "malformed"): 1_000}

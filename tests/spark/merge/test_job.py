@@ -114,7 +114,7 @@ def test_to_the_end_and_on_with_a_replica_that_comes_and_one_that_goes(
     merge = merge_of(bootstrap, tmp_path)
     lives = logical(300, seed=3)
     streams = replica_streams(lives, seed=3)
-    cuts = {name: len(said) // 2 for name, said in streams.items()}
+    cuts = {name: len(elements) // 2 for name, elements in streams.items()}
     merge.publish("a", streams["a"][: cuts["a"]], partitions=2, partitioner=scattered)
     merge.publish("b", streams["b"][: cuts["b"]])
     merge.send_raw(merge.topics["b"], [b"nonsense"])
@@ -133,8 +133,8 @@ def test_to_the_end_and_on_with_a_replica_that_comes_and_one_that_goes(
     job_of(merge).run(spark)
     assert merge.output_is(meaning(lives))
     assert reconstitute(read_back(merge)) == meaning(lives)
-    for said in numbers(merge).values():
-        assert said == list(range(1, len(said) + 1))
+    for found in numbers(merge).values():
+        assert found == list(range(1, len(found) + 1))
 
 
 @pytest.mark.full
@@ -145,8 +145,8 @@ def test_whoever_reads_sees_nothing_twice_however_often_it_is_stopped(
     """A job that is stopped in mid-batch runs it again."""
     merge = merge_of(bootstrap, tmp_path, case=str(case))
     lives = logical(600, seed=5)
-    for name, said in replica_streams(lives, seed=5).items():
-        merge.publish(name, said)
+    for name, elements in replica_streams(lives, seed=5).items():
+        merge.publish(name, elements)
     chance = random.Random(5)
     for _ in range(2):
         job = job_of(merge, batch_records=300)
@@ -166,15 +166,15 @@ def test_from_the_service_to_spark_and_back(
     merge = merge_of(bootstrap, tmp_path, snapshot_seconds=1)
     lives = logical(600, seed=7)
     streams = replica_streams(lives, seed=7)
-    thirds = {name: len(said) // 3 for name, said in streams.items()}
+    thirds = {name: len(elements) // 3 for name, elements in streams.items()}
 
-    def say(number: int) -> None:
-        for name, said in streams.items():
+    def publish_third(number: int) -> None:
+        for name, elements in streams.items():
             third = thirds[name]
-            upto = len(said) if number == 2 else third * (number + 1)
-            merge.publish(name, said[third * number : upto])
+            upto = len(elements) if number == 2 else third * (number + 1)
+            merge.publish(name, elements[third * number : upto])
 
-    say(0)
+    publish_third(0)
     with merge.worker() as worker:
         for name, third in thirds.items():
             merge.wait_until_committed(name, third)
@@ -182,17 +182,17 @@ def test_from_the_service_to_spark_and_back(
     file, topology = tmp_path / "state", load(merge.path)
     cluster = Cluster(connection_of(topology.kafka))
     found = asyncio.run(export_to(file, topology, cluster))
-    said_before = {each.partition: each.commit.output_records for each in found}
+    records_before = {each.partition: each.commit.output_records for each in found}
     with pytest.raises(ConfigurationError, match="has records"):
         job_of(merge).run(spark)
 
-    say(1)
+    publish_third(1)
     job_of(merge, origin=file).run(spark)
     seqs = received(bootstrap, merge.output)
-    for partition, before in said_before.items():
-        said = [seq_of(each.headers) for each in seqs if each.partition == partition]
-        assert said[:before] == [None] * before
-        assert said[before:] == list(range(before + 1, len(said) + 1))
+    for partition, before in records_before.items():
+        numbered = [seq_of(each.headers) for each in seqs if each.partition == partition]
+        assert numbered[:before] == [None] * before
+        assert numbered[before:] == list(range(before + 1, len(numbered) + 1))
     with pytest.raises(ConfigurationError, match="has a state already"):
         job_of(merge, origin=file).run(spark)
 
@@ -208,7 +208,7 @@ def test_from_the_service_to_spark_and_back(
             job_of(merge, **settings).open()
     with pytest.raises(ConfigurationError, match="was handed over to the service"):
         last_batch(load(merge.path), checkpoint_of(merge))
-    say(2)
+    publish_third(2)
     with merge.worker() as worker:
         worker.wait_until_ended()
     assert "snapshot not used" not in worker.log.read_text()
@@ -246,8 +246,8 @@ def test_a_replica_that_is_released_and_a_topic_that_is_made_anew(
     merge = merge_of(bootstrap, tmp_path, partitions=1)
     lives = logical(200, seed=13)
     streams = replica_streams(lives, seed=13)
-    for name, said in streams.items():
-        merge.publish(name, said[: len(said) // 2])
+    for name, elements in streams.items():
+        merge.publish(name, elements[: len(elements) // 2])
     job_of(merge).run(spark)
     assert merge.audit().tdb.stable > 0
     with running(spark, job_of(merge, available_now=False)):
@@ -290,7 +290,7 @@ def test_spark_puts_each_bucket_where_it_belongs(spark: SparkSession) -> None:
 
 
 def batches_of(log: Path) -> list[dict[str, Any]]:
-    """What `--json` has told of batches that are through."""
+    """What `--json` has printed about batches that are through."""
     lines = log.read_text().splitlines()
     return [json.loads(line) for line in lines if line.startswith('{"batch"')]
 
@@ -328,7 +328,7 @@ def test_kill_9_in_the_middle_of_batches(
     lives = logical(4_000, seed=11)
     streams = replica_streams(lives, seed=11)
     chance = random.Random(11)
-    with merge.speaking(streams, elements=30):
+    with merge.publishing(streams, elements=30):
         for number in range(3):
             process = Process(merge, tmp_path / f"{number}.log", "--batch-records", "500")
             try:
@@ -349,11 +349,11 @@ def test_kill_9_in_the_middle_of_batches(
 
 @pytest.mark.deep
 def test_sigterm_to_all_of_its_processes_is_a_good_end(bootstrap: str, tmp_path: Path) -> None:
-    """As systemd ends a service: Spark's JVM and Python workers are told as well."""
+    """As systemd ends a service: Spark's JVM and Python workers get the signal as well."""
     merge = merge_of(bootstrap, tmp_path)
     process = Process(merge, tmp_path / "log", "--batch-records", "100")
     try:
-        with merge.speaking(replica_streams(logical(1_500, seed=5), seed=5)):
+        with merge.publishing(replica_streams(logical(1_500, seed=5), seed=5)):
             come_true(lambda: process.has_merged(2), "batches are through")
             main = psutil.Process(process.process.pid)
             for each in [main, *main.children(recursive=True)]:
@@ -362,9 +362,9 @@ def test_sigterm_to_all_of_its_processes_is_a_good_end(bootstrap: str, tmp_path:
             assert process.process.wait(60) == 0, process.log.read_text()
     finally:
         process.kill()
-    told = [line for line in process.log.read_text().splitlines() if not line.startswith("{")]
-    assert len(told) == 2, told
-    assert told[-1].startswith(f"{merge.output}: merged to here")
+    printed = [line for line in process.log.read_text().splitlines() if not line.startswith("{")]
+    assert len(printed) == 2, printed
+    assert printed[-1].startswith(f"{merge.output}: merged to here")
 
 
 def test_mistakes_are_one_line(bootstrap: str, tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ def test_a_batch_that_is_planned_anew_goes_by_the_steps_of_then() -> None:
 CHECKPOINT = 'v1\n{"batchWatermarkMs":0}\n{"t.a":{"0":6},"t.control":{"0":1}}'
 
 
-def test_spark_reads_next_what_the_last_file_says(tmp_path: Path) -> None:
+def test_spark_reads_next_what_the_last_file_names(tmp_path: Path) -> None:
     checkpoint = str(tmp_path)
     for log in ("offsets", "commits", "sources/0"):
         (tmp_path / log).mkdir(parents=True)

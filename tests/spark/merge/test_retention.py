@@ -182,7 +182,7 @@ def test_n15_records_of_a_batch_that_was_planned_when_the_job_was_killed(
 def test_n15_a_batch_that_was_partly_written_and_whose_records_are_gone_stops_the_job(
     spark: SparkSession, bootstrap: str, tmp_path: Path
 ) -> None:
-    """It would be numbered like what the output has of it, and say something else."""
+    """It would be numbered like what the output has of it, and be another record."""
     merge = two_replicas(bootstrap, tmp_path)
     twice(merge, EARLY)
     job_of(merge).run(spark)

@@ -1,4 +1,4 @@
-"""A merge in Spark over HTTP: who may decide, what it tells, and that it heeds what was decided."""
+"""A merge in Spark over HTTP: who may decide, what it shows, and that it does what was decided."""
 
 import json
 import re
@@ -23,7 +23,7 @@ TOKEN = "of-those-who-may-decide"
 
 
 def lmerge(address: str, *arguments: str) -> tuple[int, Any, str]:
-    """Exit code, document, what was said."""
+    """Exit code, document, what was printed."""
     done = subprocess.run(
         [sys.executable, "-m", "lmerge_service.cli", *arguments, "--at", address, "--json"],
         capture_output=True, text=True, timeout=60, check=False,
@@ -53,12 +53,12 @@ def test_what_a_worker_is_asked_a_job_is_asked(bootstrap: str, tmp_path: Path) -
         assert client.get("/healthz").json() == {"health": "ok", "reasons": []}
         job.trouble = "cannot see the topics: no answer"
         assert client.get("/healthz").json() == {"health": "degraded", "reasons": [job.trouble]}
-        code, made, said = lmerge(address, "detach", "a")
-        assert code == 0, said
+        code, made, printed = lmerge(address, "detach", "a")
+        assert code == 0, printed
         assert client.get(f"/v1/decisions/{made['id']}").json()["accepted"]
-        code, _, said = lmerge(address, "detach", "a")
+        code, _, printed = lmerge(address, "detach", "a")
         assert code == 6
-        assert "replica a is detached" in said
+        assert "replica a is detached" in printed
         scraped = client.get("/metrics").text
         for path in ("/healthz", "/readyz", "/metrics"):  # n11
             head = client.head(path)
@@ -97,9 +97,9 @@ def test_a_replica_is_attached_from_the_command_line_while_it_merges(
         assert httpx.get(f"{found[1]}/readyz").status_code == 200
         merge.topics["d"] = f"{merge.name}.d"
         merge.publish("d", streams["c"])
-        code, _, said = lmerge(found[1], "attach", "d", merge.topics["d"])
-        assert code == 0, said
-        come_true(lambda: merge.output_is(meaning(lives)), "what d says is put out")
+        code, _, printed = lmerge(found[1], "attach", "d", merge.topics["d"])
+        assert code == 0, printed
+        come_true(lambda: merge.output_is(meaning(lives)), "what d publishes is put out")
         records = httpx.get(f"{found[1]}/metrics").text
         (read,) = re.findall(r"(?m)^lmerge_spark_records_total (\S+)", records)
         assert float(read) > 100

@@ -23,8 +23,8 @@ def text(payload: Mapping[str, Any]) -> bytes:
         name: int(value) if isinstance(value, float) and value == int(value) else value
         for name, value in payload.items()
     }
-    said = json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return said.encode()
+    compact = json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return compact.encode()
 
 
 def in_time(partitions: Sequence[Facts], lateness: int) -> list[Mapping[str, Any]]:

@@ -63,8 +63,8 @@ def random_facts(
         timed.append(_fact("departed", left, it, departs=left, arrives=expected, delay=delay))
         came = rng.choice([expected, expected + 15 * MINUTE, left + 1, left + 25 * HOUR, None])
         if came is not None:
-            told = [came + by for by in (0, 0, 15 * MINUTE)[: rng.choice([1, 1, 3])]]
-            timed += [_fact("arrived", each, it, departs=left, arrives=each) for each in told]
+            times = [came + by for by in (0, 0, 15 * MINUTE)[: rng.choice([1, 1, 3])]]
+            timed += [_fact("arrived", each, it, departs=left, arrives=each) for each in times]
     for hour in range(8):
         for origin in ("EWR", "JFK"):
             for _ in range(rng.choice([0, 1, 1, 2])):
@@ -105,7 +105,7 @@ class Run:
     """By output partition, what was written, repeats and all."""
     clean: list[list[Element]] = field(default_factory=list)
     """The same without what a killed worker had written."""
-    said: list[BatchResult] = field(default_factory=list)
+    results: list[BatchResult] = field(default_factory=list)
 
 
 def run(
@@ -144,14 +144,14 @@ def run(
             while True:
                 rng.shuffle(given[bucket])
                 worker = Bucket(settings, saved[bucket])
-                said = worker.batch(given[bucket])
+                result = worker.batch(given[bucket])
                 if rng.random() >= kills:
                     break
-                done.output[bucket] += said.elements[: rng.randrange(len(said.elements) + 1)]
+                done.output[bucket] += result.elements[: rng.randrange(len(result.elements) + 1)]
             saved[bucket] = worker.save()
-            done.output[bucket] += said.elements
-            done.clean[bucket] += said.elements
-            done.said.append(said)
+            done.output[bucket] += result.elements
+            done.clean[bucket] += result.elements
+            done.results.append(result)
     return done
 
 
@@ -185,11 +185,13 @@ def given_of(
             for part in _cut(piece, rng):
                 offsets = np.array([offset for offset, _ in part], np.int64)
                 reading.take(offsets, np.array([_time(fact) for _, fact in part], np.int64))
-            told = reading.piece()
-            assert told is not None
-            data = json.dumps({name: getattr(told, name) for name in told.__struct_fields__})
+            measured = reading.piece()
+            assert measured is not None
+            data = json.dumps(
+                {name: getattr(measured, name) for name in measured.__struct_fields__}
+            )
             for each in given:
-                each.append(InputRow("piece", partition, told.first, 0, data))
+                each.append(InputRow("piece", partition, measured.first, 0, data))
         for offset, fact in rows:
             if fact["fact"] in kinds and fact.get("time") is not None:
                 row = {name: fact[name] for name in columns if name in fact}

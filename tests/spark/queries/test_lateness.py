@@ -20,9 +20,9 @@ def piece(times: list[int], lateness: int, first: int = 0, rng: Random | None = 
     for part in _cut(list(enumerate(times, first)), rng or Random(0)):
         offsets = np.array([offset for offset, _ in part], np.int64)
         reading.take(offsets, np.array([time for _, time in part], np.int64))
-    told = reading.piece()
-    assert told is not None
-    return told
+    found = reading.piece()
+    assert found is not None
+    return found
 
 
 def _cut(rows: list[tuple[int, int]], rng: Random) -> Iterator[list[tuple[int, int]]]:
@@ -81,7 +81,7 @@ def test_what_is_late_does_not_depend_on_pieces_and_batches(
     assert lateness.watermark == (START if highest == START else highest - late)
 
 
-def test_the_mark_is_the_least_and_waits_for_those_that_have_not_spoken() -> None:
+def test_the_watermark_is_the_least_and_waits_for_partitions_without_facts() -> None:
     lateness = Lateness(5, 3)
     lateness.begin({0: [piece([20], 5)], 2: [piece([30], 5)]})
     assert lateness.watermark == START
@@ -96,6 +96,6 @@ def test_the_mark_is_the_least_and_waits_for_those_that_have_not_spoken() -> Non
 
 
 def test_rows_without_a_time_are_counted_and_change_nothing() -> None:
-    told = piece([NO_TIME, 7, NO_TIME, 6], 0)
-    assert (told.rows, told.refused, told.high, told.late) == (4, 2, 7, [3])
+    read = piece([NO_TIME, 7, NO_TIME, 6], 0)
+    assert (read.rows, read.refused, read.high, read.late) == (4, 2, 7, [3])
     assert Reading(0).piece() is None

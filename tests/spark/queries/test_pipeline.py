@@ -76,18 +76,20 @@ def test_the_buckets_are_given_what_the_simulation_gives_them(
             if each.kind == "row"
         )
 
-    told = [(row.bucket, InputRow(*row[1:])) for row in found]
-    assert rows(told) == rows([(at, each) for at, those in enumerate(expected) for each in those])
+    written = [(row.bucket, InputRow(*row[1:])) for row in found]
+    assert rows(written) == rows(
+        [(at, each) for at, those in enumerate(expected) for each in those]
+    )
     for bucket in range(3):
         pieces = [
             msgspec.json.decode(each.data)
-            for at, each in told
+            for at, each in written
             if (at, each.kind) == (bucket, "piece")
         ]
         assert sum(each["rows"] for each in pieces) == sum(map(len, topic))
         assert sum(each["refused"] for each in pieces) >= 1
         assert max(each["high"] for each in pieces) == INFINITY
-        points = [each for at, each in told if (at, each.kind) == (bucket, "point")]
+        points = [each for at, each in written if (at, each.kind) == (bucket, "point")]
         assert points == [InputRow("point", 0, 7, 0, point.decode())]
 
 
@@ -96,7 +98,7 @@ def _plain(data: str) -> str:
 
 
 @any_of(seed=st.integers(0, 2**32))
-def test_the_processor_keeps_its_bucket_and_writes_what_it_says(seed: int) -> None:
+def test_the_processor_keeps_its_bucket_and_writes_what_it_emits(seed: int) -> None:
     rng = Random(seed)
     query = QUERIES[rng.choice(sorted(QUERIES))]
     topic = random_facts(rng, 20, 2)
@@ -108,11 +110,11 @@ def test_the_processor_keeps_its_bucket_and_writes_what_it_says(seed: int) -> No
         for number, those in enumerate(given_of(query, batch, rng, 3, LATENESS)):
             if not those:
                 continue
-            said = buckets[number].batch(those)
+            result = buckets[number].batch(those)
             frame: Any = tester.testInPandas(number, pd.DataFrame(those))
             assert set(frame["partition"]) == {number}
             elements: list[Element] = [decoder.decode(value) for value in frame["value"][:-1]]
-            assert elements == said.elements
+            assert elements == result.elements
             for key, element in zip(frame["key"], elements, strict=False):
                 if isinstance(element, Stable):
                     assert key is None
@@ -123,9 +125,9 @@ def test_the_processor_keeps_its_bucket_and_writes_what_it_says(seed: int) -> No
             last = frame.iloc[-1]
             assert last["value"] is None
             assert (last["late"], last["mark"], last["kept"]) == (
-                said.late,
-                said.watermark,
-                said.kept,
+                result.late,
+                result.watermark,
+                result.kept,
             )
             assert frame["late"][:-1].sum() == 0
 

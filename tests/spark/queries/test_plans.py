@@ -75,7 +75,7 @@ def partitions_of(done: Run, expected: TDB) -> list[TDB]:
 @BY_NAME
 @settings(max_examples=SOME)
 @given(seed=SEEDS)
-def test_every_plan_says_what_the_reference_says(name: str, seed: int) -> None:
+def test_every_plan_emits_what_the_reference_emits(name: str, seed: int) -> None:
     rng = Random(seed)
     query = QUERIES[name]
     topic = random_facts(rng, rng.randrange(1, 40), rng.choice([1, 1, 2, 3]))
@@ -110,7 +110,7 @@ def test_what_a_plan_has_frozen_is_what_comes_to_hold(name: str, seed: int) -> N
 @BY_NAME
 @settings(max_examples=SOME)
 @given(seed=SEEDS)
-def test_killed_plans_merge_into_what_the_reference_says(name: str, seed: int) -> None:
+def test_killed_plans_merge_into_what_the_reference_emits(name: str, seed: int) -> None:
     rng = Random(seed)
     topic = random_facts(rng, rng.randrange(1, 30), 2)
     expected = meaning(name, topic, 30 * MINUTE)
@@ -137,15 +137,17 @@ def test_the_plans_behave_differently(name: str) -> None:
     assert adjusts[0] == 0
     assert adjusts[1] > 0
 
-    def first_said(done: Run) -> int:
+    def first_insert(done: Run) -> int:
         return next(
-            at for at, said in enumerate(done.said) if any(type(e) is Insert for e in said.elements)
+            at
+            for at, each in enumerate(done.results)
+            if any(type(e) is Insert for e in each.elements)
         )
 
-    assert first_said(early) < first_said(firm)
-    assert sum(said.late for said in firm.said) == sum(said.late for said in early.said) > 0
+    assert first_insert(early) < first_insert(firm)
+    assert sum(each.late for each in firm.results) == sum(each.late for each in early.results) > 0
     for done in (firm, early):
-        assert [said.kept for said in done.said[-2:]] == [0, 0]
+        assert [each.kept for each in done.results[-2:]] == [0, 0]
 
 
 @BY_NAME
@@ -170,7 +172,7 @@ def test_a_join_in_mid_stream_is_correct_from_its_time(name: str, seed: int) -> 
 
 @settings(max_examples=2 * SOME)
 @given(seed=SEEDS)
-def test_the_early_plan_of_flights_goes_on_from_whatever_a_plan_or_a_merge_has_said(
+def test_the_early_plan_of_flights_goes_on_from_whatever_a_plan_or_a_merge_has_emitted(
     seed: int,
 ) -> None:
     """Cut anywhere, each output partition at another place; resumed again and again."""
@@ -182,11 +184,11 @@ def test_the_early_plan_of_flights_goes_on_from_whatever_a_plan_or_a_merge_has_s
         for name, plan in query.plans.items()
     }
     parts = partitions_of(runs["speculative"], meaning("in-air", topic, 30 * MINUTE))
-    said = [
+    outputs = [
         rng.choice([*streams, merged(zip(BOTH, streams, strict=True), rng)])
         for streams in zip(*(runs[name].clean for name in BOTH), strict=True)
     ]
-    held = [reconstitute(stream[: rng.randrange(len(stream) + 1)]) for stream in said]
+    held = [reconstitute(stream[: rng.randrange(len(stream) + 1)]) for stream in outputs]
     for _ in range(3):
         rest = from_time(topic, min(each.stable for each in held))
         done = run(
@@ -217,14 +219,14 @@ def test_what_feedback_lets_it_leave_out_is_all_that_is_missing(name: str, seed:
     query = QUERIES[name]
     topic = random_facts(rng, rng.randrange(5, 30), 1)
     expected = meaning(name, topic, 30 * MINUTE)
-    told = sorted(rng.randrange(-60, 600) * MINUTE for _ in range(4))
+    times = sorted(rng.randrange(-60, 600) * MINUTE for _ in range(4))
     points: dict[int, list[str]] = {
         rng.randrange(4): [
             FeedbackRecord("a", task, 2, point, point, "id").value().decode() for task in (0, 1)
         ]
-        for point in told
+        for point in times
     }
-    highest = max((p for p in told), default=START)
+    highest = max((p for p in times), default=START)
     for plan in query.plans.values():
         done = run(
             query, plan, topic, rng, largest=20, points=points, merge_output="o", replica="a",
@@ -246,7 +248,7 @@ def test_feedback_of_some_tasks_about_others_or_of_old_outputs_does_not_count() 
             query, query.plans["speculative"], topic, Random(1),
             points=points, merge_output="o", replica="a",
         )  # fmt: skip
-        return sum(said.skipped for said in done.said)
+        return sum(each.skipped for each in done.results)
 
     far = 2**50
     assert skipped(FeedbackRecord("a", 0, 1, far, far, "x")) > 0
@@ -256,10 +258,10 @@ def test_feedback_of_some_tasks_about_others_or_of_old_outputs_does_not_count() 
     assert skipped(*(FeedbackRecord("a", task, 2, far, far, "x") for task in (0, 1))) > 0
 
 
-def test_a_partition_that_says_nothing_holds_everything_back() -> None:
+def test_a_partition_without_facts_holds_everything_back() -> None:
     query: Query = QUERIES["delays"]
     topic = [*random_facts(Random(3), 40, 1), []]
     for plan in query.plans.values():
         done = run(query, plan, topic, Random(1))
         assert not any(isinstance(each, Stable) for stream in done.clean for each in stream)
-        assert all(said.watermark == START for said in done.said)
+        assert all(each.watermark == START for each in done.results)

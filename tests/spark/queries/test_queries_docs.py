@@ -1,4 +1,4 @@
-"""The examples of docs/queries.md do what the page says, and its tables what the code does."""
+"""The examples of docs/queries.md do what the page shows, and its tables what the code does."""
 
 import re
 from collections.abc import Callable

@@ -97,7 +97,7 @@ def check_plans(
 
 
 @pytest.mark.full
-def test_two_plans_on_spark_say_what_the_reference_says(
+def test_two_plans_on_spark_emit_what_the_reference_emits(
     spark: SparkSession, bootstrap: str, topic_name: Names, tmp_path: Path
 ) -> None:
     check_plans(spark, bootstrap, topic_name, tmp_path, "delays")
@@ -125,17 +125,17 @@ def test_feedback_is_heeded_and_what_has_ended_is_not_begun_again(
     )  # fmt: skip
     with pytest.raises(ConfigurationError, match=r"merged-.*\.feedback: a merge makes it"):
         start(spark, replica)
-    heard = 150 * MINUTE
+    until = 150 * MINUTE
     make_topic(bootstrap, feedback_topic(output))
-    point = FeedbackRecord("a", 0, 1, heard, heard)
+    point = FeedbackRecord("a", 0, 1, until, until)
     send(bootstrap, feedback_topic(output), [Sent(point.value(), point.key())])
     _, query = start(spark, replica)
     batches: list[Batch] = []
     assert follow(query, batches.append)
-    assert batches[-1].point == heard
+    assert batches[-1].point == until
     assert sum(each.skipped for each in batches) > 0
     [stream] = streams_of(bootstrap, to)
-    assert set(reconstitute(stream)) == {each for each in expected if each.ve >= heard}
+    assert set(reconstitute(stream)) == {each for each in expected if each.ve >= until}
     _, query = start(spark, replica)
     assert query is None, "it has ended"
     assert follow(query), "so there is nothing to wait for"
@@ -159,12 +159,12 @@ class Process:
             stdout=subprocess.PIPE, text=True, env=os.environ,
         )  # fmt: skip
 
-    def say(self) -> dict[str, Any]:
+    def next_document(self) -> dict[str, Any]:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, f"ended with {self.process.wait()}"
-        said: dict[str, Any] = json.loads(line)
-        return said
+        printed: dict[str, Any] = json.loads(line)
+        return printed
 
     def kill(self) -> None:
         self.process.kill()
@@ -175,9 +175,9 @@ class Process:
     def rest(self) -> list[dict[str, Any]]:
         """To its good end."""
         assert self.process.stdout is not None
-        said = [json.loads(line) for line in self.process.stdout]
+        printed = [json.loads(line) for line in self.process.stdout]
         assert self.process.wait(60) == 0
-        return said
+        return printed
 
 
 @contextmanager
@@ -191,12 +191,12 @@ def running(*arguments: str) -> Iterator[Process]:
 
 def fed(bootstrap: str, topic: str, rng: Random) -> list[list[dict[str, Any]]]:
     """Facts at times that Kafka has, published as `lmerge replica feed` does; by partition."""
-    [told] = random_facts(rng, 300, 1, ended=False)
+    [made] = random_facts(rng, 300, 1, ended=False)
     moved = [
         Fact(
             **{k: v + LATER if k in ("time", "departs", "arrives") else v for k, v in each.items()}
         )
-        for each in told
+        for each in made
         if each["time"] is not None
     ]
     asyncio.run(feed(Connection(bootstrap), topic, moved, partitions=2))
@@ -226,25 +226,25 @@ def test_replicas_that_are_killed_go_on_and_mean_the_same(
     committed = []
     for kills in range(2):
         with running(*plan("speculative", early, "early")) as process:
-            assert process.say()["replica"]["incarnation"] == 0
-            committed.append(process.say()["batch"]["number"])
+            assert process.next_document()["replica"]["incarnation"] == 0
+            committed.append(process.next_document()["batch"]["number"])
             if kills:
-                process.say()
+                process.next_document()
             process.kill()
     assert committed[1] > committed[0], "it goes on, and does not begin again"
     with running(*plan("speculative", early, "early")) as process:
-        said = process.rest()
-    assert said[-1] == {"ended": True}
+        printed = process.rest()
+    assert printed[-1] == {"ended": True}
     assert not differences(reconstitute(merge_of(bootstrap, [early])), expected)
 
     with running(*plan("conservative", firm, "firm")) as process:
-        process.say()
-        process.say()
+        process.next_document()
+        process.next_document()
         process.kill()
     since = LATER + 100 * MINUTE
     with running(*plan("conservative", firm, "anew", "--since", str(since))) as process:
-        said = process.rest()
-    identity = said[0]["replica"]
+        printed = process.rest()
+    identity = printed[0]["replica"]
     assert identity["incarnation"] == 1
     assert identity["joining_at"] == since + QUERIES[name].shape.memory
     joined = [record for record in received(bootstrap, firm) if record.headers]
@@ -261,8 +261,8 @@ def test_replicas_that_are_killed_go_on_and_mean_the_same(
     assert not differences(reconstitute(merge_of(bootstrap, [early, firm])), expected)
 
     with running(*plan("conservative", firm, "again")) as process:
-        said = process.rest()
-    assert said[0]["replica"]["incarnation"] == 2
+        printed = process.rest()
+    assert printed[0]["replica"]["incarnation"] == 2
     assert not differences(reconstitute(merge_of(bootstrap, [firm])), expected)
 
 
@@ -284,9 +284,9 @@ def test_a_replica_that_has_lost_its_checkpoint_resumes_by_what_its_topic_holds(
     begun = []
     for folder, batches in (("first", 4), ("second", 3), ("second", 1)):
         with running(*usual, "--checkpoint", str(tmp_path / folder)) as process:
-            begun.append(process.say()["replica"])
+            begun.append(process.next_document()["replica"])
             for _ in range(batches):
-                process.say()
+                process.next_document()
             process.kill()
     with running(*usual, "--checkpoint", str(tmp_path / "second")) as process:
         assert process.rest()[-1] == {"ended": True}
@@ -296,7 +296,7 @@ def test_a_replica_that_has_lost_its_checkpoint_resumes_by_what_its_topic_holds(
     assert not any(record.headers for record in received(bootstrap, to))
     assert not differences(reconstitute(merge_of(bootstrap, [to])), expected)
     with running(*usual, "--checkpoint", str(tmp_path / "third")) as process:
-        assert process.rest()[-1] == {"ended": True}, "there is nothing more to say"
+        assert process.rest()[-1] == {"ended": True}, "there is nothing more to emit"
 
 
 def _decoded(records: list[Any], partition: int) -> list[Element]:

@@ -26,7 +26,7 @@ def take(operator: Operator, *times: int, point: int = START) -> None:
         operator.take(time, {"g": "a"}, point)
 
 
-def test_windows_that_are_told_early_are_revised() -> None:
+def test_windows_that_are_emitted_early_are_revised() -> None:
     operator = COUNTS.begin(EARLY)
     take(operator, 45)
     assert operator.advance(START, START) == [
@@ -49,7 +49,7 @@ def test_windows_that_are_told_early_are_revised() -> None:
     assert len(operator) == 0
 
 
-def test_windows_that_are_told_when_they_are_final_are_told_once() -> None:
+def test_windows_that_are_emitted_when_they_are_final_are_emitted_once() -> None:
     operator = COUNTS.begin(FINAL)
     take(operator, 45, 65)
     assert operator.advance(100, START) == [
@@ -67,12 +67,12 @@ def test_windows_that_are_told_when_they_are_final_are_told_once() -> None:
 def test_windows_below_the_point_are_left_out_and_one_that_ends_at_it_is_not(plan: Plan) -> None:
     operator = COUNTS.begin(plan)
     take(operator, 45, point=80)
-    said = operator.advance(INFINITY, 80)
-    assert said == [Insert(one(1), 20, 80), Insert(one(1), 40, 100), Stable(INFINITY)]
+    emitted = operator.advance(INFINITY, 80)
+    assert emitted == [Insert(one(1), 20, 80), Insert(one(1), 40, 100), Stable(INFINITY)]
     assert operator.skipped > 0
 
 
-def test_a_window_that_was_begun_is_told_to_the_end() -> None:
+def test_a_window_that_was_begun_is_emitted_to_the_end() -> None:
     operator = COUNTS.begin(EARLY)
     take(operator, 45)
     operator.advance(START, START)
