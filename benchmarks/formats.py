@@ -29,7 +29,7 @@ def run(runs: int, report: Report) -> None:
         if kind == "insert":
             first, again = _kept(runs, records)
             report(f"decode {kind}, payload seen, and keep it", "µs", first)
-            report(f"decode {kind}, said before by another replica", "µs", again)
+            report(f"decode {kind}, seen before in another replica", "µs", again)
     for kind, raw in _payload_forms().items():
         way = "short cut" if payload._short_cut(raw) else "long way"
         report(f"payload, first seen: {kind} ({way})", "µs", _each(runs, canonical, [raw] * 500))

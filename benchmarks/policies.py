@@ -274,7 +274,7 @@ def draw(outcomes: Sequence[Outcome], path: Path) -> None:
 
     with rc_context({"svg.hashsalt": "policies", "svg.fonttype": "none", "font.size": 9}):
         canvas = Figure(figsize=(9.4, 4), layout="constrained")
-        canvas.suptitle("Policies of LMR3: what is said, and how soon", fontsize=10)
+        canvas.suptitle("Policies of LMR3: what is emitted, and how soon", fontsize=10)
         panels = canvas.subplots(1, 2, sharex=True, sharey=True)
         for axes, what in zip(panels, ("first", "final"), strict=True):
             for each in outcomes:

@@ -98,13 +98,13 @@ class _Bench:
 
         found: list[_Step] = []
 
-        def tell(progress: Progress) -> None:
+        def report(progress: Progress) -> None:
             found.append(_Step(progress.records, progress.seconds, busy_seconds()))
 
         topology = _topology(self.bootstrap, "rate", "abc", output=f"rate.out{cores}")
         checkpoint = str(self.folder / f"rate{cores}")
         settings = Settings(checkpoint, available_now=True, batch_records=batch)
-        Job(topology, settings, report=tell).run(self.spark)
+        Job(topology, settings, report=report).run(self.spark)
         return self._rate_of(f"merge, {_WIDTH} buckets, local[{cores}]", found, batch)
 
     def deduplicated(self, batch: int, merged: _Way) -> None:

@@ -137,20 +137,20 @@ def _counted(count_in_payload: bool = False) -> list[tuple[int, Element]]:
     stream: list[tuple[int, Element]] = [
         (at, Insert(b'{"data":"%b","key":0}' % name, vs, vs + 5)) for at, vs, name in ARRIVALS
     ]
-    said = workload.counted(
+    results = workload.counted(
         [*stream, (5, Stable(15)), (6, Stable(19)), (7, Stable(INFINITY))],
         window=10,
         hold=100,
         groups=1,
         count_in_payload=count_in_payload,
     )
-    return list(said)
+    return list(results)
 
 
 def test_a_late_event_prolongs_the_result_of_its_window() -> None:
-    said = _counted()
-    payload = said[0][1].payload  # type: ignore[union-attr]
-    assert said == [
+    results = _counted()
+    payload = results[0][1].payload  # type: ignore[union-attr]
+    assert results == [
         (3, Insert(payload, 0, 200)),
         (4, Adjust(payload, 0, 200, 300)),
         (5, Stable(10)),
@@ -161,11 +161,11 @@ def test_a_late_event_prolongs_the_result_of_its_window() -> None:
 
 
 def test_a_late_event_replaces_the_result_that_carries_its_count() -> None:
-    said = [element for _, element in _counted(count_in_payload=True)][:3]
-    two, three = (element.payload for element in said[::2])  # type: ignore[union-attr]
+    elements = [element for _, element in _counted(count_in_payload=True)][:3]
+    two, three = (element.payload for element in elements[::2])  # type: ignore[union-attr]
     assert two.startswith(b'{"count":2,')
     assert three.startswith(b'{"count":3,')
-    assert said == [Insert(two, 0, 200), Adjust(two, 0, 200, 0), Insert(three, 0, 300)]
+    assert elements == [Insert(two, 0, 200), Adjust(two, 0, 200, 0), Insert(three, 0, 300)]
 
 
 def test_a_result_stands_for_a_window_at_least() -> None:
@@ -197,8 +197,8 @@ def test_all_that_is_compared_does_the_same_job(kind: str) -> None:
     streams = workload.ordered(400, 3) if ordered else workload.sub_query(400, 3, stable_freq=0.01)
     merge, output = figures._attached(kind, 3), TDB()
     for number, batch in workload.in_time(streams):
-        for said in merge.process_batch(str(number), workload.with_own_payloads(batch)):
-            output.apply(said)
+        for element in merge.process_batch(str(number), workload.with_own_payloads(batch)):
+            output.apply(element)
     assert output == reconstitute(element for _, element in streams[0])
     assert output.stable == INFINITY
 
@@ -250,7 +250,7 @@ OTHER: workload.Timed = [(30, Insert("A", 2, 12)), (120, Stable(3)), (200, Stabl
 def test_what_a_policy_costs_and_brings(
     policy: Policy, adjusts: int, stables: int, first: int, final: int, behind: float
 ) -> None:
-    """A's final version is first told at 30; two stables of ONE come before its end."""
+    """A's final version is first published at 30; two stables of ONE come before its end."""
     assert policies.outcome([ONE, OTHER], policy) == policies.Outcome(
         policy,
         inserts=1_000,
@@ -273,14 +273,14 @@ def test_policies_are_measured_and_drawn_from_the_command_line(tmp_path: Path) -
     command = [sys.executable, "-m", "benchmarks", "policies", "--events", "200", "--json"]
     texts = []
     for seed in ("0", "1"):
-        said = subprocess.run(
+        ended = subprocess.run(
             [*command, "--out", tmp_path / seed],
             cwd=Path(workload.__file__).parents[1],
             env=os.environ | {"PYTHONHASHSEED": seed},
             check=True,
             capture_output=True,
         )
-        texts.append((said.stdout, (tmp_path / seed / "policies.svg").read_text()))
+        texts.append((ended.stdout, (tmp_path / seed / "policies.svg").read_text()))
     assert texts[0] == texts[1], "the same in any process"
     rows = json.loads(texts[0][0])["rows"]
     chosen = [tuple(row["policy"].values()) for row in rows]
@@ -293,7 +293,7 @@ def test_policies_are_measured_and_drawn_from_the_command_line(tmp_path: Path) -
 # --- the service ----------------------------------------------------------------------------------
 
 
-def test_lazy_replicas_say_the_same() -> None:
+def test_lazy_replicas_publish_the_same() -> None:
     assert [list(stream) for stream in inputs.lazily(300)] == inputs.replicas(300)
     (unclosed,) = inputs.lazily(300, 1, closed=False)
     assert [*unclosed, Stable(INFINITY)] == inputs.replicas(300, 1)[0]
@@ -313,9 +313,9 @@ def test_replicas_of_a_soak_agree_also_when_one_starts_over() -> None:
     expected = final_tdb(list(lives(part)))
     for number in range(3):
         again = msgspec.structs.replace(part, number=number)
-        times, said = zip(*again.stream(), strict=True)
+        times, elements = zip(*again.stream(), strict=True)
         assert list(times) == sorted(times)
-        assert reconstitute(said) == expected
+        assert reconstitute(elements) == expected
         assert times[0] >= 0
         late = msgspec.structs.replace(again, incarnation=1, joining_at=2 * SECOND)
         knows = reconstitute(element for _, element in late.stream())
@@ -333,7 +333,7 @@ def test_a_soak_judges_what_comes_after_the_warm_up() -> None:
     assert soak.grown(_samples([10, 40, 70, 90, *[100.0] * 12], flat), bounds) == []
     rising = [100.0 + 0.5 * n for n in range(16)]
     assert soak.grown(_samples(rising, flat), bounds) == ["memory grows by 1.50 MB/min, over 1"]
-    assert soak.grown(_samples(rising, flat, every=1), bounds) == [], "too short to tell"
+    assert soak.grown(_samples(rising, flat, every=1), bounds) == [], "too short to judge"
     assert soak.grown(_samples([100.0] * 16, list(range(16))), bounds) == [
         "descriptors grow from 4 to 12"
     ]
@@ -413,40 +413,40 @@ def test_every_measurement_of_the_service_is_tried() -> None:
     ],
 )
 def test_the_service_is_measured_from_the_command_line(name: str) -> None:
-    said = _benchmarks("service", "--tiny", "--runs", "1", "--json", "--only", name)
-    assert said.returncode == 0, said.stderr[-2_000:]
-    found = {row["name"]: row["values"] for row in json.loads(said.stdout)["rows"]}
+    ended = _benchmarks("service", "--tiny", "--runs", "1", "--json", "--only", name)
+    assert ended.returncode == 0, ended.stderr[-2_000:]
+    found = {row["name"]: row["values"] for row in json.loads(ended.stdout)["rows"]}
     (value,) = found[OF_THE_SERVICE[name]]
     assert value > 0
-    assert name in said.stderr, "how far it is"
+    assert name in ended.stderr, "how far it is"
 
 
 @pytest.mark.kafka
 @pytest.mark.deep
-def test_a_soak_ends_with_the_audit_and_tells_by_its_exit_code_that_a_bound_is_exceeded() -> None:
+def test_a_soak_ends_with_the_audit_and_its_exit_code_shows_that_a_bound_is_exceeded() -> None:
     """So tight a bound that no worker stays within it."""
-    said = _benchmarks(
+    ended = _benchmarks(
         "soak", "--minutes", "0.2", "--rate", "200", "--live", "200", "--every", "5",
         "--max-descriptors", "-1000",
     )  # fmt: skip
-    assert said.returncode == 1, said.stderr[-2_000:]
-    *_, audit, fault, verdict = said.stdout.splitlines()
+    assert ended.returncode == 1, ended.stderr[-2_000:]
+    *_, audit, fault, verdict = ended.stdout.splitlines()
     assert audit == "audit: 2,400 events, equivalent to the logical stream"
     assert fault.startswith("the witness: descriptors grow from ")
     assert verdict == "NOT WELL"
     for word in ("killed, another started", "stopped, another started", "starts over"):
-        assert word in said.stdout
+        assert word in ended.stdout
 
 
 @pytest.mark.kafka
 @pytest.mark.deep
 def test_a_rolling_restart_ends_with_the_audit() -> None:
-    said = _benchmarks("rolling", "--minutes", "0.4", "--workers", "2", "--rate", "100", "--json")
-    assert said.returncode == 0, said.stderr[-2_000:]
-    found = {row["name"]: row["values"] for row in json.loads(said.stdout)["rows"]}
+    ended = _benchmarks("rolling", "--minutes", "0.4", "--workers", "2", "--rate", "100", "--json")
+    assert ended.returncode == 0, ended.stderr[-2_000:]
+    found = {row["name"]: row["values"] for row in json.loads(ended.stdout)["rows"]}
     assert found["restarts"][0] >= 1
     assert all(value > 0 for values in found.values() for value in values)
-    assert "audit: 2,400 events, equivalent to the logical stream" in said.stderr
+    assert "audit: 2,400 events, equivalent to the logical stream" in ended.stderr
 
 
 def test_n18_a_kill_loop_strikes_everybody_in_every_way_and_one_broker_at_a_time() -> None:
@@ -469,9 +469,9 @@ def test_n18_a_kill_loop_strikes_everybody_in_every_way_and_one_broker_at_a_time
 @pytest.mark.deep
 @pytest.mark.timeout(600)
 def test_n18_a_kill_loop_ends_with_the_audit() -> None:
-    said = _benchmarks("kill-loop", "--minutes", "0.5", "--workers", "2", "--tasks", "2", "--json")
-    found = json.loads(said.stdout)
-    assert (said.returncode, found["trouble"]) == (0, []), said.stderr[-2_000:]
+    ended = _benchmarks("kill-loop", "--minutes", "0.5", "--workers", "2", "--tasks", "2", "--json")
+    found = json.loads(ended.stdout)
+    assert (ended.returncode, found["trouble"]) == (0, []), ended.stderr[-2_000:]
     assert found["struck"]
     for struck in found["struck"]:
         assert len(struck["without_leader"]) == 2
@@ -484,20 +484,20 @@ def test_n18_a_kill_loop_ends_with_the_audit() -> None:
 @pytest.mark.timeout(600)
 def test_n18_a_kill_loop_fails_when_a_bound_is_exceeded() -> None:
     """So tight a bound that nothing is back in it."""
-    said = _benchmarks(
+    ended = _benchmarks(
         "kill-loop", "--minutes", "0.1", "--nodes", "1", "--workers", "1", "--tasks", "1",
         "--bound", "0.01",
     )  # fmt: skip
-    assert said.returncode == 1, said.stderr[-2_000:]
-    assert said.stdout.splitlines()[-1] == "NOT WELL"
+    assert ended.returncode == 1, ended.stderr[-2_000:]
+    assert ended.stdout.splitlines()[-1] == "NOT WELL"
 
 
 @pytest.mark.kafka
 @pytest.mark.deep
 def test_reading_with_spark_is_measured_from_the_command_line() -> None:
-    said = _benchmarks("spark", "--records", "2000", "--runs", "1", "--json")
-    assert said.returncode == 0, said.stderr[-2_000:]
-    rows = json.loads(said.stdout)["rows"]
+    ended = _benchmarks("spark", "--records", "2000", "--runs", "1", "--json")
+    assert ended.returncode == 0, ended.stderr[-2_000:]
+    rows = json.loads(ended.stdout)["rows"]
     assert len(rows) > 10
     assert all(value > 0 for row in rows for value in row["values"])
 
@@ -538,8 +538,8 @@ def test_a_run_of_availability_is_counted_and_drawn_the_same_each_time(tmp_path:
 @pytest.mark.kafka
 @pytest.mark.deep
 def test_availability_is_measured_and_drawn_from_the_command_line(tmp_path: Path) -> None:
-    said = _benchmarks("availability", "--months", "1", "--json", "--out", str(tmp_path))
-    assert said.returncode == 0, said.stderr[-2_000:]
-    found = {row["name"]: row["values"] for row in json.loads(said.stdout)["rows"]}
+    ended = _benchmarks("availability", "--months", "1", "--json", "--out", str(tmp_path))
+    assert ended.returncode == 0, ended.stderr[-2_000:]
+    found = {row["name"]: row["values"] for row in json.loads(ended.stdout)["rows"]}
     assert found["output, elements a second (5,000 are due)"][0] > 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["fig8.svg", "fig9.svg"]

@@ -17,9 +17,9 @@ from lmerge_service.elements import Adjust, Element, Insert, Stable
 A = b'"A"'
 
 
-def passed(stables: Stables, *said: tuple[str, Element]) -> list[Element]:
+def passed(stables: Stables, *published: tuple[str, Element]) -> list[Element]:
     state = Passed(("a", "b"), stables)
-    return [out for replica, element in said for out in state.take(replica, element)]
+    return [out for replica, element in published for out in state.take(replica, element)]
 
 
 @pytest.mark.parametrize("stables", ["first", "all"])
@@ -37,7 +37,7 @@ def test_the_first_insert_is_let_through_and_the_latest_end_counts(stables: Stab
 
 
 def test_a_stable_goes_by_the_first_or_waits_for_all_and_what_it_made_final_stays() -> None:
-    said: list[tuple[str, Element]] = [
+    published: list[tuple[str, Element]] = [
         ("a", Insert(A, 2, 9)),
         ("a", Stable(10)),
         ("b", Adjust(A, 2, 9, 5)),
@@ -46,8 +46,8 @@ def test_a_stable_goes_by_the_first_or_waits_for_all_and_what_it_made_final_stay
         ("b", Stable(11)),
         ("a", Stable(12)),
     ]
-    assert passed("first", *said) == [Insert(A, 2, 9), Stable(10), Stable(11), Stable(12)]
-    assert passed("all", *said) == [
+    assert passed("first", *published) == [Insert(A, 2, 9), Stable(10), Stable(11), Stable(12)]
+    assert passed("all", *published) == [
         Insert(A, 2, 9),
         Adjust(A, 2, 9, 5),
         Insert(b'"B"', 3, 12),
@@ -82,7 +82,7 @@ def test_each_drill_is_played_with_each_merger_on_the_same_faults() -> None:
     }
 
 
-def test_the_table_says_what_broke_in_numbers() -> None:
+def test_the_table_shows_what_broke_in_numbers() -> None:
     kept = Verdict(
         drill=CALM,
         merger="one",
@@ -111,13 +111,13 @@ def test_the_table_says_what_broke_in_numbers() -> None:
 @pytest.mark.kafka
 @pytest.mark.timeout(290)
 def test_who_waits_for_all_is_right_until_one_dies_and_then_stands_still() -> None:
-    said = subprocess.run(
+    ended = subprocess.run(
         [sys.executable, "-m", "benchmarks", "drills", "--json", "--only", CALM, "leader-dies",
          "--mergers", "dedup, all"],
         capture_output=True, text=True, timeout=280, check=False,
     )  # fmt: skip
-    assert said.returncode == 0, said.stderr
-    calm, dies = json.loads(said.stdout)["rows"]
+    assert ended.returncode == 0, ended.stderr
+    calm, dies = json.loads(ended.stdout)["rows"]
     assert (calm["broken"], calm["unclear"], calm["ended"]) == ([], [], True), calm
     assert (dies["broken"], dies["ended"]) == (["K5"], False), dies
     assert dies["hole"] > 10

@@ -109,7 +109,7 @@ def test_whoever_reads_a_status_loads_no_worker() -> None:
 
 def test_a_module_states_what_it_is_and_what_is_public() -> None:
     for path, tree in MODULES.items():
-        assert ast.get_docstring(tree), f"{path} does not say what it is"
+        assert ast.get_docstring(tree), f"{path} has no docstring"
         public = {node.name for node in tree.body if _is_public(node)}  # type: ignore[attr-defined]
         exports = [
             node.value
