@@ -24,6 +24,7 @@ __all__ = ("FeedbackRecord", "feedback_topic")
 
 
 def feedback_topic(output: str) -> str:
+    """The name of the feedback topic that belongs to an output topic."""
     return f"{output}.feedback"
 
 
@@ -44,9 +45,11 @@ class FeedbackRecord(msgspec.Struct, frozen=True):
     one does not hold for it."""
 
     def key(self) -> bytes:
+        """The record's key: a replica and a task have one record each in the compacted topic."""
         return msgspec.json.encode((self.replica, self.task))
 
     def value(self) -> bytes:
+        """The record's value: JSON, which `of` reads."""
         return msgspec.json.encode(self)
 
     @classmethod

@@ -118,6 +118,11 @@ class ElementWriter:
             self._file.__exit__(*raised)
 
     def write(self, element: Element) -> None:
+        """Writes an element as one line, and counts it.
+
+        Raises:
+            ConfigurationError: the file cannot be written.
+        """
         try:
             self._stream.write(encode(element) + b"\n")
         except OSError as error:

@@ -197,6 +197,7 @@ class Numbers:
             tier.add(number, content)
 
     def saved(self) -> bytes:
+        """The state as msgpack, which `restored` reads."""
         tiers = [tier.saved() for tier in (self._first, *self._tiers)]
         return msgspec.msgpack.encode(_Saved(self.last, self.trusted, tiers))
 

@@ -66,6 +66,11 @@ class DebeziumDecoder(TableDecoder):
         self._beat = "ts_ms" if self._lifetime else path_of(self._time)[-1]
 
     def decode(self, record: TimedRecord) -> Sequence[Element]:
+        """The elements of an envelope: op c, r, u or d changes a key, t removes all, m has no row.
+
+        Raises:
+            ElementError: it is no such envelope, or its row cannot be had.
+        """
         envelope = None if record.value is None else self._unwrapped(record.value)
         if envelope is None:
             return self._tombstone(record)

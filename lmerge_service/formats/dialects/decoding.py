@@ -196,11 +196,17 @@ class TableDecoder:
         return [change.vs for change in changes if change.row is not None]
 
     def snapshot(self) -> bytes:
+        """The state as msgpack, with the dialect's name and a version."""
         horizon = self._horizon
         state = (horizon.stable, horizon.latest, self._table.saved(), self._saved())
         return msgspec.msgpack.encode((_VERSION, self.name, state))
 
     def restore(self, saved: bytes) -> None:
+        """Reads what `snapshot` wrote.
+
+        Raises:
+            StateError: it is damaged, or of another dialect or version.
+        """
         try:
             version, name, state = msgspec.msgpack.decode(saved)
             if (version, name) != (_VERSION, self.name):
@@ -219,4 +225,5 @@ class TableDecoder:
         pass
 
     def check(self) -> None:
+        """Asserts the table's invariants at the stable point."""
         self._table.check(self._horizon.stable)

@@ -74,6 +74,11 @@ class FlinkDecoder(TableDecoder):
         self._apart: tuple[Path, ...] = ((options.kind,), *named, *marked)
 
     def decode(self, record: TimedRecord) -> Sequence[Element]:
+        """The elements of a record in one of the forms of the module's text.
+
+        Raises:
+            ElementError: it is no such record.
+        """
         if record.value is None:
             raise ElementError(Reason.TOMBSTONE, "a record without a value is no change")
         fields = self._reader.fields(record.value)

@@ -83,9 +83,11 @@ class Homes:
                 del self._left[key]
 
     def saved(self) -> Any:
+        """The state as plain values, which `load` takes: (key, partition, until) each."""
         return [(key, *left) for key, left in self._left.items()]
 
     def load(self, saved: Any) -> None:
+        """Replaces the state by what `saved` returned."""
         self._left = {key: (partition, until) for key, partition, until in saved}
         self._due = [(until, key) for key, (_, until) in self._left.items()]
         heapq.heapify(self._due)

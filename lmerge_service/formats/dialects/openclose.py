@@ -71,6 +71,11 @@ class OpenCloseDecoder:
         return False
 
     def decode(self, record: TimedRecord) -> Sequence[Element]:
+        """The elements of an open, close or stable, in the form of the paper's Example 3.
+
+        Raises:
+            ElementError: it is no such record, or closes what is not open.
+        """
         if record.value is None:
             raise ElementError(Reason.TOMBSTONE, "a record without a value is no element")
         fields = self._reader.fields(record.value)
@@ -133,11 +138,17 @@ class OpenCloseDecoder:
         return elements
 
     def snapshot(self) -> bytes:
+        """The state as msgpack, with the dialect's name and a version."""
         ends = [(payload, list(ends.items())) for payload, ends in self._ends.items()]
         state = self._horizon.stable, self._horizon.latest, ends
         return msgspec.msgpack.encode((_VERSION, self.name, state))
 
     def restore(self, saved: bytes) -> None:
+        """Reads what `snapshot` wrote.
+
+        Raises:
+            StateError: it is damaged, or of another dialect or version.
+        """
         try:
             version, name, state = msgspec.msgpack.decode(saved)
             if (version, name) != (_VERSION, self.name):
@@ -155,6 +166,7 @@ class OpenCloseDecoder:
         heapq.heapify(self._due)
 
     def check(self) -> None:
+        """Asserts the invariants of the module's text."""
         due = set(self._due)
         for payload, ends in self._ends.items():
             assert ends, "O1: a payload is kept without events"

@@ -97,6 +97,7 @@ class Reader:
         return self._cache.young[text]
 
     def check_size(self, raw: bytes) -> None:
+        """Raises ElementError (`Reason.TOO_LARGE`) for more bytes than the limit."""
         if len(raw) > self._max_bytes:
             limit = f"larger than the limit of {self._max_bytes} bytes"
             raise ElementError(Reason.TOO_LARGE, limit)

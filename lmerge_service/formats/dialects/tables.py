@@ -65,7 +65,9 @@ class Table(Protocol):
     def touches(self, change: Change) -> int | None:
         """The earliest time that the change touches; None when it changes nothing."""
 
-    def apply(self, change: Change) -> list[Element]: ...
+    def apply(self, change: Change) -> list[Element]:
+        """The elements of the change, in order; none where it changes nothing."""
+
     def forget(self, c: int) -> None:
         """Lets go of what stable(c) makes final."""
 
@@ -75,8 +77,12 @@ class Table(Protocol):
     def holds(self, key: bytes) -> bytes | None:
         """The row of a key."""
 
-    def saved(self) -> Any: ...
-    def load(self, saved: Any) -> None: ...
+    def saved(self) -> Any:
+        """The state as plain values, which `load` takes."""
+
+    def load(self, saved: Any) -> None:
+        """Replaces the state by what `saved` returned."""
+
     def check(self, c: int) -> None:
         """Asserts the invariants, in words."""
 

@@ -63,6 +63,11 @@ class UpsertsDecoder(TableDecoder):
         self._apart: tuple[Path, ...] = (*named, *marked)
 
     def decode(self, record: TimedRecord) -> Sequence[Element]:
+        """The elements of a key's new row, or of its removal where the value is null.
+
+        Raises:
+            ElementError: the record has no key, or its value is no row.
+        """
         key, value = record.key, record.value
         if value is None:
             if key is None:
