@@ -129,6 +129,7 @@ class CommitRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """The latest first."""
 
     def encoded(self) -> bytes:
+        """The record's value as JSON, which `of` reads."""
         return msgspec.json.encode(self)
 
     @classmethod

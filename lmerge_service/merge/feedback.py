@@ -193,7 +193,8 @@ class FeedbackPoints(Protocol):
     @property
     def identity(self) -> str: ...
 
-    async def wait(self, replica: str, above: int, seconds: float) -> int: ...
+    async def wait(self, replica: str, above: int, seconds: float) -> int:
+        """The replica's point, as soon as it is above `above`, or after so many seconds."""
 
 
 def feedback_router(points: FeedbackPoints, replicas: Callable[[], Collection[str]]) -> APIRouter:

@@ -329,6 +329,7 @@ class Inlets:
             yield from inlet.open.values()
 
     def status(self) -> list[TopicStatus]:
+        """One status per topic, in the order in which they were given."""
         return [self._status(inlet) for inlet in self._inlets.values()]
 
     def _status(self, inlet: _Inlet) -> TopicStatus:

@@ -350,6 +350,7 @@ class MergedReader:
         return self._inlets.positions()
 
     def status(self) -> ReaderStatus:
+        """How far the reader and each of its topics are, without a request to Kafka."""
         stats = self._merge.stats()
         return ReaderStatus(
             stable=self._merge.max_stable,

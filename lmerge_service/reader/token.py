@@ -55,6 +55,8 @@ class Token(msgspec.Struct, frozen=True):
         nfc: bool,
         drop_nulls: bool = False,
     ) -> "Token":
+        """A token of the operator's state, where each topic is read on, and what is merged and not
+        handed out."""
         return cls(
             _VERSION,
             EQUALITY_VERSION,
@@ -66,6 +68,7 @@ class Token(msgspec.Struct, frozen=True):
         )
 
     def sealed(self) -> bytes:
+        """The token as bytes that `unsealed` reads: its SHA-256, then msgpack."""
         body = msgspec.msgpack.encode(self)
         return sha256(body).digest() + body
 

@@ -112,9 +112,12 @@ class Confirmed:
         return self.left_out_lately >= _DOUBTED and self.repeated < _TRUSTED
 
     def agree(self, facts: int) -> None:
+        """So many facts of the output are the replica's too."""
         self.repeated += facts
 
     def leave_out(self, end: int, starts: int) -> None:
+        """A bin that ends at `end` lacks facts, `starts` of them starts of events: nothing is
+        confirmed across it."""
         self.since = max(self.since, end)
         self.left_out += max(starts, 0)
         if self.repeated >= _TRUSTED:

@@ -74,6 +74,7 @@ class Window:
         self.records = self.breaches = 0
 
     def add(self, records: int, breaches: int) -> None:
+        """Counts records and the breaches among them; what is older than `size` records goes."""
         self.records += records
         self.breaches += breaches
         if self._blocks and self._blocks[-1][0] + records <= self._size // _BLOCKS:
@@ -86,6 +87,7 @@ class Window:
             self.breaches -= old[1]
 
     def clear(self) -> None:
+        """Starts over with no records."""
         self._blocks.clear()
         self.records = self.breaches = 0
 
@@ -151,6 +153,7 @@ class BreachMonitor:
         """After how many records the latest came."""
 
     def widen(self, partitions: int) -> None:
+        """The replica's topic has got more partitions: so many now."""
         self._partitions += [_Partition() for _ in range(partitions - len(self._partitions))]
 
     def start_from(self, breaches: Mapping[BreachKind, int]) -> None:

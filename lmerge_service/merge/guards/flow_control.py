@@ -69,6 +69,7 @@ class EventBytes:
             self._bytes //= 2
 
     def of(self, live_events: int) -> int:
+        """Bytes that so many live events take, estimated."""
         mean = self._bytes // self._records if self._records else 0
         return live_events * (EVENT_BYTES + mean)
 
