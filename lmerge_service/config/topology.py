@@ -160,6 +160,7 @@ class Properties(_Model):
     key: bool = False
 
     def of_stream(self) -> StreamProperties:
+        """The same as `StreamProperties`, of which `lmerge(properties=…)` takes one per stream."""
         return StreamProperties(**self.model_dump())
 
 
@@ -220,6 +221,11 @@ class OutputPolicy(_Model):
         return self
 
     def policy(self) -> Policy:
+        """The operator's `Policy`.
+
+        Raises:
+            ValueError: a part of it is no policy.
+        """
         return Policy(self.insert, self.adjust, self.stable)
 
 

@@ -67,6 +67,7 @@ class Access:
         self._names = {name.lower() for name in http.names} | {"localhost"}
 
     def may_read(self, request: Request) -> bool:
+        """Whether reading is open to all, or the request has the read or the control token."""
         token = _presented(request)
         return self._open or any(_same(token, known) for known in (self._read, self._control))
 

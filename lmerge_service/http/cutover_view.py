@@ -41,6 +41,7 @@ class CutoverView(BaseModel):
 
     @classmethod
     def of(cls, cutover: Cutover) -> Self:
+        """The document of a cutover; a task that has not reported is not ready."""
         ready = cutover.ready or {}
         tasks = [
             CutoverTaskView(

@@ -228,6 +228,7 @@ class Made(BaseModel):
 
     @classmethod
     def of(cls, entry: Entry) -> Self:
+        """The document of an accepted entry of the control log."""
         decision = entry.decision
         action = words(decision.action)
         return cls(id=decision.id, version=entry.version, offset=entry.offset, action=action)
@@ -249,6 +250,7 @@ class ReplicaView(Stream):
 
     @classmethod
     def of(cls, desired: DesiredReplica) -> Self:
+        """The document of a replica, as the decisions want it."""
         return cls(
             **desired.replica.model_dump(),
             state=desired.state,
@@ -270,6 +272,7 @@ class GapView(BaseModel):
 
     @classmethod
     def of(cls, gap: AcceptedGap) -> Self:
+        """The document of an accepted gap."""
         return cls(input=gap.replica, until=gap.until, version=gap.version, who=gap.who)
 
 
@@ -288,6 +291,7 @@ class Decided(BaseModel):
 
     @classmethod
     def of(cls, ledger: Ledger) -> Self:
+        """The document of a ledger, as far as it has read the control log."""
         return cls(
             version=ledger.version,
             offset=ledger.offset,
@@ -320,6 +324,7 @@ class DecisionView(BaseModel):
 
     @classmethod
     def of(cls, entry: Entry) -> Self:
+        """The document of an entry, whether it was accepted or refused."""
         decision, refusal = entry.decision, entry.refusal
         return cls(
             id=decision.id,
@@ -348,6 +353,7 @@ class Decisions(BaseModel):
 
     @classmethod
     def of(cls, ledger: Ledger, limit: int) -> Self:
+        """The latest `limit` entries of a ledger's history."""
         latest = list(ledger.history)[-limit:][::-1]
         return cls(
             version=ledger.version,

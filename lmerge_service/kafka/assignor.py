@@ -69,6 +69,7 @@ class Member(msgspec.Struct, frozen=True):
     """Those that it could take over at once: how far behind it is, in any unit that all share."""
 
     def follows(self, task: int) -> bool:
+        """Whether it leads the task, stands by for it, or has its state."""
         return task in self.active or task in self.standby or task in self.warm
 
 

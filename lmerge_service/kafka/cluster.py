@@ -26,9 +26,11 @@ class Cluster:
         self.connection = connection
 
     def topics(self) -> Topics:
+        """Describes, makes and deletes topics."""
         return Topics(self.connection)
 
     def source(self, *, max_record_bytes: int) -> Source:
+        """Reads committed records; fetches are large enough for records of `max_record_bytes`."""
         return Source(self.connection, max_record_bytes=max_record_bytes)
 
     def sink(
@@ -41,6 +43,7 @@ class Cluster:
         events: str,
         max_record_bytes: int,
     ) -> Sink:
+        """Publishes a task's transactions; opening it fences other owners of `transactional_id`."""
         return Sink(
             self.connection,
             transactional_id=transactional_id,
@@ -58,6 +61,7 @@ class Cluster:
         return await find_event(self.connection, before, event.payload, event.vs, decoder)
 
     def log(self, topic: str) -> Log:
+        """Reads and appends to one partition of a log, such as the control log."""
         return Log(self.connection, topic)
 
     def members(
@@ -72,6 +76,8 @@ class Cluster:
         standbys: int,
         session_timeout_ms: int,
     ) -> Members:
+        """Joins a group of workers that share the tasks of `output`; `warm` returns by task how far
+        behind this worker is, `session_timeout_ms` is after how long it counts as dead."""
         return Members(
             self.connection,
             group,

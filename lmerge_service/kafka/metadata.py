@@ -35,10 +35,12 @@ class Uuid(AbstractType[str | None]):  # type: ignore[misc]
 
     @classmethod
     def encode(cls, value: str | None) -> bytes:
+        """The 16 bytes of an id; zeros for None."""
         return _ANY if value is None else base64.urlsafe_b64decode(f"{value}==")
 
     @classmethod
     def decode(cls, data: BytesIO) -> str | None:
+        """Reads 16 bytes; zeros are None. Raises ValueError if there are fewer."""
         raw = uuid.UUID(bytes=data.read(16)).bytes  # refuses what is cut short
         return None if raw == _ANY else base64.urlsafe_b64encode(raw).decode().rstrip("=")
 
@@ -124,6 +126,7 @@ class TopicsRequest(Request[MetadataRequest_v4 | MetadataRequest_v5 | _Request])
         self._rights = rights
 
     def build(self, version: type[Any]) -> Any:
+        """The request of this version of the protocol; only the latest asks for ids and rights."""
         if version is not _Request:
             return version(self._names, False)
         names: list[Any] = [(None, name, {}) for name in self._names]

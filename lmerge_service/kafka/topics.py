@@ -162,6 +162,11 @@ class Topics:
         return width
 
     async def delete(self, *names: str) -> None:
+        """Deletes topics; those that are not there, or that may not be deleted, are left.
+
+        Raises:
+            TransportError: Kafka cannot be reached.
+        """
         await patient(lambda: self._delete(list(names)), "deleting topics")
 
     async def _delete(self, names: list[str]) -> None:

@@ -32,6 +32,7 @@ class OpenTransaction:
     """When it was first seen, in the clock's seconds."""
 
     def age(self, now: float) -> float:
+        """Seconds since it was first seen, at the time `now` of the same clock."""
         return max(0.0, now - self.since)
 
     def words(self, now: float) -> str:
