@@ -47,6 +47,7 @@ class Events:
     """Identifies the event of an element (`Emitted.event`)."""
 
     def where(self, kept: Bools) -> "Events":
+        """The events for which `kept` is true, in their order; all columns have its length."""
         columns = (self.number, self.vs, self.ve, self.event)
         return Events(*(each[kept] for each in columns))
 

@@ -85,6 +85,7 @@ class Piece:
     draws: Draws
 
     def summary(self) -> Summary:
+        """How many elements and different stables the piece has, and its first and last stable."""
         stables = np.unique(self._stables()[1])
         first, last = (int(stables[0]), int(stables[-1])) if len(stables) else (START, START)
         return Summary(len(self.emitted.send), len(stables), first, last)

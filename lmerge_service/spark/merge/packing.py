@@ -65,6 +65,7 @@ def batch_number() -> int:
 
 
 def rule_of(work: Work) -> Rule:
+    """By which rule records are decoded: the topology's payload equality and limits."""
     limits = work.topology.limits
     topology = work.topology
     return Rule(topology.nfc, topology.drop_nulls, limits.max_record_bytes, limits.max_nesting)

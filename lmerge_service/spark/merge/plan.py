@@ -118,9 +118,11 @@ class Plan(msgspec.Struct, frozen=True):
 
     @classmethod
     def new(cls, topology: Topology, adopted: Adopted | None = None) -> "Plan":
+        """A new job's plan, with a new id and no steps; it begins from `adopted`, if given."""
         return cls(_VERSION, uuid.uuid4().hex, merge_of(topology), adopted, ())
 
     def with_step(self, step: Step) -> "Plan":
+        """The plan with one step more, whose batch must not be before that of the last (P1)."""
         assert not self.steps or step.since >= self.steps[-1].since, "P1"
         return msgspec.structs.replace(self, steps=(*self.steps, step))
 

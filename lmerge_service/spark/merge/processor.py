@@ -59,6 +59,7 @@ class MergeProcessor(StatefulProcessor):
         self._numbers = {key: number for number, key in enumerate(work.keys)}
 
     def init(self, handle: StatefulProcessorHandle) -> None:
+        """Takes the handle of Spark's state store. Called by Spark before anything else."""
         self._variables = _Variables(handle)
 
     def handleInputRows(  # noqa: N802 (Spark's name)
@@ -67,6 +68,8 @@ class MergeProcessor(StatefulProcessor):
         rows: Iterator[Any],
         timerValues: Any,  # noqa: N803
     ) -> Iterator[pd.DataFrame]:
+        """Merges a batch's chunks of the bucket `key[0]`; yields frames of output records, then of
+        what was found."""
         work, number = self._work, self._numbers[int(key[0])]
         chunks = [chunk for frame in rows for chunk in frame["chunk"]]
         bucket, result = run(

@@ -59,20 +59,29 @@ _KEPT_BUCKETS: Final = 64
 class Readable(Protocol):
     """A bucket's variables in Spark's store, to be read."""
 
-    def head(self) -> bytes | None: ...
+    def head(self) -> bytes | None:
+        """The head: version, transaction, where log and pages are; None before the first batch."""
+
     def entry(self, number: int) -> bytes | None:
         """Of the log."""
         ...
 
-    def page(self, number: int) -> bytes | None: ...
+    def page(self, number: int) -> bytes | None:
+        """A page of the latest snapshot; None if there is none of this number."""
 
 
 class Variables(Readable, Protocol):
     """The same, to be written as well."""
 
-    def set_head(self, data: bytes) -> None: ...
-    def append(self, number: int, data: bytes) -> None: ...
-    def set_page(self, number: int, data: bytes) -> None: ...
+    def set_head(self, data: bytes) -> None:
+        """Replaces the head."""
+
+    def append(self, number: int, data: bytes) -> None:
+        """Writes the entry of this number to the log."""
+
+    def set_page(self, number: int, data: bytes) -> None:
+        """Writes a page of a snapshot."""
+
     def clear(self) -> None:
         """Empties log and pages."""
         ...

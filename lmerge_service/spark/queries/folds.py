@@ -50,6 +50,11 @@ class Aggregates:
         return [0 if kind == "count" else None for kind, _ in self.of.values()]
 
     def add(self, held: list[Any], row: Row) -> list[Any]:
+        """With one row more, in a new list: a value per field.
+
+        Raises:
+            ElementError: what is to be summed is no whole number.
+        """
         one: list[Any] = []
         for kind, name in self.of.values():
             if kind == "count":
@@ -88,6 +93,11 @@ class Top:
         return {}
 
     def add(self, held: dict[str, int], row: Row) -> dict[str, int]:
+        """With one row more, in `held` itself: sums by value.
+
+        Raises:
+            ElementError: `by` is no whole number.
+        """
         name, amount = row.get(self.of), _whole(row, self.by)
         if name is not None and amount is not None:
             held[name] = held.get(name, 0) + amount

@@ -215,6 +215,7 @@ class BucketProcessor(StatefulProcessor):
         self._saved = saved
 
     def init(self, handle: StatefulProcessorHandle) -> None:
+        """Takes the handle of Spark's state store. Called by Spark before anything else."""
         self._state = handle.getValueState("bucket", _SAVED)
         self._router = Router(self._partitions, self._key)
 
@@ -224,6 +225,7 @@ class BucketProcessor(StatefulProcessor):
         rows: Iterator[Any],
         timerValues: Any,  # noqa: N803
     ) -> Iterator[Any]:
+        """Runs a batch of bucket `key[0]`; yields one frame: its records, then a row of counts."""
         number = int(key[0])
         bucket = Bucket(self._settings, self._of(number))
         result = bucket.batch(_given(rows))

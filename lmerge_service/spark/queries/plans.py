@@ -54,7 +54,8 @@ class Operator(Protocol):
     def save(self) -> Any:
         """Plain values from which `load` makes the same operator."""
 
-    def load(self, saved: Any) -> None: ...
+    def load(self, saved: Any) -> None:
+        """Replaces the state by what `save` returned."""
 
     def __len__(self) -> int:
         """How much is kept."""
@@ -67,7 +68,8 @@ class Shape(Protocol):
     def memory(self) -> int:
         """An event [vs, ve) depends on facts from vs on only, and ve <= vs + memory."""
 
-    def begin(self, plan: Plan) -> Operator: ...
+    def begin(self, plan: Plan) -> Operator:
+        """An operator of this plan without any rows."""
 
     def resume(self, plan: Plan, output: TDB) -> Operator | None:
         """The operator that has this output, for the facts from its stable on; None: its state
@@ -80,7 +82,8 @@ class Fold(Protocol):
     What is held is plain: numbers, strings, lists and dicts with strings for keys.
     """
 
-    def empty(self) -> Any: ...
+    def empty(self) -> Any:
+        """What is held of no rows."""
 
     def add(self, held: Any, row: Row) -> Any:
         """With one row more; may change what it is given."""

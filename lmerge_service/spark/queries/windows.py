@@ -62,7 +62,8 @@ class Windows:
         return _Early(self, plan.grid) if plan.early else _Final(self, plan.grid)
 
     def resume(self, plan: Plan, output: TDB) -> Operator | None:
-        """Never: what was counted already for a window may be from facts beyond the stable."""
+        """Always returns None: an open window's count may include facts beyond the stable point, so
+        the output alone cannot restore it."""
         return None
 
     def starts(self, time: int, span: int = 1) -> Iterable[int]:
@@ -72,12 +73,14 @@ class Windows:
         return range(last, least - 1, -self.slide)
 
     def stable(self, watermark: int, grid: int) -> int:
+        """The stable for a watermark: the start of the first open window, on the grid."""
         if watermark in (START, INFINITY):
             return watermark
         first = (watermark - self.size) // self.slide * self.slide + self.slide
         return first // grid * grid
 
     def group_of(self, row: Row) -> str:
+        """The values of the group's columns as a JSON array; equal text, equal group."""
         return msgspec.json.encode([row.get(name) for name in self.group]).decode()
 
     def payloads(self, group: str, held: Any) -> list[bytes]:
