@@ -11,7 +11,7 @@ __all__ = ("come_true", "vanish")
 async def come_true(holds: Callable[[], bool], seconds: float = 60.0) -> None:
     """Returns as soon as it holds."""
     async with asyncio.timeout(seconds):
-        while not holds():  # noqa: ASYNC110 - nobody reports when
+        while not holds():  # noqa: ASYNC110 - nothing reports when
             await asyncio.sleep(0.01)
 
 
@@ -19,5 +19,5 @@ async def vanish(topics: Topics, topic: str, seconds: float = 30.0) -> None:
     """Deletes a topic, and returns when it is gone."""
     await topics.delete(topic)
     async with asyncio.timeout(seconds):
-        while await topics.partitions([topic]):  # noqa: ASYNC110 - nobody reports when
+        while await topics.partitions([topic]):  # noqa: ASYNC110 - nothing reports when
             await asyncio.sleep(0.05)

@@ -62,7 +62,7 @@ def test_an_empty_file_has_no_elements() -> None:
     assert read(BytesIO(b"")) == []
 
 
-def test_of_files_that_share_a_decoder_one_contains_what_another_has_contained() -> None:
+def test_files_that_share_a_decoder_share_elements_of_the_same_record() -> None:
     decoder = WireDecoder()
     one, two, alone = (
         read_elements(BytesIO(2 * LINE), decoder, shared=shared) for shared in (True, True, False)
@@ -74,7 +74,7 @@ def test_of_files_that_share_a_decoder_one_contains_what_another_has_contained()
     assert [next(one), next(two), next(alone)] == [(2, ELEMENT)] * 3
 
 
-def test_of_files_that_have_nothing_in_common_none_is_kept_after_a_while() -> None:
+def test_of_files_without_records_in_common_none_is_kept_after_a_while() -> None:
     decoder = WireDecoder()
     lines = [b'{"op":"insert","payload":%d,"vs":1,"ve":9}\n' % number for number in range(40_000)]
     one, two = (

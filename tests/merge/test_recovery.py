@@ -170,7 +170,7 @@ async def delete(merge: Merge, topic: str) -> None:
     async with Topics(Connection(merge.bootstrap)) as topics:
         await topics.delete(topic)
         async with asyncio.timeout(20):
-            while await topics.partitions([topic]):  # noqa: ASYNC110 - nobody reports when
+            while await topics.partitions([topic]):  # noqa: ASYNC110 - nothing reports when
                 await asyncio.sleep(0.05)
 
 

@@ -127,7 +127,7 @@ async def _recreate(merge: Merge, replica: str, partitions: int) -> None:
     async with Topics(Connection(merge.bootstrap)) as topics:
         await topics.delete(topic)
         async with asyncio.timeout(20):
-            while await topics.partitions([topic]):  # noqa: ASYNC110 - nobody reports when
+            while await topics.partitions([topic]):  # noqa: ASYNC110 - nothing reports when
                 await asyncio.sleep(0.02)
         await topics.ensure(topic, partitions=partitions)
 

@@ -94,7 +94,7 @@ def test_n8_who_was_killed_is_waited_for() -> None:
         broker.create("in.a")
         networks = [Network(broker, Random(n), name=f"w{n}") for n in range(2)]
         first = asyncio.create_task(work(build(topology("out.1", 1), networks[0])))
-        while not broker.group("lmerge.one-name.workers").members:  # noqa: ASYNC110 - nobody reports when
+        while not broker.group("lmerge.one-name.workers").members:  # noqa: ASYNC110 - nothing reports when
             await asyncio.sleep(0.1)
         networks[0].killed.set()
         first.cancel()
