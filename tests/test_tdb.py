@@ -104,7 +104,7 @@ def reachable(end: int | None, last: int) -> set[int | None]:
     return {future for future in FUTURE_ENDS if future is not None and future >= last}
 
 
-def test_c1_to_c3_say_the_same_as_the_definition_for_one_key_and_two_inputs() -> None:
+def test_c1_to_c3_equal_the_definition_for_one_key_and_two_inputs() -> None:
     """III-B: compatible iff the output can follow every common future of the inputs."""
     states = list(itertools.product(ENDS, range(7)))
     tdbs = {s: TDB([] if s[0] is None else [("A", VS, s[0])], s[1]) for s in states}
@@ -149,7 +149,7 @@ def test_an_illegal_element_is_named_by_its_position_and_changes_nothing() -> No
         "stable",
     ],
 )
-def test_what_is_not_an_element_is_told_apart(element: object) -> None:
+def test_what_is_not_an_element_is_recognised(element: object) -> None:
     assert defect(element) is not None
 
 

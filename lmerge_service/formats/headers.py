@@ -50,7 +50,8 @@ class TimedRecord(RecordLike, Protocol):
     """One whose own time counts too."""
 
     @property
-    def timestamp(self) -> int: ...  # milliseconds; -1 where there is none
+    def timestamp(self) -> int:
+        """Milliseconds since the epoch; -1 where there is none."""
 
 
 def incarnation_headers(incarnation: int, joining_at: int = START) -> list[tuple[str, bytes]]:

@@ -24,9 +24,12 @@ class FactLike(Protocol):
     """A fact: encodes to the JSON of its record."""
 
     @property
-    def key(self) -> bytes | None: ...
+    def key(self) -> bytes | None:
+        """Facts of one key go to one partition; those of None are spread."""
+
     @property
-    def time(self) -> int | None: ...
+    def time(self) -> int | None:
+        """Milliseconds since the epoch, the record's timestamp; None: the time of publishing."""
 
 
 class _End(msgspec.Struct):

@@ -191,7 +191,8 @@ class FeedbackPoints(Protocol):
     """What the route asks; `lmerge_service.kafka.feedback.FeedbackBoard` has it."""
 
     @property
-    def identity(self) -> str: ...
+    def identity(self) -> str:
+        """Another one when one of the outputs is another topic."""
 
     async def wait(self, replica: str, above: int, seconds: float) -> int:
         """The replica's point, as soon as it is above `above`, or after so many seconds."""

@@ -69,6 +69,11 @@ class Plain:
 
     @property
     def chosen(self) -> Chosen:
+        """The query's rows, which need no Spark.
+
+        Raises:
+            ConfigurationError: the query is SQL.
+        """
         if not isinstance(self.query.rows, Chosen):
             raise ConfigurationError(f"query {self.query.name} is SQL, which needs Spark")
         return self.query.rows

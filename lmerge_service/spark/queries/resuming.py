@@ -46,19 +46,32 @@ class Request(Protocol):
     """What a replica is to be, in Spark or without."""
 
     @property
-    def query(self) -> Query: ...
+    def query(self) -> Query:
+        """What it computes."""
+
     @property
-    def facts(self) -> str: ...
+    def facts(self) -> str:
+        """The topic that it reads."""
+
     @property
-    def to(self) -> str: ...
+    def to(self) -> str:
+        """The topic that it publishes to."""
+
     @property
-    def lateness(self) -> int: ...
+    def lateness(self) -> int:
+        """How far the watermark stays behind the latest fact of a partition, in milliseconds."""
+
     @property
-    def since(self) -> int | None: ...
+    def since(self) -> int | None:
+        """Begin with the facts of this time; None: with the first."""
+
     @property
-    def rejoin(self) -> bool: ...
+    def rejoin(self) -> bool:
+        """At each start but the first, begin with the facts of now."""
+
     @property
-    def resume(self) -> bool: ...
+    def resume(self) -> bool:
+        """Go on from what the topic holds, if it holds anything."""
 
 
 def check_resuming(query: Query, plan: Plan) -> None:
