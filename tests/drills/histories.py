@@ -50,6 +50,6 @@ def good() -> History:
     )
 
 
-def saying(*elements: Element, at: int = 50) -> History:
+def emitting(*elements: Element, at: int = 50) -> History:
     """The good history with another output."""
     return replace(good(), output=topic("out", elements, at=at))

@@ -35,7 +35,7 @@ for line in sys.stdin:  # a port: whether its other side answers within so many 
 
 
 class Node:
-    """A process that answers on a port, and asks others when it is told to."""
+    """A process that answers on a port, and asks others when it is asked to."""
 
     def __init__(self, process: "subprocess.Popen[str]"):
         self._process = process

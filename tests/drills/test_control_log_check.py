@@ -1,4 +1,4 @@
-"""What the judge makes of decisions: the fold, who counts when, what is lost, what was told."""
+"""What the judge makes of decisions: the fold, who counts when, what is lost, what was answered."""
 
 import json
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from lmerge_service.drills.records import Record, Topic
 from lmerge_service.drills.verdicts import Outcome
 from lmerge_service.elements import INFINITY, START, Insert, Stable
 from lmerge_service.tdb import TDB
-from tests.drills.histories import A, B, good, records, saying, topic
+from tests.drills.histories import A, B, emitting, good, records, topic
 from tests.drills.test_history import failing, lost_by_a_leader
 
 VALID, INVALID = Outcome.VALID, Outcome.INVALID
@@ -82,16 +82,16 @@ def cutover(leaving: str, coming: str, topic: str | None = None) -> Mapping[str,
     return {"do": "cutover", "leaving": leaving, "coming": coming, "attach": attach}
 
 
-def told(since: int, says: str = "ready", task: int = 0) -> Mapping[str, Any]:
+def reported(since: int, readiness: str = "ready", task: int = 0) -> Mapping[str, Any]:
     """Of the cutover of version 2, by a task."""
-    return {"do": "cutover_report", "cutover": 2, "since": since, "task": task, "says": says}
+    return {"do": "cutover_report", "cutover": 2, "since": since, "task": task, "says": readiness}
 
 
-def test_a_cutover_goes_on_by_what_tasks_say_and_then_detaches() -> None:
+def test_a_cutover_goes_on_by_what_tasks_report_and_then_detaches() -> None:
     right = decided(
         log(
-            (DECLARED, None), (cutover("a", "c", "in.c"), None), (told(2, task=1), None),
-            (told(2), None), (told(2), None), (told(3), None), (detach("a"), None),
+            (DECLARED, None), (cutover("a", "c", "in.c"), None), (reported(2, task=1), None),
+            (reported(2), None), (reported(2), None), (reported(3), None), (detach("a"), None),
         )
     )  # fmt: skip
     assert refusals(right) == [None, None, "invalid", None, "state", None, "state"]
@@ -106,7 +106,7 @@ def test_a_cutover_goes_on_by_what_tasks_say_and_then_detaches() -> None:
     [
         (detach("b"), "aborted"),
         (detach("a"), "aborted"),
-        (told(3, "diverged"), "aborted"),
+        (reported(3, "diverged"), "aborted"),
         ({"do": "cutover_abort", "reason": ""}, "aborted"),
         ({"do": "quarantine", "replica": "a", "reason": ""}, "aborted"),
         ({"do": "policy", "insert": "first", "adjust": "lazy", "stable": "quorum(2)"}, "aborted"),
@@ -116,13 +116,18 @@ def test_a_cutover_goes_on_by_what_tasks_say_and_then_detaches() -> None:
 )
 def test_what_is_decided_meanwhile_moves_a_cutover(action: Mapping[str, Any], state: str) -> None:
     right = decided(
-        log((DECLARED, None), (cutover("a", "b"), None), (told(2), None), (action, None))
+        log((DECLARED, None), (cutover("a", "b"), None), (reported(2), None), (action, None))
     )
     assert refusals(right) == [None] * 4
     assert right.cutover is not None
     assert right.cutover.state == state
     again = decided(
-        log((DECLARED, None), (cutover("a", "b"), None), (told(2), None), (cutover("b", "a"), None))
+        log(
+            (DECLARED, None),
+            (cutover("a", "b"), None),
+            (reported(2), None),
+            (cutover("b", "a"), None),
+        )
     )
     assert refusals(again)[-1] == "state"
 
@@ -171,12 +176,12 @@ def test_who_was_attached_when() -> None:
 # --- K9 -------------------------------------------------------------------------------------------
 
 
-def test_k9_who_decided_was_told_what_the_log_says() -> None:
+def test_k9_who_decided_got_the_answer_of_the_log() -> None:
     right = decided(log((DECLARED, None), (detach("a"), 1), (detach("b"), 1)))
     assert k9(right, [Answer("d1", 2, None), Answer("d2", 2, "version")]).outcome is VALID
     for wrong in (
         Answer("d2", 3, None),  # both hold
-        Answer("d2", 2, "state"),  # refused, and not told why
+        Answer("d2", 2, "state"),  # refused, and without the reason
         Answer("d1", 1, None),
         Answer("d9", 2, None),  # nobody can read it
     ):
@@ -189,12 +194,14 @@ def test_k9_who_decided_was_told_what_the_log_says() -> None:
 
 
 def events(*reasons: str) -> Topic:
-    told = [json.dumps({"kind": "accepted_gap", "reason": why}).encode() for why in reasons]
-    told.append(json.dumps({"kind": "gap", "reason": "[1, 2) is lost"}).encode())
-    return Topic("events", tuple(Record("events", 0, n, n, value) for n, value in enumerate(told)))
+    values = [json.dumps({"kind": "accepted_gap", "reason": why}).encode() for why in reasons]
+    values.append(json.dumps({"kind": "gap", "reason": "[1, 2) is lost"}).encode())
+    return Topic(
+        "events", tuple(Record("events", 0, n, n, value) for n, value in enumerate(values))
+    )
 
 
-def test_what_is_lost_is_what_the_events_say() -> None:
+def test_what_is_lost_is_what_the_events_contain() -> None:
     assert lost(events("by anna: [-9, 30) is lost", "by ben: [3, 4) is lost")) == [(-9, 30), (3, 4)]
 
 
@@ -208,17 +215,17 @@ def test_k1_and_k3_what_was_given_up_may_be_missing_and_nothing_else() -> None:
 
 def test_k1_what_was_given_up_may_be_there_with_any_end_but_nothing_may_be_made_up() -> None:
     reference = TDB([(A, 1, 9), (B, 3, 20)])
-    long = saying(Insert(A, 1, 9), Insert(B, 3, 90), Stable(10))
+    long = emitting(Insert(A, 1, 9), Insert(B, 3, 90), Stable(10))
     ended = replace(long, reference=reference, lost=[(10, 21)])
     assert check(ended)["K1"].outcome is VALID
-    made_up = saying(Insert(A, 1, 9), Insert(b'"X"', 3, 20), Stable(10))
+    made_up = emitting(Insert(A, 1, 9), Insert(b'"X"', 3, 20), Stable(10))
     wrong = check(replace(made_up, reference=reference, lost=[(10, 21)]))["K1"]
     assert wrong.evidence == ('OUT has "X" [3, 10), cut at 10, which is not in the reference',)
 
 
-def test_k4_what_a_replica_says_once_it_is_withdrawn_leads_nobody() -> None:
+def test_k4_what_a_replica_publishes_once_it_is_withdrawn_leads_nobody() -> None:
     runaway = topic("c", [Stable(99)])  # at 0
-    history = saying(Insert(A, 1, 9), Insert(B, 3, 20), Stable(99), at=50)
+    history = emitting(Insert(A, 1, 9), Insert(B, 3, 20), Stable(99), at=50)
 
     def merged(*spans: Interval) -> Outcome:
         gone = Replica(runaway, honest=False, merged=spans)
@@ -235,15 +242,15 @@ def test_k4_what_a_replica_says_once_it_is_withdrawn_leads_nobody() -> None:
 def test_k4_a_co_partitioned_replica_leads_by_each_partition_alone() -> None:
     first = records("a", [Insert(A, 1, 9), Stable(10)])
     both = Topic("a", tuple(first), partitions=2)  # the other one is silent
-    said = records("out", [Insert(A, 1, 9), Stable(10)], at=50)
+    emitted = records("out", [Insert(A, 1, 9), Stable(10)], at=50)
     history = replace(
         good(),
-        output=Topic("out", tuple(said), partitions=2),
+        output=Topic("out", tuple(emitted), partitions=2),
         replicas={"a": Replica(both, co_partitioned=True)},
     )
     assert check(history)["K4"].outcome is VALID
     wide = {"a": Replica(both)}
     assert check(replace(history, replicas=wide))["K4"].outcome is INVALID
-    other = [replace(record, partition=1) for record in said]
+    other = [replace(record, partition=1) for record in emitted]
     apart = replace(history, output=Topic("out", tuple(other), partitions=2))
     assert check(apart)["K4"].outcome is INVALID

@@ -28,7 +28,7 @@ from lmerge_service.local.broker import LocalBroker, free_port
 
 
 def drill(*arguments: str) -> tuple[int, Any, str]:
-    """Exit code, document, what was said meanwhile."""
+    """Exit code, document, what was printed meanwhile."""
     done = subprocess.run(
         [sys.executable, "-m", "lmerge_service.cli", "drill", *arguments, "--json"],
         capture_output=True, text=True, timeout=280, check=False,
@@ -115,7 +115,7 @@ def test_what_no_drill_of_the_standard_set_does_can_be_done(tmp_path: Path) -> N
 
 @pytest.mark.deep
 @pytest.mark.timeout(60)
-def test_a_replica_that_starts_while_there_is_no_kafka_speaks_when_there_is_one(
+def test_a_replica_that_starts_while_there_is_no_kafka_publishes_when_there_is_one(
     tmp_path: Path,
 ) -> None:
     port = free_port()
@@ -156,7 +156,7 @@ def test_the_standard_set_passes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", STANDARD)
-def test_each_drill_is_an_experiment_that_says_what_it_is(name: str) -> None:
+def test_each_drill_is_an_experiment_that_describes_itself(name: str) -> None:
     found = experiment(name)
     assert found["tags"] == [name]
     assert plan_of(found["configuration"]).replicas
@@ -301,7 +301,7 @@ RESULT = Result(
 )
 
 
-def test_a_page_holds_what_was_said_as_text_and_needs_nothing_else() -> None:
+def test_a_page_holds_what_was_printed_as_text_and_needs_nothing_else() -> None:
     html = page(RESULT)
     for tag in ("<b>", "<i>", "<u>", "<s>", "<em>", "<o>"):
         assert tag not in html

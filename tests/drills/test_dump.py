@@ -44,7 +44,9 @@ def test_a_dump_has_what_is_committed_with_its_places(bootstrap: str, topic_name
     assert (topic.partitions, topic.beginning_lost) == (3, False)
 
 
-def test_a_topic_that_is_not_there_is_said_in_one_line(bootstrap: str, topic_name: Names) -> None:
+def test_a_topic_that_is_not_there_is_reported_in_one_line(
+    bootstrap: str, topic_name: Names
+) -> None:
     name = topic_name("nowhere")
     with pytest.raises(Unreadable, match=name):
         asyncio.run(dump(bootstrap, [name]))
@@ -54,12 +56,12 @@ def test_a_topic_that_is_not_there_is_said_in_one_line(bootstrap: str, topic_nam
     assert f"there is no topic {name}" in result.output
 
 
-def test_the_command_tells_valid_from_invalid(bootstrap: str, topic_name: Names) -> None:
+def test_the_command_distinguishes_valid_from_invalid(bootstrap: str, topic_name: Names) -> None:
     replica, good, bad = topic_name("replica"), topic_name("good"), topic_name("bad")
-    told: list[Element] = [Insert(b'"A"', 1, 5), Stable(9)]
-    asyncio.run(write(bootstrap, replica, told))
-    asyncio.run(write(bootstrap, good, told))
-    asyncio.run(write(bootstrap, bad, told[1:]))
+    elements: list[Element] = [Insert(b'"A"', 1, 5), Stable(9)]
+    asyncio.run(write(bootstrap, replica, elements))
+    asyncio.run(write(bootstrap, good, elements))
+    asyncio.run(write(bootstrap, bad, elements[1:]))
     run = CliRunner().invoke
     common = ["check", "--bootstrap", bootstrap, "--replica", replica]
     right = run(app, [*common, "--output", good, "--within", "30"])

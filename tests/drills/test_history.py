@@ -10,7 +10,7 @@ from lmerge_service.drills.records import Record, Topic
 from lmerge_service.drills.verdicts import Outcome, Tally, worst
 from lmerge_service.elements import Adjust, Element, Insert, Stable
 from lmerge_service.tdb import TDB
-from tests.drills.histories import A, B, C, good, records, saying, topic
+from tests.drills.histories import A, B, C, emitting, good, records, topic
 
 VALID, INVALID, UNKNOWN = Outcome.VALID, Outcome.INVALID, Outcome.UNKNOWN
 
@@ -20,7 +20,7 @@ def failing(history: History) -> list[str]:
     return [found.check for found in check(history).findings if found.outcome is not VALID]
 
 
-def test_a_good_history_is_valid_and_only_what_it_tells_is_asked() -> None:
+def test_a_good_history_is_valid_and_only_what_it_contains_is_asked() -> None:
     report = check(good())
     assert report.outcome is VALID
     assert [found.check for found in report.findings] == ["K1", "K2", "K3", "K4"]
@@ -36,12 +36,12 @@ def test_the_worst_decides() -> None:
 
 def test_a_tally_counts_what_is_lost_what_is_contradicted_and_what_is_doubled() -> None:
     assert tally(good()) == Tally()
-    assert tally(saying(Insert(A, 1, 9), Stable(10))) == Tally(lost=1)
-    wrong = saying(Insert(A, 1, 8), Insert(B, 3, 20), Insert(C, 4, 6), Stable(10))
+    assert tally(emitting(Insert(A, 1, 9), Stable(10))) == Tally(lost=1)
+    wrong = emitting(Insert(A, 1, 8), Insert(B, 3, 20), Insert(C, 4, 6), Stable(10))
     assert tally(wrong) == Tally(contradicted=2), "an end, and what is not so"
-    twice = saying(Insert(A, 1, 9), Insert(B, 3, 20), Insert(B, 3, 20), Stable(10))
+    twice = emitting(Insert(A, 1, 9), Insert(B, 3, 20), Insert(B, 3, 20), Stable(10))
     assert tally(twice) == Tally(doubled=1)
-    assert tally(saying(Insert(A, 1, 9), Insert(B, 3, 20), Insert(C, 11, 12))) == Tally(), (
+    assert tally(emitting(Insert(A, 1, 9), Insert(B, 3, 20), Insert(C, 11, 12))) == Tally(), (
         "nothing is final"
     )
     lost = replace(good(), output=replace(good().output, beginning_lost=True))
@@ -52,25 +52,25 @@ def test_a_tally_counts_what_is_lost_what_is_contradicted_and_what_is_doubled() 
 
 
 def test_k1_an_event_that_is_missing_is_named() -> None:
-    found = check(saying(Insert(A, 1, 9), Stable(10)))["K1"]
+    found = check(emitting(Insert(A, 1, 9), Stable(10)))["K1"]
     assert found.outcome is INVALID
     assert found.evidence == ('OUT lacks "B" [3, 10), cut at 10',)
 
 
 def test_k1_an_event_that_is_not_so_is_named() -> None:
-    found = check(saying(Insert(A, 1, 9), Insert(B, 3, 20), Insert(C, 4, 6), Stable(10)))["K1"]
+    found = check(emitting(Insert(A, 1, 9), Insert(B, 3, 20), Insert(C, 4, 6), Stable(10)))["K1"]
     assert found.evidence == ('OUT has "C" [4, 6), cut at 10, which is not in the reference',)
 
 
 def test_k1_a_wrong_end_that_is_final_is_invalid_and_one_that_may_move_is_not() -> None:
-    wrong = saying(Insert(A, 1, 8), Insert(B, 3, 20), Stable(10))
+    wrong = emitting(Insert(A, 1, 8), Insert(B, 3, 20), Stable(10))
     assert failing(wrong) == ["K1"]
-    assert failing(saying(Insert(A, 1, 9), Insert(B, 3, 11), Stable(10))) == []
+    assert failing(emitting(Insert(A, 1, 9), Insert(B, 3, 11), Stable(10))) == []
 
 
 def test_k1_what_the_output_may_still_take_back_does_not_count() -> None:
     tail = Insert(b'"phantom"', 11, 13)
-    assert failing(saying(Insert(A, 1, 9), Insert(B, 3, 20), Stable(10), tail)) == []
+    assert failing(emitting(Insert(A, 1, 9), Insert(B, 3, 20), Stable(10), tail)) == []
 
 
 def test_k1_replicas_that_disagree_give_no_reference() -> None:
@@ -110,7 +110,9 @@ def test_k1_of_several_output_partitions_is_about_their_union() -> None:
     whole = records("out", [Insert(B, 3, 20), Stable(10)], partition=1, at=50)
     assert failing(out(whole)) == []
     assert failing(out(records("out", [Stable(10)], partition=1, at=50))) == ["K1", "K3"]
-    assert failing(out(whole[:1])) == []  # the second has not spoken: nothing is final of both
+    assert (
+        failing(out(whole[:1])) == []
+    )  # the second has published nothing: nothing is final of both
     ahead = Topic(
         "out",
         tuple(records("out", [Insert(A, 1, 9), Insert(C, 2, 5), Stable(10)], at=50)),
@@ -123,7 +125,7 @@ def test_k1_of_several_output_partitions_is_about_their_union() -> None:
 
 
 def test_k2_a_key_that_is_there_twice() -> None:
-    history = saying(Insert(A, 1, 9), Insert(A, 1, 5), Insert(B, 3, 20), Stable(10))
+    history = emitting(Insert(A, 1, 9), Insert(A, 1, 5), Insert(B, 3, 20), Stable(10))
     assert failing(history) == ["K1", "K2"]
     assert "is held since out-0@0" in check(history)["K2"].evidence[0]
 
@@ -136,7 +138,7 @@ def test_k2_an_event_may_come_again_once_it_was_removed() -> None:
         Insert(B, 3, 20),
         Stable(10),
     ]
-    assert failing(saying(*elements)) == []
+    assert failing(emitting(*elements)) == []
 
 
 def test_k2_a_key_in_two_partitions() -> None:
@@ -172,13 +174,13 @@ def lost_by_a_leader() -> History:
     )
 
 
-def test_k3_what_an_attached_replica_told_is_missing() -> None:
+def test_k3_what_an_attached_replica_published_is_missing() -> None:
     found = check(lost_by_a_leader())["K3"]
     assert found.outcome is INVALID
     assert found.evidence == ('OUT lacks what a published and froze: "B" [3, 20) at a-0@2',)
 
 
-def test_k3_what_a_detached_replica_told_may_be_missing() -> None:
+def test_k3_what_a_detached_replica_published_may_be_missing() -> None:
     history = lost_by_a_leader()
     detached = replace(history.replicas["a"], attached=(Interval(0, 5),))
     apart = replace(history, replicas={**history.replicas, "a": detached})
@@ -198,8 +200,8 @@ def test_k3_a_joining_replica_answers_only_for_what_ends_later() -> None:
     history = lost_by_a_leader()
 
     def joining(at: int) -> History:
-        told: list[Element] = [Insert(A, 1, 9), Insert(B, 3, 20), Stable(10)]
-        life = Topic("a", tuple(records("a", told, incarnation=1, joining_at=at)))
+        published: list[Element] = [Insert(A, 1, 9), Insert(B, 3, 20), Stable(10)]
+        life = Topic("a", tuple(records("a", published, incarnation=1, joining_at=at)))
         return replace(history, replicas={**history.replicas, "a": Replica(life)})
 
     assert check(joining(21))["K3"].outcome is VALID
@@ -220,19 +222,19 @@ def test_k3_a_joining_replica_answers_only_for_what_ends_later() -> None:
     ],
 )
 def test_k4_nothing_later_contradicts_a_stable(tail: Stable | Insert[bytes]) -> None:
-    history = saying(Insert(A, 1, 9), Insert(B, 3, 20), Stable(10), tail)
+    history = emitting(Insert(A, 1, 9), Insert(B, 3, 20), Stable(10), tail)
     assert failing(history) == ["K4"]
 
 
 def test_k4_the_output_never_passes_the_replicas() -> None:
-    ahead = saying(Insert(A, 1, 9), Insert(B, 3, 20), Stable(11))
+    ahead = emitting(Insert(A, 1, 9), Insert(B, 3, 20), Stable(11))
     found = check(ahead)["K4"]
     assert found.outcome is INVALID
     assert "no replica was past 10" in found.evidence[0]
 
 
 def test_k4_nor_was_it_ahead_at_any_time() -> None:
-    early = saying(Insert(A, 1, 9), Insert(B, 3, 20), Stable(10), at=-5_000)
+    early = emitting(Insert(A, 1, 9), Insert(B, 3, 20), Stable(10), at=-5_000)
     assert failing(early) == ["K4"]
     assert failing(replace(early, skew_ms=6_000)) == []
 
@@ -240,7 +242,7 @@ def test_k4_nor_was_it_ahead_at_any_time() -> None:
 def test_k4_a_replica_that_must_not_lead_does_not_count() -> None:
     runaway = Replica(topic("c", [Stable(99)]), honest=False)
     history = replace(
-        saying(Insert(A, 1, 9), Insert(B, 3, 20), Stable(99)),
+        emitting(Insert(A, 1, 9), Insert(B, 3, 20), Stable(99)),
         replicas={**good().replicas, "c": runaway},
     )
     assert check(history)["K4"].outcome is VALID
@@ -273,14 +275,14 @@ def test_k5_the_output_follows_in_time_or_not() -> None:
 
 
 def test_k5_whether_the_output_would_have_come_is_not_known() -> None:
-    silent = replace(saying(), progress=Progress(500))
+    silent = replace(emitting(), progress=Progress(500))
     assert check(silent)["K5"].outcome is UNKNOWN
-    waited = replace(saying(), progress=Progress(500, read_at=520))
+    waited = replace(emitting(), progress=Progress(500, read_at=520))
     assert check(waited)["K5"].outcome is INVALID
 
 
 def test_k5_a_lag_is_allowed_and_a_liar_need_not_be_followed() -> None:
-    behind = saying(Insert(A, 1, 9), Stable(6), at=40)
+    behind = emitting(Insert(A, 1, 9), Stable(6), at=40)
     assert check(replace(behind, progress=Progress(50, read_at=100)))["K5"].outcome is INVALID
     assert check(replace(behind, progress=Progress(50, lag=4)))["K5"].outcome is VALID
     liars = {name: replace(replica, honest=False) for name, replica in behind.replicas.items()}
@@ -293,7 +295,7 @@ def test_k5_a_lag_is_allowed_and_a_liar_need_not_be_followed() -> None:
 
 def test_k7_is_the_worst_of_what_kills_could_break() -> None:
     assert check(replace(good(), kills=3))["K7"].outcome is VALID
-    broken = check(replace(saying(Insert(A, 1, 9), Stable(10)), kills=3))["K7"]
+    broken = check(replace(emitting(Insert(A, 1, 9), Stable(10)), kills=3))["K7"]
     assert broken.outcome is INVALID
     assert broken.evidence[0].startswith("after 3 kills, K1: OUT lacks")
 
@@ -346,13 +348,13 @@ def test_a_replica_that_starts_over_is_its_last_life() -> None:
 
 
 def test_what_breaks_a_replicas_own_stable_does_not_count() -> None:
-    told: list[Element] = [Insert(A, 1, 9), Insert(B, 3, 20), Stable(10)]
-    repeated = Replica(topic("a", [*told, *told, Adjust(A, 1, 9, 30), Stable(4)]))
+    published: list[Element] = [Insert(A, 1, 9), Insert(B, 3, 20), Stable(10)]
+    repeated = Replica(topic("a", [*published, *published, Adjust(A, 1, 9, 30), Stable(4)]))
     assert failing(replace(good(), replicas={"a": repeated})) == []
 
 
 def test_evidence_is_bounded_and_counted() -> None:
     many = [Insert(b"%d" % k, 1, 5) for k in range(100)]
-    report = check(saying(*many, Insert(A, 1, 9), Insert(B, 3, 20), Stable(10)))
+    report = check(emitting(*many, Insert(A, 1, 9), Insert(B, 3, 20), Stable(10)))
     assert (len(report["K1"].evidence), report["K1"].total) == (20, 100)
     assert "and 80 more" in str(report)

@@ -15,7 +15,7 @@ _Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 @asynccontextmanager
 async def proxied(*, traps: bool = False) -> AsyncIterator[tuple[Proxy, list[bytes]]]:
-    """A proxy before an echo; what the echo has heard."""
+    """A proxy before an echo; what the echo has received."""
     received: list[bytes] = []
     echoing: set[asyncio.Task[None] | None] = set()
 
@@ -120,7 +120,7 @@ def test_bandwidth_is_so_many_kilobytes_a_second() -> None:
     on(test)
 
 
-def test_a_black_hole_says_nothing_and_lets_all_go_on_when_it_closes() -> None:
+def test_a_black_hole_answers_nothing_and_lets_all_go_on_when_it_closes() -> None:
     async def test() -> None:
         async with proxied() as (proxy, received), through(proxy) as pair:
             proxy.add(toxic("timeout", "upstream"))
@@ -175,7 +175,7 @@ def test_a_trap_springs_once_at_its_request_however_bytes_are_cut(moment: str) -
             sprung: list[bytes] = []
 
             async def spring() -> bool:
-                await asyncio.sleep(0.05)  # what has gone on before is heard
+                await asyncio.sleep(0.05)  # what has gone on before is received
                 sprung.append(b"".join(received))
                 return True
 
@@ -193,14 +193,14 @@ def test_a_trap_springs_once_at_its_request_however_bytes_are_cut(moment: str) -
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (("slow",), "no toxic 'slow'"),
         (("latency", "sideways"), "neither upstream nor downstream"),
     ],
 )
-def test_what_is_no_toxic_is_refused(arguments: tuple[str, ...], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_what_is_no_toxic_is_refused(arguments: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         toxic(*arguments)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="has no attribute 'rate'"):
         toxic("latency", rate=3)
