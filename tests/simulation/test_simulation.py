@@ -15,6 +15,7 @@ from lmerge_service.core import Input
 from lmerge_service.drills.verdicts import Outcome
 from lmerge_service.errors import FencedError, TransportError
 from lmerge_service.formats.headers import RecordLike
+from lmerge_service.formats.routing import Ownership
 from lmerge_service.kafka.sink import Committed, Outbox
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.merge.commit_record import ReplicaCheckpoint
@@ -250,7 +251,7 @@ def test_n3_any_record_that_counts_as_progress_is_found(monkeypatch: pytest.Monk
 
 
 def test_an_event_that_goes_to_every_partition_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Replicas, "_mine", lambda _, elements: elements)
+    monkeypatch.setattr(Ownership, "select", lambda _, elements, _stable: elements)
     assert "K2" in found()
 
 
