@@ -18,7 +18,7 @@ __all__ = ("LMERGE", "Lmerge", "Outcome", "Run", "environment")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command left behind: exit code and what it said."""
+    """What a command left behind: exit code and what it printed."""
 
     code: int
     out: str
@@ -26,7 +26,7 @@ class Outcome:
 
     @property
     def error(self) -> str:
-        """The one line that tells of a mistake, without its prefix."""
+        """The one line that reports a mistake, without its prefix."""
         (line,) = self.err.splitlines()
         assert line.startswith("error: "), self.err
         return line.removeprefix("error: ")

@@ -1,4 +1,4 @@
-"""`lmerge audit`: the verdict, its exit code, and what is said of either stream."""
+"""`lmerge audit`: the verdict, its exit code, and what is printed about either stream."""
 
 import json
 from pathlib import Path
@@ -65,19 +65,19 @@ def test_most_limits_how_many_differences_are_named(lmerge: Lmerge) -> None:
 
 
 @pytest.mark.parametrize(
-    ("left", "right", "said"),
+    ("left", "right", "reason"),
     [
         ("one", "prefix", "prefix has not ended"),
         ("prefix", "one", "prefix has not ended"),
         ("prefix", "prefix", "neither has ended"),
     ],
 )
-def test_prefixes_are_compared_as_they_stand_and_it_is_said(
-    left: str, right: str, said: str, lmerge: Lmerge
+def test_prefixes_are_compared_as_they_stand_and_this_is_printed(
+    left: str, right: str, reason: str, lmerge: Lmerge
 ) -> None:
     done = lmerge("audit", left, right)
     assert done.code == 0
-    assert done.out.splitlines()[2:] == ["equivalent", f"compared as they stand: {said}"]
+    assert done.out.splitlines()[2:] == ["equivalent", f"compared as they stand: {reason}"]
 
 
 def test_more_than_two_are_compared_at_once(lmerge: Lmerge) -> None:
@@ -87,8 +87,8 @@ def test_more_than_two_are_compared_at_once(lmerge: Lmerge) -> None:
         ["equivalent", "compared as they stand: prefix has not ended"],
     )
     done = lmerge("audit", "prefix", "prefix", "prefix")
-    said = "compared as they stand: prefix, prefix, prefix have not ended"
-    assert done.out.splitlines()[3:] == ["equivalent", said]
+    reason = "compared as they stand: prefix, prefix, prefix have not ended"
+    assert done.out.splitlines()[3:] == ["equivalent", reason]
     done = lmerge("audit", "one", "same", "other")
     assert (done.code, done.out.splitlines()[5]) == (
         1,

@@ -60,8 +60,8 @@ class Served:
         self.status = dict(STATUS)
         token = folder / "control-token"
         token.write_text(TOKEN)
-        said = {"port": free_port(), "control_token": {"file": token}, **http}
-        self.http = Http.model_validate(said)
+        fields = {"port": free_port(), "control_token": {"file": token}, **http}
+        self.http = Http.model_validate(fields)
         scheme = "http" if self.http.tls is None else "https"
         self.address = f"{scheme}://127.0.0.1:{self.http.port}"
 
@@ -177,7 +177,7 @@ def test_decisions_are_listed_the_latest_first(lmerge: Lmerge, served: Served) -
 
 
 def test_each_command_decides(lmerge: Lmerge, served: Served) -> None:
-    for number, (command, said) in enumerate(
+    for number, (command, words) in enumerate(
         [
             (("attach", "d", "D", "--joining-at", "-5"), "attach d"),
             (("attach", "e", "E", "--normalise", "--more", '{"properties":{"key":true}}'),
@@ -192,7 +192,7 @@ def test_each_command_decides(lmerge: Lmerge, served: Served) -> None:
     ):  # fmt: skip
         outcome = lmerge(*command, "--id", f"n{number}")
         assert (outcome.code, outcome.err) == (0, ""), outcome
-        assert outcome.out == f"version {number}: {said} (decision n{number})\n"
+        assert outcome.out == f"version {number}: {words} (decision n{number})\n"
     replicas = ledger_of(served).replicas
     assert replicas["d"].replica.joining_at == -5
     assert replicas["e"].replica.normalise
@@ -239,7 +239,7 @@ def test_a_refused_decision_is_exit_6(
     assert ledger_of(served).version == 1
 
 
-def test_who_saw_an_older_version_is_told_what_came_between(lmerge: Lmerge, served: Served) -> None:
+def test_who_saw_an_older_version_sees_what_came_between(lmerge: Lmerge, served: Served) -> None:
     assert lmerge("quarantine", "b", "--expects", "1").code == 0
     late = lmerge("detach", "a", "--expects", "1")
     assert late.code == 6
@@ -326,7 +326,7 @@ def test_what_is_no_worker_is_named(
 # Who asks
 
 
-def test_who_may_not_decide_is_told_how(
+def test_who_may_not_decide_is_shown_how(
     lmerge: Lmerge, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("LMERGE_TOKEN")
@@ -392,8 +392,8 @@ def test_what_is_no_token_is_refused(text: str, lmerge: Lmerge, served: Served) 
 
 
 def test_a_cutover_is_asked_for_and_watched_to_its_end(lmerge: Lmerge, served: Served) -> None:
-    said = "--from a --to d --topic D --joining-at 5 --watch 7 --max-behind 9 --max-divergences 3"
-    done = lmerge("cutover", *said.split(), "--no-wait")
+    asked = "--from a --to d --topic D --joining-at 5 --watch 7 --max-behind 9 --max-divergences 3"
+    done = lmerge("cutover", *asked.split(), "--no-wait")
     assert done.code == 0, done.err
     assert done.out.startswith("version 2: cutover a → d (decision ")
     cutover = ledger_of(served).cutover

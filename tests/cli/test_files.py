@@ -121,7 +121,7 @@ def test_harmless_differences_of_text_are_taken(content: bytes, lmerge: Lmerge) 
     assert (done.code, done.err) == (0, "")
 
 
-def test_names_that_are_not_unicode_are_said_all_the_same(lmerge: Lmerge) -> None:
+def test_names_that_are_not_unicode_are_printed_all_the_same(lmerge: Lmerge) -> None:
     name = os.fsdecode(b"caf\xe9")
     assert lmerge("merge", name, "-o", "out").error == (
         "cannot read caf\\xe9: No such file or directory"
@@ -151,7 +151,7 @@ def test_a_file_may_be_read_twice(lmerge: Lmerge) -> None:
     assert lmerge("merge", "a", "./a", "-o", "out").code == 0
 
 
-def test_closed_standard_streams_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_standard_streams_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", None)
     monkeypatch.setattr(sys, "stdout", None)
     assert refusal(["-"]) == "cannot read -: standard input is closed"
@@ -161,7 +161,7 @@ def test_closed_standard_streams_are_said(monkeypatch: pytest.MonkeyPatch) -> No
 # What is written
 
 
-def test_a_missing_folder_is_said_before_anything_is_read(lmerge: Lmerge) -> None:
+def test_a_missing_folder_is_reported_before_anything_is_read(lmerge: Lmerge) -> None:
     done = lmerge("merge", "a", "-o", "no/such/out")
     assert done.error == "cannot write no/such/out: there is no folder no/such"
     assert lmerge("merge", "a", "-o", "a/out").error == "cannot write a/out: Not a directory"

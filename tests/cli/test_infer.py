@@ -1,4 +1,4 @@
-"""`lmerge infer`: what is said to people and programs, of files and of topics."""
+"""`lmerge infer`: what is printed for people and programs, of files and of topics."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -66,7 +66,7 @@ def test_the_last_line_is_for_the_topology(
     assert lmerge("infer", *inputs).out.splitlines()[-1] == f"case: {case}"
 
 
-def test_r1_is_told_by_several_replicas_only(lmerge: Lmerge) -> None:
+def test_r1_is_found_with_several_replicas_only(lmerge: Lmerge) -> None:
     assert "R1: possible: only several replicas can show it\n" in lmerge("infer", "tied").out
     assert (
         "R1: no, swapped:1: event 1 at vs 7 is another one at tied:1: "
@@ -157,7 +157,7 @@ def test_strings_that_differ_in_unicode_form_only_are_one_payload_with_nfc(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["absent"], "cannot read absent: No such file or directory"),
         (["tied", "csv"], "csv:1: not JSON: "),
@@ -166,12 +166,12 @@ def test_strings_that_differ_in_unicode_form_only_are_one_payload_with_nfc(
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(
-    arguments: Sequence[str], said: str, lmerge: Lmerge
+    arguments: Sequence[str], message: str, lmerge: Lmerge
 ) -> None:
     Path("csv").write_text("a,b\n1,2\n")
     done = lmerge("infer", *arguments)
     assert (done.code, done.out) == (2, "")
-    assert done.error.startswith(said)
+    assert done.error.startswith(message)
 
 
 def test_kafka_that_is_not_there_is_exit_3(lmerge: Lmerge) -> None:

@@ -52,7 +52,7 @@ PAGES = [
 
 @pytest.mark.full
 @pytest.mark.parametrize("page", PAGES, ids=" ".join)
-def test_help_fits_80_columns_and_has_no_types_where_they_tell_nothing(
+def test_help_fits_80_columns_and_has_no_types_where_they_mean_nothing(
     page: tuple[str, ...], lmerge: Lmerge
 ) -> None:
     shown = lmerge(*page, "--help")
@@ -104,7 +104,7 @@ def test_the_examples_of_the_help_work_as_printed(
     assert ran == ["present", "present", "merge", "audit"]
 
 
-def test_the_version_is_said(lmerge: Lmerge) -> None:
+def test_the_version_is_printed(lmerge: Lmerge) -> None:
     shown = lmerge("--version")
     assert (shown.code, shown.err) == (0, "")
     assert re.fullmatch(r"lmerge \d+\.\d+\.\d+\n", shown.out)
@@ -131,7 +131,7 @@ def test_the_version_is_said(lmerge: Lmerge) -> None:
         ("broker frob", "No such command 'frob'"),
     ],
 )
-def test_a_usage_mistake_is_one_line_that_tells_which_help_tells_more(
+def test_a_usage_mistake_is_one_line_that_names_the_help_with_more(
     arguments: str, error: str, lmerge: Lmerge
 ) -> None:
     outcome = lmerge(*arguments.split())
@@ -172,7 +172,7 @@ def test_a_mistake_in_an_argument_is_one_line_and_exit_2(
 
 
 @pytest.mark.parametrize(
-    ("raised", "code", "said"),
+    ("raised", "code", "printed"),
     [
         (ConfigurationError("no"), 2, "error: no\n"),
         (ConfigurationError("one\ntwo"), 2, "error: one\nerror: two\n"),
@@ -191,7 +191,7 @@ def test_a_mistake_in_an_argument_is_one_line_and_exit_2(
 def test_what_a_command_raises_becomes_an_exit_code(
     raised: BaseException,
     code: int,
-    said: str,
+    printed: str,
     lmerge: Lmerge,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -201,7 +201,7 @@ def test_what_a_command_raises_becomes_an_exit_code(
     monkeypatch.setattr(merge, "interleaving", fail)
     monkeypatch.setattr("lmerge_service.cli._drop_output", lambda: None)
     outcome = lmerge("merge", "a", "-o", "b")
-    assert (outcome.code, outcome.out, outcome.err) == (code, "", said)
+    assert (outcome.code, outcome.out, outcome.err) == (code, "", printed)
 
 
 @pytest.mark.parametrize("bug", [ValueError("a bug"), TimeoutError(), SystemExit(7)])

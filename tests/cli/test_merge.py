@@ -51,12 +51,12 @@ def test_every_interleaving_gives_an_equivalent_output_and_the_same_one_again(
 @pytest.mark.parametrize(
     ("order", "decoded"), [("round-robin", 4), ("random:1", 4), ("sequential", 6)]
 )
-def test_what_one_file_has_just_said_is_not_decoded_again_for_another(
+def test_what_one_file_has_just_contained_is_not_decoded_again_for_another(
     order: str, decoded: int, lmerge: Lmerge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stables are. One after the other the files are further apart than what is kept of one."""
-    said: list[Element] = [Insert("A", 6, 20), Insert("B", 7, 9), Stable(7)]
-    write(Path("c.ndjson"), map(on_the_wire, said))
+    elements: list[Element] = [Insert("A", 6, 20), Insert("B", 7, 9), Stable(7)]
+    write(Path("c.ndjson"), map(on_the_wire, elements))
     decode, seen = WireDecoder.decode, []
 
     def counted(decoder: WireDecoder, record: bytes) -> Element:
@@ -67,7 +67,7 @@ def test_what_one_file_has_just_said_is_not_decoded_again_for_another(
     done = lmerge("merge", "c.ndjson", "c.ndjson", "-o", "out.ndjson", "--interleave", order)
     assert (done.code, done.err) == (0, "")
     assert len(seen) == decoded
-    assert read("out.ndjson") == list(map(on_the_wire, said))
+    assert read("out.ndjson") == list(map(on_the_wire, elements))
 
 
 def test_stats_are_a_table_on_standard_error(lmerge: Lmerge) -> None:
@@ -83,7 +83,7 @@ def test_stats_are_a_table_on_standard_error(lmerge: Lmerge) -> None:
     assert done.err.splitlines()[-1].startswith("the output is complete; 8 elements in ")
 
 
-def test_stats_tell_that_the_output_has_not_ended(lmerge: Lmerge) -> None:
+def test_stats_show_that_the_output_has_not_ended(lmerge: Lmerge) -> None:
     write(Path("open.ndjson"), [Stable(7)])
     done = lmerge("merge", "open.ndjson", "-o", "out.ndjson", "--stats")
     assert "the output is not ended, stable at 7; 1 elements in " in done.err
@@ -98,7 +98,7 @@ def test_long_names_are_shown_whole(lmerge: Lmerge) -> None:
     assert max(map(len, done.err.splitlines())) <= 80
 
 
-def test_json_tells_all_on_one_line(lmerge: Lmerge) -> None:
+def test_json_has_all_on_one_line(lmerge: Lmerge) -> None:
     done = lmerge("merge", "a.ndjson", "b.ndjson", "-o", "out.ndjson", "--json")
     assert (done.code, done.err, done.out.count("\n")) == (0, "", 1)
     document = json.loads(done.out)
@@ -216,7 +216,7 @@ def test_a_huge_payload_does_not_flood_the_warning(lmerge: Lmerge) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "emitted"),
     [
         ("", [Insert(b'"X"', 5, 9), Adjust(b'"X"', 5, 9, 5), Stable(6)]),
         ("--insert half_frozen", [Stable(6)]),
@@ -226,14 +226,14 @@ def test_a_huge_payload_does_not_flood_the_warning(lmerge: Lmerge) -> None:
         ("--case R4 --stable quorum(2)", [Insert(b'"X"', 5, 9)]),
     ],
 )
-def test_a_policy_says_when_the_output_speaks(
-    options: str, said: list[Element], lmerge: Lmerge
+def test_a_policy_controls_when_elements_are_emitted(
+    options: str, emitted: list[Element], lmerge: Lmerge
 ) -> None:
     write(Path("phantom.ndjson"), [Insert(b'"X"', 5, 9), Adjust(b'"X"', 5, 9, 5)])
     write(Path("nothing.ndjson"), [Stable(6)])
     order = ["--interleave", "sequential", *options.split()]
     assert lmerge("merge", "phantom.ndjson", "nothing.ndjson", "-o", "out.ndjson", *order).code == 0
-    assert read(Path("out.ndjson")) == said
+    assert read(Path("out.ndjson")) == emitted
 
 
 def test_a_quorum_that_is_never_reached_is_one_line(lmerge: Lmerge) -> None:

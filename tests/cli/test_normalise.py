@@ -14,8 +14,8 @@ from tests.offline.streams import on_the_wire, read, write, write_all
 def test_inputs_cut_into_other_intervals_are_merged_into_one_form(lmerge: Lmerge) -> None:
     rng = Random(1)
     found = [event._replace(payload=f"p{event.payload}") for event in history(rng)]
-    told = plans(rng, found)
-    write_all("", told)
+    streams = plans(rng, found)
+    write_all("", streams)
     files = "0.ndjson", "1.ndjson"
     expected = reconstitute(map(on_the_wire, [Insert(*event) for event in found]))
 
@@ -29,7 +29,7 @@ def test_inputs_cut_into_other_intervals_are_merged_into_one_form(lmerge: Lmerge
     assert reconstitute(read("out.ndjson")) == expected
     document = json.loads(done.out)
     assert document["breaches"] == 0
-    assert document["elements"] == sum(map(len, told)) == as_they_are["elements"]
+    assert document["elements"] == sum(map(len, streams)) == as_they_are["elements"]
 
 
 def test_a_case_without_revisions_is_a_mistake_and_leaves_no_output(lmerge: Lmerge) -> None:

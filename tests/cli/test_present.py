@@ -89,7 +89,7 @@ def test_one_presentation_may_go_to_standard_output(lmerge: Lmerge) -> None:
     assert meaning("out") == meaning("logical.ndjson")
 
 
-def test_a_restart_says_the_beginning_twice(lmerge: Lmerge) -> None:
+def test_a_restart_publishes_the_beginning_twice(lmerge: Lmerge) -> None:
     lmerge("present", "logical.ndjson", "-o", "plain")
     lmerge("present", "logical.ndjson", "-o", "restarted", "--restart-at", "40")
     plain = read("plain/0.ndjson")

@@ -21,7 +21,7 @@ MEANING = TDB((b'"%d"' % n, n, n + 9) for n in range(50))
 
 @pytest.fixture
 def topics(lmerge: Lmerge, bootstrap: str, topic_name: Callable[..., str]) -> tuple[str, str]:
-    """Two topics, of one and of three partitions, that have said the same and not ended."""
+    """Two topics, of one and of three partitions, that have the same and have not ended."""
     write(Path("stream"), map(on_the_wire, STREAM))
     write(Path("end"), [on_the_wire(Stable(INFINITY))])
     one, three = topic_name(), topic_name()
@@ -42,9 +42,9 @@ def test_two_topics_are_written_as_one_stream(
 ) -> None:
     read = lmerge("read", topics[0], f"kafka:{topics[1]}", "--bootstrap", bootstrap)
     assert read.code == 0
-    said = elements(read.out)
-    assert reconstitute(said) == MEANING
-    assert said[-1] == Stable(40)
+    received = elements(read.out)
+    assert reconstitute(received) == MEANING
+    assert received[-1] == Stable(40)
     assert read.err.splitlines()[-1] == "merged: stable at 40, 19 live"
 
 
@@ -60,8 +60,8 @@ def test_with_a_token_two_readings_are_one_stream(
     assert nothing.out == ""
     assert elements(last.out) == [Stable(INFINITY)]
     assert reconstitute(elements(first.out + last.out)) == MEANING
-    told = json.loads(last.err)
-    assert [each["state"] for each in told["topics"]] == ["reading", "ended"]
+    document = json.loads(last.err)
+    assert [each["state"] for each in document["topics"]] == ["reading", "ended"]
 
 
 def test_a_token_of_another_case_or_a_file_that_is_none_is_refused(
@@ -79,13 +79,13 @@ def test_a_token_of_another_case_or_a_file_that_is_none_is_refused(
     )
 
 
-def test_a_mistake_is_told_before_anything_is_read(lmerge: Lmerge) -> None:
-    for wrong, said in (
+def test_a_mistake_is_reported_before_anything_is_read(lmerge: Lmerge) -> None:
+    for wrong, message in (
         (("t", "kafka:t"), "kafka:t is named twice: a topic is one of the copies"),
         (("t", "--token", "no/token"), "cannot write no/token: there is no folder no"),
     ):
         done = lmerge("read", *wrong, "--bootstrap", "127.0.0.1:1")
-        assert (done.code, done.out, done.error) == (2, "", said)
+        assert (done.code, done.out, done.error) == (2, "", message)
 
 
 def test_a_topic_that_is_not_there_is_named_unless_it_is_waited_for(

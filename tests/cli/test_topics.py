@@ -60,10 +60,10 @@ def test_a_stream_is_published_in_a_dialect(
     decoders = {
         partition: build_decoder(WRITTEN[name], PayloadCache(), 1000) for partition in range(2)
     }
-    said = [each for partition, record in records for each in decoders[partition].decode(record)]
-    parts = [each for each in said if type(each) is not Stable]
+    sent = [each for partition, record in records for each in decoders[partition].decode(record)]
+    parts = [each for each in sent if type(each) is not Stable]
     assert reconstitute(parts) == reconstitute(rows)
-    assert said.count(Stable(INFINITY)) == 2, "each partition has ended"
+    assert sent.count(Stable(INFINITY)) == 2, "each partition has ended"
 
 
 async def _records(bootstrap: str, topic: str) -> list[tuple[int, Any]]:
@@ -76,7 +76,7 @@ async def _records(bootstrap: str, topic: str) -> list[tuple[int, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         (("--format", "maxwell"), "Invalid value for '--format': 'maxwell' is not one of 'wire', "),
         (("--key", "id"), "--key is for rows, of which --format wire has none"),
@@ -85,16 +85,16 @@ async def _records(bootstrap: str, topic: str) -> list[tuple[int, Any]]:
         (("--rate", "9", "--congested", "7-5"), "--congested takes seconds from the start, as in"),
     ],
 )
-def test_an_option_that_makes_no_sense_is_said_before_anything_is_sent(
-    lmerge: Lmerge, options: tuple[str, ...], says: str
+def test_an_option_that_makes_no_sense_is_reported_before_anything_is_sent(
+    lmerge: Lmerge, options: tuple[str, ...], message: str
 ) -> None:
     write(Path("stream"), [Stable(1)])
     done = lmerge("publish", "stream", "topic", *options, "--bootstrap", "127.0.0.1:1")
     assert (done.code, done.out) == (2, "")
-    assert done.error.startswith(says)
+    assert done.error.startswith(message)
 
 
-def test_what_a_dialect_cannot_say_is_one_line(
+def test_what_a_dialect_cannot_express_is_one_line(
     lmerge: Lmerge, bootstrap: str, topic_name: Callable[..., str]
 ) -> None:
     write(Path("stream"), [Insert(b"1", 3, 9), Stable(5)])

@@ -140,9 +140,9 @@ def test_without_a_terminal_there_is_a_line_for_each_change(tmp_path: Path) -> N
         out, err = process.communicate(timeout=10)
     finally:
         process.kill()
-    said = [line.split(" ", 2)[2].rstrip() for line in lines]
+    printed = [line.split(" ", 2)[2].rstrip() for line in lines]
     replicas = "a joined, b joining, c excluded"
-    assert said == [
+    assert printed == [
         "is away",
         f"running, degraded; led by a; {replicas}: {STATUS['reasons'][0]}",
         f"running, ok; led by a; {replicas}",
@@ -171,7 +171,7 @@ def test_rates_are_those_of_the_last_few_snapshots() -> None:
 
 
 @pytest.mark.parametrize("status", [{}, {"replicas": []}, {"output": None, "reasons": ["x\n"]}])
-def test_a_document_that_says_little_is_shown_all_the_same(status: dict[str, Any]) -> None:
+def test_a_document_with_little_in_it_is_shown_all_the_same(status: dict[str, Any]) -> None:
     seen = Seen("http://w")
     seen.take(1.0, status, None)
     known: dict[str, str] = {}

@@ -74,15 +74,15 @@ def test_three_plans_of_one_query_are_proved_equivalent(tmp_path: Path) -> None:
 def test_whatever_ends_the_demo_nothing_is_left(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
-    with (tmp_path / "said").open("wb") as said:
-        demo = subprocess.Popen(command(tmp_path), stdout=said, stderr=said)
+    with (tmp_path / "printed").open("wb") as printed:
+        demo = subprocess.Popen(command(tmp_path), stdout=printed, stderr=printed)
     deadline = time.monotonic() + 60
     while len(left_behind(tmp_path)) < 5 and time.monotonic() < deadline:
-        assert demo.poll() is None, (tmp_path / "said").read_text()
+        assert demo.poll() is None, (tmp_path / "printed").read_text()
         time.sleep(0.1)
     demo.send_signal(number)
     assert demo.wait(30) == code
-    text = (tmp_path / "said").read_text()
+    text = (tmp_path / "printed").read_text()
     assert "Traceback" not in text, text
     deadline = time.monotonic() + 10  # what dies by the kernel's hand may take a moment
     while left_behind(tmp_path) and time.monotonic() < deadline:
@@ -90,9 +90,9 @@ def test_whatever_ends_the_demo_nothing_is_left(
     assert left_behind(tmp_path) == []
 
 
-def finding(output: TDB, *, inserts: int = 1, said_inserts: int = 1) -> Finding:
+def finding(output: TDB, *, inserts: int = 1, inserts_emitted: int = 1) -> Finding:
     reference = Audited("reference", TDB([("A", 1, 5)]))
-    found = Audited("output", output, said_inserts)
+    found = Audited("output", output, inserts_emitted)
     return Finding(compare(reference, found), InputCounts(inserts), [3.0, 1.0, 2.0])
 
 
@@ -103,7 +103,7 @@ def test_the_verdict_can_be_negative() -> None:
     assert not finding(TDB([], end)).good, "an event is missing"
     assert not finding(TDB([("A", 1, 5), ("B", 1, 5)], end)).good, "an event too many"
     assert not finding(TDB([("A", 1, 5)], 7)).good, "the output has not ended"
-    chatty = finding(TDB([("A", 1, 5)], end), said_inserts=2)
+    chatty = finding(TDB([("A", 1, 5)], end), inserts_emitted=2)
     assert chatty.broken_bounds == ["inserts: 2 > 1"]
     assert not chatty.good
 

@@ -34,14 +34,14 @@ class Kept:
 
 
 @dataclass
-class Heard:
+class GivenPoint:
     point: int = START
 
 
 RECORDS = [Kept(number, encode(element)) for number, element in enumerate(elements_of(GIVEN))]
 
 
-def said(*steps: Step) -> list[Element]:
+def published(*steps: Step) -> list[Element]:
     decode = WireDecoder().decode
     return [decode(record.value) for step in steps for record in step.records]
 
@@ -57,10 +57,10 @@ def test_the_generator_knows_the_answer_and_batches_take_turns() -> None:
 
 
 @pytest.mark.parametrize("plan", Plan)
-def test_a_plan_by_itself_says_the_answer_and_is_dear_for_one_half(plan: Plan) -> None:
+def test_a_plan_by_itself_publishes_the_answer_and_is_expensive_for_one_half(plan: Plan) -> None:
     selection = Selection(plan, COSTS)
     steps = list(selection.steps(RECORDS))
-    assert reconstitute(said(*steps)) == TDB(ANSWER, stable=INFINITY)
+    assert reconstitute(published(*steps)) == TDB(ANSWER, stable=INFINITY)
     low = sum(is_low(each.payload) for each in GIVEN)
     dear = low if plan is Plan.UDF0 else len(GIVEN) - low
     assert (selection.expensive, selection.cheap) == (dear, len(GIVEN) - dear)
@@ -71,33 +71,33 @@ def test_a_plan_by_itself_says_the_answer_and_is_dear_for_one_half(plan: Plan) -
 
 
 def test_what_ends_below_the_point_is_left_out_and_costs_nothing() -> None:
-    heard = Heard(point=100 * STEP)
-    selection = Selection(Plan.UDF0, COSTS, heard)
+    feedback = GivenPoint(point=100 * STEP)
+    selection = Selection(Plan.UDF0, COSTS, feedback)
     steps = list(selection.steps(RECORDS))
-    left = [each for each in GIVEN if each.ve >= heard.point]
+    left = [each for each in GIVEN if each.ve >= feedback.point]
     assert selection.skipped == len(GIVEN) - len(left) == 99, "the one that ends there is not below"
     kept = [(each.payload, each.vs, each.ve) for each in left if each.whole]
-    assert reconstitute(said(*steps)) == TDB(kept, stable=INFINITY)
-    stables = [each for each in said(*steps) if isinstance(each, Stable)]
+    assert reconstitute(published(*steps)) == TDB(kept, stable=INFINITY)
+    stables = [each for each in published(*steps) if isinstance(each, Stable)]
     assert stables == [each for each in elements_of(GIVEN) if isinstance(each, Stable)], "as ever"
 
 
 def test_a_point_that_rises_counts_from_the_next_step_on() -> None:
-    heard = Heard()
-    selection = Selection(Plan.UDF0, COSTS, heard)
+    feedback = GivenPoint()
+    selection = Selection(Plan.UDF0, COSTS, feedback)
     steps = selection.steps(RECORDS)
     next(steps)
     assert (selection.expensive, selection.skipped) == (1, 0), "a dear reading is a step"
-    heard.point = 11 * STEP
+    feedback.point = 11 * STEP
     next(steps)
     assert (selection.expensive, selection.skipped) == (2, 9)
 
 
 def test_two_plans_that_heed_leave_out_most_that_is_dear_and_nobody_is_to_blame() -> None:
-    """The plans as they are, in turn by the time that they take; points are heard at once."""
+    """The plans as they are, in turn by the time that they take; points arrive at once."""
     merge, out = lmerge("R3"), list[Element]()
-    heard = {plan: Heard() for plan in Plan}
-    selections = {plan: Selection(plan, COSTS, heard[plan]) for plan in Plan}
+    feedback = {plan: GivenPoint() for plan in Plan}
+    selections = {plan: Selection(plan, COSTS, feedback[plan]) for plan in Plan}
     running = {plan: each.steps(RECORDS) for plan, each in selections.items()}
     at = dict.fromkeys(Plan, 0.0)
     for plan in Plan:
@@ -109,9 +109,9 @@ def test_two_plans_that_heed_leave_out_most_that_is_dear_and_nobody_is_to_blame(
             del running[plan]
             continue
         at[plan] += step.seconds
-        out += merge.process_batch(plan, said(step))
+        out += merge.process_batch(plan, published(step))
         for each in Plan:
-            heard[each].point = merge.max_stable
+            feedback[each].point = merge.max_stable
     assert merge.breaches() == []
     assert reconstitute(out) == TDB(ANSWER, stable=INFINITY)
     alone = len(GIVEN) * (COSTS.cheap + COSTS.expensive) / 2
