@@ -50,16 +50,20 @@ def sequenced(
         pa.RecordBatch.from_pylist(rows(records[first:end]), SCHEMA)
         for first, end in pairwise(places)
     )
-    told = [row for batch in sequencing("t", reached)(batches) for row in batch.to_pylist()]
-    marks = [
-        msgspec.json.decode(row["payload"], type=Progress) for row in told if row["side"] == MARK
+    sequenced_rows = [
+        row for batch in sequencing("t", reached)(batches) for row in batch.to_pylist()
     ]
-    return [row for row in told if row["side"] != MARK], marks
+    marks = [
+        msgspec.json.decode(row["payload"], type=Progress)
+        for row in sequenced_rows
+        if row["side"] == MARK
+    ]
+    return [row for row in sequenced_rows if row["side"] != MARK], marks
 
 
 @example(126, True, [])  # the last records of a partition are of an earlier incarnation
 @given(st.integers(0, 2**32), st.booleans(), st.lists(st.integers(0, 999), max_size=6))
-def test_opened_less_closed_is_the_tdb_and_marks_say_how_far_it_is(
+def test_opened_less_closed_is_the_tdb_and_marks_show_how_far_it_is(
     seed: int, restarting: bool, cuts: list[int]
 ) -> None:
     """Q1, in one go and in two."""
@@ -67,9 +71,9 @@ def test_opened_less_closed_is_the_tdb_and_marks_say_how_far_it_is(
     middle = {each.partition: each.offset for each in records if (each.offset + seed) % 3}
     first = [each for each in records if each.offset <= middle.get(each.partition, -1)]
     rest = [each for each in records if each not in set(first)]
-    told, marks = sequenced(first, cuts, {})
+    sequenced_rows, marks = sequenced(first, cuts, {})
     more, further = sequenced(rest, cuts, by_partition(marks))
-    for prefix, intervals in ((first, told), (records, told + more)):
+    for prefix, intervals in ((first, sequenced_rows), (records, sequenced_rows + more)):
         last = max((each.incarnation for each in prefix), default=0)
         opened, closed = (
             TDB(

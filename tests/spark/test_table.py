@@ -318,7 +318,7 @@ def test_what_a_dead_writer_left_is_removed_and_nothing_else(
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("told", "said"),
+    ("published", "message"),
     [
         (
             [Stable(7), Insert('"a"', 6, 9)],
@@ -356,11 +356,11 @@ def test_what_a_dead_writer_left_is_removed_and_nothing_else(
     ],
 )
 def test_a_stream_that_is_not_legal_is_refused_with_its_place(
-    stored: Stored, told: list[Element], said: str
+    stored: Stored, published: list[Element], message: str
 ) -> None:
-    stored.add(one(*told))
-    said = said.replace("t-0", r"\S+stream-0")
-    with pytest.raises(StateError, match=rf"^updating \S+table: {said}$"):
+    stored.add(one(*published))
+    message = message.replace("t-0", r"\S+stream-0")
+    with pytest.raises(StateError, match=rf"^updating \S+table: {message}$"):
         stored.update()
     assert existing(stored.path).progress == ()
 
@@ -484,7 +484,7 @@ def test_a_topic_that_was_made_anew_is_not_taken_for_the_one_it_was(
         update_table(spark, source, path)
     make_topic(bootstrap, topic)
     found = update_table(spark, source, path).table.source_id
-    for name, id_, said in (
+    for name, id_, message in (
         ("a", "another", f"^{topic} was deleted and recreated since it was read"),
         ("b", found, f"^{topic}-0 ends at offset 0, and was read up to 7"),
     ):
@@ -497,5 +497,5 @@ def test_a_topic_that_was_made_anew_is_not_taken_for_the_one_it_was(
         }
         schema = pa.schema(table.delta.schema().to_arrow())
         write_deltalake(path, pa.Table.from_pylist([row], schema), mode="append")
-        with pytest.raises(StateError, match=said):
+        with pytest.raises(StateError, match=message):
             update_table(spark, source, path)

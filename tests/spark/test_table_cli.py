@@ -1,4 +1,4 @@
-"""`lmerge table`: what it says, its exit codes, and its mistakes in one line."""
+"""`lmerge table`: what it prints, its exit codes, and its mistakes in one line."""
 
 import json
 from collections.abc import Callable
@@ -49,16 +49,16 @@ def test_a_table_is_made_asked_compacted_and_shown(lmerge: Lmerge, stream: Path)
     first = len(stream.read_bytes().splitlines(keepends=True)[0])
     asked = lmerge("table", "at", "t", "--valid", "15", "--known-offset", f"0:{first}")
     assert asked.out.splitlines() == ['[6, 20) "A"', '[8, infinity) "B"']
-    told = json.loads(lmerge("table", "at", "t", "--json", "--valid", "15").out)
-    [event] = told.pop("events")
-    assert told == {"valid": 15, "final": False, "stable": 11}
+    document = json.loads(lmerge("table", "at", "t", "--json", "--valid", "15").out)
+    [event] = document.pop("events")
+    assert document == {"valid": 15, "final": False, "stable": 11}
     assert event == {
         "payload": "B", "vs": 8, "ve": None, "partition": 0, "known_from": first, "known_to": None,
     }  # fmt: skip
     with stream.open("a") as file:
         file.write('{"op":"stable","vc":null}\n')
-    told = json.loads(lmerge("table", "update", "s.ndjson", "t", "--json").out)
-    assert (told["records"], told["steps"], told["ended"]) == (1, 1, True)
+    document = json.loads(lmerge("table", "update", "s.ndjson", "t", "--json").out)
+    assert (document["records"], document["steps"], document["ended"]) == (1, 1, True)
     done = lmerge("table", "compact", "t", "--retain", "0")
     assert done.err.startswith("t: 0 files made into 0, ")
     shown = lmerge("table", "show", "t").out.splitlines()
@@ -92,15 +92,15 @@ def test_a_topic_is_asked_by_the_time_of_its_records(
 def test_a_stream_that_is_not_legal_ends_with_4_and_its_place(
     lmerge: Lmerge, tmp_path: Path
 ) -> None:
-    told: list[Element] = [Stable(7), Insert("A", 6, 20)]
-    write(tmp_path / "bad", map(on_the_wire, told))
+    elements: list[Element] = [Stable(7), Insert("A", 6, 20)]
+    write(tmp_path / "bad", map(on_the_wire, elements))
     done = lmerge("table", "update", "bad", "t")
     assert done.code == 4
     assert "bad-0 at offset 23: not a legal stream: insert with vs=6, ve=20" in done.error
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "message"),
     [
         (("update", "nowhere", "t"), "there is no file or folder 'nowhere' (kafka:TOPIC?)"),
         (("update", "kafka:a b", "t"), "'a b' is no name of a topic"),
@@ -117,22 +117,22 @@ def test_a_stream_that_is_not_legal_ends_with_4_and_its_place(
         (("at", "old"), "old is a table in the format before Delta Lake"),
     ],
 )
-def test_a_mistake_is_told_in_one_line_without_spark(
-    lmerge: Lmerge, tmp_path: Path, command: tuple[str, ...], said: str
+def test_a_mistake_is_reported_in_one_line_without_spark(
+    lmerge: Lmerge, tmp_path: Path, command: tuple[str, ...], message: str
 ) -> None:
     (tmp_path / "folder" / "data").mkdir(parents=True)
     (tmp_path / "old" / "manifests").mkdir(parents=True)
     (tmp_path / "folder" / "data" / "mine").touch()
     done = lmerge("table", *command)
     assert (done.code, done.out) == (2, "")
-    assert said in done.error
+    assert message in done.error
 
 
 @pytest.mark.full
 @pytest.mark.usefixtures("shared_session", "stream")
-def test_what_is_asked_wrongly_is_told_in_one_line(lmerge: Lmerge) -> None:
+def test_what_is_asked_wrongly_is_reported_in_one_line(lmerge: Lmerge) -> None:
     lmerge("table", "update", "s.ndjson", "t")
-    for asked, said in (
+    for asked, message in (
         (("--known", "soon"), "--known takes milliseconds or a date and time"),
         (("--known", "5"), "have no times: ask by offset what was known"),
         (("--known-offset", "x"), "--known-offset takes an offset, or one by partition"),
@@ -140,4 +140,4 @@ def test_what_is_asked_wrongly_is_told_in_one_line(lmerge: Lmerge) -> None:
     ):
         done = lmerge("table", "at", "t", *asked)
         assert (done.code, done.out) == (2, ""), asked
-        assert said in done.error
+        assert message in done.error

@@ -51,7 +51,7 @@ def test_an_update_that_is_killed_again_and_again_reads_each_record_once(
 
 
 def run_and_kill(source: str, path: str, after: float | None) -> tuple[int, bool]:
-    """Runs an update, and kills it so many seconds after its first step; tells how far the table
+    """Runs an update, and kills it so many seconds after its first step; returns how far the table
     is, and whether the update was still running."""
     command = ("-m", "lmerge_service.cli", "table", "update", source, path)
     update = subprocess.Popen(
