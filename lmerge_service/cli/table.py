@@ -72,7 +72,7 @@ def update(
 
     with session(f"updating {label(place)}", memory, kafka=kafka, delta=True) as spark:
         done = update_table(
-            spark, found, place, step=step, rule=Rule(nfc=nfc, drop_nulls=drop_nulls), told=report
+            spark, found, place, step=step, rule=Rule(nfc=nfc, drop_nulls=drop_nulls), notify=report
         )
     if json:
         print_json({"steps": done.steps, "records": done.records, **_document(done.table)})

@@ -105,11 +105,11 @@ class _TopicFeed:
         )
 
     def records(self, starts: Mapping[int, int], ends: Mapping[int, int]) -> DataFrame:
-        def told(offsets: Mapping[int, int]) -> str:
-            said = {self.name: {f"{at}": offset for at, offset in offsets.items()}}
-            return msgspec.json.encode(said).decode()
+        def encoded(offsets: Mapping[int, int]) -> str:
+            by_partition = {self.name: {f"{at}": offset for at, offset in offsets.items()}}
+            return msgspec.json.encode(by_partition).decode()
 
-        part = replace(self.source, start=told(starts), end=told(ends))
+        part = replace(self.source, start=encoded(starts), end=encoded(ends))
         return read_elements(self.spark, part, rule=self.rule, keys="none")
 
 
@@ -131,15 +131,15 @@ class _FileFeed:
         with spark_errors(f"reading {self.name}"):
             rows = self._all().groupBy("source", "partition")
             found = rows.agg(F.min("offset").alias("first"), F.max("offset").alias("last"))
-            told = found.collect()
-        if len({each.source for each in told}) > 1:
+            partitions = found.collect()
+        if len({each.source for each in partitions}) > 1:
             raise ConfigurationError(f"{self.name}: a table is made of one stream, not of several")
-        if any(each.partition is None or each.last is None for each in told):
+        if any(each.partition is None or each.last is None for each in partitions):
             raise ConfigurationError(f"{self.name}: its rows have no partition and offset")
         return Extent(
             None,
-            {each.partition: each.first for each in told},
-            {each.partition: each.last + 1 for each in told},
+            {each.partition: each.first for each in partitions},
+            {each.partition: each.last + 1 for each in partitions},
         )
 
     def records(self, starts: Mapping[int, int], ends: Mapping[int, int]) -> DataFrame:

@@ -4,7 +4,7 @@ Theory
     Each incarnation of each partition has a row: where it begins, up to which offset it was read,
     what it has declared stable. Rows are joined field by field, so a step need not know what it
     will find: it writes the rows of the step before again, those of the records that it passes,
-    and one for each partition that says up to where it read.
+    and one for each partition that shows up to where it read.
 
     Progress is data of the table and not of its log: whoever restores an earlier version of the
     table, or clones it, has the progress that belongs to the data.

@@ -7,7 +7,7 @@ Theory
     milliseconds since the epoch: the same question asked of a prefix. Only the last incarnation
     that has begun by then counts.
 
-    One condition says it for Spark and for Arrow, which both have columns that compare. A file is
+    One condition serves Spark and Arrow, which both have columns that compare. A file is
     left unread if its statistics in Delta Lake's log rule it out.
 
 Invariants

@@ -3,7 +3,7 @@
 Theory
     An insert opens the interval ⟨payload, vs, ve⟩ at its offset; an adjust closes one with vold
     and opens one with ve, unless ve = vs. Each partition is a stream of its own, and its
-    incarnations too: of a lower one than the partition has heard before nothing is heard. What an
+    incarnations too: of a lower one than the partition has had before nothing counts. What an
     adjust closes must be open; that is seen when opened and closed are brought together
     (`versions`). Here an element is held to the stable before it.
 
@@ -93,16 +93,16 @@ class _Run:
         self._time = int(times[-1])
         incarnations = _longs(batch.column("incarnation"))
         highest = np.maximum.accumulate(np.concatenate(([self._incarnation], incarnations)))[1:]
-        heard = incarnations == highest
-        if not heard.all():
-            batch, times = batch.filter(pa.array(heard)), times[heard]
-        for first, end in _stretches(incarnations[heard]):
+        current = incarnations == highest
+        if not current.all():
+            batch, times = batch.filter(pa.array(current)), times[current]
+        for first, end in _stretches(incarnations[current]):
             part = batch.slice(first, end - first)
             self._begin(part, int(times[first]))
             yield from self._intervals(part, times[first:end])
 
     def marks(self) -> Iterator[Progress]:
-        """Of what was taken; also where nothing of it was heard, since time has passed."""
+        """Of what was taken; also where nothing of it counted, since time has passed."""
         yield from self._ended
         yield self._mark()
 

@@ -58,11 +58,11 @@ def update_table(
     *,
     step: int = STEP,
     rule: Rule = _ANYTHING,
-    told: Callable[[Snapshot], None] = lambda _: None,
+    notify: Callable[[Snapshot], None] = lambda _: None,
 ) -> Updated:
     """Takes into the table at `path`, which is made if it is missing, what its stream has now.
 
-    `told` is called after each step.
+    `notify` is called after each step.
 
     Raises:
         ConfigurationError: the table is of another stream, there is no such stream, or the folder
@@ -81,7 +81,7 @@ def update_table(
         while (part := _next(table, extent, step * feed.per_record)) is not None:
             table = _step(spark, feed, table, *part)
             steps += 1
-            told(table)
+            notify(table)
     return Updated(steps, table.records - before, table)
 
 

@@ -3,7 +3,7 @@
 Theory
     A version is an interval ⟨payload, vs, ve⟩ with when it became known and when it ceased to be
     held. Of equal intervals the k-th to be opened is the k-th to be closed: which of them an
-    adjust means cannot be told and need not be, since a TDB is a multiset. So a stream of R4 needs
+    adjust means cannot be known and need not be, since a TDB is a multiset. So a stream of R4 needs
     no more than one of R3, whose intervals may open, close and open again too. A stream is legal
     exactly if each one that closes was opened before.
 
