@@ -1,4 +1,4 @@
-"""An original operator that does things, and a follower that is told of them step by step."""
+"""An original operator that does things, and a follower that receives them step by step."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,12 +19,12 @@ Control = tuple[str, str, int, int]
 
 @dataclass
 class Step:
-    """What happened since the step before: what the output said, and per input what was decided
-    about it and what it said, in order."""
+    """What happened since the step before: what the output emitted, and per input what was
+    decided about it and what it published, in order."""
 
-    said: list[Element] = field(default_factory=list)
+    emitted: list[Element] = field(default_factory=list)
     controls: list[Control] = field(default_factory=list)
-    heard: list[tuple[str, int, Element, int]] = field(default_factory=list)
+    received: list[tuple[str, int, Element, int]] = field(default_factory=list)
     """(input, partition, element, how many controls came before)"""
 
 
@@ -40,11 +40,11 @@ class Run:
         step, self.step = self.step, Step()
         return step
 
-    def hear(self, name: str, partition: int, element: Element) -> list[Element]:
-        self.step.heard.append((name, partition, element, len(self.step.controls)))
-        said = self.merge.process(name, element, partition)
-        self.step.said += said
-        return said
+    def process(self, name: str, partition: int, element: Element) -> list[Element]:
+        self.step.received.append((name, partition, element, len(self.step.controls)))
+        emitted = self.merge.process(name, element, partition)
+        self.step.emitted += emitted
+        return emitted
 
     def attach(self, name: str, joining_at: int = START, partitions: int = 1) -> None:
         self.step.controls.append(("attach", name, joining_at, partitions))
@@ -52,18 +52,18 @@ class Run:
 
     def detach(self, name: str) -> None:
         self.step.controls.append(("detach", name, 0, 0))
-        self.step.said += self.merge.detach(name)
+        self.step.emitted += self.merge.detach(name)
 
     def accept_gap(self) -> None:
-        gap, said = self.merge.accept_gap()
+        gap, emitted = self.merge.accept_gap()
         self.step.controls.append(("accept", gap.input, gap.end, 0))
-        self.step.said += said
+        self.step.emitted += emitted
 
 
 def followed(merge: LMerge, step: Step, pick: Pick) -> None:
     """Tells an operator of a step: the output as a whole or in pieces, decisions in order, and
-    what the inputs attached at the end have said, partitions in any order."""
-    left = list(step.said)
+    what the inputs attached at the end have published, partitions in any order."""
+    left = list(step.emitted)
     while left:
         length = pick([len(left), 1, 2])
         merge.replay_output(left[:length])
@@ -71,19 +71,19 @@ def followed(merge: LMerge, step: Step, pick: Pick) -> None:
     for control in step.controls:
         _obey(merge, control)
     begun = {name: n for n, (kind, name, *_) in enumerate(step.controls, 1) if kind != "accept"}
-    heard: dict[tuple[str, int], list[Element]] = {}
-    for name, partition, element, after in step.heard:
+    received: dict[tuple[str, int], list[Element]] = {}
+    for name, partition, element, after in step.received:
         if after >= begun.get(name, 0):
-            heard.setdefault((name, partition), []).append(element)
-    while heard:
-        key = pick(list(heard))
+            received.setdefault((name, partition), []).append(element)
+    while received:
+        key = pick(list(received))
         length = pick([1, 2, 100])
-        assert merge.replay_input(key[0], heard[key][:length], key[1]) == [], (
-            "the output said it all"
+        assert merge.replay_input(key[0], received[key][:length], key[1]) == [], (
+            "the output has all of it"
         )
-        del heard[key][:length]
-        if not heard[key]:
-            del heard[key]
+        del received[key][:length]
+        if not received[key]:
+            del received[key]
     merge.check()
 
 
@@ -113,13 +113,13 @@ def _events(merge: LMerge, names: Any) -> list[Any]:
     if isinstance(merge, Ordered):
         waiting = sorted((names[s], list(inserts)) for s, inserts in merge._waiting.items())
         if merge.max_vs < merge.max_stable:
-            return [waiting]  # nothing can be said at max_vs any more
-        told = [
+            return [waiting]  # nothing can be emitted at max_vs any more
+        events = [
             (e, sorted(names[s] for s in contributing_inputs))
             for e, contributing_inputs in merge._events()
         ]
         places = [s.at_front for s in merge.inputs.values() if s.front == merge.max_vs]
-        return [merge.max_vs, waiting, told, places]
+        return [merge.max_vs, waiting, events, places]
     return [
         (
             node.vs,
@@ -133,9 +133,9 @@ def _events(merge: LMerge, names: Any) -> list[Any]:
     ]
 
 
-def in_order(said: Sequence[Element]) -> list[str]:
+def in_order(emitted: Sequence[Element]) -> list[str]:
     """Elements before one stable come in order of arrival, which a follower cannot know."""
-    return sorted(map(repr, said))
+    return sorted(map(repr, emitted))
 
 
 def restarted(merge: LMerge, nodes: int) -> LMerge:
@@ -144,5 +144,5 @@ def restarted(merge: LMerge, nodes: int) -> LMerge:
 
 
 def fresh(merge: LMerge) -> LMerge:
-    """One that has not been told anything yet."""
+    """One that has not received anything yet."""
     return lmerge(merge.case, merge.policy)

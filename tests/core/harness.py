@@ -21,8 +21,8 @@ class Watched:
         self.consistent = consistent
         self.inputs: dict[str, TDB] = {}
         self.output = TDB()
-        self.said: list[Element] = []
-        self.heard: list[Element] = []
+        self.emitted: list[Element] = []
+        self.received: list[Element] = []
         for name in names:
             self.attach(name)
 
@@ -32,17 +32,17 @@ class Watched:
         self.merge.check()
 
     def detach(self, name: str) -> None:
-        self._hear(self.merge.detach(name))
+        self._take(self.merge.detach(name))
         del self.inputs[name]
         self.merge.check()
 
     def process(self, name: str, element: Element) -> list[Element]:
-        self.heard.append(element)
+        self.received.append(element)
         if self.consistent:
             self.inputs[name].apply(element)
         out = self.merge.process(name, element)
         before = TDB(self.output, self.output.stable)
-        self._hear(out)
+        self._take(out)
         self.merge.check()
         if self.consistent:
             self._is_compatible()
@@ -51,12 +51,12 @@ class Watched:
             assert not self.merge.breaches(), "consistent inputs are not to blame"
         return out
 
-    def _hear(self, out: Sequence[Element]) -> None:
+    def _take(self, out: Sequence[Element]) -> None:
         for element in out:
             self.output.apply(element)  # promise 2: raises when the output contradicts itself
             if type(element) is Stable:
                 assert element.vc == self.output.stable
-        self.said += out
+        self.emitted += out
         assert self.merge.max_stable == self.output.stable
 
     def _is_compatible(self) -> None:
@@ -77,10 +77,10 @@ class Watched:
 
     def _is_not_chatty(self) -> None:
         """Promise 3."""
-        heard, said = _count(self.heard), _count(self.said)
-        assert said[Insert] <= heard[Insert]
-        assert said[Adjust] <= heard[Insert] + heard[Adjust]
-        assert said[Stable] <= heard[Stable]
+        received, emitted = _count(self.received), _count(self.emitted)
+        assert emitted[Insert] <= received[Insert]
+        assert emitted[Adjust] <= received[Insert] + received[Adjust]
+        assert emitted[Stable] <= received[Stable]
 
 
 def _count(elements: Sequence[Element]) -> dict[type, int]:

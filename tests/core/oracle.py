@@ -1,6 +1,6 @@
 """LMR3 in its simplest form: no index, every event looked at at every stable. Never optimised.
 
-What an operator must say is decided here from the bare rules of docs/semantics.md, so that the
+What an operator must emit is decided here from the bare rules of docs/semantics.md, so that the
 real one, with its heaps and counts, can be held to it."""
 
 from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
@@ -42,17 +42,17 @@ class Oracle:
         return vs < self.stable[name] and not (key in self.out and vs < self.last)
 
     def _lead(self) -> list[Element]:
-        said: list[Element] = []
+        emitted: list[Element] = []
         while True:
             joined = [n for n, t in self.joining.items() if t <= self.last]
             leader = max(joined, key=lambda n: self.stable[n], default=None)
             if leader is None or self.stable[leader] <= self.last:
-                return said
+                return emitted
             t = self.stable[leader]
             for key in [key for key in self.out if key[1] < t]:
-                said += self._agree(key, leader, t)
+                emitted += self._agree(key, leader, t)
             self.last = t
-            said.append(Stable(t))
+            emitted.append(Stable(t))
 
     def _agree(self, key: tuple[object, int], leader: str, t: int) -> list[Element]:
         payload, vs = key

@@ -1,6 +1,6 @@
 """LMR4 in its simplest form: no index, every key looked at at every stable. Never optimised.
 
-What an operator must say is decided here from the bare rules of docs/semantics.md, so that the
+What an operator must emit is decided here from the bare rules of docs/semantics.md, so that the
 real one, with its heaps and counts, can be held to it."""
 
 from collections import Counter
@@ -37,17 +37,17 @@ class Oracle:
         return []
 
     def _lead(self) -> list[Element]:
-        said: list[Element] = []
+        emitted: list[Element] = []
         while True:
             joined = [n for n, t in self.joining.items() if t <= self.last]
             leader = max(joined, key=lambda n: self.stable[n], default=None)
             if leader is None or self.stable[leader] <= self.last:
-                return said
+                return emitted
             t = self.stable[leader]
             for key in [key for key in self.out if key[1] < t]:
-                said += self._agree(key, leader, t)
+                emitted += self._agree(key, leader, t)
             self.last = t
-            said.append(Stable(t))
+            emitted.append(Stable(t))
 
     def _live(self, name: str, key: Key) -> Counter[int]:
         ends = self.ends[name].get(key, Counter())
@@ -64,18 +64,18 @@ class Oracle:
             follow = None if best is None else self._live(best, key)
         if follow is None:
             return []
-        said: list[Element] = []
+        emitted: list[Element] = []
         surplus = sorted((out - follow).elements())
         missing = sorted((follow - out).elements())
         while len(surplus) > len(missing):
-            said.append(Adjust(payload, vs, surplus.pop(0), vs))
+            emitted.append(Adjust(payload, vs, surplus.pop(0), vs))
         while len(missing) > len(surplus):
-            said.append(Insert(payload, vs, missing.pop(0)))
+            emitted.append(Insert(payload, vs, missing.pop(0)))
         for vold, ve in zip(surplus, missing, strict=True):
             if min(vold, ve) < t:
-                said.append(Adjust(payload, vs, vold, ve))
-        for e in said:
+                emitted.append(Adjust(payload, vs, vold, ve))
+        for e in emitted:
             assert not isinstance(e, Stable)
             self.out[key][e.vold if isinstance(e, Adjust) else e.ve] -= isinstance(e, Adjust)
             self.out[key][e.ve] += e.ve > e.vs
-        return said
+        return emitted

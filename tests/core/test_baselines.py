@@ -1,4 +1,4 @@
-"""The baselines: counting fails where the paper says it does, LMR3− says what LMR3 says."""
+"""The baselines: counting fails where the paper says it does, LMR3− emits what LMR3 emits."""
 
 from typing import Any
 
@@ -45,7 +45,7 @@ def test_counting_loses_and_doubles_once_an_input_missed_an_element_and_lmr0_doe
     case = counting_case("lm-count-2")
     counted = play(CountingMerge(), case["given"])
     assert counted == [vectors.elements(rows) for rows in case["expect"]["counting"]]
-    payloads = [event.payload for said in counted for event in reconstitute(said)]
+    payloads = [event.payload for emitted in counted for event in reconstitute(emitted)]
     assert payloads == ["a", "b", "d", "d"]
     merged = play(lmerge("R0"), case["given"])
     assert merged == [vectors.elements(rows) for rows in case["expect"]["r0"]]
@@ -59,13 +59,13 @@ def runs(draw: st.DrawFn) -> tuple[list[Event], int, Steps]:
     return logical, n, draw(interleavings(made))
 
 
-def _in_order(said: list[Element]) -> list[str]:
+def _in_order(emitted: list[Element]) -> list[str]:
     """The order of adjusts before a stable is free."""
-    return sorted(map(repr, said))
+    return sorted(map(repr, emitted))
 
 
 @given(runs(), st.data())
-def test_lmr3_minus_says_what_lmr3_says(
+def test_lmr3_minus_emits_what_lmr3_emits(
     run: tuple[list[Event], int, Steps], data: st.DataObject
 ) -> None:
     logical, n, steps = run
@@ -80,9 +80,9 @@ def test_lmr3_minus_says_what_lmr3_says(
             merge.detach("0")
         if position >= leaves and number == 0:
             continue
-        said = simple.process(str(number), element)
-        assert _in_order(said) == _in_order(merge.process(str(number), element))
-        for each in said:
+        emitted = simple.process(str(number), element)
+        assert _in_order(emitted) == _in_order(merge.process(str(number), element))
+        for each in emitted:
             output.apply(each)
         simple.check()
         assert len(simple) == len(merge)
@@ -93,7 +93,7 @@ def test_lmr3_minus_says_what_lmr3_says(
 
 
 @given(st.data())
-def test_whatever_the_inputs_do_lmr3_minus_says_a_legal_stream(data: st.DataObject) -> None:
+def test_whatever_the_inputs_do_lmr3_minus_emits_a_legal_stream(data: st.DataObject) -> None:
     n = data.draw(st.integers(1, 3))
     logical = data.draw(logical_streams())
     streams = data.draw(
@@ -104,8 +104,8 @@ def test_whatever_the_inputs_do_lmr3_minus_says_a_legal_stream(data: st.DataObje
     for number in range(n):
         merge.attach(str(number))
     for number, element in data.draw(interleavings(streams)):
-        for said in merge.process(str(number), element):
-            output.apply(said)
+        for emitted in merge.process(str(number), element):
+            output.apply(emitted)
         merge.check()
         assert output.stable == merge.max_stable
 

@@ -136,7 +136,7 @@ def test_a_switch_is_a_change_from_one_leader_to_another() -> None:
     assert seen == [("a", 0), ("a", 0), ("b", 1), ("a", 2), ("a", 2), ("b", 3)]
 
 
-def test_an_input_is_counted_by_kind_whether_or_not_it_says_anything_new() -> None:
+def test_an_input_is_counted_by_kind_whether_or_not_it_publishes_anything_new() -> None:
     merge = merge_of("a")
     merge.process_batch("a", [Insert("A", 1, 9), Insert("A", 1, 9), Adjust("A", 1, 9, 8)])
     merge.process_batch("a", [Stable(5), Stable(5), Stable(4)])
@@ -239,7 +239,7 @@ def test_a_kept_event_may_end_at_the_outputs_own_stable_point() -> None:
 
 
 def test_a_kept_event_that_ends_at_the_coming_stable_is_not_touched_yet() -> None:
-    """Nothing forces it: half frozen is all that the stable says about either end."""
+    """Nothing forces it: half frozen is all that the stable determines about either end."""
     merge = merge_of("a", "b", "liar")
     merge.process_batch("a", [Insert("shorter", 2, 20), Insert("longer", 2, 15), Stable(5)])
     merge.process_batch("b", [Insert("shorter", 2, 15), Insert("longer", 2, 20), Stable(6)])
@@ -335,8 +335,8 @@ def test_the_end_of_the_stream_by_an_input_that_lacks_a_half_frozen_event_is_a_b
     merge = merge_of("a", "b")
     merge.process_batch("a", [Insert("half", 2, 20), Insert("no end", 3, INFINITY), Stable(10)])
     merge.process("a", Insert("un", 10, 20))
-    said = merge.process("b", Stable(INFINITY))
-    assert said == [Adjust("un", 10, 20, 10), Stable(INFINITY)]
+    emitted = merge.process("b", Stable(INFINITY))
+    assert emitted == [Adjust("un", 10, 20, 10), Stable(INFINITY)]
     assert merge.breaches() == [
         Breach("b", 0, MISSING, Stable(INFINITY), Event("half", 2, 20), (("a", (20,)), ("b", ()))),
         Breach(
@@ -590,8 +590,8 @@ def test_events_are_found_by_their_ends_also_after_a_storm_of_revisions() -> Non
     merge.process_batch("b", [Insert(k, k, 800 - k) for k in range(100)])
     merge.process("a", Stable(100))
     merge.process_batch("b", [Adjust(0, 0, 800, 799), Adjust(0, 0, 799, 800)] * 500)
-    said = merge.process("b", Stable(751))
-    assert said == [*[Adjust(k, k, 900 - k, 800 - k) for k in range(50, 100)], Stable(751)]
+    emitted = merge.process("b", Stable(751))
+    assert emitted == [*[Adjust(k, k, 900 - k, 800 - k) for k in range(50, 100)], Stable(751)]
     merge.check()
 
 

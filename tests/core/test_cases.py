@@ -81,8 +81,8 @@ def test_honest_inputs_are_merged_into_an_equivalent_output(
     inputs = [TDB() for _ in range(n)]
     for number, element in steps:
         inputs[number].apply(element)
-        for said in merge.process(str(number), element):
-            output.apply(said)
+        for emitted in merge.process(str(number), element):
+            output.apply(emitted)
         merge.check()
         if case not in (Case.R1, Case.R4):
             assert not compatibility(inputs, output)
@@ -102,8 +102,8 @@ def test_every_case_agrees_with_the_weakest(case: Case, data: st.DataObject) -> 
     outputs = TDB(), TDB()
     for number, element in steps:
         for merge, output in zip(merges, outputs, strict=True):
-            for said in merge.process(str(number), element):
-                output.apply(said)
+            for emitted in merge.process(str(number), element):
+                output.apply(emitted)
         one, other = (
             sorted(e for e in output if e.ve < output.stable or output.stable == INFINITY)
             for output in outputs
@@ -123,8 +123,8 @@ def test_whatever_the_inputs_do_the_output_is_a_legal_stream(
     n, steps = data.draw(lying(case))
     merge, output = operator(case, policy, n), TDB()
     for number, element in steps:
-        for said in merge.process(str(number), element):
-            output.apply(said)
+        for emitted in merge.process(str(number), element):
+            output.apply(emitted)
         merge.check()
         assert merge.max_stable == output.stable
 
@@ -137,8 +137,8 @@ def test_half_frozen_never_takes_anything_back(case: Case, data: st.DataObject) 
     policy = Policy("half_frozen", data.draw(st.sampled_from(ADJUSTS)))
     merge = operator(case, policy, n)
     for number, element in steps:
-        for said in merge.process(str(number), element):
-            assert type(said) is not Adjust or said.ve > said.vs
+        for emitted in merge.process(str(number), element):
+            assert type(emitted) is not Adjust or emitted.ve > emitted.vs
 
 
 @pytest.mark.parametrize("case", [Case.R0, Case.R1, Case.R2])
@@ -148,9 +148,9 @@ def test_an_ordered_case_gives_an_ordered_output(
 ) -> None:
     n, steps = data.draw(lying(case))
     merge = operator(case, Policy(stable=stable), n)
-    said = [o for number, element in steps for o in merge.process(str(number), element)]
-    assert all(type(element) is not Adjust for element in said)
-    order = [element.vs for element in said if type(element) is Insert]
+    emitted = [o for number, element in steps for o in merge.process(str(number), element)]
+    assert all(type(element) is not Adjust for element in emitted)
+    order = [element.vs for element in emitted if type(element) is Insert]
     assert order == sorted(set(order) if case is Case.R0 else order)
 
 
@@ -188,15 +188,15 @@ def test_an_operator_rebuilt_from_prefixes_goes_on_the_same(
     joining = [data.draw(st.sampled_from((START, START, 5, 12))) for _ in range(n)]
     cut = data.draw(st.integers(0, len(steps)))
     merge = operator(case, policy, n, joining)
-    said = [o for number, element in steps[:cut] for o in merge.process(str(number), element)]
+    emitted = [o for number, element in steps[:cut] for o in merge.process(str(number), element)]
 
     rebuilt = lmerge(case, policy)
-    rebuilt.replay_output(said)
+    rebuilt.replay_output(emitted)
     for number in range(n):
         rebuilt.attach(str(number), joining[number])
     prefixes = [[e for k, e in steps[:cut] if k == number] for number in range(n)]
     for number, element in data.draw(interleavings(prefixes)):
-        assert rebuilt.replay_input(str(number), [element]) == [], "the output has said it all"
+        assert rebuilt.replay_input(str(number), [element]) == [], "the output has all of it"
         rebuilt.check()
 
     assert rebuilt.max_stable == merge.max_stable
@@ -206,9 +206,9 @@ def test_an_operator_rebuilt_from_prefixes_goes_on_the_same(
         )
 
 
-def _in_order(said: Sequence[Element]) -> list[str]:
+def _in_order(emitted: Sequence[Element]) -> list[str]:
     """Elements before one stable come in order of arrival, which a rebuild cannot know."""
-    return sorted(map(repr, said))
+    return sorted(map(repr, emitted))
 
 
 @every_case
@@ -224,12 +224,12 @@ def test_what_feedback_allows_to_be_left_out_is_not_missed(case: Case, data: st.
     final = {(p, vs): ve for p, vs, ve in logical}
     several = len(final) < len(logical)
     for number, element in steps:
-        told = merge.feedback().get(str(number), START)
-        # Of a multiset an input cannot tell which of two events is which.
-        if number in heeding and not several and _ends_before(element, told, final):
+        point = merge.feedback().get(str(number), START)
+        # Of a multiset an input cannot know which of two events is which.
+        if number in heeding and not several and _ends_before(element, point, final):
             continue
-        for said in merge.process(str(number), element):
-            output.apply(said)
+        for emitted in merge.process(str(number), element):
+            output.apply(emitted)
         merge.check()
     assert output == TDB(logical)
     assert output.stable == INFINITY
@@ -260,12 +260,12 @@ def test_a_late_joiner_and_early_leavers_lose_nothing(
     for name in names:
         merge.attach(name, joining_at=t)
     gone = False
-    told = [[(name, e) for e in stream] for name, stream in zip(names, joiners, strict=True)]
+    joining = [[(name, e) for e in stream] for name, stream in zip(names, joiners, strict=True)]
     old = [(str(number), e) for number, e in steps]
-    for _, (name, element) in data.draw(interleavings([old, *told])):
+    for _, (name, element) in data.draw(interleavings([old, *joining])):
         if name in merge.inputs:
-            for said in merge.process(name, element):
-                output.apply(said)
+            for emitted in merge.process(name, element):
+                output.apply(emitted)
         if (
             all(merge.inputs[each].joined for each in names)
             and not gone
@@ -282,12 +282,12 @@ def test_a_late_joiner_and_early_leavers_lose_nothing(
 @every_case
 @given(st.data(), policies)
 @deep(0.5)
-def test_batches_say_what_single_elements_say(
+def test_batches_emit_what_single_elements_emit(
     case: Case, data: st.DataObject, policy: Policy
 ) -> None:
     n, steps = data.draw(lying(case))
     one, many = operator(case, policy, n), operator(case, policy, n)
-    singly = [said for number, element in steps for said in one.process(str(number), element)]
+    singly = [emitted for number, element in steps for emitted in one.process(str(number), element)]
     together: list[Element] = []
     batch: list[Element] = []
     for k, (number, element) in enumerate(steps):
@@ -329,8 +329,8 @@ def test_the_index_leaves_out_no_node_that_a_stable_concerns(
     for place, (number, element) in enumerate(steps):
         if leaving.get(place) in merge.inputs:
             assert merge.detach(leaving[place]) == walking.detach(leaving[place])
-        said = merge.process(str(number), element)
-        assert said == walking.process(str(number), element)
+        emitted = merge.process(str(number), element)
+        assert emitted == walking.process(str(number), element)
         assert merge.breaches() == walking.breaches()
         merge.check()
 

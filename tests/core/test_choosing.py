@@ -71,12 +71,12 @@ def promises(properties: StreamProperties) -> set[str]:
     return {name for name in NAMES if getattr(properties, name) != (name == "revises")}
 
 
-def test_nothing_is_promised_unless_it_is_said() -> None:
+def test_nothing_is_promised_unless_it_is_declared() -> None:
     assert promises(StreamProperties()) == set()
     assert StreamProperties().case is Case.R4
 
 
-def test_strict_order_says_order_and_ties_and_key_even_of_a_stream_that_revises() -> None:
+def test_strict_order_implies_order_and_ties_and_key_even_of_a_stream_that_revises() -> None:
     strict = StreamProperties(strictly_ordered=True)
     assert promises(strict) == {"ordered", "strictly_ordered", "deterministic_ties", "key"}
     assert strict.case is Case.R3
@@ -194,7 +194,7 @@ def grid(time: int) -> int:
     return time if time in (START, INFINITY) else window(time)
 
 
-def told_anew(
+def corrected(
     views: Sequence[tuple[Sequence[Event], int]], rng: Random, *, shuffled: bool
 ) -> Iterator[Element]:
     """A speculative operator: each view (events, stable) of its output corrects the one before.
@@ -260,13 +260,13 @@ def windows(events: Sequence[Event], results: Results) -> list[list[Event]]:
 def aggregated(
     elements: Stream, rng: Random, results: Results, *, final: bool, by_rank: bool
 ) -> list[Element]:
-    """Over tumbling windows; what is `final` is said once, when a window is over."""
+    """Over tumbling windows; what is `final` is emitted once, when a window is over."""
     if not final:
         views = [
             ([e for group in windows(list(tdb), results) for e in group], grid(tdb.stable))
             for tdb in prefixes(elements)
         ]
-        return list(told_anew(views, rng, shuffled=True))
+        return list(corrected(views, rng, shuffled=True))
     out: list[Element] = []
     events: list[Event] = []
     for element in elements:
@@ -403,7 +403,7 @@ def joined(left: Stream, right: Stream, rng: Random, *, in_order: bool) -> list[
             if max(one.vs, two.vs) < min(one.ve, two.ve)
         ]
         views.append((pairs, min(side.stable for side in sides)))
-    return list(told_anew(views, rng, shuffled=True))
+    return list(corrected(views, rng, shuffled=True))
 
 
 # Soundness: random plans
@@ -413,7 +413,7 @@ def joined(left: Stream, right: Stream, rng: Random, *, in_order: bool) -> list[
 class Plan:
     """What a plan promises, and two replicas' outputs of it."""
 
-    said: str
+    description: str
     properties: StreamProperties
     outputs: tuple[Stream, ...]
 
@@ -518,7 +518,7 @@ def unary(draw: st.DrawFn, plans: st.SearchStrategy[Plan], name: str | None = No
     properties, run = UNARY[operator](plan.properties, draw(st.booleans()))
     seeds = Random(draw(st.integers(0, 2**16)))
     outputs = tuple(run(output, Random(seeds.random())) for output in plan.outputs)
-    return Plan(f"{plan.said}.{operator}", properties, outputs)
+    return Plan(f"{plan.description}.{operator}", properties, outputs)
 
 
 @st.composite
@@ -528,9 +528,9 @@ def binary(draw: st.DrawFn, plans: st.SearchStrategy[Plan], name: str | None = N
     in_order = draw(st.booleans())
     if (draw(st.sampled_from(["join", "union"])) if name is None else name) == "join":
         run, properties = joined, left.properties.join(right.properties, in_order=in_order)
-        said = "join"
+        kind = "join"
     else:
-        run, said = united, "union"
+        run, kind = united, "union"
         disjoint = draw(st.booleans())
         if disjoint:
             left, right = (
@@ -542,7 +542,7 @@ def binary(draw: st.DrawFn, plans: st.SearchStrategy[Plan], name: str | None = N
         run(one, two, Random(seeds.random()), in_order=in_order)
         for one, two in zip(left.outputs, right.outputs, strict=True)
     )
-    return Plan(f"({left.said} {said} {right.said})", properties, outputs)
+    return Plan(f"({left.description} {kind} {right.description})", properties, outputs)
 
 
 def tagged(side: int) -> Callable[[Element], list[Element]]:
@@ -568,8 +568,8 @@ def check(plan: Plan) -> None:
         missing.remove("deterministic_ties")  # the judge compares ties of R1's kind only
     if found.ties is None and found.ties_unknown:
         missing.discard("deterministic_ties")  # only one replica, or none, had ties
-    assert not missing, f"{plan.said} claims {missing}"
-    assert found.obeys(plan.properties.case) is not False, plan.said
+    assert not missing, f"{plan.description} claims {missing}"
+    assert found.obeys(plan.properties.case) is not False, plan.description
 
 
 def ordered_and_final(properties: StreamProperties) -> bool:
@@ -618,7 +618,7 @@ def test_a_join_of_payloads_that_are_unique_at_every_instant_has_a_key(
 
 
 def test_a_join_in_order_of_inputs_that_revise_has_no_order() -> None:
-    """The first A is extended, and meets a B that began before the pair that was said."""
+    """The first A is extended, and meets a B that began before the pair that was emitted."""
     left: Stream = [Insert("A", 1, 2), Insert("C", 5, 9), Adjust("A", 1, 2, 9)]
     out = joined(left, [Insert("B", 3, 9)], Random(0), in_order=True)
     assert out == [Insert(("C", "B"), 5, 9), Insert(("A", "B"), 3, 9)]

@@ -43,17 +43,17 @@ def _presented(draw: st.DrawFn) -> tuple[TDB, list[list[Element]]]:
 
 def cleansed(elements: list[Element]) -> list[Element]:
     """What a Cleanse releases, checked after each element."""
-    cleanse, output, heard = Cleanse(), TDB(), TDB()
+    cleanse, output, received = Cleanse(), TDB(), TDB()
     out = []
     for element in elements:
-        heard.apply(element)
-        for said in cleanse.process(element):
-            output.apply(said)
-            out.append(said)
+        received.apply(element)
+        for emitted in cleanse.process(element):
+            output.apply(emitted)
+            out.append(emitted)
         cleanse.check()
-        final = sum(ve < heard.stable for _, _, ve in heard)
-        assert len(cleanse) == len(heard) - len(output)
-        assert len(output) <= final or heard.stable == INFINITY
+        final = sum(ve < received.stable for _, _, ve in received)
+        assert len(cleanse) == len(received) - len(output)
+        assert len(output) <= final or received.stable == INFINITY
     assert not cleanse.ignored
     return out
 
@@ -84,11 +84,13 @@ def test_at_any_time_it_has_released_all_that_it_may(
     """All final events up to the first vs of an open one, and the stable up to there."""
     _, (stream, *_) = made
     prefix = stream[: data.draw(st.integers(0, len(stream)))]
-    heard, released = reconstitute(prefix), reconstitute(cleansed(prefix))
-    ended = heard.stable == INFINITY
-    first_open = min((vs for _, vs, ve in heard if ve >= heard.stable and not ended), default=None)
-    reach = heard.stable if first_open is None else min(heard.stable, first_open)
-    assert released == TDB(event for event in heard if event.vs < reach)
+    received, released = reconstitute(prefix), reconstitute(cleansed(prefix))
+    ended = received.stable == INFINITY
+    first_open = min(
+        (vs for _, vs, ve in received if ve >= received.stable and not ended), default=None
+    )
+    reach = received.stable if first_open is None else min(received.stable, first_open)
+    assert released == TDB(event for event in received if event.vs < reach)
     assert released.stable == reach
 
 
@@ -98,32 +100,32 @@ def test_at_any_time_it_has_released_all_that_it_may(
 )
 def test_whatever_comes_in_an_ordered_legal_stream_goes_out(stream: list[Element]) -> None:
     cleanse, output, last = Cleanse(), TDB(), START
-    heard = TDB()
+    received = TDB()
     refused = 0
     for element in stream:
-        if heard.violation(element) is None:
-            heard.apply(element)
+        if received.violation(element) is None:
+            received.apply(element)
         else:
             refused += 1
-        for said in cleanse.process(element):
-            output.apply(said)
-            if type(said) is Insert:
-                assert said.vs >= last
-                last = said.vs
+        for emitted in cleanse.process(element):
+            output.apply(emitted)
+            if type(emitted) is Insert:
+                assert emitted.vs >= last
+                last = emitted.vs
         cleanse.check()
         assert cleanse.ignored.total() == refused, "what the oracle refuses, and nothing else"
-        assert cleanse.stable == heard.stable
+        assert cleanse.stable == received.stable
 
 
 @given(_presented(), st.data())
-def test_batches_say_what_single_elements_say(
+def test_batches_emit_what_single_elements_emit(
     made: tuple[TDB, list[list[Element]]], data: st.DataObject
 ) -> None:
     _, (stream, *_) = made
     cut = data.draw(st.integers(0, len(stream)))
     cleanse = Cleanse()
-    said = cleanse.process_batch(stream[:cut]) + cleanse.process_batch(stream[cut:])
-    assert said == cleansed(stream)
+    emitted = cleanse.process_batch(stream[:cut]) + cleanse.process_batch(stream[cut:])
+    assert emitted == cleansed(stream)
 
 
 def test_what_is_ignored_is_counted_by_kind() -> None:
@@ -141,7 +143,7 @@ def test_what_is_ignored_is_counted_by_kind() -> None:
         before = cleanse.ignored[kind]
         assert cleanse.process(element) == []
         assert cleanse.ignored[kind] == before + 1, element
-    assert cleanse.process(Stable(10)) == [], "an equal stable says nothing"
+    assert cleanse.process(Stable(10)) == [], "an equal stable changes nothing"
     assert cleanse.ignored.total() == 6
     assert cleanse.process(Stable(21)) == [Insert("A", 5, 20), Stable(21)]
 
@@ -190,8 +192,8 @@ def test_a_cleanse_at_each_input_of_lmr1_merges_any_stream(logical: Any, data: A
         merge.attach(str(number))
     output = TDB()
     for number, element in data.draw(interleavings(streams)):
-        for said in merge.process(str(number), element):
-            output.apply(said)
+        for emitted in merge.process(str(number), element):
+            output.apply(emitted)
     assert output == TDB(logical)
     assert output.stable == INFINITY
     assert len(merge) == 0

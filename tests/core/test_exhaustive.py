@@ -48,7 +48,7 @@ PRESENTATIONS: dict[str, list[list[Element]]] = {
 
 
 def legal_orders(elements: Sequence[Element]) -> Iterator[tuple[Element, ...]]:
-    """The orders that are legal streams; stables rise, since one that doesn't says nothing."""
+    """The orders that are legal streams; stables rise, since one that doesn't changes nothing."""
     for order in itertools.permutations(elements):
         if is_legal(order):
             yield order

@@ -1,4 +1,4 @@
-"""An operator that is told what the original said and heard goes on like it, and stays as small."""
+"""An operator that replays what the original emitted and received goes on as it, as small."""
 
 from collections.abc import Iterable
 from itertools import product
@@ -35,7 +35,7 @@ LEAN = pytest.mark.parametrize("case", [Case.R0, Case.R1, Case.R2])
 every_case = pytest.mark.parametrize("case", Case)
 
 Feed = list[list[Element]]
-"""What an incarnation of an input has yet to say, by partition."""
+"""What an incarnation of an input has yet to publish, by partition."""
 
 
 class Life:
@@ -48,8 +48,8 @@ class Life:
         self.follower = fresh(self.merge)
         keyed = case not in (Case.R1, Case.R4)
         logical = self.draw(logical_streams(unique_keys=keyed, unique_vs=case is Case.R0))
-        self.told = presentations(logical, 1, case) | lying_presentations(logical, 1, case)
-        self.told |= st.lists(any_elements(), max_size=15).map(lambda told: [told])
+        self.streams = presentations(logical, 1, case) | lying_presentations(logical, 1, case)
+        self.streams |= st.lists(any_elements(), max_size=15).map(lambda stream: [stream])
         self.feeds: dict[str, Feed] = {}
         for name in "abc"[: self.pick([2, 3, 1])]:
             self.attach(name, self.pick([START, START, 12]))
@@ -60,15 +60,19 @@ class Life:
     def attach(self, name: str, joining_at: int) -> None:
         partitions = self.pick([1, 2]) if self.merge.any_partitions else 1
         self.run.attach(name, joining_at, partitions)
-        (told,) = self.draw(self.told)
+        (stream,) = self.draw(self.streams)
         self.feeds[name] = [
-            [e for e in told if isinstance(e, Stable) or "ABCD".index(e.payload) % partitions == k]
+            [
+                e
+                for e in stream
+                if isinstance(e, Stable) or "ABCD".index(e.payload) % partitions == k
+            ]
             for k in range(partitions)
         ]
 
     def go_on(self) -> None:
         """Something happens to the original."""
-        what = self.pick(["hear"] * 12 + ["attach", "detach", "accept"])
+        what = self.pick(["process"] * 12 + ["attach", "detach", "accept"])
         if what == "accept" and self.merge.gap:
             self.run.accept_gap()
         elif what == "detach" and self.merge.inputs:
@@ -79,10 +83,12 @@ class Life:
             self.attach(self.pick("abcd"), self.pick([START, 5, 12, 18]))
         elif left := self.left():
             name, partition = self.pick(left)
-            self.run.hear(name, partition, self.feeds[name][partition].pop(0))
+            self.run.process(name, partition, self.feeds[name][partition].pop(0))
 
     def left(self) -> list[tuple[str, int]]:
-        return [(n, k) for n, feed in self.feeds.items() for k, told in enumerate(feed) if told]
+        return [
+            (n, k) for n, feed in self.feeds.items() for k, elements in enumerate(feed) if elements
+        ]
 
     def follow(self) -> None:
         followed(self.follower, self.run.cut(), self.pick)
@@ -107,8 +113,8 @@ def test_a_follower_is_like_the_original_after_every_step(case: Case, data: st.D
     while left := life.left():
         name, partition = life.pick(left)
         element = life.feeds[name][partition].pop(0)
-        said = life.merge.process(name, element, partition)
-        assert in_order(life.follower.process(name, element, partition)) == in_order(said)
+        emitted = life.merge.process(name, element, partition)
+        assert in_order(life.follower.process(name, element, partition)) == in_order(emitted)
         life.follower.check()
         assert state(life.follower) == state(life.merge)
 
@@ -152,8 +158,8 @@ def run_of(case: str, *names: str, policy: Policy = Policy()) -> Run:
     return run
 
 
-def told(run: Run, *elements: tuple[str, Element]) -> list[Element]:
-    return [said for name, element in elements for said in run.hear(name, 0, element)]
+def fed(run: Run, *elements: tuple[str, Element]) -> list[Element]:
+    return [out for name, element in elements for out in run.process(name, 0, element)]
 
 
 @INDEXED
@@ -161,8 +167,8 @@ def test_a_standby_stays_as_small_as_the_original_for_hundreds_of_steps(case: st
     run = run_of(case, "a", "b")
     standby = fresh(run.merge)
     for k in range(300):
-        told(run, ("a", Insert(k, k, k + 9)), ("a", Insert(-k - 1, k, k + 30)))
-        told(run, ("b", Insert(k, k, k + 12)), (("a", "b")[k % 2], Stable(k - 3)))
+        fed(run, ("a", Insert(k, k, k + 9)), ("a", Insert(-k - 1, k, k + 30)))
+        fed(run, ("b", Insert(k, k, k + 12)), (("a", "b")[k % 2], Stable(k - 3)))
         followed(standby, run.cut(), PICK)
         assert state(standby) == state(run.merge)
     index = standby._index  # type: ignore[attr-defined]
@@ -174,7 +180,7 @@ def test_a_standby_stays_as_small_as_the_original_for_hundreds_of_steps(case: st
 @INDEXED
 def test_of_an_event_that_the_output_took_back_inputs_hold_nothing_either(case: str) -> None:
     run = run_of(case, "a", "b")
-    told(run, ("a", Insert("phantom", 5, 9)), ("a", Insert("A", 5, 90)), ("b", Insert("A", 5, 90)))
+    fed(run, ("a", Insert("phantom", 5, 9)), ("a", Insert("A", 5, 90)), ("b", Insert("A", 5, 90)))
     for follower in followers(run):
         follower.replay_output([Adjust("phantom", 5, 9, 5)])
         follower.replay_output([Stable(7)])
@@ -187,11 +193,11 @@ def test_of_an_event_that_the_output_took_back_inputs_hold_nothing_either(case: 
 
 
 @INDEXED
-def test_what_the_output_took_back_is_still_what_the_others_say(case: str) -> None:
+def test_what_the_output_took_back_is_still_what_the_others_have(case: str) -> None:
     run = run_of(case, "a", "b", policy=Policy(adjust="eager"))
-    told(run, ("a", Insert("A", 5, 9)), ("b", Insert("A", 5, 9)))
+    fed(run, ("a", Insert("A", 5, 9)), ("b", Insert("A", 5, 9)))
     one, other = followers(run)
-    assert told(run, ("a", Adjust("A", 5, 9, 5))) == [Adjust("A", 5, 9, 5)]
+    assert fed(run, ("a", Adjust("A", 5, 9, 5))) == [Adjust("A", 5, 9, 5)]
     step = run.cut()
     for follower in (one, other):
         followed(follower, step, PICK)
@@ -202,7 +208,7 @@ def test_what_the_output_took_back_is_still_what_the_others_say(case: str) -> No
 @INDEXED
 def test_what_a_policy_holds_back_goes_out_from_the_follower_too(case: str) -> None:
     run = run_of(case, "a", "b", policy=Policy(insert=quorum(2)))
-    told(run, ("a", Insert("A", 5, 9)))
+    fed(run, ("a", Insert("A", 5, 9)))
     for follower in followers(run):
         assert follower.process("b", Insert("A", 5, 9)) == [Insert("A", 5, 9)]
         follower.check()
@@ -211,11 +217,11 @@ def test_what_a_policy_holds_back_goes_out_from_the_follower_too(case: str) -> N
 @INDEXED
 def test_an_event_held_back_here_is_loaded_when_the_output_has_it(case: str) -> None:
     run = run_of(case, "a", "b", policy=Policy(insert="half_frozen"))
-    told(run, ("a", Insert("A", 5, 20)))
+    fed(run, ("a", Insert("A", 5, 20)))
     one, other = followers(run)
-    told(run, ("a", Stable(9)))
+    fed(run, ("a", Stable(9)))
     step = run.cut()
-    assert step.said == [Insert("A", 5, 20), Stable(9)]
+    assert step.emitted == [Insert("A", 5, 20), Stable(9)]
     for follower in (one, other):
         followed(follower, step, PICK)
         assert state(follower) == state(run.merge)
@@ -225,16 +231,16 @@ def test_an_event_held_back_here_is_loaded_when_the_output_has_it(case: str) -> 
 
 def test_an_event_twice_on_the_output_is_none_of_ours_also_where_inputs_hold_it() -> None:
     run = run_of("R3", "a")
-    told(run, ("a", Insert("A", 5, 9)))
+    fed(run, ("a", Insert("A", 5, 9)))
     for follower in followers(run):
         with pytest.raises(StateError, match="something else writes"):
             follower.replay_output([Insert("A", 5, 9)])
 
 
 def test_what_was_claimed_only_is_claimed_also_of_a_half_frozen_event() -> None:
-    """Else a follower, which hears of it when it is half frozen, would find the insert a second."""
+    """Else a follower, which receives it when it is half frozen, would find the insert a second."""
     run = run_of("R3", "a", "b")
-    told(run, ("b", Adjust("A", 5, 9, 12)), ("a", Insert("A", 5, 90)), ("a", Stable(7)))
+    fed(run, ("b", Adjust("A", 5, 9, 12)), ("a", Insert("A", 5, 90)), ("a", Stable(7)))
     one, other = followers(run)
     one.breaches()
     for merge in (run.merge, one, other):
@@ -247,7 +253,7 @@ def test_what_was_claimed_only_is_claimed_also_of_a_half_frozen_event() -> None:
 @INDEXED
 def test_a_loaded_stable_half_freezes_without_asking_who_has_the_event(case: str) -> None:
     run = run_of(case, "a", "b")
-    told(run, ("a", Insert("A", 5, 20)), ("b", Insert("A", 5, 30)))
+    fed(run, ("a", Insert("A", 5, 20)), ("b", Insert("A", 5, 30)))
     for follower in followers(run):
         follower.replay_output([Stable(10)])
         follower.check()
@@ -264,7 +270,7 @@ def test_a_loaded_stable_half_freezes_without_asking_who_has_the_event(case: str
 @INDEXED
 def test_the_end_of_the_output_empties_a_follower(case: str) -> None:
     run = run_of(case, "a", "b")
-    told(run, ("a", Insert("A", 5, INFINITY)), ("b", Insert("A", 5, 30)), ("a", Stable(9)))
+    fed(run, ("a", Insert("A", 5, INFINITY)), ("b", Insert("A", 5, 30)), ("a", Stable(9)))
     for follower in followers(run):
         follower.replay_output([Stable(INFINITY)])
         assert follower.replay_input("a", [Stable(INFINITY)]) == []
@@ -286,13 +292,13 @@ def test_an_input_is_joined_by_what_is_loaded(case: str) -> None:
 
 
 @LEAN
-def test_what_waits_of_a_joining_input_is_taken_up_as_the_output_says_it(case: str) -> None:
+def test_what_waits_of_a_joining_input_is_taken_up_as_the_output_emits_it(case: str) -> None:
     run = run_of(case, "a")
     run.attach("b", joining_at=10)
-    told(run, ("b", Insert("A", 11, 20)), ("b", Insert("B", 13, 20)))
+    fed(run, ("b", Insert("A", 11, 20)), ("b", Insert("B", 13, 20)))
     for follower in followers(run):
-        for said in (Stable(10), Insert("A", 11, 20), Insert("B", 13, 20)):
-            follower.replay_output([said])
+        for emitted in (Stable(10), Insert("A", 11, 20), Insert("B", 13, 20)):
+            follower.replay_output([emitted])
         follower.check()
         assert follower.replay_input("a", [Stable(10)]) == []
         assert follower.inputs["b"].front == 13
@@ -300,10 +306,10 @@ def test_what_waits_of_a_joining_input_is_taken_up_as_the_output_says_it(case: s
 
 
 @LEAN
-def test_what_waits_and_was_cut_off_the_output_is_said(case: str) -> None:
+def test_what_waits_and_was_cut_off_the_output_is_emitted(case: str) -> None:
     run = run_of(case, "a")
     run.attach("b", joining_at=10)
-    told(run, ("b", Insert("A", 11, 20)), ("b", Insert("B", 13, 20)))
+    fed(run, ("b", Insert("A", 11, 20)), ("b", Insert("B", 13, 20)))
     for follower in followers(run):
         follower.replay_output([Stable(10), Insert("A", 11, 20)])
         assert follower.replay_input("b", [Insert("C", 14, 20)]) == [
@@ -317,10 +323,10 @@ def test_what_waits_and_was_cut_off_the_output_is_said(case: str) -> None:
 def test_a_follower_accepts_the_gap_that_the_original_accepted(case: str) -> None:
     run = run_of(case)
     run.attach("b", joining_at=20)
-    told(run, ("b", Insert("A", 21, 30)))
+    fed(run, ("b", Insert("A", 21, 30)))
     one, other = followers(run)
     run.accept_gap()
-    told(run, ("b", Stable(15)))
+    fed(run, ("b", Stable(15)))
     step = run.cut()
     for follower in (one, other):
         followed(follower, step, PICK)
@@ -344,8 +350,8 @@ def test_of_an_input_that_has_left_nothing_is_recalled() -> None:
 
 def test_what_the_output_has_carried_is_counted_when_it_is_loaded() -> None:
     run = run_of("R3", "a", "b")
-    told(run, ("a", Insert("A", 1, 5)), ("a", Insert("B", 2, 5)), ("b", Insert("A", 1, 3)))
-    told(run, ("b", Stable(4)))
+    fed(run, ("a", Insert("A", 1, 5)), ("a", Insert("B", 2, 5)), ("b", Insert("A", 1, 3)))
+    fed(run, ("b", Stable(4)))
     follower = fresh(run.merge)
     followed(follower, run.cut(), PICK)
     stats = follower.stats()
@@ -360,8 +366,8 @@ def test_a_part_holds_no_more_than_it_may_and_no_state_is_lost_between(case: str
     run = run_of(case, "a", "b")
     run.attach("c", joining_at=900)
     for k in range(7):
-        told(run, ("a", Insert(f"p{k}", 1 if case in ("R1", "R2") else k, 20)))
-        told(run, ("c", Insert(f"p{k}", 900 + k, 990)))
+        fed(run, ("a", Insert(f"p{k}", 1 if case in ("R1", "R2") else k, 20)))
+        fed(run, ("c", Insert(f"p{k}", 900 + k, 990)))
     parts = list(run.merge.parts(3))
     assert len(parts) == 1 + -(-len(run.merge) // 3)
     restoring = Restoring()
@@ -377,9 +383,9 @@ def test_a_part_without_room_is_refused() -> None:
 
 def test_parts_of_two_states_do_not_mix() -> None:
     run = run_of("R3", "a")
-    told(run, ("a", Insert("A", 1, 5)))
+    fed(run, ("a", Insert("A", 1, 5)))
     one = list(run.merge.parts())
-    told(run, ("a", Adjust("A", 1, 5, 7)))
+    fed(run, ("a", Adjust("A", 1, 5, 7)))
     other = list(run.merge.parts())
     with pytest.raises(StateError, match="is not part 0 of this one"):
         restore_parts([one[0], other[1]])
@@ -392,7 +398,7 @@ def test_parts_of_two_states_do_not_mix() -> None:
 @pytest.mark.parametrize("change", ["process", "attach", "detach", "replay_output"])
 def test_the_operator_must_not_go_on_while_parts_are_taken(change: str) -> None:
     run = run_of("R3", "a", "b")
-    told(run, *(("a", Insert(k, k, 50)) for k in range(9)))
+    fed(run, *(("a", Insert(k, k, 50)) for k in range(9)))
     parts = run.merge.parts(2)
     next(parts)
     match change:
@@ -412,11 +418,11 @@ def test_the_operator_must_not_go_on_while_parts_are_taken(change: str) -> None:
 
 
 @INDEXED
-def test_a_breach_about_an_event_says_what_everybody_had_said_of_it(case: str) -> None:
+def test_a_breach_about_an_event_contains_what_each_input_has_of_it(case: str) -> None:
     run = run_of(case, "a", "b", "c")
-    told(run, ("a", Insert("A", 5, 20)), ("c", Insert("A", 5, 30)), ("a", Stable(10)))
-    told(run, ("b", Stable(12)))
-    told(run, ("c", Adjust("A", 5, 25, 28)))
+    fed(run, ("a", Insert("A", 5, 20)), ("c", Insert("A", 5, 30)), ("a", Stable(10)))
+    fed(run, ("b", Stable(12)))
+    fed(run, ("c", Adjust("A", 5, 25, 28)))
     assert [(b.kind, b.versions) for b in run.merge.breaches()] == [
         (BreachKind.HALF_FROZEN_MISSING, (("a", (20,)), ("b", ()), ("c", (30,)))),
         (BreachKind.WRONG_VOLD, (("a", (20,)), ("b", ()), ("c", (30,)))),

@@ -1,7 +1,7 @@
 """Feedback that is heeded: what a replica leaves out below its point harms and blames nobody.
 
 The point is `LMerge.feedback()` of any earlier moment. A replica leaves out whole events; one
-that it has begun to tell it tells to the end.
+that it has begun to publish it publishes to the end.
 """
 
 from collections.abc import Sequence
@@ -29,13 +29,13 @@ POLICIES = (
 
 
 class Heeding:
-    """Replicas that pass on what is to be told, but for what the feedback lets them leave out."""
+    """Replicas that publish what they are to, but for what the feedback lets them leave out."""
 
     def __init__(self, case: str, policy: Policy, logical: Sequence[Event]):
         self.merge: LMerge = lmerge(case, policy)
         self.points = dict.fromkeys(NAMES, START)
-        self.said: list[Element] = []
-        self.heard: list[tuple[str, Element]] = []
+        self.emitted: list[Element] = []
+        self.received: list[tuple[str, Element]] = []
         self.left_out: set[tuple[str, object, int]] = set()
         self.begun: set[tuple[str, object, int]] = set()
         self.whole = {name: TDB() for name in NAMES}
@@ -45,12 +45,12 @@ class Heeding:
         for name in NAMES:
             self.merge.attach(name)
 
-    def tell(self, name: str, element: Element) -> None:
+    def publish(self, name: str, element: Element) -> None:
         self.whole[name].apply(element)
         if self._leaves_out(name, element):
             return
-        self.heard.append((name, element))
-        self.said += self.merge.process(name, element)
+        self.received.append((name, element))
+        self.emitted += self.merge.process(name, element)
         self.merge.check()
         assert self.merge.breaches() == []
 
@@ -71,9 +71,9 @@ class Heeding:
     def rebuild(self) -> None:
         """Promise 7 with what was left out missing from the prefixes."""
         rebuilt = lmerge(self.merge.case, self.merge.policy)
-        rebuilt.replay_output(self.said)
+        rebuilt.replay_output(self.emitted)
         rebuilt.attach_like(self.merge)
-        missed = [out for name, said in self.heard for out in rebuilt.replay_input(name, [said])]
+        missed = [out for name, one in self.received for out in rebuilt.replay_input(name, [one])]
         assert missed == []
         rebuilt.breaches()
         self.merge = rebuilt
@@ -93,13 +93,13 @@ def test_what_is_left_out_below_the_point_changes_nothing_and_is_nobodys_fault(
     heeding = Heeding(case, data.draw(st.sampled_from(POLICIES)), logical)
     moves = st.sampled_from((*["listen"] * 4, "", "rebuild"))
     for number, element in data.draw(interleavings(streams)):
-        heeding.tell(NAMES[number], element)
+        heeding.publish(NAMES[number], element)
         if case == "R3":
-            assert not compatibility(list(heeding.whole.values()), reconstitute(heeding.said))
+            assert not compatibility(list(heeding.whole.values()), reconstitute(heeding.emitted))
         move = data.draw(moves)
         if move:
             getattr(heeding, move)()
-    assert reconstitute(heeding.said) == TDB(logical)
+    assert reconstitute(heeding.emitted) == TDB(logical)
 
 
 @pytest.mark.parametrize("case", ["R3", "R4"])
@@ -113,22 +113,22 @@ def test_of_several_events_with_one_key_those_below_the_point_may_be_left_out(
     merge = lmerge(case)
     for name in NAMES:
         merge.attach(name)
-    said: list[Element] = []
-    told = data.draw(interleavings(whole))
-    heard = data.draw(st.integers(0, len(told)))
-    for number, element in told[:heard]:
-        said += merge.process(NAMES[number], element)
+    emitted: list[Element] = []
+    arriving = data.draw(interleavings(whole))
+    first = data.draw(st.integers(0, len(arriving)))
+    for number, element in arriving[:first]:
+        emitted += merge.process(NAMES[number], element)
     point = merge.feedback().get("c", START)
     dropped = data.draw(st.lists(st.booleans(), min_size=len(logical), max_size=len(logical)))
     kept = [e for e, drop in zip(logical, dropped, strict=True) if not drop or e.ve >= point]
     (late,) = data.draw(presentations(kept, 1, case))
-    rest: list[tuple[int, Element]] = told[heard:]
+    rest: list[tuple[int, Element]] = arriving[first:]
     for which, (number, element) in data.draw(interleavings([rest, [(2, e) for e in late]])):
         assert which in (0, 1)
-        said += merge.process(NAMES[number], element)
+        emitted += merge.process(NAMES[number], element)
         merge.check()
     assert merge.breaches() == []
-    assert reconstitute(said) == TDB(logical)
+    assert reconstitute(emitted) == TDB(logical)
 
 
 def test_a_replica_that_left_out_what_was_final_leads_without_blame() -> None:
@@ -145,7 +145,7 @@ def kinds(merge: LMerge) -> list[str]:
     return [breach.kind.value for breach in merge.breaches()]
 
 
-def told_by_half(merge: LMerge) -> list[Element]:
+def half_published(merge: LMerge) -> list[Element]:
     """slow inserts two events of a key, provisionally, and never revises the one that is final."""
     merge.attach("fast")
     merge.attach("slow")
@@ -155,10 +155,10 @@ def told_by_half(merge: LMerge) -> list[Element]:
     return out + merge.process("slow", Stable(25))
 
 
-def test_an_event_that_was_begun_must_be_told_to_its_end_in_case_r4() -> None:
-    """Left half told, it is a live event that the output does not have: a breach, absorbed."""
+def test_an_event_that_was_begun_must_be_published_to_its_end_in_case_r4() -> None:
+    """Half published, it is a live event that the output does not have: a breach, absorbed."""
     merge = lmerge("R4")
-    out = told_by_half(merge)
+    out = half_published(merge)
     assert kinds(merge) == ["frozen_end_disagrees"]
     assert reconstitute(out) == TDB([("A", 2, 5), ("A", 2, 30)]), "the output is not harmed"
 
@@ -174,7 +174,7 @@ def test_in_case_r3_an_event_that_was_begun_goes_with_the_output() -> None:
     assert reconstitute(out) == TDB([("A", 2, 5)])
 
 
-def test_a_point_of_one_output_says_nothing_about_another() -> None:
+def test_a_point_of_one_output_means_nothing_for_another() -> None:
     """Why a replica that several outputs merge goes by the lowest of their points."""
     behind = lmerge()
     behind.attach("fast")
@@ -182,7 +182,7 @@ def test_a_point_of_one_output_says_nothing_about_another() -> None:
     heeding: list[Element] = [Stable(20)]  # A [2, 5) left out, since another output was at 10
     out = behind.process_batch("slow", heeding)
     out += behind.process_batch("fast", [Insert("A", 2, 5), Stable(25)])
-    assert reconstitute(out) == TDB(), "A is lost where nobody had told it yet"
+    assert reconstitute(out) == TDB(), "A is lost where nobody had published it yet"
 
 
 def test_a_replica_that_is_normalised_must_not_heed() -> None:
@@ -192,14 +192,14 @@ def test_a_replica_that_is_normalised_must_not_heed() -> None:
     merge.attach("slow")
     out: list[Element] = []
 
-    def hear(name: str, normaliser: Normaliser, elements: list[Any]) -> None:
+    def merge_normalised(name: str, normaliser: Normaliser, elements: list[Any]) -> None:
         nonlocal out
         out += merge.process_batch(name, normaliser.process_batch(elements))
 
     fast, slow = Normaliser(), Normaliser()
-    hear("fast", fast, [Insert("A", 2, 5), Insert("A", 5, 20), Stable(10)])
+    merge_normalised("fast", fast, [Insert("A", 2, 5), Insert("A", 5, 20), Stable(10)])
     assert merge.feedback() == {"slow": 10}
-    hear("slow", slow, [Insert("A", 5, 20), Stable(30)])  # its A [2, 5) ends below 10
+    merge_normalised("slow", slow, [Insert("A", 5, 20), Stable(30)])  # its A [2, 5) ends below 10
     assert kinds(merge) == ["half_frozen_missing"]
 
 

@@ -48,8 +48,8 @@ def test_a_joiner_that_takes_the_lead_within_a_batch_counts_for_what_follows(cas
     merge = merge_of("a", case=case)
     merge.attach("b", joining_at=10)
     merge.process("b", Stable(50))
-    said = merge.process_batch("a", [Stable(10), Insert("A", 20, 60), Insert("B", 50, 60)])
-    assert said == [Stable(10), Stable(50), Insert("B", 50, 60)]
+    emitted = merge.process_batch("a", [Stable(10), Insert("A", 20, 60), Insert("B", 50, 60)])
+    assert emitted == [Stable(10), Stable(50), Insert("B", 50, 60)]
     assert merge.inputs["a"].late == 1
 
 
@@ -60,14 +60,14 @@ def test_a_joiner_that_ends_the_stream_within_a_batch_leaves_nothing_to_be_found
     merge.attach("c", joining_at=50)
     merge.process_batch("b", [Insert("A", 20, 100), Stable(50)])
     merge.process("c", Stable(INFINITY))
-    said = merge.process_batch("a", [Stable(10), Insert("A", 20, 100)])
-    assert said == [Stable(10), Stable(50), Stable(INFINITY)]
+    emitted = merge.process_batch("a", [Stable(10), Insert("A", 20, 100)])
+    assert emitted == [Stable(10), Stable(50), Stable(INFINITY)]
     assert merge.inputs["a"].late == 1
     merge.check()
 
 
 @INDEXED
-def test_in_a_batch_an_input_is_counted_whether_or_not_it_says_anything_new(case: str) -> None:
+def test_in_a_batch_an_input_is_counted_whether_or_not_it_publishes_anything_new(case: str) -> None:
     merge = merge_of("a", "b", case=case)
     for name in ("a", "b"):
         merge.process_batch(name, [Insert("A", 5, 20)])
@@ -114,7 +114,7 @@ def test_a_newcomer_is_held_to_what_is_half_frozen(case: str) -> None:
 
 
 @INDEXED
-def test_a_batch_tells_ends_of_what_is_half_frozen(case: str) -> None:
+def test_a_batch_emits_ends_of_what_is_half_frozen(case: str) -> None:
     merge = merge_of("a", "b", case=case)
     merge.process_batch("a", [Insert("A", 2, 90), Stable(10)])
     merge.process_batch("b", [Insert("A", 2, 20)])
@@ -142,7 +142,7 @@ def test_an_end_before_its_joining_time_is_not_followed(case: str) -> None:
 
 
 @INDEXED
-def test_a_contradicted_event_follows_an_end_that_is_told_later(case: str) -> None:
+def test_a_contradicted_event_follows_an_end_that_is_published_later(case: str) -> None:
     merge = merge_of("a", "b", "c", case=case)
     merge.process_batch("a", [Insert("A", 2, 90), Stable(10)])
     merge.process("b", Stable(15))
@@ -219,15 +219,15 @@ def test_an_end_that_a_contradicted_event_might_have_followed_is_over_with_it(ca
 def test_an_end_at_the_stable_stays_where_another_of_its_key_becomes_final() -> None:
     merge = merge_of("a", case="R4")
     merge.process_batch("a", [Insert("A", 2, 5), Insert("A", 2, 10), Stable(10)])
-    said = merge.process_batch("a", [Adjust("A", 2, 10, 20), Stable(12)])
-    assert said == [Adjust("A", 2, 10, 20), Stable(12)]
+    emitted = merge.process_batch("a", [Adjust("A", 2, 10, 20), Stable(12)])
+    assert emitted == [Adjust("A", 2, 10, 20), Stable(12)]
 
 
 def test_within_one_start_adjusts_come_in_the_order_of_arrival() -> None:
     merge = merge_of("a", "b", case="R4")
     merge.process_batch("a", [Insert("A", 2, 15), Insert("B", 2, 12), Stable(10)])
-    said = merge.process_batch("b", [Insert("B", 2, 90), Insert("A", 2, 90), Stable(20)])
-    assert said == [Adjust("A", 2, 15, 90), Adjust("B", 2, 12, 90), Stable(20)]
+    emitted = merge.process_batch("b", [Insert("B", 2, 90), Insert("A", 2, 90), Stable(20)])
+    assert emitted == [Adjust("A", 2, 15, 90), Adjust("B", 2, 12, 90), Stable(20)]
 
 
 @pytest.mark.parametrize("later", [1, 2])
@@ -241,11 +241,11 @@ def test_at_the_end_adjusts_come_in_the_order_of_start_and_arrival(later: int) -
     assert merge.process("a", Stable(INFINITY)) == [*revised, Stable(INFINITY)]
 
 
-def test_what_a_leader_has_of_what_is_final_is_not_said_again() -> None:
+def test_what_a_leader_has_of_what_is_final_is_not_emitted_again() -> None:
     merge = merge_of("a", case="R4")
     merge.process_batch("a", [Insert("A", 2, 5), Insert("A", 2, 20), Stable(10)])
-    said = merge.process_batch("a", [Adjust("A", 2, 20, 30), Stable(25)])
-    assert said == [Adjust("A", 2, 20, 30), Stable(25)]
+    emitted = merge.process_batch("a", [Adjust("A", 2, 20, 30), Stable(25)])
+    assert emitted == [Adjust("A", 2, 20, 30), Stable(25)]
 
 
 # --- claims -------------------------------------------------------------------------------------
@@ -359,14 +359,14 @@ def test_a_policy_that_remembers_is_had_in_an_ordered_case_too(case: str, policy
     assert policy.remembers
     merge = merge_of("a", "b", case=case, policy=policy)
     for name in ("a", "b"):
-        said = merge.process_batch(name, [Insert("A", 1, 5), Stable(2)])
-    assert said[-1:] == ([Stable(2)] if policy.insert == "first" else [])
+        emitted = merge.process_batch(name, [Insert("A", 1, 5), Stable(2)])
+    assert emitted[-1:] == ([Stable(2)] if policy.insert == "first" else [])
 
 
 def test_without_a_key_an_event_that_comes_twice_is_two_also_where_it_is_held_back() -> None:
     merge = merge_of("a", case="R1", policy=Policy(insert="half_frozen"))
-    said = merge.process_batch("a", [Insert("A", 1, 5), Insert("A", 1, 5), Stable(2)])
-    assert said == [Insert("A", 1, 5), Insert("A", 1, 5), Stable(2)]
+    emitted = merge.process_batch("a", [Insert("A", 1, 5), Insert("A", 1, 5), Stable(2)])
+    assert emitted == [Insert("A", 1, 5), Insert("A", 1, 5), Stable(2)]
 
 
 @INDEXED
@@ -421,8 +421,8 @@ def test_no_voter_is_to_blame_for_lacking_what_was_claimed_only() -> None:
 def test_eagerly_nothing_is_removed_while_its_input_has_as_many_events() -> None:
     merge = merge_of("a", "b", case="R4", policy=Policy(insert=quorum(2), adjust="eager"))
     merge.process("a", Insert("A", 2, 5))
-    said = merge.process_batch("b", [Insert("A", 2, 8), Insert("A", 2, 9), Adjust("A", 2, 8, 2)])
-    assert said == [Insert("A", 2, 8)]
+    emitted = merge.process_batch("b", [Insert("A", 2, 8), Insert("A", 2, 9), Adjust("A", 2, 8, 2)])
+    assert emitted == [Insert("A", 2, 8)]
 
 
 @INDEXED
@@ -438,8 +438,8 @@ def test_what_no_voter_has_is_withdrawn_without_blame(case: str) -> None:
 def test_voters_that_differ_beyond_the_stable_agree(case: str) -> None:
     merge = merge_of("a", "b", "c", case=case, policy=Policy(stable=quorum(3)))
     for name, ve in (("a", 12), ("b", 30), ("c", 40)):
-        said = merge.process_batch(name, [Insert("A", 2, ve), Stable(15)])
-    assert said == [Adjust("A", 2, 12, 30), Stable(15)]
+        emitted = merge.process_batch(name, [Insert("A", 2, ve), Stable(15)])
+    assert emitted == [Adjust("A", 2, 12, 30), Stable(15)]
     assert [each.input for each in merge.breaches()] == ["a"]
 
 
@@ -458,8 +458,8 @@ def test_ends_that_are_final_on_the_output_are_no_votes() -> None:
 def test_a_tie_of_votes_goes_to_the_input_attached_first_and_not_to_the_furthest(case: str) -> None:
     merge = merge_of("a", "b", case=case, policy=Policy(stable=quorum(2)))
     merge.process_batch("b", [Insert("A", 2, 14), Stable(20)])
-    said = merge.process_batch("a", [Insert("A", 2, 12), Stable(15)])
-    assert said == [Adjust("A", 2, 14, 12), Stable(15)]
+    emitted = merge.process_batch("a", [Insert("A", 2, 12), Stable(15)])
+    assert emitted == [Adjust("A", 2, 14, 12), Stable(15)]
 
 
 # --- recalling ----------------------------------------------------------------------------------
@@ -467,20 +467,20 @@ def test_a_tie_of_votes_goes_to_the_input_attached_first_and_not_to_the_furthest
 
 @INDEXED
 def test_what_was_withdrawn_eagerly_is_not_recalled(case: str) -> None:
-    heard: list[tuple[str, Element]] = [
+    received: list[tuple[str, Element]] = [
         ("a", Insert("A", 5, 9)),
         ("b", Insert("A", 5, 9)),
         ("b", Adjust("A", 5, 9, 5)),
         ("a", Adjust("A", 5, 9, 5)),
     ]
     first = merge_of("a", "b", case=case, policy=EAGER)
-    said = [each for name, element in heard for each in first.process(name, element)]
-    assert said == [Insert("A", 5, 9), Adjust("A", 5, 9, 5)]
+    emitted = [each for name, element in received for each in first.process(name, element)]
+    assert emitted == [Insert("A", 5, 9), Adjust("A", 5, 9, 5)]
     again = lmerge(case, EAGER)
-    again.replay_output(said)
+    again.replay_output(emitted)
     again.attach("a")
     again.attach("b")
-    assert [again.replay_input(name, [element]) for name, element in heard] == [[]] * 4
+    assert [again.replay_input(name, [element]) for name, element in received] == [[]] * 4
 
 
 @INDEXED
@@ -530,8 +530,8 @@ def test_ends_that_the_output_revises_without_a_stable_make_no_queue_grow(case: 
     merge.process_batch("a", [Adjust("A", 2, end, end - 1) for end in range(900, 600, -1)])
     merge.check()
     assert merge.process("b", Stable(12)) == [Stable(12)]
-    said = merge.process("b", Stable(18))
-    assert said == [Adjust("B", 2, 15, 90), Stable(18)], "its end is found after the storm"
+    emitted = merge.process("b", Stable(18))
+    assert emitted == [Adjust("B", 2, 15, 90), Stable(18)], "its end is found after the storm"
 
 
 @INDEXED
@@ -594,8 +594,8 @@ def test_early_ends_are_found_after_a_storm_of_revisions(case: str) -> None:
     merge.process_batch("b", [Insert("A", 2, 20), Insert("B", 2, 15)])
     for _ in range(100):
         merge.process_batch("b", [Adjust("A", 2, 20, 30), Adjust("A", 2, 30, 20)])
-    said = merge.process("b", Stable(18))
-    assert said == [Adjust("B", 2, 90, 15), Stable(18)]
+    emitted = merge.process("b", Stable(18))
+    assert emitted == [Adjust("B", 2, 90, 15), Stable(18)]
 
 
 @INDEXED
@@ -616,12 +616,12 @@ def test_of_an_input_that_left_nothing_is_kept(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", ["R0", "R1", "R2"])
-def test_what_an_ordered_input_said_before_its_gap_was_accepted_goes_out(case: str) -> None:
+def test_what_an_ordered_input_published_before_its_gap_was_accepted_goes_out(case: str) -> None:
     merge = lmerge(case)
     merge.attach("a", joining_at=50)
     assert merge.process_batch("a", [Insert("A", 50, 70), Stable(60)]) == []
-    _, said = merge.accept_gap()
-    assert said == [Insert("A", 50, 70), Stable(60)]
+    _, emitted = merge.accept_gap()
+    assert emitted == [Insert("A", 50, 70), Stable(60)]
 
 
 @INDEXED
@@ -636,9 +636,9 @@ def test_under_a_quorum_there_is_a_gap_where_fewer_are_joined_than_decide(case: 
 
 def test_a_weaker_operator_takes_over_what_was_counted() -> None:
     strong = merge_of("a", case="R0")
-    heard: list[Element] = [Insert("A", 1, 5), Stable(2)]
-    said = strong.process_batch("a", heard)
-    weak, _ = weakened(strong, "R3", [("a", 0, element) for element in heard], said)
+    received: list[Element] = [Insert("A", 1, 5), Stable(2)]
+    emitted = strong.process_batch("a", received)
+    weak, _ = weakened(strong, "R3", [("a", 0, element) for element in received], emitted)
     assert (weak.stats().inserts, weak.stats().stables, weak.stats().leader) == (1, 1, "a")
 
 
@@ -687,8 +687,8 @@ def test_of_a_joiner_that_left_nothing_waits(case: str) -> None:
 @pytest.mark.parametrize("case", ["R0", "R1", "R2"])
 def test_in_batches_too_inputs_are_held_to_their_order_where_all_is_remembered(case: str) -> None:
     merge = merge_of("a", "b", case=case, policy=Policy(stable=quorum(2)))
-    said = merge.process_batch("a", [Insert("A", 5, 9), Insert("B", 3, 9)])
-    assert said == [Insert("A", 5, 9)]
+    emitted = merge.process_batch("a", [Insert("A", 5, 9), Insert("B", 3, 9)])
+    assert emitted == [Insert("A", 5, 9)]
     assert kinds(merge) == [BreachKind.BROKE_CASE]
 
 

@@ -35,7 +35,7 @@ def blamed(merge: LMerge) -> list[tuple[str, BreachKind]]:
 CASES = [case for case in vectors.cases("lmerge", "join") if case["given"].get("case") == "R4"]
 POLICIES = {
     "lm-ex2-out1": Policy(adjust="eager"),
-    "lm-ex2-out2": Policy("half_frozen"),  # the paper's conservative one says the same here
+    "lm-ex2-out2": Policy("half_frozen"),  # the paper's conservative one emits the same here
     "lm-ex2-out3": Policy(),
     "lm-policy-lazy": Policy(),
     "lm-policy-eager": Policy(adjust="eager"),
@@ -87,8 +87,8 @@ def test_outputs_and_states_are_the_vectors(case: Any) -> None:
     given, expect = case["given"], case["expect"]
     outputs = play(merge, given)
     assert outputs == [vectors.elements(rows) for rows in expect["outputs"]]
-    said = [element for rows in outputs for element in rows]
-    assert reconstitute(said) == vectors.tdb(expect["tdb"])
+    emitted = [element for rows in outputs for element in rows]
+    assert reconstitute(emitted) == vectors.tdb(expect["tdb"])
 
     again = merge_of()
     for stream in range(given["inputs"]):
@@ -112,7 +112,7 @@ def test_an_adjust_whose_old_end_is_not_held_is_a_breach() -> None:
 
 @pytest.mark.parametrize("operator", [LMR3, LMR4])
 @pytest.mark.parametrize("name", POLICIES)
-def test_each_policy_says_what_the_vectors_say(name: str, operator: type[LMerge]) -> None:
+def test_each_policy_emits_what_the_vectors_have(name: str, operator: type[LMerge]) -> None:
     policy = POLICIES[name]
     if policy is None:
         pytest.skip("the policy that emits nothing but fully frozen events is not one of ours")
@@ -136,8 +136,8 @@ def test_what_its_only_source_removes_again(
 ) -> None:
     (case,) = [case for case in vectors.cases("policy") if case["id"] == "lm-policy-spurious"]
     outputs = play(operator(policy), case["given"])
-    said = [element for rows in outputs for element in rows]
-    assert said == vectors.elements(case["expect"][name])
+    emitted = [element for rows in outputs for element in rows]
+    assert emitted == vectors.elements(case["expect"][name])
 
 
 def test_every_vector_of_a_policy_is_used() -> None:
@@ -145,7 +145,7 @@ def test_every_vector_of_a_policy_is_used() -> None:
     assert found == {*POLICIES, "lm-policy-spurious"}
 
 
-# --- what is said -------------------------------------------------------------------------------
+# --- what is emitted ----------------------------------------------------------------------------
 
 
 def test_within_a_batch_each_stable_counts_for_what_follows() -> None:
@@ -196,13 +196,13 @@ def test_what_is_put_out_at_a_stable_is_what_becomes_final_first() -> None:
     assert merge.process("a", Stable(6)) == [Insert("A", 2, 5), Insert("A", 2, 9), Stable(6)]
 
 
-def test_a_payload_goes_out_as_it_was_told_first() -> None:
+def test_a_payload_goes_out_as_it_was_published_first() -> None:
     merge = merge_of("a", "b")
     (first,) = merge.process("a", Insert(True, 2, 5))
-    said = merge.process_batch("b", [Insert(1, 2, 5), Insert(1, 2, 5)])
+    emitted = merge.process_batch("b", [Insert(1, 2, 5), Insert(1, 2, 5)])
     assert isinstance(first, Insert)
-    assert isinstance(said[0], Insert)
-    assert said[0].payload is first.payload is True
+    assert isinstance(emitted[0], Insert)
+    assert emitted[0].payload is first.payload is True
 
 
 def test_payloads_need_no_order() -> None:
@@ -210,8 +210,8 @@ def test_payloads_need_no_order() -> None:
     payloads: list[Any] = [None, "A", 1, ("A", 1), b"A", frozenset({1})]
     merge.process_batch("a", [Insert(p, 2, 9) for p in payloads for _ in range(2)])
     merge.process_batch("b", [Insert(p, 2, 8) for p in payloads for _ in range(2)])
-    said = merge.process("b", Stable(9))
-    assert said == [Adjust(p, 2, 9, 8) for p in payloads for _ in range(2)] + [Stable(9)]
+    emitted = merge.process("b", Stable(9))
+    assert emitted == [Adjust(p, 2, 9, 8) for p in payloads for _ in range(2)] + [Stable(9)]
 
 
 def test_revisions_before_a_stable_come_in_the_order_of_start() -> None:
@@ -220,8 +220,8 @@ def test_revisions_before_a_stable_come_in_the_order_of_start() -> None:
     merge.process_batch("a", [Insert("D", 6, 8), Insert("C", 5, 8)])
     ends = {"D": (6, 7), "C": (5, 7), "A": (2, 6), "B": (3, 5)}
     merge.process_batch("b", [Insert(p, *times) for p, times in ends.items()])
-    said = merge.process("b", Stable(10))
-    assert [e.payload for e in said if isinstance(e, Adjust)] == ["A", "B", "C", "D"]
+    emitted = merge.process("b", Stable(10))
+    assert [e.payload for e in emitted if isinstance(e, Adjust)] == ["A", "B", "C", "D"]
 
 
 def test_what_only_a_leaver_had_goes_and_what_is_half_frozen_stays() -> None:
@@ -421,8 +421,8 @@ def test_a_gap_excuses_what_is_missing() -> None:
 
 def test_the_end_by_an_input_that_lacks_a_half_frozen_event_is_a_breach() -> None:
     merge = contradicted()
-    said = merge.process("liar", Stable(INFINITY))
-    assert said == [Adjust("A", 2, 20, 14), Stable(INFINITY)]
+    emitted = merge.process("liar", Stable(INFINITY))
+    assert emitted == [Adjust("A", 2, 20, 14), Stable(INFINITY)]
     assert blamed(merge) == [("liar", MISSING)]
     assert len(merge) == 0
 
@@ -430,13 +430,13 @@ def test_the_end_by_an_input_that_lacks_a_half_frozen_event_is_a_breach() -> Non
 def voted(k: int, **ends: list[int]) -> tuple[list[Any], list[tuple[str, BreachKind]]]:
     """The ends that the output has of A[2, ...) once k voters are at 30, and who is blamed."""
     merge = merge_of(*ends, policy=Policy(stable=quorum(k)))
-    said: list[Element] = []
-    for name, told in ends.items():
-        said += merge.process_batch(name, [Insert("A", 2, ve) for ve in told])
+    emitted: list[Element] = []
+    for name, ves in ends.items():
+        emitted += merge.process_batch(name, [Insert("A", 2, ve) for ve in ves])
     for name in ends:
-        said += merge.process(name, Stable(30))
+        emitted += merge.process(name, Stable(30))
         merge.check()
-    return sorted(ve for _, _, ve in reconstitute(said)), blamed(merge)
+    return sorted(ve for _, _, ve in reconstitute(emitted)), blamed(merge)
 
 
 def test_of_several_voters_the_one_with_the_most_events_counts() -> None:
@@ -476,7 +476,7 @@ def test_a_snapshot_remembers_multisets_and_whom_to_blame_no_more() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "emitted",
     [
         [Adjust("A", 2, 9, 12)],
         [Insert("A", 2, 9), Adjust("A", 2, 8, 12)],
@@ -485,9 +485,9 @@ def test_a_snapshot_remembers_multisets_and_whom_to_blame_no_more() -> None:
         [Insert("A", 2, 20), Stable(10), Adjust("A", 2, 20, 2)],
     ],
 )
-def test_an_output_that_no_merge_has_written_is_refused(said: list[Element]) -> None:
+def test_an_output_that_no_merge_has_written_is_refused(emitted: list[Element]) -> None:
     with pytest.raises(StateError, match="something else writes"):
-        lmerge("R4").replay_output(said)
+        lmerge("R4").replay_output(emitted)
 
 
 def test_loading_keeps_nothing_of_what_is_final() -> None:

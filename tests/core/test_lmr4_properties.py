@@ -105,9 +105,9 @@ def is_compatible(output: TDB, leading: TDB) -> bool:
     return True
 
 
-def before_each_stable(said: Iterable[Element]) -> Iterable[tuple[list[Any], Stable]]:
+def before_each_stable(emitted: Iterable[Element]) -> Iterable[tuple[list[Any], Stable]]:
     adjusts: list[Element] = []
-    for element in said:
+    for element in emitted:
         if type(element) is Stable:
             yield adjusts, element
             adjusts = []
@@ -115,9 +115,9 @@ def before_each_stable(said: Iterable[Element]) -> Iterable[tuple[list[Any], Sta
             adjusts.append(element)
 
 
-def was_forced(skipped: Element, before: TDB, said: list[Element], leading: TDB) -> bool:
+def was_forced(skipped: Element, before: TDB, emitted: list[Element], leading: TDB) -> bool:
     without = TDB(before, before.stable)
-    for element in said:
+    for element in emitted:
         if element is not skipped:
             without.apply(element)
     return not is_compatible(without, leading)
@@ -128,29 +128,29 @@ def test_honest_inputs_are_merged_by_the_fewest_words(run: tuple[list[Event], in
     logical, n, steps = run
     merge, output = operator(Policy(), n), TDB()
     inputs = [TDB() for _ in range(n)]
-    heard: Counter[type] = Counter()
-    told: Counter[type] = Counter()
+    received: Counter[type] = Counter()
+    counts: Counter[type] = Counter()
     for number, element in steps:
-        heard[type(element)] += 1
+        received[type(element)] += 1
         inputs[number].apply(element)
         leading = max(inputs, key=lambda tdb: tdb.stable)
-        said = merge.process(str(number), element)
-        told.update(map(type, said))
-        for revisions, stable in before_each_stable(said):
+        emitted = merge.process(str(number), element)
+        counts.update(map(type, emitted))
+        for revisions, stable in before_each_stable(emitted):
             for adjust in (e for e in revisions if type(e) is Adjust):
                 assert was_forced(adjust, output, [*revisions, stable], leading), adjust
             for each in (*revisions, stable):
                 output.apply(each)
         if type(element) is not Stable:
-            for each in said:
+            for each in emitted:
                 assert type(each) is Insert, "an adjust goes out before a stable only"
                 output.apply(each)
         merge.check()
         assert output.stable == leading.stable
         assert is_compatible(output, leading)
-        assert told[Insert] <= heard[Insert]
-        assert told[Adjust] <= heard[Insert] + heard[Adjust]
-        assert told[Stable] <= heard[Stable]
+        assert counts[Insert] <= received[Insert]
+        assert counts[Adjust] <= received[Insert] + received[Adjust]
+        assert counts[Stable] <= received[Stable]
     assert merge.breaches() == []
     assert output == TDB(logical)
     assert output.stable == INFINITY
@@ -164,8 +164,8 @@ def test_honest_inputs_are_merged_under_every_policy(
     logical, n, steps = run
     merge, output = operator(policy, n), TDB()
     for number, element in steps:
-        for said in merge.process(str(number), element):
-            output.apply(said)
+        for emitted in merge.process(str(number), element):
+            output.apply(emitted)
         merge.check()
     assert merge.breaches() == []
     assert output == TDB(logical)
@@ -181,8 +181,8 @@ def test_whatever_the_inputs_do_the_output_is_a_legal_stream(
     joining = [data.draw(st.sampled_from((START, START, 4, 11))) for _ in range(n)]
     merge, output = operator(policy, n, joining), TDB()
     for number, element in steps:
-        for said in merge.process(str(number), element):
-            output.apply(said)
+        for emitted in merge.process(str(number), element):
+            output.apply(emitted)
         merge.check()
         assert merge.max_stable == output.stable
 
@@ -198,8 +198,8 @@ def test_a_lying_input_beside_honest_ones_is_blamed_and_breaks_nothing(
     merged = data.draw(interleavings([steps, [(n, lie) for lie in lies]]))
     merge, output = operator(Policy(), n + 1), TDB()
     for _, (number, element) in merged:
-        for said in merge.process(str(number), element):
-            output.apply(said)
+        for emitted in merge.process(str(number), element):
+            output.apply(emitted)
         merge.check()
     assert output == TDB(logical)
     assert all(breach.input == str(n) for breach in merge.breaches())
@@ -218,15 +218,15 @@ def test_where_keys_are_unique_the_output_means_what_that_of_lmr3_means(
         for number in range(n):
             merge.attach(str(number))
         for number, element in steps:
-            for said in merge.process(str(number), element):
-                outputs[case].apply(said)
+            for emitted in merge.process(str(number), element):
+                outputs[case].apply(emitted)
     assert outputs["R3"] == outputs["R4"] == TDB(logical)
 
 
-def in_order(said: Iterable[Element]) -> list[list[str]]:
-    """The order of what is said before a stable is free."""
+def in_order(emitted: Iterable[Element]) -> list[list[str]]:
+    """The order of what is emitted before a stable is free."""
     found: list[list[str]] = [[]]
-    for element in said:
+    for element in emitted:
         found[-1].append(repr(element))
         if type(element) is Stable:
             found.append([])
@@ -234,15 +234,15 @@ def in_order(said: Iterable[Element]) -> list[list[str]]:
 
 
 @given(lying_runs(), st.data())
-def test_it_says_what_the_simplest_form_says(run: tuple[int, Steps], data: st.DataObject) -> None:
+def test_it_emits_what_the_simplest_form_emits(run: tuple[int, Steps], data: st.DataObject) -> None:
     """Lies and joining included."""
     n, steps = run
     joining = [data.draw(st.sampled_from((START, START, 4, 11))) for _ in range(n)]
     merge = operator(Policy(), n, joining)
     oracle = Oracle({str(number): joining[number] for number in range(n)})
     for number, element in steps:
-        said = merge.process(str(number), element)
-        assert in_order(said) == in_order(oracle.process(str(number), element))
+        emitted = merge.process(str(number), element)
+        assert in_order(emitted) == in_order(oracle.process(str(number), element))
 
 
 class Walked(In3t):
@@ -268,8 +268,8 @@ def test_the_index_leaves_out_no_node_that_a_stable_concerns(
     for source in walking.inputs.values():
         walking._index.attach(source)
     for number, element in steps:
-        said = merge.process(str(number), element)
-        assert said == walking.process(str(number), element)
+        emitted = merge.process(str(number), element)
+        assert emitted == walking.process(str(number), element)
         assert merge.breaches() == walking.breaches()
         walking.check()
 
@@ -303,17 +303,17 @@ def test_an_operator_rebuilt_from_prefixes_goes_on_the_same(
     joining = [data.draw(st.sampled_from((START, START, 5, 12))) for _ in range(n)]
     cut = data.draw(st.integers(0, len(steps)))
     merge = operator(policy, n, joining)
-    said = [o for number, element in steps[:cut] for o in merge.process(str(number), element)]
+    emitted = [o for number, element in steps[:cut] for o in merge.process(str(number), element)]
 
     rebuilt = lmerge(Case.R4, policy)
-    half = len(said) // 2
-    rebuilt.replay_output(said[:half])
-    rebuilt.replay_output(said[half:])
+    half = len(emitted) // 2
+    rebuilt.replay_output(emitted[:half])
+    rebuilt.replay_output(emitted[half:])
     for number in range(n):
         rebuilt.attach(str(number), joining[number])
     prefixes = [[e for k, e in steps[:cut] if k == number] for number in range(n)]
     for number, element in data.draw(interleavings(prefixes)):
-        assert rebuilt.replay_input(str(number), [element]) == [], "the output has said it all"
+        assert rebuilt.replay_input(str(number), [element]) == [], "the output has all of it"
         rebuilt.check()
 
     assert rebuilt.max_stable == merge.max_stable
@@ -339,12 +339,12 @@ def test_late_joiners_and_early_leavers_lose_nothing(
     merge, output = operator(policy, n), TDB()
     for name in names:
         merge.attach(name, joining_at=t)
-    told = [[(name, e) for e in stream] for name, stream in zip(names, joiners, strict=True)]
+    joining = [[(name, e) for e in stream] for name, stream in zip(names, joiners, strict=True)]
     old = [(str(number), e) for number, e in steps]
-    for _, (name, element) in data.draw(interleavings([old, *told])):
+    for _, (name, element) in data.draw(interleavings([old, *joining])):
         if name in merge.inputs:
-            for said in merge.process(name, element):
-                output.apply(said)
+            for emitted in merge.process(name, element):
+                output.apply(emitted)
         joined = all(merge.inputs[each].joined for each in names)
         if joined and "0" in merge.inputs and data.draw(st.booleans()):
             for other in range(n):
@@ -356,11 +356,11 @@ def test_late_joiners_and_early_leavers_lose_nothing(
 
 
 @given(lying_runs(), policies)
-def test_batches_and_the_same_calls_say_the_same(run: tuple[int, Steps], policy: Policy) -> None:
+def test_batches_and_the_same_calls_emit_the_same(run: tuple[int, Steps], policy: Policy) -> None:
     n, steps = run
     one, two, many = (operator(policy, n) for _ in range(3))
-    singly = [said for number, element in steps for said in one.process(str(number), element)]
-    again = [said for number, element in steps for said in two.process(str(number), element)]
+    singly = [emitted for number, element in steps for emitted in one.process(str(number), element)]
+    again = [emitted for number, element in steps for emitted in two.process(str(number), element)]
     together: list[Element] = []
     batch: list[Element] = []
     for k, (number, element) in enumerate(steps):

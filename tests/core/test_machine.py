@@ -1,4 +1,4 @@
-"""A state machine: inputs attach, speak, leave and come back; the operator is swapped for a
+"""A state machine: inputs attach, publish, leave and come back; the operator is swapped for a
 restored or a rebuilt one at any time. Whatever happens, an honest input at the end completes the
 output, nobody was to blame, and every invariant held on the way."""
 
@@ -18,11 +18,11 @@ NAMES = "abcd"
 
 @dataclass
 class Feed:
-    """What an attached input has said, and what it is going to say."""
+    """What an attached input has published, and what it is going to publish."""
 
     joining_at: int
     coming: list[Element]
-    said: list[Element] = field(default_factory=list)
+    published: list[Element] = field(default_factory=list)
 
 
 class Merging(RuleBasedStateMachine):
@@ -32,7 +32,7 @@ class Merging(RuleBasedStateMachine):
         self.logical: list[Event] = []
         self.feeds: dict[str, Feed] = {}
         self.output = TDB()
-        self.said: list[Element] = []
+        self.emitted: list[Element] = []
 
     @initialize(logical=logical_streams())
     def mean(self, logical: list[Event]) -> None:
@@ -51,17 +51,17 @@ class Merging(RuleBasedStateMachine):
 
     @precondition(lambda self: self.feeds)
     @rule(data=st.data())
-    def speak(self, data: st.DataObject) -> None:
+    def publish(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.feeds)))
         for _ in range(data.draw(st.integers(1, 8))):
-            self._say_next(name)
+            self._publish_next(name)
 
     @precondition(lambda self: self.feeds)
     @rule(data=st.data())
     def detach(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.feeds)))
         del self.feeds[name]
-        self._hear(self.merge.detach(name))
+        self._take(self.merge.detach(name))
 
     @rule()
     def restart_from_a_snapshot(self) -> None:
@@ -72,10 +72,10 @@ class Merging(RuleBasedStateMachine):
     @rule()
     def restart_from_prefixes(self) -> None:
         rebuilt = lmerge()
-        rebuilt.replay_output(self.said)
+        rebuilt.replay_output(self.emitted)
         for name, feed in self.feeds.items():
             rebuilt.attach(name, feed.joining_at)
-            assert rebuilt.process_batch(name, feed.said) == []
+            assert rebuilt.process_batch(name, feed.published) == []
         assert rebuilt.max_stable == self.merge.max_stable
         assert len(rebuilt) == len(self.merge)
         self.merge = rebuilt
@@ -86,24 +86,24 @@ class Merging(RuleBasedStateMachine):
         assert self.merge.breaches() == []
         assert self.merge.max_stable == self.output.stable
 
-    def _say_next(self, name: str) -> None:
+    def _publish_next(self, name: str) -> None:
         feed = self.feeds[name]
         if feed.coming:
             element = feed.coming.pop(0)
-            feed.said.append(element)
-            self._hear(self.merge.process(name, element))
+            feed.published.append(element)
+            self._take(self.merge.process(name, element))
 
-    def _hear(self, said: list[Element]) -> None:
-        for element in said:
+    def _take(self, emitted: list[Element]) -> None:
+        for element in emitted:
             self.output.apply(element)
-        self.said += said
+        self.emitted += emitted
 
     def teardown(self) -> None:
-        """An honest input from the beginning of time says all there is."""
+        """An honest input from the beginning of time publishes all there is."""
         self.merge.attach("last")
         for event in self.logical:
-            self._hear(self.merge.process("last", Insert(*event)))
-        self._hear(self.merge.process("last", Stable(INFINITY)))
+            self._take(self.merge.process("last", Insert(*event)))
+        self._take(self.merge.process("last", Stable(INFINITY)))
         self.everything_holds()
         assert self.output == TDB(self.logical)
         assert self.output.stable == INFINITY

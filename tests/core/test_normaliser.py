@@ -1,5 +1,5 @@
-"""The normaliser: canonical after every element, legal whatever the input says, and what merging
-snapshot-equivalent plans comes to with it and without."""
+"""The normaliser: canonical after every element, legal whatever the input publishes, and what
+merging snapshot-equivalent plans comes to with it and without."""
 
 import json
 import os
@@ -85,21 +85,21 @@ class Held:
         before = Counter(self.output)
         illegal = self.input.violation(element)
         refused = len(self.normaliser.refused)
-        said = self.normaliser.process(element)
+        emitted = self.normaliser.process(element)
         if illegal is None:
             self.input.apply(element)
         if type(element) is Stable:
-            assert said == [element]
-        for one in said if type(element) is not Stable or illegal is None else ():
+            assert emitted == [element]
+        for one in emitted if type(element) is not Stable or illegal is None else ():
             self.output.apply(one)  # raises when it is not legal
         assert (len(self.normaliser.refused) > refused) == bool(
             illegal and type(element) is not Stable
         )
         assert self.output == TDB(canonical(self.input))
-        assert type(element) is Stable or len(said) == _fewest(before, Counter(self.output))
+        assert type(element) is Stable or len(emitted) == _fewest(before, Counter(self.output))
         self.normaliser.check()
         assert len(self.normaliser) == self._live()
-        return said
+        return emitted
 
     def _live(self) -> int:
         last = self.input.stable
@@ -119,9 +119,11 @@ def _fewest(before: Counter[Event], after: Counter[Event]) -> int:
 @given(st.data())
 def test_the_output_is_legal_and_canonical_after_every_element(data: st.DataObject) -> None:
     logical = data.draw(logical_streams(unique_keys=False))
-    (told,) = data.draw(presentations(logical, 1, "R4") | seeded_presentations(logical, 1, "R4"))
+    (elements,) = data.draw(
+        presentations(logical, 1, "R4") | seeded_presentations(logical, 1, "R4")
+    )
     held = Held()
-    for element in told:
+    for element in elements:
         held.process(element)
     assert held.output == TDB(canonical(logical))
     assert not held.normaliser.refused
@@ -129,16 +131,16 @@ def test_the_output_is_legal_and_canonical_after_every_element(data: st.DataObje
 
 
 @given(st.data())
-def test_whatever_an_input_says_the_output_is_the_form_of_what_was_legal(
+def test_whatever_an_input_publishes_the_output_is_the_form_of_what_was_legal(
     data: st.DataObject,
 ) -> None:
     logical = data.draw(logical_streams(unique_keys=False))
-    told = data.draw(
+    elements = data.draw(
         lying_presentations(logical, 1, "R4").map(lambda made: made[0])
         | st.lists(any_elements(), max_size=20)
     )
     held = Held()
-    for element in told:
+    for element in elements:
         held.process(element)
 
 
@@ -169,27 +171,27 @@ def _any_legal(rng: Random, tdb: TDB) -> Element:
 def test_a_key_of_the_input_is_a_key_of_every_prefix(data: st.DataObject) -> None:
     """So case R3 stays case R3, even where events of one payload overlap."""
     logical = data.draw(logical_streams())
-    (told,) = data.draw(presentations(logical, 1) | seeded_presentations(logical, 1))
+    (elements,) = data.draw(presentations(logical, 1) | seeded_presentations(logical, 1))
     normaliser, output = Normaliser(), TDB()
-    for element in told:
-        for said in normaliser.process(element):
-            output.apply(said)
+    for element in elements:
+        for emitted in normaliser.process(element):
+            output.apply(emitted)
             keys = Counter((payload, vs) for payload, vs, _ in output)
             assert max(keys.values(), default=1) == 1
 
 
 @given(st.data())
-def test_batches_say_what_single_elements_say(data: st.DataObject) -> None:
-    (told,) = data.draw(lying_presentations(data.draw(logical_streams()), 1))
+def test_batches_emit_what_single_elements_emit(data: st.DataObject) -> None:
+    (elements,) = data.draw(lying_presentations(data.draw(logical_streams()), 1))
     one, many = Normaliser(), Normaliser()
-    singly = [said for element in told for said in one.process(element)]
-    cut = data.draw(st.integers(0, len(told)))
-    assert many.process_batch(told[:cut]) + many.process_batch(told[cut:]) == singly
+    singly = [out for element in elements for out in one.process(element)]
+    cut = data.draw(st.integers(0, len(elements)))
+    assert many.process_batch(elements[:cut]) + many.process_batch(elements[cut:]) == singly
     assert many.refused == one.refused
 
 
 @pytest.mark.parametrize(
-    ("told", "said"),
+    ("elements", "emitted"),
     [
         ([Insert("A", 1, 5), Insert("A", 5, 9)], [Adjust("A", 1, 5, 9)]),
         ([Insert("A", 5, 9), Insert("A", 1, 5)], [Adjust("A", 5, 9, 5), Insert("A", 1, 9)]),
@@ -213,15 +215,15 @@ def test_batches_say_what_single_elements_say(data: st.DataObject) -> None:
         ([Insert("A", 1, 9), Stable(5), Stable(4)], [Stable(4)]),
     ],
 )  # fmt: skip
-def test_what_the_last_element_changes(told: list[Element], said: list[Element]) -> None:
+def test_what_the_last_element_changes(elements: list[Element], emitted: list[Element]) -> None:
     held = Held()
-    for element in told[:-1]:
+    for element in elements[:-1]:
         held.process(element)
-    assert held.process(told[-1]) == said
+    assert held.process(elements[-1]) == emitted
 
 
 @pytest.mark.parametrize(
-    ("told", "kind"),
+    ("elements", "kind"),
     [
         ([Stable(5), Insert("A", 4, 9)], BreachKind.BROKE_OWN_STABLE),
         ([Insert("A", 1, 9), Stable(5), Adjust("A", 1, 9, 4)], BreachKind.BROKE_OWN_STABLE),
@@ -235,18 +237,18 @@ def test_what_the_last_element_changes(told: list[Element], said: list[Element])
     ],
 )
 def test_what_cannot_be_applied_is_refused_and_blamed(
-    told: list[Element], kind: BreachKind
+    elements: list[Element], kind: BreachKind
 ) -> None:
     held, merge = Held(), lmerge()
     merge.attach("a")
-    for element in told:
-        said = held.process(element)
-        merge.process_batch("a", said)
-    assert said == []
-    assert held.normaliser.refused == [(kind, told[-1])]
+    for element in elements:
+        emitted = held.process(element)
+        merge.process_batch("a", emitted)
+    assert emitted == []
+    assert held.normaliser.refused == [(kind, elements[-1])]
     held.normaliser.blame(merge, "a")
     assert [(each.input, each.kind, each.element) for each in merge.breaches()] == [
-        ("a", kind, told[-1])
+        ("a", kind, elements[-1])
     ]
     assert merge.inputs["a"].breaches == {kind: 1}
     assert held.normaliser.refused == []
@@ -283,23 +285,23 @@ REVISED = Variation(
 
 
 def plans(rng: Random, found: list[Event], n: int = 2) -> list[list[Element]]:
-    """Ways to tell a history: cut, ordered and revised each in its own."""
+    """Ways to present a history: cut, ordered and revised each in its own."""
     return [
         list(present(lives_of(cut_anew(rng, found)), REVISED, rng.randint(0, 2**30)))
         for _ in range(n)
     ]
 
 
-def merged(rng: Random, told: list[list[Element]], case: str = "R3") -> tuple[TDB, int]:
-    """What a merge says, and how many breaches it found."""
+def merged(rng: Random, streams: list[list[Element]], case: str = "R3") -> tuple[TDB, int]:
+    """What a merge emits, and how many breaches it found."""
     merge, output = lmerge(case), TDB()
-    left = {str(number): list(reversed(elements)) for number, elements in enumerate(told)}
+    left = {str(number): list(reversed(elements)) for number, elements in enumerate(streams)}
     for name in left:
         merge.attach(name)
     while left:
         name = rng.choice(list(left))
-        for said in merge.process(name, left[name].pop()):
-            output.apply(said)
+        for emitted in merge.process(name, left[name].pop()):
+            output.apply(emitted)
         if not left[name]:
             del left[name]
     return output, len(merge.breaches())
@@ -314,11 +316,13 @@ def test_random_plan_pairs_merge_wrongly_without_the_normaliser_and_rightly_with
     for seed in range(PAIRS):
         rng = Random(seed)
         found = history(rng)
-        told = plans(rng, found)
+        streams = plans(rng, found)
         expected = TDB(canonical(found))
-        output, _ = merged(Random(seed), told)
+        output, _ = merged(Random(seed), streams)
         without += TDB(canonical(output)) != expected  # wrong at some instant, not only cut anew
-        output, blamed = merged(Random(seed), [Normaliser().process_batch(each) for each in told])
+        output, blamed = merged(
+            Random(seed), [Normaliser().process_batch(each) for each in streams]
+        )
         within += output != expected
         breaches += blamed
     assert without > 0.6 * PAIRS, without
@@ -331,10 +335,10 @@ def test_random_plan_pairs_that_overlap_are_merged_rightly_in_case_r4() -> None:
         rng = Random(seed)
         found = [event for _ in range(3) for event in history(rng, payloads=2, spans=2)]
         expected = TDB(canonical(found))
-        told = [*plans(rng, found, n=1), *plans(rng, canonical(found), n=1)]
-        output, _ = merged(Random(seed), told, "R4")
+        streams = [*plans(rng, found, n=1), *plans(rng, canonical(found), n=1)]
+        output, _ = merged(Random(seed), streams, "R4")
         without += TDB(canonical(output)) != expected
-        forms = [Normaliser().process_batch(each) for each in told]
+        forms = [Normaliser().process_batch(each) for each in streams]
         output, blamed = merged(Random(seed), forms, "R4")
         within += output != expected
         breaches += blamed
@@ -348,12 +352,12 @@ def test_a_merge_of_normalised_plans_is_compatible_after_every_element(
 ) -> None:
     rng = Random(seed)
     found = history(rng, payloads=2, spans=2)
-    told = plans(rng, found, n=3)
-    normalisers = [Normaliser() for _ in told]
-    watched = Watched([str(number) for number in range(len(told))])
-    for number, element in data.draw(interleavings(told)):
-        for said in normalisers[number].process(element):
-            watched.process(str(number), said)
+    streams = plans(rng, found, n=3)
+    normalisers = [Normaliser() for _ in streams]
+    watched = Watched([str(number) for number in range(len(streams))])
+    for number, element in data.draw(interleavings(streams)):
+        for emitted in normalisers[number].process(element):
+            watched.process(str(number), emitted)
     assert watched.output == TDB(found)
     assert len(watched.merge) == 0
 
@@ -366,7 +370,7 @@ def test_plans_that_overlap_become_equivalent_too(data: st.DataObject) -> None:
     rng = Random(data.draw(st.integers(0, 2**32)))
     (one,) = data.draw(presentations(finite, 1, "R4"))
     (two,) = data.draw(presentations(cut_anew(rng, canonical(finite)), 1, "R4"))
-    outputs = [reconstitute(Normaliser().process_batch(told)) for told in (one, two)]
+    outputs = [reconstitute(Normaliser().process_batch(each)) for each in (one, two)]
     assert outputs[0] == outputs[1] == TDB(canonical(finite))
 
 
@@ -412,24 +416,24 @@ def test_what_merges_wrongly_in_the_vectors_is_mended(
     rows = [(row[1], name, Event(*row)) for name, form in forms.items() for row in form]
     steps = [(name, event) for _, name, event in sorted(rows, key=lambda row: row[0])]
 
-    def said_by(case: str, normalisers: dict[str, Normaliser]) -> TDB:
+    def output_of(case: str, normalisers: dict[str, Normaliser]) -> TDB:
         merge, output = lmerge(case), TDB()
         merge.attach("whole")
         merge.attach("pieces")
         for name, event in steps:
-            heard: list[Element] = [Insert(*event)]
+            received: list[Element] = [Insert(*event)]
             if normalisers:
-                heard = normalisers[name].process(heard[0])
-            for said in merge.process_batch(name, heard):
-                output.apply(said)
+                received = normalisers[name].process(received[0])
+            for emitted in merge.process_batch(name, received):
+                output.apply(emitted)
         for name in ("whole", "pieces"):
-            for said in merge.process(name, Stable(INFINITY)):
-                output.apply(said)
+            for emitted in merge.process(name, Stable(INFINITY)):
+                output.apply(emitted)
         return output
 
     expected = TDB(events(VECTORS[wrong]["expect"]))
-    assert said_by(case, {}) == expected, "as the vector says"
-    mended = said_by("R3", {"whole": Normaliser(), "pieces": Normaliser()})
+    assert output_of(case, {}) == expected, "as the vector says"
+    mended = output_of("R3", {"whole": Normaliser(), "pieces": Normaliser()})
     assert mended == TDB(events(whole)) == TDB(canonical(events(pieces)))
 
 
@@ -442,9 +446,9 @@ def test_the_output_does_not_depend_on_the_hash_seed() -> None:
         "from lmerge_service.core.normaliser import Normaliser\n"
         "from tests.core.test_normaliser import history, plans\n"
         "rng = Random(7)\n"
-        "told = [plans(rng, [event._replace(payload=f'p{event.payload}') for event in"
+        "streams = [plans(rng, [event._replace(payload=f'p{event.payload}') for event in"
         " history(rng, 20)])[0] for _ in range(5)]\n"
-        "print([Normaliser().process_batch(each) for each in told])"
+        "print([Normaliser().process_batch(each) for each in streams])"
     )
     outputs = {
         subprocess.run(
@@ -473,7 +477,7 @@ def test_a_stable_touches_what_it_makes_final_and_nothing_else() -> None:
 
 
 def _work(n: int, width: int) -> int:
-    """A payload's n pieces, each told without end and then cut, `width` of them open at a time."""
+    """A payload's n pieces, each inserted without end and then cut, `width` open at a time."""
     normaliser = Normaliser()
     for k in range(n):
         normaliser.process(Insert("A", 10 * k, INFINITY))
@@ -539,9 +543,9 @@ def test_a_restored_normaliser_goes_on_the_same(
         assert (len(twin), twin.stable) == (len(original), original.stable)
         assert list(twin.parts(payloads)) == parts
     for element in elements[cut:]:
-        said = original.process(element)
+        emitted = original.process(element)
         for twin in twins:
-            assert twin.process(element) == said
+            assert twin.process(element) == emitted
             assert twin.refused == original.refused
             twin.check()
 

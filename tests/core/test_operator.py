@@ -25,7 +25,7 @@ def kinds(merge: LMerge) -> list[BreachKind]:
     return [breach.kind for breach in merge.breaches()]
 
 
-def test_a_breach_says_who_what_and_what_was_kept() -> None:
+def test_a_breach_contains_who_what_and_what_was_kept() -> None:
     merge = merge_of("a", "b")
     merge.process_batch("a", [Insert("A", 2, 20), Stable(10)])
     merge.process("b", Stable(15))
@@ -46,8 +46,8 @@ def test_a_contradiction_is_reported_once_however_often_it_is_repeated() -> None
     """materialize PR#38196: replicas disagree for ever; one decision, one report, no rewriting."""
     merge = merge_of("a", "b")
     merge.process_batch("a", [Insert("A", 2, INFINITY), Stable(10)])
-    said = [merge.process("b", Stable(t)) for t in range(11, 100)]
-    assert said == [[Stable(t)] for t in range(11, 100)]
+    emitted = [merge.process("b", Stable(t)) for t in range(11, 100)]
+    assert emitted == [[Stable(t)] for t in range(11, 100)]
     assert kinds(merge) == [BreachKind.HALF_FROZEN_MISSING]
 
 
@@ -119,9 +119,9 @@ def test_the_gap_is_the_range_nobody_vouches_for() -> None:
     merge.detach("a")
     assert merge.gap == Gap(10, 20, "c")
     merge.process("b", Stable(99))
-    gap, said = merge.accept_gap()
+    gap, emitted = merge.accept_gap()
     assert gap == Gap(10, 20, "c")
-    assert said == []
+    assert emitted == []
     assert merge.process("c", Stable(31)) == [Stable(31), Stable(99)]
     with pytest.raises(ValueError, match="no gap"):
         merge.accept_gap()
@@ -140,8 +140,8 @@ def test_repeats_after_a_restart_without_headers_are_absorbed() -> None:
 def test_tiny_regressions_of_stable_stall_nothing() -> None:
     """numaflow#3424: 100, 99, 101, 100, 102."""
     merge = merge_of("a")
-    said = [merge.process("a", Stable(t)) for t in (100, 99, 101, 100, 101, 102)]
-    assert said == [[Stable(100)], [], [Stable(101)], [], [], [Stable(102)]]
+    emitted = [merge.process("a", Stable(t)) for t in (100, 99, 101, 100, 101, 102)]
+    assert emitted == [[Stable(100)], [], [Stable(101)], [], [], [Stable(102)]]
     assert kinds(merge) == [BreachKind.STABLE_REGRESSION] * 2
 
 
@@ -151,7 +151,7 @@ def test_an_idle_input_holds_nobody_back() -> None:
     assert merge.process("a", Stable(100)) == [Stable(100)]
 
 
-def test_a_laggard_is_told_from_a_liar() -> None:
+def test_a_laggard_is_distinguished_from_a_liar() -> None:
     """laminardb#65: below the own stable is a breach, below the output's alone is a laggard."""
     merge = merge_of("leader", "laggard")
     merge.process("leader", Stable(100))
@@ -200,8 +200,8 @@ def test_revisions_at_one_time_keep_their_order() -> None:
     batch = [e for k in range(1_000) for e in (Insert(k, 7, INFINITY), Adjust(k, 7, INFINITY, 8))]
     merge.process_batch("b", batch[::2])
     merge.process_batch("a", batch)
-    said = merge.process("a", Stable(9))
-    assert said == [*[Adjust(k, 7, INFINITY, 8) for k in range(1_000)], Stable(9)]
+    emitted = merge.process("a", Stable(9))
+    assert emitted == [*[Adjust(k, 7, INFINITY, 8) for k in range(1_000)], Stable(9)]
 
 
 def test_different_payloads_at_one_time_are_two_events_whatever_the_order() -> None:
@@ -209,12 +209,12 @@ def test_different_payloads_at_one_time_are_two_events_whatever_the_order() -> N
     outputs = set()
     for order in (("a", "b"), ("b", "a")):
         merge = merge_of("a", "b")
-        said: list[Element] = []
+        emitted: list[Element] = []
         for name in order:
-            said += merge.process(name, Insert(("k", name), 10, 20))
-        said += merge.process("a", Stable(30))
-        outputs.add(tuple(sorted(map(repr, said[2:]))))
-        assert said[-2:] == [Adjust(("k", "b"), 10, 20, 10), Stable(30)]
+            emitted += merge.process(name, Insert(("k", name), 10, 20))
+        emitted += merge.process("a", Stable(30))
+        outputs.add(tuple(sorted(map(repr, emitted[2:]))))
+        assert emitted[-2:] == [Adjust(("k", "b"), 10, 20, 10), Stable(30)]
     assert len(outputs) == 1
 
 
@@ -316,7 +316,7 @@ for case in Case:
         for name in "cb": print(merge.process(name, Stable(130)))
         print(merge.snapshot(), merge.breaches())
 """
-    said = {
+    printed = {
         subprocess.run(
             [sys.executable, "-c", program],
             env={"PYTHONHASHSEED": seed},
@@ -325,5 +325,5 @@ for case in Case:
         ).stdout
         for seed in ("0", "1", "2")
     }
-    assert len(said) == 1
-    assert b"Adjust" in said.pop()
+    assert len(printed) == 1
+    assert b"Adjust" in printed.pop()

@@ -87,8 +87,8 @@ def test_unequal_content_at_one_vs_is_found_out_and_doubles_nothing() -> None:
     assert [(b.input, b.kind, b.element) for b in merge.breaches()] == [
         ("0", BreachKind.BROKE_CASE, Insert("p", 5, 9))
     ]
-    heard = [(str(k), 0, vectors.element(row)) for k, row in case["given"]["steps"]]
-    weak, missed = weakened(merge, "R2", heard, flat)
+    received = [(str(k), 0, vectors.element(row)) for k, row in case["given"]["steps"]]
+    weak, missed = weakened(merge, "R2", received, flat)
     assert reconstitute([*flat, *missed]) == vectors.tdb(case["expect"]["claimed_tdb"])
     assert weak.case == Case.R2
 
@@ -100,8 +100,8 @@ def test_an_adjust_is_no_part_of_an_ordered_case(case: str, policy: Policy) -> N
     assert case in vector["given"]["cases"]
     merge = lmerge(case, policy)
     merge.attach("0")
-    said = [merge.process("0", vectors.element(row)) for _, row in vector["given"]["steps"]]
-    assert said == [[Insert("a", 1, 5)], []]
+    emitted = [merge.process("0", vectors.element(row)) for _, row in vector["given"]["steps"]]
+    assert emitted == [[Insert("a", 1, 5)], []]
     assert [b.kind for b in merge.breaches()] == [BreachKind.BROKE_CASE]
     assert merge.process("0", Stable(9)) == [Stable(9)]
 
@@ -142,8 +142,8 @@ def test_r2_finds_repeats_and_other_ends() -> None:
 
 
 @pytest.mark.parametrize("case", ORDERED)
-def test_what_a_joiner_says_waits_until_it_is_joined(case: str) -> None:
-    """Else B would make the output lose A, and what began before is never heard from it."""
+def test_what_a_joiner_publishes_waits_until_it_is_joined(case: str) -> None:
+    """Else B would make the output lose A, and what began before never comes from it."""
     merge = lmerge(case)
     merge.attach("a")
     merge.attach("b", joining_at=10)
@@ -192,17 +192,17 @@ def test_an_output_that_is_not_of_the_case_is_refused(case: str) -> None:
 
 
 def test_weakened_goes_on_where_the_stronger_case_was() -> None:
-    """All that matters is taken over: incarnations, joining, gaps, what was said and heard."""
+    """All that matters is taken over: incarnations, joining, gaps, the output, the inputs."""
     strong = lmerge("R0")
     for name in ("a", "a", "b"):
         strong.attach(name)
     strong.attach("c", joining_at=50)
-    heard: list[tuple[str, int, Element]] = [
+    received: list[tuple[str, int, Element]] = [
         ("a", 0, Insert("A", 5, 9)), ("a", 0, Stable(4)), ("b", 0, Insert("A", 5, 9)),
         ("a", 0, Adjust("A", 5, 9, 20)), ("c", 0, Stable(60)),
     ]  # fmt: skip
-    said = [o for name, part, element in heard for o in strong.process(name, element, part)]
-    weak, missed = weakened(strong, "R3", heard, said)
+    emitted = [o for name, part, element in received for o in strong.process(name, element, part)]
+    weak, missed = weakened(strong, "R3", received, emitted)
     weak.check()
     assert missed == []
     assert [s.incarnation for s in weak.inputs.values()] == [1, 0, 0]

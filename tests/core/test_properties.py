@@ -76,21 +76,21 @@ def test_a_lying_input_beside_honest_ones_is_blamed_and_breaks_nothing(
         merge.attach(str(number))
     output = TDB()
     for _, (number, element) in merged:
-        for said in merge.process(str(number), element):
-            output.apply(said)
+        for emitted in merge.process(str(number), element):
+            output.apply(emitted)
         merge.check()
     assert output == TDB(logical)
     assert all(breach.input == str(n) for breach in merge.breaches())
 
 
 @given(runs())
-def test_batches_say_what_single_elements_say(run: tuple[list[Event], int, Steps]) -> None:
+def test_batches_emit_what_single_elements_emit(run: tuple[list[Event], int, Steps]) -> None:
     _, n, steps = run
     one, many = lmerge(), lmerge()
     for number in range(n):
         one.attach(str(number))
         many.attach(str(number))
-    singly = [said for number, element in steps for said in one.process(str(number), element)]
+    singly = [emitted for number, element in steps for emitted in one.process(str(number), element)]
     in_batches: list[Element] = []
     for number, batch in _batches(steps):
         in_batches += many.process_batch(str(number), batch)
@@ -109,7 +109,7 @@ def _batches(steps: Steps) -> list[tuple[int, list[Element]]]:
 
 
 @given(lying_runs(), st.data())
-def test_it_says_what_the_simplest_form_says(run: tuple[int, Steps], data: st.DataObject) -> None:
+def test_it_emits_what_the_simplest_form_emits(run: tuple[int, Steps], data: st.DataObject) -> None:
     """Lies and joining included; only the order of adjusts before a stable is free."""
     n, steps = run
     joining = {str(k): data.draw(st.sampled_from((START, START, 4, 11))) for k in range(n)}
@@ -117,8 +117,8 @@ def test_it_says_what_the_simplest_form_says(run: tuple[int, Steps], data: st.Da
     for name, joining_at in joining.items():
         merge.attach(name, joining_at)
     for number, element in steps:
-        said = merge.process(str(number), element)
-        assert _in_order(said) == _in_order(oracle.process(str(number), element))
+        emitted = merge.process(str(number), element)
+        assert _in_order(emitted) == _in_order(oracle.process(str(number), element))
 
 
 def test_a_wrong_old_end_does_not_revive_what_has_ended_for_the_input_itself() -> None:
@@ -168,17 +168,17 @@ def test_an_operator_rebuilt_from_prefixes_goes_on_the_same(
     merge = lmerge()
     for number in range(n):
         merge.attach(str(number), joining[number])
-    said = [o for number, element in steps[:cut] for o in merge.process(str(number), element)]
+    emitted = [o for number, element in steps[:cut] for o in merge.process(str(number), element)]
 
     rebuilt = lmerge()
-    half = len(said) // 2
-    rebuilt.replay_output(said[:half])
-    rebuilt.replay_output(said[half:])
+    half = len(emitted) // 2
+    rebuilt.replay_output(emitted[:half])
+    rebuilt.replay_output(emitted[half:])
     for number in range(n):
         rebuilt.attach(str(number), joining[number])
     prefixes = [[e for k, e in steps[:cut] if k == number] for number in range(n)]
     for number, element in data.draw(interleavings(prefixes)):
-        assert rebuilt.process(str(number), element) == [], "the output has said it all"
+        assert rebuilt.process(str(number), element) == [], "the output has all of it"
         rebuilt.check()
 
     assert rebuilt.max_stable == merge.max_stable
@@ -188,9 +188,9 @@ def test_an_operator_rebuilt_from_prefixes_goes_on_the_same(
         )
 
 
-def _in_order(said: Sequence[Element]) -> list[str]:
+def _in_order(emitted: Sequence[Element]) -> list[str]:
     """Adjusts of events with one vs come in order of arrival, which a rebuild cannot know."""
-    return sorted(map(repr, said))
+    return sorted(map(repr, emitted))
 
 
 @given(runs(), st.data())
@@ -213,8 +213,8 @@ def test_a_late_joiner_and_early_leavers_lose_nothing(
     ]:
         name = "joiner" if number < 0 else str(number)
         if name in merge.inputs:
-            for said in merge.process(name, element):
-                output.apply(said)
+            for emitted in merge.process(name, element):
+                output.apply(emitted)
         if merge.inputs["joiner"].joined and not gone and data.draw(st.booleans()):
             gone = True
             for other in range(n):
@@ -252,15 +252,15 @@ def test_partitions_of_an_input_may_interleave_in_any_way(
     merge, output = lmerge(), TDB()
     merge.attach("a", partitions=width)
     for number, element in data.draw(interleavings(parts)):
-        for said in merge.process("a", element, number):
-            output.apply(said)
+        for emitted in merge.process("a", element, number):
+            output.apply(emitted)
         merge.check()
     assert output == reconstitute(whole)
     assert output.stable == INFINITY
     assert merge.breaches() == []
 
 
-def test_a_partition_that_never_spoke_holds_its_input_back() -> None:
+def test_a_partition_without_elements_holds_its_input_back() -> None:
     merge = lmerge()
     merge.attach("a", partitions=2)
     assert merge.process("a", Stable(10), 0) == []

@@ -47,9 +47,9 @@ def test_under_a_quorum_too_few_joined_inputs_are_a_gap(case: str) -> None:
     assert merge.gap == Gap(50, 80, "b")
     for name in "abc":
         assert merge.process(name, Stable(100)) == []
-    gap, said = merge.accept_gap()
+    gap, emitted = merge.accept_gap()
     assert gap == Gap(50, 80, "b")
-    assert said == [Stable(100)]
+    assert emitted == [Stable(100)]
     merge.check()
     assert merge.inputs["a"].joined
 
@@ -126,8 +126,8 @@ def test_a_joining_input_is_not_asked_about_what_it_does_not_vouch_for(case: str
     merge.process_batch("honest", [Insert("A", 5, 35), Stable(6)])
     merge.process_batch("joiner", [Insert("A", 5, 30), Stable(50)])
     merge.detach("leader")
-    said = merge.process("lacks", Stable(38))
-    assert said == [Adjust("A", 5, 60, 35), Stable(38)]
+    emitted = merge.process("lacks", Stable(38))
+    assert emitted == [Adjust("A", 5, 60, 35), Stable(38)]
 
 
 # Elements that are none
@@ -183,12 +183,12 @@ def test_what_a_joining_input_has_waiting_is_counted(case: str) -> None:
 def test_weakening_keeps_what_was_counted_and_who_was_attached() -> None:
     merge = merge_of("R0", "a", "z")
     merge.detach("z")
-    heard: list[tuple[str, int, Element]] = [
+    received: list[tuple[str, int, Element]] = [
         ("a", 0, Insert("A", 5, 9)), ("a", 0, Adjust("A", 5, 9, 8)), ("a", 0, Stable(6)),
     ]  # fmt: skip
-    said = [out for name, _, element in heard for out in merge.process(name, element)]
+    emitted = [out for name, _, element in received for out in merge.process(name, element)]
     assert len(merge.breaches()) == 1
-    weak, missed = weakened(merge, "R3", heard, said)
+    weak, missed = weakened(merge, "R3", received, emitted)
     assert (missed, weak.breaches(), weak.stats()) == ([], [], merge.stats())
     assert weak.process("z", Stable(1)) == []
     assert [b.kind for b in weak.breaches()] == [BreachKind.AFTER_DETACH]
@@ -203,13 +203,13 @@ def test_only_a_weaker_case_weakens(case: str, other: str) -> None:
 # Feedback
 
 
-def test_in_r4_an_input_may_leave_out_events_that_it_has_not_told() -> None:
+def test_in_r4_an_input_may_leave_out_events_that_it_has_not_published() -> None:
     merge = merge_of("R4", "fast", "slow")
     merge.process("slow", Insert("A", 5, 40))
     merge.process_batch("fast", [Insert("A", 5, 12), Insert("A", 5, 40), Stable(20)])
     assert merge.feedback() == {"slow": 20}
-    said = merge.process_batch("slow", [Stable(25), Adjust("A", 5, 40, 50), Stable(60)])
-    assert said == [Stable(25), Adjust("A", 5, 40, 50), Stable(60)]
+    emitted = merge.process_batch("slow", [Stable(25), Adjust("A", 5, 40, 50), Stable(60)])
+    assert emitted == [Stable(25), Adjust("A", 5, 40, 50), Stable(60)]
     assert merge.breaches() == []
 
 
@@ -245,9 +245,9 @@ def test_events_of_one_vs_keep_their_order_across_a_restart() -> None:
     merge.process_batch("b", [Insert(k, 1, 40 - k) for k in range(10)])
     merge.process("a", Stable(2))
     twin = restore(merge.snapshot())
-    said = fed(merge)
-    assert said == fed(twin)
-    assert [e.payload for e in said if isinstance(e, Adjust)] == list(range(10))
+    emitted = fed(merge)
+    assert emitted == fed(twin)
+    assert [e.payload for e in emitted if isinstance(e, Adjust)] == list(range(10))
 
 
 # The normaliser
@@ -255,14 +255,14 @@ def test_events_of_one_vs_keep_their_order_across_a_restart() -> None:
 
 def test_what_is_removed_leaves_nothing_with_the_normaliser() -> None:
     pieces = Normaliser()
-    said: list[Element] = []
+    emitted: list[Element] = []
     for k in range(300):
-        said += pieces.process(Insert(k, 1, INFINITY))
+        emitted += pieces.process(Insert(k, 1, INFINITY))
     for k in range(300):
-        said += pieces.process(Adjust(k, 1, INFINITY, 1))
+        emitted += pieces.process(Adjust(k, 1, INFINITY, 1))
     pieces.check()
     assert len(pieces) == 0
-    assert list(reconstitute(said)) == []
+    assert list(reconstitute(emitted)) == []
 
 
 # Multisets
