@@ -34,7 +34,7 @@ from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.records import Record
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.local.stage import shipped_topology
-from lmerge_service.local.worker import Worker
+from lmerge_service.local.worker import WorkerProcess
 from lmerge_service.offline.audit import Audited, audit_topic, compare
 from lmerge_service.service.status.document import Status
 from lmerge_service.workloads.flights import flights
@@ -162,7 +162,7 @@ async def play(months: Sequence[int]) -> Run:
         path = shipped_topology(_TOPOLOGY)
         output = topologies.load(path, bootstrap=stage.bootstrap).output.topic
         connection = Connection(stage.bootstrap)
-        worker = Worker(stage, "worker", path, ("--bootstrap", stage.bootstrap))
+        worker = WorkerProcess(stage, "worker", path, ("--bootstrap", stage.bootstrap))
         await worker.start()
         flows = await _flows(connection, worker, output, inputs, streams)
         if worker.ended is not None:
@@ -177,7 +177,7 @@ async def play(months: Sequence[int]) -> Run:
 
 async def _flows(
     connection: Connection,
-    worker: Worker,
+    worker: WorkerProcess,
     output: str,
     inputs: Mapping[str, Disturbed],
     streams: Mapping[str, Sequence[Element]],

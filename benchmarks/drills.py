@@ -20,8 +20,8 @@ import msgspec
 
 from benchmarks.fleet import log_line
 from lmerge_service.drills.drills import STANDARD, experiment, run
-from lmerge_service.drills.report import Result
-from lmerge_service.drills.verdicts import Tally
+from lmerge_service.drills.report import DrillResult
+from lmerge_service.drills.verdicts import WrongEvents
 
 __all__ = ("CALM", "DRILLS", "MERGERS", "Verdict", "experiment_with", "play", "table")
 
@@ -56,7 +56,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     broken: list[str]
     """The checks that found something."""
     unclear: list[str]
-    tally: Tally
+    tally: WrongEvents
     hole: float
     """Seconds."""
     ended: bool
@@ -118,7 +118,7 @@ def _of(probe: Mapping[str, Any]) -> str:
     return str(probe["provider"]["func"])
 
 
-def _verdict(drill: str, merger: str, result: Result) -> Verdict:
+def _verdict(drill: str, merger: str, result: DrillResult) -> Verdict:
     judged = result.judged
     findings = [] if judged is None else judged.findings
     return Verdict(
@@ -126,7 +126,7 @@ def _verdict(drill: str, merger: str, result: Result) -> Verdict:
         merger=merger,
         broken=[each["check"] for each in findings if each["outcome"] == "invalid"],
         unclear=[each["check"] for each in findings if each["outcome"] == "unknown"],
-        tally=(judged and judged.tally) or Tally(),
+        tally=(judged and judged.tally) or WrongEvents(),
         hole=0.0 if judged is None else judged.hole.seconds,
         ended=result.steps[-1]["status"] == "succeeded",  # the replicas publish the rest, and end
         why=result.why,

@@ -21,7 +21,7 @@ from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.local.broker import LocalBroker
 from lmerge_service.local.stage import Stage
-from lmerge_service.local.worker import Worker
+from lmerge_service.local.worker import WorkerProcess
 
 __all__ = ("NEVER", "TOPICS", "Merge", "Report", "by_topic", "log_line", "staged")
 
@@ -91,13 +91,13 @@ class Merge:
             for topic in TOPICS.values():
                 await topics.ensure(topic)
 
-    async def worker(self, **settings: Any) -> Worker:
+    async def worker(self, **settings: Any) -> WorkerProcess:
         """Starts a worker; `settings` go over those of the merge for it alone."""
         self._workers += 1
         name = f"{self.name}-{self._workers}"
         path = self.stage.folder / f"{name}.yaml"
         path.write_text(json.dumps(self._document(settings)))  # YAML is a superset of JSON
-        worker = Worker(self.stage, name, path)
+        worker = WorkerProcess(self.stage, name, path)
         await worker.start()
         return worker
 

@@ -36,7 +36,7 @@ from lmerge_service.kafka.records import Record
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.local.processes import Child
 from lmerge_service.local.stage import Stage, shipped_topology
-from lmerge_service.local.worker import Worker
+from lmerge_service.local.worker import WorkerProcess
 from lmerge_service.offline.audit import Audited, audit_topic, compare
 from lmerge_service.tdb import TDB
 from lmerge_service.workloads.readings import readings
@@ -107,7 +107,7 @@ async def _play(name: str, way: Way, count: int) -> Run:
         log_line(f"{name}: publishing {count:,} readings")
         await _ended(await _start(stage, commands, "readings"))
         options = ("--bootstrap", stage.bootstrap)
-        worker = Worker(stage, "worker", shipped_topology(_TOPOLOGY), options)
+        worker = WorkerProcess(stage, "worker", shipped_topology(_TOPOLOGY), options)
         if way.merged:
             await worker.start()
             await worker.until(all_joined, "all replicas to be joined", seconds=60)
@@ -192,7 +192,7 @@ def _inserts(records: Sequence[Record]) -> int:
     return sum((record.value or b"").startswith(b'{"op":"insert"') for record in records)
 
 
-async def _blameless(worker: Worker) -> None:
+async def _blameless(worker: WorkerProcess) -> None:
     status = await worker.until(lambda _: True, "its status")
     if blamed := {each.name: each.breaches for each in status.replicas if each.breaches}:
         raise LMergeError(f"replicas are blamed: {blamed}")

@@ -33,7 +33,7 @@ from lmerge_service.errors import LMergeError
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.publish import publish
 from lmerge_service.local.stage import Stage
-from lmerge_service.local.worker import Worker
+from lmerge_service.local.worker import WorkerProcess
 from lmerge_service.service.status.document import Status
 
 __all__ = ("WAYS", "Play", "run")
@@ -95,7 +95,7 @@ async def run(play: Play, report: Report) -> None:
 
 async def _measured(stage: Stage, name: str, way: str, play: Play) -> float:
     log_line(f"{name}: a replica, and a copy of it")
-    worker = Worker(stage, name, _topology(stage, name))
+    worker = WorkerProcess(stage, name, _topology(stage, name))
     await _publish_history(stage, f"{name}.a", play.before)
     query = _Query(play.before, play.window_ms)
     async with asyncio.TaskGroup() as group:
@@ -139,13 +139,13 @@ def _is_beyond(element: Element, events: int) -> bool:
     return type(element) is Insert and element.vs >= events * _STEP_MS
 
 
-async def _prepare(stage: Stage, worker: Worker, name: str, way: str) -> None:
+async def _prepare(stage: Stage, worker: WorkerProcess, name: str, way: str) -> None:
     """What is prepared before a copy is needed: a table is kept up to date all day."""
     if way == "table":
         await _checkpoint(stage, worker, name, way)
 
 
-async def _checkpoint(stage: Stage, worker: Worker, name: str, way: str) -> Path:
+async def _checkpoint(stage: Stage, worker: WorkerProcess, name: str, way: str) -> Path:
     path, output = stage.folder / f"{name}.{way}", f"{name}.out"
     match way:
         case "lines":
@@ -172,7 +172,7 @@ async def _publish(stage: Stage, topic: str, query: _Query) -> None:
     await publish(Connection(stage.bootstrap), topic, iter(query), rate=per_second)
 
 
-async def _lmerge(stage: Stage, worker: Worker, *arguments: str) -> bytes:
+async def _lmerge(stage: Stage, worker: WorkerProcess, *arguments: str) -> bytes:
     """Runs a command; what it wrote.
 
     Raises:

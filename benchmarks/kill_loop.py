@@ -34,7 +34,7 @@ import msgspec
 
 from benchmarks.fleet import log_line
 from lmerge_service.drills.environment import Environment
-from lmerge_service.drills.plan import DrillError, Plan, plan_of
+from lmerge_service.drills.plan import DrillError, DrillPlan, plan_of
 from lmerge_service.drills.report import judge
 from lmerge_service.errors import LMergeError
 
@@ -72,7 +72,7 @@ class Killing:
     """Seconds for which a task may be without a leader, and in which all must be back."""
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> DrillPlan:
         """Raises Refused where it cannot be played."""
         return plan_of(
             {

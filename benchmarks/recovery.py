@@ -26,7 +26,7 @@ from lmerge_service.elements import Insert
 from lmerge_service.errors import LMergeError
 from lmerge_service.kafka.client import Connection
 from lmerge_service.local.stage import Stage
-from lmerge_service.local.worker import Worker
+from lmerge_service.local.worker import WorkerProcess
 from lmerge_service.service.status.document import Status
 
 __all__ = ("by_history", "by_live_events", "takeover")
@@ -147,8 +147,8 @@ def _payload_length(payload_bytes: int) -> int:
 
 
 async def _restarted(
-    merge: Merge, worker: Worker, replicas: Replicas, snapshot_seconds: float = NEVER
-) -> tuple[Worker, tuple[float, Status]]:
+    merge: Merge, worker: WorkerProcess, replicas: Replicas, snapshot_seconds: float = NEVER
+) -> tuple[WorkerProcess, tuple[float, Status]]:
     """Kills it and starts another, when the group has forgotten the one; seconds from the start
     to the first commit."""
     await worker.kill()
@@ -164,8 +164,8 @@ def _commits(status: Status) -> bool:
 
 
 async def _with_snapshot(
-    merge: Merge, worker: Worker, replicas: Replicas
-) -> tuple[Worker, _Snapshot]:
+    merge: Merge, worker: WorkerProcess, replicas: Replicas
+) -> tuple[WorkerProcess, _Snapshot]:
     """Another worker in its place, which has taken a snapshot."""
     arrivals = Arrivals(merge.connection, merge.output)
     async with following(arrivals):
@@ -206,8 +206,8 @@ async def takeover(runs: int, sizes: Sizes, report: Report) -> None:
 
 
 async def _taken_over(
-    merge: Merge, leads: Worker, how: str, arrivals: Arrivals
-) -> tuple[Worker, float]:
+    merge: Merge, leads: WorkerProcess, how: str, arrivals: Arrivals
+) -> tuple[WorkerProcess, float]:
     """The worker that leads afterwards, and for how long nothing came."""
     standby = await merge.worker()
     await standby.until(lambda status: status.state == "standby", "a standby")

@@ -18,7 +18,7 @@ from benchmarks.fleet import Merge, Report, log_line, staged
 from benchmarks.load import Load, has_a_task, has_ended
 from benchmarks.traffic import Arrivals, following
 from lmerge_service.local.stage import Stage
-from lmerge_service.local.worker import Worker
+from lmerge_service.local.worker import WorkerProcess
 
 __all__ = ("Rolling", "roll")
 
@@ -60,7 +60,7 @@ class _Run:
         self.load = Load(
             stage, self._merge, rate=rolling.rate, live=rolling.live, seconds=self._seconds
         )
-        self._workers: deque[Worker] = deque()
+        self._workers: deque[WorkerProcess] = deque()
         self._silences: list[float] = []
         self._stops: list[float] = []
         self._undisturbed: list[float] = []

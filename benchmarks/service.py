@@ -30,7 +30,7 @@ from lmerge_service.formats.dialects import Written
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.publish import on_the_wire
 from lmerge_service.local.stage import Stage
-from lmerge_service.local.worker import Worker
+from lmerge_service.local.worker import WorkerProcess
 from lmerge_service.service.status.document import Status
 from lmerge_service.service.tuning import quieten_garbage_collector
 
@@ -90,7 +90,7 @@ async def _merged(
     return _Merged(rate, max(worker.peak for worker in started), snapshots)
 
 
-async def _until_merged(worker: Worker, tasks: int, reads: Sequence[int]) -> int:
+async def _until_merged(worker: WorkerProcess, tasks: int, reads: Sequence[int]) -> int:
     """How often it had to rebuild meanwhile."""
     leading = len(_outputs(await worker.running()))
     if leading != tasks:

@@ -24,7 +24,7 @@ from typing import Final, TypeAlias
 from benchmarks.fleet import Merge, staged
 from benchmarks.load import Load, has_a_task, has_ended
 from lmerge_service.local.stage import Stage
-from lmerge_service.local.worker import Worker
+from lmerge_service.local.worker import WorkerProcess
 from lmerge_service.service.status.document import Status, TaskStatus
 
 __all__ = ("Bounds", "Sample", "Soaking", "grown", "soak")
@@ -160,7 +160,7 @@ class _Soak:
         )
         self._reported = time.time()
         self._seen, self._sums = _Seen(), Counter[str]()
-        self._workers: list[Worker] = []
+        self._workers: list[WorkerProcess] = []
         """The witness, and the other."""
         self._news: list[str] = []
 

@@ -22,7 +22,7 @@ from benchmarks.formats import flight
 from lmerge_service.elements import Adjust, Insert, Stable
 from lmerge_service.formats.wire import encode
 from lmerge_service.kafka.client import Connection
-from lmerge_service.kafka.topics import Topics as AskedTopics
+from lmerge_service.kafka.topics import Topics
 from lmerge_service.local.broker import LocalBroker
 
 __all__ = ("busy_seconds", "run", "spent")
@@ -55,7 +55,7 @@ def _measure(
         read_elements,
         write_elements,
     )
-    from lmerge_service.spark.io.places import JsonFiles, ParquetFiles, Topic, Topics
+    from lmerge_service.spark.io.places import JsonFiles, ParquetFiles, ReadTopics, WrittenTopic
 
     made = spark.range(count, numPartitions=_PARTITIONS).mapInArrow(
         _records, "offset long, key binary, value binary"
@@ -68,7 +68,7 @@ def _measure(
     asyncio.run(_make(bootstrap, "bench"))
     sender = raw.select("key", "value").write.format("kafka").option("topic", "bench")
     sender.option("kafka.bootstrap.servers", bootstrap).save()
-    topics, parquet = Topics(bootstrap, "bench"), ParquetFiles(str(folder / "parquet"))
+    topics, parquet = ReadTopics(bootstrap, "bench"), ParquetFiles(str(folder / "parquet"))
     json = JsonFiles(str(folder / "json"))
     elements = decode_records(raw)
     write_elements(elements, parquet, order=None)
@@ -113,7 +113,7 @@ def _measure(
     sinks = iter(range(runs + 1))
 
     def write() -> None:
-        sink = Topic(bootstrap, f"bench.{next(sinks)}", partitions=_PARTITIONS)
+        sink = WrittenTopic(bootstrap, f"bench.{next(sinks)}", partitions=_PARTITIONS)
         write_elements(read_elements(spark, parquet), sink, order=["offset"])
 
     timed("Parquet to Kafka, in order", write)
@@ -157,5 +157,5 @@ def busy_seconds() -> float:
 
 
 async def _make(bootstrap: str, topic: str) -> None:
-    async with AskedTopics(Connection(bootstrap)) as topics:
+    async with Topics(Connection(bootstrap)) as topics:
         await topics.ensure(topic, partitions=_PARTITIONS)

@@ -26,7 +26,7 @@ def run(runs: int, count: int, report: Report, *, memory: str = "2g", kafka: boo
     """Audits two replicas of `count` elements each from Parquet, and of half as many from Kafka;
     each once more before, to warm up, but with no `runs`, when that is what is reported."""
     from lmerge_service.spark.io.elements import write_elements
-    from lmerge_service.spark.io.places import ParquetFiles, Topic, Topics
+    from lmerge_service.spark.io.places import ParquetFiles, ReadTopics, WrittenTopic
     from lmerge_service.spark.session import spark_session
 
     with (
@@ -41,8 +41,8 @@ def run(runs: int, count: int, report: Report, *, memory: str = "2g", kafka: boo
             write_elements(_replica(spark, count, second=second), files[-1][1], order=None)
             if not kafka:
                 continue
-            topics.append((f"kafka:{name}", Topics(broker.bootstrap, name)))
-            sink = Topic(broker.bootstrap, name, partitions=_PARTITIONS)
+            topics.append((f"kafka:{name}", ReadTopics(broker.bootstrap, name)))
+            sink = WrittenTopic(broker.bootstrap, name, partitions=_PARTITIONS)
             write_elements(_replica(spark, count // 2, second=second), sink, order=["offset"])
         _audits(spark, "audit of Parquet", files, runs, report)
         if kafka:

@@ -94,17 +94,17 @@ class _Bench:
 
     def merged(self, cores: int, batch: int) -> _Way:
         """The merge of three replicas by so many cores."""
-        from lmerge_service.spark.merge.job import Job, Progress, Settings
+        from lmerge_service.spark.merge.job import BatchProgress, JobSettings, MergeJob
 
         found: list[_Step] = []
 
-        def report(progress: Progress) -> None:
+        def report(progress: BatchProgress) -> None:
             found.append(_Step(progress.records, progress.seconds, busy_seconds()))
 
         topology = _topology(self.bootstrap, "rate", "abc", output=f"rate.out{cores}")
         checkpoint = str(self.folder / f"rate{cores}")
-        settings = Settings(checkpoint, available_now=True, batch_records=batch)
-        Job(topology, settings, report=report).run(self.spark)
+        settings = JobSettings(checkpoint, available_now=True, batch_records=batch)
+        MergeJob(topology, settings, report=report).run(self.spark)
         return self._rate_of(f"merge, {_WIDTH} buckets, local[{cores}]", found, batch)
 
     def deduplicated(self, batch: int, merged: _Way) -> None:
@@ -125,7 +125,7 @@ class _Bench:
         from pyspark.sql import functions as F  # noqa: N812
 
         from lmerge_service.spark.io.elements import kafka_records
-        from lmerge_service.spark.io.places import Topics as Read
+        from lmerge_service.spark.io.places import ReadTopics as Read
 
         source = Read(
             self.bootstrap,
@@ -170,15 +170,15 @@ class _Bench:
 
     def small_batches(self, live: int) -> None:
         """So many events are live in one bucket; then some are published, batch by batch."""
-        from lmerge_service.spark.merge.job import Job, Progress, Settings
+        from lmerge_service.spark.merge.job import BatchProgress, JobSettings, MergeJob
 
         name = f"small{live}"
         many = (Insert(b'{"event":%d}' % n, n, INFINITY) for n in range(live))
         asyncio.run(_publish(self.bootstrap, f"{name}.a", many, width=1))
-        found: list[Progress] = []
-        settings = Settings(str(self.folder / name), batch_records=_BATCH)
+        found: list[BatchProgress] = []
+        settings = JobSettings(str(self.folder / name), batch_records=_BATCH)
         topology = _topology(self.bootstrap, name, "a", buckets=1)
-        job = Job(topology, settings, report=found.append)
+        job = MergeJob(topology, settings, report=found.append)
         thread = threading.Thread(target=job.run, args=(self.spark,))
         thread.start()
         try:

@@ -11,7 +11,7 @@ from benchmarks.dedup import Passed, Stables
 from benchmarks.drills import CALM, DRILLS, MERGERS, Verdict, experiment_with, table
 from lmerge_service.drills.drills import STANDARD
 from lmerge_service.drills.plan import plan_of
-from lmerge_service.drills.verdicts import Tally
+from lmerge_service.drills.verdicts import WrongEvents
 from lmerge_service.elements import Adjust, Element, Insert, Stable
 
 A = b'"A"'
@@ -88,14 +88,14 @@ def test_the_table_shows_what_broke_in_numbers() -> None:
         merger="one",
         broken=[],
         unclear=[],
-        tally=Tally(),
+        tally=WrongEvents(),
         hole=0.25,
         ended=True,
         why=[],
     )
     broken = Verdict(
         drill=CALM, merger="two", broken=["K1", "K5"], unclear=["K3"], ended=False, hole=41,
-        tally=Tally(lost=3, doubled=1), why=["K1 is invalid"],
+        tally=WrongEvents(lost=3, doubled=1), why=["K1 is invalid"],
     )  # fmt: skip
     assert table([kept, broken]).splitlines() == [
         "| drill | one | two |",

@@ -11,11 +11,11 @@ __all__ = ("document", "ends", "lines", "stream_line", "verdict_lines")
 
 
 if TYPE_CHECKING:
-    from lmerge_service.offline.audit import Audited, Verdict
+    from lmerge_service.offline.audit import Audited, EquivalenceVerdict
     from lmerge_service.spark.audit import findings
 
-    Counted: TypeAlias = Audited | findings.Audited
-    Compared: TypeAlias = Verdict | findings.Findings
+    Counted: TypeAlias = Audited | findings.StreamSummary
+    Compared: TypeAlias = EquivalenceVerdict | findings.AuditFindings
 
 
 def lines(names: Sequence[str], found: "Compared", most: int) -> Iterator[str]:

@@ -18,7 +18,7 @@ from lmerge_service.page import check_page, write_page
 
 if TYPE_CHECKING:
     from lmerge_service.config.topology import Kafka
-    from lmerge_service.spark.audit.findings import Report
+    from lmerge_service.spark.audit.findings import AuditReport
     from lmerge_service.spark.io.places import Source
 
 __all__ = ("SparkAudit",)
@@ -57,7 +57,7 @@ class SparkAudit:
             raise IllegalStreamError("\n".join(_fault_lines(found)))
         return 0 if found.findings.equivalent else 1
 
-    def _report(self) -> "Report":
+    def _report(self) -> "AuditReport":
         from lmerge_service.spark.audit.report import audit
 
         in_kafka = any(each.startswith(TOPIC) for each in self.sources)
@@ -79,12 +79,12 @@ class SparkAudit:
 
 
 def _source(source: str, kafka: "Kafka | str | None") -> "Source":
-    from lmerge_service.spark.io.places import JsonFiles, ParquetFiles, Topics
+    from lmerge_service.spark.io.places import JsonFiles, ParquetFiles, ReadTopics
 
     if kafka is not None and source.startswith(TOPIC):
         topic = source.removeprefix(TOPIC)
         require_topic(kafka, topic)
-        return Topics(kafka, topic)
+        return ReadTopics(kafka, topic)
     if source == "-":
         raise ConfigurationError("standard input is for --engine python: Spark reads files")
     if is_parquet(source):
@@ -118,7 +118,7 @@ def _progress() -> Iterator[Callable[[str], None]]:
 # For people
 
 
-def _lines(report: "Report", most: int) -> Iterator[str]:
+def _lines(report: "AuditReport", most: int) -> Iterator[str]:
     found = report.findings
     illegal = {fault.stream for fault in found.faults}
     for n, (name, each) in enumerate(zip(report.names, found.streams, strict=True)):
@@ -143,7 +143,7 @@ def _lines(report: "Report", most: int) -> Iterator[str]:
     yield f"{elements:,} elements in {report.seconds:,.1f} s"
 
 
-def _chattiness(report: "Report") -> Iterator[str]:
+def _chattiness(report: "AuditReport") -> Iterator[str]:
     """What went into a merge and what came out, if the first stream is its output."""
     output, *replicas = report.findings.streams
     parts = []
@@ -153,14 +153,14 @@ def _chattiness(report: "Report") -> Iterator[str]:
     yield f"{report.names[0]} beside the others in total: {', '.join(parts)}"
 
 
-def _freshness(report: "Report") -> Iterator[str]:
+def _freshness(report: "AuditReport") -> Iterator[str]:
     if (fresh := report.freshness) is None:
         return
     delays = [f"{'at most' if q == 1 else f'{q:.0%}'} {fresh.quantile(q):,} ms" for q in _QUANTILES]
     yield f"{report.names[0]} had {fresh.events:,} events later than the first: {', '.join(delays)}"
 
 
-def _fault_lines(report: "Report") -> Iterator[str]:
+def _fault_lines(report: "AuditReport") -> Iterator[str]:
     for fault, place in zip(report.findings.faults, report.fault_places, strict=True):
         yield f"{report.names[fault.stream]}: {place}: {fault.why}"
 
@@ -168,7 +168,7 @@ def _fault_lines(report: "Report") -> Iterator[str]:
 # For programs
 
 
-def _document(report: "Report", most: int) -> dict[str, Any]:
+def _document(report: "AuditReport", most: int) -> dict[str, Any]:
     found = report.findings
     report_document = document(report.names, found, most)
     report_document["legal"] = found.legal

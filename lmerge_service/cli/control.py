@@ -13,7 +13,7 @@ import typer
 
 from lmerge_service.cli.options import Json, argument, check_topic, flag, option
 from lmerge_service.cli.words import print_json, printable, report, shortened
-from lmerge_service.cli.workers import DecisionOptions, Worker
+from lmerge_service.cli.workers import DecisionOptions, WorkerClient
 from lmerge_service.errors import LMergeError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ JoiningAt: TypeAlias = Annotated[int | None, option("TIME", "From when on the re
 More: TypeAlias = Annotated[str | None, option("JSON", "Other fields of a topology's replica.")]
 
 
-def status(as_json: Json = False, *, worker: Worker) -> None:
+def status(as_json: Json = False, *, worker: WorkerClient) -> None:
     """Show what a worker merges: every replica, the output, and what is wrong.
 
     Example: `lmerge status --at http://127.0.0.1:8321`
@@ -80,7 +80,7 @@ def decisions(
     limit: int = option("N", "At the most.", min=1, max=1_000, default=20),
     as_json: Json = False,
     *,
-    worker: Worker,
+    worker: WorkerClient,
 ) -> None:
     """List what was decided, the latest first, and what was refused and why."""
     if one is not None and not _ID.fullmatch(one):
@@ -100,7 +100,7 @@ def attach(
     more: More = None,
     *,
     decision: DecisionOptions,
-    worker: Worker,
+    worker: WorkerClient,
 ) -> None:
     """Merge a replica from now on, from its topic's beginning.
 
@@ -111,7 +111,7 @@ def attach(
     decision.decide(worker, _path(name, "attach"), **other_fields(more), **fields)
 
 
-def detach(name: Name, decision: DecisionOptions, worker: Worker) -> None:
+def detach(name: Name, decision: DecisionOptions, worker: WorkerClient) -> None:
     """Merge a replica no more; what only it had and is not half frozen goes."""
     decision.decide(worker, _path(name, "detach"))
 
@@ -121,7 +121,7 @@ def quarantine(
     reason: str = option("TEXT", "Why it is not to be trusted, for people to read.", default=""),
     *,
     decision: DecisionOptions,
-    worker: Worker,
+    worker: WorkerClient,
 ) -> None:
     """Keep a replica out until it is released.
 
@@ -131,7 +131,7 @@ def quarantine(
 
 
 def release(
-    name: Name, joining_at: JoiningAt = None, *, decision: DecisionOptions, worker: Worker
+    name: Name, joining_at: JoiningAt = None, *, decision: DecisionOptions, worker: WorkerClient
 ) -> None:
     """End a replica's quarantine; it is attached again.
 
@@ -145,7 +145,7 @@ def accept_gap(
     until: int = option("TIME", "From when on that one is correct."),
     *,
     decision: DecisionOptions,
-    worker: Worker,
+    worker: WorkerClient,
 ) -> None:
     """Let the output go on without a range of time that no replica covers: it is lost.
 
@@ -162,7 +162,7 @@ def policy(
     stable: str | None = option("WHEN", "max, lag(d), quorum(k): how far.", default=None),
     *,
     decision: DecisionOptions,
-    worker: Worker,
+    worker: WorkerClient,
 ) -> None:
     """Change when the output emits; what is not named stays. Without options: show it.
 
@@ -196,7 +196,7 @@ def other_fields(more: str | None) -> dict[str, Any]:
     return fields
 
 
-def _decided(worker: Worker) -> dict[str, Any] | None:
+def _decided(worker: WorkerClient) -> dict[str, Any] | None:
     """What was decided; None when the worker does not know yet, as while it starts."""
     try:
         return worker.get("/v1/replicas")

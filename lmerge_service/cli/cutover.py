@@ -15,7 +15,7 @@ import typer
 from lmerge_service.cli.control import JoiningAt, More, named, other_fields
 from lmerge_service.cli.options import TopologyBootstrap, TopologyOptions, check_topic, flag, option
 from lmerge_service.cli.words import print_json, printable
-from lmerge_service.cli.workers import DecisionOptions, Worker
+from lmerge_service.cli.workers import DecisionOptions, WorkerClient
 from lmerge_service.errors import DecisionRefusedError, TransportError
 
 __all__ = ("cutover",)
@@ -58,7 +58,7 @@ def cutover(
     wait: bool = flag("Watch until it is done or aborted.", "--wait/--no-wait", default=True),
     *,
     decision: DecisionOptions,
-    worker: Worker,
+    worker: WorkerClient,
 ) -> None:
     """Have one replica take another's place: when it alone suffices, the other is detached.
 
@@ -121,7 +121,7 @@ def _stream(topic: str | None, joining_at: int | None, more: str | None) -> dict
     return {"topic": topic, **given}
 
 
-def _see_through(worker: Worker, began: int | None, *, as_json: bool) -> None:
+def _see_through(worker: WorkerClient, began: int | None, *, as_json: bool) -> None:
     """Prints each change until the cutover has ended.
 
     Raises:
@@ -146,7 +146,7 @@ def _see_through(worker: Worker, began: int | None, *, as_json: bool) -> None:
             return
 
 
-def _statuses(worker: Worker) -> Iterator[dict[str, Any]]:
+def _statuses(worker: WorkerClient) -> Iterator[dict[str, Any]]:
     """Again and again, over some time in which the worker is away."""
     answered = time.monotonic()
     while True:

@@ -17,7 +17,7 @@ from lmerge_service.workloads.flights import MONTHS
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from lmerge_service.demo.acting import Result
+    from lmerge_service.demo.acting import DemoResult
 
 __all__ = ("demo",)
 
@@ -83,7 +83,7 @@ def demo(
     raise typer.Exit(0 if result.finding.good else 1)
 
 
-def _play(spark: bool) -> "Callable[..., Awaitable[Result]]":
+def _play(spark: bool) -> "Callable[..., Awaitable[DemoResult]]":
     if spark:
         import lmerge_service.spark  # noqa: F401 (raises if the extra is missing)
         from lmerge_service.demo.queries import play_queries
@@ -97,8 +97,8 @@ def _play(spark: bool) -> "Callable[..., Awaitable[Result]]":
 
 
 async def _interruptible(
-    play: "Callable[..., Awaitable[Result]]", folder: Path, **options: Any
-) -> "Result":
+    play: "Callable[..., Awaitable[DemoResult]]", folder: Path, **options: Any
+) -> "DemoResult":
     """SIGTERM ends the play as Ctrl-C does, so that nothing that it started outlives it."""
     import asyncio
 
@@ -111,7 +111,7 @@ async def _interruptible(
         raise KeyboardInterrupt from None
 
 
-def _show(console: "Console", result: "Result") -> None:
+def _show(console: "Console", result: "DemoResult") -> None:
     from rich.table import Table
 
     finding = result.finding
@@ -140,7 +140,7 @@ def _show(console: "Console", result: "Result") -> None:
     _show_verdict(console, result)
 
 
-def _show_verdict(console: "Console", result: "Result") -> None:
+def _show_verdict(console: "Console", result: "DemoResult") -> None:
     finding = result.finding
     for broken in finding.broken_bounds:
         console.print(f"chattiness bound broken: {broken}", style="bold red")
@@ -157,7 +157,7 @@ def _show_verdict(console: "Console", result: "Result") -> None:
     console.print(verdict, style="bold green" if finding.good else "bold red", highlight=False)
 
 
-def _document(result: "Result") -> dict[str, Any]:
+def _document(result: "DemoResult") -> dict[str, Any]:
     finding, throughput = result.finding, result.throughput
     out = finding.output
     return {

@@ -13,7 +13,7 @@ from lmerge_service.errors import ConfigurationError, EnvironmentMissingError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lmerge_service.drills.report import Result
+    from lmerge_service.drills.report import DrillResult
 
 __all__ = ("drill",)
 
@@ -125,7 +125,7 @@ def _run_random(seed: int, minutes: float, html: Path | None, *, json: bool) -> 
     return True
 
 
-def _run(definition: "dict[str, Any]", html: Path | None, *, json: bool) -> "Result":
+def _run(definition: "dict[str, Any]", html: Path | None, *, json: bool) -> "DrillResult":
     from lmerge_service.drills.drills import Interrupted, run
 
     began = time.monotonic()
@@ -147,7 +147,7 @@ def _run(definition: "dict[str, Any]", html: Path | None, *, json: bool) -> "Res
     return result
 
 
-def _write(result: "Result", path: Path) -> None:
+def _write(result: "DrillResult", path: Path) -> None:
     from lmerge_service.drills.page import page
     from lmerge_service.page import write_page
 
@@ -155,7 +155,7 @@ def _write(result: "Result", path: Path) -> None:
     typer.echo(f"wrote {path}", err=True)
 
 
-def _show(result: "Result") -> None:
+def _show(result: "DrillResult") -> None:
     verdict = "passed" if result.passed else "NOT PASSED"
     hole = ""
     if result.judged is not None:

@@ -26,11 +26,11 @@ from lmerge_service.cli.words import (
 from lmerge_service.config.topology import Replica
 from lmerge_service.elements import INFINITY
 from lmerge_service.errors import ConfigurationError, fault_message
-from lmerge_service.merge.dry_run import Compared, Difference, DifferenceKind, DryRun
+from lmerge_service.merge.dry_run import Compared, DifferenceKind, DifferingEvent, DryRun
 from lmerge_service.signals import cancelled_by_signal
 
 if TYPE_CHECKING:
-    from lmerge_service.kafka.find import Found
+    from lmerge_service.kafka.find import FoundRecord
 
 __all__ = ("dry_run",)
 
@@ -138,7 +138,7 @@ def _behind(found: Compared) -> int | None:
     return None if None in both else found.output_stable - found.replica_stable
 
 
-def _line(each: Difference) -> str:
+def _line(each: DifferingEvent) -> str:
     ends = [", ".join(map(point, stated)) or "none" for stated in (each.output, each.replica)]
     places = " and ".join(
         f"{at.topic} {at.partition}@{at.offset}" for at in each.at if at is not None
@@ -169,7 +169,7 @@ def _document(found: Compared, topics: tuple[str, str]) -> dict[str, Any]:
     }
 
 
-def _difference(each: Difference) -> dict[str, Any]:
+def _difference(each: DifferingEvent) -> dict[str, Any]:
     return {
         "kind": each.kind,
         "payload": payload_json(each.payload),
@@ -179,7 +179,7 @@ def _difference(each: Difference) -> dict[str, Any]:
     }
 
 
-def _place(at: "Found | None") -> dict[str, Any]:
+def _place(at: "FoundRecord | None") -> dict[str, Any]:
     if at is None:
         return {}
     return fields_of(at, "topic", "partition", "offset")

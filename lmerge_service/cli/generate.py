@@ -205,13 +205,13 @@ def _as_options(message: str) -> str:
 
 def _topic(topic: str, key: Sequence[str], partitions: int, kafka: KafkaOptions) -> "Sink":
     from lmerge_service.spark.io.elements import existing_offsets
-    from lmerge_service.spark.io.places import Topic
+    from lmerge_service.spark.io.places import WrittenTopic
 
     check_topic(topic)
     place = kafka.place()
     if any(end for _, end in (existing_offsets(place, topic) or {}).values()):
         raise ConfigurationError(f"kafka:{topic} holds records already: choose another topic")
-    return Topic(place, topic, key, partitions)
+    return WrittenTopic(place, topic, key, partitions)
 
 
 def _files(output: str, kind: str) -> "Sink":

@@ -19,7 +19,7 @@ from lmerge_service.core.case import Case
 from lmerge_service.elements import INFINITY
 from lmerge_service.formats.bulk import Rule
 from lmerge_service.formats.wire import encode
-from lmerge_service.offline.infer import Inferred, Recorded, recorded, recorded_topic
+from lmerge_service.offline.infer import Inferred, RecordedStream, recorded, recorded_topic
 from lmerge_service.offline.infer import infer as infer_from
 from lmerge_service.offline.inference import Break, Inference, Restriction
 
@@ -55,7 +55,7 @@ def infer(
 @contextmanager
 def _recordings(
     inputs: Sequence[str], files: Sequence[str], kafka: KafkaOptions, rule: Rule
-) -> Iterator[list[Recorded]]:
+) -> Iterator[list[RecordedStream]]:
     with ExitStack() as opened:
         streams = iter(opened.enter_context(reading(files, rule=rule)) if files else ())
         recordings = []

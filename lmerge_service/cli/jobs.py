@@ -101,12 +101,12 @@ def stored_stream(
         ConfigurationError: there is no such file or topic, or no name of a topic.
         TransportError: Kafka cannot be reached, or refuses.
     """
-    from lmerge_service.spark.io.places import JsonFiles, ParquetFiles, Topics
+    from lmerge_service.spark.io.places import JsonFiles, ParquetFiles, ReadTopics
 
     if (topic := topic_of(place)) is not None:
         kafka = KafkaOptions(bootstrap, kafka_config).place()
         require_topic(kafka, topic)
-        return Topics(kafka, topic), True
+        return ReadTopics(kafka, topic), True
     if not place or not Path(place).exists():
         raise ConfigurationError(f"there is no file or folder {label(place)!r} (kafka:TOPIC?)")
     if is_parquet(place):

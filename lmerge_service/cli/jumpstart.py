@@ -23,7 +23,7 @@ from lmerge_service.cli.options import (
 )
 from lmerge_service.cli.streams import label
 from lmerge_service.cli.words import print_json, printable
-from lmerge_service.cli.workers import Worker
+from lmerge_service.cli.workers import WorkerClient
 from lmerge_service.errors import ConfigurationError, DecisionRefusedError
 
 __all__ = ("jumpstart",)
@@ -50,7 +50,7 @@ def jumpstart(
     *,
     kafka: KafkaOptions,
     equality: EqualityOptions,
-    worker: Worker,
+    worker: WorkerClient,
 ) -> None:
     """Begin a replica with what a checkpoint holds, and attach it from its time on.
 
@@ -96,7 +96,7 @@ def jumpstart(
         typer.echo(printable(f"version {document['attached']['version']}: attach {name}"))
 
 
-def _check_free(worker: Worker, name: str, topic: str) -> None:
+def _check_free(worker: WorkerClient, name: str, topic: str) -> None:
     """Refuses what could not be attached, before anything is written."""
     for each in worker.get("/v1/replicas").get("replicas", ()):
         if each.get("state") != "detached" and name == each.get("name"):
@@ -106,7 +106,7 @@ def _check_free(worker: Worker, name: str, topic: str) -> None:
 
 
 def _attach(
-    worker: Worker, name: str, topic: str, joining_at: int, fields: dict[str, Any]
+    worker: WorkerClient, name: str, topic: str, joining_at: int, fields: dict[str, Any]
 ) -> dict[str, Any]:
     body = {**fields, "topic": topic, "joining_at": joining_at}
     try:

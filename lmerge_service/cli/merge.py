@@ -24,7 +24,7 @@ from lmerge_service.core import Case, Policy
 from lmerge_service.errors import ConfigurationError
 from lmerge_service.formats.ndjson import ElementWriter
 from lmerge_service.formats.wire import encode
-from lmerge_service.offline.merge import Found, MergeReport, interleaving, merge_streams
+from lmerge_service.offline.merge import LocatedBreach, MergeReport, interleaving, merge_streams
 from lmerge_service.service.tuning import quieten_garbage_collector
 
 __all__ = ("merge",)
@@ -130,7 +130,7 @@ def _warn(report: MergeReport) -> None:
         typer.echo(f"warning: {report.breaches:,} breaches in all: {counts}", err=True)
 
 
-def _described(found: Found) -> str:
+def _described(found: LocatedBreach) -> str:
     breach = found.breach
     element = shortened(encode(breach.element).decode())
     text = f"{BREACHES[breach.kind]} ({breach.kind.value}): {element}"
@@ -173,7 +173,7 @@ def _print_report(report: MergeReport, seconds: float, *, to_stderr: bool) -> No
     print_json(document, err=to_stderr)
 
 
-def _document(found: Found) -> dict[str, Any]:
+def _document(found: LocatedBreach) -> dict[str, Any]:
     breach = found.breach
     document: dict[str, Any] = {
         "where": found.where,

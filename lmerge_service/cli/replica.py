@@ -29,7 +29,7 @@ from lmerge_service.signals import orderly_end
 
 if TYPE_CHECKING:
     from lmerge_service.spark.queries.beginnings import Beginning
-    from lmerge_service.spark.queries.identity import Identity, Replica
+    from lmerge_service.spark.queries.identity import Identity, QueryReplica
     from lmerge_service.spark.queries.plain import Plain
     from lmerge_service.spark.queries.plans import Batch
     from lmerge_service.workloads.facts import Fact
@@ -197,16 +197,16 @@ def run(
                 raise ConfigurationError(f"{given} needs Spark, and --plain is without")
         _run_plain(Plain(plan=by, connection=kafka.connection(), **shared), as_json=as_json)
         return
-    from lmerge_service.spark.queries.identity import Replica
+    from lmerge_service.spark.queries.identity import QueryReplica
 
     folder = checkpoint or default_directory("replicas") / to
-    replica = Replica(
+    replica = QueryReplica(
         plan=plan, kafka=kafka.place(), checkpoint=folder, feedback=feedback, name=name, **shared
     )
     _run(replica, {"master": master, "driver_memory": driver_memory}, as_json=as_json)
 
 
-def _run(replica: "Replica", session: dict[str, Any], *, as_json: bool) -> None:
+def _run(replica: "QueryReplica", session: dict[str, Any], *, as_json: bool) -> None:
     import msgspec
 
     from lmerge_service.spark.queries.running import follow, start

@@ -78,15 +78,15 @@ def select(
     """
     import asyncio
 
-    from lmerge_service.demo.selection import Costs, Plan, Replica
+    from lmerge_service.demo.selection import Costs, SelectionPlan, SelectionReplica
     from lmerge_service.demo.selection import select as run
 
     for topic in (readings, to, *([feedback] if feedback else [])):
         check_topic(topic)
     if name is not None and feedback is None:
         raise ConfigurationError("--name is whose feedback is used: give --feedback")
-    replica = Replica(
-        plan=Plan(plan),
+    replica = SelectionReplica(
+        plan=SelectionPlan(plan),
         connection=kafka.connection(),
         readings=readings,
         to=to,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from lmerge_service.config.topology import Topology
-    from lmerge_service.spark.merge.job import Progress, Settings
+    from lmerge_service.spark.merge.job import BatchProgress, JobSettings
 
 __all__ = ("spark_merge",)
 
@@ -70,15 +70,15 @@ def spark_merge(
         with spark_for(f"lmerge {loaded.name}", **session) as spark:
             _hand_over(spark, loaded, checkpoint)
         return
-    from lmerge_service.spark.merge.job import Settings
+    from lmerge_service.spark.merge.job import JobSettings
 
-    settings = Settings(checkpoint, available_now, batch_records, origin)
+    settings = JobSettings(checkpoint, available_now, batch_records, origin)
     _merge(loaded, settings, session, serving=http_port is not None, as_json=json)
 
 
 def _merge(
     topology: "Topology",
-    settings: "Settings",
+    settings: "JobSettings",
     session: dict[str, Any],
     *,
     serving: bool,
@@ -87,10 +87,10 @@ def _merge(
     from contextlib import ExitStack
     from functools import partial
 
-    from lmerge_service.spark.merge.job import Job
+    from lmerge_service.spark.merge.job import MergeJob
 
-    listeners: list[Callable[[Progress], object]] = [partial(_report, as_json=as_json)]
-    job = Job(topology, settings, report=lambda batch: [each(batch) for each in listeners])
+    listeners: list[Callable[[BatchProgress], object]] = [partial(_report, as_json=as_json)]
+    job = MergeJob(topology, settings, report=lambda batch: [each(batch) for each in listeners])
     job.open()
     with ExitStack() as stack:
         if serving:
@@ -110,7 +110,7 @@ def _merge(
     )
 
 
-def _report(progress: "Progress", *, as_json: bool) -> None:
+def _report(progress: "BatchProgress", *, as_json: bool) -> None:
     breaches: dict[str, Counter[str]] = {}
     for (replica, _, kind), count in progress.breaches.items():
         breaches.setdefault(replica, Counter())[kind] += count

@@ -18,8 +18,8 @@ from lmerge_service.errors import ConfigurationError, LMergeError, TransportErro
 from lmerge_service.signals import cancelled_by_signal
 
 if TYPE_CHECKING:
-    from lmerge_service.local.up.plan import Plan
-    from lmerge_service.local.up.runs import Run
+    from lmerge_service.local.up.plan import ProcessPlan
+    from lmerge_service.local.up.runs import UpRun
     from lmerge_service.local.up.supervisor import Supervisor
 
 __all__ = ("down", "up")
@@ -80,11 +80,11 @@ def down(path: Topology, as_json: Json = False) -> None:
 # --- in the foreground ----------------------------------------------------------------------------
 
 
-async def _attended(plan: "Plan", folder: Path, *, as_json: bool) -> int:
+async def _attended(plan: "ProcessPlan", folder: Path, *, as_json: bool) -> int:
     """The exit code: 0 when stopped by a signal, or all has ended well."""
     import asyncio
 
-    from lmerge_service.local.up.supervisor import State, Supervisor
+    from lmerge_service.local.up.supervisor import ProcessState, Supervisor
 
     task = asyncio.current_task()
     assert task is not None
@@ -103,7 +103,7 @@ async def _attended(plan: "Plan", folder: Path, *, as_json: bool) -> int:
     typer.echo(f"{plan.name} is down; logs are in {folder}", err=as_json)
     if stopped:
         return 0
-    failed = [life.name for life in supervisor.lives.values() if life.state is State.FAILED]
+    failed = [life.name for life in supervisor.lives.values() if life.state is ProcessState.FAILED]
     if failed:
         raise LMergeError(f"{', '.join(failed)} failed, and nothing runs any more: see {folder}")
     return 0
@@ -126,7 +126,7 @@ async def _show(supervisor: "Supervisor", *, as_json: bool) -> None:
                 return
 
 
-def _statuses(plan: "Plan") -> Iterator[dict[str, Any]]:
+def _statuses(plan: "ProcessPlan") -> Iterator[dict[str, Any]]:
     """How workers are asked, as `workers.Access` has it: those without TLS."""
     for merge in plan.merges:
         http = merge.topology.http
@@ -142,7 +142,7 @@ def _statuses(plan: "Plan") -> Iterator[dict[str, Any]]:
 # --- in the background ----------------------------------------------------------------------------
 
 
-def _detached(plan: "Plan", folder: Path, bootstrap: str | None) -> "Run":
+def _detached(plan: "ProcessPlan", folder: Path, bootstrap: str | None) -> "UpRun":
     """Starts another `lmerge up` in the background; what it has written down when all is started.
 
     Raises:
@@ -181,7 +181,7 @@ def _failure(output: str, code: int, log: Path) -> LMergeError:
     return kind(errors[-1].removeprefix("error: ") if errors else f"it ended with {code}: {log}")
 
 
-def _report_up(run: "Run", folder: Path, *, as_json: bool) -> None:
+def _report_up(run: "UpRun", folder: Path, *, as_json: bool) -> None:
     import msgspec
 
     line = (

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import typer
 
-from lmerge_service.cli.watch import Seen, changed, changes, seen_now
+from lmerge_service.cli.watch import WorkerView, changed, changes, seen_now
 from lmerge_service.cli.words import fields_of, print_json
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from lmerge_service.local.up.supervisor import Life, Supervisor
+    from lmerge_service.local.up.supervisor import ProcessLife, Supervisor
 
 __all__ = ("view",)
 
-Show: TypeAlias = Callable[[Sequence[Seen]], None]
+Show: TypeAlias = Callable[[Sequence[WorkerView]], None]
 
 _PROGRESS_SECONDS: Final = 5.0
 _STYLES: Final = {
@@ -48,7 +48,7 @@ def view(supervisor: "Supervisor", *, as_json: bool) -> Iterator[Show]:
         yield lambda workers: live.update(_screen(supervisor, workers), refresh=True)
 
 
-def _screen(supervisor: "Supervisor", workers: Sequence[Seen]) -> "RenderableType":
+def _screen(supervisor: "Supervisor", workers: Sequence[WorkerView]) -> "RenderableType":
     from rich.console import Group
     from rich.text import Text
 
@@ -82,7 +82,7 @@ class _Lines:
         self._progress: dict[str, str] = {}
         self._next = 0.0
 
-    def show(self, workers: Sequence[Seen]) -> None:
+    def show(self, workers: Sequence[WorkerView]) -> None:
         for line in [*self._changed(), *changes(workers, self._workers), *self._moved(workers)]:
             typer.echo(f"{time.strftime('%H:%M:%S')} {line}")
         sys.stdout.flush()
@@ -91,7 +91,7 @@ class _Lines:
         for life in self._supervisor.lives.values():
             yield from changed(self._lives, life.name, _words(life))
 
-    def _moved(self, workers: Sequence[Seen]) -> Iterator[str]:
+    def _moved(self, workers: Sequence[WorkerView]) -> Iterator[str]:
         if time.monotonic() < self._next:
             return
         self._next = time.monotonic() + _PROGRESS_SECONDS
@@ -102,7 +102,7 @@ class _Lines:
                 yield from changed(self._progress, seen.address, progress(seen.status))
 
 
-def _words(life: "Life") -> str:
+def _words(life: "ProcessLife") -> str:
     text: str = life.state
     if life.pid is not None:
         text += f", process {life.pid}"
@@ -118,7 +118,7 @@ class _Documents:
         self._supervisor = supervisor
         self._last: object = None
 
-    def show(self, workers: Sequence[Seen]) -> None:
+    def show(self, workers: Sequence[WorkerView]) -> None:
         document = {
             "name": self._supervisor.plan.name,
             "bootstrap": self._supervisor.bootstrap,
@@ -134,6 +134,6 @@ class _Documents:
             sys.stdout.flush()
 
 
-def _document(life: "Life") -> dict[str, Any]:
+def _document(life: "ProcessLife") -> dict[str, Any]:
     known = fields_of(life, "name", "state", "pid", "restarts", "exit_code")
     return {**known, "why": life.why or None, "log": str(life.log)}

@@ -18,7 +18,7 @@ import typer
 
 from lmerge_service.cli.options import option
 from lmerge_service.cli.words import printable
-from lmerge_service.cli.workers import AT, Access, address_of
+from lmerge_service.cli.workers import AT, WorkerAccess, address_of
 from lmerge_service.signals import orderly_end
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import httpx
     from rich.console import RenderableType
 
-__all__ = ("Rates", "Seen", "changed", "changes", "seen_now", "snapshots", "watch")
+__all__ = ("Rates", "WorkerView", "changed", "changes", "seen_now", "snapshots", "watch")
 
 _EVERY_SECONDS: Final = 1.0
 _ANSWER_SECONDS: Final = 2.0
@@ -39,7 +39,7 @@ def watch(
         "URL", "A worker; may be given several times.", envvar="LMERGE_WORKER", default=None
     ),
     *,
-    access: Access,
+    access: WorkerAccess,
 ) -> None:
     """Watch workers live: who leads, how fast, what is wrong. Ends with q or Ctrl-C.
 
@@ -91,7 +91,7 @@ class Rates:
 
 
 @dataclass(slots=True)
-class Seen:
+class WorkerView:
     """What is known of one worker now."""
 
     address: str
@@ -127,7 +127,7 @@ def _elements(counts: Mapping[str, Any]) -> int | None:
     return sum(known) if len(known) == len(found) else None
 
 
-async def _ask(client: "httpx.AsyncClient", seen: Seen) -> None:
+async def _ask(client: "httpx.AsyncClient", seen: WorkerView) -> None:
     import httpx
 
     try:
@@ -145,13 +145,13 @@ async def _ask(client: "httpx.AsyncClient", seen: Seen) -> None:
 
 async def snapshots(
     addresses: Sequence[str], settings: Sequence[Mapping[str, Any]], stop: "asyncio.Event"
-) -> AsyncIterator[list[Seen]]:
+) -> AsyncIterator[list[WorkerView]]:
     """What is known of each worker, each second, until it is stopped."""
     import asyncio
 
     import httpx
 
-    workers = [Seen(address) for address in addresses]
+    workers = [WorkerView(address) for address in addresses]
     async with AsyncExitStack() as stack:
         clients = [
             await stack.enter_async_context(httpx.AsyncClient(**each, timeout=_ANSWER_SECONDS))
@@ -186,7 +186,7 @@ async def _live(addresses: Sequence[str], settings: Sequence[Mapping[str, Any]])
             live.update(Group(*seen_now(workers), Text("q ends this", "dim")), refresh=True)
 
 
-def seen_now(workers: Sequence[Seen]) -> "list[RenderableType]":
+def seen_now(workers: Sequence[WorkerView]) -> "list[RenderableType]":
     """What is known of each worker, one below the other."""
     from rich.text import Text
 
@@ -265,7 +265,7 @@ async def _lines(addresses: Sequence[str], settings: Sequence[Mapping[str, Any]]
             sys.stdout.flush()
 
 
-def changes(workers: Sequence[Seen], known: dict[str, str]) -> Iterator[str]:
+def changes(workers: Sequence[WorkerView], known: dict[str, str]) -> Iterator[str]:
     """A line for each worker that is not as it is `known`, which is brought up to date."""
     from lmerge_service.service.status.shown import summary
 

@@ -35,7 +35,7 @@ from lmerge_service.errors import (
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ("AT", "Access", "DecisionOptions", "Worker", "address_of")
+__all__ = ("AT", "DecisionOptions", "WorkerAccess", "WorkerClient", "address_of")
 
 AT: Final = "http://127.0.0.1:8321"
 
@@ -64,7 +64,7 @@ def address_of(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Access:
+class WorkerAccess:
     """As whom a worker is asked, and which one is trusted."""
 
     token_file: Annotated[
@@ -122,7 +122,7 @@ def _token(file: Path | None) -> str | None:
 
 
 @dataclass(frozen=True)
-class Worker:
+class WorkerClient:
     """The worker that a command asks."""
 
     at: Annotated[
@@ -134,7 +134,7 @@ class Worker:
             callback=address_of,
         ),
     ] = AT
-    access: Access = Access()
+    access: WorkerAccess = WorkerAccess()
 
     def get(self, path: str) -> dict[str, Any]:
         """A document.
@@ -259,11 +259,11 @@ class DecisionOptions:
     ] = None
     as_json: Json = False
 
-    def request(self, worker: Worker, path: str, **body: Any) -> dict[str, Any]:
+    def request(self, worker: WorkerClient, path: str, **body: Any) -> dict[str, Any]:
         """The answer to a decision that was accepted; fields that are None are left out.
 
         Raises:
-            DecisionRefusedError, TransportError, ConfigurationError: as `Worker.decide` does.
+            DecisionRefusedError, TransportError, ConfigurationError: as `WorkerClient.decide` does.
         """
         return worker.decide(path, {"expects": self.expects, **body}, self.decision_id)
 
@@ -275,6 +275,6 @@ class DecisionOptions:
         line = f"version {version}: {what} (decision {asked})"
         report(made, line, as_json=self.as_json)
 
-    def decide(self, worker: Worker, path: str, **body: Any) -> None:
+    def decide(self, worker: WorkerClient, path: str, **body: Any) -> None:
         """Requests a decision, and prints the answer."""
         self.report(self.request(worker, path, **body))

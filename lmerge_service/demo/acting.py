@@ -14,7 +14,7 @@ from rich.live import Live
 
 from lmerge_service.config import topology as topologies
 from lmerge_service.demo.throughput import Throughput
-from lmerge_service.demo.verdict import Finding, find
+from lmerge_service.demo.verdict import DemoVerdict, find
 from lmerge_service.demo.watch import plain_line, screen
 from lmerge_service.errors import TransportError
 from lmerge_service.kafka.client import Connection
@@ -22,18 +22,18 @@ from lmerge_service.kafka.topics import Topics
 from lmerge_service.local.follower import Follower
 from lmerge_service.local.processes import Child
 from lmerge_service.local.stage import Stage, shipped_topology
-from lmerge_service.local.worker import Worker
+from lmerge_service.local.worker import WorkerProcess
 from lmerge_service.service.status.document import Status
 from lmerge_service.tdb import TDB
 
-__all__ = ("Play", "Result", "act", "judged", "staged", "until_done", "wait")
+__all__ = ("DemoResult", "Play", "act", "judged", "staged", "until_done", "wait")
 
 
 @dataclass(slots=True, kw_only=True)
-class Result:
+class DemoResult:
     """The result of a demo."""
 
-    finding: Finding
+    finding: DemoVerdict
     of: str
     """What the events are: flights, facts."""
     count: int
@@ -53,7 +53,7 @@ class Play:
         self.stage, self.console, self.patience = stage, console, patience
         self.connection = Connection(stage.bootstrap)
         self.merging = topologies.load(path, bootstrap=stage.bootstrap)
-        self.worker = Worker(stage, "worker", path, ("--bootstrap", stage.bootstrap))
+        self.worker = WorkerProcess(stage, "worker", path, ("--bootstrap", stage.bootstrap))
         self.follower = Follower(self.connection, self.merging.output.topic)
         self.started = time.monotonic()
         self.status: Status | None = None
@@ -103,7 +103,7 @@ async def act(acting: Play, script: Callable[[], Awaitable[None]]) -> None:
     acting.console.print("reading everything back …")
 
 
-async def judged(acting: Play, reference: TDB) -> Finding:
+async def judged(acting: Play, reference: TDB) -> DemoVerdict:
     """The verdict on what the topics hold."""
     output = acting.merging.output.topic
     return await find(acting.connection, reference, output, acting.topics, acting.follower.first)

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from lmerge_service.demo.acting import Play, Result, act, judged, staged, until_done, wait
+from lmerge_service.demo.acting import DemoResult, Play, act, judged, staged, until_done, wait
 from lmerge_service.formats.payload import canonical
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.source import Source, TopicPartition
@@ -68,7 +68,7 @@ def _first_of(month: int) -> int:
 
 async def play_queries(
     folder: Path, *, month: int, seed: int, pace: float, bootstrap: str | None, console: Console
-) -> Result:
+) -> DemoResult:
     """Runs the whole play; whatever it started has ended when this returns or raises.
 
     Raises:
@@ -82,7 +82,7 @@ async def play_queries(
         await act(acting, lambda: _script(acting, seed, pace))
         facts = await _facts(acting.connection)
         finding = await judged(acting, delays(facts))
-    return Result(
+    return DemoResult(
         finding=finding,
         of="facts",
         count=sum(fact["fact"] != "end" for its in facts.values() for fact in its),

@@ -43,10 +43,18 @@ from lmerge_service.kafka.records import Record
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.tails import next_incarnation, tails
 from lmerge_service.kafka.topics import Topics
-from lmerge_service.kafka.writing import Writer
+from lmerge_service.kafka.writing import TopicWriter
 from lmerge_service.workloads.readings import is_low, is_whole
 
-__all__ = ("Costs", "FeedbackPoint", "Plan", "Replica", "Selection", "Step", "select")
+__all__ = (
+    "Costs",
+    "FeedbackPoint",
+    "Selection",
+    "SelectionPlan",
+    "SelectionReplica",
+    "SelectionStep",
+    "select",
+)
 
 _AT_ONCE: Final = 500
 _POLL_SECONDS: Final = 0.2
@@ -55,7 +63,7 @@ _SLACK_SECONDS: Final = 0.05
 _REPORT_SECONDS: Final = 2.0
 
 
-class Plan(StrEnum):
+class SelectionPlan(StrEnum):
     UDF0 = "udf0"
     """Expensive for small x."""
     UDF1 = "udf1"
@@ -78,7 +86,7 @@ class FeedbackPoint(Protocol):
 
 
 @dataclass(slots=True)
-class Step:
+class SelectionStep:
     """What is to be passed on after some seconds of work."""
 
     records: list[Record]
@@ -88,7 +96,7 @@ class Step:
 class Selection:
     """The query by one plan, from records to records; never awaits."""
 
-    def __init__(self, plan: Plan, costs: Costs, feedback: FeedbackPoint | None = None):
+    def __init__(self, plan: SelectionPlan, costs: Costs, feedback: FeedbackPoint | None = None):
         self.cheap = self.expensive = self.skipped = self.kept = 0
         """Readings by what they took; those that were left out; those that were passed on."""
         self.at = START
@@ -105,14 +113,14 @@ class Selection:
         """Events that end below it are left out."""
         return START if self._feedback is None else self._feedback.point
 
-    def steps(self, records: Sequence[Record]) -> Iterator[Step]:
+    def steps(self, records: Sequence[Record]) -> Iterator[SelectionStep]:
         """Steps of a hundredth of a second's work or a little more, each with the feedback point at
         its begin: a point that rises meanwhile counts for the next.
 
         Raises:
             StateError: a record is no reading, or the stream is revised.
         """
-        step, point = Step([]), self.point
+        step, point = SelectionStep([]), self.point
         for record in records:
             try:
                 self._take(self._decode(record.value or b""), record, step, point)
@@ -120,10 +128,10 @@ class Selection:
                 raise StateError(f"offset {record.offset} of the readings: {error}") from error
             if step.seconds >= _STEP_SECONDS:
                 yield step
-                step, point = Step([]), self.point
+                step, point = SelectionStep([]), self.point
         yield step
 
-    def _take(self, element: Element, record: Record, step: Step, point: int) -> None:
+    def _take(self, element: Element, record: Record, step: SelectionStep, point: int) -> None:
         if isinstance(element, Stable):
             self.at = element.vc
             step.records.append(record)
@@ -138,7 +146,7 @@ class Selection:
                 step.records.append(record)
 
     def _work(self, payload: bytes) -> float:
-        if is_low(payload) == (self._plan is Plan.UDF0):
+        if is_low(payload) == (self._plan is SelectionPlan.UDF0):
             self.expensive += 1
             return self._costs.expensive
         self.cheap += 1
@@ -159,10 +167,10 @@ class _Elsewhere:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replica:
+class SelectionReplica:
     """The query by a plan, from a topic to a topic."""
 
-    plan: Plan
+    plan: SelectionPlan
     connection: Connection
     readings: str
     to: str
@@ -173,7 +181,7 @@ class Replica:
 
 
 async def select(
-    replica: Replica,
+    replica: SelectionReplica,
     *,
     begun: Callable[[int], None] = lambda _: None,
     report: Callable[[Selection], None] = lambda _: None,
@@ -197,7 +205,9 @@ async def select(
             )
         selection = Selection(replica.plan, replica.costs, feedback)
         headers = incarnation_headers(incarnation)
-        writer = await stack.enter_async_context(Writer(replica.connection, replica.to, headers))
+        writer = await stack.enter_async_context(
+            TopicWriter(replica.connection, replica.to, headers)
+        )
         source = await stack.enter_async_context(Source(replica.connection))
         source.assign(await source.beginnings([TopicPartition(replica.readings, 0)]))
         await _run(selection, source, writer, report, stopped)
@@ -205,7 +215,7 @@ async def select(
         return selection
 
 
-async def _prepare(replica: Replica) -> int:
+async def _prepare(replica: SelectionReplica) -> int:
     """Finds the readings and makes the output topic; which incarnation this is."""
     async with Topics(replica.connection) as topics:
         width = await topics.width(replica.readings)
@@ -222,7 +232,7 @@ async def _prepare(replica: Replica) -> int:
 async def _run(
     selection: Selection,
     source: Source,
-    writer: Writer,
+    writer: TopicWriter,
     report: Callable[[Selection], None],
     stopped: Callable[[], bool],
 ) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from lmerge_service.demo.acting import Play, Result, act, judged, staged, until_done, wait
+from lmerge_service.demo.acting import DemoResult, Play, act, judged, staged, until_done, wait
 from lmerge_service.demo.throughput import measure
 from lmerge_service.formats.ndjson import ElementWriter
 from lmerge_service.local.processes import Child
@@ -45,7 +45,7 @@ async def play(
     pace: float,
     bootstrap: str | None,
     console: Console,
-) -> Result:
+) -> DemoResult:
     """Runs the whole play; whatever it started has ended when this returns or raises.
 
     Raises:
@@ -60,7 +60,7 @@ async def play(
         console.print("measuring throughput beside a pass-through of the same bytes …")
         await measure(acting.merging, ".warm")
         throughput = await measure(acting.merging)
-    return Result(
+    return DemoResult(
         finding=finding,
         of="flights",
         count=len(lives),

@@ -7,10 +7,10 @@ from lmerge_service.elements import Insert
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.source import Source, TopicPartition
-from lmerge_service.offline.audit import Audited, Verdict, audit_topic, compare
+from lmerge_service.offline.audit import Audited, EquivalenceVerdict, audit_topic, compare
 from lmerge_service.tdb import TDB
 
-__all__ = ("Finding", "InputCounts", "find", "read_inputs")
+__all__ = ("DemoVerdict", "InputCounts", "find", "read_inputs")
 
 
 @dataclass(slots=True)
@@ -27,10 +27,10 @@ class InputCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class DemoVerdict:
     """The verdict and its numbers; latencies in milliseconds."""
 
-    verdict: Verdict
+    verdict: EquivalenceVerdict
     counts: InputCounts
     latencies: Sequence[float]
 
@@ -68,7 +68,7 @@ async def find(
     output: str,
     replicas: Sequence[str],
     arrived: Mapping[tuple[bytes, int], float],
-) -> Finding:
+) -> DemoVerdict:
     """Reads everything back and judges it.
 
     Added latency of an event: from the time at which the first replica's record of it was
@@ -77,7 +77,7 @@ async def find(
     found = await audit_topic(connection, output, WireDecoder())
     counts, produced = await read_inputs(connection, replicas)
     latencies = [(arrived[key] - at) * 1000 for key, at in produced.items() if key in arrived]
-    return Finding(compare(Audited("the reference", reference), found), counts, latencies)
+    return DemoVerdict(compare(Audited("the reference", reference), found), counts, latencies)
 
 
 async def read_inputs(

@@ -4,19 +4,19 @@ The judge is independent of the service: it shares only the model (elements, TDB
 of records with it.
 """
 
-from lmerge_service.drills.history import History, Interval, Replica, check
-from lmerge_service.drills.records import Record, Topic
-from lmerge_service.drills.verdicts import Finding, Outcome, Report, worst
+from lmerge_service.drills.history import History, Interval, ReplicaHistory, check
+from lmerge_service.drills.records import CommittedRecord, CommittedTopic
+from lmerge_service.drills.verdicts import CheckResult, HistoryReport, Outcome, worst
 
 __all__ = (
-    "Finding",
+    "CheckResult",
+    "CommittedRecord",
+    "CommittedTopic",
     "History",
+    "HistoryReport",
     "Interval",
     "Outcome",
-    "Record",
-    "Replica",
-    "Report",
-    "Topic",
+    "ReplicaHistory",
     "check",
     "worst",
 )

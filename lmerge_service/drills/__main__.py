@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from lmerge_service.drills.dump import Unreadable, dump
-from lmerge_service.drills.history import History, Progress, Replica, check
-from lmerge_service.drills.verdicts import Outcome, Report
+from lmerge_service.drills.history import History, ProgressDemand, ReplicaHistory, check
+from lmerge_service.drills.verdicts import HistoryReport, Outcome
 
 __all__ = ("app",)
 
@@ -61,9 +61,13 @@ def _check(
     report = check(
         History(
             output=topics[output],
-            replicas={name: Replica(topics[name], honest=name not in liars) for name in replica},
+            replicas={
+                name: ReplicaHistory(topics[name], honest=name not in liars) for name in replica
+            },
             keyed=not multiset,
-            progress=None if within is None else Progress(int(within * 1_000), read_at=_now()),
+            progress=None
+            if within is None
+            else ProgressDemand(int(within * 1_000), read_at=_now()),
         )
     )
     typer.echo(json.dumps(asdict(report) | {"outcome": report.outcome}) if as_json else report)
@@ -74,7 +78,7 @@ def _now() -> int:
     return int(time.time() * 1_000)
 
 
-def _exit_code(report: Report) -> int:
+def _exit_code(report: HistoryReport) -> int:
     return {Outcome.VALID: 0, Outcome.INVALID: 1, Outcome.UNKNOWN: 2}[report.outcome]
 
 

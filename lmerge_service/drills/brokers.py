@@ -20,7 +20,7 @@ from typing import Final, Self, TypeAlias
 import psutil
 
 from lmerge_service.drills.between import BROKERS, CONTROLLERS, Between
-from lmerge_service.drills.plan import OUTPUT, WORKERS_GROUP, DrillError, Plan
+from lmerge_service.drills.plan import OUTPUT, WORKERS_GROUP, DrillError, DrillPlan
 from lmerge_service.drills.proxy import Proxy
 from lmerge_service.drills.roles import ROLES, Role, holder
 from lmerge_service.errors import TransportError
@@ -43,7 +43,7 @@ class Brokers:
     Those that are asked to do something with a `Node` return which brokers these were, for people.
     """
 
-    def __init__(self, folder: Path, plan: Plan, workers: Sequence[str]):
+    def __init__(self, folder: Path, plan: DrillPlan, workers: Sequence[str]):
         self.kills = 0
         """How often one was killed."""
         self._numbers = range(1, plan.nodes + 1)

@@ -13,7 +13,7 @@ from chaoslib.exceptions import InterruptExecution
 from chaoslib.hypothesis import within_tolerance
 
 from lmerge_service.drills.plan import DrillError, Refused
-from lmerge_service.drills.report import Result
+from lmerge_service.drills.report import DrillResult
 from lmerge_service.drills.session import Session
 from lmerge_service.drills.variables import planned
 from lmerge_service.errors import LMergeError
@@ -70,7 +70,7 @@ def after_activity_control(context: dict[str, Any], state: dict[str, Any]) -> No
         session.failures.append(f"{context['name']}: {''.join(reasons[-1:]).strip()}"[:_SHOWN])
 
 
-def _result(session: Session, experiment: dict[str, Any], journal: dict[str, Any]) -> Result:
+def _result(session: Session, experiment: dict[str, Any], journal: dict[str, Any]) -> DrillResult:
     judged = session.judged
     why = [*session.failures]
     if journal["status"] != "completed":
@@ -86,7 +86,7 @@ def _result(session: Session, experiment: dict[str, Any], journal: dict[str, Any
             if found["outcome"] != "valid"
         ]
     why += _out_of_tolerance(journal)
-    return Result(
+    return DrillResult(
         name=experiment.get("tags", ["drill"])[0],
         title=experiment["title"],
         description=experiment["description"],

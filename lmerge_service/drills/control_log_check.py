@@ -24,11 +24,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lmerge_service.drills.records import Topic
-from lmerge_service.drills.verdicts import Finding
+from lmerge_service.drills.records import CommittedTopic
+from lmerge_service.drills.verdicts import CheckResult
 from lmerge_service.elements import INFINITY, START
 
-__all__ = ("Answer", "Decided", "Verdict", "decided", "k9", "lost")
+__all__ = ("Answer", "ControlHistory", "ExpectedOutcome", "decided", "k9", "lost")
 
 _QUORUM = re.compile(r"quorum\((\d+)\)")
 _LOST = re.compile(r"\[(-?\d+), (-?\d+)\) is lost")
@@ -45,7 +45,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ExpectedOutcome:
     """The correct outcome of a decision."""
 
     id: str
@@ -82,10 +82,10 @@ class _Cutover:
 
 
 @dataclass(slots=True)
-class Decided:
+class ControlHistory:
     """The decisions of one control topic."""
 
-    verdicts: dict[str, Verdict] = field(default_factory=dict)
+    verdicts: dict[str, ExpectedOutcome] = field(default_factory=dict)
     """By id."""
     spans: dict[tuple[str, str], list[tuple[int, int]]] = field(default_factory=dict)
     """By name and topic of a replica: from when to when, in milliseconds, it was attached."""
@@ -112,7 +112,7 @@ class Decided:
             before = self.policy
             self._apply(action, at)
             self._review(before)
-        self.verdicts[id_] = Verdict(id_, at, self.version, refused)
+        self.verdicts[id_] = ExpectedOutcome(id_, at, self.version, refused)
 
     def _refusal(self, action: Mapping[str, Any]) -> str | None:
         """Why an action is not possible now."""
@@ -265,27 +265,27 @@ def _policy_of(policy: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(str(policy.get(part, default)) for part, default in defaults.items())
 
 
-def decided(control: Topic) -> Decided:
+def decided(control: CommittedTopic) -> ControlHistory:
     """Folds a control topic."""
-    found = Decided()
+    found = ControlHistory()
     for record in control.of(0):
         found.fold(record.timestamp, record.value)
     return found
 
 
-def lost(events: Topic) -> list[tuple[int, int]]:
+def lost(events: CommittedTopic) -> list[tuple[int, int]]:
     """The ranges of time, without their ends, that the events topic reports as given up."""
     return [(int(found[1]), int(found[2])) for found in _given_up(events)]
 
 
-def _given_up(events: Topic) -> Iterator[re.Match[str]]:
+def _given_up(events: CommittedTopic) -> Iterator[re.Match[str]]:
     for record in events.records:
         event = json.loads(record.value or b"{}")
         if event.get("kind") == "accepted_gap" and (found := _LOST.search(event.get("reason", ""))):
             yield found
 
 
-def k9(right: Decided, answers: Sequence[Answer]) -> Finding:
+def k9(right: ControlHistory, answers: Sequence[Answer]) -> CheckResult:
     """Each answer agrees with the log, and each decision that was answered is in the log."""
     wrong = []
     for answer in answers:
@@ -294,4 +294,4 @@ def k9(right: Decided, answers: Sequence[Answer]) -> Finding:
             wrong.append(f"{answer} of a decision that is not in the log")
         elif (verdict.version, verdict.refused) != (answer.version, answer.refused):
             wrong.append(f"{answer}, but {verdict}")
-    return Finding.of("K9", wrong)
+    return CheckResult.of("K9", wrong)

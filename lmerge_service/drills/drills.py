@@ -19,7 +19,7 @@ from chaoslib.loader import load_experiment
 from chaoslib.run import RunEventHandler
 
 from lmerge_service.drills.plan import Refused
-from lmerge_service.drills.report import Result
+from lmerge_service.drills.report import DrillResult
 from lmerge_service.drills.variables import refuse_mistakes
 from lmerge_service.errors import ConfigurationError, LMergeError
 from lmerge_service.signals import orderly_end
@@ -101,7 +101,7 @@ def experiment(name: str) -> dict[str, Any]:
     return found
 
 
-def run(definition: dict[str, Any], report: Report) -> Result:
+def run(definition: dict[str, Any], report: Report) -> DrillResult:
     """Runs an experiment to its end.
 
     Raises:
@@ -131,7 +131,7 @@ def run(definition: dict[str, Any], report: Report) -> Result:
         raise ConfigurationError(
             f"{definition['title']}: the experiment lacks the control lmerge_service.drills.control"
         )
-    return msgspec.convert(journal["drill"], Result)
+    return msgspec.convert(journal["drill"], DrillResult)
 
 
 def _be_quiet() -> None:

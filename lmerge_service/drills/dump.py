@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from aiokafka.errors import KafkaError
 
-from lmerge_service.drills.records import Record, Topic
+from lmerge_service.drills.records import CommittedRecord, CommittedTopic
 
 __all__ = ("Unreadable", "dump")
 
@@ -30,10 +30,10 @@ class Unreadable(Exception):  # noqa: N818 (an outcome, to be shown)
 class _Reading:
     width: int
     beginning_lost: bool = False
-    records: list[Record] = field(default_factory=list)
+    records: list[CommittedRecord] = field(default_factory=list)
 
 
-async def dump(bootstrap: str, names: Sequence[str]) -> dict[str, Topic]:
+async def dump(bootstrap: str, names: Sequence[str]) -> dict[str, CommittedTopic]:
     """Every committed record of some topics, by topic.
 
     Raises:
@@ -57,7 +57,7 @@ async def dump(bootstrap: str, names: Sequence[str]) -> dict[str, Topic]:
         await consumer.stop()
 
 
-async def _dump(consumer: AIOKafkaConsumer, names: Sequence[str]) -> dict[str, Topic]:
+async def _dump(consumer: AIOKafkaConsumer, names: Sequence[str]) -> dict[str, CommittedTopic]:
     existing = await consumer.topics()
     if missing := sorted(set(names) - existing):
         raise Unreadable(f"there is no topic {', '.join(missing)}")
@@ -75,7 +75,7 @@ async def _dump(consumer: AIOKafkaConsumer, names: Sequence[str]) -> dict[str, T
         readings[tp.topic].beginning_lost |= starts[tp] > 0
     await _read(consumer, ends, readings)
     return {
-        name: Topic(name, tuple(reading.records), reading.width, reading.beginning_lost)
+        name: CommittedTopic(name, tuple(reading.records), reading.width, reading.beginning_lost)
         for name, reading in readings.items()
     }
 
@@ -104,8 +104,8 @@ async def _read(
             raise Unreadable(f"no end in sight of {sorted(remaining)}: an open transaction?")
 
 
-def _plain(record: ConsumerRecord) -> Record:
-    return Record(
+def _plain(record: ConsumerRecord) -> CommittedRecord:
+    return CommittedRecord(
         topic=record.topic,
         partition=record.partition,
         offset=record.offset,

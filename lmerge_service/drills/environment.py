@@ -23,9 +23,9 @@ import msgspec
 from lmerge_service.drills.brokers import Brokers
 from lmerge_service.drills.control_log_check import Answer
 from lmerge_service.drills.invariant_monitors import Arrivals, WorkerMonitor
-from lmerge_service.drills.merging import LMerge, Merger, Post, Program
-from lmerge_service.drills.plan import NAME, OUTPUT, DrillError, Plan
-from lmerge_service.drills.replica import Part, Stream
+from lmerge_service.drills.merging import LMergeProgram, Merger, Post, Program
+from lmerge_service.drills.plan import NAME, OUTPUT, DrillError, DrillPlan
+from lmerge_service.drills.replica import DrillStream, Part
 from lmerge_service.errors import LMergeError
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.topics import Topics
@@ -65,7 +65,7 @@ class ReplicaSlot:
 class Environment:
     """The processes of one drill; use as `async with`."""
 
-    def __init__(self, folder: Path, plan: Plan):
+    def __init__(self, folder: Path, plan: DrillPlan):
         self.folder, self.plan = folder, plan
         self.slots: dict[str, ReplicaSlot] = {}
         self.workers: dict[str, Merger] = {}
@@ -113,7 +113,7 @@ class Environment:
         await self.until(lambda: bool(self.leaders()), "a worker to lead")
         self.arrivals = Arrivals(self.connection, OUTPUT, self.plan.partitions)
         await self._run(self.arrivals.run())
-        self._stream = Stream(
+        self._stream = DrillStream(
             began=int(time.time() * 1_000) + 500,
             finish=str(self.folder / "finish"),
             rate=self.plan.rate,
@@ -222,14 +222,14 @@ class Environment:
             raise DrillError(f"there is no worker {name!r} now: {', '.join(self.workers)}")
         return name
 
-    def decider(self, name: str = "leader") -> LMerge:
+    def decider(self, name: str = "leader") -> LMergeProgram:
         """A worker that takes decisions.
 
         Raises:
             DrillError: there is no such worker now, or it is another program.
         """
         worker = self.worker(name)
-        if not isinstance(worker, LMerge):
+        if not isinstance(worker, LMergeProgram):
             raise DrillError("another program than `lmerge run` takes no decisions")
         return worker
 
@@ -255,7 +255,7 @@ class Environment:
         path = self.folder / f"{run}.yaml"
         if not self.plan.merger:
             path.write_text(json.dumps(self._topology(name)))
-            return LMerge(self.stage, run, path)
+            return LMergeProgram(self.stage, run, path)
         path.write_bytes(msgspec.json.encode(self._post(name, run)))
         return Program(self.stage, run, path, self.plan.merger)
 

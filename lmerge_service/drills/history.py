@@ -31,23 +31,32 @@ from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from lmerge_service.drills.control_log_check import Answer, Decided, k9
-from lmerge_service.drills.observability_checks import Capture, Fault, k8
-from lmerge_service.drills.records import Topic
+from lmerge_service.drills.control_log_check import Answer, ControlHistory, k9
+from lmerge_service.drills.observability_checks import Capture, InjectedFault, k8
+from lmerge_service.drills.records import CommittedTopic
 from lmerge_service.drills.streams import (
+    IncarnationOutput,
     Key,
-    Life,
-    Output,
+    MergedOutput,
     read_output,
     read_replica,
     stables_by_time,
 )
-from lmerge_service.drills.verdicts import Finding, Report, Tally, worst
+from lmerge_service.drills.verdicts import CheckResult, HistoryReport, WrongEvents, worst
 from lmerge_service.elements import INFINITY, START
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.tdb import TDB
 
-__all__ = ("ALWAYS", "History", "Interval", "Progress", "Replica", "check", "cut", "tally")
+__all__ = (
+    "ALWAYS",
+    "History",
+    "Interval",
+    "ProgressDemand",
+    "ReplicaHistory",
+    "check",
+    "cut",
+    "tally",
+)
 
 _Event: TypeAlias = tuple[Hashable, int, int]
 """(payload, vs, ve)."""
@@ -70,10 +79,10 @@ ALWAYS: Sequence[Interval] = (Interval(),)
 
 
 @dataclass(frozen=True, slots=True)
-class Replica:
+class ReplicaHistory:
     """A replica's topic, and what is known of it from outside."""
 
-    topic: Topic
+    topic: CommittedTopic
     honest: bool = True
     """Its final events are correct: the reference may rest on it, and K3 holds for it."""
     may_lead: bool = True
@@ -88,7 +97,7 @@ class Replica:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ProgressDemand:
     """What K5 demands."""
 
     within_ms: int
@@ -104,28 +113,28 @@ class Progress:
 class History:
     """The input of the judge."""
 
-    output: Topic
-    replicas: Mapping[str, Replica]
+    output: CommittedTopic
+    replicas: Mapping[str, ReplicaHistory]
     reference: TDB | None = None
     """The true events, at all times; its stable point is ignored."""
     keyed: bool = True
     """(payload, vs) is a key, as in cases R0, R2 and R3."""
-    progress: Progress | None = None
+    progress: ProgressDemand | None = None
     skew_ms: int = 1_000
     """How far the clocks of those who write may be apart."""
     kills: int = 0
     """How often the service was killed within the history."""
     lost: Sequence[tuple[int, int]] = ()
     """Ranges of time, without their ends, that were given up by accepting a gap."""
-    decided: Decided | None = None
+    decided: ControlHistory | None = None
     answers: Sequence[Answer] = ()
     """The answers to decisions."""
-    faults: Sequence[Fault] = ()
+    faults: Sequence[InjectedFault] = ()
     capture: Capture | None = None
     decoder: WireDecoder = field(default_factory=WireDecoder)
 
 
-def check(history: History) -> Report:
+def check(history: History) -> HistoryReport:
     """All checks that the history has something for."""
     read = _Read(history)
     findings = [_k1(read), _k2(read), _k3(read), _k4(read)]
@@ -137,10 +146,10 @@ def check(history: History) -> Report:
         findings.append(k8(history.faults, history.capture))
     if history.decided is not None:
         findings.append(k9(history.decided, history.answers))
-    return Report(tuple(sorted(findings, key=lambda finding: finding.check)))
+    return HistoryReport(tuple(sorted(findings, key=lambda finding: finding.check)))
 
 
-def tally(history: History) -> Tally | None:
+def tally(history: History) -> WrongEvents | None:
     """How many events violate K1 and K2; None where that is unknown."""
     read = _Read(history)
     reference, _ = _reference(read)
@@ -151,7 +160,7 @@ def tally(history: History) -> Tally | None:
     doubled = sum(count for event, count in surplus.items() if event in right)
     lacking = Counter((payload, vs) for payload, vs, _ in (right - found).elements())
     extra = Counter((payload, vs) for payload, vs, _ in surplus.elements())
-    return Tally(
+    return WrongEvents(
         lost=(lacking - extra).total(), contradicted=extra.total() - doubled, doubled=doubled
     )
 
@@ -162,13 +171,13 @@ class _Read:
     def __init__(self, history: History):
         self.history = history
         keyed, decoder = history.keyed, history.decoder
-        self.output: Output = read_output(history.output, decoder, keyed=keyed)
-        self.lives: dict[str, list[Life]] = {
+        self.output: MergedOutput = read_output(history.output, decoder, keyed=keyed)
+        self.lives: dict[str, list[IncarnationOutput]] = {
             name: read_replica(replica.topic, decoder, keyed=keyed)
             for name, replica in history.replicas.items()
         }
 
-    def honest(self) -> Iterator[tuple[str, list[Life]]]:
+    def honest(self) -> Iterator[tuple[str, list[IncarnationOutput]]]:
         for name, lives in self.lives.items():
             if self.history.replicas[name].honest:
                 yield name, lives
@@ -192,12 +201,12 @@ def cut(events: Iterable[_Event], c: int) -> _Events:
     return Counter((payload, vs, min(ve, c)) for payload, vs, ve in events if vs < c)
 
 
-def _k1(read: _Read) -> Finding:
+def _k1(read: _Read) -> CheckResult:
     if unclear := read.lost():
-        return Finding.of("K1", [], unclear)
+        return CheckResult.of("K1", [], unclear)
     reference, unclear = _reference(read)
     if reference is None:
-        return Finding.of("K1", [], unclear)
+        return CheckResult.of("K1", [], unclear)
     c = read.output.stable
     if reference.stable < c:
         unclear = [*unclear, f"the reference is final to {reference.stable} only, OUT to {c}"]
@@ -205,7 +214,7 @@ def _k1(read: _Read) -> Finding:
     excused = read.given_up(reference)
     found, right = _final(read, reference, c)
     wrong = _differences(found, right, c) + _beyond(read.output, reference, excused, c)
-    return Finding.of("K1", wrong, unclear)
+    return CheckResult.of("K1", wrong, unclear)
 
 
 def _final(read: _Read, reference: TDB, c: int) -> tuple[_Events, _Events]:
@@ -248,7 +257,7 @@ def _differences(found: _Events, right: _Events, c: int) -> list[str]:
     ]
 
 
-def _beyond(output: Output, reference: TDB, excused: Container[Key], c: int) -> list[str]:
+def _beyond(output: MergedOutput, reference: TDB, excused: Container[Key], c: int) -> list[str]:
     """A partition that is ahead of the others may hold only true events, and each key is in one
     partition, so that whatever it has between the two stable points must be the reference's."""
     wrong = []
@@ -276,7 +285,7 @@ def _text(event: _Event) -> str:
 # --- K2 -------------------------------------------------------------------------------------------
 
 
-def _k2(read: _Read) -> Finding:
+def _k2(read: _Read) -> CheckResult:
     wrong = list(read.output.doubled)
     if not read.history.keyed:
         most: Counter[Key] = Counter()
@@ -290,15 +299,15 @@ def _k2(read: _Read) -> Finding:
                 for (payload, vs), count in final.items()
                 if count > most[payload, vs]
             ]
-    return Finding.of("K2", wrong, read.lost() if not read.history.keyed else ())
+    return CheckResult.of("K2", wrong, read.lost() if not read.history.keyed else ())
 
 
 # --- K3 -------------------------------------------------------------------------------------------
 
 
-def _k3(read: _Read) -> Finding:
+def _k3(read: _Read) -> CheckResult:
     if unclear := read.lost():
-        return Finding.of("K3", [], unclear)
+        return CheckResult.of("K3", [], unclear)
     held: Counter[Key] = Counter((payload, vs) for payload, vs, _ in read.output.tdb())
     passed = read.output.stable
     reference, wrong = read.history.reference, []
@@ -309,10 +318,10 @@ def _k3(read: _Read) -> Finding:
             for (payload, vs), count, text in _owed(life, attached):
                 if vs < passed and held[payload, vs] < count and (payload, vs) not in excused:
                     wrong.append(f"OUT lacks what {name} published and froze: {text}")
-    return Finding.of("K3", wrong)
+    return CheckResult.of("K3", wrong)
 
 
-def _owed(life: Life, attached: Sequence[Interval]) -> Iterator[tuple[Key, int, str]]:
+def _owed(life: IncarnationOutput, attached: Sequence[Interval]) -> Iterator[tuple[Key, int, str]]:
     """Each key that the output must hold because of a life: how often, and its places."""
     for stream in life.streams:
         for (payload, vs), events in stream.events.items():
@@ -333,7 +342,7 @@ def _owed(life: Life, attached: Sequence[Interval]) -> Iterator[tuple[Key, int, 
 # --- K4 -------------------------------------------------------------------------------------------
 
 
-def _k4(read: _Read) -> Finding:
+def _k4(read: _Read) -> CheckResult:
     wrong = list(read.output.illegal)
     for number, stables in enumerate(read.output.stables):
         leading, highest, index = _leading(read, number), START, 0
@@ -346,7 +355,7 @@ def _k4(read: _Read) -> Finding:
                     f"OUT-{number} emitted stable({vc}) when no replica was past {highest}"
                 )
     unclear = read.lost()
-    return Finding.of("K4", [] if unclear else wrong, unclear)
+    return CheckResult.of("K4", [] if unclear else wrong, unclear)
 
 
 def _leading(read: _Read, number: int) -> list[tuple[int, int]]:
@@ -369,7 +378,7 @@ def _first_merged(at: int, merged: Sequence[Interval]) -> int | None:
 # --- K5 -------------------------------------------------------------------------------------------
 
 
-def _k5(read: _Read, required: Progress) -> Finding:
+def _k5(read: _Read, required: ProgressDemand) -> CheckResult:
     emitted = [list(stables) for stables in read.output.stables]
     every = [read.history.output, *(r.topic for r in read.history.replicas.values())]
     last = max((record.timestamp for topic in every for record in topic.records), default=0)
@@ -383,7 +392,7 @@ def _k5(read: _Read, required: Progress) -> Finding:
             if not any(vc >= goal and when <= due for when, vc in reversed(stables)):
                 late = f"OUT-{number} was not at {goal} by {due}, {required.within_ms} ms after"
                 (wrong if due <= read_at else unclear).append(f"{late} {at}")
-    return Finding.of("K5", wrong, unclear)
+    return CheckResult.of("K5", wrong, unclear)
 
 
 def _healthy(read: _Read, quorum: int) -> list[tuple[int, int]]:
@@ -414,11 +423,11 @@ def _healthy(read: _Read, quorum: int) -> list[tuple[int, int]]:
 # --- K7 -------------------------------------------------------------------------------------------
 
 
-def _k7(kills: int, findings: Sequence[Finding]) -> Finding:
+def _k7(kills: int, findings: Sequence[CheckResult]) -> CheckResult:
     evidence = tuple(
         f"after {kills} kills, {finding.check}: {piece}"
         for finding in findings
         for piece in finding.evidence
     )
     outcome = worst(finding.outcome for finding in findings)
-    return Finding("K7", outcome, evidence, len(evidence))
+    return CheckResult("K7", outcome, evidence, len(evidence))

@@ -22,10 +22,10 @@ from lmerge_service.drills.observability_checks import Capture
 from lmerge_service.drills.plan import DrillError
 from lmerge_service.local.processes import Child
 from lmerge_service.local.stage import Stage
-from lmerge_service.local.worker import Worker
+from lmerge_service.local.worker import WorkerProcess
 from lmerge_service.service.status.document import Status
 
-__all__ = ("NO_ANSWER", "LMerge", "Look", "Merger", "Post", "Program")
+__all__ = ("NO_ANSWER", "LMergeProgram", "Look", "Merger", "Post", "Program")
 
 _CAPTURE_SECONDS: Final = 10.0
 _REQUEST_SECONDS: Final = 30.0
@@ -63,7 +63,7 @@ class Look(msgspec.Struct, frozen=True):
 NO_ANSWER: Final = Look()
 
 
-class LMerge(Worker):
+class LMergeProgram(WorkerProcess):
     """`lmerge run`."""
 
     async def look(self) -> Look | None:
@@ -140,4 +140,4 @@ class Program(Child):
         return None
 
 
-Merger = LMerge | Program
+Merger = LMergeProgram | Program

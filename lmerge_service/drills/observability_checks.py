@@ -13,13 +13,13 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from lmerge_service.drills.verdicts import Finding
+from lmerge_service.drills.verdicts import CheckResult
 
-__all__ = ("Capture", "Fault", "k8")
+__all__ = ("Capture", "InjectedFault", "k8")
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class InjectedFault:
     """A fault that was injected, and the traces it has to leave."""
 
     replica: str
@@ -46,10 +46,10 @@ class Capture:
     """JSON lines; others are passed over."""
 
 
-def k8(faults: Sequence[Fault], capture: Capture | None) -> Finding:
+def k8(faults: Sequence[InjectedFault], capture: Capture | None) -> CheckResult:
     """Each fault shows as metric, log and health, with replica, partition and offset."""
     if capture is None:
-        return Finding.of("K8", [], ["nothing that the service showed was captured"])
+        return CheckResult.of("K8", [], ["nothing that the service showed was captured"])
     lines = list(_lines(capture.log))
     wrong = [
         f"{fault.event} of {fault.replica}: {missing}"
@@ -60,10 +60,10 @@ def k8(faults: Sequence[Fault], capture: Capture | None) -> Finding:
             *_in_health(fault, capture.status),
         )
     ]
-    return Finding.of("K8", wrong)
+    return CheckResult.of("K8", wrong)
 
 
-def _in_metrics(fault: Fault, text: str) -> Iterator[str]:
+def _in_metrics(fault: InjectedFault, text: str) -> Iterator[str]:
     labels = {"replica": fault.replica, **fault.labels}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -74,7 +74,7 @@ def _in_metrics(fault: Fault, text: str) -> Iterator[str]:
     yield f"no metric {fault.metric} with {labels}"
 
 
-def _in_log(fault: Fault, lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _in_log(fault: InjectedFault, lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     about = [
         line
         for line in lines
@@ -89,7 +89,7 @@ def _in_log(fault: Fault, lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"no log line with {known}"
 
 
-def _in_health(fault: Fault, status: Mapping[str, Any]) -> Iterator[str]:
+def _in_health(fault: InjectedFault, status: Mapping[str, Any]) -> Iterator[str]:
     if status.get("health") != "degraded":
         yield f"health is {status.get('health')}"
     elif not any(

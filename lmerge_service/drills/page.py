@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from markupsafe import Markup
 
-from lmerge_service.drills.report import Result, Timeline
+from lmerge_service.drills.report import DrillResult, Timeline
 from lmerge_service.page import COLOURS, figure, render
 
 __all__ = ("CHECKS", "page")
@@ -22,7 +22,7 @@ CHECKS: Final = {
 """The checks, in words."""
 
 
-def page(result: Result) -> str:
+def page(result: DrillResult) -> str:
     """The page."""
     return render("drill.html", result=result, checks=CHECKS, figure=_figure(result.timeline))
 

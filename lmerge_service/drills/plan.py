@@ -5,10 +5,19 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from lmerge_service.drills.observability_checks import Fault
+from lmerge_service.drills.observability_checks import InjectedFault
 from lmerge_service.drills.replica import FaultProfile
 
-__all__ = ("CONTROL", "NAME", "OUTPUT", "WORKERS_GROUP", "DrillError", "Plan", "Refused", "plan_of")
+__all__ = (
+    "CONTROL",
+    "NAME",
+    "OUTPUT",
+    "WORKERS_GROUP",
+    "DrillError",
+    "DrillPlan",
+    "Refused",
+    "plan_of",
+)
 
 NAME: Final = "drill"
 """Of the merge."""
@@ -25,7 +34,7 @@ class Refused(Exception):  # noqa: N818 (a mistake of who wrote the experiment)
     """A configuration is wrong; the message is for people."""
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DrillPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The initial processes of a drill, and its requirements."""
 
     replicas: dict[str, FaultProfile] = msgspec.field(
@@ -45,7 +54,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """After so long a worker that does not answer is considered dead."""
     policy: dict[str, str] = {}
     guards: dict[str, Any] = {}
-    traces: list[Fault] = []
+    traces: list[InjectedFault] = []
     """The traces that the faults must leave in the service (K8)."""
     merger: list[str] = []
     """A Python module and its arguments, to merge in place of `lmerge run` (`merging`)."""
@@ -53,14 +62,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Timeout for the output, in seconds."""
 
 
-def plan_of(configuration: Mapping[str, Any]) -> Plan:
+def plan_of(configuration: Mapping[str, Any]) -> DrillPlan:
     """The plan of a configuration; numbers may be text, as in environment variables.
 
     Raises:
         Refused: it has an unknown field, or an invalid value.
     """
     try:
-        plan = msgspec.convert(dict(configuration), Plan, strict=False)
+        plan = msgspec.convert(dict(configuration), DrillPlan, strict=False)
     except msgspec.ValidationError as error:
         raise Refused(f"configuration: {error}") from None
     if plan.workers > 2 * plan.partitions:  # a task has a leader and a standby

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from lmerge_service.drills.drills import EXPERIMENTS, experiment
 
-__all__ = ("Fault", "Kind", "Schedule", "compose", "experiment_of")
+__all__ = ("Kind", "Schedule", "ScheduledFault", "compose", "experiment_of")
 
 _REPLICAS: Final = ("a", "b", "c")
 _WORKERS: Final = ("w1", "w2")
@@ -78,7 +78,7 @@ _KINDS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class ScheduledFault:
     """One fault and its end."""
 
     kind: str
@@ -101,7 +101,7 @@ class Schedule:
     """Faults by the seed that they come from."""
 
     seed: int
-    faults: tuple[Fault, ...]
+    faults: tuple[ScheduledFault, ...]
 
     def __str__(self) -> str:
         texts = (f"{f.kind} {f.victim} [{f.start:.1f}, {f.end:.1f})" for f in self.faults)
@@ -121,11 +121,11 @@ def compose(seed: int) -> Schedule:
     for victim in victims[: rng.randint(2, 4)]:
         start = round(rng.uniform(0, _SPAN_SECONDS / 2), 1)
         end = round(start + rng.uniform(0.5, _SPAN_SECONDS / 2), 1)
-        faults.append(Fault(rng.choice(list(_KINDS[victim])), victim, start, end))
+        faults.append(ScheduledFault(rng.choice(list(_KINDS[victim])), victim, start, end))
     return Schedule(seed, tuple(sorted(_playable(faults), key=lambda fault: fault.start)))
 
 
-def _playable(faults: list[Fault]) -> Iterator[Fault]:
+def _playable(faults: list[ScheduledFault]) -> Iterator[ScheduledFault]:
     """No worker is started while the broker is away: the step would wait for what only a later
     one brings back."""
     away = next((fault for fault in faults if fault.victim == _BROKER), None)

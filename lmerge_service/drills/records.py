@@ -6,11 +6,11 @@ may have holes: markers and aborted records take places too.
 
 from dataclasses import dataclass
 
-__all__ = ("Record", "Topic")
+__all__ = ("CommittedRecord", "CommittedTopic")
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class CommittedRecord:
     """One committed record, as a read_committed consumer gets it."""
 
     topic: str
@@ -29,14 +29,14 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Topic:
+class CommittedTopic:
     """A topic's committed records; each partition's in the order of their offsets."""
 
     name: str
-    records: tuple[Record, ...]
+    records: tuple[CommittedRecord, ...]
     partitions: int = 1
     beginning_lost: bool = False
     """Some partition no longer begins at offset 0."""
 
-    def of(self, partition: int) -> list[Record]:
+    def of(self, partition: int) -> list[CommittedRecord]:
         return [record for record in self.records if record.partition == partition]

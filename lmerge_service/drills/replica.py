@@ -38,7 +38,7 @@ from lmerge_service.workloads.generator import workload
 from lmerge_service.workloads.lifetime import Life
 from lmerge_service.workloads.presentation import Variation, timed
 
-__all__ = ("FaultProfile", "Part", "Stream")
+__all__ = ("DrillStream", "FaultProfile", "Part")
 
 _PLACE: Final = "drill-place"
 _TICK_SECONDS: Final = 0.01
@@ -55,7 +55,7 @@ _VARIATIONS: Final = (
 )
 
 
-class Stream(msgspec.Struct, frozen=True, kw_only=True):
+class DrillStream(msgspec.Struct, frozen=True, kw_only=True):
     """The logical stream; times are milliseconds since the epoch."""
 
     began: int
@@ -117,7 +117,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     topic: str
     number: int
     """Which of the presentations, from 0."""
-    stream: Stream
+    stream: DrillStream
     manner: FaultProfile = FaultProfile()
     incarnation: int = 0
     joining_at: int = START

@@ -17,23 +17,31 @@ import msgspec
 from lmerge_service.drills.control_log_check import decided
 from lmerge_service.drills.dump import dump
 from lmerge_service.drills.environment import Environment, ReplicaSlot
-from lmerge_service.drills.history import ALWAYS, History, Interval, Progress, Replica, check, tally
+from lmerge_service.drills.history import (
+    ALWAYS,
+    History,
+    Interval,
+    ProgressDemand,
+    ReplicaHistory,
+    check,
+    tally,
+)
 from lmerge_service.drills.invariant_monitors import Hole, Observation
 from lmerge_service.drills.observability_checks import Capture
 from lmerge_service.drills.plan import CONTROL, OUTPUT
-from lmerge_service.drills.records import Topic
-from lmerge_service.drills.verdicts import Finding, Tally
+from lmerge_service.drills.records import CommittedTopic
+from lmerge_service.drills.verdicts import CheckResult, WrongEvents
 from lmerge_service.elements import Insert
 from lmerge_service.errors import ElementError
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.workloads.lifetime import final_tdb
 
-__all__ = ("Judged", "Leading", "Result", "Timeline", "capture", "judge", "timeline")
+__all__ = ("DrillResult", "JudgedRun", "LeaderTimeline", "Timeline", "capture", "judge", "timeline")
 
 _BIN_SECONDS: Final = 0.5
 
 
-class Judged(msgspec.Struct, frozen=True, kw_only=True):
+class JudgedRun(msgspec.Struct, frozen=True, kw_only=True):
     """The judge's findings, and the longest gap of a reader."""
 
     outcome: str
@@ -41,11 +49,11 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     hole: Hole
     events: int
     """Of the logical stream, as far as replicas have published it."""
-    tally: Tally | None = None
+    tally: WrongEvents | None = None
     """None: the topics are not sufficient."""
 
 
-class Leading(msgspec.Struct, frozen=True):
+class LeaderTimeline(msgspec.Struct, frozen=True):
     """Who led the first task, from when to when."""
 
     worker: str
@@ -61,7 +69,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of the wall clock."""
     seconds: float
     happened: list[tuple[float, str]]
-    leading: list[Leading]
+    leading: list[LeaderTimeline]
     bin: float
     rate: list[float]
     """Records a second that a reader got, in each bin."""
@@ -70,7 +78,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     first insert by a replica to its arrival at a reader."""
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
+class DrillResult(msgspec.Struct, frozen=True, kw_only=True):
     """How a drill ended."""
 
     name: str
@@ -81,7 +89,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """If it has not passed."""
     unplayed: bool
     """A fault could not be injected, so that the drill proves nothing."""
-    judged: Judged | None
+    judged: JudgedRun | None
     timeline: Timeline
     reasons: list[str]
     """Everything that workers gave as a reason for degraded health."""
@@ -98,7 +106,7 @@ async def capture(environment: Environment) -> Capture | None:
 
 async def judge(
     environment: Environment, captured: Capture | None
-) -> tuple[Judged, dict[str, Topic]]:
+) -> tuple[JudgedRun, dict[str, CommittedTopic]]:
     """All checks, on what the topics hold now.
 
     Raises:
@@ -133,7 +141,7 @@ async def judge(
     report = check(history)
     produced = _first_produced(topics.values())
     hole = _hole(environment, produced)
-    found = Judged(
+    found = JudgedRun(
         outcome=report.outcome.value,
         findings=[_finding(each) for each in report.findings],
         hole=hole,
@@ -143,26 +151,26 @@ async def judge(
     return found, topics
 
 
-def _finding(finding: Finding) -> dict[str, Any]:
+def _finding(finding: CheckResult) -> dict[str, Any]:
     return asdict(finding) | {"outcome": finding.outcome.value}
 
 
-def _replica(slot: ReplicaSlot, topic: Topic) -> Replica:
+def _replica(slot: ReplicaSlot, topic: CommittedTopic) -> ReplicaHistory:
     bad, leaps = slot.bad_since, bool(slot.part.manner.leap)
     merged = [Interval(end=bad)] if bad is not None and leaps else ALWAYS
-    return Replica(topic, honest=bad is None and not slot.part.manner.lying, merged=merged)
+    return ReplicaHistory(topic, honest=bad is None and not slot.part.manner.lying, merged=merged)
 
 
-def _progress(environment: Environment, read_at: int) -> Progress | None:
+def _progress(environment: Environment, read_at: int) -> ProgressDemand | None:
     """Only at the end: before, the latest elements may still be in flight."""
     if not environment.plan.within or environment.finished is None:
         return None
     stable = environment.plan.policy.get("stable", "max")
     quorum = int(stable[7:-1]) if stable.startswith("quorum(") else 1
-    return Progress(int(environment.plan.within * 1_000), quorum=quorum, read_at=read_at)
+    return ProgressDemand(int(environment.plan.within * 1_000), quorum=quorum, read_at=read_at)
 
 
-def _first_produced(topics: Iterable[Topic]) -> dict[tuple[Any, int], float]:
+def _first_produced(topics: Iterable[CommittedTopic]) -> dict[tuple[Any, int], float]:
     """When each event was first inserted by any replica, in seconds of the wall clock."""
     decoder, produced = WireDecoder(), dict[tuple[Any, int], float]()
     for topic in topics:
@@ -185,7 +193,7 @@ def _hole(environment: Environment, produced: Mapping[Any, float]) -> Hole:
     return replace(hole, events=sum(hole.start <= at < end for at in produced.values()))
 
 
-def timeline(environment: Environment, topics: Mapping[str, Topic]) -> Timeline:
+def timeline(environment: Environment, topics: Mapping[str, CommittedTopic]) -> Timeline:
     """From the first record of a replica to the last of the output."""
     produced = _first_produced(topics.values())
     times = sorted(at for each in environment.arrivals.times for at in each)
@@ -203,7 +211,7 @@ def timeline(environment: Environment, topics: Mapping[str, Topic]) -> Timeline:
         seconds=ended - began,
         happened=[(at - began, text) for at, text in environment.done],
         leading=[
-            Leading(each.worker, each.replica, each.start - began, each.end - began)
+            LeaderTimeline(each.worker, each.replica, each.start - began, each.end - began)
             for each in _leading(environment.worker_monitor.observations, ended)
         ],
         bin=_BIN_SECONDS,
@@ -212,14 +220,14 @@ def timeline(environment: Environment, topics: Mapping[str, Topic]) -> Timeline:
     )
 
 
-def _leading(seen: Sequence[Observation], ended: float) -> list[Leading]:
+def _leading(seen: Sequence[Observation], ended: float) -> list[LeaderTimeline]:
     """Spans in which a worker reported that it leads, each with the replica that led."""
     spans = []
     for worker, its in groupby(sorted(seen, key=lambda s: (s.worker, s.at)), lambda s: s.worker):
         every = [*its, Observation(ended, worker)]
         changes = [next(same) for _, same in groupby(every, _lead)]
         spans += [
-            Leading(worker, change.look.leader, change.at, after.at)
+            LeaderTimeline(worker, change.look.leader, change.at, after.at)
             for change, after in pairwise(changes)
             if change.look.leads
         ]

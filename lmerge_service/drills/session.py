@@ -17,9 +17,9 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from lmerge_service.drills.environment import Environment
 from lmerge_service.drills.observability_checks import Capture
-from lmerge_service.drills.plan import DrillError, Plan
-from lmerge_service.drills.records import Topic
-from lmerge_service.drills.report import Judged, Timeline, capture, judge, timeline
+from lmerge_service.drills.plan import DrillError, DrillPlan
+from lmerge_service.drills.records import CommittedTopic
+from lmerge_service.drills.report import JudgedRun, Timeline, capture, judge, timeline
 
 __all__ = ("Session", "current", "in_environment")
 
@@ -34,12 +34,12 @@ _CURRENT: Final[list["Session"]] = []
 class Session:
     """Opened by `open`, ended by `close`."""
 
-    def __init__(self, plan: Plan):
+    def __init__(self, plan: DrillPlan):
         self.failures: list[str] = []
         """Actions that have failed."""
-        self.judged: Judged | None = None
+        self.judged: JudgedRun | None = None
         self.captured: Capture | None = None
-        self._topics: dict[str, Topic] = {}
+        self._topics: dict[str, CommittedTopic] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="environment", daemon=True
@@ -92,7 +92,7 @@ class Session:
             future.cancel()
             raise
 
-    def judge(self) -> Judged:
+    def judge(self) -> JudgedRun:
         """The verdict on what the topics hold now."""
         self.judged, self._topics = self.do(judge(self.environment, self.captured))
         return self.judged

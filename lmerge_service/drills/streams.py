@@ -19,7 +19,7 @@ from bisect import bisect_right
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 
-from lmerge_service.drills.records import Record, Topic
+from lmerge_service.drills.records import CommittedRecord, CommittedTopic
 from lmerge_service.elements import START, Adjust, Element, Insert, Stable
 from lmerge_service.errors import ElementError
 from lmerge_service.formats.headers import incarnation_of
@@ -28,9 +28,9 @@ from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.tdb import TDB
 
 __all__ = (
+    "IncarnationOutput",
     "Key",
-    "Life",
-    "Output",
+    "MergedOutput",
     "Published",
     "read_output",
     "read_replica",
@@ -40,7 +40,7 @@ __all__ = (
 Key = tuple[Hashable, int]
 """(payload, vs)."""
 
-_TimedElement = tuple[int, Record, Element]
+_TimedElement = tuple[int, CommittedRecord, Element]
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class Published:
     """One event of a replica's life."""
 
     ve: int
-    record: Record
+    record: CommittedRecord
     """Its insert."""
     at: int
     """When it was inserted, in milliseconds."""
@@ -73,7 +73,7 @@ class _Stream:
         return self.stable_times[index] if index < len(self.stables) else None
 
 
-class Life:
+class IncarnationOutput:
     """The output of one incarnation of a replica."""
 
     def __init__(self, incarnation: int, joining_at: int, partitions: int, *, keyed: bool):
@@ -101,7 +101,7 @@ class Life:
             self.stable,
         )
 
-    def take(self, record: Record, element: Element, at: int) -> None:
+    def take(self, record: CommittedRecord, element: Element, at: int) -> None:
         stream = self.streams[record.partition]
         c = stream.stable
         match element:
@@ -139,9 +139,11 @@ class Life:
         return False
 
 
-def read_replica(topic: Topic, decoder: WireDecoder, *, keyed: bool) -> list[Life]:
+def read_replica(
+    topic: CommittedTopic, decoder: WireDecoder, *, keyed: bool
+) -> list[IncarnationOutput]:
     """The lives of a replica, the latest last; at least one."""
-    lives: dict[int, Life] = {}
+    lives: dict[int, IncarnationOutput] = {}
     for partition in range(topic.partitions):
         latest, clock, repeats = 0, START, Repeats()
         for record in topic.of(partition):
@@ -155,18 +157,18 @@ def read_replica(topic: Topic, decoder: WireDecoder, *, keyed: bool) -> list[Lif
                 if repeats.is_repeat(partition, record):
                     continue
                 if incarnation not in lives:
-                    lives[incarnation] = Life(
+                    lives[incarnation] = IncarnationOutput(
                         incarnation, joining_at, topic.partitions, keyed=keyed
                     )
                 lives[incarnation].take(record, decoder.decode(record.value), clock)
             except ElementError:
                 continue  # a dead letter: the merge skips it
     if not lives:
-        return [Life(0, START, topic.partitions, keyed=keyed)]
+        return [IncarnationOutput(0, START, topic.partitions, keyed=keyed)]
     return [lives[number] for number in sorted(lives)]
 
 
-def stables_by_time(life: Life, partition: int | None = None) -> list[tuple[int, int]]:
+def stables_by_time(life: IncarnationOutput, partition: int | None = None) -> list[tuple[int, int]]:
     """(milliseconds, stable point) for each time that the minimum over partitions rose; or of one
     partition alone."""
     streams = life.streams if partition is None else life.streams[partition : partition + 1]
@@ -188,7 +190,7 @@ def stables_by_time(life: Life, partition: int | None = None) -> list[tuple[int,
 
 
 @dataclass(slots=True)
-class Output:
+class MergedOutput:
     """The output, each partition a stream of its own."""
 
     streams: list[TDB]
@@ -209,10 +211,10 @@ class Output:
         return TDB((event for stream in self.streams for event in stream), self.stable)
 
 
-def read_output(topic: Topic, decoder: WireDecoder, *, keyed: bool) -> Output:
+def read_output(topic: CommittedTopic, decoder: WireDecoder, *, keyed: bool) -> MergedOutput:
     """Reads the output to its end; what is illegal is named and left out."""
     width = topic.partitions
-    output = Output(
+    output = MergedOutput(
         [TDB() for _ in range(width)], [[] for _ in range(width)], [{} for _ in range(width)]
     )
     for partition in range(width):
@@ -224,7 +226,7 @@ def read_output(topic: Topic, decoder: WireDecoder, *, keyed: bool) -> Output:
 
 
 def _elements_of(
-    topic: Topic, partition: int, decoder: WireDecoder, illegal: list[str]
+    topic: CommittedTopic, partition: int, decoder: WireDecoder, illegal: list[str]
 ) -> Iterator[_TimedElement]:
     clock, repeats = START, Repeats()
     for record in topic.of(partition):
@@ -238,9 +240,9 @@ def _elements_of(
 
 
 def _apply(
-    output: Output,
+    output: MergedOutput,
     partition: int,
-    record: Record,
+    record: CommittedRecord,
     element: Element,
     at: int,
     live: dict[Key, int] | None,
@@ -264,7 +266,7 @@ def _apply(
             live[payload, vs] -= 1
 
 
-def _find_strays(output: Output) -> None:
+def _find_strays(output: MergedOutput) -> None:
     """An event that is inserted in two partitions is there twice for a reader of both."""
     home: dict[Key, str] = {}
     for places in output.places:

@@ -18,15 +18,15 @@ import msgspec
 from chaoslib import substitute
 from chaoslib.configuration import load_configuration
 
-from lmerge_service.drills.plan import Plan, plan_of
+from lmerge_service.drills.plan import DrillPlan, plan_of
 
 __all__ = ("planned", "refuse_mistakes")
 
 _USE: Final = re.compile(r"\$(?:\{(\w+)\}|(\w+))", re.ASCII)
-_SETTINGS: Final = tuple(field.name for field in msgspec.structs.fields(Plan))
+_SETTINGS: Final = tuple(field.name for field in msgspec.structs.fields(DrillPlan))
 
 
-def planned(experiment: Mapping[str, Any], configuration: Mapping[str, Any]) -> Plan:
+def planned(experiment: Mapping[str, Any], configuration: Mapping[str, Any]) -> DrillPlan:
     """The plan of an experiment, by its configuration as the toolkit has loaded it.
 
     Raises:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ("Finding", "Outcome", "Report", "Tally", "worst")
+__all__ = ("CheckResult", "HistoryReport", "Outcome", "WrongEvents", "worst")
 
 _SHOWN = 20
 
@@ -33,7 +33,7 @@ def worst(outcomes: Iterable[Outcome]) -> Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckResult:
     """The result of one check; at most 20 pieces of evidence, and how many there were."""
 
     check: str
@@ -42,7 +42,7 @@ class Finding:
     total: int = 0
 
     @classmethod
-    def of(cls, check: str, wrong: Sequence[str], unclear: Sequence[str] = ()) -> "Finding":
+    def of(cls, check: str, wrong: Sequence[str], unclear: Sequence[str] = ()) -> "CheckResult":
         """Invalid if something is wrong, else unknown if something is unclear, else valid."""
         outcome = Outcome.INVALID if wrong else Outcome.UNKNOWN if unclear else Outcome.VALID
         evidence = (*wrong, *unclear)
@@ -50,7 +50,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class WrongEvents:
     """How many events are wrong, of those that the output has declared final."""
 
     lost: int = 0
@@ -61,16 +61,16 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class HistoryReport:
     """All findings about one history."""
 
-    findings: tuple[Finding, ...]
+    findings: tuple[CheckResult, ...]
 
     @property
     def outcome(self) -> Outcome:
         return worst(finding.outcome for finding in self.findings)
 
-    def __getitem__(self, check: str) -> Finding:
+    def __getitem__(self, check: str) -> CheckResult:
         for finding in self.findings:
             if finding.check == check:
                 return finding

@@ -51,7 +51,7 @@ import msgspec
 from lmerge_service.errors import StateError
 from lmerge_service.formats.headers import RecordLike, seq_of
 
-__all__ = ("FLIGHT", "Numbers", "Reading", "Repeats", "content_of")
+__all__ = ("FLIGHT", "Numbers", "RecordReading", "Repeats", "content_of")
 
 FLIGHT: Final = 4_096
 """The latest numbers whose contents are all known, and how many unknown ones are taken on trust."""
@@ -62,7 +62,7 @@ _SLACK: Final = 2
 """A tier is cut back when it holds so many times what it keeps."""
 
 
-class Reading(Enum):
+class RecordReading(Enum):
     """What a record is to a reader of its topic."""
 
     NEW = "new"
@@ -139,15 +139,15 @@ class Numbers:
         self._tiers = tuple(_Tier(*each) for each in _TIERS)
         self._undo: tuple[int, int, int, list[tuple[array[int], array[int]]]] | None = None
 
-    def read(self, number: int, content: int) -> Reading:
+    def read(self, number: int, content: int) -> RecordReading:
         """The next record; what it is goes with all that was read before."""
         if number <= self.last:
             if self._is_repeat(number, content):
-                return Reading.REPEAT
-            reading = Reading.CONTRADICTION
+                return RecordReading.REPEAT
+            reading = RecordReading.CONTRADICTION
             gone = [tier.cut(number) for tier in (self._first, *self._tiers)]
         else:
-            reading, gone = Reading.NEW, []
+            reading, gone = RecordReading.NEW, []
         self._undo = number, self.last, self.trusted, gone
         self.last, self.trusted = number, 0
         self._add(number, content)
@@ -241,7 +241,7 @@ class Repeats:
         partition: int,
         headers: Sequence[tuple[str, bytes]],
         value: bytes | None,
-    ) -> Reading:
+    ) -> RecordReading:
         """What the next record of a partition is, in the wire format.
 
         Raises:
@@ -249,12 +249,12 @@ class Repeats:
         """
         number = seq_of(headers)
         if number is None:
-            return Reading.NEW
+            return RecordReading.NEW
         return self.of(partition).read(number, content_of(value))
 
     def is_repeat(self, partition: int, record: RecordLike) -> bool:
         """Whether the next record counts no more; else as `read`."""
-        return self.read(partition, record.headers, record.value) is Reading.REPEAT
+        return self.read(partition, record.headers, record.value) is RecordReading.REPEAT
 
     def of(self, partition: int) -> Numbers:
         """The numbers of a partition."""

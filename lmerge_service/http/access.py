@@ -21,8 +21,9 @@ Theory
 
 Invariants
     A1  Tokens are compared by digests, in constant time; only digests are kept.
-    A2  An application behind a `Guard` sees only requests to a host of ours, from no other origin,
-        with headers and a body that are complete, within their limits, and came in time.
+    A2  An application behind an `AccessMiddleware` sees only requests to a host of ours, from no
+        other origin, with headers and a body that are complete, within their limits, and came in
+        time.
 """
 
 import asyncio
@@ -42,7 +43,7 @@ from lmerge_service.config.credentials import Secret
 from lmerge_service.config.topology import Http
 from lmerge_service.errors import EnvironmentMissingError
 
-__all__ = ("BODY_BYTES", "BODY_SECONDS", "HEADER_BYTES", "Access", "Guard")
+__all__ = ("BODY_BYTES", "BODY_SECONDS", "HEADER_BYTES", "Access", "AccessMiddleware")
 
 BODY_BYTES = 64 * 1024
 BODY_SECONDS = 10.0
@@ -132,7 +133,7 @@ def _unauthorized(why: str) -> HTTPException:
     return HTTPException(401, detail, headers={"WWW-Authenticate": "Bearer"})
 
 
-class Guard:
+class AccessMiddleware:
     """ASGI middleware before everything else (A2): refused requests go no further."""
 
     def __init__(self, app: ASGIApp, access: Access):

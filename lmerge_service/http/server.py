@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lmerge_service.config.topology import Http
 from lmerge_service.errors import EnvironmentMissingError
-from lmerge_service.http.access import HEADER_BYTES, Access, Guard
+from lmerge_service.http.access import HEADER_BYTES, Access, AccessMiddleware
 from lmerge_service.http.api import routes
 from lmerge_service.http.exposition import exposed
 from lmerge_service.http.listener import CONNECTIONS, RequestTimeoutProtocol
@@ -49,7 +49,7 @@ def guarded(
     """
     app = FastAPI(title="lmerge", docs_url=None, redoc_url=None)
     app.add_middleware(_Heads)
-    app.add_middleware(Guard, access=access)  # the outermost
+    app.add_middleware(AccessMiddleware, access=access)  # the outermost
     reads = [Depends(access.reads)]
 
     @app.get("/healthz")

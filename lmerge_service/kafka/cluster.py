@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.client import Connection
-from lmerge_service.kafka.find import Found, find_event
+from lmerge_service.kafka.find import FoundRecord, find_event
 from lmerge_service.kafka.log import Log
 from lmerge_service.kafka.members import Members
 from lmerge_service.kafka.sink import Sink
@@ -56,7 +56,7 @@ class Cluster:
 
     async def find_event(
         self, before: Mapping[TopicPartition, int], event: Event, decoder: WireDecoder
-    ) -> Found | None:
+    ) -> FoundRecord | None:
         """See `kafka.find`."""
         return await find_event(self.connection, before, event.payload, event.vs, decoder)
 

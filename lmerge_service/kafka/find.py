@@ -28,13 +28,13 @@ from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.records import Record
 from lmerge_service.kafka.source import Source, TopicPartition
 
-__all__ = ("Found", "find_event", "windows")
+__all__ = ("FoundRecord", "find_event", "windows")
 
 _FIRST_WINDOW = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundRecord:
     """A record about the event."""
 
     topic: str
@@ -52,7 +52,7 @@ async def find_event(
     decoder: WireDecoder,
     *,
     limit: int = 100_000,
-) -> Found | None:
+) -> FoundRecord | None:
     """The last insert or adjust of ⟨payload, vs⟩ before these offsets, in any of the partitions.
 
     An event lives in one partition of a replica's topic; where it is in several, the first given
@@ -91,12 +91,12 @@ async def _last_in(
     end: int,
     event: tuple[Hashable, int],
     decoder: WireDecoder,
-) -> Found | None:
+) -> FoundRecord | None:
     found = None
     async for _, records in source.backlog({tp: start}, {tp: end}):
         for record in records:
             if (element := _about(record, event, decoder)) is not None:
-                found = Found(tp.topic, tp.partition, record.offset, element, record.value)
+                found = FoundRecord(tp.topic, tp.partition, record.offset, element, record.value)
     return found
 
 

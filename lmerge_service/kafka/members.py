@@ -6,7 +6,7 @@ Theory
     nothing is fetched and no offset is stored through the group. One member, the leader that the
     broker chose, shares the tasks out (`assignor`) from each member's metadata in its join request.
 
-    The name of the protocol that all members must share identifies their merge (`Kind`): the
+    The name of the protocol that all members must share identifies their merge (`GroupKind`): the
     output, and how many tasks it has. So the broker itself rejects members of another merge that
     has been given the same name, whoever comes first and whoever leads, without any effect on the
     members that are there. A rejected member looks up who they are and reports it.
@@ -34,9 +34,9 @@ Invariants
     G4  `confirmed` returns only with an assignment that the group has acknowledged by a request
         that was sent after the call: nobody else has the tasks of it by a later sharing.
     G5  A member that leaves properly sends a leave request, and the others share again at once.
-    G6  All members are of one `Kind`. Who is not ends, once a session is over: members that were
-        killed are gone by then. An output that was deleted and recreated is the same to the group,
-        since its workers live through that.
+    G6  All members are of one `GroupKind`. Who is not ends, once a session is over: members that
+        were killed are gone by then. An output that was deleted and recreated is the same to the
+        group, since its workers live through that.
 
 Who owns what, and what happens on a crash
     `Members` owns one client; only `run` sends requests to the group, in the caller's task group. A
@@ -81,7 +81,7 @@ from lmerge_service.kafka.client import (
 from lmerge_service.kafka.clients import Client
 from lmerge_service.kafka.metadata import TopicsRequest
 
-__all__ = ("KEPT_OUT_SECONDS", "Assignment", "Kind", "Members")
+__all__ = ("KEPT_OUT_SECONDS", "Assignment", "GroupKind", "Members")
 
 log = structlog.get_logger()
 
@@ -103,7 +103,7 @@ _REFUSED: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class GroupKind:
     """Which merge the members of a group are of.
 
     >>> Kind("flights.merged", 2).protocol
@@ -123,14 +123,14 @@ class Kind:
         return f"{_PROTOCOL} {self.tasks} {self.output}"
 
     @classmethod
-    def of(cls, protocol: str) -> "Kind | None":
+    def of(cls, protocol: str) -> "GroupKind | None":
         """None: it is not of this version, or no worker's."""
         match protocol.split(" "):
             case [version, tasks, output] if version == _PROTOCOL:
                 return cls(output, int(tasks))
         return None
 
-    def refusal(self, group: str, other: "Kind | None", workers: str) -> ConfigurationError:
+    def refusal(self, group: str, other: "GroupKind | None", workers: str) -> ConfigurationError:
         """Why one of this kind is kept out by `workers` of another; None: of none that is known."""
         if other is None:
             who = f"members of another kind, or of another version ({workers})"
@@ -399,8 +399,8 @@ class Members:
         return RefusedError(f"joining the workers of this merge: {needed}")
 
     @property
-    def _kind(self) -> Kind:
-        return Kind(self._output, self._tasks)
+    def _kind(self) -> GroupKind:
+        return GroupKind(self._output, self._tasks)
 
     async def _outwait(self, coordinator: int) -> None:
         """Waits for members of another merge to be gone, as they are if they were killed.
@@ -419,7 +419,7 @@ class Members:
                 log.warning("kept out of the workers", group=self._group, why=str(refusal))
         await asyncio.sleep(self._heartbeat_seconds)
 
-    async def _others(self, coordinator: int) -> tuple[Kind | None, str] | None:
+    async def _others(self, coordinator: int) -> tuple[GroupKind | None, str] | None:
         """Of which merge the members are, and who they are; None while they share, or are gone."""
         request = DescribeGroupsRequest([self._group])
         group = ConnectionGroup.COORDINATION
@@ -427,7 +427,7 @@ class Members:
         _, _, state, _, protocol, members, *_ = answer.groups[0]
         if state != "Stable":
             return None
-        return Kind.of(protocol), ", ".join(sorted(client for _, client, *_ in members))
+        return GroupKind.of(protocol), ", ".join(sorted(client for _, client, *_ in members))
 
     def _lose(self) -> None:
         """The group goes on without this member: others may have had its tasks (G2)."""

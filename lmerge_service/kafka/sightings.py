@@ -22,13 +22,13 @@ from typing import Final
 
 from lmerge_service.kafka.topics import TopicInfo
 
-__all__ = ("BELIEVED", "Change", "Sightings", "change_of", "is_another")
+__all__ = ("BELIEVED", "Sightings", "TopicChange", "change_of", "is_another")
 
 BELIEVED: Final = 2
 """So many times in a row a topic has to be missing until it is taken for deleted, as a rule."""
 
 
-class Change(Enum):
+class TopicChange(Enum):
     """See the module's text."""
 
     SAME = "same"
@@ -62,7 +62,7 @@ class Sightings:
 
 def change_of(
     topic_id: str | None, partitions: int, info: TopicInfo | None, *, deleted: bool
-) -> Change:
+) -> TopicChange:
     """The change of a topic that was known with this id and so many partitions; `deleted` is
     `Sightings.is_deleted`.
 
@@ -70,10 +70,10 @@ def change_of(
     <Change.WIDER: 'wider'>
     """
     if info is None:
-        return Change.DELETED if deleted else Change.MISSING
+        return TopicChange.DELETED if deleted else TopicChange.MISSING
     if is_another(topic_id, info.id):
-        return Change.RECREATED
-    return Change.WIDER if info.partitions > partitions else Change.SAME
+        return TopicChange.RECREATED
+    return TopicChange.WIDER if info.partitions > partitions else TopicChange.SAME
 
 
 def is_another(known: str | None, found: str | None) -> bool:

@@ -1,7 +1,7 @@
 """Writes records to given partitions of one topic, in order, and waits until they are there.
 
 Who owns what
-    A `Writer` owns one idempotent producer: within its life no record is doubled or overtaken.
+    A `TopicWriter` owns one idempotent producer: within its life no record is doubled or overtaken.
 
 What happens on a crash
     What was sent may be there or not.
@@ -16,10 +16,10 @@ from lmerge_service.kafka.clients import producer
 from lmerge_service.kafka.closing import stop
 from lmerge_service.kafka.starting import started
 
-__all__ = ("Writer",)
+__all__ = ("TopicWriter",)
 
 
-class Writer:
+class TopicWriter:
     """Use as `async with`; every record has the same headers."""
 
     def __init__(
@@ -32,7 +32,7 @@ class Writer:
             connection, enable_idempotence=True, linger_ms=2, max_batch_size=1 << 18
         )
 
-    async def __aenter__(self) -> "Writer":
+    async def __aenter__(self) -> "TopicWriter":
         await started(self._producer.start(), partial(stop, self._producer), self._connection)
         return self
 

@@ -178,7 +178,7 @@ class LocalBroker(Runnable):
         self._node = membership.node if membership else 1
         self._timeout = timeout
         self._log_start = 0
-        self._own: jvm.Record | None = None
+        self._own: jvm.ServerRecord | None = None
 
     @property
     def running(self) -> bool:
@@ -307,11 +307,11 @@ class LocalBroker(Runnable):
     def _properties(self) -> Path:
         return self.directory / "server.properties"
 
-    def _record(self) -> jvm.Record | None:
+    def _record(self) -> jvm.ServerRecord | None:
         """Who serves or last served the directory."""
         return jvm.read(self._record_file) or self._own
 
-    def _known(self) -> jvm.Record:
+    def _known(self) -> jvm.ServerRecord:
         record = self._record()
         assert record is not None, "the broker has been started"
         return record
@@ -400,7 +400,7 @@ class LocalBroker(Runnable):
         self._log_start = self.log.stat().st_size
         pid, created = jvm.spawn(command, self.directory, self.log, dies_with_us=not self.detached)
         self._port = port
-        self._own = jvm.Record(pid, created, port, str(java))
+        self._own = jvm.ServerRecord(pid, created, port, str(java))
         jvm.write(self._record_file, self._own)
 
     async def _ready(self) -> None:

@@ -2,8 +2,9 @@
 
 Theory
     A process id is not unique over time: systems reuse ids. Together with the time at which it was
-    created it identifies one process for ever. A `Record` holds both, in a file that is replaced
-    whole, so any program can find the process later, and none can signal another by mistake.
+    created it identifies one process for ever. A `ServerRecord` holds both, in a file that is
+    replaced whole, so any program can find the process later, and none can signal another by
+    mistake.
 
     A process that is started here either goes on by itself or dies with the process that started
     it, kill -9 included: Linux sees to that (prctl), elsewhere a small watchdog does.
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     import psutil  # an extra: imported where it is used
 
 __all__ = (
-    "Known",
-    "Record",
+    "ProcessIdentity",
+    "ServerRecord",
     "end",
     "find",
     "gist",
@@ -62,7 +63,7 @@ os.execv(command[0], command)
 """Becomes the command, in a session of its own; with a parent, it dies when the parent does."""
 
 
-class Known(Protocol):
+class ProcessIdentity(Protocol):
     """What names a process for ever."""
 
     @property
@@ -72,7 +73,7 @@ class Known(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class ServerRecord:
     """The process that serves, or last served, a directory."""
 
     pid: int
@@ -109,7 +110,7 @@ def spawn(
     return pid, psutil.Process(pid).create_time()
 
 
-def find(record: Known) -> "psutil.Process | None":
+def find(record: ProcessIdentity) -> "psutil.Process | None":
     """The very process that was recorded, unless it has ended."""
     import psutil
 
@@ -150,14 +151,14 @@ def end(process: "psutil.Process", grace: float) -> bool:
     return False
 
 
-def read(file: Path) -> Record | None:
+def read(file: Path) -> ServerRecord | None:
     """What a file records; None for a file that is missing or damaged."""
     with suppress(OSError, msgspec.DecodeError):
-        return msgspec.json.decode(file.read_bytes(), type=Record)
+        return msgspec.json.decode(file.read_bytes(), type=ServerRecord)
     return None
 
 
-def write(file: Path, record: Known) -> None:
+def write(file: Path, record: ProcessIdentity) -> None:
     """Replaces the file whole."""
     fresh = file.with_suffix(".new")
     fresh.write_bytes(msgspec.json.encode(record))

@@ -21,12 +21,12 @@ from lmerge_service.local.processes import END_SECONDS, LMERGE, Child
 from lmerge_service.local.stage import Stage
 from lmerge_service.service.status.document import Status
 
-__all__ = ("Worker",)
+__all__ = ("WorkerProcess",)
 
 _PATIENCE_SECONDS: Final = 1_800.0
 
 
-class Worker(Child):
+class WorkerProcess(Child):
     """`lmerge run`, as a process."""
 
     def __init__(

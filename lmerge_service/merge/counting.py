@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from lmerge_service.merge.commit_record import CommitRecord
 
-__all__ = ("Accounts", "Count", "Tally")
+__all__ = ("Accounts", "Count", "ReplicaTally")
 
 
 class Count:
@@ -66,7 +66,7 @@ class Count:
 
 
 @dataclass(slots=True)
-class Tally:
+class ReplicaTally:
     """What was counted of a replica since the process began."""
 
     counts: Count = field(default_factory=Count)
@@ -94,7 +94,7 @@ class Accounts:
     def __init__(self) -> None:
         self.merged = Count()
         """The sum over all replicas."""
-        self.tallies: dict[str, Tally] = {}
+        self.tallies: dict[str, ReplicaTally] = {}
         """By replica; those that are gone among them."""
         self._begun: CommitRecord | None = None
 

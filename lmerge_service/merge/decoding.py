@@ -50,10 +50,10 @@ from lmerge_service.formats.headers import (
     seq_of,
 )
 from lmerge_service.formats.payload import DEEPEST
-from lmerge_service.formats.repeats import Reading, Repeats, content_of
+from lmerge_service.formats.repeats import RecordReading, Repeats, content_of
 from lmerge_service.formats.wire import WireDecoder, encode
 
-__all__ = ("Contradiction", "DecodedRecord", "Outdated", "Piece", "ReplicaDecoder")
+__all__ = ("Contradiction", "DecodedPiece", "DecodedRecord", "Outdated", "ReplicaDecoder")
 
 _DECODER: Final = "decoder"
 _WAITING: Final = "waiting"
@@ -106,7 +106,7 @@ class DecodedRecord(msgspec.Struct, frozen=True, gc=False):
         return self.value
 
 
-class Piece(msgspec.Struct, frozen=True, gc=False):
+class DecodedPiece(msgspec.Struct, frozen=True, gc=False):
     """Records of one partition, decoded, in order."""
 
     elements: list[Element]
@@ -186,7 +186,7 @@ class ReplicaDecoder:
         by_stable: bool = False,
         final: int = START,
         replay_input: bool = False,
-    ) -> Iterator[Piece]:
+    ) -> Iterator[DecodedPiece]:
         """Decodes records of a partition, piece by piece; appends dead letters.
 
         `by_stable`: a piece ends with each stable that counts, and nothing behind it is decoded
@@ -211,7 +211,7 @@ class ReplicaDecoder:
                         continue
                     if incarnation > self.incarnation:
                         self.begin(incarnation, joining_at)
-                        yield Piece(elements, record.offset, began=True)
+                        yield DecodedPiece(elements, record.offset, began=True)
                         elements = []
                     if incarnation:
                         self.outdated[partition] = None
@@ -229,7 +229,7 @@ class ReplicaDecoder:
                     vc = _highest(decoded)
                     if self.torn is not None:
                         self._forget(partition, record)
-                        yield Piece(elements, record.offset)
+                        yield DecodedPiece(elements, record.offset)
                         return
             except ElementError as error:
                 dead.append(self._dead_letter(partition, record, error))
@@ -237,13 +237,13 @@ class ReplicaDecoder:
             if record.offset < counts_from:
                 decoded = [each for each in decoded if type(each) is not Stable]
             elif by_stable and vc is not None:
-                yield Piece(elements, record.offset + 1, vc, decoded, record)
+                yield DecodedPiece(elements, record.offset + 1, vc, decoded, record)
                 elements = []
                 continue
             elements += decoded
-        yield Piece(elements, records[-1].offset + 1 if records else 0)
+        yield DecodedPiece(elements, records[-1].offset + 1 if records else 0)
 
-    def take_back(self, partition: int, piece: Piece) -> None:
+    def take_back(self, partition: int, piece: DecodedPiece) -> None:
         """The record that ends the piece with a stable has to wait, and will be read again."""
         assert piece.record is not None
         self._forget(partition, piece.record)
@@ -284,11 +284,11 @@ class ReplicaDecoder:
         if content is None:
             content = content_of(record.value, None if self._dialect is None else record.key)
         reading = numbers.read(number, content)
-        if reading is Reading.CONTRADICTION:
+        if reading is RecordReading.CONTRADICTION:
             found = Contradiction(record.offset, number, last, trusted)
             self.contradictions.append(found)
             self.contradicted += 1
-        return reading is Reading.REPEAT
+        return reading is RecordReading.REPEAT
 
     def _forget(self, partition: int, record: TimedRecord) -> None:
         """The record was decoded, and will be read again."""

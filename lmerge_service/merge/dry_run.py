@@ -35,12 +35,12 @@ from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.dialects import decoders_of
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.cluster import Cluster
-from lmerge_service.kafka.find import Found
+from lmerge_service.kafka.find import FoundRecord
 from lmerge_service.kafka.source import Batches, TopicPartition
 from lmerge_service.merge.step import MergeStep
 from lmerge_service.tdb import Event
 
-__all__ = ("LIVE", "Compared", "Difference", "DifferenceKind", "DryRun")
+__all__ = ("LIVE", "Compared", "DifferenceKind", "DifferingEvent", "DryRun")
 
 LIVE: Final = 100_000
 _OUTPUT: Final = "output"
@@ -63,7 +63,7 @@ class DifferenceKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class DifferingEvent:
     """One event that would be another."""
 
     kind: DifferenceKind
@@ -73,7 +73,7 @@ class Difference:
     """The ends that the output gives it; none if it does not have it."""
     replica: tuple[int, ...]
     """The same of the replica."""
-    at: tuple[Found | None, Found | None] = (None, None)
+    at: tuple[FoundRecord | None, FoundRecord | None] = (None, None)
     """The last records about it in the output and in the replica, where they were found."""
 
 
@@ -93,7 +93,7 @@ class Compared:
     lag: tuple[int, int] = (0, 0)
     """Records of the output and of the replica that were there and not read."""
     counts: Counter[DifferenceKind] = field(default_factory=Counter)
-    first: list[Difference] = field(default_factory=list)
+    first: list[DifferingEvent] = field(default_factory=list)
     """The first 20 of them."""
     breaches: Counter[str] = field(default_factory=Counter)
     """What else the replica did wrong, by kind."""
@@ -278,7 +278,7 @@ class DryRun:
         if len(self.found.first) < _SHOWN:
             self.found.first.append(await self._located(difference, breach, breach.kept))
 
-    async def _located(self, kind: DifferenceKind, breach: Breach, event: Event) -> Difference:
+    async def _located(self, kind: DifferenceKind, breach: Breach, event: Event) -> DifferingEvent:
         ends = dict(breach.versions)
         assert isinstance(event.payload, bytes)
         places = [
@@ -286,9 +286,11 @@ class DryRun:
             for topic, name in self._names.items()
         ]
         output, replica = ends.get(_OUTPUT, ()), ends.get(_REPLICA, ())
-        return Difference(kind, event.payload, event.vs, output, replica, (places[0], places[1]))
+        return DifferingEvent(
+            kind, event.payload, event.vs, output, replica, (places[0], places[1])
+        )
 
-    async def _place(self, topic: str, event: Event) -> Found | None:
+    async def _place(self, topic: str, event: Event) -> FoundRecord | None:
         if topic == self._replica.topic and self._replica.format != "wire":
             return None  # its records have to be decoded before they are about events
         before = {

@@ -23,7 +23,7 @@ from typing import Final
 
 from lmerge_service.config.topology import Topology
 
-__all__ = ("Fault", "Outlets")
+__all__ = ("OutletFault", "Outlets")
 
 _PATIENCE_SECONDS: Final = 3.0
 """For so long a commit waits for a topic that it could do without: one that was deleted is created
@@ -33,7 +33,7 @@ _REFUSED_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class OutletFault:
     """A topic that cannot be written."""
 
     why: str
@@ -53,7 +53,7 @@ class Outlets:
         self.side = (output.dead_letter_topic, output.events_topic)
         """The topics that the output can do without."""
         self._needed = (output.topic, output.state_topic)
-        self.faults: dict[str, Fault] = {}
+        self.faults: dict[str, OutletFault] = {}
         """By topic, those that cannot be written."""
         self._clock = clock
 
@@ -67,12 +67,12 @@ class Outlets:
         if (known := self.faults.get(topic)) is not None and known.why == why:
             return False
         since = self._clock() if known is None else known.since
-        self.faults[topic] = Fault(why, since, known is not None and known.refused)
+        self.faults[topic] = OutletFault(why, since, known is not None and known.refused)
         return True
 
     def refuse(self, topic: str, why: str, needs_bytes: int | None) -> None:
         """A commit could not be made for a topic's sake."""
-        self.faults[topic] = Fault(why, self._clock(), True, needs_bytes)
+        self.faults[topic] = OutletFault(why, self._clock(), True, needs_bytes)
 
     def writable_again(self, topic: str) -> bool:
         """A topic can be written, as far as can be seen; whether that is news."""
@@ -82,7 +82,7 @@ class Outlets:
         del self.faults[topic]
         return True
 
-    def leaves_out(self, topic: str) -> Fault | None:
+    def leaves_out(self, topic: str) -> OutletFault | None:
         """Why the output goes on without a side topic; None: it does not."""
         fault = self.faults.get(topic)
         if fault is None or topic not in self.side:

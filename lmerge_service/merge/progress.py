@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from lmerge_service.elements import START
 from lmerge_service.merge.durations import Durations
 
-__all__ = ("Progress",)
+__all__ = ("TaskProgress",)
 
 
 @dataclass(slots=True)
-class Progress:
+class TaskProgress:
     """What this process has done; its counts never fall, whatever is rebuilt."""
 
     published: Counter[str] = field(default_factory=Counter)

@@ -29,8 +29,8 @@ __all__ = (
     "DECISIONS",
     "LIFE",
     "DesiredState",
-    "Event",
-    "State",
+    "ReplicaEvent",
+    "ReplicaPhase",
     "after",
     "as_markdown",
     "desired_after",
@@ -39,7 +39,7 @@ __all__ = (
 )
 
 
-class State(StrEnum):
+class ReplicaPhase(StrEnum):
     """Where a replica stands, as `/status` shows it."""
 
     JOINING = "joining"
@@ -51,7 +51,7 @@ class State(StrEnum):
     GONE = "gone"
 
 
-class Event(StrEnum):
+class ReplicaEvent(StrEnum):
     """What changes that."""
 
     ATTACH = "attach"
@@ -76,42 +76,65 @@ class DesiredState(StrEnum):
     DETACHED = "detached"
 
 
-DECISIONS: Final = frozenset({Event.ATTACH, Event.DETACH, Event.QUARANTINE, Event.RELEASE})
+DECISIONS: Final = frozenset(
+    {ReplicaEvent.ATTACH, ReplicaEvent.DETACH, ReplicaEvent.QUARANTINE, ReplicaEvent.RELEASE}
+)
 
-_WITHDRAWN: Final = {Event.QUARANTINE: State.QUARANTINED, Event.DETACH: State.LEAVING}
+_WITHDRAWN: Final = {
+    ReplicaEvent.QUARANTINE: ReplicaPhase.QUARANTINED,
+    ReplicaEvent.DETACH: ReplicaPhase.LEAVING,
+}
 
-LIFE: Final[Mapping[State, Mapping[Event, State]]] = {
-    State.JOINING: {
-        Event.JOIN: State.JOINED,
-        Event.PAUSE: State.PAUSED,
-        Event.EXCLUDE: State.EXCLUDED,
+LIFE: Final[Mapping[ReplicaPhase, Mapping[ReplicaEvent, ReplicaPhase]]] = {
+    ReplicaPhase.JOINING: {
+        ReplicaEvent.JOIN: ReplicaPhase.JOINED,
+        ReplicaEvent.PAUSE: ReplicaPhase.PAUSED,
+        ReplicaEvent.EXCLUDE: ReplicaPhase.EXCLUDED,
         **_WITHDRAWN,
     },
-    State.JOINED: {Event.PAUSE: State.PAUSED, Event.EXCLUDE: State.EXCLUDED, **_WITHDRAWN},
-    State.PAUSED: {Event.RESUME: State.JOINING, Event.EXCLUDE: State.EXCLUDED, **_WITHDRAWN},
-    State.EXCLUDED: {Event.TAKE_IN: State.JOINING, **_WITHDRAWN},
-    State.QUARANTINED: {Event.RELEASE: State.JOINING, Event.DETACH: State.LEAVING},
-    State.LEAVING: {Event.LEAVE: State.GONE, Event.ATTACH: State.JOINING},
-    State.GONE: {Event.ATTACH: State.JOINING},
+    ReplicaPhase.JOINED: {
+        ReplicaEvent.PAUSE: ReplicaPhase.PAUSED,
+        ReplicaEvent.EXCLUDE: ReplicaPhase.EXCLUDED,
+        **_WITHDRAWN,
+    },
+    ReplicaPhase.PAUSED: {
+        ReplicaEvent.RESUME: ReplicaPhase.JOINING,
+        ReplicaEvent.EXCLUDE: ReplicaPhase.EXCLUDED,
+        **_WITHDRAWN,
+    },
+    ReplicaPhase.EXCLUDED: {ReplicaEvent.TAKE_IN: ReplicaPhase.JOINING, **_WITHDRAWN},
+    ReplicaPhase.QUARANTINED: {
+        ReplicaEvent.RELEASE: ReplicaPhase.JOINING,
+        ReplicaEvent.DETACH: ReplicaPhase.LEAVING,
+    },
+    ReplicaPhase.LEAVING: {
+        ReplicaEvent.LEAVE: ReplicaPhase.GONE,
+        ReplicaEvent.ATTACH: ReplicaPhase.JOINING,
+    },
+    ReplicaPhase.GONE: {ReplicaEvent.ATTACH: ReplicaPhase.JOINING},
 }
 """All transitions; no other is possible."""
 
 
-def after(state: State, event: Event) -> State | None:
+def after(state: ReplicaPhase, event: ReplicaEvent) -> ReplicaPhase | None:
     """The state that the event leads to; None where it is not possible in this one."""
     return LIFE[state].get(event)
 
 
-def desired_of(state: State) -> DesiredState:
+def desired_of(state: ReplicaPhase) -> DesiredState:
     """What was decided about a replica that is in this state."""
-    if state is State.QUARANTINED:
+    if state is ReplicaPhase.QUARANTINED:
         return DesiredState.QUARANTINED
-    return DesiredState.DETACHED if state in {State.LEAVING, State.GONE} else DesiredState.ATTACHED
+    return (
+        DesiredState.DETACHED
+        if state in {ReplicaPhase.LEAVING, ReplicaPhase.GONE}
+        else DesiredState.ATTACHED
+    )
 
 
-def _of_decisions() -> dict[tuple[DesiredState, Event], DesiredState]:
-    found: dict[tuple[DesiredState, Event], DesiredState] = {}
-    for state in State:
+def _of_decisions() -> dict[tuple[DesiredState, ReplicaEvent], DesiredState]:
+    found: dict[tuple[DesiredState, ReplicaEvent], DesiredState] = {}
+    for state in ReplicaPhase:
         for event in DECISIONS & LIFE[state].keys():
             desired = desired_of(LIFE[state][event])
             assert found.setdefault((desired_of(state), event), desired) is desired, (state, event)
@@ -121,7 +144,7 @@ def _of_decisions() -> dict[tuple[DesiredState, Event], DesiredState]:
 _DESIRED: Final = _of_decisions()
 
 
-def desired_after(desired: DesiredState, event: Event) -> DesiredState | None:
+def desired_after(desired: DesiredState, event: ReplicaEvent) -> DesiredState | None:
     """The same for a decision and what the control log knows; None when it is refused.
 
     >>> desired_after(DesiredState.DETACHED, Event.ATTACH)
@@ -132,26 +155,28 @@ def desired_after(desired: DesiredState, event: Event) -> DesiredState | None:
     return _DESIRED.get((desired, event))
 
 
-def seen(desired: DesiredState, *, excluded: bool, paused: bool, joined: bool, left: bool) -> State:
+def seen(
+    desired: DesiredState, *, excluded: bool, paused: bool, joined: bool, left: bool
+) -> ReplicaPhase:
     """The state, from what was decided and what a task sees of its replica.
 
     `left`: nothing of the replica is left in the task; it only matters if detached.
     """
     if desired is DesiredState.QUARANTINED:
-        return State.QUARANTINED
+        return ReplicaPhase.QUARANTINED
     if desired is DesiredState.DETACHED:
-        return State.GONE if left else State.LEAVING
+        return ReplicaPhase.GONE if left else ReplicaPhase.LEAVING
     if excluded:
-        return State.EXCLUDED
+        return ReplicaPhase.EXCLUDED
     if paused:
-        return State.PAUSED
-    return State.JOINED if joined else State.JOINING
+        return ReplicaPhase.PAUSED
+    return ReplicaPhase.JOINED if joined else ReplicaPhase.JOINING
 
 
 def as_markdown() -> str:
     """The table as docs/operations/control.md has it: for each state the events that leave it."""
     rows = ["| state | event → next state |", "|---|---|"]
-    for state in State:
+    for state in ReplicaPhase:
         moves = ", ".join(f"{event} → {target}" for event, target in LIFE[state].items())
         rows.append(f"| {state} | {moves} |")
     return "\n".join(rows)

@@ -40,7 +40,7 @@ from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.topics import TopicInfo
 from lmerge_service.kafka.unread import Unread
 from lmerge_service.merge.commit_record import PartitionCheckpoint, ReplicaCheckpoint
-from lmerge_service.merge.counting import Tally
+from lmerge_service.merge.counting import ReplicaTally
 from lmerge_service.merge.decoding import Outdated, ReplicaDecoder
 from lmerge_service.merge.findings.evidence import NotificationKind
 from lmerge_service.merge.guards.evaluator import GuardEvaluator
@@ -69,7 +69,7 @@ class ReplicaState:
     """What the task knows about one replica; None where it does not know."""
 
     replica: Replica
-    tally: Tally
+    tally: ReplicaTally
     epoch: int = 0
     """How often it was attached or released by decisions."""
     released: bool = False
@@ -135,7 +135,7 @@ class Replicas:
         *,
         partition: int,
         router: Router,
-        tallies: dict[str, Tally],
+        tallies: dict[str, ReplicaTally],
         clock: Callable[[], float],
         distrusted: Callable[[str, str], object],
     ):
@@ -163,7 +163,7 @@ class Replicas:
         """There shall be this replica: it will be merged when its topic is found."""
         if (before := self.states.get(replica.name)) is not None:
             self._stop_merging(before)
-        tally = self._tallies.setdefault(replica.name, Tally())
+        tally = self._tallies.setdefault(replica.name, ReplicaTally())
         self.states[replica.name] = ReplicaState(replica, tally, epoch, released)
 
     def leave(self, name: str) -> None:
@@ -388,7 +388,7 @@ class Replicas:
 
     def lose(self, name: str, count: int) -> None:
         """Its stables have made the output lose events; it may be gone by now."""
-        self._tallies.setdefault(name, Tally()).counts.add({"lost": count})
+        self._tallies.setdefault(name, ReplicaTally()).counts.add({"lost": count})
 
     def arrive(self, tp: TopicPartition, offset: int) -> None:
         """Everything before the offset is recalled."""

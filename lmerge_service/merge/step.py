@@ -28,7 +28,7 @@ from lmerge_service.formats.dialects import Decoder
 from lmerge_service.formats.headers import TimedRecord
 from lmerge_service.formats.routing import Ownership
 from lmerge_service.formats.wire import WireDecoder
-from lmerge_service.merge.decoding import Piece, ReplicaDecoder
+from lmerge_service.merge.decoding import DecodedPiece, ReplicaDecoder
 from lmerge_service.merge.guards.evaluator import GuardEvaluator
 from lmerge_service.merge.guards.verdicts import Ruling
 from lmerge_service.merge.operator_input import OperatorInput
@@ -138,7 +138,7 @@ class MergeStep:
         out += self._process(elements, partition, replay_input=replay_input)
         return following
 
-    def _judge(self, piece: Piece, partition: int, guards: GuardEvaluator) -> Ruling:
+    def _judge(self, piece: DecodedPiece, partition: int, guards: GuardEvaluator) -> Ruling:
         assert piece.record is not None
         name, slot = self.decoder.name, self.slot(partition)
         return guards.stable(name, slot, piece.stable, piece.record.offset)

@@ -24,7 +24,7 @@ from lmerge_service.formats.repeats import Numbers
 from lmerge_service.formats.routing import Router
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.merge.commit_record import CommitRecord, Diverged, SnapshotPlace
-from lmerge_service.merge.counting import Tally
+from lmerge_service.merge.counting import ReplicaTally
 from lmerge_service.merge.replicas import Replicas
 
 __all__ = ("OpenedState", "RestoringState", "TaskState")
@@ -63,7 +63,7 @@ class TaskState:
         topology: Topology,
         partition: int,
         *,
-        tallies: dict[str, Tally],
+        tallies: dict[str, ReplicaTally],
         clock: Callable[[], float],
     ):
         """`topology` is as it was decided; `tallies` of the replicas outlive this."""

@@ -22,7 +22,7 @@ import structlog
 
 from lmerge_service.errors import TransportError
 from lmerge_service.kafka.client import lacking
-from lmerge_service.kafka.sightings import Change, Sightings, change_of, is_another
+from lmerge_service.kafka.sightings import Sightings, TopicChange, change_of, is_another
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.topics import TopicInfo, Topics
 from lmerge_service.kafka.unread import OpenTransaction, Unread
@@ -151,16 +151,16 @@ class TopicMonitor:
         info, deleted = infos.get(topic), self._sightings.is_deleted(topic)
         change = change_of(state.topic_id, state.width, info, deleted=deleted)
         if info is None:
-            return self._miss(name, state, deleted=change is Change.DELETED)
-        if change is Change.RECREATED:
+            return self._miss(name, state, deleted=change is TopicChange.DELETED)
+        if change is TopicChange.RECREATED:
             why = "was recreated: what it holds is merged from its beginning"
             replicas.exclude(name, why, recreated=True)
             return await self._begin(name, info)
         if state.step is None:
             return not state.lost and await self._begin(name, info)
-        if change is Change.WIDER:
+        if change is TopicChange.WIDER:
             await self._widen(name, info)
-        return change is Change.WIDER
+        return change is TopicChange.WIDER
 
     def _miss(self, name: str, state: ReplicaState, *, deleted: bool) -> bool:
         """A replica's topic is not there; whether it was merged until now."""

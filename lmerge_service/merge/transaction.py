@@ -28,7 +28,7 @@ from lmerge_service.merge.commit_record import MARK_KEY, CommitRecord
 from lmerge_service.merge.counting import Accounts
 from lmerge_service.merge.findings.reporting import Reporting
 from lmerge_service.merge.outlets import Outlets
-from lmerge_service.merge.progress import Progress
+from lmerge_service.merge.progress import TaskProgress
 from lmerge_service.merge.snapshots.writer import Snapshots
 from lmerge_service.merge.task_state import TaskState
 from lmerge_service.merge.topic_monitor import TopicMonitor
@@ -71,7 +71,7 @@ class Transaction:
         topic_monitor: TopicMonitor,
         snapshots: Snapshots,
         reporting: Reporting,
-        progress: Progress,
+        progress: TaskProgress,
         accounts: Accounts,
         outlets: Outlets,
         *,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from lmerge_service.elements import INFINITY, Adjust, Element, Insert
 from lmerge_service.errors import ConfigurationError, ElementError, IllegalStreamError
 from lmerge_service.formats.headers import RecordLike, incarnation_of
-from lmerge_service.formats.repeats import Reading, Repeats
+from lmerge_service.formats.repeats import RecordReading, Repeats
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.tdb import TDB, Difference, differences
 
@@ -28,7 +28,14 @@ if TYPE_CHECKING:
     from lmerge_service.kafka.client import Connection
     from lmerge_service.kafka.source import TopicPartition
 
-__all__ = ("Audited", "TopicAudit", "Verdict", "audit_elements", "audit_topic", "compare")
+__all__ = (
+    "Audited",
+    "EquivalenceVerdict",
+    "TopicAudit",
+    "audit_elements",
+    "audit_topic",
+    "compare",
+)
 
 
 @dataclass(slots=True)
@@ -76,7 +83,7 @@ class Audited:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class EquivalenceVerdict:
     """Whether streams mean the same; every (payload, vs) for which they don't."""
 
     streams: tuple[Audited, ...]
@@ -93,13 +100,13 @@ class Verdict:
         return len(self.differences)
 
 
-def compare(*streams: Audited, clipped: bool = False) -> Verdict:
+def compare(*streams: Audited, clipped: bool = False) -> EquivalenceVerdict:
     """Compares streams as they stand; `clipped`: what is final in all of them only."""
     tdbs, point = [each.tdb for each in streams], None
     if clipped:
         point = min(each.stable for each in tdbs)
         tdbs = [each.before(point) for each in tdbs]
-    return Verdict(streams, differences(*tdbs), point)
+    return EquivalenceVerdict(streams, differences(*tdbs), point)
 
 
 def audit_elements(name: str, stream: Iterable[tuple[int, Element]]) -> Audited:
@@ -174,9 +181,9 @@ class TopicAudit:
     def _take(self, tp: "TopicPartition", record: RecordLike, element: Element, where: str) -> None:
         try:
             reading = self._repeats.read(tp.partition, record.headers, record.value)
-            if reading is Reading.REPEAT:
+            if reading is RecordReading.REPEAT:
                 return
-            if reading is Reading.CONTRADICTION:
+            if reading is RecordReading.CONTRADICTION:
                 self._contradicted.append(where)
             self._streams[tp].take(element, where)
         except ElementError as error:

@@ -56,7 +56,7 @@ from lmerge_service.offline.inference import (
 if TYPE_CHECKING:
     from lmerge_service.kafka.client import Connection
 
-__all__ = ("Inferred", "Recorded", "TopicDecoder", "infer", "recorded", "recorded_topic")
+__all__ = ("Inferred", "RecordedStream", "TopicDecoder", "infer", "recorded", "recorded_topic")
 
 _NEEDED: Final[Mapping[Case, tuple[Restriction, ...]]] = {
     Case.R0: (*IN_ORDER, Restriction.STRICTLY_ORDERED),
@@ -67,7 +67,7 @@ _NEEDED: Final[Mapping[Case, tuple[Restriction, ...]]] = {
 }
 
 
-class Recorded(NamedTuple):
+class RecordedStream(NamedTuple):
     """A recorded stream, and what is inferred of it as it is read.
 
     The producer of `elements` may call `inference.restart()` before the first of a new beginning.
@@ -77,10 +77,10 @@ class Recorded(NamedTuple):
     elements: Iterator[RecordedElement]
 
 
-def recorded(name: str, elements: Iterable[tuple[int, Element]]) -> Recorded:
+def recorded(name: str, elements: Iterable[tuple[int, Element]]) -> RecordedStream:
     """A file, by its (line, element) pairs."""
     located = (RecordedElement(f"{name}:{line}", element) for line, element in elements)
-    return Recorded(Inference(name), located)
+    return RecordedStream(Inference(name), located)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class Inferred:
         return self.ties if case is Case.R1 else None
 
 
-def infer(recordings: Sequence[Recorded]) -> Inferred:
+def infer(recordings: Sequence[RecordedStream]) -> Inferred:
     """Reads all streams to their ends.
 
     Raises:
@@ -178,7 +178,7 @@ class _Group(NamedTuple):
 class _Stream:
     """Feeds the inference of one stream while handing out what it read."""
 
-    def __init__(self, stream: Recorded) -> None:
+    def __init__(self, stream: RecordedStream) -> None:
         self.inference = stream.inference
         self._elements = stream.elements
         self._legal = True
@@ -292,7 +292,7 @@ class TopicDecoder:
 @contextmanager
 def recorded_topic(
     connection: "Connection", topic: str, decoder: WireDecoder
-) -> Iterator[Recorded]:
+) -> Iterator[RecordedStream]:
     """A topic from its beginning to its present end, as a read_committed consumer sees it.
 
     It is read on demand: nothing but what the client has fetched waits in memory.
@@ -328,7 +328,7 @@ def recorded_topic(
                 yield from (each for each in decoded if each is not None)
 
         # A runner closes what is left open of an asynchronous generator.
-        yield Recorded(reader.inference, elements())
+        yield RecordedStream(reader.inference, elements())
 
 
 async def _batches(

@@ -33,9 +33,9 @@ from lmerge_service.errors import ConfigurationError
 from lmerge_service.merge.operator_input import OperatorInput
 
 __all__ = (
-    "Found",
     "InputReport",
     "Interleaving",
+    "LocatedBreach",
     "MergeReport",
     "OutputReport",
     "interleaving",
@@ -137,7 +137,7 @@ class OutputReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class LocatedBreach:
     """A breach and the file:line at which it was found."""
 
     where: str
@@ -153,7 +153,7 @@ class MergeReport:
     """How many were read."""
     inputs: list[InputReport]
     output: OutputReport
-    found: list[Found]
+    found: list[LocatedBreach]
     """The first 100 breaches."""
 
     @property
@@ -193,7 +193,7 @@ def merge_streams(
     inputs = _distinct(names)
     steps = [OperatorInput(merge, name, normalise=normalise) for name in inputs]
     sources = list(merge.inputs.values())
-    found: list[Found] = []
+    found: list[LocatedBreach] = []
     read = 0
     for number, line, element in order(streams):
         read += 1
@@ -203,7 +203,7 @@ def merge_streams(
         if sources[number].breaches and (breaches := merge.breaches()):
             where = f"{names[number]}:{line}"
             room = _KEPT_BREACHES - len(found)
-            found += [Found(where, breach) for breach in breaches[:room]]
+            found += [LocatedBreach(where, breach) for breach in breaches[:room]]
     reports = [_of_input(source) for source in sources]
     return MergeReport(case, read, reports, _of_output(merge), found)
 

@@ -30,18 +30,18 @@ from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.headers import TimedRecord
 from lmerge_service.formats.repeats import Repeats
 from lmerge_service.formats.wire import WireDecoder
-from lmerge_service.kafka.sightings import Change, Sightings, change_of, is_another
+from lmerge_service.kafka.sightings import Sightings, TopicChange, change_of, is_another
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.topics import TopicInfo
 from lmerge_service.kafka.unread import OpenTransaction
 from lmerge_service.merge.step import MergeStep
 
-__all__ = ("Inlets", "Place", "TopicState", "TopicStatus")
+__all__ = ("Inlets", "ReadPosition", "TopicState", "TopicStatus")
 
 TopicState = Literal["missing", "reading", "joining", "ended", "left out"]
 
 
-class Place(msgspec.Struct, frozen=True):
+class ReadPosition(msgspec.Struct, frozen=True):
     """Where the reading of a topic stands; a token holds one for each topic that is read."""
 
     id: str | None
@@ -89,7 +89,7 @@ class TopicStatus:
 class _Inlet:
     topic: str
     joining_at: int
-    place: Place | None
+    place: ReadPosition | None
     """As the token left it, until the topic is seen."""
     id: str | None = None
     step: MergeStep | None = None
@@ -111,7 +111,7 @@ class Inlets:
         topics: Iterable[str],
         decoder: WireDecoder,
         joining_at: Mapping[str, int],
-        places: Mapping[str, Place],
+        places: Mapping[str, ReadPosition],
     ):
         self._merge = merge
         self._decoder = decoder
@@ -136,17 +136,17 @@ class Inlets:
             for number, position in enumerate(inlet.positions)
         }
 
-    def places(self) -> dict[str, Place]:
+    def places(self) -> dict[str, ReadPosition]:
         """For a token."""
         found = {topic: self._place(inlet) for topic, inlet in self._inlets.items()}
         return {topic: place for topic, place in found.items() if place is not None}
 
     @staticmethod
-    def _place(inlet: _Inlet) -> Place | None:
+    def _place(inlet: _Inlet) -> ReadPosition | None:
         if inlet.step is None:
             return inlet.place
         decoder = inlet.step.decoder
-        return Place(
+        return ReadPosition(
             inlet.id,
             list(inlet.positions),
             decoder.incarnation,
@@ -185,7 +185,7 @@ class Inlets:
             if inlet.step is None and not inlet.given_up:
                 if info is None:
                     inlet.why = inlet.why or "does not exist yet"
-            elif change in (Change.DELETED, Change.RECREATED):
+            elif change in (TopicChange.DELETED, TopicChange.RECREATED):
                 changed |= self._drop(inlet, f"was {change.value}")
                 inlet.given_up = False
         return changed
@@ -263,7 +263,7 @@ class Inlets:
         inlet.positions = [starts[number] for number in sorted(starts)]
         self._read(inlet, inlet.joining_at)
 
-    def _resume(self, inlet: _Inlet, place: Place, starts: Mapping[int, int]) -> None:
+    def _resume(self, inlet: _Inlet, place: ReadPosition, starts: Mapping[int, int]) -> None:
         inlet.positions = list(place.positions)
         self._read(inlet, place.joining_at, place.incarnation, attached=True)
         assert inlet.step is not None
@@ -359,7 +359,7 @@ class Inlets:
 
 
 def _goes_on(
-    place: Place, info: TopicInfo, starts: Mapping[int, int], ends: Mapping[int, int]
+    place: ReadPosition, info: TopicInfo, starts: Mapping[int, int], ends: Mapping[int, int]
 ) -> bool:
     """The topic is the one that the token knew, and still has what comes next."""
     return (

@@ -21,7 +21,7 @@ from lmerge_service.elements import Element
 from lmerge_service.errors import StateError
 from lmerge_service.formats.payload import DEEPEST, EQUALITY_VERSION
 from lmerge_service.formats.wire import WireDecoder, encode
-from lmerge_service.reader.inlets import Place
+from lmerge_service.reader.inlets import ReadPosition
 
 __all__ = ("Token",)
 
@@ -41,7 +41,7 @@ class Token(msgspec.Struct, frozen=True):
     """Of the rule by which payloads are equal: the operator's payloads are by it."""
     nfc: bool
     operator: bytes
-    places: dict[str, Place]
+    places: dict[str, ReadPosition]
     waiting: list[bytes]
     drop_nulls: bool = False
 
@@ -49,7 +49,7 @@ class Token(msgspec.Struct, frozen=True):
     def of(
         cls,
         merge: LMerge,
-        places: Mapping[str, Place],
+        places: Mapping[str, ReadPosition],
         waiting: Sequence[Element],
         *,
         nfc: bool,

@@ -50,7 +50,7 @@ from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.source import Batches, TopicPartition
 from lmerge_service.merge.commit_record import CommitRecord
-from lmerge_service.merge.counting import Accounts, Tally
+from lmerge_service.merge.counting import Accounts, ReplicaTally
 from lmerge_service.merge.decisions.control_log import Control
 from lmerge_service.merge.decisions.ledger import AcceptedGap, DesiredReplica, Ledger
 from lmerge_service.merge.decisions.reconcile import is_of_kind, reconcile
@@ -60,7 +60,7 @@ from lmerge_service.merge.findings.reporting import Reporting
 from lmerge_service.merge.internal_topics import largest_record
 from lmerge_service.merge.liveness import Liveness
 from lmerge_service.merge.outlets import Outlets
-from lmerge_service.merge.progress import Progress
+from lmerge_service.merge.progress import TaskProgress
 from lmerge_service.merge.recovery import Recovery
 from lmerge_service.merge.replica_states import DesiredState
 from lmerge_service.merge.replicas import ReplicaState
@@ -70,7 +70,7 @@ from lmerge_service.merge.topic_monitor import WATCH_SECONDS, TopicMonitor
 from lmerge_service.merge.transaction import FeedbackSink, Transaction
 from lmerge_service.service.cutover_readiness import CutoverReadiness
 from lmerge_service.service.merge_loop import MergeLoop
-from lmerge_service.service.task_phases import Event, Lifecycle, Phase
+from lmerge_service.service.task_phases import Lifecycle, Phase, PhaseEvent
 
 __all__ = ("MergeTask",)
 
@@ -110,7 +110,7 @@ class MergeTask:
         the epoch."""
         self.topology = topology
         self.partition = partition
-        self.progress = Progress()
+        self.progress = TaskProgress()
         self.lifecycle = Lifecycle()
         self.share = 1
         """How many tasks this worker leads, among which its limits are divided."""
@@ -147,7 +147,7 @@ class MergeTask:
         self._replace(self._fresh())
         self._settle(None)
         self._is_known = False
-        self.lifecycle.move(Event.REVOKED)
+        self.lifecycle.move(PhaseEvent.REVOKED)
         self.merge_loop = self.cutover_readiness = None
         self.progress.caught_up = None
 
@@ -183,7 +183,7 @@ class MergeTask:
         states = self.state.replicas.states
         return [
             states.get(name)
-            or ReplicaState(each.replica, self._accounts.tallies.get(name, Tally()))
+            or ReplicaState(each.replica, self._accounts.tallies.get(name, ReplicaTally()))
             for name, each in self._ledger.replicas.items()
             if each.state is not DesiredState.DETACHED
         ]
@@ -270,7 +270,7 @@ class MergeTask:
         self.progress.recovery_seconds = round(_clock() - started, 3)
         self.progress.takeovers += 1
         self._is_ours = True  # the first commit, at once, writes a commit record of ours
-        self.lifecycle.move(Event.TOOK_OVER)
+        self.lifecycle.move(PhaseEvent.TOOK_OVER)
 
     def _stop_leading(self) -> None:
         """Lets go of whatever refers to the state, which is replaced by another one."""
@@ -300,7 +300,7 @@ class MergeTask:
                 await _whole(self._catch_up(fenced=False))
                 self.progress.caught_up, self.progress.unreachable = asked, None
                 self.progress.committed_stable = self.state.merge.max_stable
-                self.lifecycle.move(Event.CAUGHT_UP if self._is_known else Event.FAILED)
+                self.lifecycle.move(PhaseEvent.CAUGHT_UP if self._is_known else PhaseEvent.FAILED)
                 if steps % _TIDY_STEPS == 0:
                     gc.collect(1)
                 await asyncio.sleep(_FOLLOW_SECONDS if self._is_known else _REBUILD_SECONDS)
@@ -308,7 +308,7 @@ class MergeTask:
     def _begin(self) -> None:
         """In another role than before; after a failure or a fence it recovers already."""
         if self.phase is not Phase.RECOVERING:
-            self.lifecycle.move(Event.ASSIGNED)
+            self.lifecycle.move(PhaseEvent.ASSIGNED)
 
     async def _connect(self, stack: AsyncExitStack) -> None:
         self._topics = await stack.enter_async_context(self._cluster.topics())

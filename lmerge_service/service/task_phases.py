@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final, Literal, TypeAlias
 
-__all__ = ("PHASES", "Event", "Lifecycle", "Phase", "Role", "after", "as_markdown")
+__all__ = ("PHASES", "Lifecycle", "Phase", "PhaseEvent", "Role", "after", "as_markdown")
 
 Role: TypeAlias = Literal["leads", "follows"]
 """What the group gives a worker to do with a task."""
@@ -44,7 +44,7 @@ class Phase(StrEnum):
     """Another producer has taken the output over; the group is asked whose the task is."""
 
 
-class Event(StrEnum):
+class PhaseEvent(StrEnum):
     """What changes that."""
 
     ASSIGNED = "assigned"
@@ -63,39 +63,39 @@ class Event(StrEnum):
     """Kafka did not answer, or the state cannot be followed: it is read again."""
 
 
-PHASES: Final[Mapping[Phase, Mapping[Event, Phase]]] = {
+PHASES: Final[Mapping[Phase, Mapping[PhaseEvent, Phase]]] = {
     # A task may be revoked before it has begun to lead or follow.
-    Phase.GONE: {Event.ASSIGNED: Phase.RECOVERING, Event.REVOKED: Phase.GONE},
+    Phase.GONE: {PhaseEvent.ASSIGNED: Phase.RECOVERING, PhaseEvent.REVOKED: Phase.GONE},
     Phase.RECOVERING: {
-        Event.TOOK_OVER: Phase.LEADING,
-        Event.CAUGHT_UP: Phase.FOLLOWING,
-        Event.FENCED: Phase.FENCED,
-        Event.FAILED: Phase.RECOVERING,
-        Event.ASSIGNED: Phase.RECOVERING,
-        Event.REVOKED: Phase.GONE,
+        PhaseEvent.TOOK_OVER: Phase.LEADING,
+        PhaseEvent.CAUGHT_UP: Phase.FOLLOWING,
+        PhaseEvent.FENCED: Phase.FENCED,
+        PhaseEvent.FAILED: Phase.RECOVERING,
+        PhaseEvent.ASSIGNED: Phase.RECOVERING,
+        PhaseEvent.REVOKED: Phase.GONE,
     },
     Phase.FOLLOWING: {
-        Event.CAUGHT_UP: Phase.FOLLOWING,
-        Event.FAILED: Phase.RECOVERING,
-        Event.ASSIGNED: Phase.RECOVERING,
-        Event.REVOKED: Phase.GONE,
+        PhaseEvent.CAUGHT_UP: Phase.FOLLOWING,
+        PhaseEvent.FAILED: Phase.RECOVERING,
+        PhaseEvent.ASSIGNED: Phase.RECOVERING,
+        PhaseEvent.REVOKED: Phase.GONE,
     },
     Phase.LEADING: {
-        Event.FENCED: Phase.FENCED,
-        Event.FAILED: Phase.RECOVERING,
-        Event.ASSIGNED: Phase.RECOVERING,
-        Event.REVOKED: Phase.GONE,
+        PhaseEvent.FENCED: Phase.FENCED,
+        PhaseEvent.FAILED: Phase.RECOVERING,
+        PhaseEvent.ASSIGNED: Phase.RECOVERING,
+        PhaseEvent.REVOKED: Phase.GONE,
     },
     Phase.FENCED: {
-        Event.CONFIRMED: Phase.RECOVERING,
-        Event.ASSIGNED: Phase.RECOVERING,
-        Event.REVOKED: Phase.GONE,
+        PhaseEvent.CONFIRMED: Phase.RECOVERING,
+        PhaseEvent.ASSIGNED: Phase.RECOVERING,
+        PhaseEvent.REVOKED: Phase.GONE,
     },
 }
 """All transitions; no other is possible."""
 
 
-def after(phase: Phase, event: Event) -> Phase | None:
+def after(phase: Phase, event: PhaseEvent) -> Phase | None:
     """The phase that the event leads to; None where it is not possible in this one."""
     return PHASES[phase].get(event)
 
@@ -113,7 +113,7 @@ class Lifecycle:
         """The task could be led from here without a recovery."""
         return self.phase in {Phase.LEADING, Phase.FOLLOWING}
 
-    def move(self, event: Event) -> None:
+    def move(self, event: PhaseEvent) -> None:
         """An event of the table; one that cannot happen in this phase is a mistake of ours."""
         phase = after(self.phase, event)
         assert phase is not None, f"{event} while {self.phase}"

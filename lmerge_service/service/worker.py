@@ -43,9 +43,9 @@ from lmerge_service.merge.internal_topics import TopicWatch, prepare
 from lmerge_service.merge.outlets import Outlets
 from lmerge_service.merge.transaction import FeedbackSink
 from lmerge_service.service.task import MergeTask
-from lmerge_service.service.task_phases import Event, Role
+from lmerge_service.service.task_phases import PhaseEvent, Role
 
-__all__ = ("Held", "Worker")
+__all__ = ("RunningTask", "Worker")
 
 log = structlog.get_logger()
 
@@ -60,7 +60,7 @@ _FENCED_PAUSES = (0.0, 0.2, 0.5, 1.0, 2.0)
 
 
 @dataclass(slots=True)
-class Held:
+class RunningTask:
     """A merge task that this worker has, and the asyncio task that runs it."""
 
     task: MergeTask
@@ -85,7 +85,7 @@ class Worker:
         """`feedback` receives the feedback points of each commit (`transaction.FeedbackSink`);
         `unix_ns` returns the wall clock in nanoseconds, used by guards and for timestamps."""
         self.topology = topology
-        self.held: dict[int, Held] = {}
+        self.held: dict[int, RunningTask] = {}
         """By output partition."""
         self.members: Members | None = None
         """None until Kafka has been reached."""
@@ -204,7 +204,7 @@ class Worker:
                 task.verify()
             else:
                 running = group.create_task(self._hold(task, role), name=f"{role} {partition}")
-                self.held[partition] = Held(task, role, running)
+                self.held[partition] = RunningTask(task, role, running)
 
     def _task(self, partition: int) -> MergeTask:
         assert self.control is not None
@@ -244,7 +244,7 @@ class Worker:
                 never = isinstance(error, RefusedError) and not task.progress.transactions
                 if never or (not error.retriable and failures >= _PATIENCE):
                     raise
-                task.lifecycle.move(Event.FAILED)
+                task.lifecycle.move(PhaseEvent.FAILED)
                 task.progress.rebuilds += 1
                 pause = _PAUSES[min(failures, len(_PAUSES) - 1)]
                 log.warning("recovering", error=str(error), pause_seconds=pause)
@@ -292,13 +292,13 @@ class Worker:
         output shows in its commit records (`MergeTask.lead`).
         """
         assert self.members is not None
-        task.lifecycle.move(Event.FENCED)
+        task.lifecycle.move(PhaseEvent.FENCED)
         task.progress.fences += 1
         log.warning("fenced", error=str(error))
         await asyncio.sleep(pause)
         while task.partition not in (await self.members.confirmed()).active:
             pass  # the next acknowledgement, until the change of role arrives and cancels this
-        task.lifecycle.move(Event.CONFIRMED)
+        task.lifecycle.move(PhaseEvent.CONFIRMED)
         log.info("assigned to this worker all the same")
 
 

@@ -15,7 +15,7 @@ from fastapi import Depends, FastAPI
 
 from lmerge_service.config.topology import Http
 from lmerge_service.errors import TransportError
-from lmerge_service.http.access import Access, Guard
+from lmerge_service.http.access import Access, AccessMiddleware
 from lmerge_service.http.api import routes
 from lmerge_service.http.cutover_view import CutoverView
 from lmerge_service.http.server import serve
@@ -67,7 +67,7 @@ class Served:
 
     def application(self) -> FastAPI:
         app, access = FastAPI(), Access(self.http)
-        app.add_middleware(Guard, access=access)
+        app.add_middleware(AccessMiddleware, access=access)
         reads, controls = [Depends(access.reads)], [Depends(access.controls)]
         app.include_router(routes(lambda: self.control, reads=reads, controls=controls))
         app.add_api_route("/status", lambda: self.status, dependencies=reads)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from lmerge_service.cli.watch import Rates, Seen, changes
+from lmerge_service.cli.watch import Rates, WorkerView, changes
 from tests.cli.conftest import LMERGE, Lmerge, environment
 from tests.cli.test_control import STATUS, Served
 
@@ -172,7 +172,7 @@ def test_rates_are_those_of_the_last_few_snapshots() -> None:
 
 @pytest.mark.parametrize("status", [{}, {"replicas": []}, {"output": None, "reasons": ["x\n"]}])
 def test_a_document_with_little_in_it_is_shown_all_the_same(status: dict[str, Any]) -> None:
-    seen = Seen("http://w")
+    seen = WorkerView("http://w")
     seen.take(1.0, status, None)
     known: dict[str, str] = {}
     (line,) = changes([seen], known)

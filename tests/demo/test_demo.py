@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lmerge_service.demo.verdict import Finding, InputCounts
+from lmerge_service.demo.verdict import DemoVerdict, InputCounts
 from lmerge_service.offline.audit import Audited, compare
 from lmerge_service.tdb import TDB
 from tests.leaving import left_behind
@@ -90,10 +90,10 @@ def test_whatever_ends_the_demo_nothing_is_left(
     assert left_behind(tmp_path) == []
 
 
-def finding(output: TDB, *, inserts: int = 1, inserts_emitted: int = 1) -> Finding:
+def finding(output: TDB, *, inserts: int = 1, inserts_emitted: int = 1) -> DemoVerdict:
     reference = Audited("reference", TDB([("A", 1, 5)]))
     found = Audited("output", output, inserts_emitted)
-    return Finding(compare(reference, found), InputCounts(inserts), [3.0, 1.0, 2.0])
+    return DemoVerdict(compare(reference, found), InputCounts(inserts), [3.0, 1.0, 2.0])
 
 
 def test_the_verdict_can_be_negative() -> None:

@@ -7,7 +7,14 @@ from dataclasses import dataclass, replace
 import pytest
 
 from lmerge_service.core import lmerge
-from lmerge_service.demo.selection import Costs, Plan, Replica, Selection, Step, select
+from lmerge_service.demo.selection import (
+    Costs,
+    Selection,
+    SelectionPlan,
+    SelectionReplica,
+    SelectionStep,
+    select,
+)
 from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
 from lmerge_service.errors import ConfigurationError, StateError
 from lmerge_service.formats.wire import WireDecoder, encode
@@ -41,7 +48,7 @@ class GivenPoint:
 RECORDS = [Kept(number, encode(element)) for number, element in enumerate(elements_of(GIVEN))]
 
 
-def published(*steps: Step) -> list[Element]:
+def published(*steps: SelectionStep) -> list[Element]:
     decode = WireDecoder().decode
     return [decode(record.value) for step in steps for record in step.records]
 
@@ -56,13 +63,15 @@ def test_the_generator_knows_the_answer_and_batches_take_turns() -> None:
     assert list(readings(300, batch=(20, 60))) == GIVEN
 
 
-@pytest.mark.parametrize("plan", Plan)
-def test_a_plan_by_itself_publishes_the_answer_and_is_expensive_for_one_half(plan: Plan) -> None:
+@pytest.mark.parametrize("plan", SelectionPlan)
+def test_a_plan_by_itself_publishes_the_answer_and_is_expensive_for_one_half(
+    plan: SelectionPlan,
+) -> None:
     selection = Selection(plan, COSTS)
     steps = list(selection.steps(RECORDS))
     assert reconstitute(published(*steps)) == TDB(ANSWER, stable=INFINITY)
     low = sum(is_low(each.payload) for each in GIVEN)
-    dear = low if plan is Plan.UDF0 else len(GIVEN) - low
+    dear = low if plan is SelectionPlan.UDF0 else len(GIVEN) - low
     assert (selection.expensive, selection.cheap) == (dear, len(GIVEN) - dear)
     assert (selection.skipped, selection.ended) == (0, True)
     assert sum(step.seconds for step in steps) == pytest.approx(
@@ -72,7 +81,7 @@ def test_a_plan_by_itself_publishes_the_answer_and_is_expensive_for_one_half(pla
 
 def test_what_ends_below_the_point_is_left_out_and_costs_nothing() -> None:
     feedback = GivenPoint(point=100 * STEP)
-    selection = Selection(Plan.UDF0, COSTS, feedback)
+    selection = Selection(SelectionPlan.UDF0, COSTS, feedback)
     steps = list(selection.steps(RECORDS))
     left = [each for each in GIVEN if each.ve >= feedback.point]
     assert selection.skipped == len(GIVEN) - len(left) == 99, "the one that ends there is not below"
@@ -84,7 +93,7 @@ def test_what_ends_below_the_point_is_left_out_and_costs_nothing() -> None:
 
 def test_a_point_that_rises_counts_from_the_next_step_on() -> None:
     feedback = GivenPoint()
-    selection = Selection(Plan.UDF0, COSTS, feedback)
+    selection = Selection(SelectionPlan.UDF0, COSTS, feedback)
     steps = selection.steps(RECORDS)
     next(steps)
     assert (selection.expensive, selection.skipped) == (1, 0), "a dear reading is a step"
@@ -96,11 +105,11 @@ def test_a_point_that_rises_counts_from_the_next_step_on() -> None:
 def test_two_plans_that_heed_leave_out_most_that_is_dear_and_nobody_is_to_blame() -> None:
     """The plans as they are, in turn by the time that they take; points arrive at once."""
     merge, out = lmerge("R3"), list[Element]()
-    feedback = {plan: GivenPoint() for plan in Plan}
-    selections = {plan: Selection(plan, COSTS, feedback[plan]) for plan in Plan}
+    feedback = {plan: GivenPoint() for plan in SelectionPlan}
+    selections = {plan: Selection(plan, COSTS, feedback[plan]) for plan in SelectionPlan}
     running = {plan: each.steps(RECORDS) for plan, each in selections.items()}
-    at = dict.fromkeys(Plan, 0.0)
-    for plan in Plan:
+    at = dict.fromkeys(SelectionPlan, 0.0)
+    for plan in SelectionPlan:
         merge.attach(plan)
     while running:
         plan = min(running, key=lambda each: at[each])
@@ -110,7 +119,7 @@ def test_two_plans_that_heed_leave_out_most_that_is_dear_and_nobody_is_to_blame(
             continue
         at[plan] += step.seconds
         out += merge.process_batch(plan, published(step))
-        for each in Plan:
+        for each in SelectionPlan:
             feedback[each].point = merge.max_stable
     assert merge.breaches() == []
     assert reconstitute(out) == TDB(ANSWER, stable=INFINITY)
@@ -130,7 +139,7 @@ def test_two_plans_that_heed_leave_out_most_that_is_dear_and_nobody_is_to_blame(
 )
 def test_what_is_no_reading_is_one_line(value: bytes | None, error: str) -> None:
     with pytest.raises(StateError) as raised:
-        list(Selection(Plan.UDF0, COSTS).steps([Kept(7, value)]))
+        list(Selection(SelectionPlan.UDF0, COSTS).steps([Kept(7, value)]))
     assert str(raised.value).startswith(error)
     assert "\n" not in str(raised.value)
 
@@ -140,8 +149,8 @@ def test_a_replica_reads_a_topic_and_begins_anew_as_the_next_incarnation(
 ) -> None:
     given, to = topic_name("readings"), topic_name("udf0")
     connection = Connection(bootstrap)
-    replica = Replica(
-        plan=Plan.UDF0,
+    replica = SelectionReplica(
+        plan=SelectionPlan.UDF0,
         connection=connection,
         readings=given,
         to=to,

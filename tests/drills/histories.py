@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from lmerge_service.drills.history import History, Replica
-from lmerge_service.drills.records import Record, Topic
+from lmerge_service.drills.history import History, ReplicaHistory
+from lmerge_service.drills.records import CommittedRecord, CommittedTopic
 from lmerge_service.elements import START, Adjust, Element, Insert, Stable
 from lmerge_service.formats.headers import incarnation_headers
 from lmerge_service.formats.wire import encode
@@ -21,17 +21,17 @@ def records(
     at: int = 0,
     incarnation: int = 0,
     joining_at: int = START,
-) -> list[Record]:
+) -> list[CommittedRecord]:
     """A record each ten milliseconds, beginning at `at`; offsets leave room for markers."""
     headers = tuple(incarnation_headers(incarnation, joining_at))
     return [
-        Record(name, partition, start + 2 * k, at + 10 * k, encode(element), None, headers)
+        CommittedRecord(name, partition, start + 2 * k, at + 10 * k, encode(element), None, headers)
         for k, element in enumerate(elements)
     ]
 
 
-def topic(name: str, elements: Sequence[Element], *, at: int = 0) -> Topic:
-    return Topic(name, tuple(records(name, elements, at=at)))
+def topic(name: str, elements: Sequence[Element], *, at: int = 0) -> CommittedTopic:
+    return CommittedTopic(name, tuple(records(name, elements, at=at)))
 
 
 TRUTH: list[Element] = [Insert(A, 1, 9), Insert(B, 3, 20), Stable(10), Insert(C, 12, 15)]
@@ -42,8 +42,8 @@ def good() -> History:
     return History(
         output=topic("out", [Insert(A, 1, 9), Insert(B, 3, 20), Stable(10)], at=50),
         replicas={
-            "a": Replica(topic("a", TRUTH)),
-            "b": Replica(
+            "a": ReplicaHistory(topic("a", TRUTH)),
+            "b": ReplicaHistory(
                 topic("b", [Insert(B, 3, 8), Adjust(B, 3, 8, 20), Insert(A, 1, 9), Stable(10)])
             ),
         },

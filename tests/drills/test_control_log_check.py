@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from lmerge_service.drills.control_log_check import Answer, Decided, decided, k9, lost
-from lmerge_service.drills.history import Interval, Replica, check
-from lmerge_service.drills.records import Record, Topic
+from lmerge_service.drills.control_log_check import Answer, ControlHistory, decided, k9, lost
+from lmerge_service.drills.history import Interval, ReplicaHistory, check
+from lmerge_service.drills.records import CommittedRecord, CommittedTopic
 from lmerge_service.drills.verdicts import Outcome
 from lmerge_service.elements import INFINITY, START, Insert, Stable
 from lmerge_service.tdb import TDB
@@ -25,14 +25,15 @@ DECLARED: Mapping[str, Any] = {
 }
 
 
-def log(*decisions: tuple[Mapping[str, Any], int | None]) -> Topic:
+def log(*decisions: tuple[Mapping[str, Any], int | None]) -> CommittedTopic:
     """A control topic with a decision each second, the first at 0."""
     values = [
         json.dumps({"id": f"d{n}", "action": action, "expects": expects}).encode()
         for n, (action, expects) in enumerate(decisions)
     ]
-    return Topic(
-        "control", tuple(Record("control", 0, n, 1_000 * n, v) for n, v in enumerate(values))
+    return CommittedTopic(
+        "control",
+        tuple(CommittedRecord("control", 0, n, 1_000 * n, v) for n, v in enumerate(values)),
     )
 
 
@@ -44,7 +45,7 @@ def attach(name: str, topic: str) -> Mapping[str, Any]:
     return {"do": "attach", "replica": {"name": name, "topic": topic}}
 
 
-def refusals(right: Decided) -> list[str | None]:
+def refusals(right: ControlHistory) -> list[str | None]:
     return [verdict.refused for verdict in right.verdicts.values()]
 
 
@@ -147,7 +148,7 @@ def test_a_quorum_keeps_as_many_as_it_needs() -> None:
 
 def test_a_record_that_is_no_decision_or_is_there_again_changes_nothing() -> None:
     control = log((DECLARED, None), (detach("a"), None))
-    odd = Record("control", 0, 2, 2_000, b"?")
+    odd = CommittedRecord("control", 0, 2, 2_000, b"?")
     again = replace(control.records[1], offset=3, timestamp=3_000)
     right = decided(replace(control, records=(*control.records, odd, again)))
     assert (right.version, len(right.verdicts)) == (2, 2)
@@ -193,11 +194,11 @@ def test_k9_who_decided_got_the_answer_of_the_log() -> None:
 # --- what decisions mean for the others -----------------------------------------------------------
 
 
-def events(*reasons: str) -> Topic:
+def events(*reasons: str) -> CommittedTopic:
     values = [json.dumps({"kind": "accepted_gap", "reason": why}).encode() for why in reasons]
     values.append(json.dumps({"kind": "gap", "reason": "[1, 2) is lost"}).encode())
-    return Topic(
-        "events", tuple(Record("events", 0, n, n, value) for n, value in enumerate(values))
+    return CommittedTopic(
+        "events", tuple(CommittedRecord("events", 0, n, n, value) for n, value in enumerate(values))
     )
 
 
@@ -228,7 +229,7 @@ def test_k4_what_a_replica_publishes_once_it_is_withdrawn_leads_nobody() -> None
     history = emitting(Insert(A, 1, 9), Insert(B, 3, 20), Stable(99), at=50)
 
     def merged(*spans: Interval) -> Outcome:
-        gone = Replica(runaway, honest=False, merged=spans)
+        gone = ReplicaHistory(runaway, honest=False, merged=spans)
         replicas = {**good().replicas, "c": gone}
         return check(replace(history, replicas=replicas, skew_ms=0))["K4"].outcome
 
@@ -241,16 +242,16 @@ def test_k4_what_a_replica_publishes_once_it_is_withdrawn_leads_nobody() -> None
 
 def test_k4_a_co_partitioned_replica_leads_by_each_partition_alone() -> None:
     first = records("a", [Insert(A, 1, 9), Stable(10)])
-    both = Topic("a", tuple(first), partitions=2)  # the other one is silent
+    both = CommittedTopic("a", tuple(first), partitions=2)  # the other one is silent
     emitted = records("out", [Insert(A, 1, 9), Stable(10)], at=50)
     history = replace(
         good(),
-        output=Topic("out", tuple(emitted), partitions=2),
-        replicas={"a": Replica(both, co_partitioned=True)},
+        output=CommittedTopic("out", tuple(emitted), partitions=2),
+        replicas={"a": ReplicaHistory(both, co_partitioned=True)},
     )
     assert check(history)["K4"].outcome is VALID
-    wide = {"a": Replica(both)}
+    wide = {"a": ReplicaHistory(both)}
     assert check(replace(history, replicas=wide))["K4"].outcome is INVALID
     other = [replace(record, partition=1) for record in emitted]
-    apart = replace(history, output=Topic("out", tuple(other), partitions=2))
+    apart = replace(history, output=CommittedTopic("out", tuple(other), partitions=2))
     assert check(apart)["K4"].outcome is INVALID

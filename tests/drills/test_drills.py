@@ -18,8 +18,8 @@ from lmerge_service.drills.drills import STANDARD, experiment
 from lmerge_service.drills.invariant_monitors import Arrivals, Hole
 from lmerge_service.drills.page import page
 from lmerge_service.drills.plan import Refused, plan_of
-from lmerge_service.drills.replica import Part, Stream
-from lmerge_service.drills.report import Judged, Leading, Result, Timeline
+from lmerge_service.drills.replica import DrillStream, Part
+from lmerge_service.drills.report import DrillResult, JudgedRun, LeaderTimeline, Timeline
 from lmerge_service.drills.variables import planned
 from lmerge_service.errors import ConfigurationError
 from lmerge_service.kafka.client import Connection
@@ -119,7 +119,7 @@ def test_a_replica_that_starts_while_there_is_no_kafka_publishes_when_there_is_o
     tmp_path: Path,
 ) -> None:
     port = free_port()
-    stream = Stream(began=int(time.time() * 1_000), finish=str(tmp_path / "finish"))
+    stream = DrillStream(began=int(time.time() * 1_000), finish=str(tmp_path / "finish"))
     part = Part(bootstrap=f"127.0.0.1:{port}", topic="t", number=0, stream=stream)
     command = [
         sys.executable,
@@ -274,14 +274,14 @@ def test_n17_a_tolerance_that_nothing_can_meet_is_a_mistake(tmp_path: Path) -> N
         experiment(str(path))
 
 
-RESULT = Result(
+RESULT = DrillResult(
     name="x",
     title="<b>t</b>",
     description="d & e",
     passed=False,
     why=["K2 is invalid: <i>"],
     unplayed=False,
-    judged=Judged(
+    judged=JudgedRun(
         outcome="invalid",
         findings=[{"check": "K2", "outcome": "invalid", "evidence": ["<u>"], "total": 1}],
         hole=Hole(101.0, 2.5, 0, 7),
@@ -291,7 +291,7 @@ RESULT = Result(
         began=100.0,
         seconds=4.0,
         happened=[(1.0, "<s>kill</s>"), (1.01, "again")],
-        leading=[Leading("w1", "a", 0.0, 2.0), Leading("w2", None, 2.0, 4.0)],
+        leading=[LeaderTimeline("w1", "a", 0.0, 2.0), LeaderTimeline("w2", None, 2.0, 4.0)],
         bin=0.5,
         rate=[10.0] * 8,
         latency=[5.0, None] * 4,
@@ -310,7 +310,7 @@ def test_a_page_holds_what_was_printed_as_text_and_needs_nothing_else() -> None:
     assert "7 events in that time, of 10 events in all" in text
     assert "src=" not in html
     assert 'href="#' in html or "href=" not in html
-    assert page(msgspec.convert(msgspec.to_builtins(RESULT), Result)) == html
+    assert page(msgspec.convert(msgspec.to_builtins(RESULT), DrillResult)) == html
 
 
 def test_the_longest_hole_is_of_any_partition_and_between_the_times() -> None:

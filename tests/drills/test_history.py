@@ -4,10 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from lmerge_service.drills.history import History, Interval, Progress, Replica, check, tally
-from lmerge_service.drills.observability_checks import Capture, Fault
-from lmerge_service.drills.records import Record, Topic
-from lmerge_service.drills.verdicts import Outcome, Tally, worst
+from lmerge_service.drills.history import (
+    History,
+    Interval,
+    ProgressDemand,
+    ReplicaHistory,
+    check,
+    tally,
+)
+from lmerge_service.drills.observability_checks import Capture, InjectedFault
+from lmerge_service.drills.records import CommittedRecord, CommittedTopic
+from lmerge_service.drills.verdicts import Outcome, WrongEvents, worst
 from lmerge_service.elements import Adjust, Element, Insert, Stable
 from lmerge_service.tdb import TDB
 from tests.drills.histories import A, B, C, emitting, good, records, topic
@@ -35,13 +42,13 @@ def test_the_worst_decides() -> None:
 
 
 def test_a_tally_counts_what_is_lost_what_is_contradicted_and_what_is_doubled() -> None:
-    assert tally(good()) == Tally()
-    assert tally(emitting(Insert(A, 1, 9), Stable(10))) == Tally(lost=1)
+    assert tally(good()) == WrongEvents()
+    assert tally(emitting(Insert(A, 1, 9), Stable(10))) == WrongEvents(lost=1)
     wrong = emitting(Insert(A, 1, 8), Insert(B, 3, 20), Insert(C, 4, 6), Stable(10))
-    assert tally(wrong) == Tally(contradicted=2), "an end, and what is not so"
+    assert tally(wrong) == WrongEvents(contradicted=2), "an end, and what is not so"
     twice = emitting(Insert(A, 1, 9), Insert(B, 3, 20), Insert(B, 3, 20), Stable(10))
-    assert tally(twice) == Tally(doubled=1)
-    assert tally(emitting(Insert(A, 1, 9), Insert(B, 3, 20), Insert(C, 11, 12))) == Tally(), (
+    assert tally(twice) == WrongEvents(doubled=1)
+    assert tally(emitting(Insert(A, 1, 9), Insert(B, 3, 20), Insert(C, 11, 12))) == WrongEvents(), (
         "nothing is final"
     )
     lost = replace(good(), output=replace(good().output, beginning_lost=True))
@@ -74,7 +81,7 @@ def test_k1_what_the_output_may_still_take_back_does_not_count() -> None:
 
 
 def test_k1_replicas_that_disagree_give_no_reference() -> None:
-    disagreeing = Replica(topic("b", [Insert(A, 1, 7), Insert(B, 3, 20), Stable(10)]))
+    disagreeing = ReplicaHistory(topic("b", [Insert(A, 1, 7), Insert(B, 3, 20), Stable(10)]))
     history = replace(good(), replicas={"a": good().replicas["a"], "b": disagreeing})
     assert check(history)["K1"].outcome is UNKNOWN
     liar = replace(disagreeing, honest=False)
@@ -89,7 +96,7 @@ def test_k1_by_a_reference_that_is_given() -> None:
 
 
 def test_k1_what_no_replica_has_reached_is_not_known() -> None:
-    behind = Replica(topic("a", [Insert(A, 1, 9), Insert(B, 3, 20), Stable(5)]))
+    behind = ReplicaHistory(topic("a", [Insert(A, 1, 9), Insert(B, 3, 20), Stable(5)]))
     furthest = replace(good().replicas["b"], honest=False)
     found = check(replace(good(), replicas={"a": behind, "b": furthest}))["K1"]
     assert found.outcome is UNKNOWN
@@ -103,9 +110,9 @@ def test_k1_without_a_beginning_nothing_is_known() -> None:
 
 
 def test_k1_of_several_output_partitions_is_about_their_union() -> None:
-    def out(second: list[Record]) -> History:
+    def out(second: list[CommittedRecord]) -> History:
         first = records("out", [Insert(A, 1, 9), Stable(10)], at=50)
-        return replace(good(), output=Topic("out", (*first, *second), partitions=2))
+        return replace(good(), output=CommittedTopic("out", (*first, *second), partitions=2))
 
     whole = records("out", [Insert(B, 3, 20), Stable(10)], partition=1, at=50)
     assert failing(out(whole)) == []
@@ -113,7 +120,7 @@ def test_k1_of_several_output_partitions_is_about_their_union() -> None:
     assert (
         failing(out(whole[:1])) == []
     )  # the second has published nothing: nothing is final of both
-    ahead = Topic(
+    ahead = CommittedTopic(
         "out",
         tuple(records("out", [Insert(A, 1, 9), Insert(C, 2, 5), Stable(10)], at=50)),
         partitions=2,
@@ -144,14 +151,16 @@ def test_k2_an_event_may_come_again_once_it_was_removed() -> None:
 def test_k2_a_key_in_two_partitions() -> None:
     first = records("out", [Insert(A, 1, 9), Insert(B, 3, 20)], at=50)
     second = records("out", [Insert(A, 1, 9)], partition=1, at=50)
-    output = Topic("out", (*first, *second), partitions=2)
+    output = CommittedTopic("out", (*first, *second), partitions=2)
     assert failing(replace(good(), output=output)) == ["K2"]
 
 
 def test_k2_of_a_multiset_counts_how_often() -> None:
     twice: list[Element] = [Insert(A, 1, 5), Insert(A, 1, 5), Stable(9)]
     history = History(
-        output=topic("out", twice, at=50), replicas={"a": Replica(topic("a", twice))}, keyed=False
+        output=topic("out", twice, at=50),
+        replicas={"a": ReplicaHistory(topic("a", twice))},
+        keyed=False,
     )
     assert failing(history) == []
     thrice = topic("out", [Insert(A, 1, 5), *twice], at=50)
@@ -168,8 +177,8 @@ def lost_by_a_leader() -> History:
     return History(
         output=topic("out", [Insert(A, 1, 9), Stable(10)], at=50),
         replicas={
-            "a": Replica(topic("a", [Insert(A, 1, 9), Insert(B, 3, 20), Stable(10)])),
-            "b": Replica(topic("b", [Insert(A, 1, 9), Stable(10)]), honest=False),
+            "a": ReplicaHistory(topic("a", [Insert(A, 1, 9), Insert(B, 3, 20), Stable(10)])),
+            "b": ReplicaHistory(topic("b", [Insert(A, 1, 9), Stable(10)]), honest=False),
         },
     )
 
@@ -189,7 +198,7 @@ def test_k3_what_a_detached_replica_published_may_be_missing() -> None:
 
 def test_k3_what_is_not_frozen_or_not_reached_may_be_missing() -> None:
     history = lost_by_a_leader()
-    unfrozen = Replica(topic("a", [Insert(A, 1, 9), Insert(B, 3, 20), Stable(3)]))
+    unfrozen = ReplicaHistory(topic("a", [Insert(A, 1, 9), Insert(B, 3, 20), Stable(3)]))
     free = replace(history, replicas={**history.replicas, "a": unfrozen})
     assert check(free)["K3"].outcome is VALID
     waiting = replace(history, output=topic("out", [Insert(A, 1, 9), Stable(3)], at=50))
@@ -201,8 +210,8 @@ def test_k3_a_joining_replica_answers_only_for_what_ends_later() -> None:
 
     def joining(at: int) -> History:
         published: list[Element] = [Insert(A, 1, 9), Insert(B, 3, 20), Stable(10)]
-        life = Topic("a", tuple(records("a", published, incarnation=1, joining_at=at)))
-        return replace(history, replicas={**history.replicas, "a": Replica(life)})
+        life = CommittedTopic("a", tuple(records("a", published, incarnation=1, joining_at=at)))
+        return replace(history, replicas={**history.replicas, "a": ReplicaHistory(life)})
 
     assert check(joining(21))["K3"].outcome is VALID
     assert check(joining(20))["K3"].outcome is INVALID
@@ -240,7 +249,7 @@ def test_k4_nor_was_it_ahead_at_any_time() -> None:
 
 
 def test_k4_a_replica_that_must_not_lead_does_not_count() -> None:
-    runaway = Replica(topic("c", [Stable(99)]), honest=False)
+    runaway = ReplicaHistory(topic("c", [Stable(99)]), honest=False)
     history = replace(
         emitting(Insert(A, 1, 9), Insert(B, 3, 20), Stable(99)),
         replicas={**good().replicas, "c": runaway},
@@ -251,13 +260,13 @@ def test_k4_a_replica_that_must_not_lead_does_not_count() -> None:
 
 
 def test_k4_a_silent_partition_holds_its_replica_back() -> None:
-    wide = Replica(replace(good().replicas["a"].topic, partitions=2))
+    wide = ReplicaHistory(replace(good().replicas["a"].topic, partitions=2))
     history = replace(good(), replicas={"a": wide})
     assert check(history)["K4"].outcome is INVALID
 
 
 def test_k4_a_record_that_is_no_element() -> None:
-    odd = Record("out", 0, 99, 100, b"?")
+    odd = CommittedRecord("out", 0, 99, 100, b"?")
     output = replace(good().output, records=(*good().output.records, odd))
     assert failing(replace(good(), output=output)) == ["K4"]
 
@@ -267,26 +276,26 @@ def test_k4_a_record_that_is_no_element() -> None:
 
 def test_k5_the_output_follows_in_time_or_not() -> None:
     # a and b are at stable(10) after 20 and 30 ms, the output after 70
-    assert failing(replace(good(), progress=Progress(50))) == []
-    late = check(replace(good(), progress=Progress(49)))["K5"]
+    assert failing(replace(good(), progress=ProgressDemand(50))) == []
+    late = check(replace(good(), progress=ProgressDemand(49)))["K5"]
     assert late.outcome is INVALID
     assert late.evidence == ("OUT-0 was not at 10 by 69, 49 ms after 20",)
-    assert failing(replace(good(), progress=Progress(40, quorum=2))) == []
+    assert failing(replace(good(), progress=ProgressDemand(40, quorum=2))) == []
 
 
 def test_k5_whether_the_output_would_have_come_is_not_known() -> None:
-    silent = replace(emitting(), progress=Progress(500))
+    silent = replace(emitting(), progress=ProgressDemand(500))
     assert check(silent)["K5"].outcome is UNKNOWN
-    waited = replace(emitting(), progress=Progress(500, read_at=520))
+    waited = replace(emitting(), progress=ProgressDemand(500, read_at=520))
     assert check(waited)["K5"].outcome is INVALID
 
 
 def test_k5_a_lag_is_allowed_and_a_liar_need_not_be_followed() -> None:
     behind = emitting(Insert(A, 1, 9), Stable(6), at=40)
-    assert check(replace(behind, progress=Progress(50, read_at=100)))["K5"].outcome is INVALID
-    assert check(replace(behind, progress=Progress(50, lag=4)))["K5"].outcome is VALID
+    assert check(replace(behind, progress=ProgressDemand(50, read_at=100)))["K5"].outcome is INVALID
+    assert check(replace(behind, progress=ProgressDemand(50, lag=4)))["K5"].outcome is VALID
     liars = {name: replace(replica, honest=False) for name, replica in behind.replicas.items()}
-    lying = replace(behind, replicas=liars, progress=Progress(50, read_at=100))
+    lying = replace(behind, replicas=liars, progress=ProgressDemand(50, read_at=100))
     assert check(lying)["K5"].outcome is VALID
 
 
@@ -300,7 +309,7 @@ def test_k7_is_the_worst_of_what_kills_could_break() -> None:
     assert broken.evidence[0].startswith("after 3 kills, K1: OUT lacks")
 
 
-FAULT = Fault("a", "faults_total", "not an element", "not elements", partition=0, offset=7)
+FAULT = InjectedFault("a", "faults_total", "not an element", "not elements", partition=0, offset=7)
 SHOWN = Capture(
     status={"health": "degraded", "reasons": ["replica a: 1 records are not elements"]},
     metrics='# TYPE faults counter\nfaults_total{replica="a"} 1.0\n',
@@ -343,13 +352,13 @@ def test_a_replica_that_starts_over_is_its_last_life() -> None:
     first = records("a", [Insert(C, 1, 9), Insert(A, 1, 9)])
     second = records("a", [Insert(A, 1, 9), Insert(B, 3, 20), Stable(10)], start=10, incarnation=1)
     stale = records("a", [Insert(C, 2, 9)], start=20)
-    replicas = {"a": Replica(Topic("a", (*first, *second, *stale)))}
+    replicas = {"a": ReplicaHistory(CommittedTopic("a", (*first, *second, *stale)))}
     assert failing(replace(good(), replicas=replicas)) == []
 
 
 def test_what_breaks_a_replicas_own_stable_does_not_count() -> None:
     published: list[Element] = [Insert(A, 1, 9), Insert(B, 3, 20), Stable(10)]
-    repeated = Replica(topic("a", [*published, *published, Adjust(A, 1, 9, 30), Stable(4)]))
+    repeated = ReplicaHistory(topic("a", [*published, *published, Adjust(A, 1, 9, 30), Stable(4)]))
     assert failing(replace(good(), replicas={"a": repeated})) == []
 
 

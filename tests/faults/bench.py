@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lmerge_service.core import BreachKind, LMerge, Policy, lmerge
-from lmerge_service.drills.history import History, Interval, Replica, check
-from lmerge_service.drills.records import Record, Topic
-from lmerge_service.drills.verdicts import Outcome, Report
+from lmerge_service.drills.history import History, Interval, ReplicaHistory, check
+from lmerge_service.drills.records import CommittedRecord, CommittedTopic
+from lmerge_service.drills.verdicts import HistoryReport, Outcome
 from lmerge_service.elements import START, Element, Stable
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.headers import incarnation_headers
@@ -32,7 +32,7 @@ class _Standing:
     step: MergeStep | None = None
     incarnation: int = 0
     joining_at: int = START
-    published: list[Record] = field(default_factory=list)
+    published: list[CommittedRecord] = field(default_factory=list)
     lengths: Counter[int] = field(default_factory=Counter)
     """Records of each partition."""
     begins: int = 0
@@ -50,7 +50,7 @@ class Bench:
         self._case, self._policy = case, policy
         self.now = 0
         self.kills = 0
-        self.emitted: list[Record] = []
+        self.emitted: list[CommittedRecord] = []
         self.dead: list[DeadLetter] = []
         self.merge: LMerge = lmerge(case, policy)
         self._decoder = WireDecoder()
@@ -77,7 +77,7 @@ class Bench:
         headers = tuple(incarnation_headers(standing.incarnation, standing.joining_at))
         offset = standing.lengths[partition]
         standing.lengths[partition] += 1
-        record = Record(name, partition, offset, self.now, value, None, headers)
+        record = CommittedRecord(name, partition, offset, self.now, value, None, headers)
         standing.published.append(record)
         out: list[Element] = []
         if standing.step is not None:
@@ -144,7 +144,7 @@ class Bench:
         self.now += bool(elements)
         start = len(self.emitted)
         self.emitted += [
-            Record("out", 0, start + number, self.now, encode(element))
+            CommittedRecord("out", 0, start + number, self.now, encode(element))
             for number, element in enumerate(elements)
         ]
 
@@ -153,10 +153,10 @@ class Bench:
     def history(self, *, liars: Sequence[str] = (), **more: Any) -> History:
         """What happened; `liars` are the replicas that need not be believed."""
         return History(
-            output=Topic("out", tuple(self.emitted)),
+            output=CommittedTopic("out", tuple(self.emitted)),
             replicas={
-                name: Replica(
-                    Topic(name, tuple(standing.published), standing.partitions),
+                name: ReplicaHistory(
+                    CommittedTopic(name, tuple(standing.published), standing.partitions),
                     honest=name not in liars,
                     attached=self._attached(standing),
                 )
@@ -172,10 +172,10 @@ class Bench:
         now = [] if standing.step is None else [Interval(standing.since, self.now)]
         return standing.attached + now
 
-    def report(self, *, liars: Sequence[str] = (), **more: Any) -> Report:
+    def report(self, *, liars: Sequence[str] = (), **more: Any) -> HistoryReport:
         return check(self.history(liars=liars, **more))
 
 
-def assert_valid(report: Report) -> None:
+def assert_valid(report: HistoryReport) -> None:
     """Every check that was asked for is valid."""
     assert report.outcome is Outcome.VALID, str(report)

@@ -6,10 +6,10 @@ from types import MappingProxyType
 from typing import Any
 
 from lmerge_service.drills.dump import dump
-from lmerge_service.drills.history import ALWAYS, History, Interval, Replica, check
+from lmerge_service.drills.history import ALWAYS, History, Interval, ReplicaHistory, check
 from lmerge_service.drills.observability_checks import Capture
-from lmerge_service.drills.records import Record
-from lmerge_service.drills.verdicts import Report
+from lmerge_service.drills.records import CommittedRecord
+from lmerge_service.drills.verdicts import HistoryReport
 from tests.service.cluster import Merge, Worker
 
 __all__ = ("capture", "judged", "letters")
@@ -22,7 +22,7 @@ def judged(
     silent: Sequence[str] = (),
     attached: Mapping[str, Sequence[Interval]] = MappingProxyType({}),
     **more: Any,
-) -> Report:
+) -> HistoryReport:
     """The verdict over what the broker holds; `silent` replicas have no topic yet."""
     present = {name: topic for name, topic in merge.topics.items() if name not in silent}
     topics = asyncio.run(dump(merge.bootstrap, [merge.output, *present.values()]))
@@ -30,7 +30,7 @@ def judged(
         History(
             output=topics[merge.output],
             replicas={
-                name: Replica(
+                name: ReplicaHistory(
                     topics[topic],
                     honest=name not in liars,
                     attached=attached.get(name, ALWAYS),
@@ -50,7 +50,7 @@ def capture(worker: Worker) -> Capture:
     return Capture(status, metrics.text, worker.log.read_text())
 
 
-def letters(merge: Merge) -> list[tuple[Record, dict[str, str]]]:
+def letters(merge: Merge) -> list[tuple[CommittedRecord, dict[str, str]]]:
     """The dead letters, each with its headers."""
     topic = asyncio.run(dump(merge.bootstrap, [merge.dead_letters]))[merge.dead_letters]
     return [

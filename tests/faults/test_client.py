@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from aiokafka import AIOKafkaProducer, TopicPartition
 
-from lmerge_service.drills.history import Progress
-from lmerge_service.drills.observability_checks import Capture, Fault, k8
-from lmerge_service.drills.records import Record
+from lmerge_service.drills.history import ProgressDemand
+from lmerge_service.drills.observability_checks import Capture, InjectedFault, k8
+from lmerge_service.drills.records import CommittedRecord
 from lmerge_service.drills.verdicts import Outcome
 from lmerge_service.elements import INFINITY, Element, Insert, Stable
 from lmerge_service.formats.wire import encode
@@ -177,9 +177,9 @@ class Poisoned:
     merge: Merge
     shown: Capture
     health: str
-    letters: list[tuple[Record, dict[str, str]]]
+    letters: list[tuple[CommittedRecord, dict[str, str]]]
 
-    def letters_of(self, replica: str) -> list[tuple[Record, dict[str, str]]]:
+    def letters_of(self, replica: str) -> list[tuple[CommittedRecord, dict[str, str]]]:
         return [(r, h) for r, h in self.letters if h["lmerge-replica"] == replica]
 
 
@@ -225,7 +225,7 @@ def test_x13_one_bad_record_does_not_stop_what_is_behind_it(poisoned: Poisoned) 
         poisoned.merge,
         liars=["bad"],
         reference=TRUTH,
-        progress=Progress(10_000),
+        progress=ProgressDemand(10_000),
     )
     assert_valid(report)
 
@@ -259,7 +259,7 @@ def test_l4_poison_shows_in_health_metrics_and_log_with_its_place(poisoned: Pois
     """SREGym#790: a poison pill stops the service while all of it is "healthy"."""
     assert poisoned.health == "degraded"
     faults = [
-        Fault(
+        InjectedFault(
             name, "lmerge_replica_dead_letters_total", "not an element", "are not elements",
             partition=0, offset=offset,
         )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lmerge_service.config.topology import load
-from lmerge_service.drills.history import Interval, Progress
+from lmerge_service.drills.history import Interval, ProgressDemand
 from lmerge_service.drills.verdicts import Outcome
 from lmerge_service.elements import INFINITY, Element, Insert, Stable
 from lmerge_service.kafka.cluster import Cluster
@@ -134,7 +134,7 @@ def test_t11_what_was_detached_stays_so_though_the_other_pauses(merge: Merge) ->
         merge,
         silent=["c"],
         attached={"a": [Interval(started, detached)]},
-        progress=Progress(10_000),
+        progress=ProgressDemand(10_000),
     )
     assert report["K4"].outcome is Outcome.VALID
     assert {report[k].outcome for k in ("K1", "K2", "K3")} == {Outcome.VALID}, str(report)

@@ -1,7 +1,7 @@
 """Replays of failovers that left gaps, or followed the wrong replica."""
 
 from lmerge_service.core import Policy, quorum
-from lmerge_service.drills.history import Progress
+from lmerge_service.drills.history import ProgressDemand
 from lmerge_service.drills.verdicts import Outcome
 from lmerge_service.elements import INFINITY, Insert, Stable
 from lmerge_service.tdb import TDB
@@ -26,7 +26,7 @@ def test_t1_a_replica_that_stops_to_deliver_does_not_leave_a_gap() -> None:
             bench.publish("a", Stable(k if k < 40 else 40))
         bench.publish("b", event(k), Stable(k))
     bench.publish("a", Stable(100))
-    assert_valid(bench.report(liars=["a"], progress=Progress(20)))
+    assert_valid(bench.report(liars=["a"], progress=ProgressDemand(20)))
 
 
 def test_t1_a_replica_that_skips_data_in_silence_is_overruled_by_a_quorum() -> None:
@@ -80,7 +80,7 @@ def test_t5_a_replica_that_leaves_and_comes_back_leaves_no_hole() -> None:
         bench.publish("b", event(k), Stable(k))
     assert bench.merge.inputs["a"].joined
     bench.publish("a", Stable(INFINITY))
-    assert_valid(bench.report(reference=truth(range(1, 120)), progress=Progress(20)))
+    assert_valid(bench.report(reference=truth(range(1, 120)), progress=ProgressDemand(20)))
     assert len(bench.merge) == 0
 
 
@@ -124,7 +124,7 @@ def test_t13_an_early_end_of_one_replica_closes_nothing_for_a_quorum() -> None:
         bench.publish("a", event(k), Stable(k))
         bench.publish("c", event(k), Stable(k - 10))
     assert bench.merge.max_stable == 59
-    assert_valid(bench.report(liars=["b"], progress=Progress(40, quorum=2, lag=10)))
+    assert_valid(bench.report(liars=["b"], progress=ProgressDemand(40, quorum=2, lag=10)))
 
 
 def test_t15_a_replica_that_starts_beyond_the_output_is_merged_and_does_not_lead() -> None:

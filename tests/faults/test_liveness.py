@@ -12,7 +12,7 @@ from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
 from lmerge_service.formats.headers import incarnation_headers
 from lmerge_service.formats.wire import encode
 from lmerge_service.service.status import aggregate as together
-from lmerge_service.service.status.document import Liveness
+from lmerge_service.service.status.document import ReplicaActivity
 from tests.service.cluster import Merge, running
 from tests.service.test_merge_loop import configured, of, publish, until
 from tests.service.test_metrics import registry_of
@@ -106,7 +106,7 @@ def test_n3_a_replica_that_repeats_itself_is_not_waited_for(
             status = await until(worker, lambda s: s.output.ended)
             status = await until(worker, lambda s: "redundancy_lost" in s.reason_kinds)
             found = of(status, "r1")
-            assert found.liveness is Liveness.NOT_PROGRESSING
+            assert found.liveness is ReplicaActivity.NOT_PROGRESSING
             assert found.idle_seconds is not None
             assert found.silent_seconds is not None
             assert found.silent_seconds < 3 <= found.idle_seconds
@@ -134,14 +134,16 @@ def test_n3_silence_and_standing_still_are_distinguished(
         await publish(two, "r1", *events(1, 1), Stable(2))
         await publish(two, "r2", *events(1, 1), Stable(2))
         async with running(two) as worker, repeating(two, "r1", plain(Stable(2))):
-            status = await until(worker, lambda s: of(s, "r2").liveness is Liveness.SILENT)
-            status = await until(worker, lambda s: of(s, "r1").liveness is Liveness.NOT_PROGRESSING)
+            status = await until(worker, lambda s: of(s, "r2").liveness is ReplicaActivity.SILENT)
+            status = await until(
+                worker, lambda s: of(s, "r1").liveness is ReplicaActivity.NOT_PROGRESSING
+            )
             (reason,) = [each for each in status.reasons if "redundancy is lost" in each]
             assert "r1 is not progressing for" in reason
             assert "r2 is silent for" in reason
             assert sum("nothing new for" in each for each in status.reasons) == 1
             await publish(two, "r2", Stable(3))
-            await until(worker, lambda s: of(s, "r2").liveness is Liveness.PROGRESSING)
+            await until(worker, lambda s: of(s, "r2").liveness is ReplicaActivity.PROGRESSING)
 
     asyncio.run(play())
 

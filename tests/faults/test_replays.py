@@ -9,7 +9,7 @@ from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.protocol.admin import DeleteGroupsRequest
 
 from lmerge_service.core import BreachKind
-from lmerge_service.drills.observability_checks import Fault, k8
+from lmerge_service.drills.observability_checks import InjectedFault, k8
 from lmerge_service.drills.verdicts import Outcome
 from lmerge_service.elements import INFINITY, Element, Insert, Stable
 from lmerge_service.kafka.client import Connection
@@ -49,7 +49,7 @@ def test_d2_two_writers_of_one_replica_double_nothing_and_are_seen(merge: Merge)
         shown = capture(worker)
     assert_valid(judged(merge, silent=["c"]))
     faults = [
-        Fault("a", "lmerge_replica_breaches_total", "breach", kind, labels={"kind": kind})
+        InjectedFault("a", "lmerge_replica_breaches_total", "breach", kind, labels={"kind": kind})
         for kind in ("duplicate_key", "stable_regression")
     ]
     found = k8(faults, shown)

@@ -3,7 +3,7 @@
 import pytest
 
 from lmerge_service.core import BreachKind, Policy, quorum
-from lmerge_service.drills.history import Progress
+from lmerge_service.drills.history import ProgressDemand
 from lmerge_service.drills.verdicts import Outcome
 from lmerge_service.elements import INFINITY, Insert, Stable
 from lmerge_service.errors import ElementError
@@ -21,7 +21,7 @@ def test_w1_a_silent_replica_does_not_hold_the_output_back(until: int) -> None:
         if k < until:
             bench.publish("b", event(k), Stable(k))
     assert bench.merge.max_stable == 199
-    assert_valid(bench.report(progress=Progress(10)))
+    assert_valid(bench.report(progress=ProgressDemand(10)))
 
 
 def test_w1_a_silent_partition_holds_its_own_replica_back_and_no_other() -> None:
@@ -36,7 +36,7 @@ def test_w1_a_silent_partition_holds_its_own_replica_back_and_no_other() -> None
         bench.publish("b", event(4 * k), partition=k % 4)
         bench.publish("b", Stable(k))
     assert bench.merge.max_stable == 49
-    report = bench.report(progress=Progress(10))
+    report = bench.report(progress=ProgressDemand(10))
     assert {report[k].outcome for k in ("K2", "K4", "K5")} == {Outcome.VALID}
 
 
@@ -49,7 +49,7 @@ def test_w3_small_regressions_are_ignored_and_counted() -> None:
         encode(Stable(vc)) for vc in (100, 101, 102)
     ]
     assert bench.breaches("a")[BreachKind.STABLE_REGRESSION] == 2
-    assert_valid(bench.report(progress=Progress(10)))
+    assert_valid(bench.report(progress=ProgressDemand(10)))
 
 
 def test_w6_one_runaway_stable_does_not_move_a_quorum() -> None:
@@ -61,7 +61,7 @@ def test_w6_one_runaway_stable_does_not_move_a_quorum() -> None:
         for name in "bc":
             bench.publish(name, event(k), Stable(k))
     assert bench.merge.max_stable == 99
-    assert_valid(bench.report(liars=["a"], progress=Progress(50, quorum=2)))
+    assert_valid(bench.report(liars=["a"], progress=ProgressDemand(50, quorum=2)))
 
 
 def test_w7_behind_the_own_stable_is_a_fault_and_behind_the_outputs_is_a_laggards_life() -> None:

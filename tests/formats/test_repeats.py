@@ -6,22 +6,22 @@ import pytest
 
 from lmerge_service.errors import StateError
 from lmerge_service.formats.headers import SEQ_HEADER
-from lmerge_service.formats.repeats import FLIGHT, Numbers, Reading, Repeats, content_of
+from lmerge_service.formats.repeats import FLIGHT, Numbers, RecordReading, Repeats, content_of
 
-NEW, REPEAT, CONTRADICTION = Reading.NEW, Reading.REPEAT, Reading.CONTRADICTION
+NEW, REPEAT, CONTRADICTION = RecordReading.NEW, RecordReading.REPEAT, RecordReading.CONTRADICTION
 
 
 def content(writer: str, number: int) -> int:
     return content_of(f"{writer}{number}".encode())
 
 
-def readings(numbers: Numbers, writer: str, *those: int) -> list[Reading]:
+def readings(numbers: Numbers, writer: str, *those: int) -> list[RecordReading]:
     return [numbers.read(number, content(writer, number)) for number in those]
 
 
-def count(numbers: Numbers, writer: str, those: range) -> dict[Reading, int]:
+def count(numbers: Numbers, writer: str, those: range) -> dict[RecordReading, int]:
     found = readings(numbers, writer, *those)
-    return {reading: found.count(reading) for reading in Reading if reading in found}
+    return {reading: found.count(reading) for reading in RecordReading if reading in found}
 
 
 def test_what_is_written_again_is_a_repeat() -> None:

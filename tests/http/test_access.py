@@ -17,7 +17,7 @@ from lmerge_service.config.topology import Http, load
 from lmerge_service.errors import ConfigurationError, EnvironmentMissingError
 from lmerge_service.http import access as limits
 from lmerge_service.http import listener
-from lmerge_service.http.access import Access, Guard
+from lmerge_service.http.access import Access, AccessMiddleware
 from lmerge_service.http.server import serve
 from tests.certificates import Authority, Identity
 
@@ -59,7 +59,7 @@ async def serving(http: Http) -> AsyncIterator[str]:
     """A server with a route to read and a route to control, guarded as the worker's are."""
     access = Access(http)
     app = FastAPI()
-    app.add_middleware(Guard, access=access)
+    app.add_middleware(AccessMiddleware, access=access)
 
     @app.get("/read", dependencies=[Depends(access.reads)])
     async def read(size: int = 2) -> str:

@@ -26,7 +26,7 @@ from lmerge_service.kafka.notices import Notices
 from lmerge_service.kafka.sink import Outbox, Sink
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.topics import Topics
-from lmerge_service.kafka.writing import Writer
+from lmerge_service.kafka.writing import TopicWriter
 from lmerge_service.local.broker import free_port
 from lmerge_service.reader.read_merged import read_merged
 
@@ -65,7 +65,7 @@ async def merges(connection: Connection, topic: str, stack: AsyncExitStack) -> N
 
 
 async def writes(connection: Connection, topic: str, stack: AsyncExitStack) -> None:
-    writer = await stack.enter_async_context(Writer(connection, topic))
+    writer = await stack.enter_async_context(TopicWriter(connection, topic))
     await writer.write([(0, None, b"x")])
 
 

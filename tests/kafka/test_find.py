@@ -9,7 +9,7 @@ from aiokafka import AIOKafkaProducer, TopicPartition
 from lmerge_service.elements import Adjust, Element, Insert, Stable
 from lmerge_service.formats.wire import WireDecoder, encode
 from lmerge_service.kafka.client import Connection
-from lmerge_service.kafka.find import Found, find_event, windows
+from lmerge_service.kafka.find import FoundRecord, find_event, windows
 from lmerge_service.kafka.topics import Topics
 
 A, B = b'{"id":"A"}', b'{"id":"B"}'
@@ -36,7 +36,7 @@ def test_the_last_word_before_an_offset_is_found(
     values = [*(encode(each) for each in elements), b"no element"]
     decoder = WireDecoder()
 
-    async def find(before: int, vs: int = 5, limit: int = 100_000) -> Found | None:
+    async def find(before: int, vs: int = 5, limit: int = 100_000) -> FoundRecord | None:
         offsets = {TopicPartition(topic, 0): 1, TopicPartition(topic, 1): before}
         return await find_event(Connection(bootstrap), offsets, A, vs, decoder, limit=limit)
 

@@ -2,26 +2,26 @@
 
 import pytest
 
-from lmerge_service.kafka.sightings import Change, Sightings, change_of
+from lmerge_service.kafka.sightings import Sightings, TopicChange, change_of
 from lmerge_service.kafka.topics import TopicInfo
 
 
 @pytest.mark.parametrize(
     ("known", "info", "deleted", "change"),
     [
-        (("x", 2), TopicInfo("x", 2), False, Change.SAME),
-        (("x", 2), TopicInfo("x", 3), False, Change.WIDER),
-        (("x", 2), TopicInfo("y", 2), False, Change.RECREATED),
-        (("x", 2), TopicInfo("y", 9), False, Change.RECREATED),
-        (("x", 2), None, False, Change.MISSING),
-        (("x", 2), None, True, Change.DELETED),
-        ((None, 2), TopicInfo("y", 2), False, Change.SAME),
-        (("x", 2), TopicInfo(None, 2), False, Change.SAME),
-        (("x", 2), TopicInfo(None, 3), False, Change.WIDER),
+        (("x", 2), TopicInfo("x", 2), False, TopicChange.SAME),
+        (("x", 2), TopicInfo("x", 3), False, TopicChange.WIDER),
+        (("x", 2), TopicInfo("y", 2), False, TopicChange.RECREATED),
+        (("x", 2), TopicInfo("y", 9), False, TopicChange.RECREATED),
+        (("x", 2), None, False, TopicChange.MISSING),
+        (("x", 2), None, True, TopicChange.DELETED),
+        ((None, 2), TopicInfo("y", 2), False, TopicChange.SAME),
+        (("x", 2), TopicInfo(None, 2), False, TopicChange.SAME),
+        (("x", 2), TopicInfo(None, 3), False, TopicChange.WIDER),
     ],
 )
 def test_the_table(
-    known: tuple[str | None, int], info: TopicInfo | None, deleted: bool, change: Change
+    known: tuple[str | None, int], info: TopicInfo | None, deleted: bool, change: TopicChange
 ) -> None:
     assert change_of(*known, info, deleted=deleted) is change
 

@@ -211,7 +211,7 @@ input()
     ) as parent:
         assert parent.stdout is not None
         pid, created = parent.stdout.readline().split()
-        record = jvm.Record(int(pid), float(created), 0, "")
+        record = jvm.ServerRecord(int(pid), float(created), 0, "")
         child = jvm.find(record)
         assert child is not None
         parent.kill()
@@ -286,7 +286,7 @@ def test_a_process_that_was_given_the_id_again_is_left_alone(
     tmp_path: Path, stranger: subprocess.Popen[bytes], age: int
 ) -> None:
     created = psutil.Process(stranger.pid).create_time() - 60 - age
-    jvm.write(tmp_path / "broker.json", jvm.Record(stranger.pid, created, 9092, "Java"))
+    jvm.write(tmp_path / "broker.json", jvm.ServerRecord(stranger.pid, created, 9092, "Java"))
     broker = LocalBroker(tmp_path)
     assert not broker.running
     for signalled in (broker.pause, broker.stop, broker.kill):

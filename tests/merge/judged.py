@@ -9,7 +9,7 @@ from typing import Any
 
 from lmerge_service.config.topology import Kafka, Output, OutputPolicy, Replica, Topology
 from lmerge_service.core import LMerge, lmerge
-from lmerge_service.drills.records import Record
+from lmerge_service.drills.records import CommittedRecord
 from lmerge_service.elements import Element, Stable
 from lmerge_service.kafka.unread import Unread
 from lmerge_service.merge.guards.guards import CHUNK, Guards, Now
@@ -109,7 +109,8 @@ class Judged:
                 break
         self.out += self.merge.process_batch(name, taken)
         records = [
-            Record(name, 0, offset, 0, repr(each).encode()) for offset, each in enumerate(taken)
+            CommittedRecord(name, 0, offset, 0, repr(each).encode())
+            for offset, each in enumerate(taken)
         ]
         progress = self.living[name].look(self.merge.inputs[name], records, self.now.seconds)
         self.guards.read(name, self.now, progress=progress)

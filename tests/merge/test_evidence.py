@@ -10,9 +10,9 @@ from lmerge_service.merge.findings.evidence import (
     MAX_RECORD_BYTES,
     Evidence,
     NotificationKind,
-    Place,
+    NotificationTally,
+    RecordPlace,
     ReportedVersion,
-    Tally,
     found,
 )
 from lmerge_service.merge.guards.verdicts import Action, Guard, Verdict
@@ -22,8 +22,8 @@ def test_the_evidence_of_a_verdict_contains_who_what_where_and_what_the_others_p
     verdict = Verdict(
         Guard.LEAP, Action.HOLD, "a", "it leaps", "wait", 2, 7, 9_000, {"b": 50, "c": INFINITY}
     )
-    first = Place.of("in.a", 2, 7, b'{"op":"stable","vc":9000}')
-    reported = {"b": ReportedVersion(50, (60, 70), Place("in.b", 0, 3))}
+    first = RecordPlace.of("in.a", 2, 7, b'{"op":"stable","vc":9000}')
+    reported = {"b": ReportedVersion(50, (60, 70), RecordPlace("in.b", 0, 3))}
     evidence = found(
         verdict, count=4, at_ms=1, task=0, output_stable=51, first=first, ends=reported
     )
@@ -75,12 +75,12 @@ def test_what_concerns_no_replica_has_no_key() -> None:
     ],
 )
 def test_a_foreign_record_is_cut_and_escaped(value: bytes | None, record: str, size: int) -> None:
-    place = Place.of("in.a", 0, 1, value)
+    place = RecordPlace.of("in.a", 0, 1, value)
     assert (place.record, place.record_size) == (record, size)
 
 
 def test_the_first_of_each_kind_and_replica_is_reported_and_then_ever_fewer() -> None:
-    tally = Tally()
+    tally = NotificationTally()
     admitted = [tally.admit(Guard.DIVERGENCE, "a") for _ in range(9)]
     assert admitted == [1, 2, None, 4, None, None, None, 8, None]
     assert tally.admit(Guard.DIVERGENCE, "b") == 1
@@ -89,5 +89,5 @@ def test_the_first_of_each_kind_and_replica_is_reported_and_then_ever_fewer() ->
 
 
 def test_each_gap_that_is_accepted_is_reported_since_each_has_a_range_of_its_own() -> None:
-    tally = Tally()
+    tally = NotificationTally()
     assert [tally.admit(NotificationKind.ACCEPTED_GAP, "a") for _ in range(3)] == [1, 2, 3]

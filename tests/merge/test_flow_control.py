@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lmerge_service.core import Policy, lmerge, quorum
 from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
-from lmerge_service.merge.guards.flow_control import EVENT_BYTES, EventBytes, Flow, Reading
+from lmerge_service.merge.guards.flow_control import EVENT_BYTES, EventBytes, Flow, ReplicaProgress
 from lmerge_service.merge.step import front_of
 from lmerge_service.workloads.generator import workload
 from lmerge_service.workloads.presentation import Variation, present
@@ -25,8 +25,8 @@ def flow(voters: int = 1) -> Flow:
 def reading(
     name: str, stable: int, front: int, *, unread: bool | None = True, joined: bool = True,
     held: bool = False,
-) -> Reading:  # fmt: skip
-    return Reading(name, stable, front, joined, unread, held)
+) -> ReplicaProgress:  # fmt: skip
+    return ReplicaProgress(name, stable, front, joined, unread, held)
 
 
 def test_below_the_limit_nobody_is_paused() -> None:
@@ -194,7 +194,7 @@ def test_the_output_ends_when_a_voting_set_can_and_live_events_stay_below_the_ha
     most = 0
     for _ in range(5_000):
         readings = [
-            Reading(
+            ReplicaProgress(
                 r.name, merge.inputs[r.name].stable, r.front, merge.inputs[r.name].joined,
                 r.at < r.published,
             )
@@ -223,7 +223,7 @@ def test_a_window_larger_than_the_limit_stops_reading_and_reports_it(limit: int)
     reader = Reader("a", [e for e in STREAMS[0] if type(e) is not Stable], 10**6, 0)
     control = Flow(max_live_events=limit, max_live_bytes=1 << 40)
     for _ in range(500):
-        readings = [Reading("a", merge.max_stable, reader.front, True, True)]
+        readings = [ReplicaProgress("a", merge.max_stable, reader.front, True, True)]
         order = control.order(len(merge), 0, merge.max_stable, readings)
         if order.paused:
             break

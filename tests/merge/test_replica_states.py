@@ -9,8 +9,8 @@ from lmerge_service.merge.replica_states import (
     DECISIONS,
     LIFE,
     DesiredState,
-    Event,
-    State,
+    ReplicaEvent,
+    ReplicaPhase,
     after,
     as_markdown,
     desired_after,
@@ -20,25 +20,25 @@ from lmerge_service.merge.replica_states import (
 
 
 def test_every_state_is_reached_from_joining_and_every_event_does_something() -> None:
-    reached, queue = {State.JOINING}, deque([State.JOINING])
+    reached, queue = {ReplicaPhase.JOINING}, deque([ReplicaPhase.JOINING])
     while queue:
         for target in LIFE[queue.popleft()].values():
             if target not in reached:
                 reached.add(target)
                 queue.append(target)
-    assert reached == set(State)
-    assert {event for moves in LIFE.values() for event in moves} == set(Event)
+    assert reached == set(ReplicaPhase)
+    assert {event for moves in LIFE.values() for event in moves} == set(ReplicaEvent)
 
 
 def test_an_ordinary_life() -> None:
-    state: State | None = State.GONE
+    state: ReplicaPhase | None = ReplicaPhase.GONE
     walked = []
-    for event in (
-        Event.ATTACH, Event.JOIN, Event.PAUSE, Event.RESUME, Event.JOIN, Event.EXCLUDE,
-        Event.TAKE_IN, Event.QUARANTINE, Event.RELEASE, Event.DETACH, Event.LEAVE,
+    for name in (
+        "ATTACH", "JOIN", "PAUSE", "RESUME", "JOIN", "EXCLUDE", "TAKE_IN", "QUARANTINE", "RELEASE",
+        "DETACH", "LEAVE",
     ):  # fmt: skip
         assert state is not None
-        state = after(state, event)
+        state = after(state, ReplicaEvent[name])
         walked.append(state)
     assert walked == [
         "joining", "joined", "paused", "joining", "joined", "excluded",
@@ -49,24 +49,24 @@ def test_an_ordinary_life() -> None:
 @pytest.mark.parametrize(
     ("state", "event"),
     [
-        (State.GONE, Event.DETACH),
-        (State.GONE, Event.QUARANTINE),
-        (State.LEAVING, Event.RELEASE),
-        (State.JOINED, Event.ATTACH),
-        (State.JOINED, Event.RELEASE),
-        (State.QUARANTINED, Event.ATTACH),
-        (State.QUARANTINED, Event.JOIN),
-        (State.QUARANTINED, Event.QUARANTINE),
-        (State.EXCLUDED, Event.JOIN),
+        (ReplicaPhase.GONE, ReplicaEvent.DETACH),
+        (ReplicaPhase.GONE, ReplicaEvent.QUARANTINE),
+        (ReplicaPhase.LEAVING, ReplicaEvent.RELEASE),
+        (ReplicaPhase.JOINED, ReplicaEvent.ATTACH),
+        (ReplicaPhase.JOINED, ReplicaEvent.RELEASE),
+        (ReplicaPhase.QUARANTINED, ReplicaEvent.ATTACH),
+        (ReplicaPhase.QUARANTINED, ReplicaEvent.JOIN),
+        (ReplicaPhase.QUARANTINED, ReplicaEvent.QUARANTINE),
+        (ReplicaPhase.EXCLUDED, ReplicaEvent.JOIN),
     ],
 )
-def test_what_is_not_in_the_table_does_not_happen(state: State, event: Event) -> None:
+def test_what_is_not_in_the_table_does_not_happen(state: ReplicaPhase, event: ReplicaEvent) -> None:
     assert after(state, event) is None
 
 
-@pytest.mark.parametrize("state", State)
-def test_the_log_and_the_task_agree_about_every_move(state: State) -> None:
-    for event in Event:
+@pytest.mark.parametrize("state", ReplicaPhase)
+def test_the_log_and_the_task_agree_about_every_move(state: ReplicaPhase) -> None:
+    for event in ReplicaEvent:
         target = after(state, event)
         if event in DECISIONS:
             expected = None if target is None else desired_of(target)
@@ -85,10 +85,19 @@ def test_what_a_task_sees_never_contradicts_what_was_decided(desired: DesiredSta
 
 def test_a_task_shows_the_gravest_of_what_it_sees() -> None:
     desired = DesiredState.ATTACHED
-    assert seen(desired, excluded=True, paused=True, joined=True, left=False) is State.EXCLUDED
-    assert seen(desired, excluded=False, paused=True, joined=True, left=False) is State.PAUSED
-    assert seen(desired, excluded=False, paused=False, joined=True, left=False) is State.JOINED
-    assert seen(desired, excluded=False, paused=False, joined=False, left=False) is State.JOINING
+    assert (
+        seen(desired, excluded=True, paused=True, joined=True, left=False) is ReplicaPhase.EXCLUDED
+    )
+    assert (
+        seen(desired, excluded=False, paused=True, joined=True, left=False) is ReplicaPhase.PAUSED
+    )
+    assert (
+        seen(desired, excluded=False, paused=False, joined=True, left=False) is ReplicaPhase.JOINED
+    )
+    assert (
+        seen(desired, excluded=False, paused=False, joined=False, left=False)
+        is ReplicaPhase.JOINING
+    )
 
 
 def test_the_documentation_has_the_table() -> None:

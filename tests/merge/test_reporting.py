@@ -5,9 +5,9 @@ import asyncio
 from lmerge_service.core import Breach, BreachKind
 from lmerge_service.elements import Insert, Stable
 from lmerge_service.errors import TransportError
-from lmerge_service.kafka.find import Found
+from lmerge_service.kafka.find import FoundRecord
 from lmerge_service.kafka.source import TopicPartition
-from lmerge_service.merge.findings.evidence import Evidence, NotificationKind, Place
+from lmerge_service.merge.findings.evidence import Evidence, NotificationKind, RecordPlace
 from lmerge_service.merge.findings.reporting import Before, Reporting
 from lmerge_service.merge.guards.evaluator import Finding
 from lmerge_service.merge.guards.verdicts import Action, Guard, Verdict
@@ -31,7 +31,7 @@ def divergence(by: Reporting) -> None:
     breach = Breach(
         "b", 0, BreachKind.FROZEN_END_DISAGREES, Stable(60), Event(X, 20, 100), versions
     )
-    finding = Finding(verdict, TopicPartition("t.b", 0), Place("t.b", 0, 8), 0.0)
+    finding = Finding(verdict, TopicPartition("t.b", 0), RecordPlace("t.b", 0, 8), 0.0)
     by.found(finding, 50, breach, RANGES)
 
 
@@ -86,10 +86,10 @@ def test_of_what_happens_often_ever_fewer_are_reported() -> None:
 def test_a_divergence_is_reported_with_where_those_who_have_the_event_publish_it() -> None:
     by, asked = reporting(), list[tuple[Before, Event]]()
 
-    async def search(before: Before, event: Event) -> Found | None:
+    async def search(before: Before, event: Event) -> FoundRecord | None:
         asked.append((before, event))
         (tp,) = before
-        return Found(tp.topic, 0, 4, Insert(X, 20, 40), b"{}")
+        return FoundRecord(tp.topic, 0, 4, Insert(X, 20, 40), b"{}")
 
     divergence(by)
     assert by.pending == []
@@ -99,24 +99,24 @@ def test_a_divergence_is_reported_with_where_those_who_have_the_event_publish_it
     assert (evidence.payload, evidence.vs) == ('"x"', 20)
     assert evidence.output is not None
     assert evidence.output.ends == (100,)
-    assert evidence.first == Place("t.b", 0, 4, "{}", 2)
+    assert evidence.first == RecordPlace("t.b", 0, 4, "{}", 2)
     found = {name: (each.stable, each.ends) for name, each in evidence.replicas.items()}
     assert {name: found[name] for name in "ab"} == {"a": (50, (100,)), "b": (60, (40,))}
     assert found["c"][1] == ()
-    assert evidence.replicas["a"].place == Place("t.a", 0, 4, "{}", 2)
+    assert evidence.replicas["a"].place == RecordPlace("t.a", 0, 4, "{}", 2)
     assert evidence.replicas["c"].place is None
 
 
 def test_a_search_that_fails_costs_the_places_only() -> None:
     by = reporting()
 
-    async def search(before: Before, event: Event) -> Found | None:
+    async def search(before: Before, event: Event) -> FoundRecord | None:
         raise TransportError("Kafka is away")
 
     divergence(by)
     asyncio.run(run(by, search, 1))
     (evidence,) = notified(by)
-    assert evidence.first == Place("t.b", 0, 8), "the record at which it showed"
+    assert evidence.first == RecordPlace("t.b", 0, 8), "the record at which it showed"
     assert evidence.replicas["a"].place is None
 
 

@@ -15,7 +15,7 @@ from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
 from lmerge_service.errors import ElementError, IllegalStreamError
 from lmerge_service.formats.headers import incarnation_headers
 from lmerge_service.formats.wire import WireDecoder, encode
-from lmerge_service.offline.infer import Inferred, Recorded, TopicDecoder, infer, recorded
+from lmerge_service.offline.infer import Inferred, RecordedStream, TopicDecoder, infer, recorded
 from lmerge_service.offline.inference import Inference, Restriction
 from lmerge_service.tdb import TDB
 from tests.offline.streams import on_the_wire
@@ -357,7 +357,7 @@ def test_streams_are_read_in_lock_step() -> None:
     """However long they are, none is read further ahead than by the events of one vs."""
     read = [0, 0]
 
-    def stream(number: int) -> Recorded:
+    def stream(number: int) -> RecordedStream:
         def elements() -> object:
             for n in range(3_000):
                 read[number] += 1
@@ -395,7 +395,7 @@ def topic(
             if found := decoder.decode(record.partition, record):
                 yield found
 
-    return infer([Recorded(decoder.inference, decoded())])  # type: ignore[arg-type]
+    return infer([RecordedStream(decoder.inference, decoded())])  # type: ignore[arg-type]
 
 
 def test_several_partitions_that_hold_events_give_no_order() -> None:
@@ -435,7 +435,7 @@ def test_what_its_writer_has_written_before_is_no_second_event() -> None:
         for offset, (seq, element) in enumerate([(1, A), (2, B), (1, A), (2, B)])
     ]
     read = filter(None, (decoder.decode(each.partition, each) for each in records))
-    found = infer([Recorded(decoder.inference, read)])
+    found = infer([RecordedStream(decoder.inference, read)])
     assert found.streams[0].inserts == 2
 
 
@@ -448,7 +448,7 @@ def test_the_order_of_a_stream_that_started_over_is_not_compared() -> None:
     ]
     read = filter(None, (decoder.decode(each.partition, each) for each in records))
     other = recorded("b", enumerate(map(on_the_wire, [B, A, LATER]), 1))
-    found = infer([Recorded(decoder.inference, read), other])
+    found = infer([RecordedStream(decoder.inference, read), other])
     assert cases(found)["R1"] == "kafka:t has started over, so its order was not compared"
     assert found.case is Case.R2
 

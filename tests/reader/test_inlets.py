@@ -7,7 +7,7 @@ from lmerge_service.elements import START, Element, Insert, Stable
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.topics import TopicInfo
-from lmerge_service.reader.inlets import Inlets, Place, TopicStatus
+from lmerge_service.reader.inlets import Inlets, ReadPosition, TopicStatus
 from lmerge_service.reader.token import Token
 from tests.merge.test_step import events, numbered, records
 
@@ -144,8 +144,8 @@ def test_a_token_brings_back_position_incarnation_and_joining_time() -> None:
     assert resumed.status("a").incarnation == 3
     assert resumed.status("a").state == "joining"
     assert resumed.inlets.places() == {
-        "a": Place("1", [1], 3, 50),
-        "b": Place("7", [2, 0], 0, START),
+        "a": ReadPosition("1", [1], 3, 50),
+        "b": ReadPosition("7", [2, 0], 0, START),
     }
     resumed.take("a", Stable(7), incarnation=2)
     assert resumed.status("a").stale == 1
@@ -172,7 +172,7 @@ def test_a_topic_of_a_token_that_is_not_seen_yet_keeps_its_place() -> None:
     for _ in range(3):
         resumed.look(a=("1", 1))
     assert resumed.status("b").state == "missing"
-    assert resumed.inlets.places()["b"] == Place("7", [1], 0, START)
+    assert resumed.inlets.places()["b"] == ReadPosition("7", [1], 0, START)
     resumed.look(a=("1", 1), b=("7", 1))
     assert resumed.inlets.positions()[TopicPartition("b", 0)] == 1
 

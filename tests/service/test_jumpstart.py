@@ -14,7 +14,7 @@ import pytest
 from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
 from lmerge_service.formats.routing import murmur2
 from lmerge_service.formats.wire import encode
-from lmerge_service.merge.replica_states import State
+from lmerge_service.merge.replica_states import ReplicaPhase
 from lmerge_service.tdb import reconstitute
 from tests.service.cluster import Merge, Worker
 
@@ -60,7 +60,7 @@ class Stage:
             check=False,
         )
 
-    def wait_until_it_is(self, state: State) -> None:
+    def wait_until_it_is(self, state: ReplicaPhase) -> None:
         self.worker.wait(
             lambda status: any(
                 (each["name"], each["state"]) == ("d", state) for each in status["replicas"]
@@ -110,13 +110,13 @@ def test_t15_it_has_no_vote_until_the_output_is_where_the_checkpoint_is(stage: S
     assert done.stdout.splitlines() == [
         f"{d} begins with 35 events, correct from 80 on", "version 2: attach d",
     ]  # fmt: skip
-    stage.wait_until_it_is(State.JOINING)
+    stage.wait_until_it_is(ReplicaPhase.JOINING)
     stage.merge.publish("d", [*events(85, 120), Stable(110)])
     stage.worker.wait(lambda status: status["replicas"][1]["stable_point"] == 110, "110")
     assert stage.worker.status()["output"]["stable_point"] == 60
     a = [*events(70, 85), Adjust(b'{"id":70}', 70, 100, 95), Stable(80)]
     stage.merge.publish("a", a)
-    stage.wait_until_it_is(State.JOINED)
+    stage.wait_until_it_is(ReplicaPhase.JOINED)
     stage.worker.wait(lambda status: status["output"]["stable_point"] == 110, "110")
     stage.merge.publish("d", [Stable(INFINITY)])
     stage.worker.wait_until_ended()
@@ -155,9 +155,9 @@ def test_it_begins_with_the_state_of_a_merge_and_carries_the_output_alone(
             f"{merge.topics['d']} begins with {len(live)} events, correct from 60 on, "
             "to go on from 40"
         )
-        stage.wait_until_it_is(State.JOINING)
+        stage.wait_until_it_is(ReplicaPhase.JOINING)
         merge.publish("a", [Stable(65)], partitions=2)
-        stage.wait_until_it_is(State.JOINED)
+        stage.wait_until_it_is(ReplicaPhase.JOINED)
         assert stage.lmerge("detach", "a").returncode == 0
         merge.publish("d", [*events(70, 120), Stable(INFINITY)])
         worker.wait_until_ended()

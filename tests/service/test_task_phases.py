@@ -6,17 +6,24 @@ from pathlib import Path
 
 import pytest
 
-from lmerge_service.service.task_phases import PHASES, Event, Lifecycle, Phase, after, as_markdown
+from lmerge_service.service.task_phases import (
+    PHASES,
+    Lifecycle,
+    Phase,
+    PhaseEvent,
+    after,
+    as_markdown,
+)
 
 MOVES = [(phase, event) for phase in Phase for event in PHASES[phase]]
-NEVER = [each for each in product(Phase, Event) if each not in MOVES]
+NEVER = [each for each in product(Phase, PhaseEvent) if each not in MOVES]
 
 WAY = {
     Phase.GONE: [],
-    Phase.RECOVERING: [Event.ASSIGNED],
-    Phase.FOLLOWING: [Event.ASSIGNED, Event.CAUGHT_UP],
-    Phase.LEADING: [Event.ASSIGNED, Event.TOOK_OVER],
-    Phase.FENCED: [Event.ASSIGNED, Event.TOOK_OVER, Event.FENCED],
+    Phase.RECOVERING: [PhaseEvent.ASSIGNED],
+    Phase.FOLLOWING: [PhaseEvent.ASSIGNED, PhaseEvent.CAUGHT_UP],
+    Phase.LEADING: [PhaseEvent.ASSIGNED, PhaseEvent.TOOK_OVER],
+    Phase.FENCED: [PhaseEvent.ASSIGNED, PhaseEvent.TOOK_OVER, PhaseEvent.FENCED],
 }
 
 
@@ -29,7 +36,7 @@ def brought_to(phase: Phase) -> Lifecycle:
 
 
 @pytest.mark.parametrize(("phase", "event"), MOVES)
-def test_every_transition_leads_where_the_table_does(phase: Phase, event: Event) -> None:
+def test_every_transition_leads_where_the_table_does(phase: Phase, event: PhaseEvent) -> None:
     lifecycle = brought_to(phase)
     lifecycle.move(event)
     assert lifecycle.phase is after(phase, event)
@@ -37,7 +44,7 @@ def test_every_transition_leads_where_the_table_does(phase: Phase, event: Event)
 
 
 @pytest.mark.parametrize(("phase", "event"), NEVER)
-def test_what_is_not_in_the_table_does_not_happen(phase: Phase, event: Event) -> None:
+def test_what_is_not_in_the_table_does_not_happen(phase: Phase, event: PhaseEvent) -> None:
     assert after(phase, event) is None
     with pytest.raises(AssertionError, match=f"{event} while {phase}"):
         brought_to(phase).move(event)
@@ -66,12 +73,12 @@ def test_a_task_has_begun_once_it_has_led_or_followed_until_it_is_revoked() -> N
     lifecycle = Lifecycle()
     assert not lifecycle.has_begun
     for event, begun in (
-        (Event.ASSIGNED, False),
-        (Event.FAILED, False),
-        (Event.TOOK_OVER, True),
-        (Event.FENCED, True),
-        (Event.CONFIRMED, True),
-        (Event.REVOKED, False),
+        (PhaseEvent.ASSIGNED, False),
+        (PhaseEvent.FAILED, False),
+        (PhaseEvent.TOOK_OVER, True),
+        (PhaseEvent.FENCED, True),
+        (PhaseEvent.CONFIRMED, True),
+        (PhaseEvent.REVOKED, False),
     ):
         lifecycle.move(event)
         assert lifecycle.has_begun is begun, event

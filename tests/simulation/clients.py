@@ -19,13 +19,13 @@ from collections.abc import (
 from functools import partial
 from typing import Any
 
-from lmerge_service.drills.records import Record
+from lmerge_service.drills.records import CommittedRecord
 from lmerge_service.elements import Stable
 from lmerge_service.errors import ConfigurationError, ElementError, StateError, TransportError
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.assignor import Member
-from lmerge_service.kafka.find import Found
-from lmerge_service.kafka.members import KEPT_OUT_SECONDS, Assignment, Kind
+from lmerge_service.kafka.find import FoundRecord
+from lmerge_service.kafka.members import KEPT_OUT_SECONDS, Assignment, GroupKind
 from lmerge_service.kafka.sink import Committed, Outbox
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.topics import TopicInfo
@@ -159,7 +159,7 @@ class MemorySource:
 
     async def poll(
         self, seconds: float, max_records: int | None = None
-    ) -> dict[TopicPartition, list[Record]]:
+    ) -> dict[TopicPartition, list[CommittedRecord]]:
         """Some of what is there: which partitions answer first is chance."""
         clock = asyncio.get_running_loop().time
         until = clock() + seconds
@@ -174,8 +174,8 @@ class MemorySource:
             except TimeoutError:
                 return {}
 
-    def _fetch(self, most: int | None) -> dict[TopicPartition, list[Record]]:
-        found: dict[TopicPartition, list[Record]] = {}
+    def _fetch(self, most: int | None) -> dict[TopicPartition, list[CommittedRecord]]:
+        found: dict[TopicPartition, list[CommittedRecord]] = {}
         room = 1_000_000 if most is None else most
         for tp in self._network.chance.sample(list(self._positions), len(self._positions)):
             if tp in self.lost or tp in self.paused or room <= 0:
@@ -197,7 +197,7 @@ class MemorySource:
 
     async def backlog(
         self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
-    ) -> AsyncGenerator[tuple[TopicPartition, list[Record]], None]:
+    ) -> AsyncGenerator[tuple[TopicPartition, list[CommittedRecord]], None]:
         self.assign({tp: offset for tp, offset in starts.items() if offset < ends[tp]})
         clock = asyncio.get_running_loop().time
         progress = clock()
@@ -308,7 +308,7 @@ class MemoryLog:
         broker = self._network.broker
         return await self._network.request(lambda: broker.last_stable(self._tp), "asking")
 
-    async def read(self, start: int = 0) -> AsyncGenerator[Record, None]:
+    async def read(self, start: int = 0) -> AsyncGenerator[CommittedRecord, None]:
         source = MemorySource(self._network)
         async for _, records in source.backlog({self._tp: start}, {self._tp: await self.end()}):
             for record in records:
@@ -316,7 +316,7 @@ class MemoryLog:
 
     async def follow(
         self, start: int = 0, *, begun: Callable[[], None] = lambda: None
-    ) -> AsyncGenerator[Record, None]:
+    ) -> AsyncGenerator[CommittedRecord, None]:
         source = MemorySource(self._network)
         source.assign({self._tp: start})
         begun()
@@ -360,7 +360,7 @@ class MemoryMembers:
         broker = self._network.broker
         found = await self._network.request(lambda: broker.describe(self._topic), "asking")
         assert found is not None
-        self._kind = Kind(self._output, found[1])
+        self._kind = GroupKind(self._output, found[1])
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -469,7 +469,7 @@ class MemoryCluster:
 
     async def find_event(
         self, before: Mapping[TopicPartition, int], event: Event, decoder: WireDecoder
-    ) -> Found | None:
+    ) -> FoundRecord | None:
         """Reads all there is before these offsets."""
         found = None
         source = MemorySource(self._network)
@@ -480,7 +480,7 @@ class MemoryCluster:
                     element = decoder.decode(record.value)
                     if type(element) is not Stable and event[:2] == (element.payload, element.vs):  # type: ignore[union-attr]
                         place = tp.topic, tp.partition, record.offset
-                        found = Found(*place, element, record.value)
+                        found = FoundRecord(*place, element, record.value)
         return found
 
     def log(self, topic: str) -> MemoryLog:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from lmerge_service.kafka.assignor import Member, Share, share
-from lmerge_service.kafka.members import Kind
+from lmerge_service.kafka.members import GroupKind
 
 __all__ = ("Given", "Group", "KeptOut")
 
@@ -25,7 +25,7 @@ __all__ = ("Given", "Group", "KeptOut")
 class KeptOut:
     """The members are of another kind."""
 
-    kind: Kind
+    kind: GroupKind
     workers: str
 
 
@@ -50,13 +50,19 @@ class Group:
 
     clock: Callable[[], float]
     generation: int = -1
-    kind: Kind | None = None
+    kind: GroupKind | None = None
     """The members', as long as there are any."""
     members: dict[str, _Joined] = field(default_factory=dict)
     shares: dict[str, Share] = field(default_factory=dict)
 
     def beat(
-        self, member: Member, kind: Kind, *, session: float, standbys: int = 1, again: bool = False
+        self,
+        member: Member,
+        kind: GroupKind,
+        *,
+        session: float,
+        standbys: int = 1,
+        again: bool = False,
     ) -> Given | KeptOut | None:
         """A heartbeat, which is also how a member joins; `again` asks for another sharing. None
         to one that was taken for dead."""

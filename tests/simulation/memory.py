@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Literal
 
-from lmerge_service.drills.records import Record, Topic
+from lmerge_service.drills.records import CommittedRecord, CommittedTopic
 from lmerge_service.kafka.source import TopicPartition
 from tests.simulation.groups import Group
 
@@ -175,7 +175,9 @@ class Broker:
         self._expire()
         return self._partition(tp).end
 
-    def fetch(self, tp: TopicPartition, offset: int, most: int) -> tuple[list[Record], int]:
+    def fetch(
+        self, tp: TopicPartition, offset: int, most: int
+    ) -> tuple[list[CommittedRecord], int]:
         """Committed records from an offset on, and the offset to go on from: at a marker or an
         aborted record a reader goes on behind it.
 
@@ -186,7 +188,7 @@ class Broker:
         partition = self._partition(tp)
         if not partition.start <= offset <= partition.end:
             raise OutOfRange(f"{tp} has offsets {partition.start} to {partition.end}")
-        found: list[Record] = []
+        found: list[CommittedRecord] = []
         first = bisect_left(partition.entries, offset, key=attrgetter("offset"))
         for entry in partition.entries[first:]:
             if entry.state == "open" or len(found) == most:
@@ -195,14 +197,14 @@ class Broker:
                 found.append(_record(tp, entry))
         return found, partition.end
 
-    def last(self, tp: TopicPartition, key: bytes) -> Record | None:
+    def last(self, tp: TopicPartition, key: bytes) -> CommittedRecord | None:
         """The last committed record with a key."""
         for entry in reversed(self._partition(tp).entries):
             if entry.state == "committed" and entry.message[0] == key:
                 return _record(tp, entry)
         return None
 
-    def topic(self, name: str) -> Topic:
+    def topic(self, name: str) -> CommittedTopic:
         """A topic as a history takes it, whole."""
         topic = self._topic(name)
         records = [
@@ -212,7 +214,7 @@ class Broker:
             if entry.state == "committed"
         ]
         lost = any(partition.start > 0 for partition in topic.partitions)
-        return Topic(name, tuple(records), len(topic.partitions), lost)
+        return CommittedTopic(name, tuple(records), len(topic.partitions), lost)
 
     # --- writing --------------------------------------------------------------------------------
 
@@ -342,6 +344,8 @@ class Broker:
                 transaction.epoch += 1
 
 
-def _record(tp: TopicPartition, entry: _Entry) -> Record:
+def _record(tp: TopicPartition, entry: _Entry) -> CommittedRecord:
     key, value, headers = entry.message
-    return Record(tp.topic, tp.partition, entry.offset, entry.timestamp, value, key, tuple(headers))
+    return CommittedRecord(
+        tp.topic, tp.partition, entry.offset, entry.timestamp, value, key, tuple(headers)
+    )

@@ -25,10 +25,10 @@ from typing import Any
 import msgspec
 
 from lmerge_service.config.topology import Topology
-from lmerge_service.drills.control_log_check import Answer, Decided, decided, lost
-from lmerge_service.drills.history import History, Interval, Replica, check
-from lmerge_service.drills.records import Topic
-from lmerge_service.drills.verdicts import Outcome, Report
+from lmerge_service.drills.control_log_check import Answer, ControlHistory, decided, lost
+from lmerge_service.drills.history import History, Interval, ReplicaHistory, check
+from lmerge_service.drills.records import CommittedTopic
+from lmerge_service.drills.verdicts import HistoryReport, Outcome
 from lmerge_service.elements import INFINITY, Element, Stable
 from lmerge_service.formats.routing import Router
 from lmerge_service.formats.wire import encode
@@ -54,8 +54,8 @@ class Run:
     """What came of a seed."""
 
     seed: int
-    report: Report
-    topics: tuple[Topic, ...]
+    report: HistoryReport
+    topics: tuple[CommittedTopic, ...]
     ended: bool
     failed: str | None
     """Why a worker gave up."""
@@ -301,7 +301,7 @@ class _Play:
         ends = {r.partition for r in self.broker.topic(output.topic).records if r.value == _END}
         return len(ends) == output.partitions
 
-    def _blamed(self, events: Topic) -> tuple[str, ...]:
+    def _blamed(self, events: CommittedTopic) -> tuple[str, ...]:
         """Who is reported to disagree, where nobody has lied and no gap was accepted.
         Who starts over in silence repeats itself: of a multiset that is one event too many."""
         publishers = self.publishers.values()
@@ -320,7 +320,7 @@ class _Play:
             if each.kind == NotificationKind.DISAGREES
         )
 
-    def _history(self, topics: dict[str, Topic]) -> History:
+    def _history(self, topics: dict[str, CommittedTopic]) -> History:
         output = self.topology.output
         right = decided(topics[output.control_topic])
         return History(
@@ -347,11 +347,11 @@ def _in_a_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {error} ({place.filename}:{place.lineno})"
 
 
-def _replica(topic: Topic, publisher: Publisher, right: Decided) -> Replica:
+def _replica(topic: CommittedTopic, publisher: Publisher, right: ControlHistory) -> ReplicaHistory:
     """Once it has turned liar, nobody listens to it."""
     spans = right.spans.get((publisher.name, publisher.topic), [])
     end = INFINITY if publisher.turned_at is None else publisher.turned_at - 1
-    return Replica(
+    return ReplicaHistory(
         topic,
         honest=not publisher.ends_early,  # what it would have removed is final then
         co_partitioned=publisher.co_partitioned,

@@ -13,12 +13,12 @@ from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
 from lmerge_service.formats.headers import incarnation_headers
 from lmerge_service.formats.wire import encode
 from lmerge_service.spark.audit.counting import progress_of
-from lmerge_service.spark.audit.findings import Audited, Freshness
+from lmerge_service.spark.audit.findings import Freshness, StreamSummary
 from lmerge_service.spark.audit.freshness import freshness_of
 from lmerge_service.spark.audit.scanning import scanned
 from lmerge_service.spark.audit.screening import delays_of, pieces_of, screened
 from lmerge_service.spark.io.elements import read_elements, write_elements
-from lmerge_service.spark.io.places import JsonFiles, ParquetFiles, Topic, Topics
+from lmerge_service.spark.io.places import JsonFiles, ParquetFiles, ReadTopics, WrittenTopic
 from lmerge_service.spark.io.schema import ORDER
 from tests.cli.conftest import LMERGE, Lmerge, Run, lmerge, run
 from tests.offline.streams import on_the_wire, write
@@ -301,7 +301,7 @@ def test_topics_of_any_width_are_compared_with_files(
 ) -> None:
     wide, narrow = topic_name("wide"), topic_name("narrow")
     rows = read_elements(spark, JsonFiles(str(tmp_path / "one")))
-    write_elements(rows, Topic(bootstrap, wide, partitions=3), order=ORDER)
+    write_elements(rows, WrittenTopic(bootstrap, wide, partitions=3), order=ORDER)
     make_topic(bootstrap, narrow)
     send(bootstrap, narrow, sent([Insert("A", 1, 2), Stable(9)]))
     headers = incarnation_headers(1)
@@ -350,7 +350,7 @@ def test_parquet_of_several_topics_is_no_stream(
     for topic in topics:
         make_topic(bootstrap, topic)
         send(bootstrap, topic, sent(SAME))
-    both = read_elements(spark, Topics(bootstrap, topics))
+    both = read_elements(spark, ReadTopics(bootstrap, topics))
     write_elements(both, ParquetFiles(str(tmp_path / "both")), order=None)
     done = audit("same", "both")
     assert (done.code, done.out) == (2, "")
@@ -461,5 +461,5 @@ def test_progress_is_the_lowest_stable_of_the_partitions_over_time(spark: SparkS
 
 
 def test_what_a_key_publishes_twice_is_one_event_in_r3() -> None:
-    assert Audited(inserts=5, removals=1, doubled=2).events == 4
-    assert Audited(inserts=5, removals=1, doubled=2, keyed=True).events == 2
+    assert StreamSummary(inserts=5, removals=1, doubled=2).events == 4
+    assert StreamSummary(inserts=5, removals=1, doubled=2, keyed=True).events == 2

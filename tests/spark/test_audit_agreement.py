@@ -7,7 +7,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from lmerge_service.spark.audit.findings import Findings
+from lmerge_service.spark.audit.findings import AuditFindings
 from lmerge_service.spark.audit.judging import Terms, judged
 from lmerge_service.spark.audit.scanning import scanned
 from lmerge_service.spark.audit.screening import odd_of, screened
@@ -34,7 +34,7 @@ def findings_of(
     keyed: bool = False,
     clipped: bool = False,
     chunk: int = 1 << 18,
-) -> dict[int, Findings]:
+) -> dict[int, AuditFindings]:
     """By seed, of all in one job, with so many rows in a chunk of its scan."""
     rows = spark.createDataFrame(rows_of(cases))
     terms = Terms(keyed, clipped, None, dict.fromkeys(range(STREAMS), WIDTH))
@@ -43,7 +43,7 @@ def findings_of(
         return {case[0]: findings for case, findings in result.findings.items()}
 
 
-def faults_of(found: Findings) -> set[tuple[int, int, int, str]]:
+def faults_of(found: AuditFindings) -> set[tuple[int, int, int, str]]:
     return {(each.stream, each.partition, each.place, each.why) for each in found.faults}
 
 

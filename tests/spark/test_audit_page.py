@@ -12,23 +12,23 @@ from lmerge_service.elements import INFINITY, START
 from lmerge_service.errors import ConfigurationError, EnvironmentMissingError
 from lmerge_service.page import check_page, write_page
 from lmerge_service.spark.audit.findings import (
-    Audited,
-    Fault,
-    Findings,
+    AuditFindings,
+    AuditReport,
     Freshness,
-    Progress,
-    Report,
+    IllegalElement,
+    StreamProgress,
+    StreamSummary,
 )
 from lmerge_service.spark.audit.page import page
 from lmerge_service.tdb import Difference
 
 EVIL = b'"<script>alert(1)</script>$x$"'
-GOOD = Report(
+GOOD = AuditReport(
     names=["kafka:merged", "a<b"],
-    findings=Findings(
+    findings=AuditFindings(
         streams=[
-            Audited(1_200, 300, 10, 7, stable=INFINITY),
-            Audited(1_200, 500, 40, 7, left_out=9, stable=99),
+            StreamSummary(1_200, 300, 10, 7, stable=INFINITY),
+            StreamSummary(1_200, 500, 40, 7, left_out=9, stable=99),
         ],
         faults=[],
         differences=[],
@@ -36,8 +36,8 @@ GOOD = Report(
     ),
     freshness=Freshness([(-4, 2), (3, 900), (40, 20), (73_900, 1)], alone=3),
     progress=[
-        Progress(True, [1_700_000_000_000, 1_700_000_060_000], [700, 1_510], [40, INFINITY]),
-        Progress(True, [1_700_000_001_000], [1_740], [START]),
+        StreamProgress(True, [1_700_000_000_000, 1_700_000_060_000], [700, 1_510], [40, INFINITY]),
+        StreamProgress(True, [1_700_000_001_000], [1_740], [START]),
     ],
     seconds=2.5,
 )
@@ -55,7 +55,9 @@ UNLIKE = replace(
 )
 ILLEGAL = replace(
     GOOD,
-    findings=replace(GOOD.findings, faults=[Fault(1, 0, 5, "insert with vs=6 < 7", EVIL.decode())]),
+    findings=replace(
+        GOOD.findings, faults=[IllegalElement(1, 0, 5, "insert with vs=6 < 7", EVIL.decode())]
+    ),
     fault_places=["/a<b at byte 5"],
 )
 
@@ -78,7 +80,7 @@ class _Read(HTMLParser):
         self.text += data
 
 
-def read(report: Report) -> _Read:
+def read(report: AuditReport) -> _Read:
     return _Read(page(report))
 
 
@@ -136,11 +138,11 @@ def test_the_same_report_gives_the_same_bytes() -> None:
 
 
 def test_without_times_there_is_no_freshness_and_progress_is_by_share() -> None:
-    shares = [Progress(False, [0.5, 1.0], [1, 2], [3, 4])] * 2
+    shares = [StreamProgress(False, [0.5, 1.0], [1, 2], [3, 4])] * 2
     text = page(replace(GOOD, freshness=None, progress=shares))
     assert "Freshness" not in text
     assert "share of the stream" in text
-    assert "<svg" not in page(replace(GOOD, freshness=None, progress=[Progress(False)] * 2))
+    assert "<svg" not in page(replace(GOOD, freshness=None, progress=[StreamProgress(False)] * 2))
 
 
 def test_it_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

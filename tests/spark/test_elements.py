@@ -29,7 +29,14 @@ from lmerge_service.spark.io.elements import (
     write_elements,
 )
 from lmerge_service.spark.io.encoding import canonical_payload, placement, record_value
-from lmerge_service.spark.io.places import JsonFiles, ParquetFiles, Sink, Source, Topic, Topics
+from lmerge_service.spark.io.places import (
+    JsonFiles,
+    ParquetFiles,
+    ReadTopics,
+    Sink,
+    Source,
+    WrittenTopic,
+)
 from lmerge_service.spark.io.schema import ELEMENT, ORDER, RECORDS, elements_of, refused_of
 from lmerge_service.tdb import reconstitute
 from tests.formats import test_payload, test_wire
@@ -97,7 +104,7 @@ def place(
     def make(kind: str) -> tuple[Sink, Source]:
         if kind == "kafka":
             topic = topic_name()
-            return Topic(bootstrap, topic), Topics(bootstrap, topic)
+            return WrittenTopic(bootstrap, topic), ReadTopics(bootstrap, topic)
         path = str(tmp_path / topic_name(kind))
         either: JsonFiles | ParquetFiles = (JsonFiles if kind == "json" else ParquetFiles)(path)
         return either, either
@@ -295,7 +302,7 @@ def test_every_partition_of_a_topic_is_a_legal_stream_with_all_stables(
             Stable(vs),
         )
     ]
-    sink = Topic(bootstrap, topic, key=["k"], partitions=3)
+    sink = WrittenTopic(bootstrap, topic, key=["k"], partitions=3)
     write_elements(frame(spark, stream, tasks=4), sink, order=["seq"])
     router = Router(3, ["k"])
     for number in range(3):
@@ -309,7 +316,9 @@ def test_every_partition_of_a_topic_is_a_legal_stream_with_all_stables(
         assert [record.key for record in found] == [
             None if isinstance(each, Stable) else router.key_of(each.payload) for each in mine
         ]
-        alone = read_elements(spark, Topics(bootstrap, topic)).where(F.col("partition") == number)
+        alone = read_elements(spark, ReadTopics(bootstrap, topic)).where(
+            F.col("partition") == number
+        )
         assert elements_in(alone) == mine
         reconstitute(mine)  # which refuses what is not legal
 
@@ -320,7 +329,7 @@ def test_rows_that_stand_in_order_are_routed_by_the_producer_as_by_the_service(
     topic = topic_name()
     stream: list[Element] = [Insert(b'"%d"' % vs, vs, vs + 1) for vs in range(50)]
     write_elements(
-        frame(spark, [*stream, Stable(9)]), Topic(bootstrap, topic, partitions=4), order=None
+        frame(spark, [*stream, Stable(9)]), WrittenTopic(bootstrap, topic, partitions=4), order=None
     )
     router = Router(4)
     found = received(bootstrap, topic)
@@ -361,18 +370,22 @@ def test_poison_goes_to_the_dead_letters_as_the_service_writes_them(
         Sent(good, None, 2, [("lmerge-incarnation", b"3"), ("lmerge-joining-at", b"-9")]),
     ]
     send(bootstrap, topic, sent)
-    source, names = Topics(bootstrap, topic), {topic: "replica a"}
+    source, names = ReadTopics(bootstrap, topic), {topic: "replica a"}
     rows = read_elements(spark, source, rule=Rule(max_record_bytes=60_000))
     assert rows.count() == len(sent)
     assert elements_in(rows) == [Stable(1), Stable(1)]
     started_over = rows.where("incarnation = 3").collect()
     assert [row.joining_at for row in started_over] == [-9]
 
-    write_dead_letters(rows, Topic(bootstrap, batch), names)
+    write_dead_letters(rows, WrittenTopic(bootstrap, batch), names)
     growing = read_elements(spark, source, streaming=True, rule=Rule(max_record_bytes=60_000))
     finish(
         stream_dead_letters(
-            growing, Topic(bootstrap, streamed), names, trigger=ONCE, checkpoint=str(tmp_path / "c")
+            growing,
+            WrittenTopic(bootstrap, streamed),
+            names,
+            trigger=ONCE,
+            checkpoint=str(tmp_path / "c"),
         )
     )
     wanted = []
@@ -416,7 +429,10 @@ def test_only_what_is_committed_is_read(
 
     def look() -> None:
         """While a transaction is open."""
-        assert elements_in(read_elements(spark, Topics(bootstrap, topic))) == [Stable(1), Stable(3)]
+        assert elements_in(read_elements(spark, ReadTopics(bootstrap, topic))) == [
+            Stable(1),
+            Stable(3),
+        ]
 
     asyncio.run(run())
     look()
@@ -439,7 +455,7 @@ def test_compressed_topics_are_read(
     topic = topic_name()
     make_topic(bootstrap, topic, 4)
     send(bootstrap, topic, [Sent(encode(each), None, 2) for each in STREAM], compression_type=codec)
-    read = read_elements(spark, Topics(bootstrap, topic))
+    read = read_elements(spark, ReadTopics(bootstrap, topic))
     assert elements_in(read) == STREAM
     assert {row.partition for row in read.collect()} == {2}
 
@@ -453,15 +469,17 @@ def test_an_incarnation_is_written_in_the_headers_that_the_service_reads(
     origins = rows.withColumns(
         {"incarnation": F.col("seq"), "joining_at": F.lit(5) * F.col("seq") - 5}
     )
-    write_elements(origins, Topic(bootstrap, topic), order=["seq"])
+    write_elements(origins, WrittenTopic(bootstrap, topic), order=["seq"])
     found = [list(record.headers) for record in received(bootstrap, topic)]
     assert found == [
         incarnation_headers(0, -5),
         incarnation_headers(1, 0),
         incarnation_headers(2, 5),
     ]
-    back = read_elements(spark, Topics(bootstrap, topic), keys="all").orderBy("offset").collect()
-    bare = read_elements(spark, Topics(bootstrap, topic), keys="none")
+    back = (
+        read_elements(spark, ReadTopics(bootstrap, topic), keys="all").orderBy("offset").collect()
+    )
+    bare = read_elements(spark, ReadTopics(bootstrap, topic), keys="none")
     assert bare.where("key IS NOT NULL").count() == 0
     assert [row.reason for row in back] == ["header", None, None], "joining needs an incarnation"
     assert [(row.incarnation, row.joining_at) for row in back[1:]] == [(1, 0), (2, 5)]
@@ -548,7 +566,7 @@ def test_parquet_is_not_decoded_again(spark: SparkSession, tmp_path: Path) -> No
 
 def test_nobody_answers(spark: SparkSession) -> None:
     with pytest.raises(TransportError, match=r"127\.0\.0\.1:1"):
-        write_elements(frame(spark, STREAM), Topic("127.0.0.1:1", "t"), order=None)
+        write_elements(frame(spark, STREAM), WrittenTopic("127.0.0.1:1", "t"), order=None)
 
 
 def test_elements_are_no_more_than_their_columns(spark: SparkSession, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from lmerge_service.spark.generator.slices import Presentation
 from lmerge_service.spark.generator.stored import presented
 from lmerge_service.spark.generator.workload import Workload
 from lmerge_service.spark.io.elements import read_elements, write_elements
-from lmerge_service.spark.io.places import JsonFiles, ParquetFiles, Topic, Topics
+from lmerge_service.spark.io.places import JsonFiles, ParquetFiles, ReadTopics, WrittenTopic
 from lmerge_service.spark.io.schema import ELEMENT
 from lmerge_service.tdb import TDB, reconstitute
 from lmerge_service.workloads.presentation import Variation
@@ -79,9 +79,9 @@ def test_every_partition_of_a_topic_is_a_legal_stream(
     spark: SparkSession, bootstrap: str, topic_name: Callable[..., str]
 ) -> None:
     topic = topic_name("generated")
-    sink = Topic(bootstrap, topic, key=["key"], partitions=3)
+    sink = WrittenTopic(bootstrap, topic, key=["key"], partitions=3)
     write_elements(generated(spark, MADE, tasks=4), sink, order=["offset"])
-    rows = read_elements(spark, Topics(bootstrap, topic))
+    rows = read_elements(spark, ReadTopics(bootstrap, topic))
     events: list[Any] = []
     for partition in range(3):
         stream = reconstitute(elements_in(rows.where(f"partition = {partition}"), "offset"))
@@ -188,7 +188,7 @@ def test_the_command_writes_topics(
     topic = topic_name("generated")
     few = ("--events", "200", "--payload-bytes", "16", "--bootstrap", bootstrap)
     assert lmerge("generate", *few, "-o", f"kafka:{topic}").code == 0
-    stream = elements_in(read_elements(spark, Topics(bootstrap, topic)))
+    stream = elements_in(read_elements(spark, ReadTopics(bootstrap, topic)))
     assert len(reconstitute(stream)) == 200
     again = lmerge("generate", *few, "-o", f"kafka:{topic}")
     assert (again.code, again.error) == (

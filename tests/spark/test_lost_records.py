@@ -15,10 +15,10 @@ from lmerge_service.errors import StateError
 from lmerge_service.formats.wire import encode
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.source import TopicPartition
-from lmerge_service.kafka.topics import Topics as AskedTopics
+from lmerge_service.kafka.topics import Topics
 from lmerge_service.spark.errors import spark_errors
 from lmerge_service.spark.io.elements import read_elements, stream_elements
-from lmerge_service.spark.io.places import ParquetFiles, Topics
+from lmerge_service.spark.io.places import ParquetFiles, ReadTopics
 from lmerge_service.spark.table.update import update_table
 
 GONE = (
@@ -34,7 +34,7 @@ class Until:
 
 def send(bootstrap: str, topic: str, start: int, end: int, *, partitions: int = 1) -> None:
     async def sending() -> None:
-        async with AskedTopics(Connection(bootstrap)) as topics:
+        async with Topics(Connection(bootstrap)) as topics:
             await topics.ensure(topic, partitions=partitions)
         async with AIOKafkaProducer(bootstrap_servers=bootstrap) as producer:
             for n in range(start, end):
@@ -47,7 +47,7 @@ def send(bootstrap: str, topic: str, start: int, end: int, *, partitions: int = 
 
 def delete(bootstrap: str, topic: str, before: int) -> None:
     async def deleting() -> None:
-        async with AskedTopics(Connection(bootstrap)) as topics:
+        async with Topics(Connection(bootstrap)) as topics:
             await topics._admin.delete_records({TopicPartition(topic, 0): Until(before)})
 
     asyncio.run(deleting())
@@ -60,7 +60,7 @@ def test_n15_a_range_of_a_topic_that_is_gone(
     topic = topic_name("t")
     send(bootstrap, topic, 0, 9)
     delete(bootstrap, topic, 6)
-    part = Topics(
+    part = ReadTopics(
         bootstrap, topic, start=json.dumps({topic: {"0": 3}}), end=json.dumps({topic: {"0": 9}})
     )
     with pytest.raises(StateError) as error, spark_errors("auditing"):
@@ -76,7 +76,7 @@ def test_n15_a_stream_whose_next_records_are_gone(
     topic = topic_name("t")
 
     def copy() -> None:
-        rows = read_elements(spark, Topics(bootstrap, topic), streaming=True)
+        rows = read_elements(spark, ReadTopics(bootstrap, topic), streaming=True)
         sink, checkpoint = ParquetFiles(str(tmp_path / "copy")), str(tmp_path / "checkpoint")
         query = stream_elements(
             rows, sink, order=None, checkpoint=checkpoint, trigger={"availableNow": True}
@@ -100,4 +100,4 @@ def test_n15_a_table_of_a_stream_whose_beginning_is_gone(
     send(bootstrap, topic, 0, 9)
     delete(bootstrap, topic, 6)
     with pytest.raises(StateError, match=f"^{topic}-0 begins at offset 6: what was before is gone"):
-        update_table(spark, Topics(bootstrap, topic), str(tmp_path / "table"))
+        update_table(spark, ReadTopics(bootstrap, topic), str(tmp_path / "table"))

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 from pyspark.sql import SparkSession
 
-from lmerge_service.formats.repeats import Reading, Repeats
+from lmerge_service.formats.repeats import RecordReading, Repeats
 from lmerge_service.spark.io.elements import kafka_records, read_elements
-from lmerge_service.spark.io.places import Topics
+from lmerge_service.spark.io.places import ReadTopics
 from lmerge_service.spark.io.repeats import once
 from tests.spark.records import Sent, make_topic, send
 
@@ -31,13 +31,13 @@ def test_a_query_keeps_what_a_reader_keeps(
     kept = [
         each.value
         for each in sent
-        if repeats.read(each.partition, each.headers, each.value) is not Reading.REPEAT
+        if repeats.read(each.partition, each.headers, each.value) is not RecordReading.REPEAT
     ]
-    source = Topics(bootstrap, topic)
+    source = ReadTopics(bootstrap, topic)
     found = once(kafka_records(spark, source)).select("value").collect()
     assert sorted(bytes(row["value"]) for row in found) == sorted(filter(None, kept))
     assert sorted(row["vc"] for row in read_elements(spark, source).select("vc").collect()) == [
         *(1, 2, 3, 4, 11, 12, 50, 100, 101, 102)
     ]
-    split = Topics(bootstrap, topic, options={"minPartitions": "8"})
+    split = ReadTopics(bootstrap, topic, options={"minPartitions": "8"})
     assert read_elements(spark, split).count() == len(sent)

@@ -11,7 +11,7 @@ from lmerge_service.config.topology import Kafka
 from lmerge_service.elements import Element, Insert, Stable
 from lmerge_service.errors import TransportError
 from lmerge_service.spark.io.elements import read_elements, stream_elements, write_elements
-from lmerge_service.spark.io.places import Topic, Topics
+from lmerge_service.spark.io.places import ReadTopics, WrittenTopic
 from lmerge_service.spark.io.schema import ORDER
 from tests.kafka.secured import PASSWORD, Secured, secured
 from tests.spark.test_elements import ONCE, elements_in, finish, frame
@@ -55,18 +55,18 @@ def test_spark_is_let_in_and_shows_no_secret(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     section, topic = known(kafka), known.__name__
-    write_elements(frame(spark, STREAM), Topic(section, topic), order=["seq"])
-    rows = read_elements(spark, Topics(section, topic))
+    write_elements(frame(spark, STREAM), WrittenTopic(section, topic), order=["seq"])
+    rows = read_elements(spark, ReadTopics(section, topic))
     assert elements_in(rows) == STREAM
-    growing = read_elements(spark, Topics(section, topic), streaming=True)
-    copy, place = Topic(section, f"{topic}.copy"), str(tmp_path / "checkpoint")
+    growing = read_elements(spark, ReadTopics(section, topic), streaming=True)
+    copy, place = WrittenTopic(section, f"{topic}.copy"), str(tmp_path / "checkpoint")
     query = stream_elements(growing, copy, order=ORDER, checkpoint=place, trigger=ONCE)
     finish(query)
-    assert elements_in(read_elements(spark, Topics(section, copy.name))) == STREAM
+    assert elements_in(read_elements(spark, ReadTopics(section, copy.name))) == STREAM
 
     rows.explain(extended=True)
     printed = capfd.readouterr()
-    shown = [printed.out, printed.err, str(query.lastProgress), repr(Topics(section, topic))]
+    shown = [printed.out, printed.err, str(query.lastProgress), repr(ReadTopics(section, topic))]
     shown += [path.read_text(errors="replace") for path in Path(place).rglob("*") if path.is_file()]
     shown += plans(spark)
     assert any("SaveIntoDataSourceCommand" in plan for plan in shown), "the plans have options"
@@ -84,5 +84,7 @@ def test_a_wrong_password_is_reported_in_one_line_without_it(
     spark: SparkSession, kafka: Secured
 ) -> None:
     with pytest.raises(TransportError, match=r"^[^\n]*$") as refused:
-        write_elements(frame(spark, STREAM), Topic(by_password(kafka, "wrong"), "t"), order=["seq"])
+        write_elements(
+            frame(spark, STREAM), WrittenTopic(by_password(kafka, "wrong"), "t"), order=["seq"]
+        )
     assert "wrong-horse" not in str(refused.value)

@@ -18,7 +18,7 @@ from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
 from lmerge_service.errors import ConfigurationError, StateError
 from lmerge_service.formats.bulk import Rule
 from lmerge_service.spark.io.elements import write_elements
-from lmerge_service.spark.io.places import JsonFiles, ParquetFiles, Topic, Topics
+from lmerge_service.spark.io.places import JsonFiles, ParquetFiles, ReadTopics, WrittenTopic
 from lmerge_service.spark.table import compact, known_at, true_at, update_table
 from lmerge_service.spark.table.delta import created, existing, newest, writing
 from lmerge_service.spark.table.progress import Progress
@@ -389,7 +389,7 @@ def test_a_table_is_of_one_stream_by_one_rule(
     with pytest.raises(ConfigurationError, match=r"a table is made of one stream, not of several$"):
         update_table(spark, other, str(tmp_path / "new"))
     with pytest.raises(ConfigurationError, match=r"^a,b: a table is made of one topic$"):
-        update_table(spark, Topics("127.0.0.1:1", ["a", "b"]), str(tmp_path / "new"))
+        update_table(spark, ReadTopics("127.0.0.1:1", ["a", "b"]), str(tmp_path / "new"))
     with pytest.raises(ConfigurationError, match=r"by rule 1, not 1-nfc \(nfc, drop_nulls\)$"):
         update_table(spark, stored.source, stored.path, rule=Rule(nfc=True))
     with pytest.raises(ConfigurationError, match=r"by rule 1, not 1-no-nulls \(nfc, drop_nulls\)$"):
@@ -447,7 +447,7 @@ def test_a_topic_is_read_once_and_followed(
     tmp_path: Path,
 ) -> None:
     topic, path = topic_name("merged"), str(tmp_path / "table")
-    source = Topics(bootstrap, topic)
+    source = ReadTopics(bootstrap, topic)
     make_topic(bootstrap, topic, 2)
     assert update_table(spark, source, path).steps == 0
     assert len(by_arrow(path, None)) == 0
@@ -458,12 +458,12 @@ def test_a_topic_is_read_once_and_followed(
     ]
     records = one(*stream)
     rows = frame(spark, records).withColumnRenamed("offset", "seq")
-    write_elements(rows.where("seq < 75"), Topic(bootstrap, topic), order=["seq"])
+    write_elements(rows.where("seq < 75"), WrittenTopic(bootstrap, topic), order=["seq"])
     first = update_table(spark, source, path, step=40)
     assert first.steps == 3
     assert first.records == 50 + 2 * 25
     middle = {at: each.next - 1 for at, each in first.table.reached.items()}
-    write_elements(rows.where("seq >= 75"), Topic(bootstrap, topic), order=["seq"])
+    write_elements(rows.where("seq >= 75"), WrittenTopic(bootstrap, topic), order=["seq"])
     assert update_table(spark, source, path).table.stable == 49
     assert update_table(spark, source, path).steps == 0
     assert by_arrow(path, None) == known_by_offset(records, {0: 149})
@@ -479,7 +479,7 @@ def test_a_topic_that_was_made_anew_is_not_taken_for_the_one_it_was(
     tmp_path: Path,
 ) -> None:
     topic, path = topic_name("merged"), str(tmp_path / "table")
-    source = Topics(bootstrap, topic)
+    source = ReadTopics(bootstrap, topic)
     with pytest.raises(ConfigurationError, match=f"^kafka:{topic}: there is no such topic at"):
         update_table(spark, source, path)
     make_topic(bootstrap, topic)

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
 from lmerge_service.spark.io.elements import write_elements
-from lmerge_service.spark.io.places import Topic
+from lmerge_service.spark.io.places import WrittenTopic
 from tests.cli.conftest import Lmerge, lmerge
 from tests.offline.streams import on_the_wire, write
 from tests.spark.histories import frame
@@ -78,7 +78,7 @@ def test_a_topic_is_asked_by_the_time_of_its_records(
 ) -> None:
     topic = topic_name("merged")
     rows = frame(spark, one(Insert('"a"', 1, 9))).drop("timestamp")
-    write_elements(rows, Topic(bootstrap, topic), order=["offset"])
+    write_elements(rows, WrittenTopic(bootstrap, topic), order=["offset"])
     done = lmerge("table", "update", f"kafka:{topic}", "t", "--bootstrap", bootstrap)
     assert (done.code, done.out) == (0, "")
     early = lmerge("table", "at", "t", "--known", "2001-01-01")

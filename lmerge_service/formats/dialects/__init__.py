@@ -21,7 +21,7 @@ from lmerge_service.formats.dialects.options import (
 )
 from lmerge_service.formats.dialects.reading import Reader
 from lmerge_service.formats.dialects.upserts import UpsertsDecoder
-from lmerge_service.formats.dialects.writing import WRITTEN, Writer, Written, writer
+from lmerge_service.formats.dialects.writing import WRITTEN, DialectWriter, Written, writer
 from lmerge_service.formats.payload import PayloadCache
 from lmerge_service.formats.wire import WireDecoder
 
@@ -30,6 +30,7 @@ __all__ = (
     "Debezium",
     "Decoder",
     "DialectFormat",
+    "DialectWriter",
     "Flink",
     "Format",
     "Homes",
@@ -39,7 +40,6 @@ __all__ = (
     "Transactions",
     "Upserts",
     "Watermark",
-    "Writer",
     "Written",
     "build_decoder",
     "decoders_of",

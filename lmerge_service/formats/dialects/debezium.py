@@ -42,7 +42,7 @@ from lmerge_service.formats.dialects.reading import (
     malformed,
     word,
 )
-from lmerge_service.formats.dialects.tables import Change
+from lmerge_service.formats.dialects.tables import RowChange
 from lmerge_service.formats.dialects.unavailable import unavailable
 from lmerge_service.formats.headers import TimedRecord
 from lmerge_service.formats.reasons import Reason
@@ -82,7 +82,7 @@ class DebeziumDecoder(TableDecoder):
             return self._changed(changes, envelope, when, watermark)
         if op == "t":
             when = self._when(record, envelope)
-            gone = [Change(key, None, when) for key in self._table.live()]
+            gone = [RowChange(key, None, when) for key in self._table.live()]
             return self._changed(gone, envelope, when, watermark)
         if op == "m" or self._only_watermark(envelope):
             return self._make([], watermark=watermark)
@@ -101,7 +101,9 @@ class DebeziumDecoder(TableDecoder):
             raise ElementError(Reason.TOMBSTONE, "a tombstone deletes a row without a time")
         return []
 
-    def _changes(self, record: TimedRecord, envelope: Fields, op: str, when: int) -> list[Change]:
+    def _changes(
+        self, record: TimedRecord, envelope: Fields, op: str, when: int
+    ) -> list[RowChange]:
         before, after = (envelope.get(name, b"null") for name in ("before", "after"))
         if op != "d" and after == b"null":
             raise malformed(f"op {op} needs the row after")
@@ -109,11 +111,11 @@ class DebeziumDecoder(TableDecoder):
         if op == "d":
             if old is None:
                 raise ElementError(Reason.NO_KEY, "the row before, which has the key, is missing")
-            return [Change(old, None, when)]
+            return [RowChange(old, None, when)]
         row = self._whole(record, old, after, op)
         key = self._row_key(record, row)
         assert key is not None, "the row after is there"
-        moved = [Change(old, None, when)] if old is not None and old != key else []
+        moved = [RowChange(old, None, when)] if old is not None and old != key else []
         return [*moved, self._change(key, row, when)]
 
     def _whole(self, record: TimedRecord, old: bytes | None, after: bytes, op: str) -> bytes:
@@ -137,7 +139,7 @@ class DebeziumDecoder(TableDecoder):
         return key
 
     def _changed(
-        self, changes: list[Change], envelope: Fields, when: int, watermark: int | None
+        self, changes: list[RowChange], envelope: Fields, when: int, watermark: int | None
     ) -> list[Element]:
         if not self._by_transaction:
             return self._make(changes, when, watermark)

@@ -33,7 +33,7 @@ from lmerge_service.formats.dialects.reading import (
     timestamp,
     without,
 )
-from lmerge_service.formats.dialects.tables import Change, Intervals, Table, Versions
+from lmerge_service.formats.dialects.tables import Intervals, RowChange, Table, Versions
 from lmerge_service.formats.headers import TimedRecord
 from lmerge_service.formats.reasons import Reason
 
@@ -45,7 +45,7 @@ _VERSION: Final = 1
 class Decoder(Protocol):
     """One partition of a replica that publishes in a dialect, in one incarnation."""
 
-    changes: Sequence[Change]
+    changes: Sequence[RowChange]
     """Those that the last record made, of keys that only this partition may have; the reader that
     compares partitions takes them away."""
 
@@ -102,7 +102,7 @@ class TableDecoder:
         self._time = options.time
         marked = isinstance(options.stable, Watermark)
         self._watermark = path_of(options.stable.watermark) if marked else None
-        self.changes: Sequence[Change] = ()
+        self.changes: Sequence[RowChange] = ()
 
     @property
     def stable(self) -> int:
@@ -126,10 +126,10 @@ class TableDecoder:
             return timestamp(record)
         return time(find(fields, path_of(self._time)), self._time)
 
-    def _change(self, key: bytes, row: bytes, when: int) -> Change:
+    def _change(self, key: bytes, row: bytes, when: int) -> RowChange:
         """The change that brings a row, a canonical text."""
         payload, vs, ve = self._living(row, when)
-        return Change(key, payload, vs, ve)
+        return RowChange(key, payload, vs, ve)
 
     def _living(self, row: bytes, when: int) -> tuple[bytes, int, int]:
         """(payload, vs, ve) of a row."""
@@ -168,7 +168,7 @@ class TableDecoder:
 
     def _make(
         self,
-        changes: Sequence[Change],
+        changes: Sequence[RowChange],
         when: int | None = None,
         watermark: int | None = None,
         *,
@@ -189,7 +189,7 @@ class TableDecoder:
         self.changes = changes if self.keyed else ()
         return elements
 
-    def _seen(self, changes: Sequence[Change], when: int | None) -> list[int]:
+    def _seen(self, changes: Sequence[RowChange], when: int | None) -> list[int]:
         """The times that a record is about."""
         if self._lifetime is None:
             return [] if when is None else [when]

@@ -39,7 +39,7 @@ from lmerge_service.formats.dialects.reading import (
     without,
     word,
 )
-from lmerge_service.formats.dialects.tables import Change, Facts
+from lmerge_service.formats.dialects.tables import Facts, RowChange
 from lmerge_service.formats.headers import TimedRecord
 from lmerge_service.formats.reasons import Reason
 
@@ -89,12 +89,12 @@ class FlinkDecoder(TableDecoder):
         when = self._when(record, fields)
         return self._make([self._changed(row, when) for row in rows], when, watermark)
 
-    def _changed(self, row: _Row, when: int) -> Change:
+    def _changed(self, row: _Row, when: int) -> RowChange:
         payload, vs, ve = self._living(row.text, when)
         if self._lifetime is not None:
-            return Change(b"+" if row.comes else b"-", payload, vs, ve)
+            return RowChange(b"+" if row.comes else b"-", payload, vs, ve)
         key = payload if self._key_paths is None else self._key_of(row.text, self._key_paths)
-        return Change(key, payload if row.comes else None, when)
+        return RowChange(key, payload if row.comes else None, when)
 
     def _of_kind(self, fields: Fields) -> list[_Row]:
         kind = word(fields, self._kind)

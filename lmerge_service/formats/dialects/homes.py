@@ -30,7 +30,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from lmerge_service.elements import INFINITY
-from lmerge_service.formats.dialects.tables import Change
+from lmerge_service.formats.dialects.tables import RowChange
 
 __all__ = ("Holder", "Homes")
 
@@ -52,7 +52,7 @@ class Homes:
         self._due: list[tuple[int, bytes]] = []
 
     def elsewhere(
-        self, partition: int, changes: Sequence[Change], holders: Mapping[int, Holder]
+        self, partition: int, changes: Sequence[RowChange], holders: Mapping[int, Holder]
     ) -> tuple[bytes, int] | None:
         """The first key of these changes whose home is another partition, and which that is."""
         for change in changes:
@@ -64,7 +64,7 @@ class Homes:
                     return change.key, number
         return None
 
-    def settle(self, partition: int, changes: Sequence[Change], latest: int) -> None:
+    def settle(self, partition: int, changes: Sequence[RowChange], latest: int) -> None:
         """Remembers changes that were made, `latest` being the latest time that the partition has
         seen, where no table will."""
         for key, row, _, ve in changes:

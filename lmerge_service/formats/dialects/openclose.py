@@ -27,7 +27,7 @@ from lmerge_service.errors import ElementError, StateError
 from lmerge_service.formats.dialects.horizon import Horizon
 from lmerge_service.formats.dialects.options import OpenClose
 from lmerge_service.formats.dialects.reading import Fields, Reader, end, malformed, time, word
-from lmerge_service.formats.dialects.tables import Change
+from lmerge_service.formats.dialects.tables import RowChange
 from lmerge_service.formats.headers import TimedRecord
 from lmerge_service.formats.reasons import Reason
 
@@ -53,7 +53,7 @@ class OpenCloseDecoder:
         """payload -> vs -> ve, in the order in which events were opened."""
         self._due: list[tuple[int, bytes, int]] = []
         """A heap of (ve, payload, vs) of events that have an end."""
-        self.changes: Sequence[Change] = ()
+        self.changes: Sequence[RowChange] = ()
         """Always none: equal payloads may be several events."""
 
     @property

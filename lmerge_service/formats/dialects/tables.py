@@ -44,10 +44,10 @@ from typing import Any, NamedTuple, Protocol
 
 from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert
 
-__all__ = ("Change", "Facts", "Intervals", "Table", "Versions")
+__all__ = ("Facts", "Intervals", "RowChange", "Table", "Versions")
 
 
-class Change(NamedTuple):
+class RowChange(NamedTuple):
     """What becomes of a key: a row, or none (None).
 
     `vs` is the time of the change, for Versions; else `vs` and `ve` are the row's lifetime.
@@ -62,10 +62,10 @@ class Change(NamedTuple):
 class Table(Protocol):
     """What the decoders need of the three."""
 
-    def touches(self, change: Change) -> int | None:
+    def touches(self, change: RowChange) -> int | None:
         """The earliest time that the change touches; None when it changes nothing."""
 
-    def apply(self, change: Change) -> list[Element]:
+    def apply(self, change: RowChange) -> list[Element]:
         """The elements of the change, in order; none where it changes nothing."""
 
     def forget(self, c: int) -> None:
@@ -105,13 +105,13 @@ class Versions:
         self._recent: list[tuple[int, bytes]] = []
         """A heap of (at, key) with all that a stable has still to visit."""
 
-    def touches(self, change: Change) -> int | None:
+    def touches(self, change: RowChange) -> int | None:
         held = self._held.get(change.key)
         if change.row == (held and held.row):
             return None
         return change.vs if held is None else max(change.vs, held.at)
 
-    def apply(self, change: Change) -> list[Element]:
+    def apply(self, change: RowChange) -> list[Element]:
         key, row, _, _ = change
         t = self.touches(change)
         if t is None:
@@ -133,7 +133,7 @@ class Versions:
         self._keep(key, _Held(row, t, t, before))
         return elements
 
-    def _confirm(self, change: Change) -> None:
+    def _confirm(self, change: RowChange) -> None:
         """The row is still so at a later time, before which it cannot change any more."""
         held = self._held.get(change.key)
         if held is not None and held.row is not None and change.vs > held.at:
@@ -191,7 +191,7 @@ class Intervals:
         self._held: dict[bytes, tuple[bytes, int, int]] = {}
         self._ends: list[tuple[int, bytes]] = []
 
-    def touches(self, change: Change) -> int | None:
+    def touches(self, change: RowChange) -> int | None:
         key, row, vs, ve = change
         held = self._held.get(key)
         if held is None:
@@ -202,7 +202,7 @@ class Intervals:
             return None
         return min(held[2], ve) if held[:2] == (row, vs) else min(held[1], vs)
 
-    def apply(self, change: Change) -> list[Element]:
+    def apply(self, change: RowChange) -> list[Element]:
         key, row, vs, ve = change
         if self.touches(change) is None:
             return []
@@ -253,10 +253,10 @@ class Intervals:
 class Facts:
     """Rows with lifetimes and without keys; the key of a change is +, or - for a retraction."""
 
-    def touches(self, change: Change) -> int | None:
+    def touches(self, change: RowChange) -> int | None:
         return change.vs
 
-    def apply(self, change: Change) -> list[Element]:
+    def apply(self, change: RowChange) -> list[Element]:
         sign, row, vs, ve = change
         assert row is not None, "a retraction repeats its row"
         payload: Hashable = row

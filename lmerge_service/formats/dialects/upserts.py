@@ -40,7 +40,7 @@ from lmerge_service.formats.dialects.reading import (
     timestamp,
     without,
 )
-from lmerge_service.formats.dialects.tables import Change
+from lmerge_service.formats.dialects.tables import RowChange
 from lmerge_service.formats.dialects.unavailable import unavailable
 from lmerge_service.formats.headers import TimedRecord
 from lmerge_service.formats.reasons import Reason
@@ -73,7 +73,7 @@ class UpsertsDecoder(TableDecoder):
             if key is None:
                 raise _no_key()
             when = 0 if self._lifetime is not None else timestamp(record)
-            return self._make([Change(self._checked(key), None, when)], when)
+            return self._make([RowChange(self._checked(key), None, when)], when)
         text = self._reader.text(value)
         fields = fields_of(text) if text.startswith(b"{") else {}
         watermark = self._watermark_of(fields)

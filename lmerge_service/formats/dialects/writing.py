@@ -34,7 +34,7 @@ from lmerge_service.formats.dialects.options import (
 )
 from lmerge_service.formats.dialects.reading import fields_of, find, merged
 
-__all__ = ("WRITTEN", "Writer", "Written", "writer")
+__all__ = ("WRITTEN", "DialectWriter", "Written", "writer")
 
 WRITTEN: Final[dict[str, DialectFormat]] = {
     "debezium": Debezium(dialect="debezium", stable=Lateness(lateness=0, heartbeats=True)),
@@ -58,7 +58,7 @@ class Written:
     """Every partition needs it."""
 
 
-class Writer(Protocol):
+class DialectWriter(Protocol):
     """Writes one stream in one dialect."""
 
     def write(self, element: Element) -> Sequence[Written]:
@@ -69,7 +69,7 @@ class Writer(Protocol):
         """
 
 
-def writer(name: str, key: Sequence[str] = ()) -> Writer:
+def writer(name: str, key: Sequence[str] = ()) -> DialectWriter:
     """The writer of a dialect in `WRITTEN`; `key` names the fields of the payload that make the
     key, by default the payload as a whole."""
     if name == "openclose":

@@ -25,7 +25,7 @@ from lmerge_service.local.broker import free_port
 from lmerge_service.local.processes import LMERGE
 from lmerge_service.local.up.runs import folder_of, token_of
 
-__all__ = ("Member", "Merge", "Plan", "plan")
+__all__ = ("Merge", "PlannedProcess", "ProcessPlan", "plan")
 
 _FINAL_CODES: Final = frozenset({2, 4, 5})
 """Of our commands: doing the same again ends in the same way (docs/operations.md)."""
@@ -35,7 +35,7 @@ _SET_AT_START: Final = "LMERGE_BOOTSTRAP"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class PlannedProcess:
     """A process that is to run."""
 
     name: str
@@ -73,7 +73,7 @@ class Merge:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ProcessPlan:
     """All processes that are started and ended as one."""
 
     name: str
@@ -81,13 +81,13 @@ class Plan:
     broker: Broker | None
     kafka: topologies.Kafka
     """Of the first topology; where a broker is started, the address that it should have."""
-    members: tuple[Member, ...]
+    members: tuple[PlannedProcess, ...]
     merges: tuple[Merge, ...]
     token: str = field(repr=False)
     """The control token, where a topology has none; new for each plan."""
 
 
-def plan(path: Path, bootstrap: str | None = None) -> Plan:
+def plan(path: Path, bootstrap: str | None = None) -> ProcessPlan:
     """What `lmerge up` is to start; a `bootstrap` that is given takes the place of a broker.
 
     Raises:
@@ -98,7 +98,7 @@ def plan(path: Path, bootstrap: str | None = None) -> Plan:
     files = dict(_files(path.absolute(), bootstrap, set()))
     (first, (topology, up)), ports = next(iter(files.items())), set[int]()
     token, kept = secrets.token_hex(32), token_of(folder_of(topology.name))
-    members, merges = list[Member](), list[Merge]()
+    members, merges = list[PlannedProcess](), list[Merge]()
     for file, (each, section) in files.items():
         prefix = "" if file == first else f"{each.name}."
         workers = {
@@ -115,7 +115,9 @@ def plan(path: Path, bootstrap: str | None = None) -> Plan:
             variables["LMERGE_WORKER"] = next(iter(addresses.values()))
         members += _processes(file, section, prefix, variables)
     broker = None if bootstrap else up.broker
-    return Plan(topology.name, first, broker, topology.kafka, tuple(members), tuple(merges), token)
+    return ProcessPlan(
+        topology.name, first, broker, topology.kafka, tuple(members), tuple(merges), token
+    )
 
 
 def _files(
@@ -149,20 +151,20 @@ def _port(preferred: int, taken: set[int]) -> int:
 
 def _workers(
     file: Path, section: Up, ports: Mapping[str, int], more: list[str]
-) -> Iterator[Member]:
+) -> Iterator[PlannedProcess]:
     for name, port in ports.items():
         command = (*LMERGE, "run", str(file), "--http-port", str(port), *more)
-        yield Member(name=name, command=command, restart=section.restart, environment={})
+        yield PlannedProcess(name=name, command=command, restart=section.restart, environment={})
 
 
 def _processes(
     file: Path, section: Up, prefix: str, variables: Mapping[str, str]
-) -> Iterator[Member]:
+) -> Iterator[PlannedProcess]:
     for each in section.processes:
         where, environment = f"{file}: up.processes: {each.name}", {**variables, **each.environment}
         program, *arguments = each.command
         _check_variables(arguments, {_SET_AT_START, *environment, *os.environ}, where)
-        yield Member(
+        yield PlannedProcess(
             name=prefix + each.name,
             command=(*_found(program, where), *arguments),
             restart=each.restart or section.restart,

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 __all__ = (
     "MARK",
-    "Known",
-    "Run",
+    "KnownProcess",
+    "UpRun",
     "begin",
     "broker_of",
     "end",
@@ -58,14 +58,14 @@ _LEAVE_SECONDS: Final = 60.0
 """For a supervisor to end everything in order: its processes, and then Kafka."""
 
 
-class Known(msgspec.Struct, frozen=True):
+class KnownProcess(msgspec.Struct, frozen=True):
     """A process, for ever."""
 
     pid: int
     created: float
 
     @classmethod
-    def of(cls, pid: int) -> "Known | None":
+    def of(cls, pid: int) -> "KnownProcess | None":
         """None: there is no such process any more."""
         import psutil
 
@@ -74,19 +74,19 @@ class Known(msgspec.Struct, frozen=True):
         return None
 
 
-class Run(msgspec.Struct, kw_only=True):
+class UpRun(msgspec.Struct, kw_only=True):
     """A topology that is up."""
 
     id: str
     path: str
     name: str
-    supervisor: Known
+    supervisor: KnownProcess
     bootstrap: str = ""
     broker: bool = False
     """Whether a local Kafka belongs to it."""
     ready: bool = False
     """Whether all has been started that waits for nothing."""
-    processes: dict[str, Known] = {}
+    processes: dict[str, KnownProcess] = {}
 
 
 def folder_of(name: str) -> Path:
@@ -112,24 +112,24 @@ def broker_of(folder: Path, port: int = 0) -> LocalBroker:
     return LocalBroker(folder / "kafka", port, detached=True)
 
 
-def read(folder: Path) -> Run | None:
+def read(folder: Path) -> UpRun | None:
     """What is written of a run there; nothing, if there is none."""
     with suppress(FileNotFoundError):
         try:
-            return msgspec.json.decode((folder / _FILE).read_bytes(), type=Run)
+            return msgspec.json.decode((folder / _FILE).read_bytes(), type=UpRun)
         except msgspec.MsgspecError as error:
             raise ConfigurationError(f"{folder / _FILE} cannot be read: {error}") from None
     return None
 
 
-def write(folder: Path, run: Run) -> None:
+def write(folder: Path, run: UpRun) -> None:
     """Replaces it whole."""
     fresh = folder / f"{_FILE}.new"
     fresh.write_bytes(msgspec.json.encode(run))
     fresh.replace(folder / _FILE)
 
 
-def run_of(path: Path) -> tuple[Path, Run] | None:
+def run_of(path: Path) -> tuple[Path, UpRun] | None:
     """The run of a topology's file and its folder, whatever the file holds by now."""
     home = default_directory("up")
     for folder in sorted(home.iterdir()) if home.is_dir() else ():
@@ -138,7 +138,7 @@ def run_of(path: Path) -> tuple[Path, Run] | None:
     return None
 
 
-def begin(folder: Path, run: Run) -> None:
+def begin(folder: Path, run: UpRun) -> None:
     """Writes a run down, unless another of its name is not over.
 
     Raises:
@@ -161,7 +161,7 @@ def begin(folder: Path, run: Run) -> None:
         write(folder, run)
 
 
-def left(folder: Path, run: Run) -> list["psutil.Process"]:
+def left(folder: Path, run: UpRun) -> list["psutil.Process"]:
     """All processes of a run that there are, but the supervisor; Kafka last."""
     found = {process.pid: process for process in _marked(run.id)}
     for known in run.processes.values():
@@ -171,7 +171,7 @@ def left(folder: Path, run: Run) -> list["psutil.Process"]:
     return sorted(found.values(), key=lambda process: process.pid == kafka)
 
 
-def _kafka_of(folder: Path, run: Run) -> int | None:
+def _kafka_of(folder: Path, run: UpRun) -> int | None:
     broker = broker_of(folder)
     return broker.pid if run.broker and broker.running else None
 
@@ -186,7 +186,7 @@ def _marked(id_: str) -> Iterator["psutil.Process"]:
                 yield process
 
 
-def end(folder: Path, run: Run) -> int:
+def end(folder: Path, run: UpRun) -> int:
     """Ends a run, its supervisor first, in order if there is one; how many processes were left to
     end here.
 
@@ -199,7 +199,7 @@ def end(folder: Path, run: Run) -> int:
     return finish(folder, read(folder) or run)
 
 
-def finish(folder: Path, run: Run) -> int:
+def finish(folder: Path, run: UpRun) -> int:
     """Ends what a supervisor has left, and forgets the run; how many processes that were."""
     import psutil
 

@@ -35,9 +35,9 @@ from lmerge_service.kafka.topics import Topics
 from lmerge_service.local.broker import LocalBroker, free_port
 from lmerge_service.local.processes import Processes, how_it_ended
 from lmerge_service.local.up import runs
-from lmerge_service.local.up.plan import Member, Plan
+from lmerge_service.local.up.plan import PlannedProcess, ProcessPlan
 
-__all__ = ("Life", "State", "Supervisor")
+__all__ = ("ProcessLife", "ProcessState", "Supervisor")
 
 _KAFKA: Final = "kafka"
 _LONGEST_PAUSE_SECONDS: Final = 30.0
@@ -46,7 +46,7 @@ _LONG_SECONDS: Final = 60.0
 _LOOK_SECONDS: Final = 0.5
 
 
-class State(StrEnum):
+class ProcessState(StrEnum):
     """Of a process."""
 
     WAITING = "waiting"
@@ -57,15 +57,15 @@ class State(StrEnum):
 
 
 @dataclass(slots=True)
-class Life:
+class ProcessLife:
     """What has become of a process so far."""
 
     name: str
     log: Path
-    state: State = State.WAITING
+    state: ProcessState = ProcessState.WAITING
     why: str = ""
     """What it waits for, or how it ended."""
-    process: runs.Known | None = None
+    process: runs.KnownProcess | None = None
     restarts: int = 0
     exit_code: int | None = None
     """The last one; negative: the number of a signal."""
@@ -76,14 +76,14 @@ class Life:
     def pid(self) -> int | None:
         return None if self.process is None else self.process.pid
 
-    def begin(self, process: runs.Known | None) -> None:
+    def begin(self, process: runs.KnownProcess | None) -> None:
         """It runs, or has run so shortly that nobody has seen it."""
-        self.state, self.why, self.process = State.RUNNING, "", process
+        self.state, self.why, self.process = ProcessState.RUNNING, "", process
 
-    def end(self, state: State, why: str) -> None:
+    def end(self, state: ProcessState, why: str) -> None:
         """It runs no more, for now or for good."""
         self.state, self.why, self.process = state, why, None
-        if state is not State.RESTARTING:
+        if state is not ProcessState.RESTARTING:
             self.over.set()
 
 
@@ -111,7 +111,7 @@ class _Row:
 class Supervisor:
     """Runs a plan in a folder; use as `async with`."""
 
-    def __init__(self, plan: Plan, folder: Path):
+    def __init__(self, plan: ProcessPlan, folder: Path):
         self.plan = plan
         self.folder = folder
         self.bootstrap = plan.kafka.bootstrap
@@ -121,13 +121,13 @@ class Supervisor:
             self._broker = runs.broker_of(folder, free_port(preferred))
         names = [each.name for each in plan.members]
         names = [_KAFKA, *names] if self._broker is not None else names
-        self.lives = {name: Life(name, folder / f"{name}.log") for name in names}
+        self.lives = {name: ProcessLife(name, folder / f"{name}.log") for name in names}
         if self._broker is not None:
             self.lives[_KAFKA].log = self._broker.log
         self._first = [each.name for each in plan.members if not (each.topics or each.after)]
-        us = runs.Known.of(os.getpid())
+        us = runs.KnownProcess.of(os.getpid())
         assert us is not None
-        self._run = runs.Run(
+        self._run = runs.UpRun(
             id=uuid.uuid4().hex,
             path=str(plan.path),
             name=plan.name,
@@ -183,7 +183,7 @@ class Supervisor:
 
     def _kafka_runs(self) -> None:
         assert self._broker is not None
-        self.lives[_KAFKA].begin(runs.Known.of(self._broker.pid))
+        self.lives[_KAFKA].begin(runs.KnownProcess.of(self._broker.pid))
         self._note()
 
     async def _close(self) -> None:
@@ -202,7 +202,9 @@ class Supervisor:
         """Writes down what runs."""
         lives = self.lives.values()
         self._run.processes = {life.name: life.process for life in lives if life.process}
-        self._run.ready = all(self.lives[name].state is not State.WAITING for name in self._first)
+        self._run.ready = all(
+            self.lives[name].state is not ProcessState.WAITING for name in self._first
+        )
         runs.write(self.folder, self._run)
 
     @property
@@ -216,7 +218,9 @@ class Supervisor:
             if task.done() and not task.cancelled():
                 task.result()
 
-    async def _keep(self, member: Member, life: Life, environment: Mapping[str, str]) -> None:
+    async def _keep(
+        self, member: PlannedProcess, life: ProcessLife, environment: Mapping[str, str]
+    ) -> None:
         """Runs it until it is to run no more."""
         if not await self._may_begin(member, life):
             return
@@ -225,30 +229,34 @@ class Supervisor:
         while True:
             began = time.monotonic()
             process = await self._processes.start(command, life.log.name, environment)
-            life.begin(runs.Known.of(process.pid))
+            life.begin(runs.KnownProcess.of(process.pid))
             self._note()
             code = life.exit_code = await process.wait()
             row.ran(time.monotonic() - began)
             if not member.starts_again(code):
-                life.end(State.ENDED if code == 0 else State.FAILED, how_it_ended(code))
+                life.end(
+                    ProcessState.ENDED if code == 0 else ProcessState.FAILED, how_it_ended(code)
+                )
                 break
             if (pause := row.next_pause()) is None:
-                life.end(State.FAILED, f"{how_it_ended(code)} after {life.restarts} restarts")
+                life.end(
+                    ProcessState.FAILED, f"{how_it_ended(code)} after {life.restarts} restarts"
+                )
                 break
-            life.end(State.RESTARTING, f"{how_it_ended(code)}, begins again in {pause:g} s")
+            life.end(ProcessState.RESTARTING, f"{how_it_ended(code)}, begins again in {pause:g} s")
             self._note()
             await asyncio.sleep(pause)
             life.restarts += 1
         self._note()
 
-    async def _may_begin(self, member: Member, life: Life) -> bool:
+    async def _may_begin(self, member: PlannedProcess, life: ProcessLife) -> bool:
         """Waits for what it comes after; False: that will not be."""
         for name in member.after:
             life.why = f"comes after {name}"
             other = self.lives[name]
             await other.over.wait()
-            if other.state is not State.ENDED:
-                life.end(State.FAILED, f"comes after {name}, which did not end well")
+            if other.state is not ProcessState.ENDED:
+                life.end(ProcessState.FAILED, f"comes after {name}, which did not end well")
                 return False
         if member.topics:
             life.why = f"waits for the topic {', '.join(member.topics)}"
@@ -280,10 +288,10 @@ class Supervisor:
                 await asyncio.sleep(_LOOK_SECONDS)
             row.ran(time.monotonic() - began)
             if (pause := row.next_pause()) is None:
-                life.end(State.FAILED, f"ended after {life.restarts} restarts")
+                life.end(ProcessState.FAILED, f"ended after {life.restarts} restarts")
                 self._note()
                 return
-            life.end(State.RESTARTING, f"ended, begins again in {pause:g} s")
+            life.end(ProcessState.RESTARTING, f"ended, begins again in {pause:g} s")
             self._note()
             await asyncio.sleep(pause)
             life.restarts += 1

@@ -58,7 +58,7 @@ from lmerge_service.merge.decisions.records import (
     encode,
     words,
 )
-from lmerge_service.merge.replica_states import DesiredState, Event, desired_after
+from lmerge_service.merge.replica_states import DesiredState, ReplicaEvent, desired_after
 
 __all__ = (
     "AcceptedGap",
@@ -256,9 +256,9 @@ class Ledger:
             case Attach(replica):
                 self._settle(self._attaching(replica, decision.who))
             case Detach(replica):
-                self._settle(self._moved(replica, Event.DETACH, decision.who))
+                self._settle(self._moved(replica, ReplicaEvent.DETACH, decision.who))
             case Quarantine(replica, reason):
-                moved = self._moved(replica, Event.QUARANTINE, decision.who)
+                moved = self._moved(replica, ReplicaEvent.QUARANTINE, decision.who)
                 self._settle(replace(moved, reason=reason))
             case Release() as action:
                 self._release(action, decision.who)
@@ -319,7 +319,7 @@ class Ledger:
         replica, version = _replica(document), self.version + 1
         known = self.replicas.get(replica.name)
         if known is not None:
-            self._allowed(known, Event.ATTACH)
+            self._allowed(known, ReplicaEvent.ATTACH)
         if len(self.topology.replicas) >= _MOST:
             raise _RefusedError("invalid", f"there are {_MOST} replicas, and no room for more")
         return DesiredReplica(
@@ -334,7 +334,7 @@ class Ledger:
         )
 
     def _release(self, action: Release, who: str) -> None:
-        moved = self._moved(action.replica, Event.RELEASE, who)
+        moved = self._moved(action.replica, ReplicaEvent.RELEASE, who)
         replica = moved.replica
         if action.joining_at is not None:
             replica = _replica({**replica.model_dump(), "joining_at": action.joining_at})
@@ -420,7 +420,7 @@ class Ledger:
             self.cutover = cutover
             return
         if move(cutover.state, CutoverEvent.AGREE) is CutoverState.DONE:
-            gone = self._moved(cutover.leaving, Event.DETACH, cutover.who)
+            gone = self._moved(cutover.leaving, ReplicaEvent.DETACH, cutover.who)
             self._settle(replace(gone, reason=f"cutover to {cutover.coming}"))
         self._move_cutover(cutover, CutoverEvent.AGREE)
 
@@ -461,7 +461,7 @@ class Ledger:
             raise _RefusedError("unknown", f"there is no replica {name}; there are: {there}")
         return known
 
-    def _allowed(self, known: DesiredReplica, event: Event) -> DesiredState:
+    def _allowed(self, known: DesiredReplica, event: ReplicaEvent) -> DesiredState:
         state = desired_after(known.state, event)
         if state is None:
             name = known.replica.name
@@ -470,7 +470,7 @@ class Ledger:
             )
         return state
 
-    def _moved(self, name: str, event: Event, who: str) -> DesiredReplica:
+    def _moved(self, name: str, event: ReplicaEvent, who: str) -> DesiredReplica:
         known = self._known(name)
         state = self._allowed(known, event)
         return replace(

@@ -8,8 +8,9 @@ Theory
 
     A guard may find the same thing a thousand times. The 1st, 2nd, 4th, 8th … of each kind and
     replica are published, each with its count: nothing is left out silently, since a later count
-    covers what was not published, and `Tally.counts` are metrics. Each gap that somebody accepts
-    is published: it is the only record of the range that was lost. So is each step of a cutover.
+    covers what was not published, and `NotificationTally.counts` are metrics. Each gap that
+    somebody accepts is published: it is the only record of the range that was lost. So is each step
+    of a cutover.
 
 Invariants
     X1  A record is bounded: of a foreign one `MAX_RECORD_BYTES` are kept, and `record_size` is its
@@ -35,9 +36,9 @@ __all__ = (
     "MAX_RECORD_BYTES",
     "Evidence",
     "NotificationKind",
-    "Place",
+    "NotificationTally",
+    "RecordPlace",
     "ReportedVersion",
-    "Tally",
     "found",
     "with_versions",
 )
@@ -86,7 +87,7 @@ LASTING: Final = frozenset({NotificationKind.REBUILD.value})
 """Kinds that a task which continues from its last commit record does not find again."""
 
 
-class Place(msgspec.Struct, frozen=True, omit_defaults=True):
+class RecordPlace(msgspec.Struct, frozen=True, omit_defaults=True):
     """A record of a replica's topic."""
 
     topic: str
@@ -98,7 +99,7 @@ class Place(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of the whole record, in bytes."""
 
     @classmethod
-    def of(cls, topic: str, partition: int, offset: int, value: bytes | None) -> "Place":
+    def of(cls, topic: str, partition: int, offset: int, value: bytes | None) -> "RecordPlace":
         """With the record's text; that of a tombstone is empty."""
         whole = value or b""
         text = whole[:MAX_RECORD_BYTES].decode(errors="backslashreplace")
@@ -111,7 +112,7 @@ class ReportedVersion(msgspec.Struct, frozen=True, omit_defaults=True):
     stable: int
     ends: tuple[int, ...] | None = None
     """None: not asked, or not known."""
-    place: Place | None = None
+    place: RecordPlace | None = None
     """The last record with this version."""
 
 
@@ -130,7 +131,7 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """How many of this kind there were about this replica, in this process."""
     reason: str = ""
     remedy: str = ""
-    first: Place | None = None
+    first: RecordPlace | None = None
     """The first offending record; of conduct, the one at which it showed."""
     payload: str | None = None
     vs: int | None = None
@@ -159,7 +160,7 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         return msgspec.json.decode(value, type=cls)
 
 
-class Tally:
+class NotificationTally:
     """Counts notifications, and decides which to publish: the 1st, 2nd, 4th, 8th, …
 
     >>> tally = Tally()
@@ -205,7 +206,7 @@ def found(
     at_ms: int,
     task: int,
     output_stable: int,
-    first: Place | None = None,
+    first: RecordPlace | None = None,
     ends: Mapping[str, ReportedVersion] | None = None,
 ) -> Evidence:
     """The evidence of a verdict. `ends` are other replicas' versions where they were looked up."""

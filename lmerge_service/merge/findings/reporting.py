@@ -24,14 +24,14 @@ from msgspec.structs import replace
 
 from lmerge_service.core import Breach
 from lmerge_service.errors import StateError, TransportError
-from lmerge_service.kafka.find import Found
+from lmerge_service.kafka.find import FoundRecord
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.merge.findings.evidence import (
     LASTING,
     Evidence,
     NotificationKind,
-    Place,
-    Tally,
+    NotificationTally,
+    RecordPlace,
     found,
     with_versions,
 )
@@ -49,7 +49,7 @@ _LOOKED_UP: Final = 16
 Before: TypeAlias = Mapping[TopicPartition, int]
 """The partitions of a replica, and up to where each has been read."""
 
-Search: TypeAlias = Callable[[Before, Event], Awaitable[Found | None]]
+Search: TypeAlias = Callable[[Before, Event], Awaitable[FoundRecord | None]]
 """Finds the latest record about an event before these offsets."""
 
 
@@ -67,7 +67,7 @@ class Reporting:
     """Of one task, for the life of the process."""
 
     def __init__(self, task: int, *, unix_ns: Callable[[], int]) -> None:
-        self.tally = Tally()
+        self.tally = NotificationTally()
         self.pending: list[tuple[bytes | None, bytes]] = []
         """Keys and values of records that are not committed yet."""
         self._lasting: list[bool] = []
@@ -157,7 +157,7 @@ class Reporting:
         """Looks divergences up, until cancelled."""
         while True:
             each = await self._divergences.get()
-            places: dict[str, Place] = {}
+            places: dict[str, RecordPlace] = {}
             try:
                 async with asyncio.timeout(_SEARCH_SECONDS):
                     await _look_up(each, search, places)
@@ -166,13 +166,13 @@ class Reporting:
             self._put(_with_places(each.evidence, places))
 
 
-async def _look_up(each: _Divergence, search: Search, places: dict[str, Place]) -> None:
+async def _look_up(each: _Divergence, search: Search, places: dict[str, RecordPlace]) -> None:
     for name, before in each.before.items():
         if (found := await search(before, each.event)) is not None:
-            places[name] = Place.of(found.topic, found.partition, found.offset, found.value)
+            places[name] = RecordPlace.of(found.topic, found.partition, found.offset, found.value)
 
 
-def _with_places(evidence: Evidence, places: Mapping[str, Place]) -> Evidence:
+def _with_places(evidence: Evidence, places: Mapping[str, RecordPlace]) -> Evidence:
     """With the place of each replica's record; `first` is that of the replica it is about."""
     located = {
         name: replace(each, place=places.get(name)) for name, each in evidence.replicas.items()

@@ -45,7 +45,7 @@ from lmerge_service.config.topology import GuardSettings
 from lmerge_service.core import DIVERGENT, BreachKind, Case
 from lmerge_service.elements import START
 
-__all__ = ("CHUNK", "BreachMonitor", "Findings", "Window")
+__all__ = ("CHUNK", "BreachMonitor", "ChunkFindings", "Window")
 
 CHUNK: Final = 1_000
 """`BreachMonitor.after` takes chunks of at most this many records."""
@@ -118,7 +118,7 @@ class _Partition:
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
+class ChunkFindings:
     """What a chunk showed; zeros and False where nothing."""
 
     breaches: int = 0
@@ -132,7 +132,7 @@ class Findings:
         return bool(self.breaches or self.divergences or self.two_writers)
 
 
-_NOTHING: Final = Findings()
+_NOTHING: Final = ChunkFindings()
 
 
 class BreachMonitor:
@@ -181,7 +181,7 @@ class BreachMonitor:
 
     def after(
         self, partition: int, records: int, breaches: Mapping[BreachKind, int], dead: int = 0
-    ) -> Findings:
+    ) -> ChunkFindings:
         """After a chunk of one partition was merged.
 
         `breaches` are all of this incarnation so far, `records` and `dead` those of the chunk.
@@ -242,7 +242,7 @@ class BreachMonitor:
                 part.watched = _WATCHED_STABLES
         part.rises = part.echoes = part.repeats = 0
 
-    def _findings(self, part: _Partition, diverged: bool) -> Findings:
+    def _findings(self, part: _Partition, diverged: bool) -> ChunkFindings:
         window, settings = self._window, self._settings
         doubled = sum(each[0] for each in part.alternations) if part.alternations else 0
         two = doubled >= _DOUBLED and self._echo_share_is_high(part)
@@ -253,7 +253,7 @@ class BreachMonitor:
         )
         if not (many or two or diverged):
             return _NOTHING
-        found = Findings(
+        found = ChunkFindings(
             breaches=window.breaches if many else 0,
             records=window.records,
             divergences=self._divergences if diverged else 0,

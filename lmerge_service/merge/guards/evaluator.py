@@ -27,7 +27,7 @@ from lmerge_service.formats.headers import TimedRecord
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.unread import Unread
 from lmerge_service.merge.decoding import Outdated, ReplicaDecoder
-from lmerge_service.merge.findings.evidence import Place
+from lmerge_service.merge.findings.evidence import RecordPlace
 from lmerge_service.merge.guards.guards import Guards, Now
 from lmerge_service.merge.guards.verdicts import Action, Ruling, Verdict
 from lmerge_service.merge.liveness import Liveness
@@ -41,7 +41,7 @@ class Finding:
 
     verdict: Verdict
     tp: TopicPartition
-    place: Place
+    place: RecordPlace
     at: float
     """When, in the clock's seconds."""
 
@@ -154,7 +154,7 @@ class GuardEvaluator:
             return progress
         verdicts, self._verdicts = (*self._verdicts, *verdicts), []
         shown = records[min(taken, len(records) - 1)]
-        place = Place.of(tp.topic, tp.partition, shown.offset, shown.value)
+        place = RecordPlace.of(tp.topic, tp.partition, shown.offset, shown.value)
         for verdict in verdicts:
             finding = Finding(verdict, tp, place, now.seconds)
             self.found.append(finding)
@@ -184,7 +184,7 @@ class GuardEvaluator:
         self, verdict: Verdict, tp: TopicPartition, records: Sequence[TimedRecord], offset: int
     ) -> None:
         shown = records[bisect_left(records, offset, key=attrgetter("offset"))]
-        place = Place.of(tp.topic, tp.partition, shown.offset, shown.value)
+        place = RecordPlace.of(tp.topic, tp.partition, shown.offset, shown.value)
         self.found.append(Finding(verdict, tp, place, self._now.seconds))
 
     def let_go(self) -> list[Finding]:

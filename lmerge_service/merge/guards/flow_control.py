@@ -44,7 +44,7 @@ from typing import Final
 
 from lmerge_service.elements import INFINITY, START
 
-__all__ = ("EVENT_BYTES", "EventBytes", "Flow", "Ordered", "Reading")
+__all__ = ("EVENT_BYTES", "EventBytes", "Flow", "FlowOrder", "ReplicaProgress")
 
 EVENT_BYTES: Final = 1_200
 """What the index takes for a live event beside its payload: 800 (R3) to 1,100 bytes (R4) with two
@@ -75,7 +75,7 @@ class EventBytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ReplicaProgress:
     """How far a replica is, in the order of attachment."""
 
     name: str
@@ -92,7 +92,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Ordered:
+class FlowOrder:
     """Who is to be paused and resumed now, who is paused then, and why nothing moves."""
 
     pause: frozenset[str]
@@ -113,8 +113,12 @@ class Flow:
         self.paused: frozenset[str] = frozenset()
 
     def order(
-        self, live_events: int, live_bytes: int, output_stable: int, readings: Sequence[Reading]
-    ) -> Ordered:
+        self,
+        live_events: int,
+        live_bytes: int,
+        output_stable: int,
+        readings: Sequence[ReplicaProgress],
+    ) -> FlowOrder:
         """Once a poll, for all replicas that are merged."""
         level = max(live_events / self._max_events, live_bytes / self._max_bytes)
         needed = self._needed(readings, hard=level >= _HARD)
@@ -130,16 +134,16 @@ class Flow:
             paused -= {needed.name}
         stuck = self._stuck(level, needed, paused, readings)
         self.paused = paused
-        return Ordered(paused - before, before - paused, paused, level, stuck)
+        return FlowOrder(paused - before, before - paused, paused, level, stuck)
 
-    def _movers(self, readings: Sequence[Reading]) -> list[Reading]:
+    def _movers(self, readings: Sequence[ReplicaProgress]) -> list[ReplicaProgress]:
         """Whose stable can move the output, the highest first; the first attached among equals."""
         joined = sorted((each for each in readings if each.joined), key=lambda each: -each.stable)
         return [
             each for each in joined[self._voters - 1 :] if each.stable < INFINITY and not each.held
         ]
 
-    def _needed(self, readings: Sequence[Reading], *, hard: bool) -> Reading | None:
+    def _needed(self, readings: Sequence[ReplicaProgress], *, hard: bool) -> ReplicaProgress | None:
         """The one that is read in any case; None if there is none."""
         movers = self._movers(readings)
         if hard:
@@ -152,9 +156,9 @@ class Flow:
     def _stuck(
         self,
         level: float,
-        needed: Reading | None,
+        needed: ReplicaProgress | None,
         paused: frozenset[str],
-        readings: Sequence[Reading],
+        readings: Sequence[ReplicaProgress],
     ) -> str | None:
         waiting = [each.name for each in readings if each.name in paused and each.unread]
         if not waiting or (needed is not None and needed.unread is not False):

@@ -75,11 +75,11 @@ from lmerge_service.core import BreachKind
 from lmerge_service.elements import INFINITY, START
 from lmerge_service.kafka.unread import Unread
 from lmerge_service.merge.decoding import Contradiction, Outdated
-from lmerge_service.merge.guards.breach_monitor import CHUNK, BreachMonitor, Findings
+from lmerge_service.merge.guards.breach_monitor import CHUNK, BreachMonitor, ChunkFindings
 from lmerge_service.merge.guards.verdicts import (
     Action,
     Guard,
-    Held,
+    HeldStable,
     Verdict,
     of_contradiction,
     of_held,
@@ -120,7 +120,7 @@ class _Seen:
     ) -> None:
         self.stables = stables
         self.conduct = conduct
-        self.held: dict[int, Held] = {}
+        self.held: dict[int, HeldStable] = {}
         self.progressed = progressed or max(stables) > START
         self.since = since
         """When it made progress last, or when patience with it restarted."""
@@ -195,7 +195,7 @@ class Guards:
         self._alone = topology.policy.policy().voters == 1
         self._replicas: dict[str, _Seen] = {}
         self._front = front
-        self._going: set[Held] = set()
+        self._going: set[HeldStable] = set()
 
     # --- replicas -----------------------------------------------------------------------------
 
@@ -249,7 +249,7 @@ class Guards:
         seen = self._replicas[replica]
         guard = self._suspicion(vc, now) if vc > seen.stables[partition] else None
         if guard is not None:
-            held = Held(replica, partition, offset, vc, guard, now.seconds)
+            held = HeldStable(replica, partition, offset, vc, guard, now.seconds)
             held = seen.held.setdefault(partition, held)
             if held not in self._going and not self._goes(held):
                 return self._refuse(held, now)
@@ -280,7 +280,7 @@ class Guards:
         ended = seen.merged == INFINITY
         self._front = max(self._front, *(vc for vc in stables if vc < INFINITY or ended), START)
 
-    def _goes(self, held: Held) -> bool:
+    def _goes(self, held: HeldStable) -> bool:
         """It may go now. A confirmed one goes before one that merely has nobody to wait for; among
         equals, the one behind the higher stable."""
         reason = self._reason_to_go(held)
@@ -293,7 +293,7 @@ class Guards:
                     return False
         return reason > 0
 
-    def _reason_to_go(self, held: Held) -> int:
+    def _reason_to_go(self, held: HeldStable) -> int:
         """2: another replica agrees. 1: there is nobody to wait for. 0: none."""
         if held.guard is Guard.SKEW:
             return 0
@@ -317,11 +317,11 @@ class Guards:
             and not (seen.held and seen.merged < own)
         )
 
-    def held(self) -> tuple[Held, ...]:
+    def held(self) -> tuple[HeldStable, ...]:
         """The stables that wait, for status and metrics."""
         return tuple(each for seen in self._replicas.values() for each in seen.held.values())
 
-    def let_go(self) -> tuple[Held, ...]:
+    def let_go(self) -> tuple[HeldStable, ...]:
         """Held stables that may be merged now: read their partitions again from their offsets on.
 
         To be asked after each poll.
@@ -384,7 +384,7 @@ class Guards:
     def _claims_beside(self, replica: str) -> dict[str, int]:
         return {name: seen.claim for name, seen in self._replicas.items() if name != replica}
 
-    def _judged(self, replica: str, found: Findings, now: Now) -> tuple[Verdict, ...]:
+    def _judged(self, replica: str, found: ChunkFindings, now: Now) -> tuple[Verdict, ...]:
         settings = self._settings
         verdicts = []
         if found.divergences:
@@ -428,7 +428,7 @@ class Guards:
         claims = {name: each.claim for name, each in others.items()}
         return Verdict(guard, action, replica, reason, remedy, others=claims)
 
-    def _refuse(self, held: Held, now: Now) -> Verdict:
+    def _refuse(self, held: HeldStable, now: Now) -> Verdict:
         others = {n: seen.claim for n, seen in self._replicas.items() if n != held.replica}
         clock = held.guard is Guard.SKEW
         base = now.unix_ns // (self._unit or 1) if clock else self._front

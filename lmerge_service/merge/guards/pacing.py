@@ -14,7 +14,7 @@ from typing import Final
 from lmerge_service.config.topology import Limits
 from lmerge_service.core import LMerge
 from lmerge_service.formats.headers import RecordLike
-from lmerge_service.merge.guards.flow_control import EventBytes, Flow, Ordered, Reading
+from lmerge_service.merge.guards.flow_control import EventBytes, Flow, FlowOrder, ReplicaProgress
 from lmerge_service.merge.replicas import ReplicaState
 
 __all__ = ("Pacing",)
@@ -48,7 +48,9 @@ class Pacing:
         some = [len(record.value or b"") for record in records[::_EVERY]]
         self._sizes.add(len(some), sum(some))
 
-    def order(self, states: Sequence[ReplicaState], *, held: frozenset[str], share: int) -> Ordered:
+    def order(
+        self, states: Sequence[ReplicaState], *, held: frozenset[str], share: int
+    ) -> FlowOrder:
         """Decides again, by the replicas that are merged; guards hold the `held`. `share` is how
         many tasks there are for the limits."""
         merge = self._merge
@@ -58,7 +60,7 @@ class Pacing:
         self.stuck = ordered.stuck
         return ordered
 
-    def _reading(self, state: ReplicaState, held: bool) -> Reading:
+    def _reading(self, state: ReplicaState, held: bool) -> ReplicaProgress:
         source, step = self._merge.inputs[state.name], state.step
         assert step is not None
         front = max(step.front, source.stable)
@@ -67,4 +69,6 @@ class Pacing:
         blocked = None
         if unread is not None and unread.open and not readable:
             blocked = unread.open[0].words(self._clock())
-        return Reading(state.name, source.stable, front, source.joined, readable, held, blocked)
+        return ReplicaProgress(
+            state.name, source.stable, front, source.joined, readable, held, blocked
+        )

@@ -14,7 +14,7 @@ from lmerge_service.merge.decoding import Contradiction, Outdated
 __all__ = (
     "Action",
     "Guard",
-    "Held",
+    "HeldStable",
     "Ruling",
     "Verdict",
     "in_words",
@@ -67,7 +67,7 @@ class Ruling(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldStable:
     """A stable that waits; the records of its partition wait behind it."""
 
     replica: str
@@ -108,7 +108,9 @@ def in_words(time: int) -> str:
     return "silent" if time == START else f"at {time}"
 
 
-def of_held(held: Held, ahead: int, others: Mapping[str, int], patience: float | None) -> Verdict:
+def of_held(
+    held: HeldStable, ahead: int, others: Mapping[str, int], patience: float | None
+) -> Verdict:
     """The verdict on a stable that is not merged, for now; it is `ahead` of what it was compared
     with."""
     where = ", ".join(f"{name} is {in_words(claim)}" for name, claim in others.items())

@@ -9,11 +9,11 @@ from dataclasses import asdict
 from typing import Final
 
 from lmerge_service.config.topology import Topology
-from lmerge_service.merge.replica_states import State
+from lmerge_service.merge.replica_states import ReplicaPhase
 from lmerge_service.service.status.document import (
-    Liveness,
     OpenTransactionStatus,
     OutputStatus,
+    ReplicaActivity,
     ReplicaStatus,
     TaskStatus,
 )
@@ -23,7 +23,13 @@ __all__ = ("IDLE_AFTER_SECONDS", "liveness_of", "output_of_all", "quantile_ms", 
 IDLE_AFTER_SECONDS: Final = 60.0
 """For so long without progress, or without a record, is standing still, or silent."""
 
-_WORST = (State.QUARANTINED, State.EXCLUDED, State.PAUSED, State.JOINING, State.JOINED)
+_WORST = (
+    ReplicaPhase.QUARANTINED,
+    ReplicaPhase.EXCLUDED,
+    ReplicaPhase.PAUSED,
+    ReplicaPhase.JOINING,
+    ReplicaPhase.JOINED,
+)
 _SUMS = (
     "inserts", "adjusts", "stables", "delivered_first", "late", "stale", "repeated",
     "contradicted", "dead_letters", "lost_events", "left_out",
@@ -157,7 +163,7 @@ def _transactions_of_all(statuses: Sequence[ReplicaStatus]) -> list[OpenTransact
     return [found[place] for place in sorted(found)]
 
 
-def liveness_of(idle: float | None, silent: float | None, *, ended: bool) -> Liveness | None:
+def liveness_of(idle: float | None, silent: float | None, *, ended: bool) -> ReplicaActivity | None:
     """By the seconds without progress and without a record.
 
     >>> liveness_of(3.0, 3.0, ended=False), liveness_of(90.0, 0.2, ended=False)
@@ -166,8 +172,10 @@ def liveness_of(idle: float | None, silent: float | None, *, ended: bool) -> Liv
     if ended or idle is None or silent is None:
         return None
     if idle < IDLE_AFTER_SECONDS:
-        return Liveness.PROGRESSING
-    return Liveness.NOT_PROGRESSING if silent < IDLE_AFTER_SECONDS else Liveness.SILENT
+        return ReplicaActivity.PROGRESSING
+    return (
+        ReplicaActivity.NOT_PROGRESSING if silent < IDLE_AFTER_SECONDS else ReplicaActivity.SILENT
+    )
 
 
 def _lowest(values: Iterable[int | None]) -> int | None:

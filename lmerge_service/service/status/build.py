@@ -13,7 +13,7 @@ from lmerge_service.core import Input
 from lmerge_service.elements import INFINITY, START
 from lmerge_service.http.cutover_view import CutoverView
 from lmerge_service.merge.decoding import ReplicaDecoder
-from lmerge_service.merge.replica_states import DesiredState, State, seen
+from lmerge_service.merge.replica_states import DesiredState, ReplicaPhase, seen
 from lmerge_service.merge.replicas import ReplicaState
 from lmerge_service.service.status.aggregate import (
     liveness_of,
@@ -290,7 +290,7 @@ def _confirmed(task: MergeTask, name: str) -> dict[str, Any]:
     }
 
 
-def _state(task: MergeTask, state: ReplicaState, *, joined: bool) -> State:
+def _state(task: MergeTask, state: ReplicaState, *, joined: bool) -> ReplicaPhase:
     return seen(
         DesiredState.ATTACHED if state.quarantined is None else DesiredState.QUARANTINED,
         excluded=state.step is None,

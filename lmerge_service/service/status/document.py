@@ -11,17 +11,17 @@ from typing import Literal, TypeAlias
 from pydantic import BaseModel
 
 from lmerge_service.http.cutover_view import CutoverView
-from lmerge_service.merge.replica_states import State
+from lmerge_service.merge.replica_states import ReplicaPhase
 from lmerge_service.service.task_phases import Phase, Role
 
 __all__ = (
+    "AttentionReason",
     "HeldStatus",
-    "Liveness",
     "OpenTransactionStatus",
     "OutdatedStatus",
     "OutputStatus",
-    "Reason",
     "ReasonKind",
+    "ReplicaActivity",
     "ReplicaStatus",
     "SnapshotStatus",
     "Status",
@@ -64,7 +64,7 @@ class OpenTransactionStatus(BaseModel):
     """For how long it is open, since it was first seen."""
 
 
-class Liveness(StrEnum):
+class ReplicaActivity(StrEnum):
     """Whether a replica brings anything new; the values never change."""
 
     PROGRESSING = "progressing"
@@ -126,7 +126,7 @@ class ReasonKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Reason:
+class AttentionReason:
     """Why somebody should look."""
 
     kind: ReasonKind
@@ -148,7 +148,7 @@ class ReplicaStatus(BaseModel):
 
     name: str
     topic: str
-    state: State
+    state: ReplicaPhase
     why: str | None
     """Why it is excluded, or in quarantine."""
     held: list[HeldStatus]
@@ -164,7 +164,7 @@ class ReplicaStatus(BaseModel):
     lag_records: int | None
     """Records and markers of its topic that are not merged, those of open transactions included."""
     open_transactions: list[OpenTransactionStatus]
-    liveness: Liveness | None
+    liveness: ReplicaActivity | None
     """Null where nothing was read of it yet, and once it has ended."""
     idle_seconds: float | None
     """Since it made progress last (before it has made any: since its first record was read)."""

@@ -3,12 +3,12 @@
 import asyncio
 from collections.abc import Iterator, Sequence
 
-from lmerge_service.merge.replica_states import State
+from lmerge_service.merge.replica_states import ReplicaPhase
 from lmerge_service.service.status.document import (
-    Liveness,
+    AttentionReason,
     OpenTransactionStatus,
-    Reason,
     ReasonKind,
+    ReplicaActivity,
     ReplicaStatus,
     TaskStatus,
     WorkerState,
@@ -28,18 +28,20 @@ def reasons(
     state: WorkerState,
     tasks: Sequence[TaskStatus],
     replicas: Sequence[ReplicaStatus],
-) -> Iterator[Reason]:
+) -> Iterator[AttentionReason]:
     """Why somebody should look, as these tasks and replicas of a worker are now."""
     if state not in ("running", "standby"):
-        yield Reason(ReasonKind.NOT_RUNNING, f"the worker is {state}")
+        yield AttentionReason(ReasonKind.NOT_RUNNING, f"the worker is {state}")
     yield from unreachable(worker)
     for topic, fault in worker.outlets.faults.items():
-        yield Reason(ReasonKind.UNWRITABLE_TOPIC, f"topic {topic} of the merge {fault.why}")
+        yield AttentionReason(
+            ReasonKind.UNWRITABLE_TOPIC, f"topic {topic} of the merge {fault.why}"
+        )
     yield from stalled(worker)
     yield from _left_out(worker)
     yield from _lost(worker)
     for stuck in dict.fromkeys(each.stuck for each in tasks if each.stuck is not None):
-        yield Reason(ReasonKind.STUCK, stuck)
+        yield AttentionReason(ReasonKind.STUCK, stuck)
     for each in replicas:
         yield from _reasons_of(each, worker.topology.guards.open_transaction_seconds)
     if state != "running":
@@ -48,36 +50,38 @@ def reasons(
     if len(replicas) > 1 and len(moving) < 2:
         text = f"redundancy is lost: {len(moving)} of {len(replicas)} replicas are moving"
         text += _still(replicas)
-        yield Reason(ReasonKind.REDUNDANCY_LOST, text)
+        yield AttentionReason(ReasonKind.REDUNDANCY_LOST, text)
     voters = worker.held[tasks[0].partition].task.state.policy.voters
-    joined = sum(each.state is State.JOINED for each in replicas)
+    joined = sum(each.state is ReplicaPhase.JOINED for each in replicas)
     if any(each.output.gap is not None for each in tasks):
-        yield Reason(ReasonKind.GAP, "a gap: of the replicas that are joined too few are left")
+        yield AttentionReason(
+            ReasonKind.GAP, "a gap: of the replicas that are joined too few are left"
+        )
     elif joined < voters:
         text = f"nothing moves: {joined} replicas are joined, and {voters} must be"
-        yield Reason(ReasonKind.NOTHING_MOVES, text)
+        yield AttentionReason(ReasonKind.NOTHING_MOVES, text)
 
 
-def stalled(worker: Worker) -> Iterator[Reason]:
+def stalled(worker: Worker) -> Iterator[AttentionReason]:
     """Commits that take long."""
     now = asyncio.get_running_loop().time()
     for partition, held in sorted(worker.held.items()):
         since = held.task.progress.committing
         if since is not None and now - since > _STALLED_SECONDS:
             text = f"a commit of task {partition} has been under way for {now - since:.0f} s"
-            yield Reason(ReasonKind.COMMIT_STALLED, text)
+            yield AttentionReason(ReasonKind.COMMIT_STALLED, text)
 
 
-def _lost(worker: Worker) -> Iterator[Reason]:
+def _lost(worker: Worker) -> Iterator[AttentionReason]:
     """What the output lacks though a replica has it, by what was found within the last minutes."""
     now = asyncio.get_running_loop().time()
     for held in worker.held.values():
         progress = held.task.progress
         if progress.lost_at is not None and now - progress.lost_at < _LATELY_SECONDS:
-            yield Reason(ReasonKind.LOST_EVENTS, f"events are lost: {progress.loss}")
+            yield AttentionReason(ReasonKind.LOST_EVENTS, f"events are lost: {progress.loss}")
 
 
-def _left_out(worker: Worker) -> Iterator[Reason]:
+def _left_out(worker: Worker) -> Iterator[AttentionReason]:
     """What the output went on without, within the last minutes."""
     now = asyncio.get_running_loop().time()
     output = worker.topology.output
@@ -92,12 +96,12 @@ def _left_out(worker: Worker) -> Iterator[Reason]:
         if count := sum(each.unwritten[what] for each in lately):
             named = what.replace("_", " ")
             text = f"not written to {topic}: {count} {named}; the output went on without them"
-            yield Reason(ReasonKind.NOT_WRITTEN, text)
+            yield AttentionReason(ReasonKind.NOT_WRITTEN, text)
 
 
 def _still(replicas: Sequence[ReplicaStatus]) -> str:
     """Which are not, and whether they are silent."""
-    still = (Liveness.NOT_PROGRESSING, Liveness.SILENT)
+    still = (ReplicaActivity.NOT_PROGRESSING, ReplicaActivity.SILENT)
     words = [
         f"{each.name} is {each.liveness} for {each.idle_seconds:.0f} s"
         for each in replicas
@@ -106,7 +110,7 @@ def _still(replicas: Sequence[ReplicaStatus]) -> str:
     return f" ({', '.join(words)})" if words else ""
 
 
-def unreachable(worker: Worker) -> Iterator[Reason]:
+def unreachable(worker: Worker) -> Iterator[AttentionReason]:
     """What of Kafka does not answer."""
     whys = [held.task.progress.unreachable for held in worker.held.values()]
     if worker.control is not None:
@@ -114,13 +118,13 @@ def unreachable(worker: Worker) -> Iterator[Reason]:
     if worker.members is not None:
         whys.append(worker.members.unreachable)
     for why in dict.fromkeys(why for why in whys if why is not None):
-        yield Reason(ReasonKind.KAFKA_UNREACHABLE, f"Kafka does not answer: {why}")
+        yield AttentionReason(ReasonKind.KAFKA_UNREACHABLE, f"Kafka does not answer: {why}")
 
 
-def _reasons_of(replica: ReplicaStatus, open_after: float) -> Iterator[Reason]:
+def _reasons_of(replica: ReplicaStatus, open_after: float) -> Iterator[AttentionReason]:
     """What is wrong with one replica now, or was within the last minutes."""
     for kind, text in _wrong_with(replica, open_after):
-        yield Reason(kind, f"replica {replica.name}: {text}")
+        yield AttentionReason(kind, f"replica {replica.name}: {text}")
 
 
 def _of_open(transaction: OpenTransactionStatus) -> str:
@@ -132,7 +136,7 @@ def _of_open(transaction: OpenTransactionStatus) -> str:
 
 
 def _wrong_with(replica: ReplicaStatus, open_after: float) -> Iterator[tuple[ReasonKind, str]]:
-    if replica.state is State.QUARANTINED:
+    if replica.state is ReplicaPhase.QUARANTINED:
         yield ReasonKind.QUARANTINED, f"in quarantine: {replica.why or 'no reason was given'}"
     elif replica.why:
         yield ReasonKind.EXCLUDED, replica.why
@@ -145,7 +149,7 @@ def _wrong_with(replica: ReplicaStatus, open_after: float) -> Iterator[tuple[Rea
     for open_ in replica.open_transactions:
         if 0 < open_after <= open_.seconds:
             yield ReasonKind.OPEN_TRANSACTION, _of_open(open_)
-    if replica.liveness is Liveness.NOT_PROGRESSING:
+    if replica.liveness is ReplicaActivity.NOT_PROGRESSING:
         text = (
             f"it is not progressing: nothing new for {replica.idle_seconds:.0f} s, though the last "
             f"record was read {replica.silent_seconds:.0f} s ago"
@@ -191,5 +195,5 @@ def _confirmed(replica: ReplicaStatus) -> str:
 
 
 def _is_moving(replica: ReplicaStatus) -> bool:
-    merged = replica.state not in (State.EXCLUDED, State.QUARANTINED)
-    return merged and replica.liveness is Liveness.PROGRESSING
+    merged = replica.state not in (ReplicaPhase.EXCLUDED, ReplicaPhase.QUARANTINED)
+    return merged and replica.liveness is ReplicaActivity.PROGRESSING

@@ -27,7 +27,7 @@ from lmerge_service.merge.decisions.ledger import RefusalKind
 from lmerge_service.merge.feedback import FeedbackOut
 from lmerge_service.merge.findings.evidence import NotificationKind
 from lmerge_service.merge.guards.verdicts import Guard
-from lmerge_service.merge.replica_states import State
+from lmerge_service.merge.replica_states import ReplicaPhase
 from lmerge_service.service.status.build import readiness_of, status_of
 from lmerge_service.service.status.document import (
     OutputStatus,
@@ -358,7 +358,7 @@ def _replica_metrics(statuses: _Replicas, tasks: _Tasks, unit: int | None) -> It
         for kind in BreachKind
     )
     yield _counter("replica_breaches", "What the replica did wrong.", kinds, breaches)
-    states = (x for label, each in statuses for x in _one_of(label, State, each.state))
+    states = (x for label, each in statuses for x in _one_of(label, ReplicaPhase, each.state))
     text = "1 for the state that the replica is in."
     yield _gauge("replica_state", text, (*_REPLICA, "state"), states)
     leaders = {label: each.output.leader for label, each in tasks}
@@ -405,7 +405,7 @@ _ABOUT_NONE = (NotificationKind.STUCK, NotificationKind.REBUILD)
 def _merge_loop_metrics(tasks: _Tasks, statuses: _Replicas) -> Iterator[Metric]:
     held = _each(statuses, lambda each: len(each.held))
     yield _gauge("replica_held", "Partitions whose stable a guard holds.", _REPLICA, held)
-    paused = _each(statuses, lambda each: each.state is State.PAUSED)
+    paused = _each(statuses, lambda each: each.state is ReplicaPhase.PAUSED)
     yield _gauge("flow_paused", "1 while flow control does not read it on.", _REPLICA, paused)
     stuck = ((label, each.stuck is not None) for label, each in tasks)
     yield _gauge("flow_stuck", "1 while too much is live for anything to move.", _TASK, stuck)

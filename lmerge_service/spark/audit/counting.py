@@ -17,7 +17,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from lmerge_service.elements import START
-from lmerge_service.spark.audit.findings import Progress
+from lmerge_service.spark.audit.findings import StreamProgress
 
 __all__ = ("current", "deadline", "heads_of", "progress_of")
 
@@ -71,7 +71,7 @@ def current(rows: DataFrame, heads: DataFrame, by: Sequence[str]) -> DataFrame:
     return rows.join(last, [*by, "stream", "incarnation"], "left_semi")
 
 
-def progress_of(slices: DataFrame, streams: int, *, wider: int = 0) -> list[Progress]:
+def progress_of(slices: DataFrame, streams: int, *, wider: int = 0) -> list[StreamProgress]:
     """How each stream came along, by time if all records have one, else by share of the stream.
 
     `wider` bits are taken off the slices' numbers, so that they are few enough to be collected.
@@ -87,7 +87,7 @@ def progress_of(slices: DataFrame, streams: int, *, wider: int = 0) -> list[Prog
     return [_progress([row for row in rows if row.stream == n], timed) for n in range(streams)]
 
 
-def _progress(rows: Sequence[Any], timed: bool) -> Progress:
+def _progress(rows: Sequence[Any], timed: bool) -> StreamProgress:
     """Of the slices of a stream, by partition and place."""
     points: list[tuple[float, Any]] = []
     lengths: dict[int, int] = {}
@@ -104,7 +104,7 @@ def _progress(rows: Sequence[Any], timed: bool) -> Progress:
 
 def _drawn(
     points: Sequence[tuple[float, Any]], lengths: Mapping[int, int], timed: bool
-) -> Progress:
+) -> StreamProgress:
     stables = dict.fromkeys(lengths, START)
     elements, every = 0, max(1, len(points) // _PICTURED)
     at, counts, stable = [], [], []
@@ -116,4 +116,4 @@ def _drawn(
             at.append(x)
             counts.append(elements)
             stable.append(min(stables.values()))
-    return Progress(timed, at, counts, stable)
+    return StreamProgress(timed, at, counts, stable)

@@ -12,11 +12,18 @@ from typing import Any
 from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
 from lmerge_service.tdb import TDB, Difference
 
-__all__ = ("Audited", "Fault", "Findings", "Freshness", "Progress", "Report")
+__all__ = (
+    "AuditFindings",
+    "AuditReport",
+    "Freshness",
+    "IllegalElement",
+    "StreamProgress",
+    "StreamSummary",
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Audited:
+class StreamSummary:
     """What one stream consists of; of its last incarnation only."""
 
     inserts: int = 0
@@ -49,7 +56,7 @@ class Audited:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class IllegalElement:
     """The first thing in a partition of a stream that is not legal where it stands."""
 
     stream: int
@@ -60,7 +67,7 @@ class Fault:
     """Of the element, canonical."""
 
     @classmethod
-    def of_element(cls, row: Mapping[str, Any], stable: int) -> "Fault":
+    def of_element(cls, row: Mapping[str, Any], stable: int) -> "IllegalElement":
         """What is wrong with the element of a row, after `stable` in a stream without its event."""
         why = TDB((), stable).violation(_element(row))
         assert why is not None
@@ -76,11 +83,11 @@ def _element(row: Mapping[str, Any]) -> Element:
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
+class AuditFindings:
     """Of streams that were audited together."""
 
-    streams: Sequence[Audited]
-    faults: Sequence[Fault]
+    streams: Sequence[StreamSummary]
+    faults: Sequence[IllegalElement]
     """The first of each partition, by stream and partition."""
     differences: Sequence[Difference]
     """The first few, by vs and payload; none of streams that are not legal."""
@@ -127,7 +134,7 @@ class Freshness:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class StreamProgress:
     """How a stream came along: after each part of it, elements so far and its stable point."""
 
     timed: bool
@@ -138,11 +145,11 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class AuditReport:
     """All that is handed on of an audit."""
 
     names: Sequence[str]
-    findings: Findings
+    findings: AuditFindings
     fault_places: Sequence[str] = ()
     """Where each fault is."""
     last_places: Mapping[tuple[Hashable, int], Sequence[Sequence[str]]] = field(
@@ -151,5 +158,5 @@ class Report:
     """By (payload, vs) of a difference and by stream: where its last elements are."""
     freshness: Freshness | None = None
     """None where records have no time."""
-    progress: Sequence[Progress] = ()
+    progress: Sequence[StreamProgress] = ()
     seconds: float = 0.0

@@ -33,13 +33,13 @@ from lmerge_service.spark.audit.equivalence import (
     doubled,
     elements_about,
 )
-from lmerge_service.spark.audit.findings import Audited, Fault, Findings
+from lmerge_service.spark.audit.findings import AuditFindings, IllegalElement, StreamSummary
 from lmerge_service.spark.audit.legality import MOST_SLICES, beyond_stables, doubted
 from lmerge_service.spark.audit.scanning import scanned
 from lmerge_service.spark.audit.screening import delays_of, odd_of, pieces_of, screened
 from lmerge_service.tdb import Difference
 
-__all__ = ("Case", "Judged", "Terms", "judged")
+__all__ = ("Case", "JudgedAudit", "Terms", "judged")
 
 Case: TypeAlias = tuple[Any, ...]
 """The values of `by`."""
@@ -69,10 +69,10 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class JudgedAudit:
     """An audit's findings, and what they rest on, for as long as it is kept."""
 
-    findings: Mapping[Case, Findings]
+    findings: Mapping[Case, AuditFindings]
     rows: DataFrame
     """Of the last incarnations."""
     slices: DataFrame
@@ -95,7 +95,7 @@ def judged(
     scan: DataFrame | None = None,
     count: int | None = None,
     notify: Callable[[str], None] = lambda _: None,
-) -> Iterator[Judged]:
+) -> Iterator[JudgedAudit]:
     """Judges rows of `streams.COLUMNS`, and of `by`; `notify` is called with each
     step that begins.
 
@@ -130,7 +130,7 @@ class _Audit:
         self.kept.append(frame.persist(StorageLevel.MEMORY_AND_DISK))
         return self.kept[-1]
 
-    def of(self, rows: DataFrame, scan: DataFrame, count: int | None) -> Judged:
+    def of(self, rows: DataFrame, scan: DataFrame, count: int | None) -> JudgedAudit:
         by, terms = self._by, self._terms
         if count is None:
             self._notify("counting")
@@ -158,15 +158,17 @@ class _Audit:
         if not bounds.isEmpty():
             self._faults.add(beyond_stables(rows, bounds, by, wider=wider), 1)
         twice, totals, differences = self._events(rows, heads, screen)
-        found: dict[Case, dict[int, Audited]] = defaultdict(dict)
+        found: dict[Case, dict[int, StreamSummary]] = defaultdict(dict)
         for row in streams:
             found[_case(row, by)][row.stream] = _audited(row, terms)
         findings = {}
         for case in found if by else [()]:
-            known = [found[case].get(n, Audited(keyed=terms.keyed)) for n in range(self._streams)]
+            known = [
+                found[case].get(n, StreamSummary(keyed=terms.keyed)) for n in range(self._streams)
+            ]
             again = [twice.get((case, n), 0) for n in range(self._streams)]
             faults = self._faults.of(case)
-            findings[case] = Findings(
+            findings[case] = AuditFindings(
                 streams=[replace(a, doubled=t) for a, t in zip(known, again, strict=True)],
                 faults=faults,
                 differences=[] if faults else differences.get(case, []),
@@ -175,7 +177,7 @@ class _Audit:
             )
         timed = {row.stream == 0 for row in streams if row.to is not None}
         few = (several // _COLLECTED).bit_length()
-        return Judged(findings, rows, slices, delays_of(screen), timed == {False, True}, few)
+        return JudgedAudit(findings, rows, slices, delays_of(screen), timed == {False, True}, few)
 
     def _screened(self, scan: DataFrame, count: int) -> DataFrame:
         parallel = scan.sparkSession.sparkContext.defaultParallelism
@@ -214,8 +216,8 @@ def _case(row: Any, by: Sequence[str]) -> Case:
     return tuple(row[name] for name in by)
 
 
-def _audited(row: Any, terms: Terms) -> Audited:
-    return Audited(
+def _audited(row: Any, terms: Terms) -> StreamSummary:
+    return StreamSummary(
         inserts=row.inserts,
         adjusts=row.adjusts,
         stables=row.stables,
@@ -232,22 +234,22 @@ class _Faults:
 
     def __init__(self, by: Sequence[str]) -> None:
         self._by = by
-        self.found: dict[tuple[Case, int, int], tuple[int, int, Fault]] = {}
+        self.found: dict[tuple[Case, int, int], tuple[int, int, IllegalElement]] = {}
 
     def add(self, frame: DataFrame, rank: int) -> None:
         for row in frame.collect():
             values = row.asDict()
             if rank:
-                fault = Fault.of_element(values, row.stable)
+                fault = IllegalElement.of_element(values, row.stable)
             else:
-                fault = Fault(row.stream, row.partition, row.place, row.why)
+                fault = IllegalElement(row.stream, row.partition, row.place, row.why)
             partition = _case(row, self._by), row.stream, row.partition
             this = row.place, rank, fault
             self.found[partition] = min(
                 this, self.found.get(partition, this), key=lambda known: known[:2]
             )
 
-    def of(self, case: Case) -> list[Fault]:
+    def of(self, case: Case) -> list[IllegalElement]:
         of_case = sorted(key for key in self.found if key[0] == case)
         return [self.found[key][2] for key in of_case]
 

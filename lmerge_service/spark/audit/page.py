@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from lmerge_service.elements import INFINITY, START
 from lmerge_service.page import COLOURS, figure, render
-from lmerge_service.spark.audit.findings import Freshness, Progress, Report
+from lmerge_service.spark.audit.findings import AuditReport, Freshness, StreamProgress
 
 __all__ = ("page",)
 
@@ -19,7 +19,7 @@ _COUNTS: Final = ("events", "inserts", "adjusts", "removals", "stables", "double
 _QUANTILES: Final = (("median", 0.5), ("90 %", 0.9), ("99 %", 0.99), ("longest", 1.0))
 
 
-def page(report: Report) -> str:
+def page(report: AuditReport) -> str:
     """The page."""
     found, lines = report.findings, _lines(report)
     verdict, good = _verdict(report)
@@ -43,7 +43,7 @@ def page(report: Report) -> str:
     )
 
 
-def _verdict(report: Report) -> tuple[str, bool]:
+def _verdict(report: AuditReport) -> tuple[str, bool]:
     found = report.findings
     if not found.legal:
         names = list(dict.fromkeys(report.names[fault.stream] for fault in found.faults))
@@ -53,7 +53,7 @@ def _verdict(report: Report) -> tuple[str, bool]:
     return f"Legal and equivalent: {len(report.names)} streams", True
 
 
-def _differences(report: Report) -> Iterator[tuple[str, int, Sequence[Any]]]:
+def _differences(report: AuditReport) -> Iterator[tuple[str, int, Sequence[Any]]]:
     """Payload, vs, and of each stream the ends of its events and where its last elements are."""
     for each in report.findings.differences:
         places = report.last_places.get(each[:2], [[]] * len(each.ends))
@@ -83,11 +83,11 @@ def _freshness(fresh: Freshness) -> Markup:
     return figure("freshness", [draw], "share of events by freshness")
 
 
-_Lines = Sequence[tuple[int, str, Progress]]
+_Lines = Sequence[tuple[int, str, StreamProgress]]
 """Streams by number and name."""
 
 
-def _lines(report: Report) -> _Lines:
+def _lines(report: AuditReport) -> _Lines:
     """Of the streams whose progress is known."""
     lines = enumerate(zip(report.names, report.progress, strict=False))
     return [(n, name, line) for n, (name, line) in lines if line.at]
@@ -105,7 +105,7 @@ def _progress(lines: _Lines) -> Markup:
     timed, began = _timed(lines), _began(lines)
     axis = "seconds" if timed else "share of the stream"
 
-    def at(line: Progress) -> list[float]:
+    def at(line: StreamProgress) -> list[float]:
         return [(x - began) / 1000 if timed else x for x in line.at]
 
     def elements(axes: Any) -> None:

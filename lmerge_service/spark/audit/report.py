@@ -18,7 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from lmerge_service.formats.bulk import Rule
 from lmerge_service.spark.audit.counting import progress_of
-from lmerge_service.spark.audit.findings import Findings, Report
+from lmerge_service.spark.audit.findings import AuditFindings, AuditReport
 from lmerge_service.spark.audit.freshness import freshness_of
 from lmerge_service.spark.audit.judging import Terms, judged
 from lmerge_service.spark.audit.streams import Given, side_by_side
@@ -39,7 +39,7 @@ def audit(
     most: int = 10,
     rule: Rule = _ANYTHING,
     notify: Callable[[str], None] = lambda _: None,
-) -> Report:
+) -> AuditReport:
     """Audits streams, each with what it is called; freshness is the first one's.
 
     `keyed`: (payload, vs) is a key (R3), else streams are multisets (R4). `clipped`: what is final
@@ -67,7 +67,7 @@ def audit(
             notify("measuring freshness")
             freshness = freshness_of(result.delays) if result.timed else None
             progress = progress_of(result.slices, len(streams), wider=result.wider)
-    return Report(
+    return AuditReport(
         names=[each.name for each in streams],
         findings=findings,
         fault_places=[streams[f.stream].where(f.partition, f.place) for f in findings.faults],
@@ -83,7 +83,7 @@ def _together(frames: Iterable[DataFrame]) -> DataFrame:
 
 
 def _last_places(
-    rows: DataFrame, streams: Sequence[Given], findings: Findings
+    rows: DataFrame, streams: Sequence[Given], findings: AuditFindings
 ) -> dict[tuple[Hashable, int], list[list[str]]]:
     """For each difference and stream, the place of the last element in each partition."""
     found: dict[tuple[Hashable, int], list[list[str]]] = {

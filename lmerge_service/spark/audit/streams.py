@@ -39,7 +39,7 @@ from lmerge_service.spark.io.elements import (
     raw_records,
     read_elements,
 )
-from lmerge_service.spark.io.places import JsonFiles, ParquetFiles, Source, Topics, located
+from lmerge_service.spark.io.places import JsonFiles, ParquetFiles, ReadTopics, Source, located
 
 __all__ = ("COLUMNS", "Given", "placed", "side_by_side")
 
@@ -123,7 +123,7 @@ def _opened(
     spark: SparkSession, name: str, source: Source, rule: Rule, kept: list[DataFrame]
 ) -> Given:
     width = None
-    if isinstance(source, Topics):
+    if isinstance(source, ReadTopics):
         offsets = existing_offsets(source.kafka, source.subscribed, settled=True)
         if offsets is None:
             raise ConfigurationError(f"{name}: there is no such topic")
@@ -134,7 +134,7 @@ def _opened(
     if not isinstance(source, ParquetFiles):
         rows = rows.persist(StorageLevel.DISK_ONLY)
         kept.append(rows)
-    if isinstance(source, Topics):
+    if isinstance(source, ReadTopics):
         rows = placed(rows, bits=_OFFSET_BITS)
         return Given(name, rows, width=width, sources=(source.subscribed,))
     if isinstance(source, JsonFiles) and Path(source.path).is_file():
@@ -155,7 +155,7 @@ def _opened(
 def _topic(
     spark: SparkSession,
     name: str,
-    source: Topics,
+    source: ReadTopics,
     offsets: Mapping[int, tuple[int, int]],
     rule: Rule,
 ) -> Given:

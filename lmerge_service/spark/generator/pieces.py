@@ -26,7 +26,15 @@ from lmerge_service.spark.generator.emission import Emitted
 from lmerge_service.spark.generator.randomness import Bools, Draws, Longs
 from lmerge_service.workloads.presentation import Variation
 
-__all__ = ("Payloads", "Piece", "Place", "Summary", "ending", "floors_behind", "places")
+__all__ = (
+    "Payloads",
+    "PieceContext",
+    "StreamPiece",
+    "Summary",
+    "ending",
+    "floors_behind",
+    "places",
+)
 
 Payloads: TypeAlias = Callable[[Longs], pa.StringArray]
 """The payloads of events, by `Emitted.event`."""
@@ -48,7 +56,7 @@ class Summary:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PieceContext:
     """What a piece needs of those before it."""
 
     offset: int
@@ -56,14 +64,14 @@ class Place:
     """The last one."""
 
 
-def places(summaries: Iterable[Summary]) -> list[Place]:
+def places(summaries: Iterable[Summary]) -> list[PieceContext]:
     """Of each piece, and of what follows the last."""
-    found = [Place(0, START)]
+    found = [PieceContext(0, START)]
     for each in summaries:
         before = found[-1]
         stables = each.stables - (each.stables > 0 and each.first <= before.stable)
         offset = before.offset + each.elements + stables
-        found.append(Place(offset, max(before.stable, each.last)))
+        found.append(PieceContext(offset, max(before.stable, each.last)))
     return found
 
 
@@ -75,7 +83,7 @@ def floors_behind(limits: Longs, coming: int) -> Longs:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class StreamPiece:
     """Elements in the order in which they are sent."""
 
     emitted: Emitted
@@ -90,7 +98,7 @@ class Piece:
         first, last = (int(stables[0]), int(stables[-1])) if len(stables) else (START, START)
         return Summary(len(self.emitted.send), len(stables), first, last)
 
-    def rows(self, place: Place, payloads: Payloads, step: int) -> Iterator[pa.RecordBatch]:
+    def rows(self, place: PieceContext, payloads: Payloads, step: int) -> Iterator[pa.RecordBatch]:
         """The rows in order, so many a batch: offset, op, payload, vs, vold, ve, vc."""
         due, stables = self._stables()
         points = np.full(len(due), START)
@@ -108,7 +116,7 @@ class Piece:
         return due, floors[due] - self.variation.stable_lag
 
 
-def ending(place: Place) -> pa.RecordBatch:
+def ending(place: PieceContext) -> pa.RecordBatch:
     """stable(INFINITY), behind the last piece."""
     nothing = Emitted(*[np.zeros(0, np.int64)] * len(fields(Emitted)))
     rows = _Rows(nothing, np.array([-1]), np.array([INFINITY]))

@@ -33,7 +33,7 @@ import pyarrow as pa
 
 from lmerge_service.elements import INFINITY
 from lmerge_service.spark.generator.emission import Events, emit, reach
-from lmerge_service.spark.generator.pieces import Piece, Place, Summary
+from lmerge_service.spark.generator.pieces import PieceContext, StreamPiece, Summary
 from lmerge_service.spark.generator.randomness import Draws, Longs
 from lmerge_service.spark.generator.workload import Workload
 from lmerge_service.workloads.presentation import Variation
@@ -99,12 +99,12 @@ class Presentation:
         """`starts` are the sums of gaps before each block, and of all (`Workload.starts`)."""
         return self._slice(number, starts).summary()
 
-    def rows(self, number: int, starts: Longs, place: Place) -> Iterator[pa.RecordBatch]:
+    def rows(self, number: int, starts: Longs, place: PieceContext) -> Iterator[pa.RecordBatch]:
         """The rows of a slice in batches of some megabytes, each with payloads made for it."""
         step = max(1, min(_BATCH_ROWS, _BATCH_BYTES // self.workload.payload_bytes))
         return self._slice(number, starts).rows(place, self.workload.payloads, step)
 
-    def _slice(self, number: int, starts: Longs) -> Piece:
+    def _slice(self, number: int, starts: Longs) -> StreamPiece:
         """What is sent in it."""
         lead = self.variation.lead
         draws = Draws(f"{self.workload.seed}/{self.seed} presentation")
@@ -116,7 +116,7 @@ class Presentation:
             first_vs = self.workload.times(after, after + 1, int(starts[number + 1]))[0]
             later = emitted.between(end, None).limit
             coming = int(later.min(initial=first_vs))
-        return Piece(emitted.between(begin, end).ordered(), coming, self.variation, draws)
+        return StreamPiece(emitted.between(begin, end).ordered(), coming, self.variation, draws)
 
     def _events(self, number: int, starts: Longs) -> Events:
         """Those of the block, and those before it that may reach into the slice."""

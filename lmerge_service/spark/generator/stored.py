@@ -30,7 +30,7 @@ from lmerge_service.elements import INFINITY, START
 from lmerge_service.errors import ConfigurationError
 from lmerge_service.spark.errors import spark_errors
 from lmerge_service.spark.generator.emission import Emitted, Events, emit
-from lmerge_service.spark.generator.pieces import Piece, Summary, ending, places
+from lmerge_service.spark.generator.pieces import StreamPiece, Summary, ending, places
 from lmerge_service.spark.generator.randomness import Draws
 from lmerge_service.spark.generator.slices import check_variation
 from lmerge_service.spark.io.schema import ELEMENT
@@ -72,7 +72,7 @@ def presented(
 
     def rows(number: int, table: pa.Table) -> Iterator[pa.RecordBatch]:
         payloads = table.column("payload").combine_chunks()
-        piece = Piece(_columns(table), coming[number], variation, draws)
+        piece = StreamPiece(_columns(table), coming[number], variation, draws)
         return piece.rows(place[number], lambda at: payloads.take(pa.array(at)), _BATCH_ROWS)
 
     made = emitted.mapInArrow(_of_piece(rows), _ROWS)
@@ -157,7 +157,7 @@ def _summary(
     coming: list[int], variation: Variation, draws: Draws
 ) -> Callable[[int, pa.Table], tuple[int, ...]]:
     def summary(number: int, table: pa.Table) -> tuple[int, ...]:
-        return astuple(Piece(_columns(table), coming[number], variation, draws).summary())
+        return astuple(StreamPiece(_columns(table), coming[number], variation, draws).summary())
 
     return summary
 

@@ -18,7 +18,7 @@ from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.spark.errors import spark_errors
 from lmerge_service.spark.io.connection import kafka_options
 from lmerge_service.spark.io.elements import topic_width
-from lmerge_service.spark.io.places import Topic, located
+from lmerge_service.spark.io.places import WrittenTopic, located
 from lmerge_service.spark.io.schema import refused_of
 
 __all__ = ("letters_of", "stream_dead_letters", "write_dead_letters")
@@ -69,7 +69,7 @@ def _letter(row: Mapping[str, Any], replicas: Mapping[str, str]) -> DeadLetter:
 
 
 def write_dead_letters(
-    records: DataFrame, sink: Topic, replicas: Mapping[str, str] = _NOBODY
+    records: DataFrame, sink: WrittenTopic, replicas: Mapping[str, str] = _NOBODY
 ) -> None:
     """Writes the refused ones of rows that `read_elements` gave.
 
@@ -83,7 +83,7 @@ def write_dead_letters(
 
 def stream_dead_letters(
     records: DataFrame,
-    sink: Topic,
+    sink: WrittenTopic,
     replicas: Mapping[str, str] = _NOBODY,
     *,
     checkpoint: str,
@@ -97,5 +97,5 @@ def stream_dead_letters(
         return (writer if trigger is None else writer.trigger(**trigger)).start()
 
 
-def _options(sink: Topic) -> dict[str, str]:
+def _options(sink: WrittenTopic) -> dict[str, str]:
     return {"topic": sink.name, **kafka_options(sink.kafka), **sink.options}

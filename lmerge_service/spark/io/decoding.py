@@ -44,7 +44,7 @@ from lmerge_service.formats.headers import (
     incarnation_of,
     seq_of,
 )
-from lmerge_service.formats.repeats import Reading, Repeats
+from lmerge_service.formats.repeats import RecordReading, Repeats
 from lmerge_service.formats.wire import WireDecoder
 
 __all__ = ("HEADERS", "Keys", "decoding", "headers_of", "rows_of")
@@ -123,7 +123,7 @@ class _FirstTime:
         try:
             incarnation, _ = incarnation_of(headers)
             repeats = self._repeats.setdefault((source, incarnation), Repeats())
-            return repeats.read(partition, headers, value) is not Reading.REPEAT
+            return repeats.read(partition, headers, value) is not RecordReading.REPEAT
         except ElementError:  # it is refused when it is decoded
             return True
 

@@ -36,7 +36,7 @@ from lmerge_service.formats.bulk import Rule
 from lmerge_service.kafka.connection import connection_of
 from lmerge_service.kafka.source import Source as Consumer
 from lmerge_service.kafka.source import TopicPartition
-from lmerge_service.kafka.topics import Topics as TopicAdmin
+from lmerge_service.kafka.topics import Topics
 from lmerge_service.spark.errors import spark_errors
 from lmerge_service.spark.io.connection import kafka_options, kafka_section
 from lmerge_service.spark.io.decoding import HEADERS, Keys, decoding
@@ -45,10 +45,10 @@ from lmerge_service.spark.io.lines import RANGE_BYTES, line_reading
 from lmerge_service.spark.io.places import (
     JsonFiles,
     ParquetFiles,
+    ReadTopics,
     Sink,
     Source,
-    Topic,
-    Topics,
+    WrittenTopic,
     located,
 )
 from lmerge_service.spark.io.schema import (
@@ -104,7 +104,7 @@ def read_elements(
         ConfigurationError: there is no such file, or Parquet is not what is written here.
     """
     match source:
-        case Topics():
+        case ReadTopics():
             records = kafka_records(spark, source, streaming)
             # In batches a task has all of a partition, in order, unless options split them.
             once = not streaming and not _SPLIT & source.options.keys()
@@ -115,7 +115,7 @@ def read_elements(
             return _parquet(spark, source, streaming, rule)
 
 
-def kafka_records(spark: SparkSession, source: Topics, streaming: bool = False) -> DataFrame:
+def kafka_records(spark: SparkSession, source: ReadTopics, streaming: bool = False) -> DataFrame:
     """The records of topics as they are: the columns that `decode_records` takes."""
     options = {
         "subscribe": source.subscribed,
@@ -250,7 +250,7 @@ def write_elements(
     """
     with spark_errors(f"writing {_name(sink)}"):
         match sink:
-            case Topic():
+            case WrittenTopic():
                 records = to_records(elements, topic_width(sink), sink.key, order=order)
                 records.write.format("kafka").options(**kafka_sink(sink)).save()
             case JsonFiles():
@@ -290,7 +290,7 @@ def stream_elements(
 def _streaming(
     elements: DataFrame, sink: Sink, order: Sequence[str] | None, rule: Rule
 ) -> DataStreamWriter:
-    if isinstance(sink, Topic):
+    if isinstance(sink, WrittenTopic):
         width, key = topic_width(sink), sink.key
         if order is None:
             records = to_records(elements, width, key)
@@ -311,10 +311,10 @@ def _streaming(
 
 
 def _name(sink: Sink) -> str:
-    return sink.name if isinstance(sink, Topic) else sink.path
+    return sink.name if isinstance(sink, WrittenTopic) else sink.path
 
 
-def kafka_sink(sink: Topic) -> dict[str, str]:
+def kafka_sink(sink: WrittenTopic) -> dict[str, str]:
     """Options for Spark's `kafka` format by which a topic is written."""
     # A retry must not overtake what was written after it.
     safe = {"kafka.acks": "all", "kafka.enable.idempotence": "true"}
@@ -338,7 +338,7 @@ def _good(frame: DataFrame) -> DataFrame:
     return elements_of(frame) if "reason" in frame.columns else frame
 
 
-def topic_width(sink: Topic) -> int:
+def topic_width(sink: WrittenTopic) -> int:
     """How many partitions a topic has, which is made if it is missing.
 
     Raises:
@@ -346,7 +346,7 @@ def topic_width(sink: Topic) -> int:
     """
 
     async def width() -> int:
-        async with TopicAdmin(connection_of(kafka_section(sink.kafka))) as topics:
+        async with Topics(connection_of(kafka_section(sink.kafka))) as topics:
             return await topics.ensure(sink.name, partitions=sink.partitions)
 
     return _run(width())
@@ -364,7 +364,7 @@ def existing_offsets(
 
     async def offsets() -> dict[int, tuple[int, int]] | None:
         connection = connection_of(kafka_section(kafka))
-        async with TopicAdmin(connection) as topics:
+        async with Topics(connection) as topics:
             width = await topics.width(name)
         if width is None:
             return None

@@ -10,11 +10,11 @@ from typing import TypeAlias
 
 from lmerge_service.config.topology import Kafka
 
-__all__ = ("JsonFiles", "ParquetFiles", "Sink", "Source", "Topic", "Topics", "located")
+__all__ = ("JsonFiles", "ParquetFiles", "ReadTopics", "Sink", "Source", "WrittenTopic", "located")
 
 
 @dataclass(frozen=True, slots=True)
-class Topics:
+class ReadTopics:
     """Topics to read, with one scan for all."""
 
     kafka: Kafka | str = field(repr=False)
@@ -35,7 +35,7 @@ class Topics:
 
 
 @dataclass(frozen=True, slots=True)
-class Topic:
+class WrittenTopic:
     """A topic to write, keyed and partitioned as the service does."""
 
     kafka: Kafka | str = field(repr=False)
@@ -74,5 +74,5 @@ def located(path: str) -> str:
     return path if ":/" in path else str(Path(path).absolute())
 
 
-Source: TypeAlias = Topics | JsonFiles | ParquetFiles
-Sink: TypeAlias = Topic | JsonFiles | ParquetFiles
+Source: TypeAlias = ReadTopics | JsonFiles | ParquetFiles
+Sink: TypeAlias = WrittenTopic | JsonFiles | ParquetFiles

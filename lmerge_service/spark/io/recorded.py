@@ -24,7 +24,7 @@ from lmerge_service.errors import ConfigurationError
 from lmerge_service.formats.bulk import Rule
 from lmerge_service.spark.io.arrow import CHECKED, arrow_errors
 
-__all__ = ("Recorded", "recorded")
+__all__ = ("RecordedPartition", "recorded")
 
 _ORIGIN: Final = {
     "source": pa.string(),
@@ -49,7 +49,7 @@ _GIVEN: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedPartition:
     """The elements of one partition."""
 
     partition: int
@@ -59,7 +59,7 @@ class Recorded:
     """With their offsets; to be taken once."""
 
 
-def recorded(path: str, rule: Rule) -> list[Recorded]:
+def recorded(path: str, rule: Rule) -> list[RecordedPartition]:
     """The partitions of the stream in a file, or in the files of a folder.
 
     Raises:
@@ -87,7 +87,7 @@ def recorded(path: str, rule: Rule) -> list[Recorded]:
         default=START,
     )
     return [
-        Recorded(number, joining_at, _elements(path, rows, rule, number, latest))
+        RecordedPartition(number, joining_at, _elements(path, rows, rule, number, latest))
         for number in sorted({each["partition"] for each in groups})
     ]
 

@@ -40,8 +40,8 @@ from lmerge_service.merge.findings.evidence import NotificationKind
 from lmerge_service.merge.replicas import ReplicaState
 from lmerge_service.merge.task_state import RestoringState, TaskState
 from lmerge_service.spark.merge.chunks import Chunk, slices
-from lmerge_service.spark.merge.findings import Counted, Findings, Found
-from lmerge_service.spark.merge.plan import Begin, Plan, Step
+from lmerge_service.spark.merge.findings import BatchFindings, BucketFindings, Counted
+from lmerge_service.spark.merge.plan import Begin, MergePlan, PlanStep
 
 __all__ = ("Bucket", "BucketResult")
 
@@ -54,20 +54,20 @@ class BucketResult:
     """The number of the first element."""
     elements: list[Element] = field(default_factory=list)
     dead: list[DeadLetter] = field(default_factory=list)
-    found: Found = field(default_factory=Found)
+    found: BatchFindings = field(default_factory=BatchFindings)
 
 
 class Bucket:
     """The merge of one output partition; see the module's text."""
 
-    def __init__(self, topology: Topology, plan: Plan, number: int) -> None:
+    def __init__(self, topology: Topology, plan: MergePlan, number: int) -> None:
         self.plan = plan
         """May be replaced by one with more steps."""
         self.number = number
         self.steps = 1
         """How many of the plan's are carried out."""
         self.ledger = Ledger(topology)
-        self.findings = Findings(topology, number)
+        self.findings = BucketFindings(topology, number)
         self._offset = 0
         self._fold(plan.steps[0])
         self.state = self._fresh()
@@ -138,12 +138,12 @@ class Bucket:
 
     # --- steps ----------------------------------------------------------------------------------
 
-    def _fold(self, step: Step) -> None:
+    def _fold(self, step: PlanStep) -> None:
         for value in step.decisions:
             self.ledger.fold(self._offset, value)
             self._offset += 1
 
-    def _begin(self, step: Step, out: list[Element]) -> None:
+    def _begin(self, step: PlanStep, out: list[Element]) -> None:
         state, replicas = self.state, self.state.replicas
         if not is_of_kind(state, self.ledger):
             raise StateError(

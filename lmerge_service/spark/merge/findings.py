@@ -30,14 +30,14 @@ from lmerge_service.merge.decoding import DecodedRecord
 from lmerge_service.merge.findings.evidence import (
     Evidence,
     NotificationKind,
-    Place,
+    RecordPlace,
     ReportedVersion,
     with_versions,
 )
 from lmerge_service.merge.guards.verdicts import Action, Guard
 from lmerge_service.merge.replicas import ReplicaState
 
-__all__ = ("Counted", "Findings", "Found")
+__all__ = ("BatchFindings", "BucketFindings", "Counted")
 
 _REMEDY: Final = (
     "compare the topics (`lmerge audit kafka:A kafka:B`): the liar may be another; "
@@ -49,7 +49,7 @@ Counted: TypeAlias = Sequence[tuple[str, str, int]]
 
 
 @dataclass(slots=True)
-class Found:
+class BatchFindings:
     """What a batch has shown."""
 
     breaches: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -69,7 +69,7 @@ class _Slice:
     """Of each input, its breaches by then."""
 
 
-class Findings:
+class BucketFindings:
     """Of one bucket, from its first batch on."""
 
     def __init__(self, topology: Topology, task: int) -> None:
@@ -78,11 +78,11 @@ class Findings:
         self._task = task
         self._transaction = 0
         self._gap: Gap | None = None
-        self._found = Found()
+        self._found = BatchFindings()
 
-    def begin(self, transaction: int) -> Found:
+    def begin(self, transaction: int) -> BatchFindings:
         """A batch begins; what it finds is put into what is returned."""
-        self._transaction, self._found = transaction, Found()
+        self._transaction, self._found = transaction, BatchFindings()
         return self._found
 
     def resume(self, counted: Counted, gap: Gap | None) -> None:
@@ -143,7 +143,7 @@ class Findings:
             return evidence
         return with_versions(evidence, breach, breach.kept)
 
-    def _place(self, breach: Breach, each: _Slice) -> Place | None:
+    def _place(self, breach: Breach, each: _Slice) -> RecordPlace | None:
         """Of the record by which a rule was broken. Where a record is not its element (a dialect,
         a replica that is normalised): the last of the slice, at which it showed. None: another
         replica's record revealed it."""
@@ -153,7 +153,7 @@ class Findings:
         shown = each.records[-1]
         if replica.replica.format == "wire":
             shown = next((r for r in each.records if r.element == breach.element), shown)
-        return Place.of(replica.replica.topic, each.partition, shown.offset, shown.text)
+        return RecordPlace.of(replica.replica.topic, each.partition, shown.offset, shown.text)
 
     # --- what else ------------------------------------------------------------------------------
 

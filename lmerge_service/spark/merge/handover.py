@@ -37,7 +37,7 @@ from lmerge_service.merge.state_file import rechunked
 from lmerge_service.merge.task_state import TaskState
 from lmerge_service.spark.merge.checkpoint import committed, planned
 from lmerge_service.spark.merge.keys import bucket_keys
-from lmerge_service.spark.merge.plan import Plan, Work, work_of
+from lmerge_service.spark.merge.plan import MergePlan, Work, work_of
 from lmerge_service.spark.merge.planning import Planned
 from lmerge_service.spark.merge.processor import fresh
 from lmerge_service.spark.merge.store import Stored
@@ -49,14 +49,14 @@ _AT_ONCE: Final = 32
 """Chunks in a transaction."""
 
 
-def last_batch(topology: Topology, checkpoint: str) -> tuple[Plan, Planned]:
+def last_batch(topology: Topology, checkpoint: str) -> tuple[MergePlan, Planned]:
     """By which plan, and how far, a job that has ended has merged; needs no Spark.
 
     Raises:
         ConfigurationError: the checkpoint is another merge's, or was handed over.
         StateError: there is none, its last batch is not complete, or it is damaged.
     """
-    plan = Plan.load(checkpoint, topology)
+    plan = MergePlan.load(checkpoint, topology)
     done = committed(checkpoint)
     if plan is None or not done.next:
         raise StateError(f"{checkpoint} has no state of this merge")

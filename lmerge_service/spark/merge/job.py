@@ -13,8 +13,8 @@ Theory
     while it reads. Nothing of that batch has been written then, so it is planned again.
 
 Who owns what
-    A `Job` owns the streaming query while `run` runs. The session is the caller's. Kafka's clients
-    are opened for each look and closed again.
+    A `MergeJob` owns the streaming query while `run` runs. The session is the caller's. Kafka's
+    clients are opened for each look and closed again.
 
 What happens on a crash
     At any point: started with the same checkpoint, the job goes on. What the batch under way had
@@ -62,12 +62,12 @@ from lmerge_service.merge.state_file import Section, merge_of, sections
 from lmerge_service.spark.errors import spark_errors
 from lmerge_service.spark.merge.checkpoint import align, committed, planned, unplan
 from lmerge_service.spark.merge.keys import bucket_keys
-from lmerge_service.spark.merge.plan import Adopted, Plan, Step, work_of
-from lmerge_service.spark.merge.planning import Seen, next_step, unreadable
+from lmerge_service.spark.merge.plan import Adopted, MergePlan, PlanStep, work_of
+from lmerge_service.spark.merge.planning import KafkaView, next_step, unreadable
 from lmerge_service.spark.merge.query import observed, start
 from lmerge_service.spark.merge.unfinished import emitted, require_unwritten
 
-__all__ = ("Job", "Progress", "Settings")
+__all__ = ("BatchProgress", "JobSettings", "MergeJob")
 
 log = structlog.get_logger()
 
@@ -79,7 +79,7 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class JobSettings:
     """How a job runs."""
 
     checkpoint: str
@@ -93,7 +93,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class BatchProgress:
     """A batch that is through."""
 
     batch: int
@@ -106,15 +106,15 @@ class Progress:
     """Found with it, by replica, output partition and kind."""
 
 
-class Job:
+class MergeJob:
     """One merge; see the module's text."""
 
     def __init__(
         self,
         topology: Topology,
-        settings: Settings,
+        settings: JobSettings,
         *,
-        report: Callable[[Progress], object] = lambda _: None,
+        report: Callable[[BatchProgress], object] = lambda _: None,
     ) -> None:
         self.stop = threading.Event()
         """Set, the job ends: after two seconds at the latest, and what Spark takes to stop."""
@@ -135,7 +135,7 @@ class Job:
         """Decisions that are in the ledger and in no step."""
         self._sightings = Sightings()
         self._reported = -1
-        self._plan: Plan | None = None
+        self._plan: MergePlan | None = None
 
     def open(self) -> None:
         """Finds the plan, and whether this merge may go on from it; needs no Spark.
@@ -168,7 +168,7 @@ class Job:
                 return
 
     def _ends(
-        self, spark: SparkSession, plan: Plan, keys: tuple[int, ...], *, finishing: bool
+        self, spark: SparkSession, plan: MergePlan, keys: tuple[int, ...], *, finishing: bool
     ) -> bool:
         """Runs the query until something is to be done; whether the job ends with it. `finishing`
         only runs the batch that is not complete."""
@@ -183,14 +183,14 @@ class Job:
 
     # --- the plan ---------------------------------------------------------------------------------
 
-    def _opened(self) -> Plan:
+    def _opened(self) -> MergePlan:
         _run(self._prepare())
         checkpoint = self._settings.checkpoint
-        plan = Plan.load(checkpoint, self._topology)
+        plan = MergePlan.load(checkpoint, self._topology)
         if plan is None:
             if planned(checkpoint).next:
                 raise ConfigurationError(f"{checkpoint} is the checkpoint of something else")
-            plan = Plan.new(self._topology, self._adopted())
+            plan = MergePlan.new(self._topology, self._adopted())
         else:
             plan.require_ours(checkpoint)
             if self._settings.origin is not None:
@@ -253,7 +253,7 @@ class Job:
                     "and export it again"
                 )
 
-    def _stepped(self, spark: SparkSession, plan: Plan, keys: tuple[int, ...]) -> Plan:
+    def _stepped(self, spark: SparkSession, plan: MergePlan, keys: tuple[int, ...]) -> MergePlan:
         """The plan with the step that is due, if one is; written down.
 
         Raises:
@@ -276,7 +276,7 @@ class Job:
         self._exclude(plan)
         return plan
 
-    def _exclude(self, plan: Plan) -> None:
+    def _exclude(self, plan: MergePlan) -> None:
         """Keeps, and logs, which replicas are excluded since records were lost."""
         excluded = {}
         for name, lost in plan.lost().items():
@@ -297,7 +297,9 @@ class Job:
         topic = self._ledger.replicas[name].replica.topic
         log.warning("replica excluded", replica=name, topic=topic, why=why)
 
-    def _readable(self, spark: SparkSession, plan: Plan, keys: tuple[int, ...], seen: Seen) -> Plan:
+    def _readable(
+        self, spark: SparkSession, plan: MergePlan, keys: tuple[int, ...], seen: KafkaView
+    ) -> MergePlan:
         """The plan without a batch that was planned and can never be run."""
         checkpoint, done = self._settings.checkpoint, committed(self._settings.checkpoint)
         why = unreadable(plan, seen, done, planned(checkpoint))
@@ -312,7 +314,7 @@ class Job:
         unplan(checkpoint, done.next)
         return plan
 
-    def _next(self, plan: Plan, seen: Seen) -> Step | None:
+    def _next(self, plan: MergePlan, seen: KafkaView) -> PlanStep | None:
         if plan.steps:
             self._require_same_rules(plan)
         return next_step(plan, self._ledger, seen, planned(self._settings.checkpoint))
@@ -322,7 +324,7 @@ class Job:
         checkpoint = self._settings.checkpoint
         return planned(checkpoint).next == committed(checkpoint).next
 
-    def _due_topics(self, plan: Plan) -> dict[str, Mapping[int, int]] | None:
+    def _due_topics(self, plan: MergePlan) -> dict[str, Mapping[int, int]] | None:
         """From where the next batch is to read each topic, if Spark has other topics."""
         known = planned(self._settings.checkpoint).topics
         control = self._topology.output.control_topic
@@ -332,7 +334,7 @@ class Job:
         due = {t: known[t] if t in known else dict(enumerate(starts[t])) for t in plan.topics}
         return {**due, control: known.get(control, {0: 0})}
 
-    def _require_same_rules(self, plan: Plan) -> None:
+    def _require_same_rules(self, plan: MergePlan) -> None:
         first = Ledger(self._topology)
         for value in plan.steps[0].decisions:
             first.fold(first.offset, value)
@@ -343,7 +345,7 @@ class Job:
                 "over to the service (--hand-over), which can"
             )
 
-    def _is_due(self, plan: Plan, *, failed: bool = False) -> bool:
+    def _is_due(self, plan: MergePlan, *, failed: bool = False) -> bool:
         """Whether something is to be done with the plan before the query goes on; also about the
         batch under way if the query has `failed`."""
         try:
@@ -365,7 +367,7 @@ class Job:
         self.trouble = None
         return due
 
-    async def _look(self) -> Seen:
+    async def _look(self) -> KafkaView:
         """Folds the decisions, and finds which topics there are."""
         ledger, cluster, limits = self._ledger, self._cluster, self._topology.limits
         read = planned(self._settings.checkpoint).topics
@@ -388,12 +390,12 @@ class Job:
             beginnings = await source.beginnings(places)
             ends = await source.high_watermarks(places)
         self._sightings.note(desired, found)
-        return Seen(found, beginnings, ends, self._undone, self._sightings.deleted, read)
+        return KafkaView(found, beginnings, ends, self._undone, self._sightings.deleted, read)
 
     # --- the query --------------------------------------------------------------------------------
 
     def _start(
-        self, spark: SparkSession, plan: Plan, keys: tuple[int, ...], *, finishing: bool
+        self, spark: SparkSession, plan: MergePlan, keys: tuple[int, ...], *, finishing: bool
     ) -> StreamingQuery:
         settings = self._settings
         trigger: Mapping[str, Any] = {"processingTime": "0 seconds"}
@@ -417,14 +419,14 @@ class Job:
     def _doing(self) -> str:
         return f"merging into {self._topology.output.topic}"
 
-    def _starts(self, plan: Plan) -> str:
+    def _starts(self, plan: MergePlan) -> str:
         """From where a new checkpoint reads."""
         starts = {self._topology.output.control_topic: {"0": _EARLIEST}}
         for topic, at in plan.starts().items():
             starts[topic] = {str(number): offset for number, offset in enumerate(at)}
         return msgspec.json.encode(starts).decode()
 
-    def _watch(self, query: StreamingQuery, plan: Plan) -> bool:
+    def _watch(self, query: StreamingQuery, plan: MergePlan) -> bool:
         """Waits until something is to be done; whether the query has ended."""
         while not self.stop.is_set():
             try:
@@ -452,7 +454,7 @@ class Job:
                 seconds = each["durationMs"]["triggerExecution"] / 1000
                 found = observed(each.observedMetrics)
                 records, behind = each["numInputRows"], _behind(each)
-                self._report(Progress(number, records, seconds, behind, found.breaches))
+                self._report(BatchProgress(number, records, seconds, behind, found.breaches))
                 for evidence in found.evidence:
                     if (
                         evidence.kind != NotificationKind.EXCLUDED

@@ -49,7 +49,7 @@ from lmerge_service.spark.merge.chunks import (
     Headers,
     packed,
 )
-from lmerge_service.spark.merge.plan import Kind, Work
+from lmerge_service.spark.merge.plan import TopicKind, Work
 
 __all__ = ("CHUNKS", "Run", "Tools", "batch_number", "packing", "rule_of", "shares")
 
@@ -199,7 +199,7 @@ def _runs(batch: pa.RecordBatch) -> Iterator[Run]:
         )
 
 
-def _placed(work: Work, kind: Kind | None, run: Run) -> Iterator[tuple[int, Chunk]]:
+def _placed(work: Work, kind: TopicKind | None, run: Run) -> Iterator[tuple[int, Chunk]]:
     buckets = len(work.keys)
     if run.topic == work.topology.output.control_topic:
         yield from ((bucket, NUDGE) for bucket in range(buckets))
@@ -220,7 +220,7 @@ class Tools:
 _tools = lru_cache(maxsize=4)(Tools)
 
 
-def shares(kind: Kind, buckets: int, run: Run, tools: Tools) -> Iterator[tuple[int, Chunk]]:
+def shares(kind: TopicKind, buckets: int, run: Run, tools: Tools) -> Iterator[tuple[int, Chunk]]:
     """What each bucket gets of a run."""
     everything = range(len(run.values))
     into: Sequence[int] = range(buckets)

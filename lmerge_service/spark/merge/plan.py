@@ -40,7 +40,7 @@ from lmerge_service.errors import ConfigurationError, StateError
 from lmerge_service.merge.state_file import merge_of
 from lmerge_service.spark.io.places import located
 
-__all__ = ("Adopted", "Begin", "Kind", "Lost", "Plan", "Step", "Work", "work_of")
+__all__ = ("Adopted", "Begin", "Lost", "MergePlan", "PlanStep", "TopicKind", "Work", "work_of")
 
 _VERSION: Final = 1
 _FOLDER, _FILE = "lmerge", "plan.json"
@@ -55,7 +55,7 @@ class Begin(msgspec.Struct, frozen=True):
     ends: list[int]
 
 
-class Kind(msgspec.Struct, frozen=True):
+class TopicKind(msgspec.Struct, frozen=True):
     """How the records of a topic reach the buckets."""
 
     replica: str
@@ -77,7 +77,7 @@ class Lost(msgspec.Struct, frozen=True):
     why: str
 
 
-class Step(msgspec.Struct, frozen=True):
+class PlanStep(msgspec.Struct, frozen=True):
     """What changes with a batch."""
 
     since: int
@@ -88,7 +88,7 @@ class Step(msgspec.Struct, frozen=True):
     widens: dict[str, Begin]
     gone: dict[str, str]
     """By replica, why its topic is not merged any more."""
-    topics: dict[str, Kind]
+    topics: dict[str, TopicKind]
     """All that are read from this batch on."""
     lost: dict[str, Lost] = {}
     """By replica."""
@@ -104,7 +104,7 @@ class Adopted(msgspec.Struct, frozen=True):
     """By topic and partition, from where it is read on."""
 
 
-class Plan(msgspec.Struct, frozen=True):
+class MergePlan(msgspec.Struct, frozen=True):
     """The steps of a checkpoint, and whose it is."""
 
     version: int
@@ -112,36 +112,36 @@ class Plan(msgspec.Struct, frozen=True):
     of: str
     """`merge_of` the topology."""
     adopted: Adopted | None
-    steps: tuple[Step, ...]
+    steps: tuple[PlanStep, ...]
     handed_over: bool = False
     """The service goes on from here, and nothing else may."""
 
     @classmethod
-    def new(cls, topology: Topology, adopted: Adopted | None = None) -> "Plan":
+    def new(cls, topology: Topology, adopted: Adopted | None = None) -> "MergePlan":
         """A new job's plan, with a new id and no steps; it begins from `adopted`, if given."""
         return cls(_VERSION, uuid.uuid4().hex, merge_of(topology), adopted, ())
 
-    def with_step(self, step: Step) -> "Plan":
+    def with_step(self, step: PlanStep) -> "MergePlan":
         """The plan with one step more, whose batch must not be before that of the last (P1)."""
         assert not self.steps or step.since >= self.steps[-1].since, "P1"
         return msgspec.structs.replace(self, steps=(*self.steps, step))
 
-    def unplanned(self, batch: int) -> "Plan":
+    def unplanned(self, batch: int) -> "MergePlan":
         """The plan for when a batch is planned once more, of which nothing was written: what was
         to count from the batch behind it on counts from it on."""
         steps = (msgspec.structs.replace(s, since=min(s.since, batch)) for s in self.steps)
         return msgspec.structs.replace(self, steps=tuple(steps))
 
-    def topics_at(self, batch: int) -> Mapping[str, Kind]:
+    def topics_at(self, batch: int) -> Mapping[str, TopicKind]:
         """What is read with a batch."""
-        found: Mapping[str, Kind] = {}
+        found: Mapping[str, TopicKind] = {}
         for step in self.steps:
             if step.since <= batch:
                 found = step.topics
         return found
 
     @property
-    def topics(self) -> Mapping[str, Kind]:
+    def topics(self) -> Mapping[str, TopicKind]:
         """What is read as of the last step."""
         return self.steps[-1].topics if self.steps else {}
 
@@ -187,7 +187,7 @@ class Plan(msgspec.Struct, frozen=True):
     # --- in the checkpoint ----------------------------------------------------------------------
 
     @classmethod
-    def load(cls, checkpoint: str, topology: Topology) -> "Plan | None":
+    def load(cls, checkpoint: str, topology: Topology) -> "MergePlan | None":
         """The plan of a checkpoint; None if it has none.
 
         Raises:
@@ -233,12 +233,12 @@ class Work:
     """What the stages are given: nothing secret is in it."""
 
     topology: Topology
-    plan: Plan
+    plan: MergePlan
     keys: tuple[int, ...]
     """By bucket, the group key that Spark puts into the shuffle partition of its number."""
 
 
-def work_of(topology: Topology, plan: Plan, keys: tuple[int, ...]) -> Work:
+def work_of(topology: Topology, plan: MergePlan, keys: tuple[int, ...]) -> Work:
     """Leaves out how Kafka and HTTP are reached: stages see neither."""
     bare = topology.model_copy(update={"kafka": Kafka(bootstrap="none:1"), "http": Http()})
     return Work(bare, plan, keys)

@@ -24,13 +24,13 @@ from dataclasses import dataclass, field
 import msgspec
 
 from lmerge_service.config.topology import Replica
-from lmerge_service.kafka.sightings import Change, change_of
+from lmerge_service.kafka.sightings import TopicChange, change_of
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.topics import TopicInfo
 from lmerge_service.merge.decisions.ledger import DesiredReplica, Ledger
-from lmerge_service.spark.merge.plan import Begin, Kind, Lost, Plan, Step
+from lmerge_service.spark.merge.plan import Begin, Lost, MergePlan, PlanStep, TopicKind
 
-__all__ = ("Planned", "Seen", "kind_of", "next_step", "unreadable")
+__all__ = ("KafkaView", "Planned", "kind_of", "next_step", "unreadable")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Planned:
 
 
 @dataclass(slots=True)
-class Seen:
+class KafkaView:
     """What Kafka reports."""
 
     topics: Mapping[str, TopicInfo]
@@ -63,21 +63,23 @@ class Seen:
 class _Next:
     """A step in the making."""
 
-    topics: dict[str, Kind] = field(default_factory=dict)
+    topics: dict[str, TopicKind] = field(default_factory=dict)
     begins: dict[str, Begin] = field(default_factory=dict)
     widens: dict[str, Begin] = field(default_factory=dict)
     gone: dict[str, str] = field(default_factory=dict)
     lost: dict[str, Lost] = field(default_factory=dict)
 
 
-def next_step(plan: Plan, ledger: Ledger, seen: Seen, planned: Planned) -> Step | None:
+def next_step(
+    plan: MergePlan, ledger: Ledger, seen: KafkaView, planned: Planned
+) -> PlanStep | None:
     """The step that is due; None if there is nothing new."""
     before, due = plan.topics, _Next()
     for desired in ledger.attached():
         _compare(desired, plan, seen, planned, due)
     if plan.steps and not seen.decisions and due == _Next(topics=dict(before)):
         return None
-    return Step(
+    return PlanStep(
         since=planned.next,
         decisions=list(seen.decisions),
         begins=due.begins,
@@ -88,7 +90,7 @@ def next_step(plan: Plan, ledger: Ledger, seen: Seen, planned: Planned) -> Step 
     )
 
 
-def unreadable(plan: Plan, seen: Seen, done: Planned, planned: Planned) -> str | None:
+def unreadable(plan: MergePlan, seen: KafkaView, done: Planned, planned: Planned) -> str | None:
     """Why the batch that was planned behind the last complete one can never be run; None: it can,
     or there is none."""
     if planned.next == done.next:
@@ -103,7 +105,7 @@ def unreadable(plan: Plan, seen: Seen, done: Planned, planned: Planned) -> str |
             continue
         info = seen.topics.get(topic)
         change = change_of(kind.topic_id, kind.width, info, deleted=topic in seen.deleted)
-        if change in (Change.DELETED, Change.RECREATED):
+        if change in (TopicChange.DELETED, TopicChange.RECREATED):
             why: str | None = f"was {change.value}"
         else:
             why = None if info is None else _loss(topic, seen, read)
@@ -112,13 +114,13 @@ def unreadable(plan: Plan, seen: Seen, done: Planned, planned: Planned) -> str |
     return None
 
 
-def _next_of(plan: Plan, planned: Planned, topic: str) -> Mapping[int, int]:
+def _next_of(plan: MergePlan, planned: Planned, topic: str) -> Mapping[int, int]:
     """By partition, from where a topic is read next."""
     begun = plan.starts().get(topic, []) if plan.steps else []
     return {**dict(enumerate(begun)), **planned.topics.get(topic, {})}
 
 
-def _loss(topic: str, seen: Seen, needed: Mapping[int, tuple[int, int]]) -> str | None:
+def _loss(topic: str, seen: KafkaView, needed: Mapping[int, tuple[int, int]]) -> str | None:
     """Why a topic lacks records; `needed` gives by partition the offset of the first
     one that is needed, and the one behind the last that is known to have been there."""
     for number, (position, known) in sorted(needed.items()):
@@ -138,7 +140,9 @@ def _loss(topic: str, seen: Seen, needed: Mapping[int, tuple[int, int]]) -> str 
     return None
 
 
-def _compare(desired: DesiredReplica, plan: Plan, seen: Seen, planned: Planned, due: _Next) -> None:
+def _compare(
+    desired: DesiredReplica, plan: MergePlan, seen: KafkaView, planned: Planned, due: _Next
+) -> None:
     replica, name, topic = desired.replica, desired.replica.name, desired.replica.topic
     info, have = seen.topics.get(topic), plan.topics.get(topic)
     known = have is not None and (have.replica, have.epoch) == (name, desired.epoch)
@@ -150,15 +154,15 @@ def _compare(desired: DesiredReplica, plan: Plan, seen: Seen, planned: Planned, 
     if known:
         assert have is not None
         change = change_of(have.topic_id, have.width, info, deleted=topic in seen.deleted)
-        if change is Change.DELETED:
+        if change is TopicChange.DELETED:
             due.gone[name] = "was deleted"
-        elif change is Change.RECREATED:
+        elif change is TopicChange.RECREATED:
             due.gone[name] = "was recreated: what it holds is merged from its beginning"
         elif info is None:
             due.topics[topic] = have
         elif (why := _lacks(plan, planned, topic, info, seen)) is not None:
             due.lost[name] = Lost(desired.epoch, info.id, why)
-        elif change is Change.WIDER and not replica.co_partitioned:
+        elif change is TopicChange.WIDER and not replica.co_partitioned:
             due.widens[name] = _begin(topic, info, seen)
             due.topics[topic] = msgspec.structs.replace(have, width=info.partitions)
         else:
@@ -171,7 +175,9 @@ def _compare(desired: DesiredReplica, plan: Plan, seen: Seen, planned: Planned, 
         due.topics[topic] = kind_of(replica, desired.epoch, info)
 
 
-def _lacks(plan: Plan, planned: Planned, topic: str, info: TopicInfo, seen: Seen) -> str | None:
+def _lacks(
+    plan: MergePlan, planned: Planned, topic: str, info: TopicInfo, seen: KafkaView
+) -> str | None:
     """Why the next records of a topic that is merged are not there."""
     if plan.steps:
         since = _next_of(plan, planned, topic)
@@ -184,9 +190,9 @@ def _lacks(plan: Plan, planned: Planned, topic: str, info: TopicInfo, seen: Seen
     return _loss(topic, seen, {n: at for n, at in needed.items() if at[0] >= 0})
 
 
-def kind_of(replica: Replica, epoch: int, info: TopicInfo) -> Kind:
+def kind_of(replica: Replica, epoch: int, info: TopicInfo) -> TopicKind:
     """How a replica's records reach the buckets."""
-    return Kind(
+    return TopicKind(
         replica=replica.name,
         epoch=epoch,
         topic_id=info.id,
@@ -196,6 +202,6 @@ def kind_of(replica: Replica, epoch: int, info: TopicInfo) -> Kind:
     )
 
 
-def _begin(topic: str, info: TopicInfo, seen: Seen) -> Begin:
+def _begin(topic: str, info: TopicInfo, seen: KafkaView) -> Begin:
     places = [TopicPartition(topic, number) for number in range(info.partitions)]
     return Begin(info.id, [seen.beginnings[tp] for tp in places], [seen.ends[tp] for tp in places])

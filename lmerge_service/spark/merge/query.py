@@ -30,9 +30,9 @@ from lmerge_service.merge.findings.evidence import Evidence
 from lmerge_service.merge.internal_topics import largest_record
 from lmerge_service.spark.io.connection import kafka_options
 from lmerge_service.spark.io.elements import headers_text, kafka_records
-from lmerge_service.spark.io.places import Topics, located
+from lmerge_service.spark.io.places import ReadTopics, located
 from lmerge_service.spark.merge.packing import CHUNKS, packing
-from lmerge_service.spark.merge.plan import Plan, work_of
+from lmerge_service.spark.merge.plan import MergePlan, work_of
 from lmerge_service.spark.merge.processor import (
     EVIDENCE,
     JOB,
@@ -53,7 +53,7 @@ _ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateSt
 def start(
     spark: SparkSession,
     topology: Topology,
-    plan: Plan,
+    plan: MergePlan,
     checkpoint: str,
     *,
     keys: tuple[int, ...],
@@ -64,7 +64,7 @@ def start(
     """Starts it, on a plan that is written down; `starts` counts for a new checkpoint only."""
     output = topology.output
     work = work_of(topology, plan, keys)
-    source = Topics(
+    source = ReadTopics(
         topology.kafka,
         [*plan.steps[-1].topics, output.control_topic],
         start=starts,

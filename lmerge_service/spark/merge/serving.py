@@ -29,7 +29,7 @@ from lmerge_service.http.server import guarded, serve
 from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.connection import connection_of
 from lmerge_service.merge.decisions.control_log import LoggedControl
-from lmerge_service.spark.merge.job import Job, Progress
+from lmerge_service.spark.merge.job import BatchProgress, MergeJob
 
 __all__ = ("Metrics", "served")
 
@@ -62,14 +62,14 @@ class Metrics:
             ["replica", "partition", "kind"], registry=self.registry,
         )  # fmt: skip
 
-    def register(self, topology: Topology, job: Job) -> None:
+    def register(self, topology: Topology, job: MergeJob) -> None:
         """Adds the metrics of a job's replicas, from its start on."""
         names = [each.name for each in topology.replicas]
         for labels in product(names, range(topology.output.partitions), BreachKind):
             self._breaches.labels(*labels)
         self.registry.register(_Excluded(names, job))
 
-    def report(self, progress: Progress) -> None:
+    def report(self, progress: BatchProgress) -> None:
         """A batch is through."""
         self._records.inc(progress.records)
         self._seconds.observe(progress.seconds)
@@ -84,7 +84,7 @@ class Metrics:
 class _Excluded(Collector):
     """Which replicas are excluded now."""
 
-    def __init__(self, names: Sequence[str], job: Job) -> None:
+    def __init__(self, names: Sequence[str], job: MergeJob) -> None:
         self._names, self._job = names, job
 
     def collect(self) -> Iterator[Metric]:
@@ -97,7 +97,7 @@ class _Excluded(Collector):
 
 
 @contextmanager
-def served(topology: Topology, job: Job, metrics: Metrics) -> Iterator[str]:
+def served(topology: Topology, job: MergeJob, metrics: Metrics) -> Iterator[str]:
     """Serves at the topology's `http` until left; yields the address.
 
     Raises:
@@ -112,7 +112,7 @@ def served(topology: Topology, job: Job, metrics: Metrics) -> Iterator[str]:
 
 
 @asynccontextmanager
-async def _served(topology: Topology, job: Job, metrics: Metrics) -> AsyncIterator[str]:
+async def _served(topology: Topology, job: MergeJob, metrics: Metrics) -> AsyncIterator[str]:
     metrics.register(topology, job)
     log = Cluster(connection_of(topology.kafka)).log(topology.output.control_topic)
     async with LoggedControl(topology, log) as control:

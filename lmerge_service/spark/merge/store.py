@@ -45,7 +45,7 @@ from lmerge_service.errors import StateError
 from lmerge_service.spark.merge.bucket import Bucket, BucketResult
 from lmerge_service.spark.merge.chunks import unpacked
 from lmerge_service.spark.merge.findings import Counted
-from lmerge_service.spark.merge.plan import Plan
+from lmerge_service.spark.merge.plan import MergePlan
 
 __all__ = ("LEAST_LOG", "Cache", "Kept", "Readable", "Store", "Stored", "Variables", "run")
 
@@ -136,7 +136,7 @@ Fresh: TypeAlias = Callable[[], Bucket]
 
 def run(
     variables: Variables,
-    plan: Plan,
+    plan: MergePlan,
     number: int,
     fresh: Fresh,
     batch: int,

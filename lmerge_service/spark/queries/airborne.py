@@ -36,7 +36,7 @@ import msgspec
 
 from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
 from lmerge_service.formats.payload import canonical
-from lmerge_service.spark.queries.plans import Operator, Plan, Row
+from lmerge_service.spark.queries.plans import Operator, QueryPlan, Row
 from lmerge_service.tdb import TDB
 
 __all__ = ("Airborne",)
@@ -54,10 +54,10 @@ class Airborne:
     def memory(self) -> int:
         return self.limit
 
-    def begin(self, plan: Plan) -> Operator:
+    def begin(self, plan: QueryPlan) -> Operator:
         return _Early(self, plan.grid) if plan.early else _Final(self, plan.grid)
 
-    def resume(self, plan: Plan, output: TDB) -> Operator | None:
+    def resume(self, plan: QueryPlan, output: TDB) -> Operator | None:
         return _Early(self, plan.grid).restore(output) if plan.early else None
 
 

@@ -28,11 +28,11 @@ from lmerge_service.elements import START, Element
 from lmerge_service.errors import ElementError, StateError
 from lmerge_service.formats.feedback import FeedbackRecord
 from lmerge_service.kafka.feedback import FeedbackBoard
-from lmerge_service.spark.queries.lateness import Lateness, Piece
-from lmerge_service.spark.queries.plans import Plan, Shape
+from lmerge_service.spark.queries.lateness import FactsLateness, RowSummary
+from lmerge_service.spark.queries.plans import QueryPlan, Shape
 from lmerge_service.tdb import TDB
 
-__all__ = ("BatchResult", "Bucket", "InputRow", "Settings")
+__all__ = ("BatchResult", "InputRow", "QueryBucket", "QuerySettings")
 
 _VERSION: Final = 2
 
@@ -48,11 +48,11 @@ class InputRow(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class QuerySettings:
     """What must not change while the state is kept."""
 
     shape: Shape
-    plan: Plan
+    plan: QueryPlan
     lateness: int
     partitions: int
     """Of the facts."""
@@ -78,10 +78,10 @@ class BatchResult:
     """How much state is left."""
 
 
-class Bucket:
+class QueryBucket:
     """Goes from batch to batch."""
 
-    def __init__(self, settings: Settings, saved: bytes | None = None) -> None:
+    def __init__(self, settings: QuerySettings, saved: bytes | None = None) -> None:
         self._settings = settings
         self._operator = settings.shape.begin(settings.plan)
         self._points: list[dict[str, Any]] = []
@@ -95,10 +95,10 @@ class Bucket:
                 raise StateError(f"state of version {version}, not {_VERSION}: begin anew")
             seen, self._since, self._point, self._points, operator = kept
             self._operator.load(operator)
-        self._lateness = Lateness(settings.lateness, settings.partitions, seen)
+        self._lateness = FactsLateness(settings.lateness, settings.partitions, seen)
 
     @classmethod
-    def resumed(cls, settings: Settings, output: TDB) -> Self | None:
+    def resumed(cls, settings: QuerySettings, output: TDB) -> Self | None:
         """One that has this output, for the facts from its stable on; None: the query by this plan
         cannot (`Shape.resume`)."""
         operator = settings.shape.resume(settings.plan, output)
@@ -161,14 +161,14 @@ class Bucket:
 
 def _sorted(
     given: Iterable[InputRow],
-) -> tuple[list[InputRow], dict[int, list[Piece]], list[InputRow]]:
+) -> tuple[list[InputRow], dict[int, list[RowSummary]], list[InputRow]]:
     rows, points = [], []
-    pieces: dict[int, list[Piece]] = {}
+    pieces: dict[int, list[RowSummary]] = {}
     for each in given:
         if each.kind == "row":
             rows.append(each)
         elif each.kind == "piece":
-            piece = msgspec.json.decode(each.data, type=Piece)
+            piece = msgspec.json.decode(each.data, type=RowSummary)
             pieces.setdefault(each.partition, []).append(piece)
         else:
             points.append(each)

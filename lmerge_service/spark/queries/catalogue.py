@@ -20,7 +20,7 @@ from lmerge_service.errors import ConfigurationError
 from lmerge_service.spark.queries.airborne import Airborne
 from lmerge_service.spark.queries.chosen import Chosen
 from lmerge_service.spark.queries.folds import Aggregates, Enriched, Top
-from lmerge_service.spark.queries.plans import Plan, Query, Source
+from lmerge_service.spark.queries.plans import FactsSource, Query, QueryPlan
 from lmerge_service.spark.queries.windows import Windows
 
 __all__ = ("FACTS", "QUERIES", "plan_of", "query_of")
@@ -30,7 +30,7 @@ _HOUR: Final = 60 * _MINUTE
 _FLIGHT: Final = ("carrier", "date", "dest", "flight", "origin", "tail")
 _WEATHER: Final = ("precip", "temp", "visib", "wind_speed")
 
-FACTS: Final = Source(
+FACTS: Final = FactsSource(
     schema="fact string, time long, carrier string, date string, dest string, flight long, "
     "origin string, tail string, departs long, arrives long, delay long, precip double, "
     "temp double, visib double, wind_speed double",
@@ -39,10 +39,12 @@ FACTS: Final = Source(
 """What `lmerge replica feed` writes (`workloads.facts`)."""
 
 
-def _plans(conservative: str, speculative: str, *, grid: int) -> Mapping[str, Plan]:
+def _plans(conservative: str, speculative: str, *, grid: int) -> Mapping[str, QueryPlan]:
     plans = {
-        "conservative": Plan(summary=conservative, early=False, batch=20_000, grid=grid, tasks=1),
-        "speculative": Plan(summary=speculative, early=True, batch=4_000),
+        "conservative": QueryPlan(
+            summary=conservative, early=False, batch=20_000, grid=grid, tasks=1
+        ),
+        "speculative": QueryPlan(summary=speculative, early=True, batch=4_000),
     }
     return MappingProxyType(plans)
 
@@ -137,7 +139,7 @@ def query_of(name: str) -> Query:
     return QUERIES[name]
 
 
-def plan_of(query: Query, name: str) -> Plan:
+def plan_of(query: Query, name: str) -> QueryPlan:
     """Raises ConfigurationError: the query has none of that name."""
     if name not in query.plans:
         plans = ", ".join(query.plans)

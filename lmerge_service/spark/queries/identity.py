@@ -1,7 +1,7 @@
 """What a replica is: its query and plan, topics, incarnation; requested, found, and kept.
 
-What is requested is a `Replica`. What it is from its first start on is an `Identity`, which lies in
-its checkpoint folder as `replica.json`: with it the replica goes on, and a request for
+What is requested is a `QueryReplica`. What it is from its first start on is an `Identity`, which
+lies in its checkpoint folder as `replica.json`: with it the replica goes on, and a request for
 another one is refused; without it, it starts over (`running`), or resumes by what its topic holds
 (`resuming`). What it resumed from lies beside, as `resumed`: the first batch, done again, begins
 with the same.
@@ -27,13 +27,13 @@ from lmerge_service.kafka.tails import Tail, tails
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.spark.io.connection import kafka_section
 from lmerge_service.spark.io.elements import topic_width
-from lmerge_service.spark.io.places import Topic
+from lmerge_service.spark.io.places import WrittenTopic
 from lmerge_service.spark.queries.beginnings import Beginning
-from lmerge_service.spark.queries.bucket import Bucket, Settings
+from lmerge_service.spark.queries.bucket import QueryBucket, QuerySettings
 from lmerge_service.spark.queries.plans import Query
 from lmerge_service.spark.queries.resuming import begin, check_resuming
 
-__all__ = ("Identity", "Replica", "buckets_of", "identify", "settings_of")
+__all__ = ("Identity", "QueryReplica", "buckets_of", "identify", "settings_of")
 
 _RESUMED: Final = "resumed"
 
@@ -60,7 +60,7 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replica:
+class QueryReplica:
     """A query by one of its plans, from a topic to a topic."""
 
     query: Query
@@ -87,7 +87,7 @@ class Replica:
     """Facts per micro-batch, instead of the plan's."""
 
 
-def identify(replica: Replica) -> tuple[Identity, bool]:
+def identify(replica: QueryReplica) -> tuple[Identity, bool]:
     """What it has been, or what it is from now on; True: it has ended, all output is written.
 
     Raises:
@@ -118,7 +118,7 @@ def identify(replica: Replica) -> tuple[Identity, bool]:
         raise ConfigurationError(
             f"there is no topic {missing.pop()}: a merge makes it, start that first"
         )
-    partitions = topic_width(Topic(replica.kafka, replica.to, partitions=replica.partitions))
+    partitions = topic_width(WrittenTopic(replica.kafka, replica.to, partitions=replica.partitions))
     if place.exists():
         known = _known(place, replica, width, partitions)
         return known, _has_ended(known, _run(tails(connection, replica.to, partitions)))
@@ -128,7 +128,9 @@ def identify(replica: Replica) -> tuple[Identity, bool]:
     identity = _new(replica, width, partitions, begins, resumed=held is not None)
     replica.checkpoint.mkdir(parents=True, exist_ok=True)
     if held is not None:
-        buckets = [Bucket.resumed(settings_of(replica, identity), each) for each in held.partitions]
+        buckets = [
+            QueryBucket.resumed(settings_of(replica, identity), each) for each in held.partitions
+        ]
         kept = [bucket.save() for bucket in buckets if bucket is not None]
         _write(replica.checkpoint / _RESUMED, msgspec.msgpack.encode(kept))
     _write(place, msgspec.json.format(msgspec.json.encode(identity)))
@@ -141,9 +143,9 @@ def _has_ended(known: Identity, tail: Sequence[Tail]) -> bool:
     return len(ended) == known.partitions
 
 
-def settings_of(replica: Replica, identity: Identity) -> Settings:
+def settings_of(replica: QueryReplica, identity: Identity) -> QuerySettings:
     """Of the buckets of its output partitions."""
-    return Settings(
+    return QuerySettings(
         shape=replica.query.shape,
         plan=replica.query.plans[replica.plan],
         lateness=identity.lateness,
@@ -154,7 +156,7 @@ def settings_of(replica: Replica, identity: Identity) -> Settings:
     )
 
 
-def buckets_of(replica: Replica, identity: Identity) -> list[bytes]:
+def buckets_of(replica: QueryReplica, identity: Identity) -> list[bytes]:
     """What its buckets began with, if it has resumed.
 
     Raises:
@@ -176,7 +178,7 @@ def _write(file: Path, content: bytes) -> None:
 
 
 def _new(
-    replica: Replica, width: int, partitions: int, begins: Beginning, *, resumed: bool
+    replica: QueryReplica, width: int, partitions: int, begins: Beginning, *, resumed: bool
 ) -> Identity:
     return Identity(
         query=replica.query.name,
@@ -195,7 +197,7 @@ def _new(
     )
 
 
-def _known(place: Path, replica: Replica, width: int, partitions: int) -> Identity:
+def _known(place: Path, replica: QueryReplica, width: int, partitions: int) -> Identity:
     try:
         known = msgspec.json.decode(place.read_bytes(), type=Identity)
     except (OSError, msgspec.MsgspecError) as error:

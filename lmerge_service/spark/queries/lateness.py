@@ -38,13 +38,13 @@ import numpy.typing as npt
 
 from lmerge_service.elements import INFINITY, START
 
-__all__ = ("FURTHEST", "Lateness", "Piece", "Reading")
+__all__ = ("FURTHEST", "FactsLateness", "RowReader", "RowSummary")
 
 FURTHEST: Final = 2**62
 """Times of rows are less than this away from 0."""
 
 
-class Piece(msgspec.Struct, frozen=True):
+class RowSummary(msgspec.Struct, frozen=True):
     """A summary of consecutive rows of one partition."""
 
     first: int
@@ -57,7 +57,7 @@ class Piece(msgspec.Struct, frozen=True):
     """How many of them have no time."""
 
 
-class Reading:
+class RowReader:
     """Makes the piece of rows that come in order of their offsets."""
 
     def __init__(self, lateness: int) -> None:
@@ -81,14 +81,14 @@ class Reading:
         self._rows += len(offsets)
         self._refused += int((~timed).sum())
 
-    def piece(self) -> Piece | None:
+    def piece(self) -> RowSummary | None:
         """None: there was no row."""
         if self._first is None:
             return None
-        return Piece(self._first, self._high, self._late, self._rows, self._refused)
+        return RowSummary(self._first, self._high, self._late, self._rows, self._refused)
 
 
-class Lateness:
+class FactsLateness:
     """How far each partition of the facts is, and which rows of the current batch count."""
 
     def __init__(self, lateness: int, partitions: int, seen: Iterable[int] = ()) -> None:
@@ -98,7 +98,7 @@ class Lateness:
         self._before: dict[int, list[int]] = {}
         self._late: dict[int, frozenset[int]] = {}
 
-    def begin(self, pieces: Mapping[int, list[Piece]]) -> None:
+    def begin(self, pieces: Mapping[int, list[RowSummary]]) -> None:
         """Takes the pieces of a batch, by partition."""
         self._firsts, self._before, self._late = {}, {}, {}
         for partition, of_partition in pieces.items():

@@ -41,14 +41,14 @@ from lmerge_service.formats.wire import encode
 from lmerge_service.spark.errors import spark_errors
 from lmerge_service.spark.io.elements import kafka_records
 from lmerge_service.spark.io.encoding import canonical_payload, placement
-from lmerge_service.spark.io.places import Topics
-from lmerge_service.spark.queries.bucket import BatchResult, Bucket, InputRow, Settings
+from lmerge_service.spark.io.places import ReadTopics
+from lmerge_service.spark.queries.bucket import BatchResult, InputRow, QueryBucket, QuerySettings
 from lmerge_service.spark.queries.chosen import Chosen
-from lmerge_service.spark.queries.lateness import FURTHEST, Reading
-from lmerge_service.spark.queries.plans import Query, Source
+from lmerge_service.spark.queries.lateness import FURTHEST, RowReader
+from lmerge_service.spark.queries.plans import FactsSource, Query
 from lmerge_service.spark.silence import silence_stdout
 
-__all__ = ("BucketProcessor", "Job", "given", "records")
+__all__ = ("BucketProcessor", "QueryJob", "given", "records")
 
 silence_stdout()
 
@@ -69,20 +69,20 @@ _OUTPUT: Final = "partition int, key binary, value binary, " + ", ".join(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class QueryJob:
     """All that a job is made of."""
 
     query: Query
-    facts: Topics
-    settings: Settings
+    facts: ReadTopics
+    settings: QuerySettings
     partitions: int
     """Of the output."""
-    feedback: Topics | None = None
+    feedback: ReadTopics | None = None
     saved: Sequence[bytes] = ()
     """The buckets to begin with, by output partition; none: empty ones."""
 
 
-def records(spark: SparkSession, job: Job) -> DataFrame:
+def records(spark: SparkSession, job: QueryJob) -> DataFrame:
     """(partition, key, value) of the output's records, and what each batch came to: rows without a
     value, which `_COUNTS` are of. The session gets a view `facts`.
 
@@ -100,7 +100,7 @@ def records(spark: SparkSession, job: Job) -> DataFrame:
 
 
 def given(
-    spark: SparkSession, job: Job, facts: DataFrame, feedback: DataFrame | None = None
+    spark: SparkSession, job: QueryJob, facts: DataFrame, feedback: DataFrame | None = None
 ) -> DataFrame:
     """(bucket, kind, partition, offset, time, data) of raw records: what the buckets are given."""
     read = _timed(facts, job.query.source)
@@ -113,7 +113,7 @@ def given(
     return rows.unionByName(_to_all(points, "point", job.partitions))
 
 
-def _timed(raw: DataFrame, source: Source) -> DataFrame:
+def _timed(raw: DataFrame, source: FactsSource) -> DataFrame:
     """The facts with `at`: partition, offset and time; START where there is none, INFINITY at the
     end."""
     fact = F.from_json(F.col("value").cast("string"), source.schema)
@@ -162,7 +162,7 @@ def _reading(lateness: int) -> Callable[[Iterator[pa.RecordBatch]], Any]:
     """For `mapInArrow`: from (partition, offset, time) of a task to its pieces."""
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        readings: dict[int, Reading] = {}
+        readings: dict[int, RowReader] = {}
         for batch in batches:
             partitions, offsets, times = (
                 batch.column(name).to_numpy(zero_copy_only=False)
@@ -170,7 +170,7 @@ def _reading(lateness: int) -> Callable[[Iterator[pa.RecordBatch]], Any]:
             )
             for partition in np.unique(partitions).tolist():
                 its = partitions == partition
-                reading = readings.setdefault(partition, Reading(lateness))
+                reading = readings.setdefault(partition, RowReader(lateness))
                 reading.take(offsets[its], times[its])
         found = [(number, each.piece()) for number, each in readings.items()]
         pieces = [(number, piece) for number, piece in found if piece is not None]
@@ -204,7 +204,7 @@ class BucketProcessor(StatefulProcessor):
 
     def __init__(
         self,
-        settings: Settings,
+        settings: QuerySettings,
         partitions: int,
         key: tuple[str, ...],
         saved: Sequence[bytes] = (),
@@ -227,7 +227,7 @@ class BucketProcessor(StatefulProcessor):
     ) -> Iterator[Any]:
         """Runs a batch of bucket `key[0]`; yields one frame: its records, then a row of counts."""
         number = int(key[0])
-        bucket = Bucket(self._settings, self._of(number))
+        bucket = QueryBucket(self._settings, self._of(number))
         result = bucket.batch(_given(rows))
         self._state.update((bucket.save(),))
         yield self._records(number, result)

@@ -33,12 +33,12 @@ from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.records import Record
 from lmerge_service.kafka.source import Batches, Source, TopicPartition
 from lmerge_service.kafka.topics import Topics
-from lmerge_service.kafka.writing import Writer
+from lmerge_service.kafka.writing import TopicWriter
 from lmerge_service.spark.queries.beginnings import Beginning
-from lmerge_service.spark.queries.bucket import BatchResult, Bucket, InputRow, Settings
+from lmerge_service.spark.queries.bucket import BatchResult, InputRow, QueryBucket, QuerySettings
 from lmerge_service.spark.queries.chosen import Chosen
-from lmerge_service.spark.queries.lateness import FURTHEST, Reading
-from lmerge_service.spark.queries.plans import Batch, Plan, Query
+from lmerge_service.spark.queries.lateness import FURTHEST, RowReader
+from lmerge_service.spark.queries.plans import Batch, Query, QueryPlan
 from lmerge_service.spark.queries.resuming import begin, check_resuming
 from lmerge_service.tdb import TDB
 
@@ -52,7 +52,7 @@ class Plain:
     """A query by a plan, from a topic to a topic."""
 
     query: Query
-    plan: Plan
+    plan: QueryPlan
     connection: Connection
     facts: str
     to: str
@@ -108,7 +108,7 @@ async def run_plain(
             return True
         source = await stack.enter_async_context(Source(plain.connection, fetch_wait_ms=50))
         writer = await stack.enter_async_context(
-            Writer(
+            TopicWriter(
                 plain.connection,
                 plain.to,
                 incarnation_headers(begins.incarnation, begins.joining_at),
@@ -139,7 +139,7 @@ class _Runner:
         self, plain: Plain, choose: Chosen, width: int, joining_at: int, outputs: Sequence[TDB]
     ) -> None:
         """`outputs`: what each output partition holds already."""
-        settings = Settings(
+        settings = QuerySettings(
             shape=plain.query.shape,
             plan=plain.plan,
             lateness=plain.lateness,
@@ -150,7 +150,9 @@ class _Runner:
         self._key = plain.query.key
         self._lateness = plain.lateness
         self._router = Router(len(outputs), plain.query.key)
-        self._buckets = [Bucket.resumed(settings, each) or Bucket(settings) for each in outputs]
+        self._buckets = [
+            QueryBucket.resumed(settings, each) or QueryBucket(settings) for each in outputs
+        ]
         self._results: list[BatchResult] = []
         self._number = -1
         self._facts = self._refused = self._records = 0
@@ -165,7 +167,7 @@ class _Runner:
         self._facts = self._refused = 0
         for place, records in read.items():
             facts = [_fact(record) for record in records]
-            reading = Reading(self._lateness)
+            reading = RowReader(self._lateness)
             offsets = [record.offset for record in records]
             reading.take(
                 np.array(offsets, np.int64), np.array([_time(fact) for fact in facts], np.int64)

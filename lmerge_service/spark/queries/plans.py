@@ -17,14 +17,14 @@ from lmerge_service.tdb import TDB
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ("Batch", "Fold", "Operator", "Plan", "Query", "Row", "Shape", "Source")
+__all__ = ("Batch", "FactsSource", "Fold", "Operator", "Query", "QueryPlan", "Row", "Shape")
 
 Row: TypeAlias = Mapping[str, Any]
 """The columns of a row as JSON has them; those that are null are not there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class QueryPlan:
     """How a query is carried out."""
 
     summary: str
@@ -68,10 +68,10 @@ class Shape(Protocol):
     def memory(self) -> int:
         """An event [vs, ve) depends on facts from vs on only, and ve <= vs + memory."""
 
-    def begin(self, plan: Plan) -> Operator:
+    def begin(self, plan: QueryPlan) -> Operator:
         """An operator of this plan without any rows."""
 
-    def resume(self, plan: Plan, output: TDB) -> Operator | None:
+    def resume(self, plan: QueryPlan, output: TDB) -> Operator | None:
         """The operator that has this output, for the facts from its stable on; None: its state
         cannot be restored from that."""
 
@@ -96,7 +96,7 @@ class Fold(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class FactsSource:
     """What the records of a topic of facts are."""
 
     schema: str
@@ -119,8 +119,8 @@ class Query:
     key: tuple[str, ...]
     """Columns of the rows and fields of the payloads: what belongs together is in one partition."""
     shape: Shape
-    plans: Mapping[str, Plan]
-    source: Source
+    plans: Mapping[str, QueryPlan]
+    source: FactsSource
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,13 +36,13 @@ from lmerge_service.spark.queries.beginnings import (
     next_beginning,
     watermark_of,
 )
-from lmerge_service.spark.queries.plans import Plan, Query
+from lmerge_service.spark.queries.plans import Query, QueryPlan
 from lmerge_service.tdb import TDB
 
-__all__ = ("Held", "Request", "begin", "check_resuming")
+__all__ = ("ResumeRequest", "TopicContent", "begin", "check_resuming")
 
 
-class Request(Protocol):
+class ResumeRequest(Protocol):
     """What a replica is to be, in Spark or without."""
 
     @property
@@ -74,7 +74,7 @@ class Request(Protocol):
         """Go on from what the topic holds, if it holds anything."""
 
 
-def check_resuming(query: Query, plan: Plan) -> None:
+def check_resuming(query: Query, plan: QueryPlan) -> None:
     """Raises ConfigurationError: the query by this plan cannot."""
     if query.shape.resume(plan, TDB()) is None:
         raise ConfigurationError(
@@ -84,7 +84,7 @@ def check_resuming(query: Query, plan: Plan) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class TopicContent:
     """What a replica's topic holds."""
 
     incarnation: int
@@ -99,8 +99,8 @@ class Held:
 
 
 async def begin(
-    connection: Connection, request: Request, width: int, partitions: int
-) -> tuple[Beginning, Held | None]:
+    connection: Connection, request: ResumeRequest, width: int, partitions: int
+) -> tuple[Beginning, TopicContent | None]:
     """What it is from now on, and, where it resumes, what its topic holds; `width` is that of the
     facts. A beginning with the facts of INFINITY has nothing more to emit.
 
@@ -123,7 +123,7 @@ async def begin(
     return begins, held
 
 
-async def _held_in(connection: Connection, topic: str, partitions: int) -> Held | None:
+async def _held_in(connection: Connection, topic: str, partitions: int) -> TopicContent | None:
     """The output of the last incarnation; None: there is none. Records that are no elements are
     passed over, as the merge passes over them."""
     places = [TopicPartition(topic, number) for number in range(partitions)]
@@ -138,7 +138,7 @@ async def _held_in(connection: Connection, topic: str, partitions: int) -> Held 
     if last.incarnation < 0:
         return None
     tdbs = [each.tdb if each.incarnation == last.incarnation else TDB() for each in contents]
-    return Held(last.incarnation, last.joining_at, tdbs)
+    return TopicContent(last.incarnation, last.joining_at, tdbs)
 
 
 class _Content:

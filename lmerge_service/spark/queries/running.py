@@ -33,15 +33,15 @@ from lmerge_service.formats.feedback import feedback_topic
 from lmerge_service.formats.headers import incarnation_headers
 from lmerge_service.spark.errors import spark_errors
 from lmerge_service.spark.io.elements import kafka_sink
-from lmerge_service.spark.io.places import Topic, Topics, located
+from lmerge_service.spark.io.places import ReadTopics, WrittenTopic, located
 from lmerge_service.spark.queries.identity import (
     Identity,
-    Replica,
+    QueryReplica,
     buckets_of,
     identify,
     settings_of,
 )
-from lmerge_service.spark.queries.pipeline import Job, records
+from lmerge_service.spark.queries.pipeline import QueryJob, records
 from lmerge_service.spark.queries.plans import Batch
 
 __all__ = ("follow", "start")
@@ -50,7 +50,7 @@ _STATE_STORE: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBSta
 _HEADERS: Final = "array<struct<key:string,value:binary>>"
 
 
-def start(spark: SparkSession, replica: Replica) -> tuple[Identity, StreamingQuery | None]:
+def start(spark: SparkSession, replica: QueryReplica) -> tuple[Identity, StreamingQuery | None]:
     """Starts the replica, or lets it go on; no query: it has ended already.
 
     Raises:
@@ -70,14 +70,14 @@ def start(spark: SparkSession, replica: Replica) -> tuple[Identity, StreamingQue
     tasks = replica.query.plans[replica.plan].tasks
     session.conf.set("spark.sql.shuffle.partitions", str(min(tasks, identity.partitions)))
     output = records(session, _job(replica, identity))
-    sink = kafka_sink(Topic(replica.kafka, replica.to))
+    sink = kafka_sink(WrittenTopic(replica.kafka, replica.to))
     with spark_errors(f"writing {replica.to}"):
         writer = _counted(output, identity).writeStream.format("kafka").options(**sink)
         folder = located(str(replica.checkpoint / "spark"))
         return identity, writer.option("checkpointLocation", folder).start()
 
 
-def _job(replica: Replica, identity: Identity) -> Job:
+def _job(replica: QueryReplica, identity: Identity) -> QueryJob:
     plan = replica.query.plans[replica.plan]
     options = {
         "includeHeaders": "false",
@@ -90,10 +90,10 @@ def _job(replica: Replica, identity: Identity) -> Job:
     feedback = None
     if identity.feedback is not None:
         kept = {"includeHeaders": "false", "failOnDataLoss": "false"}  # it is compacted
-        feedback = Topics(replica.kafka, feedback_topic(identity.feedback), options=kept)
-    return Job(
+        feedback = ReadTopics(replica.kafka, feedback_topic(identity.feedback), options=kept)
+    return QueryJob(
         query=replica.query,
-        facts=Topics(replica.kafka, identity.facts, options=options),
+        facts=ReadTopics(replica.kafka, identity.facts, options=options),
         settings=settings_of(replica, identity),
         partitions=identity.partitions,
         feedback=feedback,

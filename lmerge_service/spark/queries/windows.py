@@ -35,7 +35,7 @@ import msgspec
 
 from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
 from lmerge_service.formats.payload import canonical
-from lmerge_service.spark.queries.plans import Fold, Operator, Plan, Row
+from lmerge_service.spark.queries.plans import Fold, Operator, QueryPlan, Row
 from lmerge_service.tdb import TDB
 
 __all__ = ("Windows",)
@@ -58,10 +58,10 @@ class Windows:
     def memory(self) -> int:
         return self.size
 
-    def begin(self, plan: Plan) -> Operator:
+    def begin(self, plan: QueryPlan) -> Operator:
         return _Early(self, plan.grid) if plan.early else _Final(self, plan.grid)
 
-    def resume(self, plan: Plan, output: TDB) -> Operator | None:
+    def resume(self, plan: QueryPlan, output: TDB) -> Operator | None:
         """Always returns None: an open window's count may include facts beyond the stable point, so
         the output alone cannot restore it."""
         return None

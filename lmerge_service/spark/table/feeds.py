@@ -23,11 +23,11 @@ from lmerge_service.formats.bulk import Rule
 from lmerge_service.kafka.connection import connection_of
 from lmerge_service.kafka.source import Source as KafkaSource
 from lmerge_service.kafka.source import TopicPartition
-from lmerge_service.kafka.topics import Topics as AskedTopics
+from lmerge_service.kafka.topics import Topics
 from lmerge_service.spark.errors import spark_errors
 from lmerge_service.spark.io.connection import kafka_section
 from lmerge_service.spark.io.elements import read_elements
-from lmerge_service.spark.io.places import JsonFiles, ParquetFiles, Source, Topics, located
+from lmerge_service.spark.io.places import JsonFiles, ParquetFiles, ReadTopics, Source, located
 
 __all__ = ("Extent", "Feed", "feed_of")
 
@@ -64,7 +64,7 @@ def feed_of(spark: SparkSession, source: Source, rule: Rule) -> Feed:
     Raises:
         ConfigurationError: it is more than one stream.
     """
-    if isinstance(source, Topics):
+    if isinstance(source, ReadTopics):
         if "," in source.subscribed:
             raise ConfigurationError(f"{source.subscribed}: a table is made of one topic")
         return _TopicFeed(spark, source, rule)
@@ -74,7 +74,7 @@ def feed_of(spark: SparkSession, source: Source, rule: Rule) -> Feed:
 @dataclass(frozen=True, slots=True)
 class _TopicFeed:
     spark: SparkSession
-    source: Topics
+    source: ReadTopics
     rule: Rule
     per_record: int = 1
 
@@ -88,7 +88,7 @@ class _TopicFeed:
 
     async def _asked(self) -> Extent:
         connection = connection_of(kafka_section(self.source.kafka))
-        async with AskedTopics(connection) as topics:
+        async with Topics(connection) as topics:
             found = (await topics.describe([self.name])).get(self.name)
         if found is None:
             raise ConfigurationError(

@@ -22,8 +22,8 @@ from lmerge_service.merge.decoding import DecodedRecord
 from lmerge_service.spark.merge.bucket import Bucket
 from lmerge_service.spark.merge.chunks import Chunk, packed
 from lmerge_service.spark.merge.packing import Run, Tools, rule_of, shares
-from lmerge_service.spark.merge.plan import Plan, Work, work_of
-from lmerge_service.spark.merge.planning import Planned, Seen, next_step
+from lmerge_service.spark.merge.plan import MergePlan, Work, work_of
+from lmerge_service.spark.merge.planning import KafkaView, Planned, next_step
 from lmerge_service.spark.merge.store import Cache
 
 __all__ = (
@@ -61,12 +61,12 @@ def topology_of(
     )
 
 
-def seen_of(widths: Mapping[str, int], decisions: Sequence[bytes | None] = ()) -> Seen:
+def seen_of(widths: Mapping[str, int], decisions: Sequence[bytes | None] = ()) -> KafkaView:
     """Topics that begin at 0; their ids are their names."""
     places = [
         TopicPartition(f"t.{name}", n) for name, width in widths.items() for n in range(width)
     ]
-    return Seen(
+    return KafkaView(
         {f"t.{name}": TopicInfo(f"id of t.{name}", width) for name, width in widths.items()},
         dict.fromkeys(places, 0),
         dict.fromkeys(places, 0),
@@ -74,22 +74,22 @@ def seen_of(widths: Mapping[str, int], decisions: Sequence[bytes | None] = ()) -
     )
 
 
-def planned(topology: Topology, widths: Mapping[str, int]) -> tuple[Plan, Ledger]:
+def planned(topology: Topology, widths: Mapping[str, int]) -> tuple[MergePlan, Ledger]:
     """A plan of one step: the topology is declared, and the topics there are begun."""
     ledger = Ledger(topology)
     declaration = ledger.declaring(topology)
     assert declaration is not None
-    return decided(Plan.new(topology), ledger, widths, declaration, batch=0), ledger
+    return decided(MergePlan.new(topology), ledger, widths, declaration, batch=0), ledger
 
 
 def decided(
-    plan: Plan,
+    plan: MergePlan,
     ledger: Ledger,
     widths: Mapping[str, int],
     *actions: Action,
     batch: int,
     known: Sequence[str] = (),
-) -> Plan:
+) -> MergePlan:
     """The plan after these decisions, from a batch on; Spark knows these topics."""
     values = []
     for action in actions:
@@ -103,7 +103,7 @@ def decided(
     return plan if step is None else plan.with_step(step)
 
 
-def work_for(topology: Topology, plan: Plan) -> Work:
+def work_for(topology: Topology, plan: MergePlan) -> Work:
     return work_of(topology, plan, tuple(range(topology.output.partitions)))
 
 

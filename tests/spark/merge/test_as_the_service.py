@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from lmerge_service.spark.audit.report import audit
-from lmerge_service.spark.io.places import Topics
+from lmerge_service.spark.io.places import ReadTopics
 from lmerge_service.workloads.flights import VARIATIONS, flights
 from lmerge_service.workloads.presentation import present
 from tests.service.cluster import Merge, meaning
@@ -33,7 +33,7 @@ def test_the_service_and_spark_emit_the_same_for_the_same_flights(
 
     assert service.output_is(meaning(lives))
     streams = [service.output, spark_merge.output, *service.topics.values()]
-    found = audit(spark, [(each, Topics(bootstrap, each)) for each in streams], keyed=True)
+    found = audit(spark, [(each, ReadTopics(bootstrap, each)) for each in streams], keyed=True)
     assert found.findings.equivalent, found.findings
     assert not found.findings.faults
     of_service, of_spark, *replicas = found.findings.streams

@@ -24,7 +24,7 @@ from lmerge_service.merge.decoding import DecodedRecord
 from lmerge_service.merge.findings import evidence
 from lmerge_service.spark.merge.bucket import Bucket, BucketResult
 from lmerge_service.spark.merge.chunks import packed, slices, unpacked
-from lmerge_service.spark.merge.plan import Plan, Work
+from lmerge_service.spark.merge.plan import MergePlan, Work
 from lmerge_service.spark.merge.planning import Planned, next_step
 from lmerge_service.spark.merge.processor import MergeProcessor
 from lmerge_service.spark.merge.store import run
@@ -213,14 +213,14 @@ def fed(work: Work, number: int, chunks: list[bytes]) -> tuple[Bucket, BucketRes
 class Running:
     """One bucket, batch by batch."""
 
-    def __init__(self, topology: Topology, plan: Plan) -> None:
+    def __init__(self, topology: Topology, plan: MergePlan) -> None:
         self.topology, self.memory, self.cache = topology, Memory(), fresh_cache()
         self.next = 0
         self.emitted: list[Element] = []
         self.work: Work = work_for(topology, plan)
         self.dead: list[Any] = []
 
-    def go_on(self, plan: Plan) -> None:
+    def go_on(self, plan: MergePlan) -> None:
         self.work = work_for(self.topology, plan)
 
     def batch(self, batch: Batch) -> list[Element]:

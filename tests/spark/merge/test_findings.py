@@ -13,7 +13,7 @@ from lmerge_service.cli.spark_merge import _report
 from lmerge_service.config.topology import load
 from lmerge_service.elements import Adjust, Insert, Stable
 from lmerge_service.merge.findings.evidence import Evidence
-from lmerge_service.spark.merge.job import Job, Progress, Settings
+from lmerge_service.spark.merge.job import BatchProgress, JobSettings, MergeJob
 from lmerge_service.spark.merge.serving import Metrics
 from tests.service.cluster import Merge
 from tests.spark.merge.test_job import checkpoint_of, job_of
@@ -37,10 +37,10 @@ def test_n16_breaches_are_counted_and_reported_with_their_place(
     merge = two_replicas(bootstrap, tmp_path)
     merge.publish("a", [E1, Stable(4)])
     merge.publish("b", [Adjust(b'"e2"', 7, 8, 9), Stable(6)])
-    progress: list[Progress] = []
-    settings = Settings(checkpoint_of(merge), available_now=True)
+    progress: list[BatchProgress] = []
+    settings = JobSettings(checkpoint_of(merge), available_now=True)
     with capture_logs() as logs:
-        Job(load(merge.path), settings, report=progress.append).run(spark)
+        MergeJob(load(merge.path), settings, report=progress.append).run(spark)
 
     found = evidence_of(merge)
     assert [(each.kind, each.count, each.id) for each in found] == [
@@ -77,7 +77,7 @@ def test_n16_a_batch_reports_breaches_on_the_command_line(
 ) -> None:
     wrong = {("b", 0, "wrong_vold"): 1, ("b", 1, "wrong_vold"): 2, ("a", 0, "malformed"): 1_000}
     for as_json in (True, False):
-        _report(Progress(3, 12, 0.5, {}, wrong), as_json=as_json)
+        _report(BatchProgress(3, 12, 0.5, {}, wrong), as_json=as_json)
     printed = capsys.readouterr()
     assert json.loads(printed.out)["breaches"] == {
         "b": {"wrong_vold": 3},

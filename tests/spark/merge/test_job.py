@@ -31,9 +31,9 @@ from lmerge_service.merge.decisions.records import Attach, Detach, Quarantine, R
 from lmerge_service.merge.state_file import export_to
 from lmerge_service.reader.read_merged import read_merged
 from lmerge_service.spark.merge.handover import last_batch
-from lmerge_service.spark.merge.job import Job, Settings
+from lmerge_service.spark.merge.job import JobSettings, MergeJob
 from lmerge_service.spark.merge.keys import hash_of_int
-from lmerge_service.spark.merge.plan import Plan
+from lmerge_service.spark.merge.plan import MergePlan
 from lmerge_service.tdb import reconstitute
 from tests.service.cluster import Merge, decided, logical, meaning, replica_streams, scattered
 from tests.spark.records import received
@@ -52,13 +52,13 @@ def checkpoint_of(merge: Merge) -> str:
     return str(merge.folder / f"{merge.name}.checkpoint")
 
 
-def job_of(merge: Merge, **settings: Any) -> Job:
+def job_of(merge: Merge, **settings: Any) -> MergeJob:
     options = {"available_now": True, **settings}
-    return Job(load(merge.path), Settings(checkpoint_of(merge), **options))
+    return MergeJob(load(merge.path), JobSettings(checkpoint_of(merge), **options))
 
 
 @contextmanager
-def running(spark: SparkSession, job: Job) -> Iterator[list[BaseException]]:
+def running(spark: SparkSession, job: MergeJob) -> Iterator[list[BaseException]]:
     """A job that goes on by itself; what it ended with."""
     failures: list[BaseException] = []
 
@@ -267,8 +267,8 @@ def test_a_replica_that_is_released_and_a_topic_that_is_made_anew(
     assert reconstitute(read_back(merge)) == meaning(lives)
 
 
-def plan_of(merge: Merge) -> Plan:
-    plan = Plan.load(checkpoint_of(merge), load(merge.path))
+def plan_of(merge: Merge) -> MergePlan:
+    plan = MergePlan.load(checkpoint_of(merge), load(merge.path))
     assert plan is not None
     return plan
 

@@ -12,14 +12,14 @@ from lmerge_service.errors import StateError
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.merge.decisions.records import Attach, Decision, Detach, encode
 from lmerge_service.spark.merge.checkpoint import align, committed, planned, unplan
-from lmerge_service.spark.merge.plan import Plan, Step
-from lmerge_service.spark.merge.planning import Planned, Seen, next_step, unreadable
+from lmerge_service.spark.merge.plan import MergePlan, PlanStep
+from lmerge_service.spark.merge.planning import KafkaView, Planned, next_step, unreadable
 from tests.spark.merge import batches
 
 Places = Mapping[str, Mapping[int, tuple[int, int]]]
 
 
-def seen(logs: Places) -> Seen:
+def seen(logs: Places) -> KafkaView:
     """Topics with where each partition begins and ends; planned batches have read what is there."""
     found = batches.seen_of({name: len(places) for name, places in logs.items()})
     for name, places in logs.items():
@@ -37,7 +37,7 @@ def topology(**fields: Any) -> Topology:
     return batches.topology_of("ab", **fields)
 
 
-def step(plan: Plan, ledger: object, found: Seen, known: Planned) -> Step | None:
+def step(plan: MergePlan, ledger: object, found: KafkaView, known: Planned) -> PlanStep | None:
     found.read = known.topics
     return next_step(plan, ledger, found, known)  # type: ignore[arg-type]
 
@@ -147,7 +147,7 @@ def test_a_batch_that_is_planned_anew_goes_by_the_steps_of_then() -> None:
     assert [*plan.topics_at(3)] == ["t.a", "t.b"]
     again = plan.unplanned(3)
     assert [*again.topics_at(3)] == ["t.b"]
-    assert again.with_step(Step(3, [], {}, {}, {}, {})).topics_at(3) == {}
+    assert again.with_step(PlanStep(3, [], {}, {}, {}, {})).topics_at(3) == {}
 
 
 # --- Spark's own files --------------------------------------------------------------------------

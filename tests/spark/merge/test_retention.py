@@ -18,7 +18,7 @@ from lmerge_service.errors import StateError
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.topics import Topics
-from lmerge_service.spark.merge.job import Job
+from lmerge_service.spark.merge.job import MergeJob
 from lmerge_service.tdb import reconstitute
 from tests.service.cluster import Merge, scattered
 from tests.spark.merge.test_job import (
@@ -101,7 +101,7 @@ def twice(merge: Merge, elements: Sequence[Element]) -> None:
         merge.publish(name, elements)
 
 
-def looking_first(job: Job, then: Callable[[], Coroutine[Any, Any, None]]) -> Job:
+def looking_first(job: MergeJob, then: Callable[[], Coroutine[Any, Any, None]]) -> MergeJob:
     """Something happens when the job has looked at the topics, and goes by what it has seen."""
     look = job._look
     done: list[Any] = []

@@ -14,7 +14,7 @@ from prometheus_client import generate_latest
 from lmerge_service.cli.options import at_port
 from lmerge_service.config.topology import load
 from lmerge_service.elements import Insert
-from lmerge_service.spark.merge.job import Job, Progress, Settings, _behind
+from lmerge_service.spark.merge.job import BatchProgress, JobSettings, MergeJob, _behind
 from lmerge_service.spark.merge.serving import Metrics, served
 from tests.service.cluster import Merge, logical, meaning, replica_streams
 from tests.spark.merge.test_job import SECONDS, Process, come_true, merge_of
@@ -41,9 +41,9 @@ def with_token(bootstrap: str, folder: Path) -> Merge:
 def test_what_a_worker_is_asked_a_job_is_asked(bootstrap: str, tmp_path: Path) -> None:
     merge = with_token(bootstrap, tmp_path)
     topology = at_port(load(merge.path), 0)
-    job, metrics = Job(topology, Settings(str(tmp_path / "checkpoint"))), Metrics()
-    metrics.report(Progress(0, 500, 1.5, {"t": 40}))
-    metrics.report(Progress(1, 40, 0.3, {"u": 2}))
+    job, metrics = MergeJob(topology, JobSettings(str(tmp_path / "checkpoint"))), Metrics()
+    metrics.report(BatchProgress(0, 500, 1.5, {"t": 40}))
+    metrics.report(BatchProgress(1, 40, 0.3, {"u": 2}))
     with served(topology, job, metrics) as address, httpx.Client(base_url=address) as client:
         refused = client.post("/v1/replicas/d/attach", json={"topic": "t"})
         assert refused.status_code == 401

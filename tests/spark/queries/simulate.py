@@ -11,9 +11,9 @@ import numpy as np
 
 from lmerge_service.elements import INFINITY, START, Element
 from lmerge_service.formats.routing import Router
-from lmerge_service.spark.queries.bucket import BatchResult, Bucket, InputRow, Settings
-from lmerge_service.spark.queries.lateness import Reading
-from lmerge_service.spark.queries.plans import Plan, Query
+from lmerge_service.spark.queries.bucket import BatchResult, InputRow, QueryBucket, QuerySettings
+from lmerge_service.spark.queries.lateness import RowReader
+from lmerge_service.spark.queries.plans import Query, QueryPlan
 from lmerge_service.tdb import TDB
 from tests.spark.queries.reference import HOUR, MINUTE
 
@@ -98,7 +98,7 @@ class Run:
     """One run of a plan."""
 
     query: Query
-    plan: Plan
+    plan: QueryPlan
     buckets: int
     lateness: int
     output: list[list[Element]] = field(default_factory=list)
@@ -110,7 +110,7 @@ class Run:
 
 def run(
     query: Query,
-    plan: Plan,
+    plan: QueryPlan,
     topic: Sequence[Sequence[Fact]],
     rng: Random,
     *,
@@ -126,7 +126,7 @@ def run(
 ) -> Run:
     """Batches of at most `largest` rows a partition; `points` are feedback records by batch, `held`
     is what the output partitions hold already."""
-    settings = Settings(
+    settings = QuerySettings(
         shape=query.shape, plan=plan, lateness=lateness, partitions=len(topic),
         joining_at=joining_at, output=merge_output, replica=replica,
     )  # fmt: skip
@@ -134,7 +134,7 @@ def run(
     done.clean = [[] for _ in range(buckets)]
     saved: list[bytes | None] = [None] * buckets
     if held:
-        resumed = [Bucket.resumed(settings, each) for each in held]
+        resumed = [QueryBucket.resumed(settings, each) for each in held]
         saved = [None if each is None else each.save() for each in resumed]
     for number, batch in enumerate(batches_of(topic, rng, largest)):
         given = given_of(query, batch, rng, buckets, lateness)
@@ -143,7 +143,7 @@ def run(
                 given[bucket].append(InputRow("point", 0, number * 100 + offset, 0, point))
             while True:
                 rng.shuffle(given[bucket])
-                worker = Bucket(settings, saved[bucket])
+                worker = QueryBucket(settings, saved[bucket])
                 result = worker.batch(given[bucket])
                 if rng.random() >= kills:
                     break
@@ -181,7 +181,7 @@ def given_of(
     given: list[list[InputRow]] = [[] for _ in range(buckets)]
     for partition, rows in batch.items():
         for piece in _cut(rows, rng):
-            reading = Reading(lateness)
+            reading = RowReader(lateness)
             for part in _cut(piece, rng):
                 offsets = np.array([offset for offset, _ in part], np.int64)
                 reading.take(offsets, np.array([_time(fact) for _, fact in part], np.int64))

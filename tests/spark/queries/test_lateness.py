@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmerge_service.elements import INFINITY, START
-from lmerge_service.spark.queries.lateness import Lateness, Piece, Reading
+from lmerge_service.spark.queries.lateness import FactsLateness, RowReader, RowSummary
 
 NO_TIME = START
 TIMES = st.lists(st.one_of(st.integers(-50, 50), st.just(NO_TIME)), max_size=60)
 
 
-def piece(times: list[int], lateness: int, first: int = 0, rng: Random | None = None) -> Piece:
+def piece(times: list[int], lateness: int, first: int = 0, rng: Random | None = None) -> RowSummary:
     """Read in blocks of any size."""
-    reading = Reading(lateness)
+    reading = RowReader(lateness)
     for part in _cut(list(enumerate(times, first)), rng or Random(0)):
         offsets = np.array([offset for offset, _ in part], np.int64)
         reading.take(offsets, np.array([time for _, time in part], np.int64))
@@ -36,7 +36,7 @@ def test_the_example_of_the_module() -> None:
     first, second = piece([20, 31, 15, 22], 10), piece([19, 40, 29], 10, first=4)
     assert (first.high, first.late) == (31, [2])
     assert (second.high, second.late) == (40, [6])
-    lateness = Lateness(10, 1)
+    lateness = FactsLateness(10, 1)
     lateness.begin({0: [second, first]})
     times = [20, 31, 15, 22, 19, 40, 29]
     counts = [lateness.counts(0, offset, time) for offset, time in enumerate(times)]
@@ -47,7 +47,7 @@ def test_the_example_of_the_module() -> None:
 def test_the_boundary_a_row_exactly_so_much_later_counts() -> None:
     assert piece([10, 0], 10).late == []
     assert piece([10, -1], 10).late == [1]
-    lateness = Lateness(10, 1, [10])
+    lateness = FactsLateness(10, 1, [10])
     lateness.begin({0: [piece([0, -1], 10)]})
     assert [lateness.counts(0, 0, 0), lateness.counts(0, 1, -1)] == [True, False]
 
@@ -61,7 +61,7 @@ def test_what_is_late_does_not_depend_on_pieces_and_batches(
     for time in times:
         expected.append(highest == START or time >= highest - late)
         highest = max(highest, time)
-    lateness = Lateness(late, 1)
+    lateness = FactsLateness(late, 1)
     found = []
     for batch in _cut(list(enumerate(times)), rng):
         pieces = [
@@ -82,7 +82,7 @@ def test_what_is_late_does_not_depend_on_pieces_and_batches(
 
 
 def test_the_watermark_is_the_least_and_waits_for_partitions_without_facts() -> None:
-    lateness = Lateness(5, 3)
+    lateness = FactsLateness(5, 3)
     lateness.begin({0: [piece([20], 5)], 2: [piece([30], 5)]})
     assert lateness.watermark == START
     lateness.begin({1: [piece([12], 5)]})
@@ -98,4 +98,4 @@ def test_the_watermark_is_the_least_and_waits_for_partitions_without_facts() -> 
 def test_rows_without_a_time_are_counted_and_change_nothing() -> None:
     read = piece([NO_TIME, 7, NO_TIME, 6], 0)
     assert (read.rows, read.refused, read.high, read.late) == (4, 2, 7, [3])
-    assert Reading(0).piece() is None
+    assert RowReader(0).piece() is None

@@ -20,10 +20,10 @@ from lmerge_service.errors import ConfigurationError
 from lmerge_service.formats.feedback import FeedbackRecord
 from lmerge_service.formats.routing import Router
 from lmerge_service.formats.wire import WireDecoder
-from lmerge_service.spark.io.places import Topics
-from lmerge_service.spark.queries.bucket import Bucket, InputRow, Settings
+from lmerge_service.spark.io.places import ReadTopics
+from lmerge_service.spark.queries.bucket import InputRow, QueryBucket, QuerySettings
 from lmerge_service.spark.queries.catalogue import QUERIES
-from lmerge_service.spark.queries.pipeline import BucketProcessor, Job, given
+from lmerge_service.spark.queries.pipeline import BucketProcessor, QueryJob, given
 from lmerge_service.spark.queries.plans import Query
 from tests.spark.queries.reference import MINUTE
 from tests.spark.queries.simulate import Fact, batches_of, given_of, random_facts
@@ -35,11 +35,11 @@ BY_NAME = pytest.mark.parametrize(
 )
 
 
-def job(query: Query, plan: str = "speculative", width: int = 2, partitions: int = 3) -> Job:
-    settings = Settings(
+def job(query: Query, plan: str = "speculative", width: int = 2, partitions: int = 3) -> QueryJob:
+    settings = QuerySettings(
         shape=query.shape, plan=query.plans[plan], lateness=LATENESS, partitions=width
     )
-    return Job(query=query, facts=Topics("", ""), settings=settings, partitions=partitions)
+    return QueryJob(query=query, facts=ReadTopics("", ""), settings=settings, partitions=partitions)
 
 
 def raw(spark: SparkSession, topic: Sequence[Sequence[Fact]]) -> DataFrame:
@@ -104,7 +104,7 @@ def test_the_processor_keeps_its_bucket_and_writes_what_it_emits(seed: int) -> N
     topic = random_facts(rng, 20, 2)
     asked = job(query, rng.choice(["conservative", "speculative"]))
     tester = TwsTester(BucketProcessor(asked.settings, 3, query.key))
-    buckets = [Bucket(asked.settings) for _ in range(3)]
+    buckets = [QueryBucket(asked.settings) for _ in range(3)]
     router, decoder = Router(3, query.key), WireDecoder()
     for batch in batches_of(topic, rng, 20):
         for number, those in enumerate(given_of(query, batch, rng, 3, LATENESS)):

@@ -21,7 +21,7 @@ from lmerge_service.kafka.tails import tails
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.spark.queries.beginnings import Beginning
 from lmerge_service.spark.queries.catalogue import QUERIES
-from lmerge_service.spark.queries.identity import Replica, identify
+from lmerge_service.spark.queries.identity import QueryReplica, identify
 from lmerge_service.spark.queries.plain import Plain, run_plain
 from lmerge_service.spark.queries.plans import Batch
 from lmerge_service.tdb import TDB, differences, reconstitute
@@ -202,7 +202,7 @@ def test_n15_a_replica_that_is_to_be_whole_needs_the_first_fact(
             await topics._admin.delete_records({TopicPartition(source, 0): Before()})
 
     asyncio.run(delete())
-    replica = Replica(
+    replica = QueryReplica(
         query=QUERIES["delays"], plan="speculative", kafka=bootstrap, facts=source,
         to=topic_name("to"), checkpoint=tmp_path / "checkpoint", lateness=LATENESS,
     )  # fmt: skip

@@ -22,7 +22,7 @@ from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.feed import feed
 from lmerge_service.spark.queries.catalogue import QUERIES
-from lmerge_service.spark.queries.identity import Replica
+from lmerge_service.spark.queries.identity import QueryReplica
 from lmerge_service.spark.queries.plans import Batch
 from lmerge_service.spark.queries.running import follow, start
 from lmerge_service.tdb import TDB, differences, reconstitute
@@ -57,7 +57,7 @@ def both_plans(
     """Runs them at once until the facts end; what each batch came to, by plan."""
     running, seen = {}, dict[str, list[Batch]]()
     for plan, to in places.items():
-        replica = Replica(
+        replica = QueryReplica(
             query=QUERIES[name], plan=plan, facts=facts, to=to, checkpoint=folder / plan,
             lateness=LATENESS, partitions=WIDTH, batch=60, **more,
         )  # fmt: skip
@@ -119,7 +119,7 @@ def test_feedback_is_heeded_and_what_has_ended_is_not_begun_again(
     expected = meaning("delays", topic, LATENESS)
     facts, output, to = topic_name("facts"), topic_name("merged"), topic_name("a")
     publish_facts(bootstrap, facts, topic)
-    replica = Replica(
+    replica = QueryReplica(
         query=QUERIES["delays"], plan="speculative", kafka=bootstrap, facts=facts, to=to,
         checkpoint=tmp_path / "a", lateness=LATENESS, feedback=output, name="a",
     )  # fmt: skip
@@ -139,7 +139,7 @@ def test_feedback_is_heeded_and_what_has_ended_is_not_begun_again(
     _, query = start(spark, replica)
     assert query is None, "it has ended"
     assert follow(query), "so there is nothing to wait for"
-    again = Replica(
+    again = QueryReplica(
         query=QUERIES["delays"], plan="conservative", kafka=bootstrap, facts=facts, to=to,
         checkpoint=tmp_path / "a", lateness=LATENESS, feedback=output, name="a",
     )  # fmt: skip

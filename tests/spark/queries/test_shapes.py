@@ -8,11 +8,11 @@ from lmerge_service.elements import INFINITY, START, Adjust, Insert, Stable
 from lmerge_service.errors import ConfigurationError, ElementError
 from lmerge_service.spark.queries.airborne import Airborne
 from lmerge_service.spark.queries.folds import Aggregates, Enriched, Top
-from lmerge_service.spark.queries.plans import Operator, Plan
+from lmerge_service.spark.queries.plans import Operator, QueryPlan
 from lmerge_service.spark.queries.windows import Windows
 
-EARLY = Plan(summary="", early=True, batch=1)
-FINAL = Plan(summary="", early=False, batch=1, grid=60)
+EARLY = QueryPlan(summary="", early=True, batch=1)
+FINAL = QueryPlan(summary="", early=False, batch=1, grid=60)
 COUNTS = Windows(size=60, slide=20, group=("g",), fold=Aggregates({"n": ("count", None)}))
 FLIGHTS = Airborne(fields=("f",), limit=1_000)
 
@@ -64,7 +64,9 @@ def test_windows_that_are_emitted_when_they_are_final_are_emitted_once() -> None
 
 
 @pytest.mark.parametrize("plan", [EARLY, FINAL])
-def test_windows_below_the_point_are_left_out_and_one_that_ends_at_it_is_not(plan: Plan) -> None:
+def test_windows_below_the_point_are_left_out_and_one_that_ends_at_it_is_not(
+    plan: QueryPlan,
+) -> None:
     operator = COUNTS.begin(plan)
     take(operator, 45, point=80)
     emitted = operator.advance(INFINITY, 80)
@@ -122,7 +124,7 @@ def test_an_announcement_is_withdrawn(after: str) -> None:
 
 
 def test_a_stable_waits_for_flights_in_the_air() -> None:
-    operator, flight = FLIGHTS.begin(Plan(summary="", early=False, batch=1)), b'{"f":7}'
+    operator, flight = FLIGHTS.begin(QueryPlan(summary="", early=False, batch=1)), b'{"f":7}'
     operator.take(82, fact("departed", 82, 102), START)
     assert operator.advance(200, START) == [Stable(82)]
     operator.take(200, fact("arrived", 82, 200), START)
@@ -131,7 +133,7 @@ def test_a_stable_waits_for_flights_in_the_air() -> None:
 
 
 def test_one_that_never_arrives_ends_at_the_limit() -> None:
-    operator, flight = FLIGHTS.begin(Plan(summary="", early=False, batch=1)), b'{"f":7}'
+    operator, flight = FLIGHTS.begin(QueryPlan(summary="", early=False, batch=1)), b'{"f":7}'
     operator.take(82, fact("departed", 82, 102), START)
     operator.take(83, fact("arrived", 90, 83), START)
     assert operator.advance(1_083, START) == [Insert(flight, 82, 1_082), Stable(1_083)]
