@@ -30,7 +30,7 @@ from lmerge_service.config import topology as topologies
 from lmerge_service.elements import INFINITY, Element, Stable
 from lmerge_service.errors import LMergeError
 from lmerge_service.formats.wire import WireDecoder
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.records import Record
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.local.stage import shipped_topology

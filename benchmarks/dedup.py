@@ -52,7 +52,7 @@ from lmerge_service.elements import START, Adjust, Element, Insert, Stable
 from lmerge_service.errors import ElementError
 from lmerge_service.formats.routing import Router
 from lmerge_service.formats.wire import WireDecoder, encode
-from lmerge_service.kafka.client import close_bounded
+from lmerge_service.kafka.connection import close_bounded
 
 __all__ = ("Passed", "Stables")
 

@@ -31,7 +31,7 @@ from benchmarks.traffic import following
 from lmerge_service.config import topology as topologies
 from lmerge_service.errors import LMergeError
 from lmerge_service.formats.wire import WireDecoder
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.records import Record
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.local.processes import Child

@@ -30,7 +30,7 @@ from benchmarks.fleet import Report, log_line, staged
 from lmerge_service.cli.checkpoints import checkpoint_in
 from lmerge_service.elements import Element, Insert, Stable
 from lmerge_service.errors import LMergeError
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.publish import publish
 from lmerge_service.local.stage import Stage
 from lmerge_service.local.worker import WorkerProcess

@@ -14,8 +14,8 @@ from benchmarks.inputs import replicas
 from benchmarks.traffic import quantile, waits
 from lmerge_service.config.topology import Kafka, Output, Replica, Topology
 from lmerge_service.demo.throughput import measure
-from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.cluster import Cluster
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.publish import publish
 from lmerge_service.local.broker import LocalBroker
 from lmerge_service.local.follower import Follower

@@ -23,7 +23,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPa
 from aiokafka.producer.message_accumulator import BatchBuilder
 
 from lmerge_service.kafka import sink  # noqa: F401 - tunes the client
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.service.tuning import quieten_garbage_collector
 

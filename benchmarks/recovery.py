@@ -24,7 +24,7 @@ from benchmarks.sizes import Sizes
 from benchmarks.traffic import Arrivals, Replicas, following
 from lmerge_service.elements import Insert
 from lmerge_service.errors import LMergeError
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.local.stage import Stage
 from lmerge_service.local.worker import WorkerProcess
 from lmerge_service.service.status.document import Status

@@ -18,7 +18,7 @@ import msgspec
 
 from benchmarks.traffic import Sender
 from lmerge_service.elements import START, Element
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.workloads.generator import workload
 from lmerge_service.workloads.lifetime import Life
 from lmerge_service.workloads.presentation import Variation, timed

@@ -27,7 +27,7 @@ from lmerge_service.demo.throughput import pass_through
 from lmerge_service.elements import Element
 from lmerge_service.errors import LMergeError
 from lmerge_service.formats.dialects import Written
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.publish import on_the_wire
 from lmerge_service.local.stage import Stage
 from lmerge_service.local.worker import WorkerProcess

@@ -21,7 +21,7 @@ import pyarrow as pa
 from benchmarks.formats import flight
 from lmerge_service.elements import Adjust, Insert, Stable
 from lmerge_service.formats.wire import encode
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.local.broker import LocalBroker
 

@@ -26,7 +26,7 @@ from benchmarks.spark import busy_seconds
 from lmerge_service.config.topology import Topology
 from lmerge_service.elements import INFINITY, Element, Insert, Stable
 from lmerge_service.formats.wire import encode
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.local.broker import LocalBroker
 

@@ -17,7 +17,7 @@ from typing import Final
 
 from benchmarks.fleet import log_line
 from lmerge_service.errors import EnvironmentMissingError, LMergeError
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.local.jars import (
     EXTRA_MISSING,

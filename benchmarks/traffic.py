@@ -35,8 +35,8 @@ from lmerge_service.formats.dialects import Written
 from lmerge_service.formats.headers import incarnation_headers
 from lmerge_service.formats.routing import Router
 from lmerge_service.formats.wire import WireDecoder
-from lmerge_service.kafka.client import Connection, kafka_errors
 from lmerge_service.kafka.closing import stop
+from lmerge_service.kafka.connection import Connection, kafka_errors
 from lmerge_service.kafka.publish import on_the_wire
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.starting import started

@@ -25,7 +25,7 @@ from benchmarks.replica import SECOND, Part, lives
 from benchmarks.traffic import Arrivals
 from lmerge_service.core import Policy, lag, quorum
 from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.tdb import TDB, reconstitute
 from lmerge_service.workloads.lifetime import final_tdb
 

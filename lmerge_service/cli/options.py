@@ -21,8 +21,8 @@ from lmerge_service.errors import ConfigurationError, fault_message
 if TYPE_CHECKING:
     from lmerge_service.config.topology import Kafka, Topology
     from lmerge_service.formats.bulk import Rule
-    from lmerge_service.kafka.client import Connection
     from lmerge_service.kafka.cluster import Cluster
+    from lmerge_service.kafka.connection import Connection
 
 __all__ = (
     "BOOTSTRAP",
@@ -239,8 +239,10 @@ class KafkaOptions:
         Raises:
             ConfigurationError: the file is wrong.
         """
-        from lmerge_service.kafka.client import Connection  # slow to import
-        from lmerge_service.kafka.connection import connection_of
+        from lmerge_service.kafka.connection import (
+            Connection,  # slow to import
+            connection_of,
+        )
 
         place = self.place()
         return Connection(place) if isinstance(place, str) else connection_of(place)

@@ -17,7 +17,7 @@ from lmerge_service.demo.throughput import Throughput
 from lmerge_service.demo.verdict import DemoVerdict, find
 from lmerge_service.demo.watch import plain_line, screen
 from lmerge_service.errors import TransportError
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.local.follower import Follower
 from lmerge_service.local.processes import Child

@@ -24,7 +24,7 @@ from rich.console import Console
 
 from lmerge_service.demo.acting import DemoResult, Play, act, judged, staged, until_done, wait
 from lmerge_service.formats.payload import canonical
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.local.processes import Child

@@ -37,7 +37,7 @@ from lmerge_service.elements import INFINITY, START, Element, Insert, Stable
 from lmerge_service.errors import ConfigurationError, ElementError, StateError
 from lmerge_service.formats.headers import incarnation_headers
 from lmerge_service.formats.wire import WireDecoder
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.feedback import Feedback
 from lmerge_service.kafka.records import Record
 from lmerge_service.kafka.source import Source, TopicPartition

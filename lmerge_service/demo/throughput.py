@@ -12,9 +12,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from lmerge_service.config.topology import Topology
-from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.cluster import Cluster
-from lmerge_service.kafka.connection import connection_of
+from lmerge_service.kafka.connection import Connection, connection_of
 from lmerge_service.kafka.sink import Committed, Outbox, Sink
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.topics import Topics

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from lmerge_service.elements import Insert
 from lmerge_service.formats.wire import WireDecoder
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.offline.audit import Audited, EquivalenceVerdict, audit_topic, compare
 from lmerge_service.tdb import TDB

@@ -24,7 +24,7 @@ from lmerge_service.drills.plan import OUTPUT, WORKERS_GROUP, DrillError, DrillP
 from lmerge_service.drills.proxy import Proxy
 from lmerge_service.drills.roles import ROLES, Role, holder
 from lmerge_service.errors import TransportError
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.local.broker import SETTINGS
 from lmerge_service.local.nodes import LocalCluster
 

@@ -27,7 +27,7 @@ from lmerge_service.drills.merging import LMergeProgram, Merger, Post, Program
 from lmerge_service.drills.plan import NAME, OUTPUT, DrillError, DrillPlan
 from lmerge_service.drills.replica import DrillStream, Part
 from lmerge_service.errors import LMergeError
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.local.processes import Child
 from lmerge_service.local.stage import Stage

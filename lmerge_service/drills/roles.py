@@ -6,7 +6,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError, LeaderNotAvailableError
 
 from lmerge_service.errors import TransportError
-from lmerge_service.kafka.client import Connection, close_bounded, patient
+from lmerge_service.kafka.connection import Connection, close_bounded, patient
 
 __all__ = ("ROLES", "Role", "holder")
 

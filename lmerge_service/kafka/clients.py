@@ -45,7 +45,7 @@ from aiokafka.errors import KafkaError, NodeNotReadyError, for_code
 from aiokafka.protocol.coordination import FindCoordinatorRequest
 from aiokafka.protocol.metadata import MetadataRequest
 
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 
 __all__ = (
     "NODE_SECONDS",

@@ -16,7 +16,7 @@ from typing import Any
 
 from aiokafka import AIOKafkaProducer
 
-from lmerge_service.kafka.client import CLOSE_SECONDS, close_bounded
+from lmerge_service.kafka.connection import CLOSE_SECONDS, close_bounded
 
 __all__ = ("abandon", "stop")
 

@@ -7,7 +7,7 @@ is one, on an in-memory log and a virtual clock.
 from collections.abc import Callable, Mapping
 
 from lmerge_service.formats.wire import WireDecoder
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.find import FoundRecord, find_event
 from lmerge_service.kafka.log import Log
 from lmerge_service.kafka.members import Members

@@ -12,7 +12,7 @@ import msgspec
 
 from lmerge_service.errors import ConfigurationError
 from lmerge_service.formats.dialects import Written
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.publish import publish
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.topics import Topics

@@ -44,7 +44,7 @@ from pydantic import BaseModel, ValidationError
 from lmerge_service.elements import START
 from lmerge_service.errors import ElementError, TransportError
 from lmerge_service.formats.feedback import FeedbackRecord, feedback_topic
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.topics import TopicInfo, Topics
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from lmerge_service.elements import Element, Stable
 from lmerge_service.errors import ElementError
 from lmerge_service.formats.wire import WireDecoder
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.records import Record
 from lmerge_service.kafka.source import Source, TopicPartition
 

@@ -33,8 +33,8 @@ from lmerge_service.errors import (
     TransportError,
 )
 from lmerge_service.kafka import clients
-from lmerge_service.kafka.client import Connection, bounded, kafka_errors, lacking
 from lmerge_service.kafka.closing import abandon, stop
+from lmerge_service.kafka.connection import Connection, bounded, kafka_errors, lacking
 from lmerge_service.kafka.records import Record
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.starting import started

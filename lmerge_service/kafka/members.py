@@ -69,7 +69,8 @@ from aiokafka.protocol.group import (
 
 from lmerge_service.errors import ConfigurationError, RefusedError, TransportError
 from lmerge_service.kafka.assignor import Member, Share, share
-from lmerge_service.kafka.client import (
+from lmerge_service.kafka.clients import Client
+from lmerge_service.kafka.connection import (
     CONNECT_SECONDS,
     Connection,
     bounded,
@@ -78,7 +79,6 @@ from lmerge_service.kafka.client import (
     lacking,
     patient,
 )
-from lmerge_service.kafka.clients import Client
 from lmerge_service.kafka.metadata import TopicsRequest
 
 __all__ = ("KEPT_OUT_SECONDS", "Assignment", "GroupKind", "Members")

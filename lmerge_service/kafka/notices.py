@@ -9,9 +9,9 @@ What happens on a crash at each await
 
 from functools import partial
 
-from lmerge_service.kafka.client import Connection, bounded
 from lmerge_service.kafka.clients import producer
 from lmerge_service.kafka.closing import stop
+from lmerge_service.kafka.connection import Connection, bounded
 from lmerge_service.kafka.starting import started
 
 __all__ = ("Notices",)

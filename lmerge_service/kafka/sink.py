@@ -28,8 +28,8 @@ from aiokafka.producer.message_accumulator import BatchBuilder
 from lmerge_service.errors import UnwritableError
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.kafka import clients
-from lmerge_service.kafka.client import Connection, bounded, lacking
 from lmerge_service.kafka.closing import stop
+from lmerge_service.kafka.connection import Connection, bounded, lacking
 from lmerge_service.kafka.unfinished import take_over
 
 __all__ = ("BATCH_BYTES", "Committed", "Condition", "Origin", "Outbox", "Sink")

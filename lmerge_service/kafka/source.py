@@ -29,7 +29,7 @@ from aiokafka.errors import (
 
 from lmerge_service.errors import RefusedError, StateError, TransportError
 from lmerge_service.kafka import clients
-from lmerge_service.kafka.client import (
+from lmerge_service.kafka.connection import (
     CONNECT_SECONDS,
     Connection,
     bounded,

@@ -25,7 +25,7 @@ from aiokafka.errors import (
 from aiokafka.protocol.metadata import MetadataRequest
 
 from lmerge_service.errors import RefusedError, TransportError
-from lmerge_service.kafka.client import CONNECT_SECONDS, Connection, bounded
+from lmerge_service.kafka.connection import CONNECT_SECONDS, Connection, bounded
 
 __all__ = ("started",)
 

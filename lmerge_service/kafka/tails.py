@@ -7,7 +7,7 @@ from lmerge_service.elements import Element
 from lmerge_service.errors import ElementError
 from lmerge_service.formats.headers import incarnation_of
 from lmerge_service.formats.wire import WireDecoder
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.find import windows
 from lmerge_service.kafka.records import Record
 from lmerge_service.kafka.source import Source, TopicPartition

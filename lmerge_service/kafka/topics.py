@@ -24,7 +24,7 @@ from aiokafka.protocol.admin import (
 
 from lmerge_service.errors import ConfigurationError, RefusedError, TransportError
 from lmerge_service.kafka import clients
-from lmerge_service.kafka.client import (
+from lmerge_service.kafka.connection import (
     Connection,
     bounded,
     close_bounded,

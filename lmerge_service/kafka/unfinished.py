@@ -45,9 +45,9 @@ from aiokafka.protocol.types import (
     TaggedFields,
 )
 
-from lmerge_service.kafka.client import Connection, bounded, close_bounded, patient
 from lmerge_service.kafka.clients import Client
 from lmerge_service.kafka.closing import stop
+from lmerge_service.kafka.connection import Connection, bounded, close_bounded, patient
 from lmerge_service.kafka.ends import high_watermarks, last_stable_offsets
 from lmerge_service.kafka.starting import started
 

@@ -11,9 +11,9 @@ import asyncio
 from collections.abc import Iterable
 from functools import partial
 
-from lmerge_service.kafka.client import Connection, kafka_errors
 from lmerge_service.kafka.clients import producer
 from lmerge_service.kafka.closing import stop
+from lmerge_service.kafka.connection import Connection, kafka_errors
 from lmerge_service.kafka.starting import started
 
 __all__ = ("TopicWriter",)

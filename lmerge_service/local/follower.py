@@ -12,7 +12,7 @@ from typing import Final
 from lmerge_service.elements import INFINITY, START, Insert, Stable
 from lmerge_service.errors import ElementError, TransportError
 from lmerge_service.formats.wire import WireDecoder
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.source import Source, TopicPartition
 
 __all__ = ("Follower",)

@@ -33,7 +33,7 @@ from fastapi import APIRouter, HTTPException, Query
 from lmerge_service.elements import INFINITY, START
 from lmerge_service.errors import TransportError, single_error
 from lmerge_service.formats.feedback import FeedbackRecord, feedback_topic
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.feedback import FeedbackAnswer
 from lmerge_service.kafka.notices import Notices
 from lmerge_service.kafka.topics import Topics

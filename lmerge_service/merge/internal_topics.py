@@ -27,8 +27,8 @@ import structlog
 from lmerge_service.config.topology import Topology
 from lmerge_service.errors import ConfigurationError, LMergeError, StateError, TransportError
 from lmerge_service.formats import dead_letters
-from lmerge_service.kafka.client import lacking
 from lmerge_service.kafka.cluster import Cluster
+from lmerge_service.kafka.connection import lacking
 from lmerge_service.kafka.sightings import Sightings, is_another
 from lmerge_service.kafka.sink import BATCH_BYTES
 from lmerge_service.kafka.topics import TopicInfo, Topics

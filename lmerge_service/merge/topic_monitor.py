@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import structlog
 
 from lmerge_service.errors import TransportError
-from lmerge_service.kafka.client import lacking
+from lmerge_service.kafka.connection import lacking
 from lmerge_service.kafka.sightings import Sightings, TopicChange, change_of, is_another
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.topics import TopicInfo, Topics

@@ -25,7 +25,7 @@ from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.tdb import TDB, Difference, differences
 
 if TYPE_CHECKING:
-    from lmerge_service.kafka.client import Connection
+    from lmerge_service.kafka.connection import Connection
     from lmerge_service.kafka.source import TopicPartition
 
 __all__ = (

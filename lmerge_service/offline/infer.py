@@ -54,7 +54,7 @@ from lmerge_service.offline.inference import (
 )
 
 if TYPE_CHECKING:
-    from lmerge_service.kafka.client import Connection
+    from lmerge_service.kafka.connection import Connection
 
 __all__ = ("Inferred", "RecordedStream", "TopicDecoder", "infer", "recorded", "recorded_topic")
 

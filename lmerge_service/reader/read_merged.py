@@ -45,7 +45,7 @@ from lmerge_service.errors import ConfigurationError, TransportError
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.payload import DEEPEST
 from lmerge_service.formats.wire import WireDecoder
-from lmerge_service.kafka.client import CONNECT_SECONDS, Connection
+from lmerge_service.kafka.connection import CONNECT_SECONDS, Connection
 from lmerge_service.kafka.source import Batches, Source, TopicPartition
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.reader.inlets import Inlets, TopicStatus

@@ -10,7 +10,7 @@ import pytest
 from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
 from lmerge_service.formats.dialects import WRITTEN, build_decoder
 from lmerge_service.formats.payload import PayloadCache
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.tdb import reconstitute
 from tests.cli.conftest import Lmerge

@@ -18,7 +18,7 @@ from lmerge_service.demo.selection import (
 from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
 from lmerge_service.errors import ConfigurationError, StateError
 from lmerge_service.formats.wire import WireDecoder, encode
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.publish import seed
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.tdb import TDB, reconstitute

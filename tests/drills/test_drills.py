@@ -22,7 +22,7 @@ from lmerge_service.drills.replica import DrillStream, Part
 from lmerge_service.drills.report import DrillResult, JudgedRun, LeaderTimeline, Timeline
 from lmerge_service.drills.variables import planned
 from lmerge_service.errors import ConfigurationError
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.local.broker import LocalBroker, free_port
 

@@ -12,7 +12,7 @@ from lmerge_service.drills.__main__ import app
 from lmerge_service.drills.dump import Unreadable, dump
 from lmerge_service.elements import Element, Insert, Stable
 from lmerge_service.formats.wire import encode
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.topics import Topics
 
 Names = Callable[..., str]

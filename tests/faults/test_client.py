@@ -15,7 +15,7 @@ from lmerge_service.drills.records import CommittedRecord
 from lmerge_service.drills.verdicts import Outcome
 from lmerge_service.elements import INFINITY, Element, Insert, Stable
 from lmerge_service.formats.wire import encode
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.local.broker import LocalBroker
 from lmerge_service.tdb import TDB

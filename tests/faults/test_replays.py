@@ -12,7 +12,7 @@ from lmerge_service.core import BreachKind
 from lmerge_service.drills.observability_checks import InjectedFault, k8
 from lmerge_service.drills.verdicts import Outcome
 from lmerge_service.elements import INFINITY, Element, Insert, Stable
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.sink import Committed, Outbox, Sink
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.tdb import TDB

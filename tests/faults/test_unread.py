@@ -13,7 +13,7 @@ from aiokafka import AIOKafkaProducer
 from lmerge_service.elements import INFINITY, Element, Insert, Stable
 from lmerge_service.errors import TransportError
 from lmerge_service.formats.wire import WireDecoder, encode
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.tails import next_incarnation, tails
 from lmerge_service.kafka.topics import Topics

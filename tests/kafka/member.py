@@ -11,7 +11,7 @@ import time
 
 import structlog
 
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.members import Members
 
 

@@ -2,7 +2,7 @@
 
 import ssl
 
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 
 
 def test_an_address_alone_is_the_simple_case() -> None:

@@ -18,7 +18,7 @@ import lmerge_service
 from lmerge_service.errors import TransportError
 from lmerge_service.formats.feedback import feedback_topic
 from lmerge_service.kafka import clients
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.feedback import FeedbackFollower
 from lmerge_service.kafka.log import Log
 from lmerge_service.kafka.members import Members

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaProducer
 
-from lmerge_service.kafka.client import CLOSE_SECONDS
 from lmerge_service.kafka.closing import stop
+from lmerge_service.kafka.connection import CLOSE_SECONDS
 from lmerge_service.local.broker import LocalBroker
 
 KINDS: tuple[dict[str, Any], ...] = (

@@ -8,7 +8,7 @@ from aiokafka import AIOKafkaProducer, TopicPartition
 
 from lmerge_service.elements import Adjust, Element, Insert, Stable
 from lmerge_service.formats.wire import WireDecoder, encode
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.find import FoundRecord, find_event, windows
 from lmerge_service.kafka.topics import Topics
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lmerge_service.errors import ConfigurationError, StateError, TransportError
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.log import Log
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.local.broker import LocalBroker

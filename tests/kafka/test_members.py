@@ -17,7 +17,7 @@ from aiokafka.admin import NewPartitions
 
 from lmerge_service.errors import ConfigurationError, TransportError
 from lmerge_service.kafka import members as members_module
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.members import Assignment, Members
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.local.broker import LocalBroker

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.topics import Topics
 

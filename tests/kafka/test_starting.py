@@ -6,7 +6,7 @@ import pytest
 from aiokafka.errors import KafkaConnectionError
 
 from lmerge_service.errors import TransportError
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.starting import started
 from lmerge_service.local.broker import free_port
 

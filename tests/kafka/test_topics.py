@@ -9,7 +9,7 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.protocol.metadata import MetadataRequest_v5
 
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.metadata import TopicsRequest, Uuid
 from lmerge_service.kafka.topics import TopicInfo, Topics
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 from aiokafka import AIOKafkaProducer
 
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.sink import Outbox, Sink
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.topics import Topics

@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 
 from lmerge_service.cli.broker import app
 from lmerge_service.errors import ConfigurationError, StateError
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.local.broker import LocalBroker, free_port, members_seen
 from lmerge_service.local.nodes import LocalCluster, is_cluster

@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from lmerge_service.config.topology import Topology
 from lmerge_service.errors import ConfigurationError, TransportError
 from lmerge_service.http.api import routes
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.log import Log
 from lmerge_service.local.broker import LocalBroker
 from lmerge_service.merge.decisions.control_log import LoggedControl

@@ -14,7 +14,7 @@ from lmerge_service.elements import INFINITY, START
 from lmerge_service.errors import TransportError
 from lmerge_service.formats.feedback import FeedbackRecord, feedback_topic
 from lmerge_service.http.server import serve
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.feedback import Feedback, FeedbackFollower, HttpFeedback
 from lmerge_service.kafka.notices import Notices
 from lmerge_service.kafka.source import Source, TopicPartition

@@ -12,7 +12,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from lmerge_service.elements import INFINITY, Element, Insert, Stable
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.topics import Topics
 from tests.service.cluster import Merge, Worker

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from lmerge_service.config.topology import load
 from lmerge_service.elements import INFINITY, Element, Insert, Stable
 from lmerge_service.errors import StateError
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.source import Source
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.merge.commit_record import MARK_KEY, CommitRecord

@@ -15,7 +15,7 @@ from lmerge_service.core import Breach, Policy, quorum
 from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
 from lmerge_service.errors import ConfigurationError, StateError, TransportError
 from lmerge_service.formats.dead_letters import DeadLetter
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.source import Batches, Source
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.local.broker import LocalBroker, free_port

@@ -10,7 +10,7 @@ import pytest
 
 from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
 from lmerge_service.formats.feedback import FeedbackRecord, feedback_topic
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.notices import Notices
 from lmerge_service.kafka.publish import publish
 from lmerge_service.kafka.topics import Topics

@@ -28,9 +28,8 @@ from lmerge_service.config.topology import load
 from lmerge_service.elements import INFINITY, START, Element, Stable
 from lmerge_service.formats.headers import incarnation_headers
 from lmerge_service.formats.wire import WireDecoder, encode
-from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.cluster import Cluster
-from lmerge_service.kafka.connection import connection_of
+from lmerge_service.kafka.connection import Connection, connection_of
 from lmerge_service.kafka.log import Log
 from lmerge_service.kafka.source import Source
 from lmerge_service.kafka.state import last_with_key

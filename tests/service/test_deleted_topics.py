@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lmerge_service.elements import Element, Insert, Stable
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.topics import Topics
 from tests.service.cluster import Merge
 from tests.service.test_several_tasks import wait_until

@@ -25,7 +25,7 @@ from lmerge_service.formats.dialects import (
 from lmerge_service.formats.headers import incarnation_headers
 from lmerge_service.formats.payload import PayloadCache
 from lmerge_service.formats.wire import WireDecoder
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.publish import publish
 from lmerge_service.merge.guards.evaluator import GuardEvaluator
 from lmerge_service.merge.guards.verdicts import Ruling

@@ -9,7 +9,7 @@ import pytest
 from aiokafka import TopicPartition
 
 from lmerge_service.elements import INFINITY, Insert, Stable
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.merge.decisions.records import AcceptGap, Attach, Detach
 from lmerge_service.tdb import TDB

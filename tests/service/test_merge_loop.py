@@ -14,7 +14,7 @@ from aiokafka import TopicPartition
 
 from lmerge_service.elements import INFINITY, Element, Insert, Stable
 from lmerge_service.errors import TransportError
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.source import Source
 from lmerge_service.merge.decisions.control_log import LoggedControl
 from lmerge_service.merge.decisions.ledger import Entry

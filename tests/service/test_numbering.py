@@ -13,7 +13,7 @@ from aiokafka import AIOKafkaProducer
 from lmerge_service.elements import INFINITY, Element, Insert, Stable
 from lmerge_service.formats.headers import SEQ_HEADER, incarnation_headers
 from lmerge_service.formats.wire import encode
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.merge.findings.evidence import Evidence
 from lmerge_service.tdb import TDB

@@ -20,7 +20,7 @@ from lmerge_service.formats.dialects import Lateness, Upserts, build_decoder
 from lmerge_service.formats.headers import incarnation_headers
 from lmerge_service.formats.payload import PayloadCache
 from lmerge_service.formats.wire import WireDecoder, encode
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.merge.decisions.records import Release
 from lmerge_service.merge.step import MergeStep

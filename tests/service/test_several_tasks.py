@@ -15,7 +15,7 @@ from aiokafka import TopicPartition
 
 from lmerge_service.elements import Insert, Stable
 from lmerge_service.formats.routing import Router
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.sink import Outbox, Sink
 from lmerge_service.merge.commit_record import MARK_KEY, CommitRecord
 from lmerge_service.tdb import TDB

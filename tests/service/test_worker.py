@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from lmerge_service.elements import INFINITY, Insert, Stable
 from lmerge_service.formats.wire import encode
 from lmerge_service.kafka import sink as sinks
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.sink import Committed, Outbox, Sink
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.local.broker import LocalBroker

@@ -12,7 +12,7 @@ from aiokafka import AIOKafkaProducer
 
 from lmerge_service.errors import ConfigurationError, FencedError, StateError, TransportError
 from lmerge_service.formats.dead_letters import DeadLetter
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.sink import Committed, Outbox, Sink
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.topics import Topics

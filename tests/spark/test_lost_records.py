@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from lmerge_service.elements import Insert, Stable
 from lmerge_service.errors import StateError
 from lmerge_service.formats.wire import encode
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.spark.errors import spark_errors

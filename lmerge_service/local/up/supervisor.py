@@ -29,8 +29,7 @@ from typing import Final, Self
 
 from lmerge_service.config.processes import Restart
 from lmerge_service.errors import LMergeError, TransportError
-from lmerge_service.kafka.client import Connection
-from lmerge_service.kafka.connection import connection_of
+from lmerge_service.kafka.connection import Connection, connection_of
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.local.broker import LocalBroker, free_port
 from lmerge_service.local.processes import Processes, how_it_ended

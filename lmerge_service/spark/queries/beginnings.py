@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from lmerge_service.elements import START
 from lmerge_service.errors import StateError
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.find import windows
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.tails import Tail, next_incarnation

@@ -29,7 +29,7 @@ from lmerge_service.errors import ConfigurationError, StateError
 from lmerge_service.formats.headers import incarnation_headers
 from lmerge_service.formats.routing import Router
 from lmerge_service.formats.wire import encode
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.records import Record
 from lmerge_service.kafka.source import Batches, Source, TopicPartition
 from lmerge_service.kafka.topics import Topics

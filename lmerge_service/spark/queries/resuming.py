@@ -25,7 +25,7 @@ from lmerge_service.elements import INFINITY, START, Element
 from lmerge_service.errors import ConfigurationError, ElementError
 from lmerge_service.formats.headers import incarnation_of
 from lmerge_service.formats.wire import WireDecoder
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.records import Record
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.tails import tails

@@ -23,9 +23,8 @@ from lmerge_service.core import Case
 from lmerge_service.elements import Element
 from lmerge_service.errors import ConfigurationError, StateError
 from lmerge_service.formats.headers import seq_of
-from lmerge_service.kafka.client import Connection
 from lmerge_service.kafka.cluster import Cluster
-from lmerge_service.kafka.connection import connection_of
+from lmerge_service.kafka.connection import Connection, connection_of
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.merge.decisions.records import Attach, Detach, Quarantine, Release
 from lmerge_service.merge.state_file import export_to

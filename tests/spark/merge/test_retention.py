@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from lmerge_service.elements import Element, Insert, Stable
 from lmerge_service.errors import StateError
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.topics import Topics
 from lmerge_service.spark.merge.job import MergeJob

@@ -14,7 +14,7 @@ import pytest
 from lmerge_service.elements import INFINITY, START, Stable
 from lmerge_service.errors import ConfigurationError, StateError
 from lmerge_service.formats.wire import WireDecoder
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.feed import feed
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.tails import tails

@@ -19,7 +19,7 @@ from lmerge_service.errors import ConfigurationError
 from lmerge_service.formats.feedback import FeedbackRecord, feedback_topic
 from lmerge_service.formats.routing import Router
 from lmerge_service.formats.wire import WireDecoder
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.feed import feed
 from lmerge_service.spark.queries.catalogue import QUERIES
 from lmerge_service.spark.queries.identity import QueryReplica

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lmerge_service.elements import Element
-from lmerge_service.kafka.client import Connection
+from lmerge_service.kafka.connection import Connection
 from lmerge_service.reader.read_merged import read_merged
 from tests.spark.records import Sent, make_topic, received, send
 
