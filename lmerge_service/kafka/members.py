@@ -106,11 +106,11 @@ _REFUSED: Final = {
 class GroupKind:
     """Which merge the members of a group are of.
 
-    >>> Kind("flights.merged", 2).protocol
+    >>> GroupKind("flights.merged", 2).protocol
     'lmerge-2 2 flights.merged'
-    >>> Kind.of("lmerge-2 2 flights.merged")
-    Kind(output='flights.merged', tasks=2)
-    >>> Kind.of("range") is None
+    >>> GroupKind.of("lmerge-2 2 flights.merged")
+    GroupKind(output='flights.merged', tasks=2)
+    >>> GroupKind.of("range") is None
     True
     """
 

@@ -67,7 +67,7 @@ def change_of(
     `Sightings.is_deleted`.
 
     >>> change_of("x", 1, TopicInfo("x", 3), deleted=False)
-    <Change.WIDER: 'wider'>
+    <TopicChange.WIDER: 'wider'>
     """
     if info is None:
         return TopicChange.DELETED if deleted else TopicChange.MISSING

@@ -7,9 +7,9 @@ Theory
     it joins at once when its time has been reached. One that was detached is *leaving* while
     there is something of it left, then *gone*.
 
-    >>> after(State.JOINED, Event.QUARANTINE), after(State.QUARANTINED, Event.RELEASE)
-    (<State.QUARANTINED: 'quarantined'>, <State.JOINING: 'joining'>)
-    >>> after(State.GONE, Event.RELEASE) is None
+    >>> after(ReplicaPhase.JOINED, ReplicaEvent.QUARANTINE), after(ReplicaPhase.QUARANTINED, ReplicaEvent.RELEASE)
+    (<ReplicaPhase.QUARANTINED: 'quarantined'>, <ReplicaPhase.JOINING: 'joining'>)
+    >>> after(ReplicaPhase.GONE, ReplicaEvent.RELEASE) is None
     True
 
     Four events are decisions and are in the control log; the others occur in a merge task. The log
@@ -147,9 +147,9 @@ _DESIRED: Final = _of_decisions()
 def desired_after(desired: DesiredState, event: ReplicaEvent) -> DesiredState | None:
     """The same for a decision and what the control log knows; None when it is refused.
 
-    >>> desired_after(DesiredState.DETACHED, Event.ATTACH)
+    >>> desired_after(DesiredState.DETACHED, ReplicaEvent.ATTACH)
     <DesiredState.ATTACHED: 'attached'>
-    >>> desired_after(DesiredState.ATTACHED, Event.ATTACH) is None
+    >>> desired_after(DesiredState.ATTACHED, ReplicaEvent.ATTACH) is None
     True
     """
     return _DESIRED.get((desired, event))

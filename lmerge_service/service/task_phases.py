@@ -8,9 +8,9 @@ Theory
     commit is *fenced*. That is no error: it asks the group for an acknowledgement sent after the
     fence, and follows the current assignment.
 
-    >>> after(Phase.LEADING, Event.FENCED), after(Phase.FENCED, Event.CONFIRMED)
+    >>> after(Phase.LEADING, PhaseEvent.FENCED), after(Phase.FENCED, PhaseEvent.CONFIRMED)
     (<Phase.FENCED: 'fenced'>, <Phase.RECOVERING: 'recovering'>)
-    >>> after(Phase.FENCED, Event.TOOK_OVER) is None
+    >>> after(Phase.FENCED, PhaseEvent.TOOK_OVER) is None
     True
 
 Invariants

@@ -11,10 +11,10 @@ Theory
     What every partition has passed need not be remembered, since a record from before it is `late`
     wherever it comes; nor what the output has passed, since that is final.
 
-    >>> homes = Homes()
-    >>> homes.settle(0, [Change(b"k", None, 7)], 7), homes.elsewhere(1, [Change(b"k", b"A", 9)], {})
+    >>> homes, later = Homes(), [RowChange(b"k", b"A", 9)]
+    >>> homes.settle(0, [RowChange(b"k", None, 7)], 7), homes.elsewhere(1, later, {})
     (None, (b'k', 0))
-    >>> homes.forget(8), homes.elsewhere(1, [Change(b"k", b"A", 9)], {})
+    >>> homes.forget(8), homes.elsewhere(1, later, {})
     (None, None)
 
 Invariants

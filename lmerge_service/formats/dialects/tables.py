@@ -5,7 +5,7 @@ Theory
     Changes of one key count in the order of the partition, which is the order of a changelog:
 
     >>> table = Versions()
-    >>> table.apply(Change(b"k", b"A", 3)), table.apply(Change(b"k", b"B", 7))[0]
+    >>> table.apply(RowChange(b"k", b"A", 3)), table.apply(RowChange(b"k", b"B", 7))[0]
     ([Insert(payload=b'A', vs=3, ve=9223372036854775807)], \
 Adjust(payload=b'A', vs=3, vold=9223372036854775807, ve=7))
 
@@ -15,7 +15,7 @@ Adjust(payload=b'A', vs=3, vold=9223372036854775807, ve=7))
     element, be it a repeated record, an update that changes nothing or the deletion of what is not
     there. And a row that goes and comes back at one instant has not been away:
 
-    >>> table.apply(Change(b"k", b"A", 7))[1]
+    >>> table.apply(RowChange(b"k", b"A", 7))[1]
     Adjust(payload=b'A', vs=3, vold=7, ve=9223372036854775807)
 
     So the events of a key are the maximal intervals of its history, however that is written: as

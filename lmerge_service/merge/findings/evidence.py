@@ -163,7 +163,7 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 class NotificationTally:
     """Counts notifications, and decides which to publish: the 1st, 2nd, 4th, 8th, …
 
-    >>> tally = Tally()
+    >>> tally = NotificationTally()
     >>> [tally.admit(Guard.LEAP, "a") for _ in range(5)]
     [1, 2, None, 4, None]
     """

@@ -167,7 +167,7 @@ def liveness_of(idle: float | None, silent: float | None, *, ended: bool) -> Rep
     """By the seconds without progress and without a record.
 
     >>> liveness_of(3.0, 3.0, ended=False), liveness_of(90.0, 0.2, ended=False)
-    (<Liveness.PROGRESSING: 'progressing'>, <Liveness.NOT_PROGRESSING: 'not progressing'>)
+    (<ReplicaActivity.PROGRESSING: 'progressing'>, <ReplicaActivity.NOT_PROGRESSING: 'not progressing'>)
     """
     if ended or idle is None or silent is None:
         return None
