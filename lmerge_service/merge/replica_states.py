@@ -7,8 +7,10 @@ Theory
     it joins at once when its time has been reached. One that was detached is *leaving* while
     there is something of it left, then *gone*.
 
-    >>> after(ReplicaPhase.JOINED, ReplicaEvent.QUARANTINE), after(ReplicaPhase.QUARANTINED, ReplicaEvent.RELEASE)
-    (<ReplicaPhase.QUARANTINED: 'quarantined'>, <ReplicaPhase.JOINING: 'joining'>)
+    >>> after(ReplicaPhase.JOINED, ReplicaEvent.QUARANTINE)
+    <ReplicaPhase.QUARANTINED: 'quarantined'>
+    >>> after(ReplicaPhase.QUARANTINED, ReplicaEvent.RELEASE)
+    <ReplicaPhase.JOINING: 'joining'>
     >>> after(ReplicaPhase.GONE, ReplicaEvent.RELEASE) is None
     True
 

@@ -131,6 +131,7 @@ def await_quarantine(worker: Worker, names: Sequence[str], published: str) -> No
         assert published in replicas(status)[name]["why"], replicas(status)[name]["why"]
 
 
+@pytest.mark.full
 @pytest.mark.kafka
 def test_n13_what_is_known_by_partition_is_let_go_when_its_topic_gets_wider(
     bootstrap: str, tmp_path: Path

@@ -421,6 +421,7 @@ def screen_of(spark: SparkSession, rows: Sequence[tuple[Any, ...]], streams: int
     return screened(scanned(rows_of(spark, rows), ()), streams, pieces=2)
 
 
+@pytest.mark.full
 def test_freshness_is_from_the_first_of_the_others_to_the_first_of_the_output(
     spark: SparkSession,
 ) -> None:

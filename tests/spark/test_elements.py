@@ -489,6 +489,7 @@ def test_an_incarnation_is_written_in_the_headers_that_the_service_reads(
 # Files that are not what they should be
 
 
+@pytest.mark.full
 def test_parquet_of_another_shape_is_reported_in_one_line(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -80,6 +80,7 @@ def test_a_replica_that_started_over_is_correct_from_its_time_on(tmp_path: Path)
     assert (found.stable, found.correct_from, len(found.events)) == (4, 6, 3)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("shared_session")
 def test_what_spark_has_written_and_its_table_are_the_same(
     spark: SparkSession, tmp_path: Path

@@ -255,6 +255,7 @@ def test_spark_and_deltalake_read_a_table_with_nothing_of_ours(
     assert rows.column("payload").to_pylist() == ['"a"']
 
 
+@pytest.mark.full
 def test_a_second_writer_ends_with_an_error_and_changes_nothing(stored: Stored) -> None:
     path = stored.path
     created(path, "t", None, "1")
@@ -408,6 +409,7 @@ def test_without_record_times_only_offsets_are_asked_for(
         by_arrow(path, 1, EPOCH)
 
 
+@pytest.mark.full
 def test_a_log_that_is_damaged_is_not_used(stored: Stored) -> None:
     with pytest.raises(ConfigurationError, match=r"table: there is no table \(lmerge table update"):
         by_arrow(stored.path, None)

@@ -166,8 +166,10 @@ def _transactions_of_all(statuses: Sequence[ReplicaStatus]) -> list[OpenTransact
 def liveness_of(idle: float | None, silent: float | None, *, ended: bool) -> ReplicaActivity | None:
     """By the seconds without progress and without a record.
 
-    >>> liveness_of(3.0, 3.0, ended=False), liveness_of(90.0, 0.2, ended=False)
-    (<ReplicaActivity.PROGRESSING: 'progressing'>, <ReplicaActivity.NOT_PROGRESSING: 'not progressing'>)
+    >>> liveness_of(3.0, 3.0, ended=False)
+    <ReplicaActivity.PROGRESSING: 'progressing'>
+    >>> liveness_of(90.0, 0.2, ended=False)
+    <ReplicaActivity.NOT_PROGRESSING: 'not progressing'>
     """
     if ended or idle is None or silent is None:
         return None
