@@ -1,5 +1,6 @@
 """The set-up around the code: locks, containers, commands that the README names."""
 
+import importlib.util
 import re
 import subprocess
 import tomllib
@@ -79,3 +80,14 @@ def test_nothing_tracked_names_a_machine_or_a_registry() -> None:
             continue
         found = foreign.search(path.read_text(errors="replace"))
         assert found is None, f"{name}: {found}"
+
+
+@pytest.mark.parametrize("page", [Path("README.md"), *sorted(Path("docs").rglob("*.md"))], ids=str)
+def test_what_a_page_imports_is_there(page: Path) -> None:
+    imports = re.findall(
+        r"^from (lmerge_service[\w.]*) import (\([^)]*\)|[^\n#]+)", page.read_text(), re.MULTILINE
+    )
+    for module, names in imports:
+        for name in re.findall(r"\w+", names.partition(" as ")[0]):
+            found = hasattr(importlib.import_module(module), name)
+            assert found or importlib.util.find_spec(f"{module}.{name}"), f"{module}: {name}"

@@ -47,8 +47,12 @@ class OperatorInput:
             elements = normaliser.process_batch(elements)
             normaliser.blame(merge, name)
         late, self.processed = source.late, elements
-        process = merge.replay_input if replay_input else merge.process_batch
-        out = process(name, elements, partition)
+        if replay_input:
+            out = merge.replay_input(name, elements, partition)
+        elif len(elements) == 1:  # a batch of one costs a third more
+            out = merge.process(name, elements[0], partition)
+        else:
+            out = merge.process_batch(name, elements, partition)
         self.late = elements if source.late > late else ()
         return out
 
