@@ -194,10 +194,10 @@ class ReplicaDecoder:
         need not be remembered. `replay_input` is for records that were merged before.
         """
         decoder, in_wire, elements = self._decoder, self._dialect is None, list[Element]()
-        decoder.weigh(len(records))
-        element_of, keeps = self._element_of, decoder.keeps
-        if records and isinstance(records[0], DecodedRecord):
-            keeps = False
+        element_of, keeps = self._element_of, False
+        if not records or type(records[0]) is not DecodedRecord:
+            decoder.weigh(len(records))
+            keeps = decoder.keeps
         counts_from = self._ignore_stables_before.get(partition, 0)
         decoded: Sequence[Element]
         vc: int | None

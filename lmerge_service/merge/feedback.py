@@ -36,6 +36,7 @@ from lmerge_service.formats.feedback import FeedbackRecord, feedback_topic
 from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.feedback import FeedbackAnswer
 from lmerge_service.kafka.notices import Notices
+from lmerge_service.kafka.sightings import is_another
 from lmerge_service.kafka.topics import Topics
 
 __all__ = ("FeedbackOut", "FeedbackPoints", "feedback_router")
@@ -147,7 +148,7 @@ class FeedbackOut:
         topic = feedback_topic(self._output)
         while True:
             info = (await topics.describe([topic])).get(topic)
-            if info is None or info.id != self._topic_id:
+            if info is None or is_another(self._topic_id, info.id):
                 raise TransportError(f"topic {topic} was deleted; it is created again")
             await asyncio.sleep(_WATCH_SECONDS)
 

@@ -169,7 +169,7 @@ class TopicWatch:
         self._looks += 1
         names = [*self._remedies, *self._side]
         found = await topics.describe(names, rights=True)
-        self._sightings.note(names, found)
+        self._sightings.note(names, found.keys() | topics.refused)
         for name in names:
             if (info := found.get(name)) is None:
                 await self._miss(topics, name)
@@ -198,7 +198,8 @@ class TopicWatch:
         log.warning("topic created again", topic=name, count=self.recreated[name])
 
     async def _see(self, topics: Topics, name: str, info: TopicInfo) -> None:
-        known, self._ids[name] = self._ids.get(name), info.id
+        known = self._ids.get(name)
+        self._ids[name] = info.id or known
         if is_another(known, info.id):
             if name in self._remedies:
                 raise StateError(

@@ -36,6 +36,7 @@ from lmerge_service.formats.payload import DEEPEST
 from lmerge_service.formats.repeats import content_of
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.records import Record
+from lmerge_service.kafka.sightings import is_another
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.state import chunks, last_with_key
 from lmerge_service.kafka.topics import TopicInfo, Topics
@@ -289,7 +290,7 @@ class Recovery:
     ) -> None:
         replicas, name = state.replicas, replica.name
         have = replicas.states.get(name)
-        if info is None or info.id != standing.topic_id:
+        if info is None or is_another(standing.topic_id, info.id):
             if have is None:
                 replicas.expect(replica, epoch=standing.epoch)
             if info is None:

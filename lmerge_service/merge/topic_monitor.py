@@ -133,7 +133,7 @@ class TopicMonitor:
         if lost:  # a topic that was recreated may contain less than was read
             topics = {each.replica.topic for each in replicas.states.values()}
             infos = await self._topics.describe(topics)
-            self._sightings.note(topics, infos)
+            self._sightings.note(infos, infos)  # what is missing is for `look` to count
         for tp, why in lost.items():
             if (state := replicas.merging(tp)) is not None and _is_the_same(state, infos):
                 replicas.exclude(state.name, f"partition {tp.partition} {why}", lost=True)
@@ -156,6 +156,7 @@ class TopicMonitor:
             why = "was recreated: what it holds is merged from its beginning"
             replicas.exclude(name, why, recreated=True)
             return await self._begin(name, info)
+        state.topic_id = state.topic_id or info.id  # brokers return ids by now
         if state.step is None:
             return not state.lost and await self._begin(name, info)
         if change is TopicChange.WIDER:

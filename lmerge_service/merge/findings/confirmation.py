@@ -227,12 +227,12 @@ class Confirmation:
         for payload, vs, outs, versions_of in versions:
             if hash(payload) & mask:
                 self._leave_to_sample([Insert(payload, vs, ve) for ve in _all(outs, versions_of)])
+                self._fit()
                 continue
             self._add(self._output, [Insert(payload, vs, ve) for ve in outs], None, _HELD)
             for name, ends in versions_of:
                 self._add(self._sides[name], [Insert(payload, vs, ve) for ve in ends], None, _HELD)
             self._fit()
-        self._fit()
 
     # --- elements -------------------------------------------------------------------------------
 

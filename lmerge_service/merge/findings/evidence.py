@@ -96,7 +96,8 @@ class RecordPlace(msgspec.Struct, frozen=True, omit_defaults=True):
     record: str = ""
     """The record's text, cut; bytes that are no UTF-8 are escaped."""
     record_size: int = 0
-    """Of the whole record, in bytes."""
+    """Of the whole record, in bytes; a merge in Spark hands elements on, and gives the size of the
+    record that it would write for one."""
 
     @classmethod
     def of(cls, topic: str, partition: int, offset: int, value: bytes | None) -> "RecordPlace":

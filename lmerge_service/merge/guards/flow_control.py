@@ -81,7 +81,7 @@ class ReplicaProgress:
     name: str
     stable: int
     front: int
-    """The highest stable, or vs, that was read of it (`Ingest.front`)."""
+    """The highest stable, or vs, that was read of it (`MergeStep.front`)."""
     joined: bool
     unread: bool | None
     """Whether its topic has more that can be read; None: unknown."""

@@ -58,7 +58,7 @@ def headline(status: Document) -> Text:
         f"case {word(output.get('case'))}, policy {word(policies)}",
         style="not bold",
     )
-    if (since := output.get("leader_since")) is not None:
+    if isinstance(since := output.get("leader_since"), int | float):
         line.append(
             f"\nthe last change of leader was at {date_of(int(since * 1000))}, from "
             f"{word(output.get('leader_before') or 'nobody')}: "
@@ -70,7 +70,7 @@ def headline(status: Document) -> Text:
 
 def reasons(status: Document) -> list[Text]:
     """Why the health is not ok."""
-    return [Text(f"• {word(each)}", style="red") for each in status.get("reasons", ())]
+    return [Text(f"• {word(each)}", style="red") for each in status.get("reasons") or ()]
 
 
 def cutover_of(status: Document) -> list[Text]:
@@ -134,8 +134,8 @@ def notes(status: Document, decided: Document | None = None) -> list[Text]:
 
 
 def _rows(status: Document, decided: Document | None) -> Iterator[tuple[str, Document, Document]]:
-    seen = {word(each.get("name")): each for each in status.get("replicas", ())}
-    known = {word(each.get("name")): each for each in (decided or {}).get("replicas", ())}
+    seen = {word(each.get("name")): each for each in status.get("replicas") or ()}
+    known = {word(each.get("name")): each for each in (decided or {}).get("replicas") or ()}
     for name in dict.fromkeys([*seen, *known]):
         yield name, seen.get(name, {}), known.get(name, {})
 
@@ -192,7 +192,7 @@ def _confirmed(seen: Document, status: Document) -> str:
 def summary(status: Document) -> str:
     """All that makes a change: who leads, how each replica is, and what is wrong."""
     replicas = ", ".join(
-        f"{word(each.get('name'))} {_state(each)}" for each in status.get("replicas", ())
+        f"{word(each.get('name'))} {_state(each)}" for each in status.get("replicas") or ()
     )
     text = (
         f"{status.get('state', UNKNOWN)}, {status.get('health', UNKNOWN)}; led by "
@@ -201,14 +201,14 @@ def summary(status: Document) -> str:
     if cutover := _part(status, "cutover"):
         leaving, coming, state = (word(cutover.get(e)) for e in ("leaving", "coming", "state"))
         text += f"; cutover {leaving} → {coming} {state}"
-    why = "; ".join(map(str, status.get("reasons", ())))
+    why = "; ".join(map(str, status.get("reasons") or ()))
     return printable(f"{text}: {why}" if why else text)
 
 
 def progress(status: Document) -> str:
     """How far the output and each replica are: stable points, and records that wait."""
     output = _part(status, "output")
-    replicas = "; ".join(_of_replica(each, status) for each in status.get("replicas", ()))
+    replicas = "; ".join(_of_replica(each, status) for each in status.get("replicas") or ())
     return printable(
         f"{output.get('topic', UNKNOWN)} is stable to {_stable(output, status)}, led by "
         f"{output.get('leader') or 'nobody'}; {replicas or 'no replicas'}"

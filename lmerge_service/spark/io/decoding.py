@@ -18,7 +18,7 @@ Invariants
     D1  One row for each record, in order, but for those that their writer had written before
         (`lmerge-seq`), if `once` is set: nothing is lost, and no record fails the job.
     D2  A row has the element that `WireDecoder` returns for its record, or the reason and message
-        of its error; errors of `headers` come first, as in `ingest`.
+        of its error; errors of `headers` come first, as in `merge.decoding`.
 
 Cost
     A simple record of 200 bytes takes 1 µs besides recognising it; another one 4 µs in all. A
@@ -312,7 +312,7 @@ def _incarnation_of(text: str) -> tuple[int, int]:
     """Of headers as `name=hex`, or `name=-` for one that is null, with commas between them."""
     headers = headers_of(text)
     found = incarnation_of(headers)
-    seq_of(headers)  # as in `ingest`, a record whose number is none is no element
+    seq_of(headers)  # as in `merge.decoding`, a record whose number is none is no element
     return found
 
 

@@ -46,6 +46,9 @@ INSERT, ADJUST, STABLE, RAW = b"iasr"
 Headers: TypeAlias = list[tuple[str, bytes]]
 
 _SLICE: Final = 4_000
+_SHARED: Final = 1 << 14
+_SHARED_BYTES: Final = 1 << 10
+_payloads: dict[bytes, bytes] = {}
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True):
@@ -132,8 +135,18 @@ def _records(chunk: Chunk) -> list[DecodedRecord]:
     ]  # fmt: skip
 
 
+def _shared(payload: bytes) -> bytes:
+    """The same payload as one object, as long as there are few of them: a bucket may hold many
+    events of each."""
+    if len(payload) > _SHARED_BYTES:
+        return payload
+    if len(_payloads) >= _SHARED:
+        _payloads.clear()
+    return _payloads.setdefault(payload, payload)
+
+
 def _elements(chunk: Chunk) -> Iterator[Element | None]:
-    payload, time = iter(chunk.payloads).__next__, iter(chunk.times).__next__
+    payload, time = map(_shared, chunk.payloads).__next__, iter(chunk.times).__next__
     for kind in chunk.kinds:
         if kind == INSERT:
             yield Insert(payload(), time(), time())

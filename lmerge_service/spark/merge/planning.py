@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from lmerge_service.config.topology import Replica
-from lmerge_service.kafka.sightings import TopicChange, change_of
+from lmerge_service.kafka.sightings import TopicChange, change_of, is_another
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.topics import TopicInfo
 from lmerge_service.merge.decisions.ledger import DesiredReplica, Ledger
@@ -148,7 +148,7 @@ def _compare(
     known = have is not None and (have.replica, have.epoch) == (name, desired.epoch)
     lost = plan.lost().get(name)
     if lost is not None and lost.epoch == desired.epoch:
-        if info is None or info.id == lost.topic_id:
+        if info is None or not is_another(lost.topic_id, info.id):
             return
         have, known = None, False
     if known:

@@ -3,8 +3,8 @@
 Theory
     A bucket's state lives in its operator, in a Python worker. What Spark keeps must cost what a
     batch changes and not what there is. By U1 of `bucket` a state is a snapshot and the batches
-    since, so that is what is kept: a batch is written down as it came, and when the batches weigh
-    more than twice the snapshot, a new one takes the place of all of it:
+    since, so that is what is kept: a batch is written down as it was decoded, and when the batches
+    weigh more than twice the snapshot, a new one takes the place of all of it:
 
         pages  1 2 3 4   (as of transaction 40)
         log    41 42 43 …

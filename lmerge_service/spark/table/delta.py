@@ -92,8 +92,9 @@ class Snapshot:
     def progress(self) -> tuple[Progress, ...]:
         """How far each incarnation of each partition has been read."""
         rows = self.batches(pc.field("state") == PROGRESS)
-        payloads = (each for batch in rows for each in batch.column("payload").to_pylist())
-        return joined(msgspec.json.decode(each, type=Progress) for each in payloads)
+        payloads = [each for batch in rows for each in batch.column("payload").to_pylist()]
+        with delta_errors(f"reading {self.path}: how far it was read"):
+            return joined(msgspec.json.decode(each, type=Progress) for each in payloads)
 
     @cached_property
     def reached(self) -> dict[int, Progress]:
@@ -124,7 +125,7 @@ class Snapshot:
         found = [each for each in rows if each["partition.state"] == state]
         return Size(
             len(found),
-            sum(each["num_records"] for each in found),
+            sum(each["num_records"] or 0 for each in found),
             sum(each["size_bytes"] for each in found),
         )
 
@@ -240,7 +241,7 @@ def delta_errors(doing: str) -> Iterator[None]:
     try:
         with arrow_errors(doing):
             yield
-    except (DeltaError, ValueError) as error:
+    except (DeltaError, ValueError, msgspec.MsgspecError) as error:
         gist = next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__)
         raise StateError(f"{doing}: {gist}") from error
 
