@@ -29,13 +29,15 @@ def moment(time: int, unit: str | None) -> str:
 def span(amount: int, unit: str | None) -> str:
     """How long something takes; the number where its unit is not known.
 
-    >>> span(2_500, "ms"), span(-90, "s"), span(180_061, "s"), span(1_200, None)
-    ('2.5 s', '-0:01:30', '2d 2:01:01', '1,200')
+    >>> span(2_500, "ms"), span(-90, "s"), span(180_061, "s"), span(1_200, None), span(5, "us")
+    ('2.5 s', '-0:01:30', '2d 2:01:01', '1,200', '<1 ms')
     """
     if unit is None or unit not in NANOSECONDS:
         return f"{amount:,}"
     seconds, sign = abs(amount) * NANOSECONDS[unit] / 10**9, "-" if amount < 0 else ""
-    if seconds < 60:
+    if 0 < seconds < 0.001:
+        return f"{sign}<1 ms"
+    if seconds < 59.95:
         return f"{sign}{seconds:.3g} s"
     days, rest = divmod(round(seconds), 86_400)
     return f"{sign}{f'{days:,}d ' if days else ''}{timedelta(seconds=rest)}"

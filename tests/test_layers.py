@@ -123,9 +123,8 @@ def test_a_module_states_what_it_is_and_what_is_public() -> None:
 
 
 def _is_public(node: ast.stmt) -> bool:
-    """A definition without an underscore; a command is found by its app, a drill's action or probe
-    by its decorator."""
+    """A definition without an underscore; a command is found by its app."""
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return False
     decorators = {ast.unparse(each).partition(".")[0] for each in node.decorator_list}
-    return not node.name.startswith("_") and not decorators & {"app", "in_environment"}
+    return not node.name.startswith("_") and "app" not in decorators

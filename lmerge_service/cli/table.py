@@ -87,9 +87,10 @@ def compact(
         int,
         typer.Option(
             min=0,
+            max=876_000,
             metavar="HOURS",
-            help="What was replaced so long ago is removed: no reader takes as long, and no "
-            "earlier version of the table is read from then.",
+            help="Files that were replaced longer ago than this are removed; earlier versions of "
+            "the table, and readers that take longer, fail from then on.",
         ),
     ] = _RETAIN_HOURS,
     memory: Memory = "2g",

@@ -127,7 +127,7 @@ async def _show(supervisor: "Supervisor", *, as_json: bool) -> None:
 
 
 def _statuses(plan: "ProcessPlan") -> Iterator[dict[str, Any]]:
-    """How workers are asked, as `workers.Access` has it: those without TLS."""
+    """How workers are asked, as `workers.WorkerAccess` has it: those without TLS."""
     for merge in plan.merges:
         http = merge.topology.http
         if http.tls is not None:

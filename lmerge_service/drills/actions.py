@@ -23,7 +23,44 @@ from lmerge_service.drills.roles import Role
 from lmerge_service.drills.session import current, in_environment
 from lmerge_service.kafka.topics import Topics
 
-__all__ = ("finish",)
+__all__ = (
+    "abort_cutover",
+    "add_toxic",
+    "begin_cutover",
+    "cut_broker",
+    "cut_link",
+    "damage_file",
+    "decide_at_once",
+    "delete_topic",
+    "deploy_replica",
+    "end_broker",
+    "end_worker",
+    "fill_disk",
+    "finish",
+    "heal",
+    "jumpstart",
+    "kill_broker",
+    "kill_replica",
+    "kill_worker",
+    "limit_memory",
+    "mend_links",
+    "pause_broker",
+    "pause_replica",
+    "pause_worker",
+    "record_output",
+    "restart_replica",
+    "restore_replica",
+    "resume_broker",
+    "resume_replica",
+    "resume_worker",
+    "start_broker",
+    "start_missing_workers",
+    "start_over",
+    "start_worker",
+    "strike_in_transaction",
+    "throttle",
+    "unthrottle",
+)
 
 _REFUSED: Final = 409
 

@@ -8,7 +8,19 @@ from pathlib import Path
 from lmerge_service.drills.environment import Environment
 from lmerge_service.drills.session import current, in_environment
 
-__all__ = ("longest_hole", "verdict")
+__all__ = (
+    "leading_replica",
+    "logged",
+    "longest_hole",
+    "records_in",
+    "seconds_until_all_serve",
+    "seconds_until_cutover",
+    "seconds_until_joined",
+    "seconds_until_moving",
+    "standstill",
+    "verdict",
+    "worker_leads",
+)
 
 
 def verdict() -> str:

@@ -15,12 +15,13 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Self, TypeVar
-
-import psutil
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from lmerge_service.errors import LMergeError
 from lmerge_service.local.jvm import launcher
+
+if TYPE_CHECKING:
+    import psutil
 
 __all__ = ("END_SECONDS", "LMERGE", "Child", "Processes", "how_it_ended")
 
@@ -151,7 +152,9 @@ class Child:
         """How many are open; raises as `resident`."""
         return self._asked(lambda process: process.num_fds())
 
-    def _asked(self, question: Callable[[psutil.Process], T]) -> T:
+    def _asked(self, question: "Callable[[psutil.Process], T]") -> T:
+        import psutil  # an extra
+
         if self.ended is not None:
             raise self.failure()
         try:
@@ -174,7 +177,11 @@ class Child:
 
     async def kill(self) -> None:
         """kill -9."""
-        self._killed = self._signal(signal.SIGKILL) or self._killed
+        self._killed = self._killed or self.ended is None
+        await self._kill()
+
+    async def _kill(self) -> None:
+        self._signal(signal.SIGKILL)
         if self._process is not None:
             await self._process.wait()
 
@@ -186,8 +193,8 @@ class Child:
         try:
             async with asyncio.timeout(seconds):
                 await self.wait()
-        except TimeoutError:
-            await self.kill()
+        except TimeoutError:  # it hangs, which is a failure of its own
+            await self._kill()
 
     def _signal(self, number: int) -> bool:
         """Whether it has not ended yet."""

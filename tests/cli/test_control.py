@@ -1,6 +1,7 @@
 """The commands that show and decide, against a worker's HTTP side in this process."""
 
 import asyncio
+import io
 import json
 import socket
 import threading
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 from fastapi import Depends, FastAPI
+from rich.console import Console
 
 from lmerge_service.config.topology import Http
 from lmerge_service.errors import TransportError
@@ -466,7 +468,7 @@ def test_how_far_a_replica_is_confirmed_has_a_column_of_its_own() -> None:
     *_, confirmed = replicas_table({"replicas": rows}).columns
     assert [str(cell) for cell in confirmed.cells] == [
         "to 90",
-        "disagrees, 7 to 1200",
+        "disagrees, to 1200",
         "40 left out, nowhere",
         "not yet",
         "to infinity",
@@ -501,3 +503,27 @@ def test_what_is_not_known_is_never_shown_as_none(status: dict[str, Any]) -> Non
     shown = [progress(status), summary(status), headline(status).plain]
     shown += [str(each) for column in replicas_table(status).columns for each in column.cells]
     assert "None" not in " ".join(shown)
+
+
+def test_a_terminal_of_80_columns_shows_all_columns_of_long_names() -> None:
+    """Names and states fold; nothing is cut off on the right."""
+    date = 1_357_020_000_000
+    rows = [
+        {
+            "name": name, "state": "joined", "liveness": "not progressing", "stable_point": date,
+            "behind_output": 90_000, "lag_records": 12_345, "share_first": 0.5,
+            "breaches": {"late": 7}, "confirmed": date, "confirmed_from": date - 86_400_000,
+            "unconfirmed": True, "left_out": 40,
+        }
+        for name in ("replica-new-york", "replica-amsterdam")
+    ]  # fmt: skip
+    console = Console(width=80, file=io.StringIO())
+    console.print(replicas_table({"time_unit": "ms", "replicas": rows}))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    above, below, *lines = shown.splitlines()
+    for word in ("replica", "state", "point", "behind", "lag", "first", "breaches", "confirmed"):
+        assert word in below
+    assert "stable" in above
+    assert all(line.strip() for line in lines)
+    assert {"12,345", "40", "7", "50%"} <= set(lines[0].split())
+    assert shown.count("06:00:00") == 4

@@ -1,6 +1,7 @@
 """Processes of a stage: their logs, how they end, and that none outlives it."""
 
 import asyncio
+import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -76,3 +77,18 @@ def test_none_outlives_the_folder_that_it_writes_to(tmp_path: Path) -> None:
 
     on(tmp_path, test)
     assert [child.ended for child in children] == [-15, -15]
+
+
+def test_psutil_is_an_extra() -> None:
+    """`lmerge up`, `down` and `demo` are imported without it, to report that it is missing."""
+    rooms = (
+        "local.processes",
+        "local.up.plan",
+        "local.up.runs",
+        "demo.acting",
+        "cli.up",
+        "cli.demo",
+    )
+    imports = "; ".join(f"import lmerge_service.{room}" for room in rooms)
+    code = f"import sys; sys.modules['psutil'] = None; {imports}"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

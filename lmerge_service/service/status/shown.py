@@ -58,6 +58,8 @@ def headline(status: Document) -> Text:
         f"case {word(output.get('case'))}, policy {word(policies)}",
         style="not bold",
     )
+    if (gap := output.get("gap")) is not None:
+        line.append(f"\na gap: {word(gap)}", style="bold red")
     if isinstance(since := output.get("leader_since"), int | float):
         line.append(
             f"\nthe last change of leader was at {date_of(int(since * 1000))}, from "
@@ -101,8 +103,9 @@ def replicas_table(
     columns = [each for each in _COLUMNS if each != "per s" or rates is not None]
     table = borderless(*columns, right=_RIGHT)
     for column in table.columns:
-        wraps = column.header in {"stable point", "confirmed"}
-        column.no_wrap, column.min_width = not wraps, len("2013-01-01") if wraps else None
+        dated = column.header in {"stable point", "confirmed"}
+        column.no_wrap = not dated and column.header not in {"replica", "state"}
+        column.min_width = len("2013-01-01") if dated else None
     for name, seen, known in _rows(status, decided):
         cells = _cells(name, seen, known, status)
         cells["per s"] = Text(_number((rates or {}).get(name), ".0f"))
@@ -169,7 +172,7 @@ def _state(seen: Document) -> str:
 
 
 def _confirmed(seen: Document, status: Document) -> str:
-    """In which range of time a replica is known to agree with the output, and whether it is known
+    """Up to when a replica is known to agree with the output, and whether it is known
     not to."""
     if "confirmed" not in seen:
         return UNKNOWN
@@ -178,12 +181,12 @@ def _confirmed(seen: Document, status: Document) -> str:
         doubt = "disagrees, "
     elif seen.get("unconfirmed"):
         doubt = f"{_number(seen.get('left_out'))} left out, "
-    since, until = (_at(seen.get(each), status) for each in ("confirmed_from", "confirmed"))
+    until = _at(seen.get("confirmed"), status)
     if seen.get("confirmed_to_the_end"):
         until = "infinity"
     elif until == UNKNOWN:
         return f"{doubt}nowhere" if doubt else "not yet"
-    return f"{doubt}to {until}" if since == UNKNOWN else f"{doubt}{since} to {until}"
+    return f"{doubt}to {until}"
 
 
 # --- one line, for logs ---------------------------------------------------------------------------

@@ -109,7 +109,7 @@ class QueryBucket:
         return bucket
 
     def save(self) -> bytes:
-        """The state as msgpack, with a version; `Bucket(settings, saved)` goes on from it."""
+        """The state as msgpack, with a version; `QueryBucket(settings, saved)` goes on from it."""
         state = (self._lateness.seen, self._since, self._point, self._points, self._operator.save())
         return msgspec.msgpack.encode([_VERSION, *state])
 

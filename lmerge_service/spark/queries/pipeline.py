@@ -200,7 +200,7 @@ def _to_all(frame: DataFrame, kind: str, partitions: int) -> DataFrame:
 
 
 class BucketProcessor(StatefulProcessor):
-    """A `Bucket` in Spark: its state is one value, its output are records."""
+    """A `QueryBucket` in Spark: its state is one value, its output are records."""
 
     def __init__(
         self,
