@@ -1,6 +1,7 @@
 """The mutants are named by structure, and applied to what runs (tests/mutants runs the tests)."""
 
 import ast
+import gc
 import itertools
 import subprocess
 import sys
@@ -91,6 +92,7 @@ def test_ids_are_unique_and_those_that_are_equivalent_exist() -> None:
 
 
 def test_a_mutant_is_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    gc.freeze()  # as a command does that was tested in this process
     monkeypatch.setattr(LMerge.attach, "__code__", LMerge.attach.__code__)  # put back at the end
     mutate("lmerge_service.core.base:LMerge.attach/boundary/2")  # joining_at < max_stable
     merge = lmerge("R3")

@@ -217,6 +217,7 @@ def mutate(id_: str) -> None:
     if "__class__" in original.co_freevars:  # where `super()` has gone, the cell must stay
         mutant.function.body.append(_reference("__class__", mutant.function))
     mutated = _code(compile(tree, str(path), "exec"), mutant.function)
+    gc.unfreeze()  # a command that was tested in this process has frozen what there was
     functions = [each for each in gc.get_objects() if type(each) is FunctionType]
     alive = [each for each in functions if _identity(each.__code__) == _identity(original)]
     if not alive:
