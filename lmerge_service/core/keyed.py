@@ -64,13 +64,13 @@ class Keyed(LMerge, Generic[N]):
         self, source: Input, elements: Iterable[Element], partition: int, emission: Emission
     ) -> list[Element]:
         """As `LMerge._elements`, with `_insert` written out for what most elements are: inserts
-        that are the input's first element about a key."""
-        if not emission.at_once or emission.reflected:
+        that are the input's first element about a key, and revise nothing that is reflected."""
+        if not emission.at_once:
             return super()._elements(source, elements, partition, emission)
         out: list[Element] = []
         index = self._index
         nodes, frozen, add, add_first = index.nodes, index.frozen, index.add, index.add_first
-        several = self._several
+        several, lazy = self._several, not emission.reflected
         own_stable, max_stable = source.stables[partition], self.max_stable
         new = matched = late = 0
         for element in elements:
@@ -81,7 +81,7 @@ class Keyed(LMerge, Generic[N]):
                     if node is None:
                         late += 1
                         continue
-                    if source not in node.ends:
+                    if lazy and source not in node.ends:
                         add_first(node, source, element.ve)
                         matched += 1
                         continue
@@ -100,7 +100,11 @@ class Keyed(LMerge, Generic[N]):
                         out.append(element)
                         new += 1
                         continue
-                    if source not in node.ends and node.out is not None:
+                    if (
+                        source not in node.ends
+                        and node.out is not None
+                        and (lazy or node.out == element.ve)
+                    ):
                         node.ends[source] = [element.ve] if several else element.ve
                         matched += 1
                         continue

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmerge_service.core import lmerge, restore
+from lmerge_service.core import Policy, lmerge, restore
 from lmerge_service.core.breaches import BreachKind
 from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
 from lmerge_service.tdb import TDB, Event, reconstitute
@@ -284,3 +284,27 @@ def test_an_adjust_below_the_own_stable_is_ignored() -> None:
     assert merge.process("a", Adjust("A", 5, 20, 8)) == []
     assert merge.process("a", Stable(30)) == [Stable(30)]
     assert [b.kind for b in merge.breaches()] == [BreachKind.BROKE_OWN_STABLE]
+
+
+@given(st.data())
+def test_a_batch_is_its_elements_one_by_one(data: st.DataObject) -> None:
+    """Also where the short way of a batch is not taken, as for a revision that is reflected."""
+    case = data.draw(st.sampled_from(("R3", "R4")))
+    adjust = data.draw(st.sampled_from(("lazy", "eager", "leader")))
+    policy = Policy(adjust=adjust, stable=data.draw(st.sampled_from(("max", "quorum(2)"))))
+    logical = data.draw(logical_streams(unique_keys=case != "R4"))
+    streams = data.draw(lying_presentations(logical, 3))
+    single, batched = lmerge(case, policy), lmerge(case, policy)
+    for name in "abc":
+        single.attach(name)
+        batched.attach(name)
+    rest = dict(zip("abc", streams, strict=True))
+    while any(rest.values()):
+        name = data.draw(st.sampled_from([each for each in "abc" if rest[each]]))
+        count = data.draw(st.integers(1, 6))
+        chunk, rest[name] = rest[name][:count], rest[name][count:]
+        emitted = [each for element in chunk for each in single.process(name, element)]
+        assert batched.process_batch(name, chunk) == emitted
+        batched.check()
+        assert batched.breaches() == single.breaches()
+        assert batched.stats() == single.stats()
