@@ -227,6 +227,8 @@ class LMR3(Keyed[Node]):
         views = {s: min(node.ends[s], t) for s in having if node.ends[s] >= floor}  # t: alive
         if not views:
             return having[0] if having else voters[0]
+        if len(views) == len(voters) and len(set(views.values())) == 1:
+            return having[0]  # as a rule all agree
         winner = elected(views)
         if node.out is not None or node.contributing_inputs():
             for source, kind in outvoted(voters, views, winner, lambda s: s not in node.ends):
