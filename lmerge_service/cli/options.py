@@ -174,7 +174,7 @@ TopologyBootstrap: TypeAlias = Annotated[
     str | None,
     option(
         "HOST:PORT",
-        "Where Kafka is, instead of the file's word and of LMERGE_BOOTSTRAP.",
+        "Where Kafka is; overrides the file and LMERGE_BOOTSTRAP.",
         callback=address,
     ),
 ]

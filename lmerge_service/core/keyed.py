@@ -10,7 +10,7 @@ Theory
            as far as t forces it (`_follow`, which is what the cases differ in);
         3. the index files them again, half frozen, or forgets what is final.
 
-    In case R3 a node has one event, and an end says all about it; in case R4 it has several, and
+    In case R3 a node has one event, which its end identifies; in case R4 it has several, which
     their ends do. `KeyedNode` and `Index` have one form for both.
 
 Invariants

@@ -36,6 +36,7 @@ from lmerge_service.kafka import clients
 from lmerge_service.kafka.closing import abandon, stop
 from lmerge_service.kafka.connection import Connection, bounded, kafka_errors, lacking
 from lmerge_service.kafka.records import Record
+from lmerge_service.kafka.sightings import Sightings
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.starting import started
 from lmerge_service.kafka.topics import Topics
@@ -45,8 +46,6 @@ __all__ = ("Log",)
 _APPEND_SECONDS: Final = 10.0
 _POLL_SECONDS: Final = 1.0
 _FETCH_WAIT_MS: Final = 500
-_BELIEVED: Final = 2
-"""A topic that is not seen once may be one that a broker that has just started does not know."""
 _FOREVER: Final = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
 
 
@@ -182,14 +181,14 @@ class Log:
             self._refuse_loss(start, (await source.ends([self._tp]))[self._tp])
             source.assign({self._tp: start})
             begun()
-            missed = 0
+            sightings = Sightings()
             while True:
                 for record in (await source.poll(_POLL_SECONDS)).get(self._tp, ()):
                     yield record
                 if why := source.lost.get(self._tp):
                     raise StateError(f"{self.topic} {why}")
-                missed = missed + 1 if source.is_missing(self.topic) else 0
-                if missed >= _BELIEVED:
+                sightings.note([self.topic], () if source.is_missing(self.topic) else [self.topic])
+                if sightings.is_deleted(self.topic):
                     await source.require_topics([self._tp])
 
     def _refuse_loss(self, start: int, end: int) -> None:

@@ -118,6 +118,7 @@ class DecodedPiece(msgspec.Struct, frozen=True, gc=False):
     last: Sequence[Element] = ()
     """The elements of that record."""
     record: TimedRecord | None = None
+    """That record; None: the piece ends otherwise, and has no `stable` and `last`."""
     began: bool = False
     """What follows is of a new incarnation."""
 

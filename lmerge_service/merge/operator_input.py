@@ -47,14 +47,17 @@ class OperatorInput:
             elements = normaliser.process_batch(elements)
             normaliser.blame(merge, name)
         late, self.processed = source.late, elements
-        if replay_input:
-            out = merge.replay_input(name, elements, partition)
-        elif len(elements) == 1:  # a batch of one costs a third more
-            out = merge.process(name, elements[0], partition)
-        else:
-            out = merge.process_batch(name, elements, partition)
+        process = merge.replay_input if replay_input else merge.process_batch
+        out = process(name, elements, partition)
         self.late = elements if source.late > late else ()
         return out
+
+    def process_one(self, element: Element) -> list[Element]:
+        """The same for one element, without the bookkeeping of a batch (`processed`, `late`), which
+        costs 0.4 µs."""
+        if self._normalise:
+            return self.process((element,))
+        return self._merge.process(self._name, element)
 
     def begin(self, joining_at: int, partitions: int) -> None:
         """A new incarnation: what the old one contributed is dropped."""

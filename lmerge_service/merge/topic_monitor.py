@@ -166,14 +166,14 @@ class TopicMonitor:
     def _miss(self, name: str, state: ReplicaState, *, deleted: bool) -> bool:
         """A replica's topic is not there; whether it was merged until now."""
         topic, merged = state.replica.topic, state.step is not None
-        refused = topic in self._topics.refused
-        unseen = (
-            f"cannot be seen{' any more' if merged else ''}: {lacking('Read', f'topic {topic}')}"
-        )
+        why = "was deleted" if merged else "does not exist yet"
+        if topic in self._topics.refused:
+            unseen = "cannot be seen any more" if merged else "cannot be seen"
+            why = f"{unseen}: {lacking('Read', f'topic {topic}')}"
         if not merged:
-            state.excluded = f"topic {topic} {unseen if refused else 'does not exist yet'}"
+            state.excluded = f"topic {topic} {why}"
         elif deleted:
-            self._state.replicas.exclude(name, unseen if refused else "was deleted")
+            self._state.replicas.exclude(name, why)
         return merged and deleted
 
     async def _begin(self, name: str, info: TopicInfo) -> bool:

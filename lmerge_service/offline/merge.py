@@ -197,7 +197,7 @@ def merge_streams(
     read = 0
     for number, line, element in order(streams):
         read += 1
-        for each in steps[number].process((element,)):
+        for each in steps[number].process_one(element):
             write(each)
         # A breach is always that of the input of this element, since all are joined.
         if sources[number].breaches and (breaches := merge.breaches()):

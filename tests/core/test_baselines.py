@@ -1,4 +1,4 @@
-"""The baselines: counting fails where the paper says it does, LMR3− emits what LMR3 emits."""
+"""The baselines: counting fails where the paper shows that it does, LMR3− emits what LMR3 emits."""
 
 from typing import Any
 

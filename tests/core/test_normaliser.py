@@ -432,7 +432,7 @@ def test_what_merges_wrongly_in_the_vectors_is_mended(
         return output
 
     expected = TDB(events(VECTORS[wrong]["expect"]))
-    assert output_of(case, {}) == expected, "as the vector says"
+    assert output_of(case, {}) == expected, "as in the vector"
     mended = output_of("R3", {"whole": Normaliser(), "pieces": Normaliser()})
     assert mended == TDB(events(whole)) == TDB(canonical(events(pieces)))
 

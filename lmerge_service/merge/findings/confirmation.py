@@ -47,8 +47,9 @@ Cost
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final
 
 from lmerge_service.core import Case, Input, LMerge
@@ -226,7 +227,8 @@ class Confirmation:
             self._budget, mask = 0.0, _SAMPLE - 1
         for payload, vs, outs, versions_of in versions:
             if hash(payload) & mask:
-                self._leave_to_sample([Insert(payload, vs, ve) for ve in _all(outs, versions_of)])
+                held = (ends for _, ends in versions_of)
+                self._leave_to_sample([Insert(payload, vs, ve) for ve in chain(outs, *held)])
                 self._fit()
                 continue
             self._add(self._output, [Insert(payload, vs, ve) for ve in outs], None, _HELD)
@@ -424,13 +426,6 @@ class Confirmation:
         """What is known of an input; None: nothing yet."""
         side = self._sides.get(name)
         return None if side is None else side.confirmed
-
-
-def _all(outs: Iterable[int], versions: Iterable[tuple[str, Sequence[int]]]) -> Iterator[int]:
-    """All ends of events of one payload and vs, of the output and of inputs."""
-    yield from outs
-    for _, ends in versions:
-        yield from ends
 
 
 def _halve(side: _Side) -> None:

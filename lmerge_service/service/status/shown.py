@@ -1,10 +1,10 @@
 """A worker's status as people see it: headline, reasons, a table of replicas, or one line.
 
 Documents are read leniently: a worker of another version may report more, or less. What it does not
-report is "?", which is not 0. Times are dates where the topology says what they count.
+report is "?", which is not 0. Times are dates where the topology has a `time_unit`.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from rich.table import Table
@@ -72,7 +72,7 @@ def headline(status: Document) -> Text:
 
 def reasons(status: Document) -> list[Text]:
     """Why the health is not ok."""
-    return [Text(f"• {word(each)}", style="red") for each in status.get("reasons") or ()]
+    return [Text(f"• {word(each)}", style="red") for each in _list(status, "reasons")]
 
 
 def cutover_of(status: Document) -> list[Text]:
@@ -88,7 +88,7 @@ def cutover_of(status: Document) -> list[Text]:
         line += f", {ready} of {len(tasks)} tasks are ready"
     why = f": {shortened(word(found['why']))}" if found.get("why") else ""
     lines = [f"{line} (version {word(found.get('since'))}){why}"]
-    waiting = [each for each in status.get("tasks", ()) if runs and each.get("cutover")]
+    waiting = [each for each in _list(status, "tasks") if runs and each.get("cutover")]
     lines += [f"  task {word(each.get('partition'))}: {word(each['cutover'])}" for each in waiting]
     return [Text(each, style="red" if state == "aborted" else "cyan") for each in lines]
 
@@ -127,7 +127,7 @@ def notes(status: Document, decided: Document | None = None) -> list[Text]:
     found = []
     for name, seen, known in _rows(status, decided):
         why = word(seen.get("why") or known.get("reason") or "")
-        if any(why in word(each) for each in status.get("reasons", ())):
+        if any(why in word(each) for each in _list(status, "reasons")):
             why = ""
         since = _part(status, "detached").get(name) if known.get("state") == "detached" else 0
         records = f"{since} records since" if since else ""
@@ -137,8 +137,8 @@ def notes(status: Document, decided: Document | None = None) -> list[Text]:
 
 
 def _rows(status: Document, decided: Document | None) -> Iterator[tuple[str, Document, Document]]:
-    seen = {word(each.get("name")): each for each in status.get("replicas") or ()}
-    known = {word(each.get("name")): each for each in (decided or {}).get("replicas") or ()}
+    seen = {word(each.get("name")): each for each in _list(status, "replicas")}
+    known = {word(each.get("name")): each for each in _list(decided or {}, "replicas")}
     for name in dict.fromkeys([*seen, *known]):
         yield name, seen.get(name, {}), known.get(name, {})
 
@@ -195,7 +195,7 @@ def _confirmed(seen: Document, status: Document) -> str:
 def summary(status: Document) -> str:
     """All that makes a change: who leads, how each replica is, and what is wrong."""
     replicas = ", ".join(
-        f"{word(each.get('name'))} {_state(each)}" for each in status.get("replicas") or ()
+        f"{word(each.get('name'))} {_state(each)}" for each in _list(status, "replicas")
     )
     text = (
         f"{status.get('state', UNKNOWN)}, {status.get('health', UNKNOWN)}; led by "
@@ -204,14 +204,14 @@ def summary(status: Document) -> str:
     if cutover := _part(status, "cutover"):
         leaving, coming, state = (word(cutover.get(e)) for e in ("leaving", "coming", "state"))
         text += f"; cutover {leaving} → {coming} {state}"
-    why = "; ".join(map(str, status.get("reasons") or ()))
+    why = "; ".join(map(str, _list(status, "reasons")))
     return printable(f"{text}: {why}" if why else text)
 
 
 def progress(status: Document) -> str:
     """How far the output and each replica are: stable points, and records that wait."""
     output = _part(status, "output")
-    replicas = "; ".join(_of_replica(each, status) for each in status.get("replicas") or ())
+    replicas = "; ".join(_of_replica(each, status) for each in _list(status, "replicas"))
     return printable(
         f"{output.get('topic', UNKNOWN)} is stable to {_stable(output, status)}, led by "
         f"{output.get('leader') or 'nobody'}; {replicas or 'no replicas'}"
@@ -244,6 +244,11 @@ def date_of(milliseconds: object) -> str:
 def _part(document: Document, name: str) -> Document:
     found = document.get(name)
     return found if isinstance(found, Mapping) else {}
+
+
+def _list(document: Document, name: str) -> Sequence[Any]:
+    found = document.get(name)
+    return found if isinstance(found, Sequence) else ()
 
 
 def _number(value: object, form: str = ",") -> str:

@@ -137,14 +137,16 @@ class Run:
         if not headers and RAW not in kinds:
             return chunk
         values, keys = self.values, self.keys
-        whole = {at for at in places if elements[at] is None or self._has(JOINING_AT_HEADER, at)}
+        names = {at: {name for name, _ in headers[at]} for at in places if at in headers}
+        late = {at for at, found in names.items() if JOINING_AT_HEADER in found}
+        whole = {at for at in places if elements[at] is None} | late
         return msgspec.structs.replace(
             chunk,
             values={n: values[at] for n, at in enumerate(places) if at in whole},
             contents={
                 n: content_of(values[at])
                 for n, at in enumerate(places)
-                if at not in whole and self._has(SEQ_HEADER, at)
+                if at not in whole and SEQ_HEADER in names.get(at, ())
             },
             headers={n: headers[at] for n, at in enumerate(places) if at in headers},
             keys={
@@ -153,9 +155,6 @@ class Run:
                 if at in whole and (key := keys[at]) is not None
             },
         )
-
-    def _has(self, header: str, at: int) -> bool:
-        return any(name == header for name, _ in self.headers.get(at, ()))
 
 
 def _columns(elements: Sequence[Element | None]) -> tuple[bytes, list[bytes], list[int]]:
