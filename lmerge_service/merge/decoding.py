@@ -244,6 +244,29 @@ class ReplicaDecoder:
             elements += decoded
         yield DecodedPiece(elements, records[-1].offset + 1 if records else 0)
 
+    def forked(
+        self, decoder: WireDecoder, dialect: Callable[[], Decoder] | None
+    ) -> "ReplicaDecoder":
+        """Another one that goes on from here, with its own payloads (`decoder`, `dialect`); its
+        counts begin as these are."""
+        fork = ReplicaDecoder(
+            self.name, decoder, topic=self.topic, partitions=self.partitions,
+            incarnation=self.incarnation, joining_at=self.joining_at,
+            must_be_whole=self._must_be_whole,
+            ignore_stables_before=self._ignore_stables_before, dialect=dialect,
+        )  # fmt: skip
+        for kind, partition, saved in self.parts():
+            fork.restore(kind, partition, saved)
+        fork.stale, fork.repeated = self.stale, self.repeated
+        fork.contradicted, fork.contradictions = self.contradicted, [*self.contradictions]
+        fork.torn = self.torn
+        return fork
+
+    def ignores_stables(self, positions: Mapping[int, int]) -> bool:
+        """Whether there are stables ahead that do not count; `positions` are by partition."""
+        ignored = self._ignore_stables_before.items()
+        return any(positions.get(number, 0) < before for number, before in ignored)
+
     def take_back(self, partition: int, piece: DecodedPiece) -> None:
         """The record that ends the piece with a stable has to wait, and will be read again."""
         assert piece.record is not None

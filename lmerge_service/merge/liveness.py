@@ -33,7 +33,7 @@ Cost
     A chunk: O(partitions). One that is looked at: a hash a record.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from lmerge_service.core import BreachKind, Input
@@ -97,10 +97,14 @@ class Liveness:
         self.follow(source)
 
     def look(
-        self, source: Input, records: Sequence[RecordLike], now: float, elsewhere: int = 0
+        self,
+        source: Input,
+        records: Sequence[RecordLike],
+        now: float,
+        elsewhere: Callable[[], bool] = lambda: False,
     ) -> bool:
-        """Whether it has made progress, after these records were merged; so many elements of them
-        were for other tasks, and not late."""
+        """Whether it has made progress, after these records were merged. `elsewhere` returns
+        whether elements of them were for other tasks, and not late."""
         before, self._accepted = self._accepted, _accepted(source)
         if source.stables != self._stables:
             self._stables = list(source.stables)
@@ -110,8 +114,8 @@ class Liveness:
             due = now - self.at >= _RECENT_SECONDS or not self.progressed
             # What it repeats after starting over is late where the output has it, and no less
             # the way back to where it was.
-            some = self._accepted > before or elsewhere > 0 or self._restarts == 1
-            news = due and some and self._remember(records)
+            some = self._accepted > before or self._restarts == 1
+            news = due and (some or elsewhere()) and self._remember(records)
         furthest = max(self._stables)
         if furthest > self._furthest:
             self._furthest, self._restarts = furthest, 0

@@ -46,7 +46,7 @@ from lmerge_service.merge.findings.evidence import NotificationKind
 from lmerge_service.merge.guards.evaluator import GuardEvaluator
 from lmerge_service.merge.step import MergeStep
 
-__all__ = ("ReplicaState", "Replicas")
+__all__ = ("ReplicaChunk", "ReplicaState", "Replicas")
 
 log = structlog.get_logger()
 
@@ -148,14 +148,14 @@ class Replicas:
         """Of replicas that were detached: up to where each partition was merged."""
         self.news: list[tuple[NotificationKind, str, str]] = []
         """Changes of replicas that nobody decided, with reasons; the reporter clears the list."""
-        self._merge = merge
+        self.merge = merge
         self._decoder = decoder
         self._partition = partition
         self._router = router
         self._tallies = tallies
-        self._clock = clock
+        self.clock = clock
         self._distrusted = distrusted
-        self._owned = Ownership(router, partition)
+        self.owned = Ownership(router, partition)
 
     # --- who there is ---------------------------------------------------------------------------
 
@@ -207,7 +207,7 @@ class Replicas:
         if state.step is not None:
             state.step = None
             state.partitions, state.next = {}, {}
-            self._merge.detach(state.name)
+            self.merge.detach(state.name)
 
     @property
     def merged(self) -> dict[str, ReplicaState]:
@@ -308,7 +308,7 @@ class Replicas:
         state.partitions = dict(standing.partitions)
         state.next = {number: each.next for number, each in standing.partitions.items()}
         state.step = MergeStep(
-            self._merge,
+            self.merge,
             state.name,
             self._decoder,
             topic=state.replica.topic,
@@ -323,7 +323,7 @@ class Replicas:
                 for number, each in standing.partitions.items()
                 if each.ignore_stables_before
             },
-            owned=self._owned if self._reads_all(state.replica) else None,
+            owned=self.owned if self._reads_all(state.replica) else None,
             dialect=decoders_of(state.replica.format, self._decoder),
             attached=attached,
         )
@@ -341,10 +341,10 @@ class Replicas:
                 f"has {info.partitions} partitions, but a co-partitioned replica has as many as "
                 f"the output, {self._router.partitions}"
             )
-        if info.partitions > 1 and not self._merge.any_partitions:
+        if info.partitions > 1 and not self.merge.any_partitions:
             return (
                 f"has {info.partitions} partitions, which give no order together; case "
-                f"{self._merge.case} needs one: use one partition, or case R3 or R4"
+                f"{self.merge.case} needs one: use one partition, or case R3 or R4"
             )
         return None
 
@@ -381,9 +381,11 @@ class Replicas:
         assert state.step.decoder.torn is None
         return out
 
-    def _is_reported_elsewhere(self, tp: TopicPartition) -> bool:
+    def is_reported_elsewhere(self, state: ReplicaState, tp: TopicPartition) -> bool:
         """All tasks find the same dead letters; those of a partition are reported by one task."""
         number: int = tp.partition
+        if not self._reads_all(state.replica):
+            return False
         return number % self._router.partitions != self._partition
 
     def lose(self, name: str, count: int) -> None:
@@ -395,55 +397,81 @@ class Replicas:
         if (state := self.merging(tp)) is not None:
             state.next[tp.partition] = offset
 
-    def take(
+    def open(
         self,
         tp: TopicPartition,
         records: Sequence[TimedRecord],
-        out: list[Element],
         dead: list[DeadLetter],
         evaluator: GuardEvaluator,
-    ) -> int:
-        """Feeds a chunk of new records of a replica that is merged, and counts; returns how many
-        were taken, fewer than given where judging has stopped."""
+    ) -> "ReplicaChunk":
+        """Begins a chunk of new records of a replica that is merged; `dead` is where their dead
+        letters will go."""
         state = self.merging(tp)
         assert state is not None
-        step, tally = state.step, state.tally
-        assert step is not None
-        decoder = step.decoder
-        had, stale, repeated = len(dead), decoder.stale, decoder.repeated
-        contradicted = decoder.contradicted
-        older = decoder.outdated.get(tp.partition)
-        elsewhere = self._owned.elsewhere
-        before = self._merge.inputs[state.name]
-        was = _of_input(before)
-        following = step.take(tp.partition, records, out, dead, guards=evaluator)
+        return ReplicaChunk(self, state, tp, records, dead, evaluator)
+
+
+class ReplicaChunk:
+    """Records of one partition on their way through a replica's step, and what that changes."""
+
+    def __init__(
+        self,
+        replicas: Replicas,
+        state: ReplicaState,
+        tp: TopicPartition,
+        records: Sequence[TimedRecord],
+        dead: list[DeadLetter],
+        evaluator: GuardEvaluator,
+    ):
+        assert state.step is not None
+        self.state, self.step = state, state.step
+        self._replicas, self._tp, self._records = replicas, tp, records
+        self._dead, self._evaluator = dead, evaluator
+        decoder = state.step.decoder
+        self._had, self._stale, self._repeated = len(dead), decoder.stale, decoder.repeated
+        self._contradicted = decoder.contradicted
+        self._older = decoder.outdated.get(tp.partition)
+        self._source = replicas.merge.inputs[state.name]
+        self._was = _of_input(self._source)
+
+    def take(self, out: list[Element]) -> int:
+        """Decodes the records here, and merges them as far as guards allow; returns how many."""
+        owned = self._replicas.owned
+        elsewhere = owned.elsewhere
+        following = self.step.take(
+            self._tp.partition, self._records, out, self._dead, guards=self._evaluator
+        )
+        return self._settle(following, lambda: owned.elsewhere > elsewhere)
+
+    def open(self, out: list[Element]) -> None:
+        """Begins to merge pieces, see `MergeStep.open`."""
+        self.step.open(self._tp.partition, out, guards=self._evaluator, routed=True)
+
+    def close(self, elsewhere: Callable[[], bool]) -> int:
+        """Merges what was offered to the step; returns of how many of the records that is.
+        `elsewhere` returns whether other tasks' elements, not late, were among them."""
+        return self._settle(self.step.close(), elsewhere)
+
+    def _settle(self, following: int, elsewhere: Callable[[], bool]) -> int:
+        replicas, state, step = self._replicas, self.state, self.step
+        tp, records, dead, evaluator = self._tp, self._records, self._dead, self._evaluator
+        decoder, had = step.decoder, self._had
         taken = len(records)
         if following <= records[-1].offset:
             taken = bisect_left(records, following, key=attrgetter("offset"))
-        slot = step.slot(tp.partition)
         # A source that delivers at least once is late with all that it repeats, and no liar.
         wrong = sum(letter.reason != Reason.LATE for letter in dead[had:])
-        elsewhere = self._owned.elsewhere - elsewhere
-        progress = evaluator.after(state.name, slot, tp, records, taken, wrong, elsewhere)
-        evaluator.noted(tp, records, decoder, _grown(decoder, tp.partition, older))
-        if self._reads_all(state.replica) and self._is_reported_elsewhere(tp):
-            del dead[had:]
-        after = self._merge.inputs[state.name]
-        if after is not before:  # a new incarnation counts from nothing
-            was = dict.fromkeys(was, 0)
-            self.news.append((NotificationKind.INCARNATION, state.name, _of_incarnation(decoder)))
-        tally.counts.add({what: now - was[what] for what, now in _of_input(after).items()})
-        tally.counts.add(
-            {
-                "stale": decoder.stale - stale,
-                "repeated": decoder.repeated - repeated,
-                "contradicted": decoder.contradicted - contradicted,
-                "records": taken,
-                "dead": len(dead) - had,
-            }
+        progress = evaluator.after(
+            state.name, step.slot(tp.partition), tp, records, taken, wrong, elsewhere
         )
+        older = _grown(decoder, tp.partition, self._older)
+        evaluator.noted(tp, records, decoder, older)
+        if replicas.is_reported_elsewhere(state, tp):
+            del dead[had:]
+        self._count(taken, len(dead) - had)
         state.next[tp.partition] = following
-        tally.last_record = self._clock()
+        tally = state.tally
+        tally.last_record = replicas.clock()
         if progress or tally.last_progress is None:
             tally.last_progress = tally.last_record
         if decoder.contradictions:
@@ -451,8 +479,26 @@ class Replicas:
         if len(dead) > had or decoder.contradictions:
             tally.troubled = tally.last_record
         if decoder.torn is not None:
-            self.distrust(state.name, decoder.torn)
+            replicas.distrust(state.name, decoder.torn)
         return taken
+
+    def _count(self, taken: int, dead: int) -> None:
+        replicas, state, decoder = self._replicas, self.state, self.step.decoder
+        counts, was, after = state.tally.counts, self._was, replicas.merge.inputs[state.name]
+        if after is not self._source:  # a new incarnation counts from nothing
+            was = dict.fromkeys(was, 0)
+            kind = NotificationKind.INCARNATION
+            replicas.news.append((kind, state.name, _of_incarnation(decoder)))
+        counts.add({what: now - was[what] for what, now in _of_input(after).items()})
+        counts.add(
+            {
+                "stale": decoder.stale - self._stale,
+                "repeated": decoder.repeated - self._repeated,
+                "contradicted": decoder.contradicted - self._contradicted,
+                "records": taken,
+                "dead": dead,
+            }
+        )
 
 
 def _grown(decoder: ReplicaDecoder, partition: int, before: Outdated | None) -> Outdated | None:

@@ -81,10 +81,11 @@ class MergeStep:
         )  # fmt: skip
         self.gap_accepted = gap_accepted
         self.front = START
-        """The highest vs or vc that a chunk of it ended with."""
+        """The highest vs or vc that a piece of it ended with."""
         self.late: list[Element] = []
         """Elements of the last chunk that were processed together with late ones."""
         self._merge, self._owned, self._co_partitioned = merge, owned, co_partitioned
+        self._elements: list[Element] = []
 
     def widen(self, partitions: int) -> None:
         """The replica's topic has got more partitions."""
@@ -105,7 +106,7 @@ class MergeStep:
         guards: GuardEvaluator | None = None,
         replay_input: bool = False,
     ) -> int:
-        """Merges records of a partition in order; appends what the operator emits and
+        """Decodes and merges records of a partition; appends what the operator emits and
         dead letters.
 
         Without guards every stable is merged. `replay_input` is for records that were merged
@@ -114,44 +115,72 @@ class MergeStep:
         Returns the offset to read on from: behind the last record, unless a guard has stopped it,
         or the replica cannot be read on.
         """
-        elements: list[Element] = []
-        following, self.late = 0, []
+        self.open(partition, out, guards=guards, replay_input=replay_input)
         for piece in self.decoder.pieces(
             partition, records, dead, by_stable=guards is not None, final=self._merge.max_stable,
             replay_input=replay_input,
         ):  # fmt: skip
-            elements += piece.elements
-            following = piece.following
-            if piece.began:
-                out += self._process(elements, partition, replay_input=replay_input)
-                elements = []
-                self._begin(guards)
-            elif piece.record is not None and guards is not None:
-                ruling = self._judge(piece, partition, guards)
+            ruling = self.offer(piece, piece.elements, piece.last)
+            if ruling is not Ruling.MERGE:
                 if ruling is Ruling.WAIT:
                     self.decoder.take_back(partition, piece)
-                    following = piece.record.offset
-                    break
-                elements += piece.last
-                if ruling is Ruling.MERGE_AND_STOP:
-                    break
-        out += self._process(elements, partition, replay_input=replay_input)
-        return following
+                break
+        return self.close()
 
-    def _judge(self, piece: DecodedPiece, partition: int, guards: GuardEvaluator) -> Ruling:
-        assert piece.record is not None
-        name, slot = self.decoder.name, self.slot(partition)
-        return guards.stable(name, slot, piece.stable, piece.record.offset)
+    # A chunk in pieces, which somebody else may have decoded.
 
-    def _process(
-        self, elements: list[Element], partition: int, *, replay_input: bool
-    ) -> list[Element]:
-        self.front = max(self.front, front_of(elements))
-        if self._owned is not None:
-            elements = self._owned.select(elements, self._merge.max_stable)
-        out = self.input.process(elements, self.slot(partition), replay_input=replay_input)
+    def open(
+        self,
+        partition: int,
+        out: list[Element],
+        *,
+        guards: GuardEvaluator | None = None,
+        replay_input: bool = False,
+        routed: bool = False,
+    ) -> None:
+        """Begins a chunk of a partition, whose pieces are to be offered until `close`. If they are
+        `routed`, they have no elements but those of this output partition."""
+        self._out, self._guards, self._partition = out, guards, partition
+        self._replays_input = replay_input
+        self._select = None if routed else self._owned
+        self._elements, self._following, self.late = [], 0, []
+
+    def offer(
+        self, piece: DecodedPiece, elements: Sequence[Element], last: Sequence[Element]
+    ) -> Ruling:
+        """Takes the next piece of the chunk: `elements` and `last` are what of those of the piece
+        is for this output partition. Behind a piece with another ruling than `MERGE` nothing can
+        be offered; if it is `WAIT`, the piece's stable has not been taken."""
+        self._elements += elements
+        self._following = piece.following
+        self.front = max(self.front, front_of(piece.elements))
+        if piece.began:
+            self._process()
+            self._begin(self._guards)
+        elif piece.record is not None and self._guards is not None:
+            slot = self.slot(self._partition)
+            name, offset = self.decoder.name, piece.record.offset
+            ruling = self._guards.stable(name, slot, piece.stable, offset)
+            if ruling is Ruling.WAIT:
+                self._following = offset
+                return ruling
+            self._elements += last
+            self.front = max(self.front, piece.stable)
+            return ruling
+        return Ruling.MERGE
+
+    def close(self) -> int:
+        """Merges what was offered; returns the offset to read on from."""
+        self._process()
+        return self._following
+
+    def _process(self) -> None:
+        elements, self._elements = self._elements, []
+        if self._select is not None:
+            elements = self._select.select(elements, self._merge.max_stable)
+        slot = self.slot(self._partition)
+        self._out += self.input.process(elements, slot, replay_input=self._replays_input)
         self.late += self.input.late
-        return out
 
     def _begin(self, guards: GuardEvaluator | None) -> None:
         """A new incarnation of the replica has begun, as its decoder has found."""

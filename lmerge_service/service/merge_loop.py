@@ -24,8 +24,8 @@ What happens on a crash at each await
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 import structlog
@@ -40,6 +40,7 @@ from lmerge_service.kafka.source import Batches, Source, TopicPartition
 from lmerge_service.merge.decisions.control_log import Control
 from lmerge_service.merge.decisions.ledger import Ledger
 from lmerge_service.merge.decisions.records import LONGEST_REASON, Decision, Quarantine
+from lmerge_service.merge.decoding import DecodedPiece
 from lmerge_service.merge.findings.confirmation import Confirmation
 from lmerge_service.merge.findings.evidence import NotificationKind
 from lmerge_service.merge.findings.leading import Leading
@@ -49,17 +50,32 @@ from lmerge_service.merge.findings.reporting import Reporting
 from lmerge_service.merge.guards.evaluator import Finding, GuardEvaluator
 from lmerge_service.merge.guards.guards import CHUNK
 from lmerge_service.merge.guards.pacing import Pacing
-from lmerge_service.merge.guards.verdicts import Action, in_words
+from lmerge_service.merge.guards.verdicts import Action, Ruling, in_words
 from lmerge_service.merge.liveness import Liveness
 from lmerge_service.merge.replica_states import DesiredState
 from lmerge_service.merge.replicas import ReplicaState
 from lmerge_service.merge.task_state import TaskState
 
-__all__ = ("MergeLoop",)
+__all__ = ("MergeLoop", "MergedBatch")
 
 log = structlog.get_logger()
 
 _RETRY_SECONDS: Final = 1.0
+
+
+@dataclass(slots=True)
+class MergedBatch:
+    """What came of a batch of records."""
+
+    records: int = 0
+    """So many were merged."""
+    elements: list[Element] = field(default_factory=list)
+    """Emitted."""
+    origins: list[Origin] = field(default_factory=list)
+    """From which records the elements come."""
+    dead: list[DeadLetter] = field(default_factory=list)
+    breaches: list[Breach] = field(default_factory=list)
+    lost: list[Loss] = field(default_factory=list)
 
 
 class MergeLoop:
@@ -89,10 +105,7 @@ class MergeLoop:
         self._reporting = reporting
         self._clock = clock
         self._unix_ns = unix_ns
-        self.origins: list[Origin] = []
-        """From which records the elements come that the last `take` emitted."""
-        self.lost: list[Loss] = []
-        """Losses that are not counted yet."""
+        self._batch = MergedBatch()
         self._losses = Losses(state.merge)
         self.confirmation = Confirmation(state.merge, clock)
         self._divergent: dict[str, Breach] = {}
@@ -101,48 +114,80 @@ class MergeLoop:
 
     # --- merging --------------------------------------------------------------------------------
 
-    def take(
-        self, batches: Batches, out: list[Element], dead: list[DeadLetter]
-    ) -> tuple[int, list[Breach]]:
-        """Merges what was read, as far as guards allow it; returns how many records were merged,
-        and the breaches found."""
-        taken, breaches = 0, deque[Breach]()
-        self.evaluator.begin()
-        self.origins = []
+    def take(self, batches: Batches) -> "MergedBatch":
+        """Merges what was read, as far as guards allow it."""
+        self.begin()
         for tp, records in batches.items():
-            taken += self._take(tp, records, out, dead, breaches)
-        self._look_for_disagreements()
-        self._drain(breaches)
-        return taken, list(breaches)
+            self._take(tp, records)
+        return self.end()
 
-    def _take(
-        self,
-        tp: TopicPartition,
-        records: Sequence[Record],
-        out: list[Element],
-        dead: list[DeadLetter],
-        breaches: deque[Breach],
-    ) -> int:
-        replicas, evaluator, at = self._state.replicas, self.evaluator, 0
+    def begin(self) -> None:
+        """Begins a batch, which comes in chunks."""
+        self.evaluator.begin()
+        self._batch = MergedBatch()
+
+    def end(self) -> "MergedBatch":
+        """Ends it; returns what came of it."""
+        self._look_for_disagreements()
+        self._drain()
+        return self._batch
+
+    def goes_on(self, tp: TopicPartition) -> bool:
+        """Records of a partition may be merged now."""
+        merging = self._state.replicas.merging(tp) is not None
+        return merging and tp not in self.evaluator.waiting
+
+    def _take(self, tp: TopicPartition, records: Sequence[Record]) -> None:
+        at, batch = 0, self._batch
         self.pacing.read(records)
-        while at < len(records) and replicas.merging(tp) and tp not in evaluator.waiting:
-            had, first = len(out), records[at].offset
-            at += replicas.take(tp, records[at : at + CHUNK], out, dead, evaluator)
-            last = records[max(at - 1, 0)].offset
-            place = RecordRange(tp, first, last)
-            if len(out) > had:
-                self.origins.append(Origin(had, tp, first, last))
-                self._see_who_leads(tp, first, last)
-                emitted = out[had:]
-                self._losses.emitted(emitted, place)
-                self.confirmation.emitted(emitted, place)
-            self._compare(place)
-            if evaluator.found:
-                self._drain(breaches)
-                found, evaluator.found = evaluator.found, []
-                for finding in found:
-                    self._act(finding)
-        return at
+        while at < len(records) and self.goes_on(tp):
+            chunk = self._state.replicas.open(
+                tp, records[at : at + CHUNK], batch.dead, self.evaluator
+            )
+            had, first = len(batch.elements), at
+            at += chunk.take(batch.elements)
+            self._see(tp, records[first].offset, records[max(at - 1, 0)].offset, had)
+        batch.records += at
+
+    # A chunk of a partition in pieces, which are decoded elsewhere.
+
+    def open(self, tp: TopicPartition, records: Sequence[Record]) -> None:
+        """Begins a chunk, whose pieces are to be offered until `close`."""
+        self._tp, self._records, self._had = tp, records, len(self._batch.elements)
+        self._chunk = self._state.replicas.open(tp, records, self._batch.dead, self.evaluator)
+        self._chunk.open(self._batch.elements)
+
+    def offer(
+        self, piece: DecodedPiece, elements: Sequence[Element], last: Sequence[Element]
+    ) -> Ruling:
+        """Takes the next piece, see `MergeStep.offer`."""
+        return self._chunk.step.offer(piece, elements, last)
+
+    def close(self, letters: Sequence[DeadLetter], elsewhere: Callable[[], bool]) -> int:
+        """Merges what was offered; returns of how many records that is. `letters` are the dead
+        letters among them, `elsewhere` is as for `ReplicaChunk.close`."""
+        self._batch.dead += letters
+        taken = self._chunk.close(elsewhere)
+        self._batch.records += taken
+        records = self._records
+        self._see(self._tp, records[0].offset, records[max(taken - 1, 0)].offset, self._had)
+        return taken
+
+    def _see(self, tp: TopicPartition, first: int, last: int, had: int) -> None:
+        """Looks at what has come of some records: the elements of the batch from `had` on."""
+        batch, evaluator, place = self._batch, self.evaluator, RecordRange(tp, first, last)
+        if len(batch.elements) > had:
+            batch.origins.append(Origin(had, tp, first, last))
+            self._see_who_leads(tp, first, last)
+            emitted = batch.elements[had:]
+            self._losses.emitted(emitted, place)
+            self.confirmation.emitted(emitted, place)
+        self._compare(place)
+        if evaluator.found:
+            self._drain()
+            found, evaluator.found = evaluator.found, []
+            for finding in found:
+                self._act(finding)
 
     def _look_for_disagreements(self) -> None:
         for found in self.confirmation.look():
@@ -161,7 +206,7 @@ class MergeLoop:
         self.confirmation.received(state.name, slot, state.step.input.processed, place)
         for loss in self._losses.look(state.name, state.step.late, place):
             replicas.lose(loss.leader, loss.count)
-            self.lost.append(loss)
+            self._batch.lost.append(loss)
             self._reporting.notify(NotificationKind.LOST, loss.leader, str(loss))
             log.warning(
                 "events lost", replica=loss.leader, topic=loss.stable.tp.topic,
@@ -181,9 +226,9 @@ class MergeLoop:
                 count=count,
             )  # fmt: skip
 
-    def _drain(self, breaches: deque[Breach]) -> None:
+    def _drain(self) -> None:
         for breach in self._state.merge.breaches():
-            breaches.append(breach)
+            self._batch.breaches.append(breach)
             if breach.kind in DIVERGENT:
                 self._divergent.setdefault(breach.input, breach)
 

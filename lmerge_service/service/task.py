@@ -69,7 +69,7 @@ from lmerge_service.merge.task_state import TaskState
 from lmerge_service.merge.topic_monitor import WATCH_SECONDS, TopicMonitor
 from lmerge_service.merge.transaction import FeedbackSink, Transaction
 from lmerge_service.service.cutover_readiness import CutoverReadiness
-from lmerge_service.service.merge_loop import MergeLoop
+from lmerge_service.service.merge_loop import MergedBatch, MergeLoop
 from lmerge_service.service.task_phases import Lifecycle, Phase, PhaseEvent
 
 __all__ = ("MergeTask",)
@@ -502,24 +502,28 @@ class MergeTask:
         return all((self._source.position(tp) or 0) >= end for tp, end in ends.items())
 
     def _merge_batches(self, batches: Batches) -> None:
-        out: list[Element] = []
-        dead: list[DeadLetter] = []
-        merge, transaction = self.state.merge, self._transaction
-        switches = merge.stats().switches
-        transaction.begin_batch()
         assert self.merge_loop is not None
+        switches = self._begin_batch()
+        self._take_in(self.merge_loop.take(batches), switches)
+
+    def _begin_batch(self) -> int:
+        """Returns how often the leading replica has changed until now."""
+        self._transaction.begin_batch()
+        return self.state.merge.stats().switches
+
+    def _take_in(self, batch: MergedBatch, switches: int) -> None:
+        """Publishes and counts what came of a batch; `_begin_batch` gave `switches`."""
         assert self.cutover_readiness is not None
-        taken, breaches = self.merge_loop.take(batches, out, dead)
-        self.cutover_readiness.count(breaches)
-        lost, self.merge_loop.lost = self.merge_loop.lost, []
-        if lost:
-            self.progress.loss, self.progress.lost_at = str(lost[-1]), _clock()
-        switched = merge.stats().switches - switches
-        self._accounts.merged.add({"elements": taken, "switches": switched})
-        transaction.move(taken)
-        transaction.append(out, self.merge_loop.origins)
-        transaction.append_dead_letters(dead)
-        self._report(dead, breaches)
+        transaction = self._transaction
+        self.cutover_readiness.count(batch.breaches)
+        if batch.lost:
+            self.progress.loss, self.progress.lost_at = str(batch.lost[-1]), _clock()
+        switched = self.state.merge.stats().switches - switches
+        self._accounts.merged.add({"elements": batch.records, "switches": switched})
+        transaction.move(batch.records)
+        transaction.append(batch.elements, batch.origins)
+        transaction.append_dead_letters(batch.dead)
+        self._report(batch.dead, batch.breaches)
 
     def _report(self, dead: Sequence[DeadLetter], breaches: Iterable[Breach]) -> None:
         states, left = self.state.replicas.states, Counter(letter.replica for letter in dead)

@@ -43,7 +43,7 @@ class Playing:
             )
             for number, each in enumerate(elements)
         ]
-        self.task.merge_loop.take({TopicPartition("in.a", 0): records}, self.task.out, [])  # type: ignore[dict-item]
+        self.task.merge_loop.take({TopicPartition("in.a", 0): records})  # type: ignore[dict-item]
 
     def look(self, records: int = 0, open_: tuple[OpenTransaction, ...] = ()) -> None:
         """Kafka is asked what is unread; then guards decide."""

@@ -92,8 +92,9 @@ class Overseen:
                 Record(each if isinstance(each, bytes) else encode(each), start + number)
                 for number, each in enumerate(elements)
             ]
-        taken, _ = self.merge_loop.take(batches, self.out, [])
-        return taken
+        batch = self.merge_loop.take(batches)
+        self.out += batch.elements
+        return batch.records
 
     def pace(self, *, lags: dict[str, int] | None = None, share: int = 1) -> None:
         for name, state in self.state.replicas.states.items():

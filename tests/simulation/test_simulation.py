@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -239,7 +239,11 @@ def test_n3_any_record_that_counts_as_progress_is_found(monkeypatch: pytest.Monk
     look = Liveness.look
 
     def alive(
-        self: Liveness, source: Input, records: Sequence[RecordLike], now: float, elsewhere: int = 0
+        self: Liveness,
+        source: Input,
+        records: Sequence[RecordLike],
+        now: float,
+        elsewhere: Callable[[], bool] = lambda: False,
     ) -> bool:
         look(self, source, records, now, elsewhere)
         self.at, self.progressed = now, True

@@ -141,11 +141,11 @@ class GuardEvaluator:
         records: Sequence[TimedRecord],
         taken: int,
         dead: int,
-        elsewhere: int,
+        elsewhere: Callable[[], bool],
     ) -> bool:
         """Looks at what a chunk has shown of which so many records were taken, `dead` letters
-        and elements for other tasks (`elsewhere`) among them; whether it was progress. `partition`
-        is the operator's."""
+        among them; whether it was progress. `elsewhere` returns whether elements for other tasks
+        were among them, `partition` is the operator's."""
         guards, now, source = self._guards, self._now, self._merge.inputs[replica]
         progress = self._living[replica].look(source, records[:taken], now.seconds, elsewhere)
         guards.read(replica, now, progress=progress)
