@@ -46,7 +46,7 @@ from lmerge_service.merge.findings.evidence import NotificationKind
 from lmerge_service.merge.guards.evaluator import GuardEvaluator
 from lmerge_service.merge.step import MergeStep
 
-__all__ = ("ReplicaChunk", "ReplicaState", "Replicas")
+__all__ = ("ReplicaAttachment", "ReplicaChunk", "ReplicaState", "Replicas")
 
 log = structlog.get_logger()
 
@@ -62,6 +62,18 @@ _COUNTED = {
     "first": "first",
     "late": "late",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaAttachment:
+    """How a replica is read: where these are equal, so is what its records decode to."""
+
+    replica: Replica
+    topic_id: str | None
+    width: int
+    """Partitions of its topic."""
+    begins: tuple[tuple[int, int], ...]
+    """By partition, from which offset on."""
 
 
 @dataclass(slots=True)
@@ -102,6 +114,12 @@ class ReplicaState:
     @property
     def name(self) -> str:
         return self.replica.name
+
+    @property
+    def attachment(self) -> ReplicaAttachment:
+        """Of a replica that is merged."""
+        begins = tuple(sorted((number, each.begins) for number, each in self.partitions.items()))
+        return ReplicaAttachment(self.replica, self.topic_id, self.width, begins)
 
     @property
     def standing(self) -> ReplicaCheckpoint:
@@ -149,7 +167,7 @@ class Replicas:
         self.news: list[tuple[NotificationKind, str, str]] = []
         """Changes of replicas that nobody decided, with reasons; the reporter clears the list."""
         self.merge = merge
-        self._decoder = decoder
+        self.decoder = decoder
         self._partition = partition
         self._router = router
         self._tallies = tallies
@@ -310,7 +328,7 @@ class Replicas:
         state.step = MergeStep(
             self.merge,
             state.name,
-            self._decoder,
+            self.decoder,
             topic=state.replica.topic,
             partitions=1 if state.replica.co_partitioned else width,
             joining_at=standing.joining_at,
@@ -324,7 +342,7 @@ class Replicas:
                 if each.ignore_stables_before
             },
             owned=self.owned if self._reads_all(state.replica) else None,
-            dialect=decoders_of(state.replica.format, self._decoder),
+            dialect=decoders_of(state.replica.format, self.decoder),
             attached=attached,
         )
 

@@ -123,7 +123,7 @@ class MergeStep:
             ruling = self.offer(piece, piece.elements, piece.last)
             if ruling is not Ruling.MERGE:
                 if ruling is Ruling.WAIT:
-                    self.decoder.take_back(partition, piece)
+                    self.take_back(piece)
                 break
         return self.close()
 
@@ -168,6 +168,11 @@ class MergeStep:
             self.front = max(self.front, piece.stable)
             return ruling
         return Ruling.MERGE
+
+    def take_back(self, piece: DecodedPiece) -> None:
+        """The stable of this piece, the last of the open chunk, was not taken: see
+        `ReplicaDecoder.take_back`."""
+        self.decoder.take_back(self._partition, piece)
 
     def close(self) -> int:
         """Merges what was offered; returns the offset to read on from."""

@@ -27,7 +27,7 @@ from lmerge_service.merge.commit_record import CommitRecord, Diverged, SnapshotP
 from lmerge_service.merge.counting import ReplicaTally
 from lmerge_service.merge.replicas import Replicas
 
-__all__ = ("OpenedState", "RestoringState", "TaskState")
+__all__ = ("OpenedState", "RestoringState", "TaskState", "wire_decoder")
 
 _VERSION: Final = 1
 _LENGTH: Final = struct.Struct("<I")
@@ -53,6 +53,16 @@ class _Part(msgspec.Struct, frozen=True, array_like=True):
     replica: str = ""
     kind: str = ""
     partition: int = 0
+
+
+def wire_decoder(topology: Topology) -> WireDecoder:
+    """A decoder of records in wire format, as the topology has them."""
+    return WireDecoder(
+        nfc=topology.nfc,
+        drop_nulls=topology.drop_nulls,
+        max_record_bytes=topology.limits.max_record_bytes,
+        max_depth=topology.limits.max_nesting,
+    )
 
 
 class TaskState:
@@ -95,17 +105,10 @@ class TaskState:
 
     def use(self, merge: LMerge) -> None:
         """Begins with an operator, and no replicas yet."""
-        limits = self.topology.limits
-        decoder = WireDecoder(
-            nfc=self.topology.nfc,
-            drop_nulls=self.topology.drop_nulls,
-            max_record_bytes=limits.max_record_bytes,
-            max_depth=limits.max_nesting,
-        )
         self.merge = merge
         self.replicas = Replicas(
             merge,
-            decoder,
+            wire_decoder(self.topology),
             partition=self.partition,
             router=self.router,
             tallies=self._tallies,

@@ -15,15 +15,16 @@ Who owns what
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import structlog
 
 from lmerge_service.errors import TransportError
 from lmerge_service.kafka.connection import lacking
 from lmerge_service.kafka.sightings import Sightings, TopicChange, change_of, is_another
-from lmerge_service.kafka.source import Source, TopicPartition
+from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.topics import TopicInfo, Topics
 from lmerge_service.kafka.unread import OpenTransaction, Unread
 from lmerge_service.merge.commit_record import ReplicaCheckpoint
@@ -35,6 +36,26 @@ __all__ = ("WATCH_SECONDS", "TopicMonitor")
 log = structlog.get_logger()
 
 WATCH_SECONDS = 2.0
+
+
+class Positions(Protocol):
+    """Where topics begin and end, and up to where they were read: see `Source`."""
+
+    lost: dict[TopicPartition, str]
+
+    def position(self, tp: TopicPartition) -> int | None: ...
+
+    async def beginnings(
+        self, partitions: Sequence[TopicPartition]
+    ) -> dict[TopicPartition, int]: ...
+
+    async def ends(
+        self, partitions: Sequence[TopicPartition], *, seconds: float
+    ) -> dict[TopicPartition, int]: ...
+
+    async def high_watermarks(
+        self, partitions: Sequence[TopicPartition], *, seconds: float
+    ) -> dict[TopicPartition, int]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +74,7 @@ class TopicMonitor:
     def __init__(
         self,
         state: TaskState,
-        source: Source,
+        source: Positions,
         topics: Topics,
         *,
         clock: Callable[[], float],
@@ -180,7 +201,7 @@ class TopicMonitor:
         replicas = self._state.replicas
         partitions = replicas.needed(name, info.partitions)
         beginnings = await self._source.beginnings(partitions)
-        ends = await self._source.high_watermarks(partitions)
+        ends = await self._source.high_watermarks(partitions, seconds=WATCH_SECONDS)
         replicas.begin(name, info, beginnings, ends, since=self._state.transaction + 1)
         merged = name in replicas.merged
         if merged:

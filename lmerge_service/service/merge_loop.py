@@ -24,9 +24,9 @@ What happens on a crash at each await
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 import structlog
 
@@ -36,7 +36,7 @@ from lmerge_service.errors import TransportError
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.kafka.records import Record
 from lmerge_service.kafka.sink import Origin
-from lmerge_service.kafka.source import Batches, Source, TopicPartition
+from lmerge_service.kafka.source import Batches, TopicPartition
 from lmerge_service.merge.decisions.control_log import Control
 from lmerge_service.merge.decisions.ledger import Ledger
 from lmerge_service.merge.decisions.records import LONGEST_REASON, Decision, Quarantine
@@ -63,12 +63,26 @@ log = structlog.get_logger()
 _RETRY_SECONDS: Final = 1.0
 
 
+class Pausing(Protocol):
+    """What is read can be paused: see `Source`."""
+
+    paused: frozenset[TopicPartition]
+
+    def pause(self, partitions: Collection[TopicPartition]) -> None: ...
+
+    def resume(self, partitions: Collection[TopicPartition]) -> None: ...
+
+    def rewind(self, tp: TopicPartition, offset: int) -> None: ...
+
+
 @dataclass(slots=True)
 class MergedBatch:
     """What came of a batch of records."""
 
     records: int = 0
     """So many were merged."""
+    switches: int = 0
+    """How often the leading replica has changed."""
     elements: list[Element] = field(default_factory=list)
     """Emitted."""
     origins: list[Origin] = field(default_factory=list)
@@ -84,15 +98,16 @@ class MergeLoop:
     def __init__(
         self,
         state: TaskState,
-        source: Source,
+        source: Pausing,
         reporting: Reporting,
         *,
         clock: Callable[[], float],
         unix_ns: Callable[[], int],
         living: dict[str, Liveness],
         leading: Leading,
+        share: int = 1,
     ) -> None:
-        """`living`: see `GuardEvaluator`; `leading` outlives this."""
+        """`living`: see `GuardEvaluator`; `leading` outlives this. `share` is as for `pace`."""
         self.evaluator = GuardEvaluator(
             state.topology, state.merge, clock=clock, unix_ns=unix_ns, living=living
         )
@@ -107,7 +122,7 @@ class MergeLoop:
         self._unix_ns = unix_ns
         self._batch = MergedBatch()
         self._losses = Losses(state.merge)
-        self.confirmation = Confirmation(state.merge, clock)
+        self.confirmation = Confirmation(state.merge, clock, share=share)
         self._divergent: dict[str, Breach] = {}
         self._gap: Gap | None = None
         self._asked = asyncio.Event()
@@ -124,12 +139,13 @@ class MergeLoop:
     def begin(self) -> None:
         """Begins a batch, which comes in chunks."""
         self.evaluator.begin()
-        self._batch = MergedBatch()
+        self._batch = MergedBatch(switches=-self._state.merge.stats().switches)
 
     def end(self) -> "MergedBatch":
         """Ends it; returns what came of it."""
         self._look_for_disagreements()
         self._drain()
+        self._batch.switches += self._state.merge.stats().switches
         return self._batch
 
     def goes_on(self, tp: TopicPartition) -> bool:
@@ -153,6 +169,7 @@ class MergeLoop:
 
     def open(self, tp: TopicPartition, records: Sequence[Record]) -> None:
         """Begins a chunk, whose pieces are to be offered until `close`."""
+        self.pacing.read(records[:CHUNK])
         self._tp, self._records, self._had = tp, records, len(self._batch.elements)
         self._chunk = self._state.replicas.open(tp, records, self._batch.dead, self.evaluator)
         self._chunk.open(self._batch.elements)
@@ -292,6 +309,7 @@ class MergeLoop:
     def pace(self, share: int) -> None:
         """Decides which partitions are read next. `share` is how many tasks the limits are for."""
         evaluator, merged = self.evaluator, self._state.replicas.merged
+        self.confirmation.share = share
         evaluator.begin()
         for name, each in merged.items():
             evaluator.know_unread(name, each.unread)

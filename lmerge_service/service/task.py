@@ -46,7 +46,6 @@ from lmerge_service.errors import (
     TransportError,
 )
 from lmerge_service.formats.dead_letters import DeadLetter
-from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.source import Batches, TopicPartition
 from lmerge_service.merge.commit_record import CommitRecord
@@ -65,21 +64,19 @@ from lmerge_service.merge.recovery import Recovery
 from lmerge_service.merge.replica_states import DesiredState
 from lmerge_service.merge.replicas import ReplicaState
 from lmerge_service.merge.snapshots.writer import Snapshots
-from lmerge_service.merge.task_state import TaskState
+from lmerge_service.merge.task_state import TaskState, wire_decoder
 from lmerge_service.merge.topic_monitor import WATCH_SECONDS, TopicMonitor
 from lmerge_service.merge.transaction import FeedbackSink, Transaction
 from lmerge_service.service.cutover_readiness import CutoverReadiness
 from lmerge_service.service.merge_loop import MergedBatch, MergeLoop
+from lmerge_service.service.reading.shared_reader import SharedReader
+from lmerge_service.service.reading.task_source import TaskSource
 from lmerge_service.service.task_phases import Lifecycle, Phase, PhaseEvent
 
 __all__ = ("MergeTask",)
 
 log = structlog.get_logger()
 
-_IDLE_POLL_SECONDS = 1.0
-_AT_ONCE = 4_000
-"""Records of a poll: more would leave the processor's caches between one step and the next, and let
-replicas drift apart, so that their events are no longer found among the recent ones."""
 _FOLLOW_SECONDS = 0.25
 _TIDY_STEPS = 100
 """After so many steps the garbage is collected that each leaves, in cycles that hold what was
@@ -100,11 +97,13 @@ class MergeTask:
         cluster: Cluster,
         partition: int = 0,
         *,
+        shared: SharedReader | None = None,
         outlets: Outlets | None = None,
         feedback: FeedbackSink = lambda *_: None,
         unix_ns: Callable[[], int] = time.time_ns,
     ):
-        """`ledger`, which is only read here, has the decisions about the replicas. `outlets` knows
+        """`ledger`, which is only read here, has the decisions about the replicas. Through `shared`
+        the task reads together with others; without it, alone. `outlets` knows
         which topics cannot be written. `feedback` receives, after each commit, the partition, the
         points of its inputs and its stable point. `unix_ns` is the wall clock: nanoseconds since
         the epoch."""
@@ -127,6 +126,7 @@ class MergeTask:
         self._ledger = ledger
         self._feedback = feedback
         self._cluster = cluster
+        self._shared = shared
         output = topology.output
         self._output = TopicPartition(output.topic, partition)
         self._state_topic = TopicPartition(output.state_topic, partition)
@@ -220,9 +220,11 @@ class MergeTask:
             every=self.topology.snapshot_seconds, clock=_clock, counts=self.progress.snapshots
         )
         stack.callback(self._snapshots.close)
+        self._reading = TaskSource(self, self.state, self._source, self._shared)
+        stack.push_async_callback(self._reading.aclose)
         self._topic_monitor = TopicMonitor(
             self.state,
-            self._source,
+            self._reading,
             self._topics,
             clock=_clock,
             detached=self._detached,
@@ -245,12 +247,13 @@ class MergeTask:
         self._carry_out()
         self.merge_loop = MergeLoop(
             self.state,
-            self._source,
+            self._reading,
             self.reporting,
             clock=_clock,
             unix_ns=self._unix_ns,
             living=self._living,
             leading=self.leading,
+            share=self.share,
         )
         self.cutover_readiness = CutoverReadiness(
             self.state,
@@ -275,7 +278,7 @@ class MergeTask:
     def _stop_leading(self) -> None:
         """Lets go of whatever refers to the state, which is replaced by another one."""
         self.merge_loop = self.cutover_readiness = None
-        for name in ("_snapshots", "_topic_monitor", "_transaction"):
+        for name in ("_reading", "_snapshots", "_topic_monitor", "_transaction"):
             self.__dict__.pop(name, None)
 
     def _report_recovery(self) -> None:
@@ -451,40 +454,42 @@ class MergeTask:
             FencedError: another instance has taken over.
             TransportError: a commit failed or Kafka went away; reopen the task.
         """
-        poll: asyncio.Task[Batches] | None = None
         ready: asyncio.Task[None] | None = None
         try:
             while True:
-                poll = poll or asyncio.create_task(self._poll(), name="poll")
+                await self._reading.settle()
+                self._reading.settled()
                 ready = ready or asyncio.create_task(self._snapshots.ready(), name="ready")
-                waiting: set[asyncio.Task[Any]] = {poll, ready}
-                if self._transaction.committing is not None:
-                    waiting.add(self._transaction.committing)
-                    waiting.discard(ready)
-                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                if poll.done():
-                    batches, poll = poll.result(), None
-                    self._merge_batches(batches)
-                    if self._ledger.version != self.state.decided:
-                        self._carry_out()
-                        self._reassign()
-                    if await self._topic_monitor.act():
-                        self._reassign()
-                    self._pace()
+                committing = self._transaction.committing
+                await self._reading.wait(ready if committing is None else committing)
+                self._merge_what_is_read()
+                if self._ledger.version != self.state.decided:
+                    self._carry_out()
+                    self._reassign()
+                if await self._topic_monitor.act():
+                    self._reassign()
+                self._pace()
                 await self._transaction.publish()
                 if ready.done():
                     ready = None
         finally:
-            for each in (poll, ready):
-                if each is not None:
-                    each.cancel()
-                    await asyncio.gather(each, return_exceptions=True)
+            if ready is not None:
+                ready.cancel()
+                await asyncio.gather(ready, return_exceptions=True)
             await self._transaction.finish()
 
-    async def _poll(self) -> Batches:
-        return await self._source.poll(
-            _IDLE_POLL_SECONDS, min(self._transaction.capacity, _AT_ONCE)
-        )
+    def _merge_what_is_read(self) -> None:
+        """What is read together was merged already."""
+        self._merge(self._reading.polled())
+        if nearly := self._reading.nearly_there():
+            self._merge(nearly)
+        self._reading.join()
+
+    def _merge(self, batches: Batches) -> None:
+        """Also of nothing something may come: what was merged before is compared in time."""
+        assert self.merge_loop is not None
+        self.begin_batch()
+        self.take_in(self.merge_loop.take(batches))
 
     @property
     def flushed(self) -> bool:
@@ -499,27 +504,25 @@ class MergeTask:
 
     def reached(self, ends: Mapping[TopicPartition, int]) -> bool:
         """Every one of these offsets has been read."""
-        return all((self._source.position(tp) or 0) >= end for tp, end in ends.items())
+        return all((self._reading.position(tp) or 0) >= end for tp, end in ends.items())
 
-    def _merge_batches(self, batches: Batches) -> None:
-        assert self.merge_loop is not None
-        switches = self._begin_batch()
-        self._take_in(self.merge_loop.take(batches), switches)
+    @property
+    def capacity(self) -> int:
+        """How many records may be merged until the transaction is full."""
+        return self._transaction.capacity
 
-    def _begin_batch(self) -> int:
-        """Returns how often the leading replica has changed until now."""
+    def begin_batch(self) -> None:
+        """Records were fetched, and are merged now."""
         self._transaction.begin_batch()
-        return self.state.merge.stats().switches
 
-    def _take_in(self, batch: MergedBatch, switches: int) -> None:
-        """Publishes and counts what came of a batch; `_begin_batch` gave `switches`."""
+    def take_in(self, batch: MergedBatch) -> None:
+        """Publishes and counts what came of a batch."""
         assert self.cutover_readiness is not None
         transaction = self._transaction
         self.cutover_readiness.count(batch.breaches)
         if batch.lost:
             self.progress.loss, self.progress.lost_at = str(batch.lost[-1]), _clock()
-        switched = self.state.merge.stats().switches - switches
-        self._accounts.merged.add({"elements": batch.records, "switches": switched})
+        self._accounts.merged.add({"elements": batch.records, "switches": batch.switches})
         transaction.move(batch.records)
         transaction.append(batch.elements, batch.origins)
         transaction.append_dead_letters(batch.dead)
@@ -569,19 +572,13 @@ class MergeTask:
 
     async def search(self) -> None:
         """Looks up the records behind divergences; while it leads."""
-        limits = self.topology.limits
-        decoder = WireDecoder(
-            nfc=self.topology.nfc,
-            drop_nulls=self.topology.drop_nulls,
-            max_record_bytes=limits.max_record_bytes,
-            max_depth=limits.max_nesting,
-        )
+        decoder = wire_decoder(self.topology)
         await self.reporting.run(partial(self._cluster.find_event, decoder=decoder))
 
     def _reassign(self) -> None:
         """Reads the partitions to be merged, from their positions."""
         self._transaction.move()
-        self._source.assign(self.state.replicas.positions())
+        self._reading.reassign()
 
     async def watch(self) -> None:
         """Measures lag from the topics' ends and looks for topics that come and go; gives up a

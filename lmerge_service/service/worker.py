@@ -42,6 +42,7 @@ from lmerge_service.merge.decisions.control_log import LoggedControl
 from lmerge_service.merge.internal_topics import TopicWatch, prepare
 from lmerge_service.merge.outlets import Outlets
 from lmerge_service.merge.transaction import FeedbackSink
+from lmerge_service.service.reading.shared_reader import SharedReader
 from lmerge_service.service.task import MergeTask
 from lmerge_service.service.task_phases import PhaseEvent, Role
 
@@ -100,6 +101,7 @@ class Worker:
         self._unix_ns = unix_ns
         self._cluster = cluster
         self._standby_only = standby_only
+        self._shared = SharedReader(cluster, topology, _clock)
         self._tasks: dict[int, MergeTask] = {}
         """Those that this worker has ever had: what they have counted must not fall."""
 
@@ -153,6 +155,7 @@ class Worker:
                 group.create_task(control.run(), name="control")
                 group.create_task(members.run(), name="members")
                 group.create_task(self.topic_watch.run(), name="topics")
+                group.create_task(self._shared.run(), name="reader")
                 group.create_task(self._claim(members), name="claim")
                 try:
                     async for assignment in members.changes():
@@ -203,6 +206,8 @@ class Worker:
                 # Of several assignments the last is seen: another may have led in between.
                 task.verify()
             else:
+                if role == "leads":
+                    self._shared.expect(partition)
                 running = group.create_task(self._hold(task, role), name=f"{role} {partition}")
                 self.held[partition] = RunningTask(task, role, running)
 
@@ -215,6 +220,7 @@ class Worker:
                 ledger,
                 self._cluster,
                 partition,
+                shared=self._shared,
                 outlets=self.outlets,
                 feedback=self._feedback,
                 unix_ns=self._unix_ns,
@@ -264,6 +270,7 @@ class Worker:
         assert self.control is not None
         control = self.control
         async with AsyncExitStack() as stack:
+            stack.callback(self._shared.arrived, task.partition)
             await task.lead(stack)
             log.info(
                 "running",

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import uuid
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from random import Random
 from typing import Any, cast
 from unittest.mock import patch
@@ -15,12 +15,17 @@ from lmerge_service.config.topology import Topology
 from lmerge_service.errors import LMergeError, TransportError
 from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.log import Log
+from lmerge_service.kafka.records import Record
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.merge.commit_record import MARK_KEY, CommitRecord
 from lmerge_service.merge.decisions.control_log import LoggedControl
+from lmerge_service.merge.replicas import ReplicaState
 from lmerge_service.merge.snapshots import writer as snapshots
 from lmerge_service.service import task
 from lmerge_service.service import worker as workers
+from lmerge_service.service.reading import shared_reader
+from lmerge_service.service.reading.shared_input import SharedInput, SharingTask
+from lmerge_service.service.reading.shared_reader import SharedReader
 from tests.simulation.clients import MemoryCluster, MemoryLog
 from tests.simulation.loop import BEGAN
 from tests.simulation.memory import Broker
@@ -54,6 +59,39 @@ class InlineWriter:
     def close(self) -> None: ...
 
 
+def joins_where_it_fits(
+    reader: SharedReader, task: SharingTask, state: ReplicaState
+) -> SharedInput | None:
+    """As `SharedReader.join`, and checks that a replica's decoder is what the others' is."""
+    assert state.step is not None
+    own = state.step.decoder
+    if (shared := _join(reader, task, state)) is not None:
+        assert shared.next == state.next
+        assert sorted(own.parts()) == sorted(shared.decoder.parts()), "decoders differ"
+    return shared
+
+
+def delivers_to_all(shared: SharedInput, partition: int, records: Sequence[Record]) -> None:
+    """As `SharedInput.deliver`, and checks that everybody stands where the others do."""
+    name = shared.attachment.replica.name
+    _deliver(shared, partition, records)
+    for member in shared.members:
+        state = member._state.replicas.states[name]  # type: ignore[attr-defined]
+        assert state.next == shared.next, "a task stands elsewhere"
+        assert state.step.decoder is shared.decoder, "a task has a decoder of its own"
+
+
+def keeps_all(
+    reader: SharedReader, shared: SharedInput, partition: int, began: int, records: list[Record]
+) -> None:
+    """As `SharedReader._keep`, and checks that nothing is missing."""
+    _keep(reader, shared, partition, began, records)
+    shared.check()
+
+
+_join, _keep, _deliver = SharedReader.join, SharedReader._keep, SharedInput.deliver
+
+
 @contextlib.contextmanager
 def machine(chance: Random) -> Iterator[Counter[str]]:
     """While entered, what the service would have of the machine that it runs on is chance's, or
@@ -73,6 +111,10 @@ def machine(chance: Random) -> Iterator[Counter[str]]:
             patch.object(task, "gc"),
             patch.object(snapshots, "ForkedWriter", lambda stream: InlineWriter(stream, chance)),
             patch.object(snapshots, "_CHUNK_BYTES", _CHUNK_BYTES),
+            patch.object(SharedReader, "join", joins_where_it_fits),
+            patch.object(SharedReader, "_keep", keeps_all),
+            patch.object(SharedInput, "deliver", delivers_to_all),
+            patch.object(shared_reader, "_KEPT_BYTES", chance.choice([0, 3_000, 1 << 20])),
             patch.object(uuid, "uuid4", lambda: uuid.UUID(int=chance.getrandbits(128), version=4)),
         ):
             yield logged

@@ -165,7 +165,9 @@ class MemorySource:
         until = clock() + seconds
         while True:
             news = self._network.news
-            found = await self._network.request(lambda: self._fetch(max_records), "reading")
+            found = self._taken(
+                await self._network.request(lambda: self._fetch(max_records), "reading")
+            )
             if found or self.lost or clock() >= until:
                 return found
             try:
@@ -174,8 +176,23 @@ class MemorySource:
             except TimeoutError:
                 return {}
 
-    def _fetch(self, most: int | None) -> dict[TopicPartition, list[CommittedRecord]]:
-        found: dict[TopicPartition, list[CommittedRecord]] = {}
+    def _taken(
+        self, answer: Sequence[tuple[TopicPartition, int, int, list[CommittedRecord]]]
+    ) -> dict[TopicPartition, list[CommittedRecord]]:
+        """What has arrived, but for partitions that are read from elsewhere by now."""
+        found = {}
+        for tp, asked, position, records in answer:
+            if self._positions.get(tp) == asked:
+                self._positions[tp] = position
+                if records:
+                    found[tp] = records
+        return found
+
+    def _fetch(
+        self, most: int | None
+    ) -> list[tuple[TopicPartition, int, int, list[CommittedRecord]]]:
+        """Of each partition that answers: from where to where, and its records."""
+        found: list[tuple[TopicPartition, int, int, list[CommittedRecord]]] = []
         room = 1_000_000 if most is None else most
         for tp in self._network.chance.sample(list(self._positions), len(self._positions)):
             if tp in self.lost or tp in self.paused or room <= 0:
@@ -189,10 +206,8 @@ class MemorySource:
             except OutOfRange:
                 self.lost[tp] = "the broker no longer has the offset to go on from"
                 continue
-            self._positions[tp] = position
             room -= len(records)
-            if records:
-                found[tp] = records
+            found.append((tp, self._positions[tp], position, records))
         return found
 
     async def backlog(

@@ -27,7 +27,8 @@ Which of both
     within is its own, and it has no others. It takes at least one fact that both have.
 
 What is compared
-    All facts, as long as `_BUDGET` lasts, which `_BUDGET_PER_SECOND` fill up; bins that are begun
+    All facts, as long as `_BUDGET` lasts, which `_BUDGET_PER_SECOND` fill up, both divided among
+    the tasks of a worker; bins that are begun
     when it is used up are of a sample, those whose payloads' hashes are multiples of `_SAMPLE`, and
     stay that, also where none of the sample is in the bin yet. So one wrong event in a fast stream
     may be missed, and many are not. Bins with all facts that are not passed when the budget is
@@ -192,8 +193,9 @@ class _Side:
 class Confirmation:
     """Of one task, from taking over to giving up; times as in the topology's unit."""
 
-    def __init__(self, merge: LMerge, clock: Callable[[], float]) -> None:
-        """`clock` gives seconds."""
+    def __init__(self, merge: LMerge, clock: Callable[[], float], *, share: int = 1) -> None:
+        """`clock` gives seconds; `share` is how many tasks of a worker share the budget."""
+        self.share = share
         self._merge = merge
         self._clock = clock
         self._ends = merge.case in (Case.R3, Case.R4)
@@ -204,7 +206,7 @@ class Confirmation:
         these bits. -1: none is."""
         self._whole = 0
         """How many bins have all facts."""
-        self._budget, self._filled, self._looked = float(_BUDGET), clock(), clock()
+        self._budget, self._filled, self._looked = _BUDGET / share, clock(), clock()
         self._output = _Side(None, START)
         self._sides: dict[str, _Side] = {}
         self._begin()
@@ -223,7 +225,7 @@ class Confirmation:
         if versions is None:
             return
         mask = 0
-        if len(merge) > _BUDGET:
+        if len(merge) > self._budget:
             self._budget, mask = 0.0, _SAMPLE - 1
         for payload, vs, outs, versions_of in versions:
             if hash(payload) & mask:
@@ -277,7 +279,8 @@ class Confirmation:
 
     def _fill(self) -> None:
         now = self._clock()
-        self._budget = min(self._budget + (now - self._filled) * _BUDGET_PER_SECOND, _BUDGET)
+        due = (now - self._filled) * _BUDGET_PER_SECOND
+        self._budget = min(self._budget + due / self.share, _BUDGET / self.share)
         self._filled = now
 
     def _side(self, name: str, source: Input) -> _Side:
@@ -349,7 +352,7 @@ class Confirmation:
     def _fit(self) -> None:
         """Makes bins twice as wide as long as there are too many (C2), and leaves those alone that
         have cost too much."""
-        if self._whole and self._budget < -_BUDGET:
+        if self._whole and self._budget < -_BUDGET / self.share:
             for number, mask in self._watched.items():
                 self._watched[number] = mask or -1
             self._whole = 0

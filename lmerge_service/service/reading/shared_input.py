@@ -1,0 +1,257 @@
+"""One replica, read and decoded once for all tasks of a worker that stand at the same records.
+
+Theory
+    What a replica's records decode to is the same for every task: a function of the partitions'
+    prefixes (promise 7 of docs/semantics.md). So tasks that have merged the same prefixes share one
+    decoder. A chunk is decoded piece by piece. Each piece is divided among the output's partitions,
+    a stable goes to all, and every task takes its part before the next piece is decoded:
+
+                       ┌── elements of partition 0, stables ──▶ task 0
+        records ─▶ piece ─ elements of partition 1, stables ──▶ task 1
+                       └── …
+
+    A task that has to stop at a piece, since a guard holds its stable back, leaves at once with a
+    copy of the decoder as it is there, and nobody else stops. So while anybody else runs, decoder
+    and tasks agree about where they are.
+
+Invariants
+    H1  Between two chunks, every task here stands at `next` in all partitions of the replica, and
+        its step uses this decoder.
+    H2  `kept[p]` has all records from the offset of its first entry up to `next[p]`.
+"""
+
+from bisect import bisect_right
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
+from typing import Final, Protocol
+
+from lmerge_service.elements import START, Element, Stable
+from lmerge_service.formats.dead_letters import DeadLetter
+from lmerge_service.formats.routing import Router
+from lmerge_service.kafka.records import Record
+from lmerge_service.kafka.source import TopicPartition
+from lmerge_service.merge.decoding import DecodedPiece, ReplicaDecoder
+from lmerge_service.merge.guards.guards import CHUNK
+from lmerge_service.merge.guards.verdicts import Ruling
+from lmerge_service.merge.replicas import ReplicaAttachment
+
+__all__ = ("SharedInput", "SharingTask")
+
+_LONGEST: Final = 16
+"""A chunk is so many times as long as that of a task alone, at the most."""
+
+
+class SharingTask(Protocol):
+    """A task, as far as it reads together with others."""
+
+    @property
+    def partition(self) -> int:
+        """Of the output."""
+
+    @property
+    def stable(self) -> int:
+        """The output's stable point."""
+
+    @property
+    def is_busy(self) -> bool:
+        """It has not settled what it merged last."""
+
+    @property
+    def capacity(self) -> int:
+        """How many records it may merge now."""
+
+    def begin(self) -> None:
+        """Records are about to be merged."""
+
+    def end(self) -> None:
+        """They were."""
+
+    def wake(self) -> None:
+        """The reader has come further: the task may join it now."""
+
+    def open(self, tp: TopicPartition, records: Sequence[Record]) -> None:
+        """See `MergeLoop.open`, as for the next two."""
+
+    def offer(
+        self, piece: DecodedPiece, elements: Sequence[Element], last: Sequence[Element]
+    ) -> Ruling: ...
+
+    def close(self, letters: Sequence[DeadLetter], elsewhere: Callable[[], bool]) -> int: ...
+
+    def goes_on(self, tp: TopicPartition) -> bool:
+        """See `MergeLoop.goes_on`."""
+
+    def leave(self, shared: "SharedInput", taken_back: DecodedPiece | None = None) -> None:
+        """The task reads the replica alone from here on, or not at all; it did not take the stable
+        of `taken_back`, a piece of the partition that is being read."""
+
+    def fail(self, error: Exception) -> None:
+        """The task cannot go on."""
+
+
+class SharedInput:
+    """One replica as several tasks read it."""
+
+    def __init__(
+        self,
+        attachment: ReplicaAttachment,
+        decoder: ReplicaDecoder,
+        positions: Mapping[int, int],
+        router: Router | None,
+    ):
+        """`positions` are by partition; `router` divides the elements, None if they are all for
+        the one task that reads them."""
+        self.attachment = attachment
+        self.decoder = decoder
+        self.next = dict(positions)
+        """By partition, the offset to go on from."""
+        self.members: list[SharingTask] = []
+        self.kept: dict[int, deque[tuple[int, list[Record]]]] = {p: deque() for p in positions}
+        """By partition, what was read last: from which offset on, and the records."""
+        self.topic = attachment.replica.topic
+        self.router = router
+
+    @property
+    def partitions(self) -> list[TopicPartition]:
+        """All that it reads."""
+        return [TopicPartition(self.topic, number) for number in self.next]
+
+    def since(self, positions: Mapping[int, int]) -> dict[TopicPartition, list[Record]] | None:
+        """What was read behind some positions, if all of it is kept."""
+        found: dict[TopicPartition, list[Record]] = {}
+        for number, at in positions.items():
+            if at == self.next[number]:
+                continue
+            kept = self.kept[number]
+            if at > self.next[number] or not kept or at < kept[0][0]:
+                return None
+            behind = [r for _, records in kept for r in records if r.offset >= at]
+            if behind:
+                found[TopicPartition(self.topic, number)] = behind
+        return found
+
+    def deliver(self, partition: int, records: Sequence[Record]) -> None:
+        """Merges records into all tasks that are here."""
+        at = 0
+        while at < len(records) and self.members:
+            size = CHUNK * min(len(self.members), _LONGEST)
+            chunk = _Chunk(self, TopicPartition(self.topic, partition), records[at : at + size])
+            chunk.merge()
+            at += size
+
+    def part(self, member: SharingTask, taken_back: DecodedPiece | None = None) -> None:
+        """A task reads the replica alone from here on; see `SharingTask.leave`."""
+        self.members.remove(member)
+        member.leave(self, taken_back)
+
+    def check(self) -> None:
+        """Asserts H2, and of H1 what it knows."""
+        for partition, kept in self.kept.items():
+            begins = [*(began for began, _ in kept), self.next[partition]]
+            for (began, records), end in zip(kept, begins[1:], strict=True):
+                offsets = [each.offset for each in records]
+                assert offsets == sorted(offsets), "records are not in order"
+                assert began <= offsets[0], "records are before their batch"
+                assert offsets[-1] + 1 == end, "records are missing between two batches"
+
+    def divided(self, elements: Sequence[Element]) -> Mapping[int, Sequence[Element]]:
+        """Elements by partition of the output, but for stables, which are for all."""
+        if self.router is None:
+            return {}
+        route, parts = self.router.partition_of, defaultdict[int, list[Element]](list)
+        self.router.learn(e.payload for e in elements if type(e) is not Stable)  # type: ignore[union-attr]
+        for e in elements:
+            if type(e) is not Stable:
+                parts[route(e.payload)].append(e)  # type: ignore[union-attr]
+        return parts
+
+    def of(self, partition: int, elements: Sequence[Element]) -> Sequence[Element]:
+        """Those for a partition of the output, in order."""
+        if self.router is None or all(type(e) is Stable for e in elements):
+            return elements
+        route = self.router.partition_of
+        return [e for e in elements if type(e) is Stable or route(e.payload) == partition]  # type: ignore[union-attr]
+
+
+class _Chunk:
+    """Records of one partition on their way to all tasks."""
+
+    def __init__(self, shared: SharedInput, tp: TopicPartition, records: Sequence[Record]):
+        self._shared, self._tp, self._records = shared, tp, records
+        self._letters: list[DeadLetter] = []
+        self._elements: list[Sequence[Element]] = []
+        self._opened: dict[SharingTask, int] = {}
+        """The tasks that are offered pieces, and how many dead letters there were before."""
+
+    def merge(self) -> None:
+        shared, partition = self._shared, self._tp.partition
+        for member in list(shared.members):
+            self._open(member, self._records)
+        final = min((member.stable for member in self._opened), default=START)
+        for piece in shared.decoder.pieces(
+            partition, self._records, self._letters, by_stable=True, final=final
+        ):
+            self._elements += (piece.elements, piece.last)
+            self._offer(piece)
+            if not shared.members:
+                return  # what is behind is for each alone
+            shared.next[partition] = piece.following
+        for member in list(self._opened):
+            self._close(member)
+
+    def _offer(self, piece: DecodedPiece) -> None:
+        shared, whole = self._shared, piece.elements
+        routed, parts = shared.router is not None, shared.divided(whole)
+        for member in list(self._opened):
+            mine = parts.get(member.partition, ()) if routed else whole
+            try:
+                ruling = member.offer(piece, mine, shared.of(member.partition, piece.last))
+            except Exception as error:
+                self._fail(member, error)
+            else:
+                if ruling is not Ruling.MERGE:
+                    self._stop(member, piece, ruling)
+
+    def _stop(self, member: SharingTask, piece: DecodedPiece, ruling: Ruling) -> None:
+        """A guard looks at what was merged before the task goes on, if it does."""
+        assert piece.record is not None
+        if ruling is Ruling.WAIT:
+            self._shared.part(member, piece)
+        self._close(member)
+        rest = bisect_right(self._records, piece.record.offset, key=attrgetter("offset"))
+        if member in self._shared.members and rest < len(self._records):
+            self._open(member, self._records[rest:])
+
+    def _open(self, member: SharingTask, records: Sequence[Record]) -> None:
+        try:
+            member.open(self._tp, records)
+        except Exception as error:
+            self._fail(member, error)
+        else:
+            self._opened[member] = len(self._letters)
+
+    def _close(self, member: SharingTask) -> None:
+        letters = self._letters[self._opened.pop(member) :]
+        try:
+            member.close(letters, lambda: self._has_for_others(member))
+        except Exception as error:
+            self._fail(member, error)
+            return
+        if member in self._shared.members and not member.goes_on(self._tp):
+            self._shared.part(member)
+
+    def _fail(self, member: SharingTask, error: Exception) -> None:
+        self._opened.pop(member, None)
+        member.fail(error)
+
+    def _has_for_others(self, member: SharingTask) -> bool:
+        """Elements of it were for other tasks, and not late."""
+        router, stable, mine = self._shared.router, member.stable, member.partition
+        if router is None:
+            return False
+        return any(
+            type(e) is not Stable and e.vs >= stable and router.partition_of(e.payload) != mine  # type: ignore[union-attr]
+            for elements in self._elements
+            for e in elements
+        )

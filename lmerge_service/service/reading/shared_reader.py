@@ -1,0 +1,296 @@
+"""One reader for all tasks that a worker leads: each partition of a replica is fetched once.
+
+Theory
+    A task *joins* the reader with a replica where it stands at the very records that the reader
+    has come to; the first one to come founds its `SharedInput`. A task that has to stop leaves, and
+    reads the replica alone (`task_source`) until it stands there again. What was read last is kept,
+    bounded in bytes, so that a task that is nearly there takes the rest of the way at once.
+
+    The reader waits for its tasks between two batches, since none may be behind; for one that is
+    not back in time (a commit hangs), it does not: that one leaves.
+
+        fetch ─▶ wait for the tasks, `_WAIT_SECONDS` at most ─▶ decode, merge into each ─▶ wake them
+          ▲                                                                                  │
+          └──────────────────────────────────────────────────────────────────────────────────┘
+
+    When a worker starts, its tasks are ready one after the other. So the first batch waits for all
+    of them, `_GATHER_SECONDS` at most.
+
+Who owns what
+    The reader owns its consumer. When Kafka goes away, every task leaves, and finds out for itself.
+
+What happens on a crash
+    Nothing: positions are the tasks', and what counts is what their transactions have committed.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Final
+
+import structlog
+
+from lmerge_service.config.topology import Topology
+from lmerge_service.errors import TransportError
+from lmerge_service.formats.dialects import decoders_of
+from lmerge_service.formats.routing import Router
+from lmerge_service.kafka.cluster import Cluster
+from lmerge_service.kafka.records import Record
+from lmerge_service.kafka.source import Batches, Source, TopicPartition
+from lmerge_service.merge.replicas import ReplicaState
+from lmerge_service.merge.task_state import wire_decoder
+from lmerge_service.service.reading.shared_input import SharedInput, SharingTask
+
+__all__ = ("SharedReader",)
+
+log = structlog.get_logger()
+
+_POLL_SECONDS: Final = 1.0
+_RETRY_SECONDS: Final = 1.0
+_WAIT_SECONDS: Final = 0.5
+_GATHER_SECONDS: Final = 2.0
+_APART_SECONDS: Final = 5.0
+"""For so long a partition that the reader cannot read is left to each task."""
+_KEPT_BYTES: Final = 16 << 20
+_RECORD_BYTES: Final = 400
+"""What a record takes beside its value."""
+_AT_ONCE: Final = 4_000
+"""Records of a poll for each task: more would leave the processor's caches between one step and the
+next, and let replicas drift apart, so that their events are no longer found among the recent ones.
+"""
+_MOST_AT_ONCE: Final = 32_000
+
+
+class SharedReader:
+    """Of one worker; `run` reads."""
+
+    def __init__(self, cluster: Cluster, topology: Topology, clock: Callable[[], float]):
+        self.tasks: dict[SharingTask, None] = {}
+        """In the order in which they came, those that lead, whether they have joined or not."""
+        self._cluster, self._topology, self._clock = cluster, topology, clock
+        self._router = Router(topology.output.partitions, topology.key)
+        self._decoder = wire_decoder(topology)
+        self._inputs: dict[TopicPartition, SharedInput] = {}
+        self._source: Source | None = None
+        """None while Kafka is away."""
+        self._expected: set[int] = set()
+        self._apart: dict[TopicPartition, float] = {}
+        """Partitions that are left to each task, and until when."""
+        self._arrived, self._changed, self._settled = (asyncio.Event() for _ in range(3))
+        self._polling: asyncio.Task[bool] | None = None
+        self._pending: Batches = {}
+        """What was fetched and is not merged yet."""
+        self._kept: deque[tuple[SharedInput, int, int]] = deque()
+        """What the inputs keep, oldest first: partition and bytes."""
+        self._kept_bytes = 0
+
+    # --- the tasks ------------------------------------------------------------------------------
+
+    def expect(self, partition: int) -> None:
+        """A task of the output's partition is about to lead."""
+        self._expected.add(partition)
+
+    def arrived(self, partition: int) -> None:
+        """It is ready, or has failed."""
+        self._expected.discard(partition)
+        self._arrived.set()
+
+    def settled(self) -> None:
+        """A task is not busy any more."""
+        self._settled.set()
+
+    def of(self, state: ReplicaState) -> SharedInput | None:
+        """The input by which a task may read a replica some time, if there is one."""
+        assert state.step is not None
+        if self._source is None or state.step.decoder.ignores_stables(state.next):
+            return None
+        first, *others = (
+            self._inputs.get(TopicPartition(state.replica.topic, n)) for n in state.next
+        )
+        shared = first if all(each is first for each in others) else None
+        if shared is None or shared.attachment != state.attachment:
+            return None
+        return shared
+
+    def join(self, task: SharingTask, state: ReplicaState) -> SharedInput | None:
+        """Reads a replica for a task from now on, if that is possible."""
+        assert state.step is not None
+        shared = self.of(state) or self._founded(state)
+        if shared is None or shared.next != state.next:
+            return None
+        have, other = state.step.decoder, shared.decoder
+        if (have.incarnation, have.joining_at) != (other.incarnation, other.joining_at):
+            return None
+        state.step.decoder = other
+        shared.members.append(task)
+        log.debug("read together", replica=state.name, tasks=len(shared.members))
+        return shared
+
+    def _founded(self, state: ReplicaState) -> SharedInput | None:
+        assert state.step is not None
+        partitions = [TopicPartition(state.replica.topic, number) for number in state.next]
+        now = self._clock()
+        if self._source is None or state.step.decoder.ignores_stables(state.next):
+            return None
+        if any(tp in self._inputs or self._apart.get(tp, now) > now for tp in partitions):
+            return None
+        decoder = state.step.decoder.forked(
+            self._decoder, decoders_of(state.replica.format, self._decoder)
+        )
+        router = self._router if self._router.partitions > 1 else None
+        if state.replica.co_partitioned:
+            router = None
+        shared = SharedInput(state.attachment, decoder, state.next, router)
+        self._inputs |= dict.fromkeys(partitions, shared)
+        self._change()
+        return shared
+
+    def abandon(self, shared: SharedInput) -> None:
+        """Ends an input that no task reads any more."""
+        assert not shared.members
+        for tp in shared.partitions:
+            if self._inputs.get(tp) is shared:
+                del self._inputs[tp]
+        shared.kept.clear()
+        self._change()
+
+    def position(self, tp: TopicPartition, shared: SharedInput) -> int:
+        """Up to where a partition was read and merged, control records included."""
+        at = None
+        if self._source is not None and tp not in self._pending and not self._changed.is_set():
+            at = self._source.position(tp)
+        return shared.next[tp.partition] if at is None else at
+
+    # --- reading --------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Reads until cancelled."""
+        limits = self._topology.limits
+        while True:
+            try:
+                async with self._cluster.source(max_record_bytes=limits.max_record_bytes) as source:
+                    self._source = source
+                    self._wake()
+                    await self._read(source)
+            except TransportError as error:
+                log.warning("tasks read alone for now", error=str(error))
+            finally:
+                self._source = None
+                self._dissolve(self._inputs.values())
+            await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _read(self, source: Source) -> None:
+        self._changed.set()
+        gathered = False
+        while True:
+            if not self._inputs:
+                gathered = False
+                self._changed.clear()
+                await self._changed.wait()
+                continue
+            if not gathered:
+                await self._gather()
+                gathered = True
+            if self._changed.is_set():
+                self._changed.clear()
+                source.assign({tp: each.next[tp.partition] for tp, each in self._inputs.items()})
+            reading = dict(self._inputs)
+            if await self._poll(source):
+                await self._wait_for_tasks()
+                self._deliver(reading)
+            self._leave_apart(source)
+
+    async def _gather(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_GATHER_SECONDS):
+                while self._expected:
+                    self._arrived.clear()
+                    await self._arrived.wait()
+
+    async def _poll(self, source: Source) -> bool:
+        """Whether there is something; not, also when others are to be read now."""
+        tasks = self._reading()
+        capacity = min((each.capacity for each in tasks), default=1)
+        most = min(_AT_ONCE * max(1, len(tasks)), _MOST_AT_ONCE)
+        most = min(capacity * self._router.partitions, most)
+        self._polling = asyncio.create_task(self._fetch(source, most), name="shared poll")
+        try:
+            await asyncio.wait({self._polling})
+            return not self._polling.cancelled() and self._polling.result()
+        finally:
+            self._polling.cancel()
+            self._polling = None
+
+    async def _fetch(self, source: Source, most: int) -> bool:
+        self._pending = await source.poll(_POLL_SECONDS, most)
+        return bool(self._pending)
+
+    def _change(self) -> None:
+        """Others are to be read; a poll that is cancelled has taken nothing."""
+        self._changed.set()
+        if self._polling is not None:
+            self._polling.cancel()
+
+    async def _wait_for_tasks(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_WAIT_SECONDS):
+                while any(each.is_busy for each in self._reading()):
+                    self._settled.clear()
+                    await self._settled.wait()
+        for shared in dict.fromkeys(self._inputs.values()):
+            for member in list(shared.members):
+                if member.is_busy:
+                    shared.part(member)
+
+    def _reading(self) -> dict[SharingTask, None]:
+        """In an order that does not depend on chance."""
+        inputs = dict.fromkeys(self._inputs.values())
+        return dict.fromkeys(member for each in inputs for member in each.members)
+
+    def _deliver(self, reading: Mapping[TopicPartition, SharedInput]) -> None:
+        tasks = self._reading()
+        for task in tasks:
+            task.begin()
+        for tp, records in list(self._pending.items()):
+            shared = reading[tp]
+            if self._inputs.get(tp) is shared:
+                began = shared.next[tp.partition]
+                shared.deliver(tp.partition, records)
+                self._keep(shared, tp.partition, began, records)
+            del self._pending[tp]
+        for task in tasks:
+            task.end()
+        self._wake()
+
+    def _wake(self) -> None:
+        for task in self.tasks:
+            task.wake()
+
+    def _keep(self, shared: SharedInput, partition: int, began: int, records: list[Record]) -> None:
+        """Remembers what was read last, of all inputs together."""
+        if self._router.partitions == 1 or not shared.members:
+            return
+        size = sum(len(each.value or b"") for each in records) + _RECORD_BYTES * len(records)
+        shared.kept[partition].append((began, records))
+        self._kept.append((shared, partition, size))
+        self._kept_bytes += size
+        while self._kept_bytes > _KEPT_BYTES:
+            oldest, number, size = self._kept.popleft()
+            self._kept_bytes -= size
+            if oldest.kept:
+                oldest.kept[number].popleft()
+
+    def _leave_apart(self, source: Source) -> None:
+        """Partitions that cannot be read: their tasks find out why."""
+        lost, source.lost = source.lost, {}
+        until = self._clock() + _APART_SECONDS
+        for tp in lost:
+            self._apart[tp] = until
+        self._dissolve([each for tp, each in self._inputs.items() if tp in lost])
+
+    def _dissolve(self, inputs: Iterable[SharedInput]) -> None:
+        for shared in dict.fromkeys(inputs):
+            for member in list(shared.members):
+                shared.part(member)
+        self._wake()
