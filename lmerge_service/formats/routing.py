@@ -169,16 +169,32 @@ class Router:
         known = self._young.get(payload)
         return self._admit(payload) if known is None else known
 
-    def learn(self, payloads: Iterable[bytes]) -> None:
-        """Finds the routes of many payloads at once; `partition_of` still returns the same."""
-        if self.partitions > 1:
-            routes = {each: self._old.get(each) for each in payloads if each not in self._young}
-            unknown = [payload for payload, route in routes.items() if route is None]
-            hashes = murmur2_of_each(list(map(self.key_of, unknown)))
-            routes |= zip(unknown, map(self._route, hashes), strict=True)
-            for payload, route in routes.items():
-                assert route is not None
-                self._keep(payload, route)
+    def partitions_of(self, payloads: Sequence[bytes]) -> list[int]:
+        """`partition_of` each of many payloads, hashed together."""
+        if self.partitions == 1:
+            return [0] * len(payloads)
+        known = self._young.get
+        routes = [known(payload) for payload in payloads]
+        if None in routes:
+            unknown = (p for p, route in zip(payloads, routes, strict=True) if route is None)
+            found = self._found(dict.fromkeys(unknown))
+            return [
+                found[payload] if route is None else route
+                for payload, route in zip(payloads, routes, strict=True)
+            ]
+        return routes  # type: ignore[return-value]
+
+    def _found(self, payloads: Iterable[bytes]) -> dict[bytes, int]:
+        """The routes of payloads, each once, that the young generation does not hold."""
+        old = self._old.get
+        routes = {payload: old(payload) for payload in payloads}
+        unknown = [payload for payload, route in routes.items() if route is None]
+        hashes = murmur2_of_each(list(map(self.key_of, unknown)))
+        routes |= zip(unknown, map(self._route, hashes), strict=True)
+        for payload, route in routes.items():
+            assert route is not None
+            self._keep(payload, route)
+        return routes  # type: ignore[return-value]
 
     def check(self) -> None:
         """Asserts T1 and T3."""
@@ -221,11 +237,10 @@ class Ownership:
 
     def select(self, elements: list[Element], stable: int) -> list[Element]:
         """Those of the partition, in order; what is before the output's `stable` is late."""
-        route = self._router.partition_of
-        self._router.learn(e.payload for e in elements if type(e) is not Stable)  # type: ignore[union-attr]
-        kept = list[Element]()
+        payloads = [e.payload for e in elements if type(e) is not Stable]  # type: ignore[union-attr]
+        routes, kept = iter(self._router.partitions_of(payloads)), list[Element]()
         for e in elements:
-            if type(e) is Stable or route(e.payload) == self._partition:  # type: ignore[union-attr]
+            if type(e) is Stable or next(routes) == self._partition:
                 kept.append(e)
             elif e.vs >= stable:  # type: ignore[union-attr]
                 self.elsewhere += 1

@@ -25,6 +25,7 @@ from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.wire import encode
 from lmerge_service.kafka.sink import Origin, Outbox, Sink
 from lmerge_service.merge.commit_record import MARK_KEY, CommitRecord
+from lmerge_service.merge.commit_turns import CommitTurns, Turn
 from lmerge_service.merge.counting import Accounts
 from lmerge_service.merge.findings.reporting import Reporting
 from lmerge_service.merge.outlets import Outlets
@@ -75,9 +76,12 @@ class Transaction:
         accounts: Accounts,
         outlets: Outlets,
         *,
+        turns: CommitTurns,
         feedback: FeedbackSink,
         clock: Callable[[], float],
     ):
+        """`turns` are shared by the tasks of a worker."""
+        self._turn = Turn(turns)
         self.committing: asyncio.Task[None] | None = None
         """The commit under way."""
         self.view: CommittedView | None = None
@@ -163,13 +167,31 @@ class Transaction:
         if self.committing is not None and (self.committing.done() or full):
             await asyncio.shield(self.committing)
             self.committing = None
+            self._turn.end()
         if self.committing is not None:
             return
+        if not self._is_due:
+            self._turn.end()
+            return
+        while not self._turn.is_mine:
+            if not full or (coming := self._turn.coming) is None:
+                return
+            await coming
         chunks = self._snapshots.chunks()
+        self._outbox.state += chunks
+        self._start(len(chunks))
+
+    @property
+    def _is_due(self) -> bool:
+        """There is something to commit."""
         moved = self._marked != self._moved and self._clock() >= self._mark_due
-        if chunks is not None or self.waiting or moved or self._reporting.pending:
-            self._outbox.state += chunks or []
-            self._start(len(chunks or []))
+        needed = self._snapshots.needs_transaction()
+        return bool(needed or self.waiting or moved or self._reporting.pending)
+
+    @property
+    def awaited(self) -> asyncio.Future[None] | None:
+        """What the next commit waits for; None: for something to commit."""
+        return self._turn.coming if self.committing is None else self.committing
 
     def _start(self, chunks: int) -> None:
         state = self._state
@@ -293,6 +315,7 @@ class Transaction:
         commit, self.committing = self.committing, None
         self._progress.committing = None
         if commit is None:
+            self._turn.end()
             return
         try:
             async with asyncio.timeout(_FINISH_SECONDS):
@@ -303,3 +326,5 @@ class Transaction:
         except (TimeoutError, TransportError, FencedError) as error:
             # Raised from here, it would take the place of the cancellation that stops the task.
             log.warning("stopped while committing; the next start finds out", error=str(error))
+        finally:
+            self._turn.end()

@@ -49,6 +49,7 @@ from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.source import Batches, TopicPartition
 from lmerge_service.merge.commit_record import CommitRecord
+from lmerge_service.merge.commit_turns import CommitTurns
 from lmerge_service.merge.counting import Accounts, ReplicaTally
 from lmerge_service.merge.decisions.control_log import Control
 from lmerge_service.merge.decisions.ledger import AcceptedGap, DesiredReplica, Ledger
@@ -98,6 +99,7 @@ class MergeTask:
         partition: int = 0,
         *,
         shared: SharedReader | None = None,
+        turns: CommitTurns | None = None,
         outlets: Outlets | None = None,
         feedback: FeedbackSink = lambda *_: None,
         unix_ns: Callable[[], int] = time.time_ns,
@@ -127,6 +129,7 @@ class MergeTask:
         self._feedback = feedback
         self._cluster = cluster
         self._shared = shared
+        self._turns = CommitTurns() if turns is None else turns
         output = topology.output
         self._output = TopicPartition(output.topic, partition)
         self._state_topic = TopicPartition(output.state_topic, partition)
@@ -239,6 +242,7 @@ class MergeTask:
             self.progress,
             self._accounts,
             self.outlets,
+            turns=self._turns,
             feedback=self._feedback,
             clock=_clock,
         )
@@ -460,8 +464,7 @@ class MergeTask:
                 await self._reading.settle()
                 self._reading.settled()
                 ready = ready or asyncio.create_task(self._snapshots.ready(), name="ready")
-                committing = self._transaction.committing
-                await self._reading.wait(ready if committing is None else committing)
+                await self._reading.wait(self._transaction.awaited or ready)
                 self._merge_what_is_read()
                 if self._ledger.version != self.state.decided:
                     self._carry_out()

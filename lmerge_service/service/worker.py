@@ -38,6 +38,7 @@ from lmerge_service.errors import (
 )
 from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.members import Members
+from lmerge_service.merge.commit_turns import CommitTurns
 from lmerge_service.merge.decisions.control_log import LoggedControl
 from lmerge_service.merge.internal_topics import TopicWatch, prepare
 from lmerge_service.merge.outlets import Outlets
@@ -102,6 +103,7 @@ class Worker:
         self._cluster = cluster
         self._standby_only = standby_only
         self._shared = SharedReader(cluster, topology, _clock)
+        self._turns = CommitTurns()
         self._tasks: dict[int, MergeTask] = {}
         """Those that this worker has ever had: what they have counted must not fall."""
 
@@ -221,6 +223,7 @@ class Worker:
                 self._cluster,
                 partition,
                 shared=self._shared,
+                turns=self._turns,
                 outlets=self.outlets,
                 feedback=self._feedback,
                 unix_ns=self._unix_ns,

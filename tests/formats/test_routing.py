@@ -109,7 +109,8 @@ def test_what_is_kept_is_bounded_and_never_wrong(
 ) -> None:
     router = Router(7, max_entries=max_entries, max_bytes=max_bytes)
     for payload in payloads:
-        router.learn(payloads[: len(payload)])
+        some = payloads[: len(payload)]
+        assert router.partitions_of(some) == [(murmur2(p) & 0x7FFFFFFF) % 7 for p in some]
         router.check()
         assert router.partition_of(payload) == (murmur2(payload) & 0x7FFFFFFF) % 7
         router.check()
@@ -128,20 +129,20 @@ def test_a_payload_that_is_seen_again_is_hashed_once(monkeypatch: pytest.MonkeyP
     assert hashed == recent
 
 
-def test_what_was_learnt_is_not_hashed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_found_together_is_not_hashed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     payloads = [b'{"id":%d}' % number for number in range(20)]
     expected = [Router(7, ["id"]).partition_of(payload) for payload in payloads]
     router = Router(7, ["id"])
-    router.learn(payloads)
-    router.learn(payloads)
+    assert router.partitions_of(payloads) == expected
     monkeypatch.delattr("lmerge_service.formats.routing.murmur2")
     assert [router.partition_of(payload) for payload in payloads] == expected
+    assert router.partitions_of(payloads) == expected
 
 
 def test_one_partition_needs_no_hash(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("lmerge_service.formats.routing.murmur2")
     router = Router(1)
-    router.learn([b"7"])
+    assert router.partitions_of([b"7"]) == [0]
     assert router.partition_of(b"7") == 0
 
 

@@ -132,9 +132,9 @@ async def collected(
     async with asyncio.timeout(20):
         while True:
             await taking.ready()
-            chunks = taking.chunks()
-            if chunks is None:
+            if not taking.needs_transaction():
                 continue
+            chunks = taking.chunks()
             found |= dict(chunks)
             behind += len(chunks) + 2  # the mark and the transaction's marker
             if (place := taking.committed(len(chunks), behind - 1)) is not None:
@@ -196,8 +196,8 @@ def test_a_child_that_fails_gives_no_snapshot_and_the_next_one_is_tried() -> Non
         async with asyncio.timeout(10):
             while not taking.is_due:
                 await taking.ready()
-                if (chunks := taking.chunks()) is not None:
-                    assert taking.committed(len(chunks), 10) is None
+                if taking.needs_transaction():
+                    assert taking.committed(len(taking.chunks()), 10) is None
         taking.start(1, iter([b"abc"]), ())
         _, place = await collected(taking)
         assert place.size == 3
@@ -213,11 +213,14 @@ def test_a_child_that_ends_after_all_is_committed_asks_for_one_more_commit() -> 
         taking = Snapshots(every=0, clock=Clock(), counts=Counter())
         taking.start(1, iter([b"abc"]), ())
         await taking.ready()
-        assert len(taking.chunks() or []) == 1
+        assert taking.needs_transaction()
+        assert len(taking.chunks()) == 1
+        assert not taking.needs_transaction()
         assert not taking._taking._whole, "its end is not known yet"  # type: ignore[union-attr]
         assert taking.committed(1, 10) is None
         async with asyncio.timeout(10):
             await taking.ready()
+        assert taking.needs_transaction()
         assert taking.chunks() == []
         place = taking.committed(0, 11)
         assert place is not None
@@ -260,7 +263,7 @@ def test_a_snapshot_whose_place_is_unknown_is_given_up() -> None:
         taking = Snapshots(every=0, clock=Clock(), counts=Counter())
         taking.start(1, iter([b"abc"]), ())
         await taking.ready()
-        assert taking.committed(len(taking.chunks() or []), None) is None
+        assert taking.committed(len(taking.chunks()), None) is None
         assert taking.is_due
 
     asyncio.run(run())

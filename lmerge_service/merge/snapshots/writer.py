@@ -77,16 +77,18 @@ class Snapshots:
         """Returns when there is something to commit."""
         await self._news.wait()
 
-    def chunks(self) -> list[tuple[bytes, bytes]] | None:
-        """What the next transaction is to carry, as keys and values; None if nothing needs one.
-        An empty list asks for a transaction all the same: it brings the snapshot to its end."""
+    def needs_transaction(self) -> bool:
+        """There are chunks to commit, or one is to bring the snapshot to its end. Gives up one that
+        has failed."""
         self._news.clear()
         if self._taking is not None and self._taking.failed:
             self._end("its process failed")
-        if self._taking is None:
-            return None
-        found = self._taking.chunks()
-        return found if found or self._taking.is_stored else None
+        taking = self._taking
+        return taking is not None and (taking.has_chunks or taking.is_stored)
+
+    def chunks(self) -> list[tuple[bytes, bytes]]:
+        """What the next transaction is to carry, as keys and values."""
+        return [] if self._taking is None else self._taking.chunks()
 
     def committed(self, count: int, behind: int | None) -> SnapshotPlace | None:
         """`count` chunks are committed, the last just before the commit record, which is just
@@ -158,6 +160,10 @@ class _Taking:
         self._whole = await self._writer.is_whole()
         self.failed = not self._whole
         self._news.set()
+
+    @property
+    def has_chunks(self) -> bool:
+        return not self._arrived.empty()
 
     def chunks(self) -> list[tuple[bytes, bytes]]:
         found = []

@@ -156,22 +156,21 @@ class SharedInput:
                 assert offsets[-1] + 1 == end, "records are missing between two batches"
 
     def divided(self, elements: Sequence[Element]) -> Mapping[int, Sequence[Element]]:
-        """Elements by partition of the output, but for stables, which are for all."""
-        if self.router is None:
-            return {}
-        route, parts = self.router.partition_of, defaultdict[int, list[Element]](list)
-        self.router.learn(e.payload for e in elements if type(e) is not Stable)  # type: ignore[union-attr]
+        """By partition of the output, what of the elements is for it, in order; stables are for
+        all, also for those that are not here."""
+        assert self.router is not None
+        parts = defaultdict[int, list[Element]](list)
+        if any(type(e) is Stable for e in elements):
+            parts.update((number, []) for number in range(self.router.partitions))
+        payloads = [e.payload for e in elements if type(e) is not Stable]  # type: ignore[union-attr]
+        routes = iter(self.router.partitions_of(payloads))
         for e in elements:
-            if type(e) is not Stable:
-                parts[route(e.payload)].append(e)  # type: ignore[union-attr]
+            if type(e) is Stable:
+                for part in parts.values():
+                    part.append(e)
+            else:
+                parts[next(routes)].append(e)
         return parts
-
-    def of(self, partition: int, elements: Sequence[Element]) -> Sequence[Element]:
-        """Those for a partition of the output, in order."""
-        if self.router is None or all(type(e) is Stable for e in elements):
-            return elements
-        route = self.router.partition_of
-        return [e for e in elements if type(e) is Stable or route(e.payload) == partition]  # type: ignore[union-attr]
 
 
 class _Chunk:
@@ -201,12 +200,16 @@ class _Chunk:
             self._close(member)
 
     def _offer(self, piece: DecodedPiece) -> None:
-        shared, whole = self._shared, piece.elements
-        routed, parts = shared.router is not None, shared.divided(whole)
+        shared = self._shared
+        routed = shared.router is not None
+        parts = shared.divided(piece.elements) if routed else {}
+        # A piece in wire format ends with a stable alone, which is for all.
+        lasts = shared.divided(piece.last) if routed and len(piece.last) > 1 else None
         for member in list(self._opened):
-            mine = parts.get(member.partition, ()) if routed else whole
+            mine = parts.get(member.partition, ()) if routed else piece.elements
+            last = piece.last if lasts is None else lasts[member.partition]
             try:
-                ruling = member.offer(piece, mine, shared.of(member.partition, piece.last))
+                ruling = member.offer(piece, mine, last)
             except Exception as error:
                 self._fail(member, error)
             else:

@@ -87,9 +87,9 @@ def placement(partitions: int, key: Sequence[str] = ()) -> Column:
         router = _router(partitions, fields)
         for batch in batches:
             payloads = batch.cast(pa.binary()).to_pylist()
-            router.learn(each for each in payloads if each is not None)
             keys = [each and router.key_of(each) for each in payloads]
-            routes = [None if each is None else router.partition_of(each) for each in payloads]
+            found = iter(router.partitions_of([each for each in payloads if each is not None]))
+            routes = [None if each is None else next(found) for each in payloads]
             arrays = [pa.array(keys, pa.binary()), pa.array(routes, pa.int32())]
             yield pa.StructArray.from_arrays(arrays, names=["key", "partition"])
 

@@ -256,14 +256,15 @@ def _decoded(run: Run, decoder: WireDecoder) -> list[Element | None]:
 def _places(run: Run, elements: Sequence[Element | None], router: Router) -> list[list[int]]:
     """By bucket, the places of the records that it needs."""
     places: list[list[int]] = [[] for _ in range(router.partitions)]
-    router.learn(e.payload for e in elements if type(e) is Insert or type(e) is Adjust)
-    for_all, route = {*_firsts(run)}, router.partition_of
+    payloads = [e.payload for e in elements if type(e) is Insert or type(e) is Adjust]
+    for_all, routes = {*_firsts(run)}, iter(router.partitions_of(payloads))
     for at, element in enumerate(elements):
+        route = next(routes) if type(element) is Insert or type(element) is Adjust else None
         if at in for_all or type(element) is Stable:
             for each in places:
                 each.append(at)
-        elif type(element) is Insert or type(element) is Adjust:
-            places[route(element.payload)].append(at)
+        elif route is not None:
+            places[route].append(at)
         else:
             places[run.partition % router.partitions].append(at)
     return places
