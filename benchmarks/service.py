@@ -37,6 +37,8 @@ from lmerge_service.service.tuning import quieten_garbage_collector
 __all__ = ("NAMES", "run")
 
 _POLL_SECONDS: Final = 0.1
+_RARELY_SECONDS: Final = 0.5
+"""Where processor time is measured: to answer for 64 tasks takes a worker 20 ms."""
 _PASSING_STARTS_SECONDS: Final = 5.0
 _MB: Final = 1e6
 _PAYLOAD_BYTES: Final = 46
@@ -240,6 +242,81 @@ def _shaped(stage: Stage, name: str, shape: _Shape) -> Merge:
     return Merge(stage, name, partitions=2, standbys=shape.standbys, replicas=replicas)
 
 
+@dataclass(frozen=True, slots=True)
+class _Spread:
+    """How many output partitions there are, and who merges them."""
+
+    partitions: int
+    workers: int = 1
+    standbys: int = 0
+
+    def __str__(self) -> str:
+        who = "1 worker" if self.workers == 1 else f"{self.workers} workers"
+        follows = ", standbys: 1" if self.standbys else ""
+        return f"{self.partitions} output partitions, {who}{follows}"
+
+
+_SPREADS: Final = (
+    *(_Spread(partitions) for partitions in (1, 2, 4, 8, 16, 64)),
+    _Spread(8, workers=2),
+    _Spread(8, workers=2, standbys=1),
+)
+
+
+async def _partitions(runs: int, sizes: Sizes, report: Report) -> None:
+    """What an element costs, by the number of output partitions and workers, in turn; from when
+    the first task is led, replicas of one partition each."""
+    found: dict[_Spread, list[_Cost]] = {spread: [] for spread in _SPREADS}
+    async with staged(group_initial_rebalance_delay_ms="6000") as stage:
+        total = await _filled(stage, sizes.events // 3, _PAYLOAD_BYTES)
+        for n in range(runs):
+            for number, spread in enumerate(_SPREADS):
+                merge = Merge(
+                    stage, f"p{n}.{number}", partitions=spread.partitions, standbys=spread.standbys
+                )
+                found[spread].append(await _cost(merge, spread))
+    for spread, costs in found.items():
+        report(f"{spread}: processor time", "µs an element",
+               [each.cpu_seconds / total * _MB for each in costs])  # fmt: skip
+        report(f"{spread}: rate", "k elements/s", [total / each.seconds / 1000 for each in costs])
+        report(f"{spread}: resident, the largest worker", "MB", [c.peak / _MB for c in costs])
+
+
+@dataclass(frozen=True, slots=True)
+class _Cost:
+    """Of merging a backlog."""
+
+    seconds: float
+    cpu_seconds: float
+    """Of all workers."""
+    peak: int
+
+
+async def _cost(merge: Merge, spread: _Spread) -> _Cost:
+    """Merges a backlog; what it costs from when every worker has begun."""
+    workers = await asyncio.gather(*(merge.worker() for _ in range(spread.workers)))
+    for worker in workers:
+        await worker.running()
+    before, started = sum(each.cpu_seconds for each in workers), time.time()
+    mine = spread.partitions // spread.workers
+
+    def merged(status: Status) -> bool:
+        ended = _outputs(status)
+        return len(ended) == mine and all(ended)
+
+    for worker in workers:
+        await worker.until(merged, "all to be merged", every=_RARELY_SECONDS)
+    seconds = time.time() - started
+    cost = _Cost(
+        seconds, sum(each.cpu_seconds for each in workers) - before,
+        max(worker.peak for worker in workers),
+    )  # fmt: skip
+    for worker in workers:
+        await worker.end()
+    log_line(f"{merge.name}: {spread}, {seconds:.1f} s, {cost.cpu_seconds:.1f} s of processor time")
+    return cost
+
+
 async def _snapshots(runs: int, sizes: Sizes, report: Report) -> None:
     """The rate with no snapshots, with some, and with as many as a worker will take."""
     default = Topology.model_fields["snapshot_seconds"].default
@@ -356,6 +433,7 @@ _MEASUREMENTS: Final[Mapping[str, Measurement]] = MappingProxyType(
         "revised": _revised,
         "payloads": _large_payloads,
         "workers": _workers,
+        "partitions": _partitions,
         "latency": _latency,
         "recovery": recovery.by_live_events,
         "history": recovery.by_history,

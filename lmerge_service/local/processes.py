@@ -148,6 +148,12 @@ class Child:
         return int(self._asked(lambda process: process.memory_info().rss))
 
     @property
+    def cpu_seconds(self) -> float:
+        """Processor time that it has taken, without its children's; raises as `resident`."""
+        times = self._asked(lambda process: process.cpu_times())
+        return float(times.user + times.system)
+
+    @property
     def descriptors(self) -> int:
         """How many are open; raises as `resident`."""
         return self._asked(lambda process: process.num_fds())

@@ -34,6 +34,7 @@ Cost
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from types import MappingProxyType
 from typing import Final
 
@@ -257,6 +258,7 @@ class ReplicaDecoder:
         )  # fmt: skip
         for kind, partition, saved in self.parts():
             fork.restore(kind, partition, saved)
+        fork.repeats = deepcopy(self.repeats)  # with what `take_back` needs, which is not saved
         fork.stale, fork.repeated = self.stale, self.repeated
         fork.contradicted, fork.contradictions = self.contradicted, [*self.contradictions]
         fork.torn = self.torn

@@ -31,7 +31,7 @@ from lmerge_service.merge.commit_record import ReplicaCheckpoint
 from lmerge_service.merge.replicas import ReplicaState
 from lmerge_service.merge.task_state import TaskState
 
-__all__ = ("WATCH_SECONDS", "TopicMonitor")
+__all__ = ("WATCH_SECONDS", "Positions", "TopicMonitor")
 
 log = structlog.get_logger()
 

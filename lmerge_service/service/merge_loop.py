@@ -56,7 +56,7 @@ from lmerge_service.merge.replica_states import DesiredState
 from lmerge_service.merge.replicas import ReplicaState
 from lmerge_service.merge.task_state import TaskState
 
-__all__ = ("MergeLoop", "MergedBatch")
+__all__ = ("MergeLoop", "MergedBatch", "Pausing")
 
 log = structlog.get_logger()
 

@@ -59,7 +59,7 @@ class InlineWriter:
     def close(self) -> None: ...
 
 
-def joins_where_it_fits(
+def join_where_it_fits(
     reader: SharedReader, task: SharingTask, state: ReplicaState
 ) -> SharedInput | None:
     """As `SharedReader.join`, and checks that a replica's decoder is what the others' is."""
@@ -71,7 +71,7 @@ def joins_where_it_fits(
     return shared
 
 
-def delivers_to_all(shared: SharedInput, partition: int, records: Sequence[Record]) -> None:
+def deliver_to_all(shared: SharedInput, partition: int, records: Sequence[Record]) -> None:
     """As `SharedInput.deliver`, and checks that everybody stands where the others do."""
     name = shared.attachment.replica.name
     _deliver(shared, partition, records)
@@ -81,7 +81,7 @@ def delivers_to_all(shared: SharedInput, partition: int, records: Sequence[Recor
         assert state.step.decoder is shared.decoder, "a task has a decoder of its own"
 
 
-def keeps_all(
+def keep_all(
     reader: SharedReader, shared: SharedInput, partition: int, began: int, records: list[Record]
 ) -> None:
     """As `SharedReader._keep`, and checks that nothing is missing."""
@@ -111,9 +111,9 @@ def machine(chance: Random) -> Iterator[Counter[str]]:
             patch.object(task, "gc"),
             patch.object(snapshots, "ForkedWriter", lambda stream: InlineWriter(stream, chance)),
             patch.object(snapshots, "_CHUNK_BYTES", _CHUNK_BYTES),
-            patch.object(SharedReader, "join", joins_where_it_fits),
-            patch.object(SharedReader, "_keep", keeps_all),
-            patch.object(SharedInput, "deliver", delivers_to_all),
+            patch.object(SharedReader, "join", join_where_it_fits),
+            patch.object(SharedReader, "_keep", keep_all),
+            patch.object(SharedInput, "deliver", deliver_to_all),
             patch.object(shared_reader, "_KEPT_BYTES", chance.choice([0, 3_000, 1 << 20])),
             patch.object(uuid, "uuid4", lambda: uuid.UUID(int=chance.getrandbits(128), version=4)),
         ):

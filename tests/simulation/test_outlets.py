@@ -14,6 +14,7 @@ from lmerge_service.formats.wire import WireDecoder, encode
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.service.status.build import readiness_of, status_of
 from lmerge_service.service.status.document import ReasonKind, Status
+from lmerge_service.service.task_phases import Phase
 from lmerge_service.service.worker import Worker
 from lmerge_service.tdb import TDB, reconstitute
 from tests.simulation.adapter import build, machine, work
@@ -98,9 +99,13 @@ async def play(seed: int) -> Played:
             vandal = group.create_task(go_away(broker, chance))
             sent = await publish(broker, chance)
             await ended(broker)
+            vandal.cancel()
+            broker.leaderless.clear()
+            async with asyncio.timeout(120):  # it may recover, and count again
+                while worker.held[0].task.phase is not Phase.LEADING:  # noqa: ASYNC110
+                    await asyncio.sleep(1)
             await asyncio.sleep(3)  # what was committed last is counted when its answer is there
             played = _played(broker, worker, sent)
-            vandal.cancel()
             working.cancel()
     except* asyncio.CancelledError:
         pass
@@ -135,7 +140,7 @@ def assert_true(seeds: Iterable[int]) -> Counter[str]:
 
 
 def test_n5_side_topics_that_go_away_change_neither_output_nor_counts() -> None:
-    seen = assert_true([0, 2, 9, 11, 17, 20])
+    seen = assert_true([7, 13, 24, 31, 32, 34])
     assert min(seen[what] for what in ("left out", "created again", "rebuilds")) > 2, seen
 
 

@@ -22,10 +22,13 @@ from lmerge_service.merge.commit_record import ReplicaCheckpoint
 from lmerge_service.merge.decisions.ledger import Ledger
 from lmerge_service.merge.liveness import Liveness
 from lmerge_service.merge.recovery import Recovery
-from lmerge_service.merge.replicas import Replicas
+from lmerge_service.merge.replicas import Replicas, ReplicaState
 from lmerge_service.merge.task_state import TaskState
+from lmerge_service.service.reading.shared_input import SharedInput, SharingTask
+from lmerge_service.service.reading.shared_reader import SharedReader
 from lmerge_service.service.task import MergeTask
 from lmerge_service.service.worker import Worker
+from tests.simulation import adapter
 from tests.simulation import simulate as playing
 from tests.simulation.clients import MemorySink, MemorySource
 from tests.simulation.memory import BrokerError
@@ -50,6 +53,7 @@ def test_whatever_the_schedule_the_output_is_right_and_comes_to_its_end() -> Non
     least |= {"duels": 10, "refused: version": 25, "gap accepted": 1, "turned": 8, "rescues": 1}
     least |= {"pauses": 60, "fenced": 30, "assigned to this worker all the same": 10}
     least |= {"ends early": 5, "lingered": 15, "repeated for ever": 300}
+    least |= {"read together": 1_000, "read alone": 1_000}
     assert {what: seen[what] for what in least if seen[what] < least[what]} == {}, "it is rare"
 
 
@@ -257,6 +261,24 @@ def test_n3_any_record_that_counts_as_progress_is_found(monkeypatch: pytest.Monk
 def test_an_event_that_goes_to_every_partition_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Ownership, "select", lambda _, elements, _stable: elements)
     assert "K2" in found()
+
+
+def test_a_task_that_joins_others_where_it_does_not_stand_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It lacks what is between."""
+
+    def join(reader: SharedReader, task: SharingTask, state: ReplicaState) -> SharedInput | None:
+        shared = reader.of(state)
+        if shared is None:
+            return adapter._join(reader, task, state)
+        assert state.step is not None
+        state.step.decoder, state.next = shared.decoder, dict(shared.next)
+        shared.members.append(task)
+        return shared
+
+    monkeypatch.setattr(adapter, "join_where_it_fits", join)
+    assert "K1" in found()
 
 
 @pytest.mark.full
