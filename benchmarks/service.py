@@ -243,7 +243,7 @@ def _shaped(stage: Stage, name: str, shape: _Shape) -> Merge:
 
 
 @dataclass(frozen=True, slots=True)
-class _Spread:
+class _Layout:
     """How many output partitions there are, and who merges them."""
 
     partitions: int
@@ -256,30 +256,30 @@ class _Spread:
         return f"{self.partitions} output partitions, {who}{follows}"
 
 
-_SPREADS: Final = (
-    *(_Spread(partitions) for partitions in (1, 2, 4, 8, 16, 64)),
-    _Spread(8, workers=2),
-    _Spread(8, workers=2, standbys=1),
+_LAYOUTS: Final = (
+    *(_Layout(partitions) for partitions in (1, 2, 4, 8, 16, 64)),
+    _Layout(8, workers=2),
+    _Layout(8, workers=2, standbys=1),
 )
 
 
 async def _partitions(runs: int, sizes: Sizes, report: Report) -> None:
     """What an element costs, by the number of output partitions and workers, in turn; from when
     the first task is led, replicas of one partition each."""
-    found: dict[_Spread, list[_Cost]] = {spread: [] for spread in _SPREADS}
+    found: dict[_Layout, list[_Cost]] = {layout: [] for layout in _LAYOUTS}
     async with staged(group_initial_rebalance_delay_ms="6000") as stage:
         total = await _filled(stage, sizes.events // 3, _PAYLOAD_BYTES)
         for n in range(runs):
-            for number, spread in enumerate(_SPREADS):
+            for number, layout in enumerate(_LAYOUTS):
                 merge = Merge(
-                    stage, f"p{n}.{number}", partitions=spread.partitions, standbys=spread.standbys
+                    stage, f"p{n}.{number}", partitions=layout.partitions, standbys=layout.standbys
                 )
-                found[spread].append(await _cost(merge, spread))
-    for spread, costs in found.items():
-        report(f"{spread}: processor time", "µs an element",
+                found[layout].append(await _cost(merge, layout))
+    for layout, costs in found.items():
+        report(f"{layout}: processor time", "µs an element",
                [each.cpu_seconds / total * _MB for each in costs])  # fmt: skip
-        report(f"{spread}: rate", "k elements/s", [total / each.seconds / 1000 for each in costs])
-        report(f"{spread}: resident, the largest worker", "MB", [c.peak / _MB for c in costs])
+        report(f"{layout}: rate", "k elements/s", [total / each.seconds / 1000 for each in costs])
+        report(f"{layout}: resident, the largest worker", "MB", [c.peak / _MB for c in costs])
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,13 +292,13 @@ class _Cost:
     peak: int
 
 
-async def _cost(merge: Merge, spread: _Spread) -> _Cost:
+async def _cost(merge: Merge, layout: _Layout) -> _Cost:
     """Merges a backlog; what it costs from when every worker has begun."""
-    workers = await asyncio.gather(*(merge.worker() for _ in range(spread.workers)))
+    workers = await asyncio.gather(*(merge.worker() for _ in range(layout.workers)))
     for worker in workers:
         await worker.running()
     before, started = sum(each.cpu_seconds for each in workers), time.time()
-    mine = spread.partitions // spread.workers
+    mine = layout.partitions // layout.workers
 
     def merged(status: Status) -> bool:
         ended = _outputs(status)
@@ -313,7 +313,7 @@ async def _cost(merge: Merge, spread: _Spread) -> _Cost:
     )  # fmt: skip
     for worker in workers:
         await worker.end()
-    log_line(f"{merge.name}: {spread}, {seconds:.1f} s, {cost.cpu_seconds:.1f} s of processor time")
+    log_line(f"{merge.name}: {layout}, {seconds:.1f} s, {cost.cpu_seconds:.1f} s of processor time")
     return cost
 
 

@@ -264,6 +264,10 @@ class ReplicaDecoder:
         fork.torn = self.torn
         return fork
 
+    def use(self, decoder: WireDecoder) -> None:
+        """Decodes the wire format with another decoder, of the same rules."""
+        self._decoder = decoder
+
     def ignores_stables(self, positions: Mapping[int, int]) -> bool:
         """Whether there are stables ahead that do not count; `positions` are by partition."""
         ignored = self._ignore_stables_before.items()

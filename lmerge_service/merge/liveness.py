@@ -77,6 +77,8 @@ class Liveness:
         self._furthest = START
         self._restarts = 0
         """How often it has started over since it was furthest."""
+        self._incarnation = 0
+        """The highest one that was counted."""
 
     def follow(self, source: Input) -> None:
         """Continues with the replica as the operator has it: after a rebuild."""
@@ -84,15 +86,17 @@ class Liveness:
         self.progressed |= self._accepted > 0 or max(source.stables) > START
         self._furthest = max(self._furthest, *source.stables)
 
-    def start_over(self, source: Input) -> None:
-        """Continues with a new incarnation of it."""
-        self._restarts += 1
+    def start_over(self, source: Input, incarnation: int) -> None:
+        """Continues with a new incarnation of it; also once more after a rebuild."""
+        if incarnation > self._incarnation:
+            self._restarts += 1
+            self._incarnation = incarnation
         self._published = set()
         self.follow(source)
 
     def begin_anew(self, source: Input) -> None:
         """Restarts after a person's decision, which is no fault of the replica."""
-        self._furthest, self._restarts = START, 0
+        self._furthest, self._restarts, self._incarnation = START, 0, 0
         self._published = set()
         self.follow(source)
 

@@ -193,7 +193,7 @@ class MergeStep:
         self.gap_accepted, self.front = False, START
         self.input.begin(decoder.joining_at, decoder.partitions)
         if guards is not None:
-            guards.started_over(decoder.name)
+            guards.started_over(decoder.name, decoder.incarnation)
 
     def start_over(self, incarnation: int, joining_at: int) -> None:
         """Follows the original to a new incarnation.

@@ -499,6 +499,13 @@ class MergeTask:
         """All emitted elements are committed."""
         return self._transaction.flushed
 
+    def reads_alone(self, name: str) -> bool | None:
+        """Whether a replica is read for this task only; None while it does not lead, or does not
+        merge it."""
+        if self.merge_loop is None or name not in self.state.replicas.merged:
+            return None
+        return not self._reading.is_together(name)
+
     def verify(self) -> None:
         """Makes the next commit due at once, even with nothing to publish: a worker that was away
         finds out whether another has led since."""

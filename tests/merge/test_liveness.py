@@ -5,11 +5,13 @@ from typing import Any
 
 import pytest
 
-from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
+from lmerge_service.core import lmerge
+from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
 from lmerge_service.formats.headers import incarnation_headers
 from lmerge_service.formats.wire import encode
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.unread import OpenTransaction, Unread
+from lmerge_service.merge.liveness import Liveness
 from tests.merge.judged import topology_of
 from tests.service.test_guarding import Overseen, Record
 
@@ -171,6 +173,23 @@ def test_n3_who_has_published_is_waited_for_by_a_worker_that_has_just_taken_over
                 state.unread = Unread(0, False, (), task.now)
             task.merge_loop.pace(1)
             assert task.merge_loop.held("b"), f"rebuilt: {rebuilt}"
+
+
+def test_n3_a_restart_that_is_read_once_more_after_a_rebuild_is_one_restart() -> None:
+    """Seed 5089 of the simulation with pauses: its commit failed, so it was read twice, and of who
+    starts over twice nothing counted, so that its end was taken from it."""
+    merge = lmerge()
+    merge.attach("a", START)
+    source = merge.inputs["a"]
+    living = Liveness(0.0)
+    living.follow(source)
+    for _ in range(2):
+        living.start_over(source, 1)
+    merge.process("a", event(1))
+    assert living.look(source, [Record(b"1", 0)], 5.0)  # type: ignore[list-item]
+    living.start_over(source, 2)
+    merge.process("a", event(2))
+    assert not living.look(source, [Record(b"2", 1)], 10.0), "it restarts for ever"  # type: ignore[list-item]
 
 
 def test_n3_a_restart_that_comes_further_than_before_is_progress_again() -> None:

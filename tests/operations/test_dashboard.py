@@ -95,6 +95,7 @@ def test_no_metric_of_ours_is_left_out_but_those_that_others_show_better() -> No
         "lmerge_replica_behind_output_seconds",  # in the topology's unit
         "lmerge_replica_confirmed_timestamp_seconds",  # likewise
         "lmerge_replica_ended", "lmerge_replica_idle_seconds", "lmerge_replica_incarnation",
-        "lmerge_replica_partitions", "lmerge_replica_silent_partitions",
+        "lmerge_replica_partitions", "lmerge_replica_read_alone",
+        "lmerge_replica_silent_partitions",
         "lmerge_replica_open_transaction_seconds", "lmerge_replica_silent_seconds",  # reasons
     }  # fmt: skip

@@ -78,7 +78,7 @@ class Overseen:
     def rebuild(self) -> None:
         """As after a failed commit: guards begin anew, over the same state."""
         self.merge_loop = MergeLoop(
-            self.state, self.source, self.reporting,  # type: ignore[arg-type]
+            self.state, self.source, self.reporting,
             clock=lambda: self.now, unix_ns=lambda: UNIX_NS, living=self.living,
             leading=Leading(lambda: UNIX_NS),
         )  # fmt: skip

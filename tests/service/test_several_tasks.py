@@ -4,7 +4,7 @@ come, go and die under load; of two that would write one partition, one is fence
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -198,3 +198,41 @@ async def take_over(merge: Merge, mark: CommitRecord | None = None) -> None:
     ) as sink:
         if mark is not None:
             await sink.commit(Outbox(state=[(MARK_KEY, mark.encoded())]))
+
+
+@pytest.mark.full
+def test_kills_while_tasks_leave_the_others_and_join_them_again(merge: Merge) -> None:
+    """One replica runs ahead, so that guards hold its stables, in one task earlier than in another;
+    the worker is killed where it reads alone, and where it reads together."""
+    lives = logical(1_500, seed=81)
+    streams = replica_streams(lives, seed=81)
+    merge.extra = {
+        "output": {"topic": merge.output, "partitions": TASKS},
+        "guards": {"patience_seconds": 20, "max_leap": 200},
+        "snapshot_seconds": 0.5,
+    }
+    merge.write()
+    merge.publish("a", streams["a"])
+    seen: set[bool] = set()
+
+    def alone(status: Any) -> list[bool]:
+        replicas = [each for task in status["tasks"] for each in task["replicas"]]
+        return [each["read_alone"] for each in replicas if each["name"] == "a"]
+
+    with (
+        ExitStack() as stack,
+        merge.publishing({"b": streams["b"], "c": streams["c"]}, {"b": 2, "c": 1}, elements=2),
+    ):
+        for number in range(8):
+            worker = stack.enter_context(merge.worker())
+            wanted = bool(number % 2)
+            with suppress(AssertionError):  # it may have ended by then
+                status = worker.wait(lambda s: wanted in alone(s), "it to read so", seconds=3)  # noqa: B023
+                seen |= set(alone(status))
+            worker.kill()
+    with merge.worker() as worker:
+        for number in range(TASKS):
+            worker.wait(partial(has_ended, number), f"task {number} to end")
+        assert worker.terminate() == 0
+    assert {True, False} <= seen
+    assert merge.output_is(meaning(lives))

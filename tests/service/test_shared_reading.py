@@ -52,7 +52,7 @@ class Scripted:
             self._rulings[partition, offset] = Ruling.MERGE
         return ruling
 
-    def started_over(self, _: str) -> None: ...
+    def started_over(self, _: str, __: int) -> None: ...
 
 
 @dataclass(eq=False)

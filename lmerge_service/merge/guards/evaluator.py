@@ -102,10 +102,10 @@ class GuardEvaluator:
             living.follow(source)
         self._attach(replica, source)
 
-    def started_over(self, replica: str) -> None:
+    def started_over(self, replica: str, incarnation: int) -> None:
         """A new incarnation of the replica was attached: nothing of the old one counts any more."""
         source = self._merge.inputs[replica]
-        self._living[replica].start_over(source)
+        self._living[replica].start_over(source, incarnation)
         self._attach(replica, source)
 
     def _attach(self, replica: str, source: Input) -> None:

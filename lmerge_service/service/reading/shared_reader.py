@@ -33,7 +33,6 @@ import structlog
 
 from lmerge_service.config.topology import Topology
 from lmerge_service.errors import TransportError
-from lmerge_service.formats.dialects import decoders_of
 from lmerge_service.formats.routing import Router
 from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.records import Record
@@ -135,9 +134,8 @@ class SharedReader:
             return None
         if any(tp in self._inputs or self._apart.get(tp, now) > now for tp in partitions):
             return None
-        decoder = state.step.decoder.forked(
-            self._decoder, decoders_of(state.replica.format, self._decoder)
-        )
+        decoder = state.step.decoder
+        decoder.use(self._decoder)
         router = self._router if self._router.partitions > 1 else None
         if state.replica.co_partitioned:
             router = None
@@ -176,7 +174,7 @@ class SharedReader:
             except TransportError as error:
                 log.warning("tasks read alone for now", error=str(error))
             finally:
-                self._source = None
+                self._source, self._pending = None, {}
                 self._dissolve(self._inputs.values())
             await asyncio.sleep(_RETRY_SECONDS)
 

@@ -176,6 +176,10 @@ class TaskSource:
             await asyncio.wait(waiting, timeout=_POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         self._woken, self._was_woken, self.is_busy = None, False, True
 
+    def is_together(self, name: str) -> bool:
+        """A replica is read together with others."""
+        return name in self._joined
+
     def _look_at(self, name: str, shared: SharedInput) -> None:
         """Whether a replica can still be read together."""
         state = self._state.replicas.states.get(name)
@@ -362,9 +366,10 @@ class TaskSource:
         name = shared.attachment.replica.name
         state = self._state.replicas.states.get(name)
         if state is not None and state.step is not None and state.step.decoder is shared.decoder:
-            decoder: WireDecoder = self._state.replicas.decoder
-            dialect = decoders_of(state.replica.format, decoder)
-            state.step.decoder = shared.decoder.forked(decoder, dialect)
+            if shared.members:  # else the decoder is nobody else's
+                decoder: WireDecoder = self._state.replicas.decoder
+                dialect = decoders_of(state.replica.format, decoder)
+                state.step.decoder = shared.decoder.forked(decoder, dialect)
             if taken_back is not None:
                 state.step.take_back(taken_back)
         self._left(name, shared)

@@ -213,6 +213,7 @@ def _replica(task: MergeTask, state: ReplicaState) -> ReplicaStatus:
         stable_point=None if source is None else _point(source.stable),
         ended=_has_ended(source),
         behind_output=None if source is None else _behind(source.stable, merge.max_stable),
+        read_alone=task.reads_alone(state.name),
         lag_records=state.lag,
         open_transactions=_open(state, now),
         liveness=liveness_of(

@@ -161,6 +161,9 @@ class ReplicaStatus(BaseModel):
     """The replica has sent stable(infinity): it is complete."""
     behind_output: int | None
     """How far its stable point is behind the output's, in the topology's unit of time."""
+    read_alone: bool | None
+    """The task reads it by itself, and not together with the worker's other tasks; null where it is
+    not led."""
     lag_records: int | None
     """Records and markers of its topic that are not merged, those of open transactions included."""
     open_transactions: list[OpenTransactionStatus]

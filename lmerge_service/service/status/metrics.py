@@ -309,6 +309,11 @@ _GAUGES: Sequence[tuple[str, str, Callable[[ReplicaStatus], float | None]]] = (
         "1 while it passes events of the output without repeating them.",
         lambda each: each.unconfirmed,
     ),
+    (
+        "read_alone",
+        "1 while the task reads it apart from the worker's other tasks.",
+        lambda each: each.read_alone,
+    ),
     ("lag_records", "Records of its topic that are not read yet.", lambda each: each.lag_records),
     (
         "open_transaction_seconds",
