@@ -186,10 +186,10 @@ def test_n3_a_restart_that_is_read_once_more_after_a_rebuild_is_one_restart() ->
     for _ in range(2):
         living.start_over(source, 1)
     merge.process("a", event(1))
-    assert living.look(source, [Record(b"1", 0)], 5.0)  # type: ignore[list-item]
+    assert living.look(source, [Record(b"1", 0)], 5.0)
     living.start_over(source, 2)
     merge.process("a", event(2))
-    assert not living.look(source, [Record(b"2", 1)], 10.0), "it restarts for ever"  # type: ignore[list-item]
+    assert not living.look(source, [Record(b"2", 1)], 10.0), "it restarts for ever"
 
 
 def test_n3_a_restart_that_comes_further_than_before_is_progress_again() -> None:

@@ -145,7 +145,7 @@ class Judged(GuardEvaluator):
         self.asked.append((replica, partition, vc, offset))
         return self.rulings.get(vc, Ruling.MERGE)
 
-    def started_over(self, replica: str) -> None:
+    def started_over(self, replica: str, incarnation: int) -> None:
         self.anew += 1
 
 

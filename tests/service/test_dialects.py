@@ -137,7 +137,7 @@ class Once(GuardEvaluator):
         self.asked.append(vc)
         return Ruling.MERGE if again or vc < 20 else Ruling.WAIT
 
-    def started_over(self, replica: str) -> None:
+    def started_over(self, replica: str, incarnation: int) -> None:
         self.asked.clear()
 
 
