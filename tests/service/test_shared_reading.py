@@ -40,7 +40,7 @@ class Published:
 
 
 class Scripted:
-    """Guards that rule as they are told to, and let a stable pass that has waited once."""
+    """Guards that rule by a script, and let a stable pass that has waited once."""
 
     def __init__(self, rulings: dict[Place, Ruling]):
         self._rulings = dict(rulings)
