@@ -51,6 +51,9 @@ _SECONDS: Final[dict[Way, tuple[float, float]]] = {
 _TWO_AT_ONCE: Final = 0.3
 _CALM_SECONDS: Final = 1.0
 _LOOK_SECONDS: Final = 0.1
+_OPENING_SECONDS: Final = 60.0
+"""Until the output moves for the first time, before anything is broken; a tighter bound is for what
+comes then."""
 _SEEN_SECONDS: Final = 2.0
 """A task has a leader if a worker reported that it leads it, so long ago at most."""
 
@@ -77,8 +80,8 @@ class Killing:
         return plan_of(
             {
                 "nodes": self.nodes, "workers": self.workers, "partitions": self.tasks,
-                "rate": self.rate, "within": 0, "patience": self.bound,
-                "session_seconds": self.session,
+                "rate": self.rate, "within": 0, "session_seconds": self.session,
+                "patience": max(self.bound, _OPENING_SECONDS),
             }
         )  # fmt: skip
 
