@@ -116,6 +116,12 @@ class ReplicaState:
         return self.replica.name
 
     @property
+    def positions(self) -> dict[TopicPartition, int]:
+        """By partition that this task reads, the offset to go on from."""
+        topic = self.replica.topic
+        return {TopicPartition(topic, number): offset for number, offset in self.next.items()}
+
+    @property
     def attachment(self) -> ReplicaAttachment:
         """Of a replica that is merged."""
         begins = tuple(sorted((number, each.begins) for number, each in self.partitions.items()))
@@ -234,9 +240,7 @@ class Replicas:
     def positions(self) -> dict[TopicPartition, int]:
         """From where to read on, of every replica that is merged."""
         return {
-            TopicPartition(state.replica.topic, number): offset
-            for state in self.merged.values()
-            for number, offset in state.next.items()
+            tp: offset for state in self.merged.values() for tp, offset in state.positions.items()
         }
 
     def merging(self, tp: TopicPartition) -> ReplicaState | None:
@@ -483,7 +487,10 @@ class ReplicaChunk:
             state.name, step.slot(tp.partition), tp, records, taken, wrong, elsewhere
         )
         older = _grown(decoder, tp.partition, self._older)
-        evaluator.noted(tp, records, decoder, older)
+        # Of a chunk that is merged in parts the decoder has those of the parts before as well.
+        fresh = decoder.contradicted - self._contradicted
+        contradictions = decoder.contradictions[len(decoder.contradictions) - fresh :]
+        evaluator.noted(tp, records, decoder, contradictions, older)
         if replicas.is_reported_elsewhere(state, tp):
             del dead[had:]
         self._count(taken, len(dead) - had)
@@ -492,9 +499,9 @@ class ReplicaChunk:
         tally.last_record = replicas.clock()
         if progress or tally.last_progress is None:
             tally.last_progress = tally.last_record
-        if decoder.contradictions:
-            tally.contradicted_at = f"{tp.topic}-{tp.partition}", decoder.contradictions[-1].offset
-        if len(dead) > had or decoder.contradictions:
+        if contradictions:
+            tally.contradicted_at = f"{tp.topic}-{tp.partition}", contradictions[-1].offset
+        if len(dead) > had or contradictions:
             tally.troubled = tally.last_record
         if decoder.torn is not None:
             replicas.distrust(state.name, decoder.torn)

@@ -22,7 +22,7 @@ from typing import Protocol
 import structlog
 
 from lmerge_service.errors import TransportError
-from lmerge_service.kafka.connection import lacking
+from lmerge_service.kafka.connection import CONNECT_SECONDS, lacking
 from lmerge_service.kafka.sightings import Sightings, TopicChange, change_of, is_another
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.topics import TopicInfo, Topics
@@ -50,11 +50,11 @@ class Positions(Protocol):
     ) -> dict[TopicPartition, int]: ...
 
     async def ends(
-        self, partitions: Sequence[TopicPartition], *, seconds: float
+        self, partitions: Sequence[TopicPartition], *, seconds: float = CONNECT_SECONDS
     ) -> dict[TopicPartition, int]: ...
 
     async def high_watermarks(
-        self, partitions: Sequence[TopicPartition], *, seconds: float
+        self, partitions: Sequence[TopicPartition], *, seconds: float = CONNECT_SECONDS
     ) -> dict[TopicPartition, int]: ...
 
 
@@ -201,7 +201,7 @@ class TopicMonitor:
         replicas = self._state.replicas
         partitions = replicas.needed(name, info.partitions)
         beginnings = await self._source.beginnings(partitions)
-        ends = await self._source.high_watermarks(partitions, seconds=WATCH_SECONDS)
+        ends = await self._source.high_watermarks(partitions)
         replicas.begin(name, info, beginnings, ends, since=self._state.transaction + 1)
         merged = name in replicas.merged
         if merged:
@@ -226,8 +226,7 @@ class TopicMonitor:
 
     def _unread(self, state: ReplicaState) -> Unread | None:
         records, readable, found = 0, False, list[OpenTransaction]()
-        for number in state.next:
-            tp = TopicPartition(state.replica.topic, number)
+        for tp in state.positions:
             ends, position = self._ends.get(tp), self._source.position(tp)
             if ends is None or position is None:
                 return None

@@ -180,15 +180,14 @@ class MergeLoop:
         """Takes the next piece, see `MergeStep.offer`."""
         return self._chunk.step.offer(piece, elements, last)
 
-    def close(self, letters: Sequence[DeadLetter], elsewhere: Callable[[], bool]) -> int:
-        """Merges what was offered; returns of how many records that is. `letters` are the dead
-        letters among them, `elsewhere` is as for `ReplicaChunk.close`."""
+    def close(self, letters: Sequence[DeadLetter], elsewhere: Callable[[], bool]) -> None:
+        """Merges what was offered. `letters` are the dead letters among it, `elsewhere` is as for
+        `ReplicaChunk.close`."""
         self._batch.dead += letters
         taken = self._chunk.close(elsewhere)
         self._batch.records += taken
         records = self._records
         self._see(self._tp, records[0].offset, records[max(taken - 1, 0)].offset, self._had)
-        return taken
 
     def _see(self, tp: TopicPartition, first: int, last: int, had: int) -> None:
         """Looks at what has come of some records: the elements of the batch from `had` on."""
@@ -265,7 +264,7 @@ class MergeLoop:
     def _readable(self) -> dict[str, dict[TopicPartition, int]]:
         """Of replicas whose topics are in wire format: their positions by partition."""
         return {
-            name: {TopicPartition(each.replica.topic, p): at for p, at in each.next.items()}
+            name: each.positions
             for name, each in self._state.replicas.merged.items()
             if each.replica.format == "wire"
         }
@@ -319,13 +318,10 @@ class MergeLoop:
         self._flow(merged.values(), held, share)
         paused = set(evaluator.waiting)
         for name in self.pacing.paused:
-            paused |= self._partitions(merged[name])
+            paused |= merged[name].positions.keys()
         self._source.pause(paused - self._source.paused)
         self._source.resume(self._source.paused - paused)
         self._report_news()
-
-    def _partitions(self, state: ReplicaState) -> set[TopicPartition]:
-        return {TopicPartition(state.replica.topic, number) for number in state.next}
 
     def _flow(self, merged: Iterable[ReplicaState], held: frozenset[str], share: int) -> None:
         stuck = self.pacing.stuck

@@ -105,10 +105,10 @@ class MergeTask:
         unix_ns: Callable[[], int] = time.time_ns,
     ):
         """`ledger`, which is only read here, has the decisions about the replicas. Through `shared`
-        the task reads together with others; without it, alone. `outlets` knows
-        which topics cannot be written. `feedback` receives, after each commit, the partition, the
-        points of its inputs and its stable point. `unix_ns` is the wall clock: nanoseconds since
-        the epoch."""
+        the task reads together with others, without it alone; `turns` are the worker's. `outlets`
+        knows which topics cannot be written. `feedback` receives, after each commit, the partition,
+        the points of its inputs and its stable point. `unix_ns` is the wall clock: nanoseconds
+        since the epoch."""
         self.topology = topology
         self.partition = partition
         self.progress = TaskProgress()

@@ -23,6 +23,8 @@ from lmerge_service.merge.guards.verdicts import Ruling
 from lmerge_service.merge.replicas import ReplicaAttachment
 from lmerge_service.merge.step import MergeStep
 from lmerge_service.service.reading.shared_input import SharedInput
+from tests.merge.judged import topology_of
+from tests.service.test_guarding import Overseen
 
 TASKS, PARTITIONS = 3, 2
 RULINGS = (Ruling.MERGE, Ruling.MERGE, Ruling.MERGE_AND_STOP, Ruling.WAIT)
@@ -104,10 +106,9 @@ class Task:
         self.waits = ruling is Ruling.WAIT
         return ruling
 
-    def close(self, letters: Sequence[DeadLetter], elsewhere: Callable[[], bool]) -> int:
+    def close(self, letters: Sequence[DeadLetter], elsewhere: Callable[[], bool]) -> None:
         self.dead += letters
         self.next[self._partition] = self.step.close()
-        return 0
 
     def goes_on(self, tp: TopicPartition) -> bool:
         return not self.waits
@@ -212,3 +213,39 @@ def test_tasks_that_read_together_merge_what_each_would_alone(
                 other.alone(partition, records)
         for task, other in zip(together, alone, strict=True):
             assert task.seen == other.seen
+
+
+class Noting(Scripted):
+    """Remembers the offsets of the contradictions that it is shown."""
+
+    def __init__(self, rulings: dict[Place, Ruling]):
+        super().__init__(rulings)
+        self.shown: list[int] = []
+
+    def after(self, *_: object) -> bool:
+        return False
+
+    def noted(self, *found: Any) -> None:
+        self.shown += [each.offset for each in found[3]]
+
+
+def test_a_contradiction_before_a_stop_in_a_chunk_is_shown_to_guards_once() -> None:
+    """Of two in a row a guard believes that two producers write the topic."""
+    replicas = Overseen(topology_of("a"), merged="a").state.replicas
+    guards = Noting({(0, 2): Ruling.MERGE_AND_STOP})
+    first = [(SEQ_HEADER, b"1")]
+    values = [*(encode(Insert(b'"%d"' % key, key, 9)) for key in (1, 2)), encode(Stable(1))]
+    values.append(encode(Insert(b'"3"', 3, 9)))
+    records: Any = [Published(v, n, first if n < 2 else []) for n, v in enumerate(values)]
+    tp, out = TopicPartition("in.a", 0), list[Element]()
+    chunk = replicas.open(tp, records, [], cast(GuardEvaluator, guards))
+    chunk.open(out)
+    stops = 0
+    for piece in chunk.step.decoder.pieces(0, records, [], by_stable=True):
+        if chunk.step.offer(piece, piece.elements, piece.last) is Ruling.MERGE_AND_STOP:
+            stops += 1
+            chunk.close(lambda: False)
+            chunk = replicas.open(tp, records[3:], [], cast(GuardEvaluator, guards))
+            chunk.open(out)
+    chunk.close(lambda: False)
+    assert (stops, guards.shown) == (1, [1])

@@ -28,11 +28,10 @@ Which of both
 
 What is compared
     All facts, as long as `_BUDGET` lasts, which `_BUDGET_PER_SECOND` fill up, both divided among
-    the tasks of a worker; bins that are begun
-    when it is used up are of a sample, those whose payloads' hashes are multiples of `_SAMPLE`, and
-    stay that, also where none of the sample is in the bin yet. So one wrong event in a fast stream
-    may be missed, and many are not. Bins with all facts that are not passed when the budget is
-    overdrawn by as much again are not compared at all.
+    the tasks of a worker; bins that are begun when it is used up are of a sample, those whose
+    payloads' hashes are multiples of `_SAMPLE`, and stay that, also where none of the sample is in
+    the bin yet. So one wrong event in a fast stream may be missed, and many are not. Bins with all
+    facts that are not passed when the budget is overdrawn by as much again are not compared at all.
     Cases R0 to R2 know no adjusts: there an event is one fact, at vs.
     A worker that takes over begins with what the operator holds, at the output's stable point.
 

@@ -26,7 +26,7 @@ from lmerge_service.core import Input, LMerge
 from lmerge_service.formats.headers import TimedRecord
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.unread import Unread
-from lmerge_service.merge.decoding import Outdated, ReplicaDecoder
+from lmerge_service.merge.decoding import Contradiction, Outdated, ReplicaDecoder
 from lmerge_service.merge.findings.evidence import RecordPlace
 from lmerge_service.merge.guards.guards import Guards, Now
 from lmerge_service.merge.guards.verdicts import Action, Ruling, Verdict
@@ -167,13 +167,15 @@ class GuardEvaluator:
         tp: TopicPartition,
         records: Sequence[TimedRecord],
         decoder: ReplicaDecoder,
+        contradictions: Sequence[Contradiction],
         outdated: Outdated | None,
     ) -> None:
-        """Looks at what a chunk has shown of numbers and incarnations; `outdated` is the run of
-        records of an older one in the partition, where that is to be reported."""
+        """Looks at what a chunk has shown of numbers (its `contradictions`, the decoder's latest)
+        and incarnations; `outdated` is the run of records of an older one in the partition, where
+        that is to be reported."""
         guards, now, replica = self._guards, self._now, decoder.name
-        before = decoder.contradicted - len(decoder.contradictions)
-        for count, each in enumerate(decoder.contradictions, before + 1):
+        before = decoder.contradicted - len(contradictions)
+        for count, each in enumerate(contradictions, before + 1):
             for verdict in guards.contradicted(replica, tp.partition, each, count, now):
                 self._find(verdict, tp, records, each.offset)
         if outdated is not None:

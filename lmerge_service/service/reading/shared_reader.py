@@ -41,11 +41,11 @@ from lmerge_service.merge.replicas import ReplicaState
 from lmerge_service.merge.task_state import wire_decoder
 from lmerge_service.service.reading.shared_input import SharedInput, SharingTask
 
-__all__ = ("SharedReader",)
+__all__ = ("AT_ONCE", "POLL_SECONDS", "SharedReader")
 
 log = structlog.get_logger()
 
-_POLL_SECONDS: Final = 1.0
+POLL_SECONDS: Final = 1.0
 _RETRY_SECONDS: Final = 1.0
 _WAIT_SECONDS: Final = 0.5
 _GATHER_SECONDS: Final = 2.0
@@ -54,7 +54,7 @@ _APART_SECONDS: Final = 5.0
 _KEPT_BYTES: Final = 16 << 20
 _RECORD_BYTES: Final = 400
 """What a record takes beside its value."""
-_AT_ONCE: Final = 4_000
+AT_ONCE: Final = 4_000
 """Records of a poll for each task: more would leave the processor's caches between one step and the
 next, and let replicas drift apart, so that their events are no longer found among the recent ones.
 """
@@ -104,9 +104,7 @@ class SharedReader:
         assert state.step is not None
         if self._source is None or state.step.decoder.ignores_stables(state.next):
             return None
-        first, *others = (
-            self._inputs.get(TopicPartition(state.replica.topic, n)) for n in state.next
-        )
+        first, *others = map(self._inputs.get, state.positions)
         shared = first if all(each is first for each in others) else None
         if shared is None or shared.attachment != state.attachment:
             return None
@@ -128,7 +126,7 @@ class SharedReader:
 
     def _founded(self, state: ReplicaState) -> SharedInput | None:
         assert state.step is not None
-        partitions = [TopicPartition(state.replica.topic, number) for number in state.next]
+        partitions = list(state.positions)
         now = self._clock()
         if self._source is None or state.step.decoder.ignores_stables(state.next):
             return None
@@ -210,7 +208,7 @@ class SharedReader:
         """Whether there is something; not, also when others are to be read now."""
         tasks = self._reading()
         capacity = min((each.capacity for each in tasks), default=1)
-        most = min(_AT_ONCE * max(1, len(tasks)), _MOST_AT_ONCE)
+        most = min(AT_ONCE * max(1, len(tasks)), _MOST_AT_ONCE)
         most = min(capacity * self._router.partitions, most)
         self._polling = asyncio.create_task(self._fetch(source, most), name="shared poll")
         try:
@@ -221,7 +219,7 @@ class SharedReader:
             self._polling = None
 
     async def _fetch(self, source: Source, most: int) -> bool:
-        self._pending = await source.poll(_POLL_SECONDS, most)
+        self._pending = await source.poll(POLL_SECONDS, most)
         return bool(self._pending)
 
     def _change(self) -> None:
@@ -231,9 +229,10 @@ class SharedReader:
             self._polling.cancel()
 
     async def _wait_for_tasks(self) -> None:
+        tasks = self._reading()
         with suppress(TimeoutError):
             async with asyncio.timeout(_WAIT_SECONDS):
-                while any(each.is_busy for each in self._reading()):
+                while any(each.is_busy for each in tasks if each in self.tasks):
                     self._settled.clear()
                     await self._settled.wait()
         for shared in dict.fromkeys(self._inputs.values()):

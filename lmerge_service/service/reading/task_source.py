@@ -26,6 +26,7 @@ from lmerge_service.elements import Element
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.dialects import decoders_of
 from lmerge_service.formats.wire import WireDecoder
+from lmerge_service.kafka.connection import CONNECT_SECONDS
 from lmerge_service.kafka.records import Record
 from lmerge_service.kafka.source import Batches, Source, TopicPartition
 from lmerge_service.merge.decoding import DecodedPiece
@@ -35,15 +36,12 @@ from lmerge_service.merge.step import MergeStep
 from lmerge_service.merge.task_state import TaskState
 from lmerge_service.service.merge_loop import MergedBatch, MergeLoop
 from lmerge_service.service.reading.shared_input import SharedInput
-from lmerge_service.service.reading.shared_reader import SharedReader
+from lmerge_service.service.reading.shared_reader import AT_ONCE, POLL_SECONDS, SharedReader
 
 __all__ = ("LeadingTask", "TaskSource")
 
 log = structlog.get_logger()
 
-_POLL_SECONDS: Final = 1.0
-_AT_ONCE: Final = 4_000
-"""Records of a poll; see `shared_reader`."""
 _AHEAD_SECONDS: Final = 1.0
 
 
@@ -114,12 +112,12 @@ class TaskSource:
         return await self._own.beginnings(partitions)
 
     async def ends(
-        self, partitions: Sequence[TopicPartition], *, seconds: float
+        self, partitions: Sequence[TopicPartition], *, seconds: float = CONNECT_SECONDS
     ) -> dict[TopicPartition, int]:
         return await self._own.ends(partitions, seconds=seconds)
 
     async def high_watermarks(
-        self, partitions: Sequence[TopicPartition], *, seconds: float
+        self, partitions: Sequence[TopicPartition], *, seconds: float = CONNECT_SECONDS
     ) -> dict[TopicPartition, int]:
         return await self._own.high_watermarks(partitions, seconds=seconds)
 
@@ -160,7 +158,7 @@ class TaskSource:
             self._look_at(name, shared)
         for name, state in merged.items():
             if name not in self._joined and not self._is_read_together(state):
-                alone |= _positions(state)
+                alone |= state.positions
         self._ahead = {name: until for name, until in self._ahead.items() if name in merged}
         return alone
 
@@ -173,7 +171,7 @@ class TaskSource:
         if not self._was_woken:
             self._woken = asyncio.get_running_loop().create_future()
             waiting.add(self._woken)
-            await asyncio.wait(waiting, timeout=_POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waiting, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         self._woken, self._was_woken, self.is_busy = None, False, True
 
     def is_together(self, name: str) -> bool:
@@ -189,7 +187,7 @@ class TaskSource:
             shared.part(self)
 
     def _is_paused(self, state: ReplicaState) -> bool:
-        return not self.paused.isdisjoint(_positions(state))
+        return not self.paused.isdisjoint(state.positions)
 
     def _is_apart(self, state: ReplicaState) -> bool:
         return self._apart.get(state.name) is state.step
@@ -197,7 +195,7 @@ class TaskSource:
     def _is_stopped(self, state: ReplicaState) -> bool:
         """By flow control, or by a guard."""
         held = self._loop.evaluator.waiting
-        return self._is_paused(state) or not held.keys().isdisjoint(_positions(state))
+        return self._is_paused(state) or not held.keys().isdisjoint(state.positions)
 
     def _is_read_together(self, state: ReplicaState) -> bool:
         """From now on, or soon."""
@@ -250,8 +248,8 @@ class TaskSource:
     def _poll(self) -> asyncio.Task[Batches] | None:
         """The poll of what is read alone; None if there is nothing."""
         if self._polling is None and self._assigned and not self._assigned <= self._own.paused:
-            most = min(self.capacity, _AT_ONCE)
-            poll = self._own.poll(_POLL_SECONDS, most)
+            most = min(self.capacity, AT_ONCE)
+            poll = self._own.poll(POLL_SECONDS, most)
             self._polling = asyncio.create_task(poll, name="poll")
         return self._polling
 
@@ -349,8 +347,8 @@ class TaskSource:
     ) -> Ruling:
         return self._loop.offer(piece, elements, last)
 
-    def close(self, letters: Sequence[DeadLetter], elsewhere: Callable[[], bool]) -> int:
-        return self._loop.close(letters, elsewhere)
+    def close(self, letters: Sequence[DeadLetter], elsewhere: Callable[[], bool]) -> None:
+        self._loop.close(letters, elsewhere)
 
     def goes_on(self, tp: TopicPartition) -> bool:
         return self._loop.goes_on(tp)
@@ -393,8 +391,3 @@ class TaskSource:
         if self._shared is not None:
             self._shared.arrived(self.partition)
             self._shared.settled()
-
-
-def _positions(state: ReplicaState) -> dict[TopicPartition, int]:
-    topic = state.replica.topic
-    return {TopicPartition(topic, number): at for number, at in state.next.items()}
