@@ -46,7 +46,7 @@ from typing import Any, Final
 
 import msgspec
 
-from lmerge_service.elements import Element, Stable
+from lmerge_service.elements import START, Element, Stable
 
 __all__ = ("Ownership", "Router", "murmur2", "murmur2_of_each")
 
@@ -231,19 +231,19 @@ class Ownership:
     """Selects the elements that belong to one of the output's partitions; stables are for all."""
 
     def __init__(self, router: Router, partition: int) -> None:
-        self.elsewhere = 0
-        """Elements so far that were not late, and other partitions'."""
+        self.elsewhere = START
+        """The latest start of other partitions' elements, since somebody has set it."""
         self._router, self._partition = router, partition
 
-    def select(self, elements: list[Element], stable: int) -> list[Element]:
-        """Those of the partition, in order; what is before the output's `stable` is late."""
+    def select(self, elements: list[Element]) -> list[Element]:
+        """Those of the partition, in order."""
         payloads = [e.payload for e in elements if type(e) is not Stable]  # type: ignore[union-attr]
         routes, kept = iter(self._router.partitions_of(payloads)), list[Element]()
         for e in elements:
             if type(e) is Stable or next(routes) == self._partition:
                 kept.append(e)
-            elif e.vs >= stable:  # type: ignore[union-attr]
-                self.elsewhere += 1
+            elif e.vs > self.elsewhere:  # type: ignore[union-attr]
+                self.elsewhere = e.vs  # type: ignore[union-attr]
         return kept
 
 

@@ -15,6 +15,9 @@ Theory
         adj(A,5,12→9)  adj(A,5,9→12)      progress, and none: the second was there before
         ins(B,1,3) under output 4         none: late
 
+    The first element of all is progress even where it is late: the replica has begun, and what it
+    has to contribute may come next.
+
     Whether an element is accepted, the operator counts; of one that is another task's, only that it
     is not late is known here. Whether it was there before is found by its
     record, of which the hashes since the last stable that rose are kept. They are looked at only
@@ -24,6 +27,10 @@ Theory
     A replica that *starts over* repeats what it has published, and rightly: until it has come as
     far as it was. That is progress the first time. Of one that starts over again before it has
     come so far, only what goes beyond that is: it may do so for ever.
+
+    A transaction that has ended excuses the replica for what it did not publish meanwhile, since an
+    aborted one is written again; but only `_EXCUSES` times without progress, so that nobody waits
+    for ever for one that aborts for ever.
 
 Invariants
     Y1  What a replica publishes in a loop, progress ends after at most two rounds of it, if the
@@ -44,6 +51,7 @@ __all__ = ("Liveness",)
 
 _REMEMBERED: Final = 1 << 16
 _RECENT_SECONDS: Final = 1.0
+_EXCUSES: Final = 3
 _OF_ELEMENTS: Final = (
     BreachKind.BROKE_CASE,
     BreachKind.MALFORMED,
@@ -62,15 +70,23 @@ def _accepted(source: Input) -> int:
     return source.inserts + source.adjusts - source.late - wrong
 
 
+def _has_begun(source: Input, elsewhere: Callable[[], int]) -> bool:
+    return source.inserts + source.adjusts > 0 or elsewhere() > START
+
+
 class Liveness:
     """Of one replica, as a task sees it, for the life of the process."""
 
     def __init__(self, now: float) -> None:
         self.at = now
-        """When it made progress last, or else when it was met, in the clock's seconds."""
+        """When it made progress last, or was excused, or else when it was met, in the clock's
+        seconds."""
         self.progressed = False
-        """It has published an element that was accepted, or a stable: it is not one of those that
-        never began."""
+        """It has published an element or a stable: it is not one of those that never began."""
+        self._blocked = False
+        """A transaction was open at the last look."""
+        self._excuses = 0
+        """How many have ended since it made progress last."""
         self._stables: list[int] = []
         self._accepted = 0
         self._published: set[int] = set()
@@ -83,7 +99,7 @@ class Liveness:
     def follow(self, source: Input) -> None:
         """Continues with the replica as the operator has it: after a rebuild."""
         self._stables, self._accepted = list(source.stables), _accepted(source)
-        self.progressed |= self._accepted > 0 or max(source.stables) > START
+        self.progressed |= source.inserts + source.adjusts > 0 or max(source.stables) > START
         self._furthest = max(self._furthest, *source.stables)
 
     def start_over(self, source: Input, incarnation: int) -> None:
@@ -97,6 +113,7 @@ class Liveness:
     def begin_anew(self, source: Input) -> None:
         """Restarts after a person's decision, which is no fault of the replica."""
         self._furthest, self._restarts, self._incarnation = START, 0, 0
+        self._excuses = 0
         self._published = set()
         self.follow(source)
 
@@ -105,10 +122,12 @@ class Liveness:
         source: Input,
         records: Sequence[RecordLike],
         now: float,
-        elsewhere: Callable[[], bool] = lambda: False,
+        stable: int,
+        elsewhere: Callable[[], int] = lambda: START,
     ) -> bool:
-        """Whether it has made progress, after these records were merged. `elsewhere` returns
-        whether elements of them were for other tasks, and not late."""
+        """Whether it has made progress, after these records were merged. `stable` is the output's,
+        `elsewhere` returns the latest start of those of their elements that were for other tasks.
+        """
         before, self._accepted = self._accepted, _accepted(source)
         if source.stables != self._stables:
             self._stables = list(source.stables)
@@ -119,14 +138,22 @@ class Liveness:
             # What it repeats after starting over is late where the output has it, and no less
             # the way back to where it was.
             some = self._accepted > before or self._restarts == 1
-            news = due and (some or elsewhere()) and self._remember(records)
+            begins = not self.progressed and _has_begun(source, elsewhere)
+            news = due and (begins or some or elsewhere() >= stable) and self._remember(records)
         furthest = max(self._stables)
         if furthest > self._furthest:
             self._furthest, self._restarts = furthest, 0
         if not news or self._restarts > 1:
             return False
-        self.at, self.progressed = now, True
+        self.at, self.progressed, self._excuses = now, True, 0
         return True
+
+    def know_open(self, *, blocked: bool, now: float) -> None:
+        """Whether a transaction of it was open at a look at its topic."""
+        if self._blocked and not blocked and self._excuses < _EXCUSES:
+            self.at, self.progressed = now, True
+            self._excuses += 1
+        self._blocked = blocked
 
     def _remember(self, records: Sequence[RecordLike]) -> bool:
         """Whether one of these was not published before, as far as is remembered."""

@@ -459,22 +459,22 @@ class ReplicaChunk:
     def take(self, out: list[Element]) -> int:
         """Decodes the records here, and merges them as far as guards allow; returns how many."""
         owned = self._replicas.owned
-        elsewhere = owned.elsewhere
+        owned.elsewhere = START
         following = self.step.take(
             self._tp.partition, self._records, out, self._dead, guards=self._evaluator
         )
-        return self._settle(following, lambda: owned.elsewhere > elsewhere)
+        return self._settle(following, lambda: owned.elsewhere)
 
     def open(self, out: list[Element]) -> None:
         """Begins to merge pieces, see `MergeStep.open`."""
         self.step.open(self._tp.partition, out, guards=self._evaluator, routed=True)
 
-    def close(self, elsewhere: Callable[[], bool]) -> int:
+    def close(self, elsewhere: Callable[[], int]) -> int:
         """Merges what was offered to the step; returns of how many of the records that is.
-        `elsewhere` returns whether other tasks' elements, not late, were among them."""
+        `elsewhere` is as for `Liveness.look`."""
         return self._settle(self.step.close(), elsewhere)
 
-    def _settle(self, following: int, elsewhere: Callable[[], bool]) -> int:
+    def _settle(self, following: int, elsewhere: Callable[[], int]) -> int:
         replicas, state, step = self._replicas, self.state, self.step
         tp, records, dead, evaluator = self._tp, self._records, self._dead, self._evaluator
         decoder, had = step.decoder, self._had

@@ -182,7 +182,7 @@ class MergeStep:
     def _process(self) -> None:
         elements, self._elements = self._elements, []
         if self._select is not None:
-            elements = self._select.select(elements, self._merge.max_stable)
+            elements = self._select.select(elements)
         slot = self.slot(self._partition)
         self._out += self.input.process(elements, slot, replay_input=self._replays_input)
         self.late += self.input.late

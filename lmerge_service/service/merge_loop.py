@@ -180,7 +180,7 @@ class MergeLoop:
         """Takes the next piece, see `MergeStep.offer`."""
         return self._chunk.step.offer(piece, elements, last)
 
-    def close(self, letters: Sequence[DeadLetter], elsewhere: Callable[[], bool]) -> None:
+    def close(self, letters: Sequence[DeadLetter], elsewhere: Callable[[], int]) -> None:
         """Merges what was offered. `letters` are the dead letters among it, `elsewhere` is as for
         `ReplicaChunk.close`."""
         self._batch.dead += letters

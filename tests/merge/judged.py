@@ -52,12 +52,12 @@ class Judged:
         self.quarantined: set[str] = set()
         self.verdicts: list[Verdict] = []
         self.out: list[Element] = []
+        self.living: dict[str, Liveness] = {}
         for name in streams:
             self.merge.attach(name)
-            self.guards.attach(name, [self.merge.max_stable], self.now)
-        self.living = {name: Liveness(self.now.seconds) for name in streams}
-        for name, living in self.living.items():
-            living.follow(self.merge.inputs[name])
+            self.living[name] = Liveness(self.now.seconds)
+            self.living[name].follow(self.merge.inputs[name])
+            self.guards.attach(name, [self.merge.max_stable], self.now, living=self.living[name])
         self._look()
 
     def pass_time(self, seconds: float) -> None:
@@ -112,8 +112,8 @@ class Judged:
             CommittedRecord(name, 0, offset, 0, repr(each).encode())
             for offset, each in enumerate(taken)
         ]
-        progress = self.living[name].look(self.merge.inputs[name], records, self.now.seconds)
-        self.guards.read(name, self.now, progress=progress)
+        source, stable = self.merge.inputs[name], self.merge.max_stable
+        self.living[name].look(source, records, self.now.seconds, stable)
         breaches = self.merge.inputs[name].breaches
         verdicts += self.guards.after(name, 0, len(taken), breaches, 0, self.now)
         for verdict in verdicts:

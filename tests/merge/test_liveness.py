@@ -186,10 +186,10 @@ def test_n3_a_restart_that_is_read_once_more_after_a_rebuild_is_one_restart() ->
     for _ in range(2):
         living.start_over(source, 1)
     merge.process("a", event(1))
-    assert living.look(source, [Record(b"1", 0)], 5.0)
+    assert living.look(source, [Record(b"1", 0)], 5.0, START)
     living.start_over(source, 2)
     merge.process("a", event(2))
-    assert not living.look(source, [Record(b"2", 1)], 10.0), "it restarts for ever"
+    assert not living.look(source, [Record(b"2", 1)], 10.0, START), "it restarts for ever"
 
 
 def test_n3_a_restart_that_comes_further_than_before_is_progress_again() -> None:
@@ -269,6 +269,36 @@ def test_n2_one_that_has_ended_starts_patience_anew_and_a_few_times_only() -> No
     playing.task.now += 1.0
     playing.look()
     assert not playing.is_waited_for
+
+
+def test_n2_a_rebuild_forgets_no_open_transaction() -> None:
+    """Seed 11663 of the simulation with pauses: the task had seen the transaction, was rebuilt, and
+    read all of it late; patience was over by then."""
+    playing = Playing()
+    playing.task.now += PATIENCE + 1.0
+    playing.look(30, opened(playing.task.now))
+    playing.task.rebuild()
+    playing.task.read(b=[Stable(INFINITY)])
+    playing.look()
+    assert playing.is_waited_for
+    playing.task.now += PATIENCE + 0.1
+    playing.look()
+    assert not playing.is_waited_for
+
+
+@pytest.mark.parametrize("mine", [True, False], ids=["own elements", "another task's"])
+def test_n3_who_publishes_for_the_first_time_is_waited_for_even_if_it_is_late(mine: bool) -> None:
+    merge = lmerge()
+    for name in "ab":
+        merge.attach(name, START)
+    merge.process("b", Stable(50))
+    living, latest = Liveness(0.0), START if mine else 7
+    if mine:
+        merge.process("a", event(7))
+    source = merge.inputs["a"]
+    assert living.look(source, [Record(b"1", 0)], 9.0, 50, lambda: latest)
+    assert living.progressed
+    assert not living.look(source, [Record(b"2", 1)], 20.0, 50, lambda: latest)
 
 
 def test_n2_what_a_look_before_the_end_has_seen_does_not_let_it_go() -> None:

@@ -106,7 +106,7 @@ class Task:
         self.waits = ruling is Ruling.WAIT
         return ruling
 
-    def close(self, letters: Sequence[DeadLetter], elsewhere: Callable[[], bool]) -> None:
+    def close(self, letters: Sequence[DeadLetter], elsewhere: Callable[[], int]) -> None:
         self.dead += letters
         self.next[self._partition] = self.step.close()
 

@@ -19,7 +19,7 @@ from lmerge_service.kafka.records import Record
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.merge.commit_record import MARK_KEY, CommitRecord
 from lmerge_service.merge.decisions.control_log import LoggedControl
-from lmerge_service.merge.replicas import ReplicaState
+from lmerge_service.merge.replicas import ReplicaChunk, Replicas, ReplicaState
 from lmerge_service.merge.snapshots import writer as snapshots
 from lmerge_service.service import task
 from lmerge_service.service import worker as workers
@@ -89,7 +89,23 @@ def keep_all(
     shared.check()
 
 
+def open_in_order(
+    replicas: Replicas, tp: TopicPartition, records: Sequence[Record], *rest: Any
+) -> ReplicaChunk:
+    """As `Replicas.open`, and checks that no record is left out or read twice."""
+    state = replicas.merging(tp)
+    assert state is not None
+    for broker in _brokers:
+        behind, _ = broker.fetch(tp, state.next[tp.partition], len(records))
+        expected = [each.offset for each in behind]
+        assert [each.offset for each in records] == expected, "records are left out, or read twice"
+    return _open(replicas, tp, records, *rest)
+
+
 _join, _keep, _deliver = SharedReader.join, SharedReader._keep, SharedInput.deliver
+_open = Replicas.open
+_brokers: list[Broker] = []
+"""Of the machine that is entered."""
 
 
 @contextlib.contextmanager
@@ -114,16 +130,19 @@ def machine(chance: Random) -> Iterator[Counter[str]]:
             patch.object(SharedReader, "join", join_where_it_fits),
             patch.object(SharedReader, "_keep", keep_all),
             patch.object(SharedInput, "deliver", deliver_to_all),
+            patch.object(Replicas, "open", open_in_order),
             patch.object(shared_reader, "_KEPT_BYTES", chance.choice([0, 3_000, 1 << 20])),
             patch.object(uuid, "uuid4", lambda: uuid.UUID(int=chance.getrandbits(128), version=4)),
         ):
             yield logged
     finally:
+        _brokers.clear()
         structlog.configure(**before)
 
 
 def build(topology: Topology, network: Network) -> workers.Worker:
     """A worker that has done nothing yet."""
+    _brokers[:] = [network.broker]
     cluster = cast(Cluster, MemoryCluster(network))
     clock = asyncio.get_running_loop().time
     return workers.Worker(topology, cluster, unix_ns=lambda: int((BEGAN + clock()) * 10**9))

@@ -187,16 +187,19 @@ class People:
 
     async def _release(self) -> None:
         out = self._wanted(DesiredState.QUARANTINED)
-        out = [each for each in out if self._is_honest(each.replica.name)]
+        out = [each for each in out if self._may_be_released(each.replica.name)]
         if not out:
             return
         each = self.chance.choice(out)
         late = each.replica.joining_at if self.chance.random() < 0.5 else None
         await self._decide(Release(each.replica.name, late), against=self._against())
 
-    def _is_honest(self, name: str) -> bool:
-        """By whatever topic: which one it has may not be known here yet."""
-        return all(p.turned_at is None for p in self.publishers.values() if p.name == name)
+    def _may_be_released(self, name: str) -> bool:
+        """It is honest, and does not go on repeating what it published before the release, which
+        its stables of that time would reveal as late. By whatever topic: which one it has may not
+        be known here yet."""
+        publishers = [each for each in self.publishers.values() if each.name == name]
+        return all(p.turned_at is None and p.repeats != "repeats" for p in publishers)
 
     async def _change_policy(self) -> None:
         insert, adjust, stable = map(self.chance.choice, (_INSERTS, _ADJUSTS, _STABLES))
@@ -314,7 +317,7 @@ class People:
         name = self.chance.choice([*self._controls[0].ledger.replicas, "nobody"])
         actions: list[Action] = [Release(name), Quarantine(name, "to see"), AcceptGap(name, 5)]
         action = self.chance.choice(actions)
-        if isinstance(action, Release) and not self._is_honest(name):
+        if isinstance(action, Release) and not self._may_be_released(name):
             return
         await self._decide(action, against=self._against())
 

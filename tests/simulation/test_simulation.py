@@ -13,6 +13,7 @@ import pytest
 
 from lmerge_service.core import Input
 from lmerge_service.drills.verdicts import Outcome
+from lmerge_service.elements import START
 from lmerge_service.errors import FencedError, TransportError
 from lmerge_service.formats.headers import RecordLike
 from lmerge_service.formats.routing import Ownership
@@ -247,9 +248,10 @@ def test_n3_any_record_that_counts_as_progress_is_found(monkeypatch: pytest.Monk
         source: Input,
         records: Sequence[RecordLike],
         now: float,
-        elsewhere: Callable[[], bool] = lambda: False,
+        stable: int,
+        elsewhere: Callable[[], int] = lambda: START,
     ) -> bool:
-        look(self, source, records, now, elsewhere)
+        look(self, source, records, now, stable, elsewhere)
         self.at, self.progressed = now, True
         return True
 
@@ -259,7 +261,7 @@ def test_n3_any_record_that_counts_as_progress_is_found(monkeypatch: pytest.Monk
 
 
 def test_an_event_that_goes_to_every_partition_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Ownership, "select", lambda _, elements, _stable: elements)
+    monkeypatch.setattr(Ownership, "select", lambda _, elements: elements)
     assert "K2" in found()
 
 

@@ -110,11 +110,9 @@ class GuardEvaluator:
 
     def _attach(self, replica: str, source: Input) -> None:
         self._inputs[replica] = source
-        living = self._living[replica]
         self._guards.attach(
-            replica, source.stables, self._now, source.breaches, since=living.at,
-            progressed=living.progressed,
-        )  # fmt: skip
+            replica, source.stables, self._now, source.breaches, self._living[replica]
+        )
 
     def know_unread(self, replica: str, unread: Unread | None) -> None:
         """What of its topic was not read; None: unknown."""
@@ -141,14 +139,15 @@ class GuardEvaluator:
         records: Sequence[TimedRecord],
         taken: int,
         dead: int,
-        elsewhere: Callable[[], bool],
+        elsewhere: Callable[[], int],
     ) -> bool:
         """Looks at what a chunk has shown of which so many records were taken, `dead` letters
-        among them; whether it was progress. `elsewhere` returns whether elements for other tasks
-        were among them, `partition` is the operator's."""
+        among them; whether it was progress. `elsewhere` is as for `Liveness.look`, `partition` is
+        the operator's."""
         guards, now, source = self._guards, self._now, self._merge.inputs[replica]
-        progress = self._living[replica].look(source, records[:taken], now.seconds, elsewhere)
-        guards.read(replica, now, progress=progress)
+        progress = self._living[replica].look(
+            source, records[:taken], now.seconds, self._merge.max_stable, elsewhere
+        )
         verdicts = guards.after(replica, partition, taken, source.breaches, dead, now)
         if not verdicts and not self._verdicts:
             return progress

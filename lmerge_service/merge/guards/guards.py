@@ -21,15 +21,13 @@ Theory
     * another replica has come as far (of a leap: within `max_leap`; its own stable may be held
       as well: two replicas that agree are believed), or
     * there is nobody to wait for: every other replica has ended, or never published an element and
-      has nothing unread, or has nothing unread and has made no progress (`liveness`) for
-      `patience_seconds`, or is held itself, at a lower stable.
+      has nothing unread, or has nothing unread and has made no progress (`liveness`, also of
+      transactions that end) for `patience_seconds`, or is held itself, at a lower stable.
 
     *Unread* are the records of its topic up to the high watermark, open transactions included: they
     may be all that the replica has published. It is known only from a look-up of the topic that
     began after the stable was held and after patience was over: what came since the look-up before
-    it, in a transaction that is open, shows nowhere else. A transaction that has ended restarts
-    patience, since an aborted one is written again; but only `_EXCUSES` times without progress, so
-    that nobody waits for ever for one that aborts for ever.
+    it, in a transaction that is open, shows nowhere else.
 
         patience 5 s   a: stable(9), silent    b: ins ins (open)         → a's end is held
                        a: stable(∞)            b: ins ins, open for 40 s → held
@@ -60,7 +58,7 @@ Invariants
     G1  A held or refused stable has not been merged, and does not influence later verdicts.
     G2  Verdicts are a function of what was merged (stables: `attach` gives them again) and of the
         clocks passed in. Held records are read again after a restart and checked again; conduct
-        starts from nothing, and so does patience unless `attach` is given a start.
+        starts from nothing, and so does patience unless `attach` is given a `Liveness`.
 
 Cost
     A stable: some comparisons; one that is suspicious: O(replicas). Other elements: nothing.
@@ -68,7 +66,6 @@ Cost
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
 
 from lmerge_service.config.topology import Topology
 from lmerge_service.core import BreachKind
@@ -85,10 +82,9 @@ from lmerge_service.merge.guards.verdicts import (
     of_held,
     of_outdated,
 )
+from lmerge_service.merge.liveness import Liveness
 
 __all__ = ("CHUNK", "Guards", "Now")
-
-_EXCUSES: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,30 +101,19 @@ class _Seen:
     """What is known of one incarnation of a replica."""
 
     __slots__ = (
-        "blocked",
         "conduct",
-        "excuses",
         "held",
-        "progressed",
-        "since",
+        "living",
         "stables",
         "unread",
     )
 
-    def __init__(
-        self, stables: list[int], conduct: BreachMonitor, since: float, *, progressed: bool
-    ) -> None:
+    def __init__(self, stables: list[int], conduct: BreachMonitor, living: Liveness) -> None:
         self.stables = stables
         self.conduct = conduct
         self.held: dict[int, HeldStable] = {}
-        self.progressed = progressed or max(stables) > START
-        self.since = since
-        """When it made progress last, or when patience with it restarted."""
+        self.living = living
         self.unread: Unread | None = None
-        self.blocked = False
-        """A transaction was open at the last look."""
-        self.excuses = 0
-        """How many have ended since it made progress last."""
 
     @property
     def merged(self) -> int:
@@ -152,18 +137,10 @@ class _Seen:
                 stables[number] = held.vc
         return min(stables)
 
-    def read(self, now: Now, *, progress: bool) -> None:
-        if progress:
-            self.progressed, self.excuses, self.since = True, 0, now.seconds
-
     def know_unread(self, unread: Unread | None, now: Now) -> None:
         self.unread = unread
-        if unread is None:
-            return
-        if self.blocked and not unread.open and self.excuses < _EXCUSES:
-            self.progressed, self.since = True, now.seconds
-            self.excuses += 1
-        self.blocked = bool(unread.open)
+        if unread is not None:
+            self.living.know_open(blocked=bool(unread.open), now=now.seconds)
 
     def is_awaited(self, patience: float | None, held_since: float) -> bool:
         """It may still publish something before its end, as far as is known since then."""
@@ -172,7 +149,7 @@ class _Seen:
         unread = self.unread
         if unread is None or unread.records or unread.asked_at < held_since:
             return True
-        return self.progressed and (patience is None or unread.asked_at - self.since <= patience)
+        return self._is_alive(unread.asked_at, patience)
 
     def could_stand_in(self, now: Now, patience: float | None) -> bool:
         """It could carry the output alone: it has something to be read, or made progress lately."""
@@ -180,7 +157,12 @@ class _Seen:
             return False
         if self.unread is None or self.unread.readable:
             return True
-        return self.progressed and (patience is None or now.seconds - self.since <= patience)
+        return self._is_alive(now.seconds, patience)
+
+    def _is_alive(self, at: float, patience: float | None) -> bool:
+        if not (self.living.progressed or max(self.stables) > START):
+            return False
+        return patience is None or at - self.living.at <= patience
 
 
 class Guards:
@@ -205,18 +187,15 @@ class Guards:
         stables: list[int],
         now: Now,
         breaches: Mapping[BreachKind, int] | None = None,
-        *,
-        since: float | None = None,
-        progressed: bool = False,
+        living: Liveness | None = None,
     ) -> None:
         """A replica, or a new incarnation of it, or one as a rebuild has left it: the stables of
-        its partitions as they were merged, the breaches that are no news, since when it has made
-        no progress, if that is known, and whether it ever has."""
+        its partitions as they were merged, the breaches that are no news, and its progress, which
+        whoever has it updates; None: it begins now."""
         conduct = BreachMonitor(self._settings, self._case, stables)
         conduct.start_from(breaches or {})
         self.detach(replica)
-        since = now.seconds if since is None else since
-        seen = _Seen(list(stables), conduct, since, progressed=progressed)
+        seen = _Seen(list(stables), conduct, living or Liveness(now.seconds))
         self._replicas[replica] = seen
         self._advance(seen, *seen.stables)
 
@@ -230,10 +209,6 @@ class Guards:
         """It is quarantined, excluded or gone: nobody waits for it."""
         self._replicas.pop(replica, None)
         self._going = {each for each in self._going if each.replica != replica}
-
-    def read(self, replica: str, now: Now, *, progress: bool) -> None:
-        """Records of it were read, which were progress (`liveness`) or were not."""
-        self._replicas[replica].read(now, progress=progress)
 
     def know_unread(self, replica: str, unread: Unread | None, now: Now) -> None:
         """What of its topic was not read; None: unknown, so there may be something."""

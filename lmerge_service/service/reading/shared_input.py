@@ -77,7 +77,7 @@ class SharingTask(Protocol):
         self, piece: DecodedPiece, elements: Sequence[Element], last: Sequence[Element]
     ) -> Ruling: ...
 
-    def close(self, letters: Sequence[DeadLetter], elsewhere: Callable[[], bool]) -> None: ...
+    def close(self, letters: Sequence[DeadLetter], elsewhere: Callable[[], int]) -> None: ...
 
     def goes_on(self, tp: TopicPartition) -> bool:
         """See `MergeLoop.goes_on`."""
@@ -237,7 +237,7 @@ class _Chunk:
     def _close(self, member: SharingTask) -> None:
         letters = self._letters[self._opened.pop(member) :]
         try:
-            member.close(letters, lambda: self._has_for_others(member))
+            member.close(letters, lambda: self._latest_for_others(member))
         except Exception as error:
             self._fail(member, error)
             return
@@ -248,13 +248,15 @@ class _Chunk:
         self._opened.pop(member, None)
         member.fail(error)
 
-    def _has_for_others(self, member: SharingTask) -> bool:
-        """Elements of it were for other tasks, and not late."""
-        router, stable, mine = self._shared.router, member.stable, member.partition
+    def _latest_for_others(self, member: SharingTask) -> int:
+        """The latest start of its elements that were for other tasks."""
+        router, mine = self._shared.router, member.partition
         if router is None:
-            return False
-        return any(
-            type(e) is not Stable and e.vs >= stable and router.partition_of(e.payload) != mine  # type: ignore[union-attr]
+            return START
+        starts = (
+            e.vs  # type: ignore[union-attr]
             for elements in self._elements
             for e in elements
+            if type(e) is not Stable and router.partition_of(e.payload) != mine  # type: ignore[union-attr]
         )
+        return max(starts, default=START)

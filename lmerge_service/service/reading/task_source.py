@@ -347,7 +347,7 @@ class TaskSource:
     ) -> Ruling:
         return self._loop.offer(piece, elements, last)
 
-    def close(self, letters: Sequence[DeadLetter], elsewhere: Callable[[], bool]) -> None:
+    def close(self, letters: Sequence[DeadLetter], elsewhere: Callable[[], int]) -> None:
         self._loop.close(letters, elsewhere)
 
     def goes_on(self, tp: TopicPartition) -> bool:
