@@ -29,8 +29,8 @@ Theory
     come so far, only what goes beyond that is: it may do so for ever.
 
     A transaction that has ended excuses the replica for what it did not publish meanwhile, since an
-    aborted one is written again; but only `_EXCUSES` times without progress, so that nobody waits
-    for ever for one that aborts for ever.
+    aborted one is written again; but only `_EXCUSES` times without anything new, be it late, so
+    that nobody waits for ever for one that aborts for ever.
 
 Invariants
     Y1  What a replica publishes in a loop, progress ends after at most two rounds of it, if the
@@ -86,7 +86,7 @@ class Liveness:
         self._blocked = False
         """A transaction was open at the last look."""
         self._excuses = 0
-        """How many have ended since it made progress last."""
+        """How many have ended since it published something new."""
         self._stables: list[int] = []
         self._accepted = 0
         self._published: set[int] = set()
@@ -139,7 +139,12 @@ class Liveness:
             # the way back to where it was.
             some = self._accepted > before or self._restarts == 1
             begins = not self.progressed and _has_begun(source, elsewhere)
-            news = due and (begins or some or elsewhere() >= stable) and self._remember(records)
+            if due and (begins or some or elsewhere() >= stable):
+                news = self._remember(records)
+            else:
+                news = False
+                if self._excuses and self._remember(records):
+                    self._excuses = 0
         furthest = max(self._stables)
         if furthest > self._furthest:
             self._furthest, self._restarts = furthest, 0

@@ -271,6 +271,22 @@ def test_n2_one_that_has_ended_starts_patience_anew_and_a_few_times_only() -> No
     assert not playing.is_waited_for
 
 
+def test_n2_who_publishes_new_events_in_long_transactions_is_waited_for_though_all_are_late() -> (
+    None
+):
+    """Seed 706 of the simulation: the fourth transaction was not excused, and the rest was lost."""
+    playing = Playing()
+    for number in range(10):
+        playing.task.now += 1.0
+        playing.look(30, opened(playing.task.now))
+        playing.task.now += 100.0
+        playing.read([Insert(b'"late %d"' % number, 3, 4)])
+        playing.look()
+        playing.task.now += PATIENCE
+        playing.look()
+        assert playing.is_waited_for, number
+
+
 def test_n2_a_rebuild_forgets_no_open_transaction() -> None:
     """Seed 11663 of the simulation with pauses: the task had seen the transaction, was rebuilt, and
     read all of it late; patience was over by then."""
