@@ -16,7 +16,8 @@ Theory
         ins(B,1,3) under output 4         none: late
 
     The first element of all is progress even where it is late: the replica has begun, and what it
-    has to contribute may come next.
+    has to contribute may come next. So is the first record that is seen in its topic, whatever it
+    is: that of a transaction which is aborted, too.
 
     Whether an element is accepted, the operator counts; of one that is another task's, only that it
     is not late is known here. Whether it was there before is found by its
@@ -46,6 +47,7 @@ from typing import Final
 from lmerge_service.core import BreachKind, Input
 from lmerge_service.elements import START
 from lmerge_service.formats.headers import RecordLike
+from lmerge_service.kafka.unread import Unread
 
 __all__ = ("Liveness",)
 
@@ -82,7 +84,7 @@ class Liveness:
         """When it made progress last, or was excused, or else when it was met, in the clock's
         seconds."""
         self.progressed = False
-        """It has published an element or a stable: it is not one of those that never began."""
+        """Something was written to its topic: it is not one of those that never began."""
         self._blocked = False
         """A transaction was open at the last look."""
         self._excuses = 0
@@ -153,9 +155,12 @@ class Liveness:
         self.at, self.progressed, self._excuses = now, True, 0
         return True
 
-    def know_open(self, *, blocked: bool, now: float) -> None:
-        """Whether a transaction of it was open at a look at its topic."""
-        if self._blocked and not blocked and self._excuses < _EXCUSES:
+    def know_unread(self, unread: Unread, now: float) -> None:
+        """What a look at its topic has found."""
+        blocked = bool(unread.open)
+        if unread.records and not self.progressed:
+            self.at, self.progressed = now, True
+        elif self._blocked and not blocked and self._excuses < _EXCUSES:
             self.at, self.progressed = now, True
             self._excuses += 1
         self._blocked = blocked

@@ -287,6 +287,22 @@ def test_n2_who_publishes_new_events_in_long_transactions_is_waited_for_though_a
         assert playing.is_waited_for, number
 
 
+def test_n2_who_has_only_aborted_what_it_wrote_is_waited_for_once() -> None:
+    """Seed 3108 of the simulation with pauses: a worker began just when the first transaction of a
+    replica had been aborted, took it for one that never began, and merged another's early end."""
+    task = Overseen(topology_of("ab", patience_seconds=PATIENCE, max_breaches=0))
+    for left in (4, 0):  # markers and aborted records, which are then passed over
+        task.state.replicas.states["a"].unread = Unread(left, left > 0, (), task.now)
+        task.merge_loop.pace(1)
+    task.read(b=[Stable(9), Stable(INFINITY)])
+    for held in (True, False):
+        task.now += PATIENCE / 2 + 0.1
+        for state in task.state.replicas.merged.values():
+            state.unread = Unread(0, False, (), task.now)
+        task.merge_loop.pace(1)
+        assert bool(task.merge_loop.held("b")) is held
+
+
 def test_n2_a_rebuild_forgets_no_open_transaction() -> None:
     """Seed 11663 of the simulation with pauses: the task had seen the transaction, was rebuilt, and
     read all of it late; patience was over by then."""

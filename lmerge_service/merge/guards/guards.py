@@ -20,9 +20,9 @@ Theory
 
     * another replica has come as far (of a leap: within `max_leap`; its own stable may be held
       as well: two replicas that agree are believed), or
-    * there is nobody to wait for: every other replica has ended, or never published an element and
-      has nothing unread, or has nothing unread and has made no progress (`liveness`, also of
-      transactions that end) for `patience_seconds`, or is held itself, at a lower stable.
+    * there is nobody to wait for: every other replica has ended, or never wrote anything, or has
+      nothing unread and has made no progress (`liveness`, also of transactions that end) for
+      `patience_seconds`, or is held itself, at a lower stable.
 
     *Unread* are the records of its topic up to the high watermark, open transactions included: they
     may be all that the replica has published. It is known only from a look-up of the topic that
@@ -140,7 +140,7 @@ class _Seen:
     def know_unread(self, unread: Unread | None, now: Now) -> None:
         self.unread = unread
         if unread is not None:
-            self.living.know_open(blocked=bool(unread.open), now=now.seconds)
+            self.living.know_unread(unread, now.seconds)
 
     def is_awaited(self, patience: float | None, held_since: float) -> bool:
         """It may still publish something before its end, as far as is known since then."""
