@@ -167,6 +167,17 @@ class Source:
         state = self._consumer._subscription.subscription.assignment.state_value(tp)
         return None if state is None or not state.has_valid_position else int(state.position)
 
+    @property
+    def readable(self) -> int:
+        """How many records and markers could be read on and were not handed out, of all that is
+        assigned and not paused, as of the latest fetch of each partition."""
+        found, subscription = 0, self._consumer._subscription.subscription
+        for tp in self._next.keys() - self.paused:
+            state = subscription.assignment.state_value(tp)
+            if state is not None and state.has_valid_position and state.lso is not None:
+                found += max(0, state.lso - state.position)
+        return found
+
     async def require_readable(self, tp: TopicPartition, end: int) -> None:
         """Finds out whether a partition may be read, even if there is nothing to read yet.
 

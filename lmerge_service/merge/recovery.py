@@ -12,6 +12,9 @@ Theory
     A snapshot that cannot be used for whatever reason is skipped: the one before, or the beginning,
     does as well.
 
+    A standby that has not followed for long begins with the latest snapshot again, where that is
+    less work than what it has missed.
+
 What is missing
     If a replica cannot be followed (its topic is gone, recreated, or begins too late) it is not
     merged any more, and the others go on. If the output cannot be followed there is no state.
@@ -55,9 +58,12 @@ __all__ = ("Recovery",)
 log = structlog.get_logger()
 
 _LATE_TRIES, _LATE_PAUSE = 300, 0.05
+"""How often, and at which interval, a follower looks for output that a commit record counts."""
+_FEW_RECORDS, _RECORD_BYTES = 20_000, 64
+"""To follow a record takes about as long as to restore so many bytes of a snapshot; so few records
+are always followed."""
 _LOOK_SECONDS = 2.0
 """While nothing is committed, the replicas' topics are looked for this often."""
-"""How often, and at which interval, a follower looks for output that a commit record counts."""
 
 
 class Recovery:
@@ -110,16 +116,41 @@ class Recovery:
             StateError: the output is not what this task has written, or lacks its beginning.
             TransportError: Kafka went away.
         """
-        for place in () if commit is None else commit.snapshots:
-            try:
-                state = await self.restored(place)
-                await self.follow(state, commit, fenced=fenced)
-            except StateError as error:
-                log.warning("snapshot not used", transaction=place.transaction, error=str(error))
-            else:
-                return state
+        if commit is not None:
+            for place in commit.snapshots:
+                found = await self._from_snapshot(place, commit, fenced=fenced)
+                if found is not None:
+                    return found
         state = self._fresh()
         await self.follow(state, commit, fenced=fenced)
+        return state
+
+    async def advanced(
+        self, state: TaskState, commit: CommitRecord | None, *, fenced: bool
+    ) -> TaskState:
+        """The state at a later commit record than `state` is, which is undefined afterwards if it
+        is another.
+
+        Raises:
+            StateError: see `follow`; `recover` may still find a way.
+        """
+        if commit is not None and _prefers_snapshot(state, commit):
+            newest = await self._from_snapshot(commit.snapshots[0], commit, fenced=fenced)
+            if newest is not None:
+                return newest
+        await self.follow(state, commit, fenced=fenced)
+        return state
+
+    async def _from_snapshot(
+        self, place: SnapshotPlace, commit: CommitRecord, *, fenced: bool
+    ) -> TaskState | None:
+        """The state at a commit record, by way of a snapshot; None if that cannot be used."""
+        try:
+            state = await self.restored(place)
+            await self.follow(state, commit, fenced=fenced)
+        except StateError as error:
+            log.warning("snapshot not used", transaction=place.transaction, error=str(error))
+            return None
         return state
 
     async def output_at(self, commit: CommitRecord) -> LMerge:
@@ -368,3 +399,20 @@ class Recovery:
 def _attachment(of: ReplicaState | ReplicaCheckpoint) -> tuple[int, int, str | None]:
     """Differs once a replica has been merged again from its beginning."""
     return of.since, of.epoch, of.topic_id
+
+
+def _prefers_snapshot(state: TaskState, commit: CommitRecord) -> bool:
+    """Whether a state is so old that to restore the commit record's latest snapshot is less work
+    than to follow from the state to it. The records between are estimated by transactions."""
+    if not commit.snapshots or (newest := commit.snapshots[0]).transaction <= state.transaction:
+        return False
+    behind = 0
+    for name, standing in commit.replicas.items():
+        have = state.replicas.states.get(name)
+        at = {} if have is None else have.next
+        behind += sum(
+            each.next - at.get(number, each.begins) for number, each in standing.partitions.items()
+        )
+    skipped = newest.transaction - state.transaction
+    saved = behind * skipped / (commit.transaction - state.transaction)
+    return saved > _FEW_RECORDS + newest.size / _RECORD_BYTES

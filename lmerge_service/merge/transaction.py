@@ -127,9 +127,14 @@ class Transaction:
         if not self.waiting:
             self._fetched = self._clock()
 
-    def move(self, count: int = 1) -> None:
+    def move(self) -> None:
         """The next commit record differs from the last one."""
-        self._moved += count
+        self._moved += 1
+
+    def merged(self, records: int) -> None:
+        """It does by so many records."""
+        self._moved += records
+        self._snapshots.merged(records)
 
     def hasten(self) -> None:
         """The next commit record is due at once."""

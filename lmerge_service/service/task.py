@@ -311,6 +311,13 @@ class MergeTask:
                 if steps % _TIDY_STEPS == 0:
                     gc.collect(1)
                 await asyncio.sleep(_FOLLOW_SECONDS if self._is_known else _REBUILD_SECONDS)
+                await self._until_there_is_time()
+
+    async def _until_there_is_time(self) -> None:
+        """What the worker leads comes first: a task that is not followed for a while begins with a
+        snapshot afterwards, whoever leads it then."""
+        while self._shared is not None and self._shared.is_behind:  # noqa: ASYNC110 - no event
+            await asyncio.sleep(_FOLLOW_SECONDS)
 
     def _begin(self) -> None:
         """In another role than before; after a failure or a fence it recovers already."""
@@ -340,10 +347,12 @@ class MergeTask:
         known, self._is_known = self._is_known, False
         if known and is_of_kind(self.state, self._ledger):
             try:
-                await self._recovery.follow(self.state, last, fenced=fenced)
+                state = await self._recovery.advanced(self.state, last, fenced=fenced)
             except StateError as error:
                 log.warning("state not followed", error=str(error))
             else:
+                if state is not self.state:
+                    self._replace(state)
                 self._is_known = True
                 return
         self._replace(await self._recovered(last, fenced=fenced))
@@ -533,7 +542,7 @@ class MergeTask:
         if batch.lost:
             self.progress.loss, self.progress.lost_at = str(batch.lost[-1]), _clock()
         self._accounts.merged.add({"elements": batch.records, "switches": batch.switches})
-        transaction.move(batch.records)
+        transaction.merged(batch.records)
         transaction.append(batch.elements, batch.origins)
         transaction.append_dead_letters(batch.dead)
         self._report(batch.dead, batch.breaches)

@@ -22,10 +22,18 @@ from lmerge_service.errors import StateError
 from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.source import Source
 from lmerge_service.kafka.topics import Topics
-from lmerge_service.merge.commit_record import MARK_KEY, CommitRecord
-from lmerge_service.merge.recovery import Recovery
+from lmerge_service.merge import recovery as recovering
+from lmerge_service.merge.commit_record import (
+    MARK_KEY,
+    CommitRecord,
+    PartitionCheckpoint,
+    ReplicaCheckpoint,
+    SnapshotPlace,
+)
+from lmerge_service.merge.recovery import Recovery, _prefers_snapshot
 from lmerge_service.merge.task_state import TaskState
 from lmerge_service.tdb import TDB
+from tests.merge.judged import topology_of
 from tests.service.cluster import Merge, Worker, logical, meaning, replica_streams
 from tests.service.test_worker import _send_a_broken_header
 
@@ -351,6 +359,71 @@ def test_a_follower_waits_for_output_that_is_visible_later_than_its_mark(merge: 
             assert (state.merge.max_stable, len(state.merge), source.asked) == (10, 1, 4)
 
     asyncio.run(asyncio.wait_for(follow(), 30))
+
+
+def commit_record(
+    transaction: int, next_: int, snapshot: int | None = None, size: int = 0
+) -> CommitRecord:
+    """Of replica a, read up to an offset; with a snapshot of a transaction, so many bytes long."""
+    place = SnapshotPlace(0, snapshot or 0, 0, 0, 1, size, "", 0)
+    return CommitRecord(
+        transaction=transaction,
+        replicas={"a": ReplicaCheckpoint("t.a", {0: PartitionCheckpoint(0, next_)}, "id")},
+        snapshots=() if snapshot is None else (place,),
+    )
+
+
+@pytest.mark.parametrize(
+    ("record", "prefers"),
+    [
+        (commit_record(900, 900_000), False),
+        (commit_record(900, 900_000, snapshot=100, size=1), False),  # as old as the state
+        (commit_record(900, 900_000, snapshot=800, size=1), True),
+        (commit_record(900, 900_000, snapshot=800, size=1 << 30), False),  # too large
+        (commit_record(900, 900_000, snapshot=101, size=1), False),  # hardly newer
+        (commit_record(101, 101_000, snapshot=101, size=1), False),  # not far
+    ],
+)
+def test_a_standby_that_is_far_behind_goes_on_from_a_snapshot_where_that_is_less_work(
+    record: CommitRecord, prefers: bool
+) -> None:
+    topology = topology_of("a")
+    state = TaskState(topology, 0, tallies={}, clock=time.monotonic)
+    (replica,) = topology.replicas
+    state.replicas.expect(replica)
+    state.replicas.resume("a", commit_record(100, 0).replicas["a"], 1)
+    state.replicas.arrive(TopicPartition("in.a", 0), 100_000)
+    state.transaction = 100
+    assert _prefers_snapshot(state, record) is prefers
+
+
+@pytest.mark.full
+def test_a_standby_that_has_rested_goes_on_from_a_newer_snapshot_and_without_it_by_itself(
+    merge: Merge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovering, "_FEW_RECORDS", -1_000)
+
+    async def followed(*records: CommitRecord) -> tuple[TaskState, TaskState]:
+        async with AsyncExitStack() as stack:
+            recovery = await recovery_of(merge, stack)
+            first = await recovery.recover(records[0], fenced=False)
+            return first, await recovery.advanced(first, records[1], fenced=False)
+
+    with merge.worker() as worker:
+        worker.wait_until_running()
+        merge.publish("a", [ETERNAL, Stable(10)])
+        early = wait_for_snapshots(merge, worker)
+        merge.publish("a", [SHORT, Stable(20)])
+        late = wait_for_snapshots(merge, worker, beyond=early.transaction + 2)
+        worker.kill()
+    first, then = asyncio.run(followed(early, late))
+    assert then is not first
+    assert then.restored_from == late.snapshots[0].transaction
+    damaged = replace(late, snapshots=spoilt(late, 0).snapshots[:1])
+    first, again = asyncio.run(followed(early, damaged))
+    assert again is first
+    last = Stable(INFINITY)
+    assert again.merge.process("a", last) == then.merge.process("a", last) != []
 
 
 @pytest.mark.full

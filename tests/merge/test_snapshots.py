@@ -20,7 +20,7 @@ from lmerge_service.merge.commit_record import (
     ReplicaCheckpoint,
     SnapshotPlace,
 )
-from lmerge_service.merge.snapshots.writer import Snapshots
+from lmerge_service.merge.snapshots.writer import _RECORDS, _REST, Snapshots
 from lmerge_service.merge.task_state import RestoringState, TaskState
 
 
@@ -139,6 +139,29 @@ async def collected(
             behind += len(chunks) + 2  # the mark and the transaction's marker
             if (place := taking.committed(len(chunks), behind - 1)) is not None:
                 return found, place
+
+
+def test_one_is_due_after_many_records_however_early_once_the_last_one_has_rested() -> None:
+    async def run() -> None:
+        was, clock = state(), Clock()
+        taking = Snapshots(every=3_600, clock=clock, counts=Counter())
+        found = []
+        for records in (_RECORDS - 1, 1):
+            taking.merged(records)
+            found.append(taking.is_due)
+        assert found == [False, True]
+        taking.start(1, was.stream(was.commit_record()), ())
+        taking.merged(_RECORDS)
+        clock.now = 1.0  # it takes a second
+        await collected(taking)
+        found.clear()
+        for now in (1.0, 1.0 + _REST - 0.1, 1.0 + _REST):
+            clock.now = now
+            found.append(taking.is_due)
+        assert found == [False, False, True]
+        taking.close()
+
+    asyncio.run(run())
 
 
 def test_the_child_writes_the_state_of_the_instant_at_which_it_was_started() -> None:

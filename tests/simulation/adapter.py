@@ -17,6 +17,7 @@ from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.log import Log
 from lmerge_service.kafka.records import Record
 from lmerge_service.kafka.source import TopicPartition
+from lmerge_service.merge import recovery
 from lmerge_service.merge.commit_record import MARK_KEY, CommitRecord
 from lmerge_service.merge.decisions.control_log import LoggedControl
 from lmerge_service.merge.replicas import ReplicaChunk, Replicas, ReplicaState
@@ -132,6 +133,9 @@ def machine(chance: Random) -> Iterator[Counter[str]]:
             patch.object(SharedInput, "deliver", deliver_to_all),
             patch.object(Replicas, "open", open_in_order),
             patch.object(shared_reader, "_KEPT_BYTES", chance.choice([0, 3_000, 1 << 20])),
+            patch.object(shared_reader, "_FEW", chance.choice([0, 5, 1_000])),
+            patch.object(snapshots, "_RECORDS", chance.choice([20, 200_000])),
+            patch.object(recovery, "_FEW_RECORDS", chance.choice([-1_000, 3, 20_000])),
             patch.object(uuid, "uuid4", lambda: uuid.UUID(int=chance.getrandbits(128), version=4)),
         ):
             yield logged

@@ -144,6 +144,15 @@ class MemorySource:
     def position(self, tp: TopicPartition) -> int | None:
         return self._positions.get(tp)
 
+    @property
+    def readable(self) -> int:
+        broker, left = self._network.broker, 0
+        for tp, position in self._positions.items():
+            if tp not in self.lost and tp not in self.paused:
+                with contextlib.suppress(UnknownTopic):
+                    left += max(0, broker.last_stable(tp) - position)
+        return left
+
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
         self._positions = dict(positions)
 

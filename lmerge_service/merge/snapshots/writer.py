@@ -41,6 +41,8 @@ _CHUNK_BYTES: Final = 512 * 1024
 _CHUNKS_AHEAD: Final = 4
 _FIRST: Final = 0.1
 """Of the usual time, how long after a recovery the first snapshot waits."""
+_RECORDS: Final = 200_000
+"""After so many records the next one is due, however early: to read them again takes seconds."""
 _REST: Final = 20
 """After a snapshot, the next one waits this many times as long as it took: it costs 5 % at the
 most."""
@@ -55,15 +57,25 @@ class Snapshots:
         self._every = every
         self._clock = clock
         self._counts = counts
-        self._due = clock() + every * _FIRST
+        self._rested = clock()
+        self._due = self._rested + every * _FIRST
+        self._merged = 0
+        """Records since the last one was begun."""
         self._taking: _Taking | None = None
         self._news = asyncio.Event()
         self.seconds: float | None = None
         """How long the latest took, until it was all committed."""
 
+    def merged(self, records: int) -> None:
+        """So many records more are to be read again by who begins with the last one."""
+        self._merged += records
+
     @property
     def is_due(self) -> bool:
-        return self._taking is None and self._clock() >= self._due
+        now = self._clock()
+        if self._taking is not None or now < self._rested:
+            return False
+        return now >= self._due or self._merged >= _RECORDS
 
     def start(
         self, transaction: int, stream: Iterator[bytes], places: tuple[SnapshotPlace, ...]
@@ -71,6 +83,7 @@ class Snapshots:
         """Begins one of the state as it is at this instant: `stream` is what makes its bytes.
         `places` are the snapshots that shall stay."""
         slot = min(set(range(_SLOTS)) - {place.slot for place in places})
+        self._merged = 0
         self._taking = _Taking(slot, transaction, stream, self._clock(), self._news)
 
     async def ready(self) -> None:
@@ -113,7 +126,8 @@ class Snapshots:
         taking, self._taking = self._taking, None
         assert taking is not None
         taking.close()
-        self._due = self._clock() + max(self._every, _REST * (self._clock() - taking.started))
+        now = self._clock()
+        self._due, self._rested = now + self._every, now + _REST * (now - taking.started)
         self._counts["taken" if why is None else "failed"] += 1
         if why is not None:
             log.warning("no snapshot", why=why)

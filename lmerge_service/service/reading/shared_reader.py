@@ -59,6 +59,9 @@ AT_ONCE: Final = 4_000
 next, and let replicas drift apart, so that their events are no longer found among the recent ones.
 """
 _MOST_AT_ONCE: Final = 32_000
+_FEW: Final = 1_000
+"""So many records are soon read, at any rate."""
+_RATE_SECONDS, _BEHIND_SECONDS = 2.0, 0.25
 
 
 class SharedReader:
@@ -83,6 +86,8 @@ class SharedReader:
         self._kept: deque[tuple[SharedInput, int, int]] = deque()
         """What the inputs keep, oldest first: partition and bytes."""
         self._kept_bytes = 0
+        self._merged: deque[tuple[float, int]] = deque()
+        """When something was merged lately, and how many records."""
 
     # --- the tasks ------------------------------------------------------------------------------
 
@@ -150,6 +155,16 @@ class SharedReader:
                 del self._inputs[tp]
         shared.kept.clear()
         self._change()
+
+    @property
+    def is_behind(self) -> bool:
+        """More waits to be read than was merged in a quarter of a second, on the average of the
+        last ones: the tasks that lead take all the time that the worker has."""
+        if self._source is None or not self._inputs:
+            return False
+        began = self._clock() - _RATE_SECONDS
+        merged = sum(count for at, count in self._merged if at > began)
+        return self._source.readable > max(_FEW, merged / _RATE_SECONDS * _BEHIND_SECONDS)
 
     def position(self, tp: TopicPartition, shared: SharedInput) -> int:
         """Up to where a partition was read and merged, control records included."""
@@ -249,6 +264,10 @@ class SharedReader:
         tasks = self._reading()
         for task in tasks:
             task.begin()
+        now = self._clock()
+        while self._merged and self._merged[0][0] < now - _RATE_SECONDS:
+            self._merged.popleft()
+        self._merged.append((now, sum(map(len, self._pending.values()))))
         for tp, records in list(self._pending.items()):
             shared = reading[tp]
             if self._inputs.get(tp) is shared:
