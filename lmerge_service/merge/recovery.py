@@ -28,6 +28,7 @@ import hashlib
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
+from typing import Protocol
 
 import structlog
 
@@ -53,7 +54,7 @@ from lmerge_service.merge.commit_record import (
 from lmerge_service.merge.replicas import ReplicaState
 from lmerge_service.merge.task_state import RestoringState, TaskState
 
-__all__ = ("Recovery",)
+__all__ = ("JointReplay", "Recovery")
 
 log = structlog.get_logger()
 
@@ -64,6 +65,21 @@ _FEW_RECORDS, _RECORD_BYTES = 20_000, 64
 are always followed."""
 _LOOK_SECONDS = 2.0
 """While nothing is committed, the replicas' topics are looked for this often."""
+
+
+class JointReplay(Protocol):
+    """Replays input for several tasks at once (`service.reading.shared_replay`)."""
+
+    def alone(
+        self, state: TaskState, upto: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, int]:
+        """What of a state is to be replayed alone, and up to where."""
+
+    async def advance(self, state: TaskState) -> None:
+        """Replays the rest, as far as it goes now."""
+
+    def part(self, state: TaskState, name: str) -> None:
+        """A replica of a state is about to change otherwise than by replay."""
 
 
 class Recovery:
@@ -78,8 +94,11 @@ class Recovery:
         state: TopicPartition,
         fresh: Callable[[], TaskState],
         replicas: Callable[[], Mapping[str, Replica]],
+        joint: JointReplay | None = None,
     ):
-        """`fresh` makes an empty state; `replicas` gives those that may be merged, by name."""
+        """`fresh` makes an empty state; `replicas` gives those that may be merged, by name. With
+        `joint`, a state that is not fenced may advance together with others."""
+        self._joint = joint
         self._source = source
         self._topics = topics
         self._output = output
@@ -138,7 +157,7 @@ class Recovery:
             newest = await self._from_snapshot(commit.snapshots[0], commit, fenced=fenced)
             if newest is not None:
                 return newest
-        await self.follow(state, commit, fenced=fenced)
+        await self.follow(state, commit, fenced=fenced, joint=None if fenced else self._joint)
         return state
 
     async def _from_snapshot(
@@ -186,8 +205,16 @@ class Recovery:
         state.restored_from = place.transaction
         return state
 
-    async def follow(self, state: TaskState, commit: CommitRecord | None, *, fenced: bool) -> None:
-        """Advances to a later commit record (None: there is none, but there may be output).
+    async def follow(
+        self,
+        state: TaskState,
+        commit: CommitRecord | None,
+        *,
+        fenced: bool,
+        joint: JointReplay | None = None,
+    ) -> None:
+        """Advances to a later commit record (None: there is none, but there may be output). With
+        `joint`, some of the input may be left for the next time.
 
         Raises:
             StateError: the output does not contain the records that the commit record counts; the
@@ -196,8 +223,8 @@ class Recovery:
         await self._load_output(state, commit, fenced=fenced)
         if commit is None or (not fenced and self._has_followed(state, commit)):
             return
-        merging = await self._reconcile(state, commit.replicas)
-        await self._replay_input(state, merging)
+        merging = await self._reconcile(state, commit.replicas, joint)
+        await self._replay_input(state, merging, joint)
         state.transaction, state.decided = commit.transaction, commit.decided
         state.quarantined, state.snapshots = dict(commit.quarantined), commit.snapshots
         state.diverged = commit.diverged
@@ -294,7 +321,10 @@ class Recovery:
     # --- the replicas ---------------------------------------------------------------------------
 
     async def _reconcile(
-        self, state: TaskState, standings: Mapping[str, ReplicaCheckpoint]
+        self,
+        state: TaskState,
+        standings: Mapping[str, ReplicaCheckpoint],
+        joint: JointReplay | None,
     ) -> dict[str, ReplicaCheckpoint]:
         """Attaches and detaches so that the replicas of the commit record are merged; returns
         those of them that can be."""
@@ -309,7 +339,7 @@ class Recovery:
                 replicas.leave(name)
         infos = await self._topics.describe([each.topic for each in standings.values()])
         for name, standing in standings.items():
-            self._stand(state, desired[name], standing, infos.get(standing.topic))
+            self._stand(state, desired[name], standing, infos.get(standing.topic), joint)
         return {name: standings[name] for name in replicas.merged}
 
     def _stand(
@@ -318,6 +348,7 @@ class Recovery:
         replica: Replica,
         standing: ReplicaCheckpoint,
         info: TopicInfo | None,
+        joint: JointReplay | None,
     ) -> None:
         replicas, name = state.replicas, replica.name
         have = replicas.states.get(name)
@@ -338,11 +369,14 @@ class Recovery:
             replicas.expect(replica, epoch=standing.epoch)
             replicas.resume(name, standing, width)
             return
+        widens = not replica.co_partitioned and width > have.width
+        if joint is not None and (widens or standing.incarnation > have.step.decoder.incarnation):
+            joint.part(state, name)
         if standing.incarnation > have.step.decoder.incarnation:
             have.step.start_over(standing.incarnation, standing.joining_at)
         if standing.gap_accepted and not have.step.gap_accepted:
             have.step.accept_gap()
-        if not replica.co_partitioned and width > have.width:
+        if widens:
             begins = {
                 TopicPartition(standing.topic, number): each.begins
                 for number, each in standing.partitions.items()
@@ -350,15 +384,25 @@ class Recovery:
             replicas.widen(name, TopicInfo(info.id, width), begins)
 
     async def _replay_input(
-        self, state: TaskState, standings: Mapping[str, ReplicaCheckpoint]
+        self,
+        state: TaskState,
+        standings: Mapping[str, ReplicaCheckpoint],
+        joint: JointReplay | None,
     ) -> None:
         """Replays the records that were merged up to the commit record."""
-        replicas = state.replicas
         upto = {
             TopicPartition(standing.topic, number): each.next
             for standing in standings.values()
             for number, each in standing.partitions.items()
         }
+        alone = upto if joint is None else joint.alone(state, upto)
+        if alone:
+            await self._replay_alone(state, alone)
+        if joint is not None:
+            await joint.advance(state)
+
+    async def _replay_alone(self, state: TaskState, upto: Mapping[TopicPartition, int]) -> None:
+        replicas = state.replicas
         begins, ends = (
             await self._source.beginnings(list(upto)),
             await self._source.ends(list(upto)),
@@ -376,13 +420,13 @@ class Recovery:
             for tp, why in self._source.lost.items():
                 if (lost := replicas.merging(tp)) is not None:
                     replicas.exclude(lost.name, f"partition {tp.partition} {why}")
-        for tp in replicas.positions():
+        for tp in replicas.positions().keys() & upto.keys():
             replicas.arrive(tp, upto[tp])
 
     async def _replayed(self, state: TaskState, upto: Mapping[TopicPartition, int]) -> bool:
         """Whether all could be read; if not, the source's `lost` has those which could not."""
         replicas = state.replicas
-        starts = {tp: at for tp, at in replicas.positions().items() if at < upto[tp]}
+        starts = {tp: at for tp, at in replicas.positions().items() if at < upto.get(tp, at)}
         self._source.lost = {}
         try:
             async with aclosing(self._source.backlog(starts, upto)) as backlog:

@@ -71,6 +71,7 @@ from lmerge_service.merge.transaction import FeedbackSink, Transaction
 from lmerge_service.service.cutover_readiness import CutoverReadiness
 from lmerge_service.service.merge_loop import MergedBatch, MergeLoop
 from lmerge_service.service.reading.shared_reader import SharedReader
+from lmerge_service.service.reading.shared_replay import SharedReplay
 from lmerge_service.service.reading.task_source import TaskSource
 from lmerge_service.service.task_phases import Lifecycle, Phase, PhaseEvent
 
@@ -99,13 +100,15 @@ class MergeTask:
         partition: int = 0,
         *,
         shared: SharedReader | None = None,
+        replay: SharedReplay | None = None,
         turns: CommitTurns | None = None,
         outlets: Outlets | None = None,
         feedback: FeedbackSink = lambda *_: None,
         unix_ns: Callable[[], int] = time.time_ns,
     ):
         """`ledger`, which is only read here, has the decisions about the replicas. Through `shared`
-        the task reads together with others, without it alone; `turns` are the worker's. `outlets`
+        the task reads together with others, without it alone, and through `replay` it follows;
+        `turns` are the worker's. `outlets`
         knows which topics cannot be written. `feedback` receives, after each commit, the partition,
         the points of its inputs and its stable point. `unix_ns` is the wall clock: nanoseconds
         since the epoch."""
@@ -128,7 +131,7 @@ class MergeTask:
         self._ledger = ledger
         self._feedback = feedback
         self._cluster = cluster
-        self._shared = shared
+        self._shared, self._replay = shared, replay
         self._turns = CommitTurns() if turns is None else turns
         output = topology.output
         self._output = TopicPartition(output.topic, partition)
@@ -136,7 +139,8 @@ class MergeTask:
         self.state = self._fresh()
         """Never None: what is known so far."""
         self._is_known = False
-        """The state is exactly that of some commit record."""
+        """The state is that of some commit record, once `Recovery.follow` has replayed the input up
+        to it."""
         self._is_ours = False
         """A commit record of this merge has been seen or written: a later one of another merge
         shows a second owner of the output, and not a previous one."""
@@ -160,9 +164,15 @@ class MergeTask:
 
     def _replace(self, state: TaskState) -> None:
         """The state before, if it was in use, is large and in cycles of references."""
-        before, self.state = self.state.transaction, state
-        if before:
+        before, self.state = self.state, state
+        self._stop_replaying(before)
+        if before.transaction:
+            del before
             gc.collect()
+
+    def _stop_replaying(self, state: TaskState) -> None:
+        if self._replay is not None:
+            self._replay.leave(state)
 
     @property
     def phase(self) -> Phase:
@@ -302,6 +312,7 @@ class MergeTask:
         self._begin()
         async with AsyncExitStack() as stack:
             await self._connect(stack)
+            stack.callback(lambda: self._stop_replaying(self.state))
             for steps in itertools.count(1):
                 asked = _clock()
                 await _whole(self._catch_up(fenced=False))
@@ -336,6 +347,7 @@ class MergeTask:
             state=self._state_topic,
             fresh=self._fresh,
             replicas=self._attached,
+            joint=self._replay,
         )
 
     async def _catch_up(self, *, fenced: bool) -> None:

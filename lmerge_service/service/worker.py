@@ -44,6 +44,7 @@ from lmerge_service.merge.internal_topics import TopicWatch, prepare
 from lmerge_service.merge.outlets import Outlets
 from lmerge_service.merge.transaction import FeedbackSink
 from lmerge_service.service.reading.shared_reader import SharedReader
+from lmerge_service.service.reading.shared_replay import SharedReplay
 from lmerge_service.service.task import MergeTask
 from lmerge_service.service.task_phases import PhaseEvent, Role
 
@@ -103,6 +104,7 @@ class Worker:
         self._cluster = cluster
         self._standby_only = standby_only
         self._shared = SharedReader(cluster, topology, _clock)
+        self._replay = SharedReplay(cluster, topology, _clock)
         self._turns = CommitTurns()
         self._tasks: dict[int, MergeTask] = {}
         """Those that this worker has ever had: what they have counted must not fall."""
@@ -158,6 +160,7 @@ class Worker:
                 group.create_task(members.run(), name="members")
                 group.create_task(self.topic_watch.run(), name="topics")
                 group.create_task(self._shared.run(), name="reader")
+                group.create_task(self._replay.run(), name="replay")
                 group.create_task(self._claim(members), name="claim")
                 try:
                     async for assignment in members.changes():
@@ -223,6 +226,7 @@ class Worker:
                 self._cluster,
                 partition,
                 shared=self._shared,
+                replay=self._replay,
                 turns=self._turns,
                 outlets=self.outlets,
                 feedback=self._feedback,

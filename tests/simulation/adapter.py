@@ -27,6 +27,7 @@ from lmerge_service.service import worker as workers
 from lmerge_service.service.reading import shared_reader
 from lmerge_service.service.reading.shared_input import SharedInput, SharingTask
 from lmerge_service.service.reading.shared_reader import SharedReader
+from lmerge_service.service.reading.shared_replay import SharedReplay
 from tests.simulation.clients import MemoryCluster, MemoryLog
 from tests.simulation.loop import BEGAN
 from tests.simulation.memory import Broker
@@ -82,6 +83,13 @@ def deliver_to_all(shared: SharedInput, partition: int, records: Sequence[Record
         assert state.step.decoder is shared.decoder, "a task has a decoder of its own"
 
 
+def arrive_in_time(shared: SharedInput, tp: TopicPartition, end: int) -> None:
+    """As `SharedReplay._arrive`, and checks that no state is beyond its last commit record."""
+    for member in shared.members:
+        assert end <= member.targets[tp], "a standby is ahead"  # type: ignore[attr-defined]
+    _arrive(shared, tp, end)
+
+
 def keep_all(
     reader: SharedReader, shared: SharedInput, partition: int, began: int, records: list[Record]
 ) -> None:
@@ -104,7 +112,7 @@ def open_in_order(
 
 
 _join, _keep, _deliver = SharedReader.join, SharedReader._keep, SharedInput.deliver
-_open = Replicas.open
+_open, _arrive = Replicas.open, SharedReplay._arrive
 _brokers: list[Broker] = []
 """Of the machine that is entered."""
 
@@ -132,6 +140,7 @@ def machine(chance: Random) -> Iterator[Counter[str]]:
             patch.object(SharedReader, "_keep", keep_all),
             patch.object(SharedInput, "deliver", deliver_to_all),
             patch.object(Replicas, "open", open_in_order),
+            patch.object(SharedReplay, "_arrive", staticmethod(arrive_in_time)),
             patch.object(shared_reader, "_KEPT_BYTES", chance.choice([0, 3_000, 1 << 20])),
             patch.object(shared_reader, "_FEW", chance.choice([0, 5, 1_000])),
             patch.object(snapshots, "_RECORDS", chance.choice([20, 200_000])),

@@ -22,7 +22,7 @@ from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.merge.commit_record import ReplicaCheckpoint
 from lmerge_service.merge.decisions.ledger import Ledger
 from lmerge_service.merge.liveness import Liveness
-from lmerge_service.merge.recovery import Recovery
+from lmerge_service.merge.recovery import JointReplay, Recovery
 from lmerge_service.merge.replicas import Replicas, ReplicaState
 from lmerge_service.merge.task_state import TaskState
 from lmerge_service.service.reading.shared_input import SharedInput, SharingTask
@@ -188,10 +188,13 @@ def test_a_snapshot_without_what_came_after_it_is_found(monkeypatch: pytest.Monk
     replay_input = Recovery._replay_input
 
     async def nothing(
-        self: Recovery, state: TaskState, standings: Mapping[str, ReplicaCheckpoint]
+        self: Recovery,
+        state: TaskState,
+        standings: Mapping[str, ReplicaCheckpoint],
+        joint: JointReplay | None,
     ) -> None:
         if state.restored_from is None:
-            await replay_input(self, state, standings)
+            await replay_input(self, state, standings, joint)
         for standing in standings.values():
             for number, mark in standing.partitions.items():
                 state.replicas.arrive(TopicPartition(standing.topic, number), mark.next)

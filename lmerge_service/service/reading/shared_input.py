@@ -99,9 +99,13 @@ class SharedInput:
         decoder: ReplicaDecoder,
         positions: Mapping[int, int],
         router: Router | None,
+        *,
+        replays_input: bool = False,
     ):
         """`positions` are by partition; `router` divides the elements, None if they are all for
-        the one task that reads them."""
+        the one task that reads them. `replays_input` is for records that were merged before, which
+        no guard looks at."""
+        self.replays_input = replays_input
         self.attachment = attachment
         self.decoder = decoder
         self.next = dict(positions)
@@ -188,9 +192,11 @@ class _Chunk:
         for member in list(shared.members):
             self._open(member, self._records)
         final = min((member.stable for member in self._opened), default=START)
+        replays = shared.replays_input
         for piece in shared.decoder.pieces(
-            partition, self._records, self._letters, by_stable=True, final=final
-        ):
+            partition, self._records, self._letters, by_stable=not replays, final=final,
+            replay_input=replays,
+        ):  # fmt: skip
             self._elements += (piece.elements, piece.last)
             self._offer(piece)
             if not shared.members:
