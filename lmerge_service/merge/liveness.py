@@ -85,8 +85,10 @@ class Liveness:
         seconds."""
         self.progressed = False
         """Something was written to its topic: it is not one of those that never began."""
-        self._blocked = False
-        """A transaction was open at the last look."""
+        self._open: dict[int, int] = {}
+        """By partition, the offset of the latest transaction that was seen open."""
+        self._excused: dict[int, int] = {}
+        """The same of those that have ended since: a look that is older may show them again."""
         self._excuses = 0
         """How many have ended since it published something new."""
         self._stables: list[int] = []
@@ -157,13 +159,18 @@ class Liveness:
 
     def know_unread(self, unread: Unread, now: float) -> None:
         """What a look at its topic has found."""
-        blocked = bool(unread.open)
         if unread.records and not self.progressed:
             self.at, self.progressed = now, True
-        elif self._blocked and not blocked and self._excuses < _EXCUSES:
+        if unread.open:
+            self._open |= {each.partition: each.offset for each in unread.open}
+            return
+        ended, self._open = self._open, {}
+        if all(self._excused.get(number, -1) >= offset for number, offset in ended.items()):
+            return
+        self._excused |= ended
+        if self._excuses < _EXCUSES:
             self.at, self.progressed = now, True
             self._excuses += 1
-        self._blocked = blocked
 
     def _remember(self, records: Sequence[RecordLike]) -> bool:
         """Whether one of these was not published before, as far as is remembered."""

@@ -237,8 +237,8 @@ def test_n3_rebuilds_do_not_make_repeats_progress() -> None:
 # --- open transactions ----------------------------------------------------------------------------
 
 
-def opened(since: float) -> tuple[OpenTransaction, ...]:
-    return (OpenTransaction("in.a", 0, 5, 30, since),)
+def opened(since: float, offset: int = 5) -> tuple[OpenTransaction, ...]:
+    return (OpenTransaction("in.a", 0, offset, 30, since),)
 
 
 def test_n2_an_open_transaction_holds_an_end_however_long_it_is_open() -> None:
@@ -254,18 +254,18 @@ def test_n2_an_open_transaction_holds_an_end_however_long_it_is_open() -> None:
 
 def test_n2_one_that_has_ended_starts_patience_anew_and_a_few_times_only() -> None:
     playing = Playing()
-    for _ in range(3):
+    for number in range(3):
         playing.task.now += 1.0
-        playing.look(30, opened(playing.task.now))
+        playing.look(30, opened(playing.task.now, 100 * number))
         playing.task.now += 100.0
-        playing.look(30, opened(playing.task.now - 100.0))
+        playing.look(30, opened(playing.task.now - 100.0, 100 * number))
         playing.task.now += 1.0
         playing.look()
         playing.task.now += PATIENCE
         playing.look()
         assert playing.is_waited_for
     playing.task.now += 0.1
-    playing.look(30, opened(playing.task.now))
+    playing.look(30, opened(playing.task.now, 900))
     playing.task.now += 1.0
     playing.look()
     assert not playing.is_waited_for
@@ -278,7 +278,7 @@ def test_n2_who_publishes_new_events_in_long_transactions_is_waited_for_though_a
     playing = Playing()
     for number in range(10):
         playing.task.now += 1.0
-        playing.look(30, opened(playing.task.now))
+        playing.look(30, opened(playing.task.now, 100 * number))
         playing.task.now += 100.0
         playing.read([Insert(b'"late %d"' % number, 3, 4)])
         playing.look()
@@ -301,6 +301,25 @@ def test_n2_who_has_only_aborted_what_it_wrote_is_waited_for_once() -> None:
             state.unread = Unread(0, False, (), task.now)
         task.merge_loop.pace(1)
         assert bool(task.merge_loop.held("b")) is held
+
+
+def test_n2_one_transaction_is_one_excuse_however_often_an_old_look_shows_it() -> None:
+    """Seed 10305 of the simulation with pauses: a rebuilt task measured by a look from before, and
+    three looks at one transaction were all the excuses that there are."""
+    playing = Playing()
+    for offset in (5, 40):
+        since = playing.task.now
+        playing.look(30, opened(since, offset))
+        playing.task.now += 100.0
+        for _ in range(3):
+            playing.look(30, opened(since, offset))
+            playing.look()
+    playing.task.now += PATIENCE
+    playing.look()
+    assert playing.is_waited_for
+    playing.task.now += 0.1
+    playing.look()
+    assert not playing.is_waited_for
 
 
 def test_n2_a_rebuild_forgets_no_open_transaction() -> None:
