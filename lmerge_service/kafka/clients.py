@@ -75,6 +75,8 @@ _REPEAT_SECONDS: Final = 0.05
 _QUIET_SECONDS: Final = 1.0
 _QUIET_WAIT_MS: Final = 250
 """Other requests to the broker wait behind a fetch that it holds."""
+_PARTITION_WAIT_MS, _MOST_WAIT_MS = 3, 750
+"""A fetch names each of its partitions, and costs by their number."""
 
 _BOOTSTRAP: Final = "bootstrap"
 """aiokafka's name for a broker that it knows by its address only."""
@@ -275,7 +277,11 @@ class Fetches(Fetcher):  # type: ignore[misc]
     @property
     def _fetch_max_wait_ms(self) -> int:
         quiet = not self._records and self._loop.time() - self.moved > _QUIET_SECONDS
-        return max(self.short_ms, _QUIET_WAIT_MS) if quiet else self.short_ms
+        if not quiet:
+            return self.short_ms
+        partitions = len(self._subscriptions.assigned_partitions())
+        wait = _QUIET_WAIT_MS + min(_PARTITION_WAIT_MS * partitions, _MOST_WAIT_MS)
+        return max(self.short_ms, wait)
 
 
 def adopted(client: Any) -> Client:

@@ -39,6 +39,7 @@ from lmerge_service.formats.headers import seq_of
 from lmerge_service.formats.payload import DEEPEST
 from lmerge_service.formats.repeats import content_of
 from lmerge_service.formats.wire import WireDecoder
+from lmerge_service.kafka.lookups import Lookups
 from lmerge_service.kafka.records import Record
 from lmerge_service.kafka.sightings import is_another
 from lmerge_service.kafka.source import Source, TopicPartition
@@ -88,17 +89,19 @@ class Recovery:
     def __init__(
         self,
         source: Source,
-        topics: Topics,
+        topics: Topics | Lookups,
         *,
         output: TopicPartition,
         state: TopicPartition,
         fresh: Callable[[], TaskState],
         replicas: Callable[[], Mapping[str, Replica]],
         joint: JointReplay | None = None,
+        lookups: Lookups | None = None,
     ):
         """`fresh` makes an empty state; `replicas` gives those that may be merged, by name. With
-        `joint`, a state that is not fenced may advance together with others."""
-        self._joint = joint
+        `joint`, a state that is not fenced may advance together with others; `lookups` asks for
+        several tasks at once where their commit records end."""
+        self._joint, self._lookups = joint, lookups
         self._source = source
         self._topics = topics
         self._output = output
@@ -120,7 +123,8 @@ class Recovery:
             StateError: it is of another version.
         """
         tp = self._state_topic
-        ends = await (self._source.high_watermarks([tp]) if fenced else self._source.ends([tp]))
+        asks = self._lookups or self._source
+        ends = await (self._source.high_watermarks([tp]) if fenced else asks.ends([tp]))
         if not fenced and ends[tp] == self._seen[0]:
             return self._seen[1]
         record = await last_with_key(self._source, tp, MARK_KEY, end=ends[tp])

@@ -127,6 +127,10 @@ class ReplicaState:
         begins = tuple(sorted((number, each.begins) for number, each in self.partitions.items()))
         return ReplicaAttachment(self.replica, self.topic_id, self.width, begins)
 
+    def is_attached_as(self, attachment: ReplicaAttachment) -> bool:
+        """Whether it still is as it was then, with the same step."""
+        return (self.topic_id, self.width) == (attachment.topic_id, attachment.width)
+
     @property
     def standing(self) -> ReplicaCheckpoint:
         """As in the next commit record; of a replica that is merged."""

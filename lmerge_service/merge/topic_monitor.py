@@ -16,13 +16,14 @@ Who owns what
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import structlog
 
 from lmerge_service.errors import TransportError
 from lmerge_service.kafka.connection import CONNECT_SECONDS, lacking
+from lmerge_service.kafka.lookups import Lookups
 from lmerge_service.kafka.sightings import Sightings, TopicChange, change_of, is_another
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.topics import TopicInfo, Topics
@@ -75,7 +76,7 @@ class TopicMonitor:
         self,
         state: TaskState,
         source: Positions,
-        topics: Topics,
+        topics: Topics | Lookups,
         *,
         clock: Callable[[], float],
         detached: Callable[[], Mapping[str, str]],
@@ -90,6 +91,8 @@ class TopicMonitor:
         self._found: dict[str, TopicInfo] | None = None
         """The topics found, if that is not acted on yet."""
         self._sightings = Sightings()
+        self._answers: tuple[dict[TopicPartition, int], dict[TopicPartition, int]] = {}, {}
+        """High watermarks and last stable offsets, at the last look-up."""
         self._ends: dict[TopicPartition, _Ends] = {}
         self._asked_at = 0.0
         self._logged: dict[TopicPartition, int] = {}
@@ -123,9 +126,13 @@ class TopicMonitor:
         high = await self._source.high_watermarks(there, seconds=WATCH_SECONDS) if there else {}
         both = [*there, *left]
         stable = await self._source.ends(both, seconds=WATCH_SECONDS) if both else {}
-        self._ends = {tp: _Ends(high[tp], stable[tp]) for tp in there}
-        self._asked_at = asked_at
-        self.measure()
+        is_quiet = (high, stable) == self._answers
+        self._answers, self._asked_at = (high, stable), asked_at
+        if is_quiet:
+            self._go_on_waiting()
+        else:
+            self._ends = {tp: _Ends(high[tp], stable[tp]) for tp in there}
+            self.measure()
         self._log_open()
         self._count_unheeded(detached, stable)
 
@@ -218,6 +225,14 @@ class TopicMonitor:
             return
         topic = replicas.states[name].replica.topic
         log.info("replica widened", replica=name, topic=topic, partitions=info.partitions)
+
+    def _go_on_waiting(self) -> None:
+        """Measures, where nothing has come: whoever had read everything still has."""
+        for state in self._state.replicas.states.values():
+            if (unread := state.unread) is not None and not unread.records and not unread.open:
+                state.unread = replace(unread, asked_at=self._asked_at)
+            else:
+                state.unread = self._unread(state)
 
     def measure(self) -> None:
         """How far it is to the topics' ends, as they were seen last."""

@@ -47,6 +47,7 @@ from lmerge_service.errors import (
 )
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.kafka.cluster import Cluster
+from lmerge_service.kafka.lookups import Lookups
 from lmerge_service.kafka.source import Batches, TopicPartition
 from lmerge_service.merge.commit_record import CommitRecord
 from lmerge_service.merge.commit_turns import CommitTurns
@@ -101,17 +102,18 @@ class MergeTask:
         *,
         shared: SharedReader | None = None,
         replay: SharedReplay | None = None,
+        lookups: Lookups | None = None,
         turns: CommitTurns | None = None,
         outlets: Outlets | None = None,
         feedback: FeedbackSink = lambda *_: None,
         unix_ns: Callable[[], int] = time.time_ns,
     ):
         """`ledger`, which is only read here, has the decisions about the replicas. Through `shared`
-        the task reads together with others, without it alone, and through `replay` it follows;
-        `turns` are the worker's. `outlets`
-        knows which topics cannot be written. `feedback` receives, after each commit, the partition,
-        the points of its inputs and its stable point. `unix_ns` is the wall clock: nanoseconds
-        since the epoch."""
+        the task reads together with others, through `replay` it follows with others, through
+        `lookups` it asks together with them; without these, alone. `turns` are the worker's.
+        `outlets` knows which topics cannot be written. `feedback` receives, after each commit, the
+        partition, the points of its inputs and its stable point. `unix_ns` is the wall clock:
+        nanoseconds since the epoch."""
         self.topology = topology
         self.partition = partition
         self.progress = TaskProgress()
@@ -131,7 +133,7 @@ class MergeTask:
         self._ledger = ledger
         self._feedback = feedback
         self._cluster = cluster
-        self._shared, self._replay = shared, replay
+        self._shared, self._replay, self._lookups = shared, replay, lookups
         self._turns = CommitTurns() if turns is None else turns
         output = topology.output
         self._output = TopicPartition(output.topic, partition)
@@ -233,12 +235,12 @@ class MergeTask:
             every=self.topology.snapshot_seconds, clock=_clock, counts=self.progress.snapshots
         )
         stack.callback(self._snapshots.close)
-        self._reading = TaskSource(self, self.state, self._source, self._shared)
+        self._reading = TaskSource(self, self.state, self._source, self._shared, self._lookups)
         stack.push_async_callback(self._reading.aclose)
         self._topic_monitor = TopicMonitor(
             self.state,
             self._reading,
-            self._topics,
+            self._lookups or self._topics,
             clock=_clock,
             detached=self._detached,
             unheeded=self.progress.unheeded,
@@ -321,7 +323,7 @@ class MergeTask:
                 self.lifecycle.move(PhaseEvent.CAUGHT_UP if self._is_known else PhaseEvent.FAILED)
                 if steps % _TIDY_STEPS == 0:
                     gc.collect(1)
-                await asyncio.sleep(_FOLLOW_SECONDS if self._is_known else _REBUILD_SECONDS)
+                await _until_next(_FOLLOW_SECONDS if self._is_known else _REBUILD_SECONDS)
                 await self._until_there_is_time()
 
     async def _until_there_is_time(self) -> None:
@@ -342,12 +344,13 @@ class MergeTask:
         )
         self._recovery = Recovery(
             self._source,
-            self._topics,
+            self._lookups or self._topics,
             output=self._output,
             state=self._state_topic,
             fresh=self._fresh,
             replicas=self._attached,
             joint=self._replay,
+            lookups=self._lookups,
         )
 
     async def _catch_up(self, *, fenced: bool) -> None:
@@ -631,7 +634,7 @@ class MergeTask:
                 self.progress.unreachable = str(error)
                 for state in self.state.replicas.states.values():
                     state.unread = None
-            await asyncio.sleep(WATCH_SECONDS)
+            await _until_next(WATCH_SECONDS)
 
 
 async def _whole(step: Coroutine[Any, Any, None]) -> None:
@@ -647,6 +650,11 @@ async def _whole(step: Coroutine[Any, Any, None]) -> None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         raise
+
+
+async def _until_next(seconds: float) -> None:
+    """Until the next multiple of so many seconds: what all tasks ask then is one request."""
+    await asyncio.sleep(seconds - _clock() % seconds)
 
 
 def _clock() -> float:

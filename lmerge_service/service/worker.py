@@ -37,6 +37,7 @@ from lmerge_service.errors import (
     single_error,
 )
 from lmerge_service.kafka.cluster import Cluster
+from lmerge_service.kafka.lookups import Lookups
 from lmerge_service.kafka.members import Members
 from lmerge_service.merge.commit_turns import CommitTurns
 from lmerge_service.merge.decisions.control_log import LoggedControl
@@ -105,6 +106,7 @@ class Worker:
         self._standby_only = standby_only
         self._shared = SharedReader(cluster, topology, _clock)
         self._replay = SharedReplay(cluster, topology, _clock)
+        self._lookups = Lookups(cluster)
         self._turns = CommitTurns()
         self._tasks: dict[int, MergeTask] = {}
         """Those that this worker has ever had: what they have counted must not fall."""
@@ -161,6 +163,7 @@ class Worker:
                 group.create_task(self.topic_watch.run(), name="topics")
                 group.create_task(self._shared.run(), name="reader")
                 group.create_task(self._replay.run(), name="replay")
+                group.create_task(self._lookups.run(), name="lookups")
                 group.create_task(self._claim(members), name="claim")
                 try:
                     async for assignment in members.changes():
@@ -227,6 +230,7 @@ class Worker:
                 partition,
                 shared=self._shared,
                 replay=self._replay,
+                lookups=self._lookups,
                 turns=self._turns,
                 outlets=self.outlets,
                 feedback=self._feedback,

@@ -218,7 +218,7 @@ class SharedReplay:
         replica = task.merged.get(name)
         step = None if replica is None else replica.step
         is_same = step is not None and step.decoder is shared.decoder
-        if replica is None or not is_same or replica.attachment != shared.attachment:
+        if replica is None or not is_same or not replica.is_attached_as(shared.attachment):
             self._part(shared, task)
 
     def _is_sharable(self, task: _ReplayingTask, replica: ReplicaState) -> bool:

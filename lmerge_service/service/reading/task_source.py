@@ -27,6 +27,7 @@ from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.dialects import decoders_of
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.connection import CONNECT_SECONDS
+from lmerge_service.kafka.lookups import Lookups
 from lmerge_service.kafka.records import Record
 from lmerge_service.kafka.source import Batches, Source, TopicPartition
 from lmerge_service.merge.decoding import DecodedPiece
@@ -66,9 +67,16 @@ class TaskSource:
     """Of one task, while it leads."""
 
     def __init__(
-        self, task: LeadingTask, state: TaskState, source: Source, shared: SharedReader | None
+        self,
+        task: LeadingTask,
+        state: TaskState,
+        source: Source,
+        shared: SharedReader | None,
+        lookups: Lookups | None = None,
     ):
-        """`source` is the task's own; without `shared` it reads everything alone."""
+        """`source` is the task's own; without `shared` it reads everything alone, without `lookups`
+        it asks alone where topics end."""
+        self._asks = source if lookups is None else lookups
         self.is_busy = True
         self.paused: frozenset[TopicPartition] = frozenset()
         """Partitions that are not read on for now."""
@@ -114,12 +122,12 @@ class TaskSource:
     async def ends(
         self, partitions: Sequence[TopicPartition], *, seconds: float = CONNECT_SECONDS
     ) -> dict[TopicPartition, int]:
-        return await self._own.ends(partitions, seconds=seconds)
+        return await self._asks.ends(partitions, seconds=seconds)
 
     async def high_watermarks(
         self, partitions: Sequence[TopicPartition], *, seconds: float = CONNECT_SECONDS
     ) -> dict[TopicPartition, int]:
-        return await self._own.high_watermarks(partitions, seconds=seconds)
+        return await self._asks.high_watermarks(partitions, seconds=seconds)
 
     def position(self, tp: TopicPartition) -> int | None:
         """Up to where a partition was read, control records included."""
@@ -183,11 +191,11 @@ class TaskSource:
         state = self._state.replicas.states.get(name)
         if state is None or state.step is None or state.step.decoder is not shared.decoder:
             self._drop(name)
-        elif state.attachment != shared.attachment or self._is_paused(state):
+        elif not state.is_attached_as(shared.attachment) or self._is_paused(state):
             shared.part(self)
 
     def _is_paused(self, state: ReplicaState) -> bool:
-        return not self.paused.isdisjoint(state.positions)
+        return bool(self.paused) and not self.paused.isdisjoint(state.positions)
 
     def _is_apart(self, state: ReplicaState) -> bool:
         return self._apart.get(state.name) is state.step
@@ -195,7 +203,9 @@ class TaskSource:
     def _is_stopped(self, state: ReplicaState) -> bool:
         """By flow control, or by a guard."""
         held = self._loop.evaluator.waiting
-        return self._is_paused(state) or not held.keys().isdisjoint(state.positions)
+        return self._is_paused(state) or (
+            bool(held) and not held.keys().isdisjoint(state.positions)
+        )
 
     def _is_read_together(self, state: ReplicaState) -> bool:
         """From now on, or soon."""

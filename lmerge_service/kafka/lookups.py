@@ -1,0 +1,190 @@
+"""What a worker's tasks ask Kafka about topics: many questions in one request.
+
+Theory
+    Each task of a worker asks which topics there are and where they end, most of them the same
+    ones. Questions of one kind that come at the same moment share a request, and those that come
+    while it is under way share the next one. So an answer is never older than its question:
+
+        task 0  ask ─┐                      ┌─▶ answer
+        task 1  ask ─┴─ request ────────────┴─▶ answer
+        task 2            ask ──── (waits) ──── request ─────▶ answer
+
+Who owns what
+    `Lookups` owns its clients, and makes others after an error.
+
+What happens on a crash
+    Nothing: it only asks.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Final, Generic, Protocol, TypeVar
+
+import structlog
+
+from lmerge_service.errors import TransportError
+from lmerge_service.kafka.connection import CONNECT_SECONDS
+from lmerge_service.kafka.source import Source, TopicPartition
+from lmerge_service.kafka.topics import TopicInfo, Topics
+
+__all__ = ("Lookups",)
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+log = structlog.get_logger()
+
+_REQUEST_SECONDS: Final = 5.0
+"""A request that takes longer has failed; who has more time asks again."""
+_RETRY_SECONDS: Final = 0.2
+_RECORD_BYTES: Final = 1 << 20
+
+
+class _Clients(Protocol):
+    def topics(self) -> Topics: ...
+
+    def source(self, *, max_record_bytes: int) -> Source: ...
+
+
+class _Questions(Generic[K, V]):
+    """Questions of one kind."""
+
+    def __init__(self, doing: str, ask: Callable[[Sequence[K]], Awaitable[dict[K, V]]]):
+        self._doing, self._ask = doing, ask
+        self._wanted: dict[K, None] = {}
+        self._next: asyncio.Task[dict[K, V]] | None = None
+        self._under_way: asyncio.Task[dict[K, V]] | None = None
+
+    async def answer(self, keys: Iterable[K], seconds: float) -> dict[K, V]:
+        """Of those that there are.
+
+        Raises:
+            TransportError: no answer in time.
+        """
+        wanted = list(keys)
+        try:
+            async with asyncio.timeout(seconds):
+                found = await self._patiently(wanted)
+        except TimeoutError:
+            why = f"{self._doing}: no answer from Kafka within {seconds:g} s"
+            raise TransportError(why) from None
+        return {key: found[key] for key in wanted if key in found}
+
+    async def _patiently(self, wanted: Sequence[K]) -> dict[K, V]:
+        while True:
+            self._wanted |= dict.fromkeys(wanted)
+            if self._next is None:
+                self._next = asyncio.create_task(self._together(), name=self._doing)
+                self._next.add_done_callback(_retrieved)
+            try:
+                return await asyncio.shield(self._next)
+            except TransportError as error:
+                if not error.retriable:
+                    raise
+            await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _together(self) -> dict[K, V]:
+        if self._under_way is not None:
+            await asyncio.wait({self._under_way})
+        await asyncio.sleep(0)  # whoever asks at this moment
+        wanted, self._wanted = list(self._wanted), {}
+        self._under_way, self._next = self._next, None
+        return await self._ask(wanted)
+
+    async def end(self) -> None:
+        """Nobody waits any more."""
+        left = {task for task in (self._next, self._under_way) if task is not None}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
+
+def _retrieved(task: asyncio.Task[object]) -> None:
+    """Whoever asked may have left."""
+    if not task.cancelled():
+        task.exception()
+
+
+class Lookups:
+    """Of one worker; `run` keeps its clients open."""
+
+    def __init__(self, cluster: _Clients):
+        self._cluster = cluster
+        self._topics: Topics | None = None
+        self._source: Source | None = None
+        self._open, self._failed = asyncio.Event(), asyncio.Event()
+        self._described = _Questions("asking which topics there are", self._describe)
+        self._ends = _Questions("asking where topics end", self._ask_ends)
+        self._highs = _Questions("asking where topics end", self._ask_high_watermarks)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        try:
+            while True:
+                with suppress(TransportError):  # who asks finds out
+                    await self._serve()
+                await asyncio.sleep(_RETRY_SECONDS)
+        finally:
+            for questions in (self._described, self._ends, self._highs):
+                await questions.end()
+
+    async def _serve(self) -> None:
+        async with (
+            self._cluster.topics() as topics,
+            self._cluster.source(max_record_bytes=_RECORD_BYTES) as source,
+        ):
+            self._topics, self._source = topics, source
+            self._failed.clear()
+            self._open.set()
+            try:
+                await self._failed.wait()
+            finally:
+                self._open.clear()
+
+    @property
+    def refused(self) -> set[str]:
+        """Topics that were asked for, and that our user may not see."""
+        return set() if self._topics is None else self._topics.refused
+
+    async def describe(
+        self, names: Iterable[str], *, seconds: float | None = None
+    ) -> dict[str, TopicInfo]:
+        """See `Topics`."""
+        return await self._described.answer(names, CONNECT_SECONDS if seconds is None else seconds)
+
+    async def ends(
+        self, partitions: Sequence[TopicPartition], *, seconds: float = CONNECT_SECONDS
+    ) -> dict[TopicPartition, int]:
+        """See `Source`, as for the next one."""
+        return await self._ends.answer(partitions, seconds)
+
+    async def high_watermarks(
+        self, partitions: Sequence[TopicPartition], *, seconds: float = CONNECT_SECONDS
+    ) -> dict[TopicPartition, int]:
+        return await self._highs.answer(partitions, seconds)
+
+    async def _describe(self, names: Sequence[str]) -> dict[str, TopicInfo]:
+        await self._open.wait()
+        assert self._topics is not None
+        return await self._noting(self._topics.describe(names, seconds=_REQUEST_SECONDS))
+
+    async def _ask_ends(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        await self._open.wait()
+        assert self._source is not None
+        return await self._noting(self._source.ends(partitions, seconds=_REQUEST_SECONDS))
+
+    async def _ask_high_watermarks(
+        self, partitions: Sequence[TopicPartition]
+    ) -> dict[TopicPartition, int]:
+        await self._open.wait()
+        assert self._source is not None
+        asking = self._source.high_watermarks(partitions, seconds=_REQUEST_SECONDS)
+        return await self._noting(asking)
+
+    async def _noting(self, asking: Awaitable[dict[K, V]]) -> dict[K, V]:
+        try:
+            return await asking
+        except TransportError:
+            self._failed.set()  # other clients may do better
+            raise
