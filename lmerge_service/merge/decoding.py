@@ -21,7 +21,9 @@ Theory
     A replica that publishes in a dialect (`formats.dialects`) has a decoder per partition and
     incarnation. A record may then decode to several elements, or none. A key that is in two
     partitions has no history in either (`dialects.homes`): the replica cannot be read beyond that
-    record (`torn`), and has to be excluded. Replayed input is never torn, since it was merged.
+    record (`torn`), and has to be excluded. So has one that is declared co-partitioned, at the
+    first element that is in another partition than the output would have it in: a task reads only
+    one. Replayed input is never torn, since it was merged.
 
     Records are decoded in *pieces*, each of which is decoded when the caller asks for it: up to a
     stable, where it matters who decides on that, and up to a new incarnation. A caller that does
@@ -54,13 +56,28 @@ from lmerge_service.formats.payload import DEEPEST
 from lmerge_service.formats.repeats import RecordReading, Repeats, content_of
 from lmerge_service.formats.wire import WireDecoder, encode
 
-__all__ = ("Contradiction", "DecodedPiece", "DecodedRecord", "Outdated", "ReplicaDecoder")
+__all__ = (
+    "WHOLE",
+    "Contradiction",
+    "DecodedPiece",
+    "DecodedRecord",
+    "Outdated",
+    "ReplicaDecoder",
+)
 
 _DECODER: Final = "decoder"
 _WAITING: Final = "waiting"
 _SEQ: Final = "seq"
 _OUTDATED: Final = "outdated"
 _HOMES: Final = "homes"
+WHOLE: Final = (
+    "write all of it to a new topic and attach that, or, if it began a new incarnation with the "
+    "new partitions, release it"
+)
+"""What to do with a replica that cannot be read on, as a rule."""
+_AS_DECLARED: Final = (
+    "attach it without co_partitioned, or write all of it to a new topic, partitioned as the output"
+)
 _MUST_BE_WHOLE = "a replica that is normalised must be correct from the beginning"
 
 
@@ -144,11 +161,13 @@ class ReplicaDecoder:
         must_be_whole: bool = False,
         ignore_stables_before: Mapping[int, int] = MappingProxyType({}),
         dialect: Callable[[], Decoder] | None = None,
+        routes: Callable[[bytes], int] | None = None,
     ):
         """`partitions` are the operator's: one if the replica is co-partitioned, since the task
-        reads one. `must_be_whole`: an incarnation that joins late is refused.
-        `ignore_stables_before` gives offsets by partition before which stables do not count;
-        `dialect` makes a decoder for each partition, None if they are in the wire format."""
+        reads one; `routes` gives then in which partition a payload has to be. `must_be_whole`: an
+        incarnation that joins late is refused. `ignore_stables_before` gives offsets by partition
+        before which stables do not count; `dialect` makes a decoder for each partition, None if
+        they are in the wire format."""
         self.name = name
         self.topic = topic
         self.incarnation = incarnation
@@ -169,6 +188,9 @@ class ReplicaDecoder:
         long as no newer one has followed."""
         self.torn: str | None = None
         """Why it cannot be read on, in words."""
+        self.remedy = WHOLE
+        """What to do about that."""
+        self._routes = routes
         self._decoder = decoder
         self._must_be_whole = must_be_whole
         self._ignore_stables_before = dict(ignore_stables_before)
@@ -200,6 +222,7 @@ class ReplicaDecoder:
         if not records or type(records[0]) is not DecodedRecord:
             decoder.weigh(len(records))
             keeps = decoder.keeps
+        routes = None if replay_input else self._routes
         counts_from = self._ignore_stables_before.get(partition, 0)
         decoded: Sequence[Element]
         vc: int | None
@@ -222,17 +245,22 @@ class ReplicaDecoder:
                         continue
                 if in_wire:
                     element = decoder.seen[record.value] if keeps else element_of(record)  # type: ignore[index]
-                    if type(element) is not Stable:
+                    if type(element) is Stable:
+                        decoded, vc = (element,), element.vc
+                    elif routes is None:
                         elements.append(element)
                         continue
-                    decoded, vc = (element,), element.vc
+                    else:
+                        decoded, vc = (element,), None
                 else:
                     decoded = self._translated(partition, record, final, replay_input=replay_input)
                     vc = _highest(decoded)
-                    if self.torn is not None:
-                        self._forget(partition, record)
-                        yield DecodedPiece(elements, record.offset)
-                        return
+                if routes is not None and self.torn is None:
+                    self._find_misplaced(partition, record.offset, decoded, routes)
+                if self.torn is not None:
+                    self._forget(partition, record)
+                    yield DecodedPiece(elements, record.offset)
+                    return
             except ElementError as error:
                 dead.append(self._dead_letter(partition, record, error))
                 continue
@@ -255,13 +283,14 @@ class ReplicaDecoder:
             incarnation=self.incarnation, joining_at=self.joining_at,
             must_be_whole=self._must_be_whole,
             ignore_stables_before=self._ignore_stables_before, dialect=dialect,
+            routes=self._routes,
         )  # fmt: skip
         for kind, partition, saved in self.parts():
             fork.restore(kind, partition, saved)
         fork.repeats = deepcopy(self.repeats)  # with what `take_back` needs, which is not saved
         fork.stale, fork.repeated = self.stale, self.repeated
         fork.contradicted, fork.contradictions = self.contradicted, [*self.contradictions]
-        fork.torn = self.torn
+        fork.torn, fork.remedy = self.torn, self.remedy
         return fork
 
     def use(self, decoder: WireDecoder) -> None:
@@ -361,6 +390,28 @@ class ReplicaDecoder:
         if len(decoders) == self.partitions:
             passed = min(each.stable for each in decoders.values())
         homes.forget(max(passed, final))
+
+    def _find_misplaced(
+        self,
+        partition: int,
+        offset: int,
+        decoded: Sequence[Element],
+        routes: Callable[[bytes], int],
+    ) -> None:
+        """Whether an element of a co-partitioned replica is where another task would have to read
+        it, which does not."""
+        for element in decoded:
+            if type(element) is Stable:
+                continue
+            payload: bytes = element.payload  # type: ignore[union-attr]
+            if (home := routes(payload)) != partition:
+                self.torn = (
+                    f"has {_shown(payload)} at offset {offset} of partition {partition}, which "
+                    f"belongs in partition {home}, so that it is not co-partitioned as declared: "
+                    "what the output lacks of it by now is not known"
+                )
+                self.remedy = _AS_DECLARED
+                return
 
     def parts(self) -> Iterator[tuple[str, int, bytes]]:
         """What is remembered beside the operator, for a snapshot: kind, partition and state."""

@@ -41,7 +41,7 @@ from lmerge_service.kafka.topics import TopicInfo
 from lmerge_service.kafka.unread import Unread
 from lmerge_service.merge.commit_record import PartitionCheckpoint, ReplicaCheckpoint
 from lmerge_service.merge.counting import ReplicaTally
-from lmerge_service.merge.decoding import Outdated, ReplicaDecoder
+from lmerge_service.merge.decoding import WHOLE, Outdated, ReplicaDecoder
 from lmerge_service.merge.findings.evidence import NotificationKind
 from lmerge_service.merge.guards.evaluator import GuardEvaluator
 from lmerge_service.merge.step import MergeStep
@@ -49,11 +49,6 @@ from lmerge_service.merge.step import MergeStep
 __all__ = ("ReplicaAttachment", "ReplicaChunk", "ReplicaState", "Replicas")
 
 log = structlog.get_logger()
-
-_WHOLE = (
-    "write all of it to a new topic and attach that, or, if it began a new incarnation with the "
-    "new partitions, release it"
-)
 
 _COUNTED = {
     "inserts": "inserts",
@@ -206,10 +201,10 @@ class Replicas:
         self._stop_merging(state)
         state.quarantined = why
 
-    def distrust(self, name: str, why: str) -> None:
+    def distrust(self, name: str, why: str, remedy: str = WHOLE) -> None:
         """Puts a replica into quarantine whose topic cannot be read as one table any more."""
         state = self.states[name]
-        why = f"partitions: topic {state.replica.topic} {why}; {_WHOLE}"
+        why = f"partitions: topic {state.replica.topic} {why}; {remedy}"
         self.quarantine(name, why)
         self._distrusted(name, why)
         self.news.append((NotificationKind.EXCLUDED, name, why))
@@ -351,12 +346,17 @@ class Replicas:
             },
             owned=self.owned if self._reads_all(state.replica) else None,
             dialect=decoders_of(state.replica.format, self.decoder),
+            routes=self._router.partition_of if self._must_be_placed(state.replica) else None,
             attached=attached,
         )
 
     def _reads_all(self, replica: Replica) -> bool:
         """The task reads what is for other tasks as well."""
         return self._router.partitions > 1 and not replica.co_partitioned
+
+    def _must_be_placed(self, replica: Replica) -> bool:
+        """Each task reads one partition of it, and relies on what is in the others."""
+        return self._router.partitions > 1 and replica.co_partitioned
 
     def _unfit(self, replica: Replica, info: TopicInfo) -> str | None:
         """Why a replica's topic cannot be merged, in words."""
@@ -508,7 +508,7 @@ class ReplicaChunk:
         if len(dead) > had or contradictions:
             tally.troubled = tally.last_record
         if decoder.torn is not None:
-            replicas.distrust(state.name, decoder.torn)
+            replicas.distrust(state.name, decoder.torn, decoder.remedy)
         return taken
 
     def _count(self, taken: int, dead: int) -> None:

@@ -65,6 +65,7 @@ class MergeStep:
         ignore_stables_before: Mapping[int, int] = MappingProxyType({}),
         owned: Ownership | None = None,
         dialect: Callable[[], Decoder] | None = None,
+        routes: Callable[[bytes], int] | None = None,
         attached: bool = False,
     ):
         """`partitions` are the operator's: one if the replica is co-partitioned, since the task
@@ -73,7 +74,7 @@ class MergeStep:
         self.decoder = ReplicaDecoder(
             name, decoder, topic=topic, partitions=partitions, incarnation=incarnation,
             joining_at=joining_at, must_be_whole=normalise,
-            ignore_stables_before=ignore_stables_before, dialect=dialect,
+            ignore_stables_before=ignore_stables_before, dialect=dialect, routes=routes,
         )  # fmt: skip
         self.input = OperatorInput(
             merge, name, partitions=partitions, joining_at=joining_at, accepted_gap=gap_accepted,

@@ -51,6 +51,31 @@ class Fed:
         return out
 
 
+@pytest.mark.parametrize("replay_input", [False, True])
+def test_a_co_partitioned_replica_is_read_up_to_the_first_element_of_another_partition(
+    replay_input: bool,
+) -> None:
+    """What was merged before is replayed all the same."""
+    step = MergeStep(
+        lmerge(), "r", WireDecoder(), topic="in", partitions=1, co_partitioned=True,
+        routes=lambda payload: 3 if payload == b'"wrong"' else 2,
+    )  # fmt: skip
+    events = [insert("right", 1, 9), insert("wrong", 2, 9), insert("right", 3, 9)]
+    batch = records(events[0], Stable(1), *events[1:], partition=2)
+    for offset, each in enumerate(batch):
+        each.offset = 10 + offset
+    out: list[Element] = []
+    following = step.take(2, batch, out, [], replay_input=replay_input)
+    if replay_input:
+        assert (following, step.decoder.torn) == (14, None)
+        return
+    assert following == 12
+    assert out == [events[0], Stable(1)]
+    assert str(step.decoder.torn).startswith(
+        "has '\"wrong\"' at offset 12 of partition 2, which belongs in partition 3,"
+    )
+
+
 def test_a_higher_incarnation_begins_anew_in_the_middle_of_a_batch() -> None:
     fed = Fed()
     old, new = insert("old", 1, 99), insert("new", 6, 9)

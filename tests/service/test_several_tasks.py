@@ -13,12 +13,12 @@ import msgspec
 import pytest
 from aiokafka import TopicPartition
 
-from lmerge_service.elements import Insert, Stable
+from lmerge_service.elements import INFINITY, Insert, Stable
 from lmerge_service.formats.routing import Router
 from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.sink import Outbox, Sink
 from lmerge_service.merge.commit_record import MARK_KEY, CommitRecord
-from lmerge_service.tdb import TDB
+from lmerge_service.tdb import TDB, reconstitute
 from tests.service.cluster import Merge, Worker, logical, meaning, replica_streams
 
 pytestmark = pytest.mark.kafka
@@ -108,6 +108,48 @@ def test_d16_workers_come_go_and_die_under_load(merge: Merge) -> None:
             assert worker.logged("fenced") == []
             assert worker.terminate() == 0
     assert merge.output_is(meaning(lives))
+
+
+@pytest.mark.parametrize("tasks", [(0, 1), (1, 0)])
+def test_a_replica_that_is_not_partitioned_as_declared_is_let_go_by_all_tasks(
+    merge: Merge, tasks: tuple[int, int]
+) -> None:
+    """One event is in the partition of the other task, which does not read it."""
+    merge.extra = {
+        "output": {"topic": merge.output, "partitions": 2},
+        "replicas": [
+            {"name": "a", "topic": merge.topics["a"]},
+            {"name": "b", "topic": merge.topics["b"], "co_partitioned": True},
+        ],
+    }
+    merge.write()
+    wrong, home = tasks
+    payloads = [b'"%d"' % number for number in range(40)]
+    payload = next(each for each in payloads if by_route(each, 2) == home)
+    events = [Insert(each, number, 100) for number, each in enumerate(payloads)]
+
+    def partitioner(each: bytes, width: int) -> int:
+        return wrong if each == payload else by_route(each, width)
+
+    with merge.worker() as worker:
+        worker.wait_until_running()
+        merge.publish("b", events, partitions=2, partitioner=partitioner)
+
+        def is_out(status: Any) -> bool:
+            found = [each for each in status["replicas"] if each["name"] == "b"]
+            return all(each["state"] == "quarantined" for each in found)
+
+        status = worker.wait(is_out, "b to be in quarantine")
+        (why,) = {each["why"] for each in status["replicas"] if each["name"] == "b"}
+        assert f"of partition {wrong}, which belongs in partition {home}" in why
+        assert payload.decode() in why
+        assert "attach it without co_partitioned" in why
+        merge.publish("a", [*events, Stable(INFINITY)])
+        for number in range(2):
+            worker.wait(
+                partial(lambda n, s: s["tasks"][n]["output"]["ended"], number), f"task {number}"
+            )
+    assert merge.output_is(reconstitute(events))
 
 
 def has_ended(partition: int, status: Any) -> bool:
