@@ -96,7 +96,12 @@ class Leaders:
         }
 
     def _may_publish(self, task: MergeTask) -> bool:
+        """Or has nothing to publish: who was fenced finds out with the first commit, and until then
+        nobody waits for one."""
         transaction = getattr(
             task, "_transaction", None
         )  # it has none while it lets go of its state
-        return transaction is not None and self.broker.is_current(transaction._sink._producer)
+        if transaction is None:
+            return False
+        is_idle = transaction.committing is None and not transaction.waiting
+        return is_idle or self.broker.is_current(transaction._sink._producer)
