@@ -5,7 +5,8 @@ Topics have three presentations of one stream (`inputs`), two partitions each; t
 same machine, Spark on `local[2]`, and before it on `local[1]`. Rates are of all micro-batches but
 the first two of a query, which warm up, and go by the query's own clock; so both ways write all
 that they write to Kafka. Beside them stands what a record took of the processors meanwhile, as in
-`spark`. The baseline is what a user of Spark would write: `from_json`, a watermark, and
+`spark`. The same for more buckets shows what those cost.
+The baseline is what a user of Spark would write: `from_json`, a watermark, and
 `dropDuplicatesWithinWatermark` by payload and vs, which knows neither revisions nor stables.
 """
 
@@ -35,6 +36,7 @@ __all__ = ("run",)
 Report = Callable[[str, str, Sequence[float]], None]
 
 _WIDTH = 2
+_BUCKETS = (4, 16, 64)
 _BATCH = 200_000
 _BATCHES = 8
 _WARM_UP = 2
@@ -59,6 +61,10 @@ def run(events: int, live: Sequence[int], report: Report) -> None:
             bench = _Bench(spark, broker.bootstrap, Path(folder), report)
             both = bench.merged(2, batch)
             report("merge: two cores / one", "x", [both.rate / alone.rate])
+            few, *more = [bench.merged(2, batch, buckets) for buckets in _BUCKETS]
+            for buckets, way in zip(_BUCKETS[1:], more, strict=True):
+                name = f"merge: {buckets} buckets / {_BUCKETS[0]}, processors"
+                report(name, "x", [way.work / few.work])
             bench.deduplicated(batch, both)
             for count in live:
                 bench.small_batches(count)
@@ -92,7 +98,7 @@ class _Bench:
 
     # --- rates ----------------------------------------------------------------------------------
 
-    def merged(self, cores: int, batch: int) -> _Way:
+    def merged(self, cores: int, batch: int, buckets: int = _WIDTH) -> _Way:
         """The merge of three replicas by so many cores."""
         from lmerge_service.spark.merge.job import BatchProgress, JobSettings, MergeJob
 
@@ -101,11 +107,12 @@ class _Bench:
         def report(progress: BatchProgress) -> None:
             found.append(_Step(progress.records, progress.seconds, busy_seconds()))
 
-        topology = _topology(self.bootstrap, "rate", "abc", output=f"rate.out{cores}")
-        checkpoint = str(self.folder / f"rate{cores}")
+        name = f"{cores}x{buckets}"
+        topology = _topology(self.bootstrap, "rate", "abc", buckets, output=f"rate.out{name}")
+        checkpoint = str(self.folder / f"rate{name}")
         settings = JobSettings(checkpoint, available_now=True, batch_records=batch)
         MergeJob(topology, settings, report=report).run(self.spark)
-        return self._rate_of(f"merge, {_WIDTH} buckets, local[{cores}]", found, batch)
+        return self._rate_of(f"merge, {buckets} buckets, local[{cores}]", found, batch)
 
     def deduplicated(self, batch: int, merged: _Way) -> None:
         """The baseline, and how the merge compares."""

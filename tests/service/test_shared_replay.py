@@ -1,0 +1,234 @@
+"""States that are advanced together are what each would be alone, whatever their tasks commit, and
+whenever one comes or goes."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmerge_service.config.topology import Replica, Topology
+from lmerge_service.elements import INFINITY, Element, Insert, Stable
+from lmerge_service.errors import TransportError
+from lmerge_service.formats.headers import incarnation_headers
+from lmerge_service.formats.wire import encode
+from lmerge_service.kafka.source import TopicPartition
+from lmerge_service.merge.commit_record import PartitionCheckpoint, ReplicaCheckpoint
+from lmerge_service.merge.task_state import TaskState
+from lmerge_service.service.reading import shared_replay
+from lmerge_service.service.reading.shared_replay import SharedReplay
+from tests.service.test_shared_reading import Published
+
+TASKS, PARTITIONS = 3, 2
+TOPOLOGY = Topology.model_validate(
+    {
+        "name": "t",
+        "kafka": {"bootstrap": "127.0.0.1:9092"},
+        "output": {"topic": "out", "partitions": TASKS},
+        "replicas": [{"name": "a", "topic": "in.a"}],
+    }
+)
+PLACES = [TopicPartition("in.a", number) for number in range(PARTITIONS)]
+
+
+class Kafka:
+    """A topic of a replica, and the consumer that reads it."""
+
+    def __init__(self, records: Sequence[list[Published]]) -> None:
+        self.records = dict(zip(PLACES, records, strict=True))
+        self.lost: dict[TopicPartition, str] = {}
+        self.read = 0
+        self.away = False
+
+    @asynccontextmanager
+    async def source(self, *, max_record_bytes: int) -> AsyncIterator["Kafka"]:
+        yield self
+
+    async def beginnings(self, places: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        return dict.fromkeys(places, 0)
+
+    async def ends(self, places: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        if self.away:
+            raise TransportError("away")
+        return {tp: len(self.records[tp]) for tp in places}
+
+    async def backlog(
+        self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
+    ) -> AsyncIterator[tuple[TopicPartition, list[Published]]]:
+        for tp, start in starts.items():
+            found = self.records[tp][start : ends[tp]]
+            for at in range(0, len(found), 3):
+                await asyncio.sleep(0)
+                self.read += len(found[at : at + 3])
+                yield tp, found[at : at + 3]
+
+
+def state_of(partition: int, output: Sequence[Element] = ()) -> TaskState:
+    """With the output that was committed; no input is replayed yet."""
+    state = TaskState(TOPOLOGY, partition, tallies={}, clock=lambda: 0.0)
+    state.replicas.expect(Replica(name="a", topic="in.a"))
+    beginnings = {number: PartitionCheckpoint(0, 0) for number in range(PARTITIONS)}
+    state.replicas.resume("a", ReplicaCheckpoint("in.a", beginnings, "id"), PARTITIONS)
+    state.merge.replay_output(output)
+    return state
+
+
+def alone(kafka: Kafka, state: TaskState, upto: Mapping[TopicPartition, int]) -> None:
+    for tp, end in upto.items():
+        start = state.replicas.positions()[tp]
+        if start < end:
+            state.replicas.replay_input(tp, cast(Any, kafka.records[tp][start:end]))
+            state.replicas.arrive(tp, end)
+
+
+def emitted(kafka: Kafka, partition: int, upto: Mapping[TopicPartition, int]) -> list[Element]:
+    """What the task that leads has published by then."""
+    (step,) = [each.step for each in state_of(partition).replicas.merged.values()]
+    out: list[Element] = []
+    assert step is not None
+    for tp, end in upto.items():
+        if end:
+            step.take(tp.partition, cast(Any, kafka.records[tp][:end]), out, [])
+    return out
+
+
+async def followed(
+    kafka: Kafka, replay: SharedReplay, state: TaskState, upto: Mapping[TopicPartition, int]
+) -> None:
+    """A step of a standby, as `Recovery.follow` does it."""
+    alone(kafka, state, replay.alone(state, upto))
+    await replay.advance(state)
+    positions = state.replicas.positions()
+    assert all(positions[tp] <= end for tp, end in upto.items()), "it is ahead"
+
+
+def seen(state: TaskState) -> Any:
+    (step,) = [each.step for each in state.replicas.merged.values()]
+    assert step is not None
+    source = state.merge.inputs["a"]
+    return {
+        "next": state.replicas.positions(),
+        "decoder": (sorted(step.decoder.parts()), step.decoder.incarnation),
+        "input": (source.stables, source.inserts, dict(source.breaches)),
+        "output": sorted(map(repr, state.merge.process("a", Stable(INFINITY), partition=0))),
+        "rest": sorted(map(repr, state.merge.process("a", Stable(INFINITY), partition=1))),
+    }
+
+
+inserts = st.builds(
+    lambda key, vs, length: encode(Insert(b'"%d"' % key, vs, vs + length)),
+    st.integers(0, 30), st.integers(0, 50), st.integers(1, 9),
+)  # fmt: skip
+values = st.one_of(
+    inserts, inserts, st.builds(lambda vc: encode(Stable(vc)), st.integers(0, 50)), st.just(b"junk")
+)
+logs = st.lists(
+    st.lists(st.tuples(values, st.sampled_from([0, 0, 0, 1])), min_size=1, max_size=25),
+    min_size=PARTITIONS, max_size=PARTITIONS,
+)  # fmt: skip
+shares = st.lists(st.floats(0, 1), min_size=PARTITIONS, max_size=PARTITIONS)
+rounds = st.lists(
+    st.lists(st.none() | shares, min_size=TASKS, max_size=TASKS), min_size=1, max_size=6
+)
+"""Of each round and task, how much more it has committed; None: it does not come, and leaves."""
+
+
+def committed(
+    kafka: Kafka, before: Mapping[TopicPartition, int], more: Sequence[float]
+) -> dict[TopicPartition, int]:
+    return {
+        tp: before[tp] + round(share * (len(kafka.records[tp]) - before[tp]))
+        for tp, share in zip(PLACES, more, strict=True)
+    }
+
+
+@given(logs, rounds)
+def test_states_that_are_advanced_together_are_what_each_would_be_alone(
+    drawn: Sequence[Any], played: Sequence[Any]
+) -> None:
+    kafka = Kafka(
+        [
+            [Published(v, n, incarnation_headers(i)) for n, (v, i) in enumerate(each)]
+            for each in drawn
+        ]
+    )
+    begins = dict.fromkeys(PLACES, 0)
+    commits = [[begins] for _ in range(TASKS)]
+    for plan in played:
+        for each, more in zip(commits, plan, strict=True):
+            each.append(each[-1] if more is None else committed(kafka, each[-1], more))
+    outputs = [emitted(kafka, number, each[-1]) for number, each in enumerate(commits)]
+
+    async def run() -> list[TaskState]:
+        replay = SharedReplay(cast(Any, kafka), TOPOLOGY, asyncio.get_running_loop().time)
+        running = asyncio.create_task(replay.run())
+        states = [state_of(number, output) for number, output in enumerate(outputs)]
+        for step, plan in enumerate(played, 1):
+            steps = []
+            for state, each, more in zip(states, commits, plan, strict=True):
+                if more is None:
+                    replay.leave(state)
+                else:
+                    steps.append(followed(kafka, replay, state, each[step]))
+            await asyncio.wait_for(asyncio.gather(*steps), 10)
+        for state, each in zip(states, commits, strict=True):
+            replay.leave(state)
+            alone(kafka, state, each[-1])
+        running.cancel()
+        return states
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shared_replay, "_GATHER_SECONDS", 0.0)
+        states = asyncio.run(run())
+    for number, (state, each) in enumerate(zip(states, commits, strict=True)):
+        other = state_of(number, outputs[number])
+        alone(kafka, other, each[-1])
+        assert seen(state) == seen(other)
+
+
+def numbered(count: int) -> Kafka:
+    some = [Published(encode(Insert(b'"%d"' % n, n, n + 5)), n, ()) for n in range(count)]
+    return Kafka([some, some])
+
+
+def test_what_all_have_committed_is_read_once() -> None:
+    async def run() -> int:
+        kafka = numbered(100)
+        replay = SharedReplay(cast(Any, kafka), TOPOLOGY, asyncio.get_running_loop().time)
+        running = asyncio.create_task(replay.run())
+        states = [state_of(number) for number in range(TASKS)]
+        for end in (0, 30, 60, 100):
+            upto = dict.fromkeys(PLACES, end)
+            await asyncio.gather(*(followed(kafka, replay, each, upto) for each in states))
+        assert all(each.replicas.positions() == dict.fromkeys(PLACES, 100) for each in states)
+        running.cancel()
+        return kafka.read
+
+    assert asyncio.run(run()) == PARTITIONS * 100
+
+
+def test_while_kafka_is_away_everybody_is_told_and_goes_on_afterwards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shared_replay, "_RETRY_SECONDS", 0.0)
+
+    async def run() -> None:
+        kafka = numbered(10)
+        replay = SharedReplay(cast(Any, kafka), TOPOLOGY, asyncio.get_running_loop().time)
+        running = asyncio.create_task(replay.run())
+        states = [state_of(number) for number in range(TASKS)]
+        upto = dict.fromkeys(PLACES, 0)
+        await asyncio.gather(*(followed(kafka, replay, each, upto) for each in states))
+        kafka.away, upto = True, dict.fromkeys(PLACES, 10)
+        steps = [followed(kafka, replay, each, upto) for each in states]
+        found = await asyncio.gather(*steps, return_exceptions=True)
+        assert [type(each) for each in found] == [TransportError] * TASKS
+        kafka.away = False
+        await asyncio.gather(*(followed(kafka, replay, each, upto) for each in states))
+        assert all(each.replicas.positions() == upto for each in states)
+        running.cancel()
+
+    asyncio.run(asyncio.wait_for(run(), 10))
