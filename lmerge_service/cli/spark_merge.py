@@ -45,6 +45,13 @@ def spark_merge(
     batch_records: int = option(
         "N", "Records read with one batch at the most.", min=1, default=500_000
     ),
+    tasks: int | None = option(
+        "N",
+        "Tasks of Spark that share the output's partitions; fixed for a checkpoint. By default two "
+        "for each core.",
+        min=1,
+        default=None,
+    ),
     master: Master = None,
     driver_memory: Memory = "2g",
     http_port: HttpPort = None,
@@ -72,7 +79,7 @@ def spark_merge(
         return
     from lmerge_service.spark.merge.job import JobSettings
 
-    settings = JobSettings(checkpoint, available_now, batch_records, origin)
+    settings = JobSettings(checkpoint, available_now, batch_records, origin, tasks)
     _merge(loaded, settings, session, serving=http_port is not None, as_json=json)
 
 

@@ -352,7 +352,8 @@ class Topology(_Model):
     standbys: int = Field(default=1, ge=0, le=10)
     """How many other workers follow each task; 0: only those that lead nothing do."""
     snapshot_seconds: float = Field(default=60, gt=0, le=86_400)
-    """The least time between two snapshots of a task; recovery reads what came after one."""
+    """The time between two snapshots of a task, unless many records make one due earlier; recovery
+    reads what came after one."""
     feedback_seconds: float = Field(default=1, ge=0.01, le=3_600)
     """The least time between two points that a task publishes for a replica."""
     guards: GuardSettings = GuardSettings()

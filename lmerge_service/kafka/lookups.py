@@ -9,6 +9,8 @@ Theory
         task 1  ask ─┴─ request ────────────┴─▶ answer
         task 2            ask ──── (waits) ──── request ─────▶ answer
 
+    One that fails is repeated by each for itself, since it may have failed for what another asked.
+
 Who owns what
     `Lookups` owns its clients, and makes others after an error.
 
@@ -37,7 +39,11 @@ log = structlog.get_logger()
 
 _REQUEST_SECONDS: Final = 5.0
 """A request that takes longer has failed; who has more time asks again."""
+_WAIT_SECONDS: Final = 0.5
+"""Nobody waits longer for a request that hangs before the next one is sent."""
 _RETRY_SECONDS: Final = 0.2
+_FAILURES: Final = 3
+"""After so many in a row other clients may do better."""
 _RECORD_BYTES: Final = 1 << 20
 
 
@@ -77,27 +83,40 @@ class _Questions(Generic[K, V]):
             if self._next is None:
                 self._next = asyncio.create_task(self._together(), name=self._doing)
                 self._next.add_done_callback(_retrieved)
+            asked = self._next
             try:
-                return await asyncio.shield(self._next)
+                return await asyncio.shield(asked)
+            except asyncio.CancelledError:
+                if asked.cancelled() and not _is_cancelled():
+                    raise TransportError(f"{self._doing}: the worker ends") from None
+                raise
             except TransportError as error:
                 if not error.retriable:
                     raise
             await asyncio.sleep(_RETRY_SECONDS)
+            # Another's question may be what cannot be answered.
+            with suppress(TransportError):
+                return await self._ask(wanted)
 
     async def _together(self) -> dict[K, V]:
         if self._under_way is not None:
-            await asyncio.wait({self._under_way})
+            await asyncio.wait({self._under_way}, timeout=_WAIT_SECONDS)
         await asyncio.sleep(0)  # whoever asks at this moment
         wanted, self._wanted = list(self._wanted), {}
         self._under_way, self._next = self._next, None
         return await self._ask(wanted)
 
     async def end(self) -> None:
-        """Nobody waits any more."""
+        """Whoever still waits gets a TransportError."""
         left = {task for task in (self._next, self._under_way) if task is not None}
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _retrieved(task: asyncio.Task[object]) -> None:
@@ -113,7 +132,9 @@ class Lookups:
         self._cluster = cluster
         self._topics: Topics | None = None
         self._source: Source | None = None
-        self._open, self._failed = asyncio.Event(), asyncio.Event()
+        self._open, self._broken = asyncio.Event(), asyncio.Event()
+        self._failures = 0
+        """How many requests have failed, one after the other."""
         self._described = _Questions("asking which topics there are", self._describe)
         self._ends = _Questions("asking where topics end", self._ask_ends)
         self._highs = _Questions("asking where topics end", self._ask_high_watermarks)
@@ -135,10 +156,11 @@ class Lookups:
             self._cluster.source(max_record_bytes=_RECORD_BYTES) as source,
         ):
             self._topics, self._source = topics, source
-            self._failed.clear()
+            self._broken.clear()
+            self._failures = 0
             self._open.set()
             try:
-                await self._failed.wait()
+                await self._broken.wait()
             finally:
                 self._open.clear()
 
@@ -156,7 +178,7 @@ class Lookups:
     async def ends(
         self, partitions: Sequence[TopicPartition], *, seconds: float = CONNECT_SECONDS
     ) -> dict[TopicPartition, int]:
-        """See `Source`, as for the next one."""
+        """See `Source`, also for `high_watermarks`."""
         return await self._ends.answer(partitions, seconds)
 
     async def high_watermarks(
@@ -184,7 +206,11 @@ class Lookups:
 
     async def _noting(self, asking: Awaitable[dict[K, V]]) -> dict[K, V]:
         try:
-            return await asking
+            answer = await asking
         except TransportError:
-            self._failed.set()  # other clients may do better
+            self._failures += 1
+            if self._failures >= _FAILURES:
+                self._broken.set()
             raise
+        self._failures = 0
+        return answer

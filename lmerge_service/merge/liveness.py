@@ -117,7 +117,7 @@ class Liveness:
     def begin_anew(self, source: Input) -> None:
         """Restarts after a person's decision, which is no fault of the replica."""
         self._furthest, self._restarts, self._incarnation = START, 0, 0
-        self._excuses = 0
+        self._excuses, self._open, self._excused = 0, {}, {}
         self._published = set()
         self.follow(source)
 
@@ -143,7 +143,7 @@ class Liveness:
             # the way back to where it was.
             some = self._accepted > before or self._restarts == 1
             begins = not self.progressed and _has_begun(source, elsewhere)
-            if due and (begins or some or elsewhere() >= stable):
+            if due and (begins or some or max(stable, START + 1) <= elsewhere()):
                 news = self._remember(records)
             else:
                 news = False

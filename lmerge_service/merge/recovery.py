@@ -340,6 +340,8 @@ class Recovery:
         }
         for name in list(replicas.states):
             if name not in standings:
+                if joint is not None:
+                    joint.part(state, name)
                 replicas.leave(name)
         infos = await self._topics.describe([each.topic for each in standings.values()])
         for name, standing in standings.items():

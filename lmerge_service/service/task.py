@@ -65,7 +65,7 @@ from lmerge_service.merge.progress import TaskProgress
 from lmerge_service.merge.recovery import Recovery
 from lmerge_service.merge.replica_states import DesiredState
 from lmerge_service.merge.replicas import ReplicaState
-from lmerge_service.merge.snapshots.writer import Snapshots
+from lmerge_service.merge.snapshots.writer import Snapshots, SnapshotTurns
 from lmerge_service.merge.task_state import TaskState, wire_decoder
 from lmerge_service.merge.topic_monitor import WATCH_SECONDS, TopicMonitor
 from lmerge_service.merge.transaction import FeedbackSink, Transaction
@@ -104,13 +104,15 @@ class MergeTask:
         replay: SharedReplay | None = None,
         lookups: Lookups | None = None,
         turns: CommitTurns | None = None,
+        snapshot_turns: SnapshotTurns | None = None,
         outlets: Outlets | None = None,
         feedback: FeedbackSink = lambda *_: None,
         unix_ns: Callable[[], int] = time.time_ns,
     ):
         """`ledger`, which is only read here, has the decisions about the replicas. Through `shared`
         the task reads together with others, through `replay` it follows with others, through
-        `lookups` it asks together with them; without these, alone. `turns` are the worker's.
+        `lookups` it asks together with them; without these, alone. `turns` and `snapshot_turns` are
+        the worker's.
         `outlets` knows which topics cannot be written. `feedback` receives, after each commit, the
         partition, the points of its inputs and its stable point. `unix_ns` is the wall clock:
         nanoseconds since the epoch."""
@@ -135,6 +137,7 @@ class MergeTask:
         self._cluster = cluster
         self._shared, self._replay, self._lookups = shared, replay, lookups
         self._turns = CommitTurns() if turns is None else turns
+        self._snapshot_turns = snapshot_turns
         output = topology.output
         self._output = TopicPartition(output.topic, partition)
         self._state_topic = TopicPartition(output.state_topic, partition)
@@ -167,19 +170,26 @@ class MergeTask:
     def _replace(self, state: TaskState) -> None:
         """The state before, if it was in use, is large and in cycles of references."""
         before, self.state = self.state, state
-        self._stop_replaying(before)
+        if self._replay is not None:
+            self._replay.leave(before)
         if before.transaction:
             del before
             gc.collect()
 
-    def _stop_replaying(self, state: TaskState) -> None:
-        if self._replay is not None:
-            self._replay.leave(state)
+    def _stop_replaying(self) -> None:
+        if self._replay is not None and not self._replay.leave(self.state):
+            self._is_known = False
 
     @property
     def phase(self) -> Phase:
         """What the task is on this worker."""
         return self.lifecycle.phase
+
+    @property
+    def lag_seconds(self) -> int:
+        """How old the state is that this worker could lead from, where it follows."""
+        caught_up = self.progress.caught_up
+        return 0 if caught_up is None else int(_clock() - caught_up)
 
     @property
     def elements_in(self) -> int:
@@ -232,7 +242,10 @@ class MergeTask:
         self._is_known = False  # from now on it is ahead of its commit records
         stack.callback(self._stop_leading)
         self._snapshots = Snapshots(
-            every=self.topology.snapshot_seconds, clock=_clock, counts=self.progress.snapshots
+            every=self.topology.snapshot_seconds,
+            clock=_clock,
+            counts=self.progress.snapshots,
+            turns=self._snapshot_turns,
         )
         stack.callback(self._snapshots.close)
         self._reading = TaskSource(self, self.state, self._source, self._shared, self._lookups)
@@ -314,7 +327,7 @@ class MergeTask:
         self._begin()
         async with AsyncExitStack() as stack:
             await self._connect(stack)
-            stack.callback(lambda: self._stop_replaying(self.state))
+            stack.callback(self._stop_replaying)
             for steps in itertools.count(1):
                 asked = _clock()
                 await _whole(self._catch_up(fenced=False))
@@ -368,7 +381,7 @@ class MergeTask:
             else:
                 if state is not self.state:
                     self._replace(state)
-                self._is_known = True
+                self._is_known = fenced or not state.missed
                 return
         self._replace(await self._recovered(last, fenced=fenced))
         # Missed output, as under another policy, is emitted by the leading task, in any order.

@@ -43,6 +43,7 @@ from lmerge_service.merge.commit_turns import CommitTurns
 from lmerge_service.merge.decisions.control_log import LoggedControl
 from lmerge_service.merge.internal_topics import TopicWatch, prepare
 from lmerge_service.merge.outlets import Outlets
+from lmerge_service.merge.snapshots.writer import SnapshotTurns
 from lmerge_service.merge.transaction import FeedbackSink
 from lmerge_service.service.reading.shared_reader import SharedReader
 from lmerge_service.service.reading.shared_replay import SharedReplay
@@ -59,6 +60,8 @@ _CLAIM_SECONDS = 0.2
 _START_SECONDS = 20.0
 """How long a worker that starts waits for Kafka."""
 _RETRY_SECONDS = 0.5
+_WARM_SECONDS = 5
+"""A task that is promised to this worker is claimed when it lags less."""
 _FENCED_PAUSES = (0.0, 0.2, 0.5, 1.0, 2.0)
 """Before a task is led again that was fenced, by how often that was so without a commit between."""
 
@@ -108,6 +111,7 @@ class Worker:
         self._replay = SharedReplay(cluster, topology, _clock)
         self._lookups = Lookups(cluster)
         self._turns = CommitTurns()
+        self._snapshot_turns = SnapshotTurns()
         self._tasks: dict[int, MergeTask] = {}
         """Those that this worker has ever had: what they have counted must not fall."""
 
@@ -157,13 +161,22 @@ class Worker:
 
     async def _work(self, control: LoggedControl, members: Members) -> None:
         with single_error():
+            # The last commits ask for topics, so that look-ups end after the tasks.
+            async with asyncio.TaskGroup() as serving:
+                lookups = serving.create_task(self._lookups.run(), name="lookups")
+                try:
+                    await self._run_tasks(control, members)
+                finally:
+                    lookups.cancel()
+
+    async def _run_tasks(self, control: LoggedControl, members: Members) -> None:
+        with single_error():
             async with asyncio.TaskGroup() as group:
                 group.create_task(control.run(), name="control")
                 group.create_task(members.run(), name="members")
                 group.create_task(self.topic_watch.run(), name="topics")
                 group.create_task(self._shared.run(), name="reader")
                 group.create_task(self._replay.run(), name="replay")
-                group.create_task(self._lookups.run(), name="lookups")
                 group.create_task(self._claim(members), name="claim")
                 try:
                     async for assignment in members.changes():
@@ -178,15 +191,18 @@ class Worker:
                     self.stopping = True
 
     def _warm(self) -> dict[int, int]:
-        """The tasks that could be led from here at once, and how many records they lag."""
-        return {p: 0 for p, held in self.held.items() if held.task.lifecycle.is_warm}
+        """The tasks that could be led from here soon, and how many seconds they lag."""
+        return {
+            p: held.task.lag_seconds for p, held in self.held.items() if held.task.lifecycle.is_warm
+        }
 
     async def _claim(self, members: Members) -> None:
         """Has the group share again when a task that is promised to us has become warm."""
         claimed: tuple[int, frozenset[int]] | None = None
         while True:
             given = members.assignment
-            ready = given.promised & self._warm().keys()
+            warm = {p for p, lag in self._warm().items() if lag <= _WARM_SECONDS}
+            ready = given.promised & warm
             if ready and claimed != (given.generation, ready):
                 claimed = (given.generation, ready)
                 members.rebalance()
@@ -232,6 +248,7 @@ class Worker:
                 replay=self._replay,
                 lookups=self._lookups,
                 turns=self._turns,
+                snapshot_turns=self._snapshot_turns,
                 outlets=self.outlets,
                 feedback=self._feedback,
                 unix_ns=self._unix_ns,

@@ -24,6 +24,7 @@ class Kafka:
         self.answers.set()
         self.refused: set[str] = set()
         self.there = {"a", "b", "c"}
+        self.hopeless = ""
 
     @asynccontextmanager
     async def topics(self) -> AsyncIterator["Kafka"]:
@@ -40,6 +41,8 @@ class Kafka:
         await self.answers.wait()
         if self.errors:
             raise self.errors.pop(0)
+        if self.hopeless in self.asked[-1]:
+            raise TransportError("it has no leader")
         return {name: TopicInfo(name, 1) for name in names if name in there}
 
 
@@ -85,11 +88,38 @@ def test_who_asks_while_a_request_is_under_way_gets_a_later_answer() -> None:
     played(test)
 
 
-def test_an_error_that_may_pass_is_tried_again_with_other_clients() -> None:
+def test_an_error_that_may_pass_is_tried_again_and_in_the_end_with_other_clients() -> None:
     async def test(kafka: Kafka, asking: Lookups) -> None:
         kafka.errors = [TransportError("away")]
         assert list(await asking.describe(["a"])) == ["a"]
-        assert (len(kafka.asked), kafka.opened) == (2, 2)
+        assert (len(kafka.asked), kafka.opened) == (2, 1)
+        kafka.errors = [TransportError("away")] * 3
+        assert list(await asking.describe(["a"])) == ["a"]
+        assert kafka.opened == 2
+
+    played(test)
+
+
+def test_what_cannot_be_answered_for_one_is_answered_for_the_others() -> None:
+    """As the end of a partition that has no leader."""
+
+    async def test(kafka: Kafka, asking: Lookups) -> None:
+        kafka.hopeless = "b"
+        patient = [asyncio.create_task(asking.describe([name], seconds=1.0)) for name in "abc"]
+        found = await asyncio.gather(*patient, return_exceptions=True)
+        assert [type(each) for each in found] == [dict, TransportError, dict]
+
+    played(test)
+
+
+def test_who_asks_when_the_worker_ends_is_answered_with_an_error() -> None:
+    async def test(kafka: Kafka, asking: Lookups) -> None:
+        kafka.answers.clear()
+        waiting = asyncio.create_task(asking.describe(["a"]))
+        await asyncio.sleep(0.01)
+        await asking._described.end()
+        with pytest.raises(TransportError, match="the worker ends"):
+            await waiting
 
     played(test)
 

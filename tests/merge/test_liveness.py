@@ -352,6 +352,16 @@ def test_n3_who_publishes_for_the_first_time_is_waited_for_even_if_it_is_late(mi
     assert not living.look(source, [Record(b"2", 1)], 20.0, 50, lambda: latest)
 
 
+def test_n3_what_is_no_element_is_no_progress_before_any_stable_either() -> None:
+    merge = lmerge()
+    merge.attach("a", START)
+    merge.process("a", event(1))
+    source, living = merge.inputs["a"], Liveness(0.0)
+    assert living.look(source, [Record(b"1", 0)], 1.0, START)
+    for number in range(2, 9):
+        assert not living.look(source, [Record(b"junk %d" % number, number)], 9.0 * number, START)
+
+
 def test_n2_what_a_look_before_the_end_has_seen_does_not_let_it_go() -> None:
     """In a transaction that was begun since, everything may be that the replica has."""
     task = Overseen(topology_of("ab", patience_seconds=PATIENCE))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmerge_service.config.topology import Replica, Topology
-from lmerge_service.elements import INFINITY, Element, Insert, Stable
+from lmerge_service.elements import INFINITY, START, Element, Insert, Stable
 from lmerge_service.errors import TransportError
 from lmerge_service.formats.headers import incarnation_headers
 from lmerge_service.formats.wire import encode
@@ -210,9 +210,7 @@ def test_what_all_have_committed_is_read_once() -> None:
     assert asyncio.run(run()) == PARTITIONS * 100
 
 
-def test_while_kafka_is_away_everybody_is_told_and_goes_on_afterwards(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_while_kafka_is_away_each_goes_on_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_replay, "_RETRY_SECONDS", 0.0)
 
     async def run() -> None:
@@ -223,12 +221,59 @@ def test_while_kafka_is_away_everybody_is_told_and_goes_on_afterwards(
         upto = dict.fromkeys(PLACES, 0)
         await asyncio.gather(*(followed(kafka, replay, each, upto) for each in states))
         kafka.away, upto = True, dict.fromkeys(PLACES, 10)
-        steps = [followed(kafka, replay, each, upto) for each in states]
-        found = await asyncio.gather(*steps, return_exceptions=True)
-        assert [type(each) for each in found] == [TransportError] * TASKS
-        kafka.away = False
-        await asyncio.gather(*(followed(kafka, replay, each, upto) for each in states))
-        assert all(each.replicas.positions() == upto for each in states)
+        for alone_by_now in (False, True):
+            await asyncio.gather(*(followed(kafka, replay, each, upto) for each in states))
+            assert all((each.replicas.positions() == upto) is alone_by_now for each in states)
+        assert all(replay.leave(each) for each in states)
         running.cancel()
 
     asyncio.run(asyncio.wait_for(run(), 10))
+
+
+def test_who_has_committed_far_less_holds_nobody_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its leader stands still, and it comes all the same."""
+    monkeypatch.setattr(shared_replay, "_APART_RECORDS", 30)
+
+    async def run() -> None:
+        kafka = numbered(100)
+        replay = SharedReplay(cast(Any, kafka), TOPOLOGY, asyncio.get_running_loop().time)
+        running = asyncio.create_task(replay.run())
+        states = [state_of(number) for number in range(TASKS)]
+        for end in (20, 40, 90, 95):
+            ends = [dict.fromkeys(PLACES, min(end, 20 if n == 0 else 100)) for n in range(TASKS)]
+            steps = zip(states, ends, strict=True)
+            await asyncio.gather(*(followed(kafka, replay, *each) for each in steps))
+        reached = [each.replicas.positions()[PLACES[0]] for each in states]
+        assert reached == [20, 95, 95]
+        running.cancel()
+
+    asyncio.run(asyncio.wait_for(run(), 10))
+
+
+def test_an_incarnation_that_one_has_seen_first_keeps_nobody_apart_for_ever() -> None:
+    """The commit record of one task has the new incarnation before the others' have."""
+
+    async def run() -> int:
+        some = [Published(encode(Insert(b'"%d"' % n, n, n + 5)), n, ()) for n in range(10)]
+        fresh = incarnation_headers(1)
+        more = [Published(encode(Insert(b'"%d"' % n, n, n + 5)), n, fresh) for n in range(10, 100)]
+        kafka = Kafka([some + more, some + more])
+        replay = SharedReplay(cast(Any, kafka), TOPOLOGY, asyncio.get_running_loop().time)
+        running = asyncio.create_task(replay.run())
+        states = [state_of(number) for number in range(TASKS)]
+        upto = dict.fromkeys(PLACES, 10)
+        await asyncio.gather(*(followed(kafka, replay, each, upto) for each in states))
+        for state in states:
+            replay.part(state, "a")
+            step = state.replicas.states["a"].step
+            assert step is not None
+            step.start_over(1, START)
+            await followed(kafka, replay, state, upto)
+        before = kafka.read
+        for end in (20, 100):
+            upto = dict.fromkeys(PLACES, end)
+            await asyncio.gather(*(followed(kafka, replay, each, upto) for each in states))
+        running.cancel()
+        return kafka.read - before
+
+    assert asyncio.run(asyncio.wait_for(run(), 10)) == PARTITIONS * 90

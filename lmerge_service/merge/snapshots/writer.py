@@ -31,7 +31,7 @@ import structlog
 from lmerge_service.merge.commit_record import SnapshotPlace, chunk_key
 from lmerge_service.merge.snapshots.forked_writer import ForkedWriter
 
-__all__ = ("Snapshots",)
+__all__ = ("SnapshotTurns", "Snapshots")
 
 log = structlog.get_logger()
 
@@ -48,12 +48,29 @@ _REST: Final = 20
 most."""
 
 
+class SnapshotTurns:
+    """Of the tasks of one worker: one snapshot at a time is taken before its time."""
+
+    def __init__(self) -> None:
+        self.under_way = 0
+        """Snapshots that are being taken."""
+
+
 class Snapshots:
     """Snapshots of one task, one at a time."""
 
-    def __init__(self, *, every: float, clock: Callable[[], float], counts: Counter[str]):
-        """`every` is the least time between two, in seconds; `counts` is where those are counted
-        that are `taken` and `failed`."""
+    def __init__(
+        self,
+        *,
+        every: float,
+        clock: Callable[[], float],
+        counts: Counter[str],
+        turns: SnapshotTurns | None = None,
+    ):
+        """`every` so many seconds one is due, and earlier where many records were merged and none
+        of another task's is under way (`turns`); `counts` is where those are counted that are
+        `taken` and `failed`."""
+        self._turns = SnapshotTurns() if turns is None else turns
         self._every = every
         self._clock = clock
         self._counts = counts
@@ -75,7 +92,8 @@ class Snapshots:
         now = self._clock()
         if self._taking is not None or now < self._rested:
             return False
-        return now >= self._due or self._merged >= _RECORDS
+        early = self._merged >= _RECORDS and not self._turns.under_way
+        return early or now >= self._due
 
     def start(
         self, transaction: int, stream: Iterator[bytes], places: tuple[SnapshotPlace, ...]
@@ -84,6 +102,7 @@ class Snapshots:
         `places` are the snapshots that shall stay."""
         slot = min(set(range(_SLOTS)) - {place.slot for place in places})
         self._merged = 0
+        self._turns.under_way += 1
         self._taking = _Taking(slot, transaction, stream, self._clock(), self._news)
 
     async def ready(self) -> None:
@@ -126,6 +145,7 @@ class Snapshots:
         taking, self._taking = self._taking, None
         assert taking is not None
         taking.close()
+        self._turns.under_way -= 1
         now = self._clock()
         self._due, self._rested = now + self._every, now + _REST * (now - taking.started)
         self._counts["taken" if why is None else "failed"] += 1
@@ -137,6 +157,7 @@ class Snapshots:
         if self._taking is not None:
             self._taking.close()
             self._taking = None
+            self._turns.under_way -= 1
 
 
 class _Taking:

@@ -259,10 +259,11 @@ class _Chunk:
         router, mine = self._shared.router, member.partition
         if router is None:
             return START
-        starts = (
-            e.vs  # type: ignore[union-attr]
-            for elements in self._elements
-            for e in elements
-            if type(e) is not Stable and router.partition_of(e.payload) != mine  # type: ignore[union-attr]
-        )
-        return max(starts, default=START)
+        latest = START
+        for elements in self._elements:
+            for e in elements:
+                if type(e) is Stable or e.vs <= latest:  # type: ignore[union-attr]
+                    continue
+                if router.partition_of(e.payload) != mine:  # type: ignore[union-attr]
+                    latest = e.vs  # type: ignore[union-attr]
+        return latest

@@ -61,7 +61,7 @@ next, and let replicas drift apart, so that their events are no longer found amo
 _MOST_AT_ONCE: Final = 32_000
 _FEW: Final = 1_000
 """So many records are soon read, at any rate."""
-_RATE_SECONDS, _BEHIND_SECONDS = 2.0, 0.25
+_RATE_SECONDS, _BEHIND_SECONDS = 2.0, 0.5
 
 
 class SharedReader:
@@ -158,8 +158,8 @@ class SharedReader:
 
     @property
     def is_behind(self) -> bool:
-        """More waits to be read than was merged in a quarter of a second, on the average of the
-        last ones: the tasks that lead take all the time that the worker has."""
+        """More waits to be read than is merged in half a second, as in the last two: the tasks that
+        lead take all the time that the worker has."""
         if self._source is None or not self._inputs:
             return False
         began = self._clock() - _RATE_SECONDS

@@ -33,7 +33,7 @@ from typing import Final
 import structlog
 
 from lmerge_service.config.topology import Topology
-from lmerge_service.elements import Element
+from lmerge_service.elements import START, Element
 from lmerge_service.errors import StateError, TransportError
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.dialects import decoders_of
@@ -57,6 +57,8 @@ _GATHER_SECONDS: Final = 0.05
 """So long a round waits for other tasks that come at about the same time."""
 _AWAY_SECONDS: Final = 3.0
 """A task that has not come for so long holds the others back no more."""
+_APART_RECORDS: Final = 20_000
+"""Who has committed so much less than another holds it back no more either."""
 _ALONE_SECONDS: Final = 5.0
 """For so long a replica that could not be read is left to each task."""
 
@@ -77,8 +79,9 @@ class _ReplayingTask:
         """By replica."""
         self.heading: dict[str, dict[TopicPartition, int]] = {}
         """By replica that is not joined yet, where it will stand: the others wait there."""
-        self.unfit: dict[str, MergeStep] = {}
-        """By replica, a step that stands where the others do and still differs."""
+        self.unfit: dict[str, tuple[MergeStep, int, int]] = {}
+        """By replica, a step that stands where the others do and still differs, with its
+        incarnation and theirs."""
 
     @property
     def partition(self) -> int:
@@ -184,8 +187,7 @@ class SharedReplay:
         """Replays what is shared, as far as all have committed.
 
         Raises:
-            StateError: the state is undefined, see `Recovery.follow`.
-            TransportError: Kafka went away.
+            LMergeError: the state is undefined.
         """
         task = self._tasks[state]
         task.came = self._clock()
@@ -202,11 +204,13 @@ class SharedReplay:
         if (task := self._tasks.get(state)) is not None and name in task.joined:
             self._part(task.joined[name], task)
 
-    def leave(self, state: TaskState) -> None:
-        """The state is its task's alone again."""
-        if (task := self._tasks.pop(state, None)) is not None:
-            for shared in list(task.joined.values()):
-                self._part(shared, task)
+    def leave(self, state: TaskState) -> bool:
+        """The state is its task's alone again; returns whether it is whole."""
+        if (task := self._tasks.pop(state, None)) is None:
+            return True
+        for shared in list(task.joined.values()):
+            self._part(shared, task)
+        return task.error is None
 
     def _part(self, shared: SharedInput, task: _ReplayingTask) -> None:
         shared.part(task)
@@ -225,13 +229,15 @@ class SharedReplay:
         assert replica.step is not None
         if self._router.partitions == 1 or replica.replica.co_partitioned:
             return False
-        if task.unfit.get(replica.name) is replica.step:
-            return False
         if self._left_alone.get(replica.replica.topic, 0.0) > self._clock():
             return False
         shared = self._inputs.get(replica.replica.topic)
-        if shared is not None and shared.attachment != replica.attachment:
-            return False
+        if shared is not None:
+            if not replica.is_attached_as(shared.attachment):
+                return False
+            differs = replica.step, replica.step.decoder.incarnation, shared.decoder.incarnation
+            if task.unfit.get(replica.name) == differs:
+                return False
         return not replica.step.decoder.ignores_stables(replica.next)
 
     def _limits(
@@ -250,9 +256,17 @@ class SharedReplay:
         task.heading[replica.name] = limits
         return limits
 
+    def _holds_back(self, shared: SharedInput, task: _ReplayingTask) -> bool:
+        """Another task has committed far more, as where the workers that lead them differ."""
+        return any(
+            other.targets[tp] - task.targets[tp] > _APART_RECORDS  # type: ignore[attr-defined]
+            for other in shared.members
+            for tp in shared.partitions
+        )
+
     def _join(self, task: _ReplayingTask, name: str) -> None:
-        replica = task.merged.get(name)
-        if replica is None or not self._is_sharable(task, replica):
+        replica, at = task.merged.get(name), task.heading.pop(name)
+        if replica is None or replica.positions != at or not self._is_sharable(task, replica):
             return
         assert replica.step is not None
         topic, decoder = replica.replica.topic, replica.step.decoder
@@ -264,16 +278,15 @@ class SharedReplay:
             )
             self._inputs[topic] = shared
         elif shared.next != replica.next:
+            task.heading[name] = at
             return
         other = shared.decoder
         if (decoder.incarnation, decoder.joining_at) != (other.incarnation, other.joining_at):
-            task.unfit[name] = replica.step
-            del task.heading[name]
+            task.unfit[name] = replica.step, decoder.incarnation, other.incarnation
             return
         replica.step.decoder = other
         shared.members.append(task)
         task.joined[name] = shared
-        del task.heading[name]
 
     # --- replaying --------------------------------------------------------------------------------
 
@@ -290,9 +303,10 @@ class SharedReplay:
                         self._wanted.clear()
                         await self._round(source)
             except TransportError as error:
-                log.warning("standbys cannot replay for now", error=str(error))
-                self._dissolve(list(self._inputs.values()))
-                self._release(self._waiting, error)
+                log.warning("standbys replay alone for now", error=str(error))
+            finally:
+                self._leave_alone(set(self._inputs))
+                self._release(self._waiting)
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def _round(self, source: Source) -> None:
@@ -302,23 +316,13 @@ class SharedReplay:
             starts, ends = self._range()
             if starts:
                 await self._replay(source, starts, ends)
-        except TransportError as error:
-            self._release(came, error)
-            raise
-        self._release(came, None)
+        finally:
+            self._release(came)
 
-    def _release(
-        self,
-        came: list[tuple[_ReplayingTask, asyncio.Future[None]]],
-        error: TransportError | None,
-    ) -> None:
+    def _release(self, came: list[tuple[_ReplayingTask, asyncio.Future[None]]]) -> None:
         for _, done in came:
-            if done.done():
-                continue
-            if error is None:
+            if not done.done():
                 done.set_result(None)
-            else:
-                done.set_exception(error)
         came.clear()
 
     def _gather(self, came: Iterable[_ReplayingTask]) -> None:
@@ -327,7 +331,7 @@ class SharedReplay:
         for shared in list(self._inputs.values()):
             for task in list(shared.members):
                 assert isinstance(task, _ReplayingTask)
-                if task.came < before:
+                if task.came < before or self._holds_back(shared, task):
                     self._part(shared, task)
             if not shared.members:
                 self._inputs.pop(shared.topic, None)
@@ -349,7 +353,9 @@ class SharedReplay:
         name, before = shared.attachment.replica.name, self._clock() - _AWAY_SECONDS
         ends = [task.targets[tp] for task in shared.members]  # type: ignore[attr-defined]
         heading = [t.heading.get(name, {}) for t in self._tasks.values() if t.came >= before]
-        return min([*ends, *(each[tp] for each in heading if tp in each)], default=0)
+        at = shared.next[tp.partition]
+        coming = [each[tp] for each in heading if each.get(tp, START) >= at]
+        return min([*ends, *coming], default=0)
 
     async def _replay(
         self, source: Source, starts: dict[TopicPartition, int], ends: dict[TopicPartition, int]

@@ -85,8 +85,9 @@ class TaskSource:
         self._was_woken = False
         self._task, self._state, self._own, self._shared = task, state, source, shared
         self._joined: dict[str, SharedInput] = {}
-        self._apart: dict[str, MergeStep] = {}
-        """By replica, a step that does not fit to the others', though it stands there."""
+        self._apart: dict[str, tuple[MergeStep, int, int]] = {}
+        """By replica, a step that does not fit to the others', though it stands there, with its
+        incarnation and theirs."""
         self._ahead: dict[str, float] = {}
         """Until when a replica waits for the others to come."""
         self._assigned: set[TopicPartition] | None = None
@@ -198,7 +199,15 @@ class TaskSource:
         return bool(self.paused) and not self.paused.isdisjoint(state.positions)
 
     def _is_apart(self, state: ReplicaState) -> bool:
-        return self._apart.get(state.name) is state.step
+        if (known := self._apart.get(state.name)) is None or self._shared is None:
+            return False
+        return known == self._difference(state, self._shared.of(state))
+
+    @staticmethod
+    def _difference(state: ReplicaState, others: SharedInput | None) -> tuple[MergeStep, int, int]:
+        assert state.step is not None
+        theirs = -1 if others is None else others.decoder.incarnation
+        return state.step, state.step.decoder.incarnation, theirs
 
     def _is_stopped(self, state: ReplicaState) -> bool:
         """By flow control, or by a guard."""
@@ -219,7 +228,7 @@ class TaskSource:
             return False
         assert state.step is not None
         if others.next == state.next:
-            self._apart[state.name] = state.step
+            self._apart[state.name] = self._difference(state, others)
             return False
         if any(at > others.next[number] for number, at in state.next.items()):
             now = asyncio.get_running_loop().time()

@@ -76,7 +76,7 @@ def states_of(spark: SparkSession, topology: Topology, checkpoint: str) -> Itera
     """
     plan, done = last_batch(topology, checkpoint)
     _ = spark.streams  # starts what reads state, in a session that has run no query yet
-    work = work_of(topology, plan, bucket_keys(topology.output.partitions))
+    work = work_of(topology, plan, bucket_keys(topology.output.partitions, plan.tasks))
     for number, key in enumerate(work.keys):
         yield _state(work, number, StoredVariables(spark, checkpoint, key), done.topics)
 

@@ -71,6 +71,7 @@ __all__ = ("BatchProgress", "JobSettings", "MergeJob")
 
 log = structlog.get_logger()
 
+_A_CORE: Final = 2
 _LOOK_SECONDS: Final = 2
 _EARLIEST: Final = -2
 _PLACE: Final = ("topic", "partition", "offset")
@@ -90,6 +91,9 @@ class JobSettings:
     """Read with one batch at the most."""
     origin: Path | None = None
     """A file of `lmerge state export` that a new checkpoint begins from."""
+    tasks: int | None = None
+    """How many of Spark's tasks share the buckets of a new checkpoint, one for each bucket at the
+    most; None: `_A_CORE` for each core that Spark has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +159,11 @@ class MergeJob:
                 left to it; or what was decided cannot be carried out here.
         """
         plan = self._plan or self._opened()
-        keys = bucket_keys(self._topology.output.partitions)
+        buckets = self._topology.output.partitions
+        if not plan.tasks:
+            cores = spark.sparkContext.defaultParallelism
+            plan = plan.with_tasks(min(buckets, self._settings.tasks or _A_CORE * cores))
+        keys = bucket_keys(buckets, plan.tasks)
         while not self.stop.is_set():
             plan = self._stepped(spark, plan, keys)
             due = self._due_topics(plan)
@@ -196,6 +204,11 @@ class MergeJob:
             if self._settings.origin is not None:
                 raise ConfigurationError(
                     f"the checkpoint {checkpoint} has a state already: leave --from out"
+                )
+            if self._settings.tasks not in (None, plan.tasks):
+                raise ConfigurationError(
+                    f"the checkpoint {checkpoint} is merged by {plan.tasks} tasks, which cannot be "
+                    "changed: leave --tasks out, or begin with another --checkpoint"
                 )
         for step in plan.steps:
             for value in step.decisions:

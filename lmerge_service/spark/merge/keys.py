@@ -1,14 +1,15 @@
-"""Group keys by which Spark puts each bucket into the shuffle partition of its number.
+"""Group keys by which Spark spreads the buckets evenly over its shuffle partitions.
 
 Theory
     Spark hashes a group's key to find its partition (Murmur3, x86, 32 bits, seed 42; an int is one
     word). With the buckets' numbers for keys two of them may share a task, while another task
-    has none: 0 to 3 go to partitions 3, 3, 2, 3 of 4. So each bucket gets the least number that
-    falls where it belongs. The hash is as old as Spark's data and cannot change under a
-    checkpoint; a query to Spark itself would cost a job at each start.
+    has none: 0 to 3 go to partitions 3, 3, 2, 3 of 4. So each bucket gets the least number left
+    that falls into the partition of its own number, counted round. The hash is as old as Spark's
+    data and cannot change under a checkpoint; a query to Spark itself would cost a job at each
+    start.
 
-    >>> bucket_keys(4)
-    (12, 6, 2, 0)
+    >>> bucket_keys(4, 4), bucket_keys(6, 2)
+    ((12, 6, 2, 0), (2, 0, 4, 1, 5, 3))
 """
 
 from itertools import count
@@ -20,12 +21,15 @@ _SEED: Final = 42
 _WORD: Final = 0xFFFFFFFF
 
 
-def bucket_keys(buckets: int) -> tuple[int, ...]:
-    """By bucket, its key."""
+def bucket_keys(buckets: int, tasks: int) -> tuple[int, ...]:
+    """By bucket, its key, where so many shuffle partitions share the buckets."""
     found: dict[int, int] = {}
+    following = list(range(tasks))  # of each partition, the next bucket
     for key in count():
-        found.setdefault(hash_of_int(key) % buckets, key)
-        if len(found) == buckets:
+        place = hash_of_int(key) % tasks
+        found[following[place]] = key
+        following[place] += tasks
+        if all(bucket in found for bucket in range(buckets)):
             return tuple(found[bucket] for bucket in range(buckets))
     raise AssertionError
 

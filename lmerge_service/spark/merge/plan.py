@@ -42,7 +42,7 @@ from lmerge_service.spark.io.places import located
 
 __all__ = ("Adopted", "Begin", "Lost", "MergePlan", "PlanStep", "TopicKind", "Work", "work_of")
 
-_VERSION: Final = 1
+_VERSION: Final = 2
 _FOLDER, _FILE = "lmerge", "plan.json"
 
 
@@ -115,11 +115,19 @@ class MergePlan(msgspec.Struct, frozen=True):
     steps: tuple[PlanStep, ...]
     handed_over: bool = False
     """The service goes on from here, and nothing else may."""
+    tasks: int = 0
+    """How many of Spark's tasks share the buckets of a batch, for as long as the checkpoint lives;
+    0 before its first step."""
 
     @classmethod
     def new(cls, topology: Topology, adopted: Adopted | None = None) -> "MergePlan":
         """A new job's plan, with a new id and no steps; it begins from `adopted`, if given."""
         return cls(_VERSION, uuid.uuid4().hex, merge_of(topology), adopted, ())
+
+    def with_tasks(self, tasks: int) -> "MergePlan":
+        """The plan with a number of tasks, of which nothing was run yet."""
+        assert not self.tasks
+        return msgspec.structs.replace(self, tasks=tasks)
 
     def with_step(self, step: PlanStep) -> "MergePlan":
         """The plan with one step more, whose batch must not be before that of the last (P1)."""

@@ -90,7 +90,7 @@ def start(
         **kafka_options(topology.kafka),
     }
     writer = _written(merged, topology).writeStream.format("kafka").options(**options)
-    with _settings(spark, output.partitions):
+    with _settings(spark, plan.tasks):
         return writer.outputMode("append").trigger(**trigger).queryName(topology.name).start()
 
 
@@ -158,10 +158,10 @@ def _header(name: Column, value: Column) -> Column:
 
 
 @contextmanager
-def _settings(spark: SparkSession, buckets: int) -> Iterator[None]:
+def _settings(spark: SparkSession, tasks: int) -> Iterator[None]:
     """What the query needs, which takes a copy of the session's settings when it starts."""
     desired = {
-        "spark.sql.shuffle.partitions": str(buckets),
+        "spark.sql.shuffle.partitions": str(tasks),
         f"{_STATE}.providerClass": _ROCKSDB,
         f"{_STATE}.rocksdb.changelogCheckpointing.enabled": "true",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
