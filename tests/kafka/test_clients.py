@@ -346,4 +346,5 @@ def test_n11_while_anything_moves_fetches_are_short(
                 found.append(fetches._fetch_max_wait_ms)
             return found
 
-    assert run(waits()) == [7, clients._QUIET_WAIT_MS, 7, 7, 7, 7, 7]
+    quiet = clients._QUIET_WAIT_MS + clients._PARTITION_WAIT_MS
+    assert run(waits()) == [7, quiet, 7, 7, 7, 7, 7]

@@ -4,6 +4,7 @@ whenever one comes or goes."""
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from typing import Any, cast
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from lmerge_service.config.topology import Replica, Topology
 from lmerge_service.elements import INFINITY, START, Element, Insert, Stable
 from lmerge_service.errors import TransportError
-from lmerge_service.formats.headers import incarnation_headers
+from lmerge_service.formats.headers import incarnation_headers, incarnation_of
 from lmerge_service.formats.wire import encode
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.merge.commit_record import PartitionCheckpoint, ReplicaCheckpoint
@@ -76,6 +77,23 @@ def state_of(partition: int, output: Sequence[Element] = ()) -> TaskState:
     return state
 
 
+def start_over(
+    kafka: Kafka,
+    state: TaskState,
+    upto: Mapping[TopicPartition, int],
+    replay: SharedReplay | None = None,
+) -> None:
+    """The commit record names the incarnation: what is of an older one was dropped."""
+    step = state.replicas.states["a"].step
+    assert step is not None
+    merged = (each for tp, end in upto.items() for each in kafka.records[tp][:end])
+    incarnation = max((incarnation_of(each.headers)[0] for each in merged), default=0)
+    if incarnation > step.decoder.incarnation:
+        if replay is not None:
+            replay.part(state, "a")
+        step.start_over(incarnation, START)
+
+
 def alone(kafka: Kafka, state: TaskState, upto: Mapping[TopicPartition, int]) -> None:
     for tp, end in upto.items():
         start = state.replicas.positions()[tp]
@@ -84,14 +102,17 @@ def alone(kafka: Kafka, state: TaskState, upto: Mapping[TopicPartition, int]) ->
             state.replicas.arrive(tp, end)
 
 
-def emitted(kafka: Kafka, partition: int, upto: Mapping[TopicPartition, int]) -> list[Element]:
-    """What the task that leads has published by then."""
+def emitted(
+    kafka: Kafka, partition: int, commits: Sequence[Mapping[TopicPartition, int]]
+) -> list[Element]:
+    """What the task that leads has published with these commits."""
     (step,) = [each.step for each in state_of(partition).replicas.merged.values()]
     out: list[Element] = []
     assert step is not None
-    for tp, end in upto.items():
-        if end:
-            step.take(tp.partition, cast(Any, kafka.records[tp][:end]), out, [])
+    for before, commit in pairwise(commits):
+        for tp, end in commit.items():
+            if before[tp] < end:
+                step.take(tp.partition, cast(Any, kafka.records[tp][before[tp] : end]), out, [])
     return out
 
 
@@ -99,6 +120,7 @@ async def followed(
     kafka: Kafka, replay: SharedReplay, state: TaskState, upto: Mapping[TopicPartition, int]
 ) -> None:
     """A step of a standby, as `Recovery.follow` does it."""
+    start_over(kafka, state, upto, replay)
     alone(kafka, state, replay.alone(state, upto))
     await replay.advance(state)
     positions = state.replicas.positions()
@@ -160,7 +182,7 @@ def test_states_that_are_advanced_together_are_what_each_would_be_alone(
     for plan in played:
         for each, more in zip(commits, plan, strict=True):
             each.append(each[-1] if more is None else committed(kafka, each[-1], more))
-    outputs = [emitted(kafka, number, each[-1]) for number, each in enumerate(commits)]
+    outputs = [emitted(kafka, number, each) for number, each in enumerate(commits)]
 
     async def run() -> list[TaskState]:
         replay = SharedReplay(cast(Any, kafka), TOPOLOGY, asyncio.get_running_loop().time)
@@ -176,6 +198,7 @@ def test_states_that_are_advanced_together_are_what_each_would_be_alone(
             await asyncio.wait_for(asyncio.gather(*steps), 10)
         for state, each in zip(states, commits, strict=True):
             replay.leave(state)
+            start_over(kafka, state, each[-1])
             alone(kafka, state, each[-1])
         running.cancel()
         return states
@@ -185,6 +208,7 @@ def test_states_that_are_advanced_together_are_what_each_would_be_alone(
         states = asyncio.run(run())
     for number, (state, each) in enumerate(zip(states, commits, strict=True)):
         other = state_of(number, outputs[number])
+        start_over(kafka, other, each[-1])
         alone(kafka, other, each[-1])
         assert seen(state) == seen(other)
 
