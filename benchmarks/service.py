@@ -17,6 +17,7 @@ from typing import Final, TypeAlias
 
 from benchmarks import recovery
 from benchmarks.fleet import NEVER, TOPICS, Merge, Report, by_topic, log_line, staged
+from benchmarks.idle import idle
 from benchmarks.inputs import lazily
 from benchmarks.pass_through import plain_pass_through
 from benchmarks.sizes import Sizes
@@ -434,6 +435,7 @@ _MEASUREMENTS: Final[Mapping[str, Measurement]] = MappingProxyType(
         "payloads": _large_payloads,
         "workers": _workers,
         "partitions": _partitions,
+        "idle": idle,
         "latency": _latency,
         "recovery": recovery.by_live_events,
         "history": recovery.by_history,

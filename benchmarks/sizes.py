@@ -26,6 +26,14 @@ class Sizes:
     """The same where the length of history is what differs."""
     longer: int = 5
     """How many times longer the long history is."""
+    watched: tuple[tuple[int, int, int], ...] = (
+        (3, 1, 1),
+        (20, 16, 1),
+        (20, 16, 16),
+        (100, 20, 64),
+    )
+    """Replicas, partitions of each and output partitions that an idle worker has."""
+    idle_seconds: float = 20
     payload_bytes: int = 1_000
     """Of large payloads."""
 
@@ -40,6 +48,8 @@ TINY = Sizes(
     rates=(200, 400),
     live=(300,),
     history_live=200,
+    watched=((3, 2, 2),),
+    idle_seconds=1,
     payload_bytes=200,
 )
 """To see that all of it works."""
