@@ -57,7 +57,9 @@ KeyField = Annotated[str, Field(pattern=r'^[^."\\\x00-\x1f]+(\.[^."\\\x00-\x1f]+
 
 def _topic(name: str) -> str:
     if not _TOPIC.fullmatch(name) or name in {".", ".."}:
-        raise ValueError("a topic name has 1 to 249 of the characters a-z A-Z 0-9 . _ -")
+        raise ValueError(
+            "a topic name has 1 to 249 of the characters a-z A-Z 0-9 . _ -, and is neither . nor .."
+        )
     return name
 
 

@@ -84,12 +84,19 @@ _NOT_BOTH: Final[dict[str, Any]] = {
 }
 
 
+_TOPIC = (
+    r"^([a-zA-Z0-9_-][a-zA-Z0-9._-]{0,248}"
+    r"|\.[a-zA-Z0-9_-][a-zA-Z0-9._-]{0,247}|\.\.[a-zA-Z0-9._-]{1,247})$"
+)
+"""A topic's name for Kafka: neither . nor .. alone."""
+
+
 class NewStream(Stream):
     """A replica's stream; the fields are those of the topology file."""
 
     model_config = ConfigDict(**_STRICT, json_schema_extra={"not": _NOT_BOTH})
 
-    topic: Annotated[str, Field(pattern=r"^[a-zA-Z0-9._-]{1,249}$")]
+    topic: Annotated[str, Field(pattern=_TOPIC)]
     joining_at: Moment | None = None
     """The time from which the replica is correct; by default the beginning of time."""
     properties: _Promises = _Promises()
