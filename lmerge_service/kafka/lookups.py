@@ -61,6 +61,9 @@ class _Questions(Generic[K, V]):
         self._wanted: dict[K, None] = {}
         self._next: asyncio.Task[dict[K, V]] | None = None
         self._under_way: asyncio.Task[dict[K, V]] | None = None
+        self._asking: dict[asyncio.Task[dict[K, V]], None] = {}
+        """All that are not answered."""
+        self._ended = False
 
     async def answer(self, keys: Iterable[K], seconds: float) -> dict[K, V]:
         """Of those that there are.
@@ -79,16 +82,19 @@ class _Questions(Generic[K, V]):
 
     async def _patiently(self, wanted: Sequence[K]) -> dict[K, V]:
         while True:
+            if self._ended:
+                raise self._end_error
             self._wanted |= dict.fromkeys(wanted)
             if self._next is None:
                 self._next = asyncio.create_task(self._together(), name=self._doing)
-                self._next.add_done_callback(_retrieved)
+                self._asking[self._next] = None
+                self._next.add_done_callback(self._answered)
             asked = self._next
             try:
                 return await asyncio.shield(asked)
             except asyncio.CancelledError:
                 if asked.cancelled() and not _is_cancelled():
-                    raise TransportError(f"{self._doing}: the worker ends") from None
+                    raise self._end_error from None
                 raise
             except TransportError as error:
                 if not error.retriable:
@@ -106,9 +112,18 @@ class _Questions(Generic[K, V]):
         self._under_way, self._next = self._next, None
         return await self._ask(wanted)
 
+    @property
+    def _end_error(self) -> TransportError:
+        return TransportError(f"{self._doing}: the worker ends")
+
+    def _answered(self, task: asyncio.Task[dict[K, V]]) -> None:
+        self._asking.pop(task, None)
+        if not task.cancelled():
+            task.exception()  # whoever asked may have left
+
     async def end(self) -> None:
-        """Whoever still waits gets a TransportError."""
-        left = {task for task in (self._next, self._under_way) if task is not None}
+        """Whoever still waits, or asks later, gets a TransportError."""
+        self._ended, left = True, [*self._asking]
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
@@ -117,12 +132,6 @@ class _Questions(Generic[K, V]):
 def _is_cancelled() -> bool:
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
-
-
-def _retrieved(task: asyncio.Task[object]) -> None:
-    """Whoever asked may have left."""
-    if not task.cancelled():
-        task.exception()
 
 
 class Lookups:
@@ -138,6 +147,7 @@ class Lookups:
         self._described = _Questions("asking which topics there are", self._describe)
         self._ends = _Questions("asking where topics end", self._ask_ends)
         self._highs = _Questions("asking where topics end", self._ask_high_watermarks)
+        self._beginnings = _Questions("asking where topics begin", self._ask_beginnings)
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -147,7 +157,7 @@ class Lookups:
                     await self._serve()
                 await asyncio.sleep(_RETRY_SECONDS)
         finally:
-            for questions in (self._described, self._ends, self._highs):
+            for questions in (self._described, self._ends, self._highs, self._beginnings):
                 await questions.end()
 
     async def _serve(self) -> None:
@@ -186,6 +196,10 @@ class Lookups:
     ) -> dict[TopicPartition, int]:
         return await self._highs.answer(partitions, seconds)
 
+    async def beginnings(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        """See `Source`."""
+        return await self._beginnings.answer(partitions, CONNECT_SECONDS)
+
     async def _describe(self, names: Sequence[str]) -> dict[str, TopicInfo]:
         await self._open.wait()
         assert self._topics is not None
@@ -203,6 +217,13 @@ class Lookups:
         assert self._source is not None
         asking = self._source.high_watermarks(partitions, seconds=_REQUEST_SECONDS)
         return await self._noting(asking)
+
+    async def _ask_beginnings(
+        self, partitions: Sequence[TopicPartition]
+    ) -> dict[TopicPartition, int]:
+        await self._open.wait()
+        assert self._source is not None
+        return await self._noting(self._source.beginnings(partitions))
 
     async def _noting(self, asking: Awaitable[dict[K, V]]) -> dict[K, V]:
         try:

@@ -167,6 +167,7 @@ class Replicas:
         quarantine here, and why."""
         self.states: dict[str, ReplicaState] = {}
         """By name."""
+        self._by_topic: dict[str, ReplicaState] = {}
         self.left: dict[str, dict[int, int]] = {}
         """Of replicas that were detached: up to where each partition was merged."""
         self.news: list[tuple[NotificationKind, str, str]] = []
@@ -187,11 +188,14 @@ class Replicas:
         if (before := self.states.get(replica.name)) is not None:
             self._stop_merging(before)
         tally = self._tallies.setdefault(replica.name, ReplicaTally())
-        self.states[replica.name] = ReplicaState(replica, tally, epoch, released)
+        state = ReplicaState(replica, tally, epoch, released)
+        self.states[replica.name] = self._by_topic[replica.topic] = state
 
     def leave(self, name: str) -> None:
         """The replica is detached."""
         state = self.states.pop(name)
+        if self._by_topic.get(state.replica.topic) is state:
+            del self._by_topic[state.replica.topic]
         self.left[name] = dict(state.next)
         self._stop_merging(state)
 
@@ -244,10 +248,10 @@ class Replicas:
 
     def merging(self, tp: TopicPartition) -> ReplicaState | None:
         """The replica that is merged from this partition."""
-        for state in self.states.values():
-            if state.replica.topic == tp.topic:
-                return state if state.step is not None and tp.partition in state.next else None
-        return None
+        state = self._by_topic.get(tp.topic)
+        if state is None or state.step is None or tp.partition not in state.next:
+            return None
+        return state
 
     # --- beginning to merge ---------------------------------------------------------------------
 

@@ -95,6 +95,8 @@ class TopicMonitor:
         """High watermarks and last stable offsets, at the last look-up."""
         self._ends: dict[TopicPartition, _Ends] = {}
         self._asked_at = 0.0
+        self._new: dict[TopicPartition, tuple[int, int]] = {}
+        """Of topics that may be begun, where their partitions begin and end."""
         self._logged: dict[TopicPartition, int] = {}
         """The offsets of open transactions that were logged."""
         self._detached = detached
@@ -172,7 +174,21 @@ class TopicMonitor:
         """Acts on which topics exist; whether other partitions are to be read now."""
         states = self._state.replicas.states.items()
         wanted = [(name, each) for name, each in states if each.quarantined is None]
+        await self._look_at_new(infos)
         return any([await self._adapt(name, each, infos) for name, each in wanted])
+
+    async def _look_at_new(self, infos: Mapping[str, TopicInfo]) -> None:
+        """Asks of all topics that may be begun at once where they begin and end."""
+        replicas, new = self._state.replicas, list[TopicPartition]()
+        for name, state in replicas.states.items():
+            info = infos.get(state.replica.topic)
+            if info is not None and state.step is None and state.quarantined is None:
+                new += replicas.needed(name, info.partitions)
+        self._new = {}
+        if new:
+            begins = await self._source.beginnings(new)
+            ends = await self._source.high_watermarks(new)
+            self._new = {tp: (begins[tp], ends[tp]) for tp in new}
 
     async def _adapt(self, name: str, state: ReplicaState, infos: Mapping[str, TopicInfo]) -> bool:
         replicas, topic = self._state.replicas, state.replica.topic
@@ -207,8 +223,12 @@ class TopicMonitor:
     async def _begin(self, name: str, info: TopicInfo) -> bool:
         replicas = self._state.replicas
         partitions = replicas.needed(name, info.partitions)
-        beginnings = await self._source.beginnings(partitions)
-        ends = await self._source.high_watermarks(partitions)
+        if all(tp in self._new for tp in partitions):
+            beginnings = {tp: self._new[tp][0] for tp in partitions}
+            ends = {tp: self._new[tp][1] for tp in partitions}
+        else:
+            beginnings = await self._source.beginnings(partitions)
+            ends = await self._source.high_watermarks(partitions)
         replicas.begin(name, info, beginnings, ends, since=self._state.transaction + 1)
         merged = name in replicas.merged
         if merged:

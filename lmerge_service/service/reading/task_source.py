@@ -118,7 +118,7 @@ class TaskSource:
 
     async def beginnings(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         """See `Source`, as for the next two."""
-        return await self._own.beginnings(partitions)
+        return await self._asks.beginnings(partitions)
 
     async def ends(
         self, partitions: Sequence[TopicPartition], *, seconds: float = CONNECT_SECONDS

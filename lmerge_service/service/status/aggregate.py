@@ -107,8 +107,11 @@ def replicas_of_all(tasks: Sequence[TaskStatus]) -> list[ReplicaStatus]:
 
 def _by_replica(tasks: Sequence[TaskStatus]) -> Iterator[list[ReplicaStatus]]:
     """The statuses of each replica in the tasks."""
-    for name in dict.fromkeys(each.name for task in tasks for each in task.replicas):
-        yield [each for task in tasks for each in task.replicas if each.name == name]
+    found: dict[str, list[ReplicaStatus]] = {}
+    for task in tasks:
+        for each in task.replicas:
+            found.setdefault(each.name, []).append(each)
+    yield from found.values()
 
 
 def _aggregated(statuses: Sequence[ReplicaStatus]) -> ReplicaStatus:

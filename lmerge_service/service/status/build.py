@@ -118,7 +118,8 @@ def readiness_of(worker: Worker) -> str:
 
 
 def _task(task: MergeTask, role: Role) -> TaskStatus:
-    progress = task.progress
+    progress, states = task.progress, task.replicas
+    first = sum(each.tally.counts.committed["first"] for each in states)
     follows = role == "follows" and progress.caught_up is not None
     return TaskStatus(
         partition=task.partition,
@@ -141,7 +142,7 @@ def _task(task: MergeTask, role: Role) -> TaskStatus:
         detached=dict(progress.unheeded),
         unwritten={what: progress.unwritten[what] for what in ("dead_letters", "events")},
         output=_output(task),
-        replicas=[_replica(task, each) for each in task.replicas],
+        replicas=[_replica(task, each, first) for each in states],
     )
 
 
@@ -192,12 +193,12 @@ def _output(task: MergeTask) -> OutputStatus:
     )
 
 
-def _replica(task: MergeTask, state: ReplicaState) -> ReplicaStatus:
+def _replica(task: MergeTask, state: ReplicaState, first: int) -> ReplicaStatus:
+    """`first` is of how many events some replica was the first to publish them."""
     merge = task.state.merge
     source = merge.inputs.get(state.name)
     tally, counts = state.tally, state.tally.counts.committed
     decoder = None if state.step is None else state.step.decoder
-    first = sum(each.tally.counts.committed["first"] for each in task.replicas)
     now = asyncio.get_running_loop().time()
     return ReplicaStatus(
         name=state.name,
