@@ -123,7 +123,7 @@ class ReplicaState:
         return ReplicaAttachment(self.replica, self.topic_id, self.width, begins)
 
     def is_attached_as(self, attachment: ReplicaAttachment) -> bool:
-        """Whether it still is as it was then, with the same step."""
+        """Whether it still is as it was then, as long as its decoder is the same."""
         return (self.topic_id, self.width) == (attachment.topic_id, attachment.width)
 
     @property

@@ -14,7 +14,7 @@ from lmerge_service.kafka.topics import TopicInfo
 
 
 class Kafka:
-    """Answers when told to; notes what it was asked."""
+    """Answers when `answers` is set; notes what it was asked."""
 
     def __init__(self) -> None:
         self.asked: list[list[str]] = []

@@ -165,7 +165,7 @@ class SharedReplay:
         """Topics that could not be read, and until when each task reads them alone."""
         self._wanted = asyncio.Event()
         self._waiting: list[tuple[_ReplayingTask, asyncio.Future[None]]] = []
-        """Tasks that have come, and what tells them that a round is over."""
+        """Tasks that have come, and what is done when a round is over."""
 
     # --- the tasks (`merge.recovery.JointReplay`) -------------------------------------------------
 
@@ -233,7 +233,7 @@ class SharedReplay:
             return False
         shared = self._inputs.get(replica.replica.topic)
         if shared is not None:
-            if not replica.is_attached_as(shared.attachment):
+            if replica.attachment != shared.attachment:
                 return False
             differs = replica.step, replica.step.decoder.incarnation, shared.decoder.incarnation
             if task.unfit.get(replica.name) == differs:
