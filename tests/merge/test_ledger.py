@@ -262,7 +262,8 @@ def test_a_release_without_a_time_keeps_the_replicas_own() -> None:
         ([], attach("c", "out.control"),
          "invalid: topic out.control is both written and read as a replica"),
         ([], attach("c", "not a topic"),
-         "invalid: topic: a topic name has 1 to 249 of the characters a-z A-Z 0-9 . _ -, and is neither . nor .."),
+         "invalid: topic: a topic name has 1 to 249 of the characters a-z A-Z 0-9 . _ -, and is "
+         "neither . nor .."),
         ([], attach("c", colour="red"), "invalid: colour: Extra inputs are not permitted"),
         ([], SetPolicy("first", "never", "max"),
          "invalid: policy: adjust must be one of lazy, eager, leader, got 'never'"),
