@@ -30,6 +30,10 @@ from lmerge_service.merge.decisions.records import (
 )
 from lmerge_service.merge.replica_states import DesiredState
 
+TOPIC_NAME = (
+    "a topic name has 1 to 249 of the characters a-z A-Z 0-9 . _ -, and is neither . nor .."
+)
+
 
 def topology(*replicas: str, **fields: Any) -> Topology:
     """A topology of replicas, each in the topic of its name in capitals."""
@@ -262,8 +266,7 @@ def test_a_release_without_a_time_keeps_the_replicas_own() -> None:
         ([], attach("c", "out.control"),
          "invalid: topic out.control is both written and read as a replica"),
         ([], attach("c", "not a topic"),
-         "invalid: topic: a topic name has 1 to 249 of the characters a-z A-Z 0-9 . _ -, and is "
-         "neither . nor .."),
+         f"invalid: topic: {TOPIC_NAME}"),
         ([], attach("c", colour="red"), "invalid: colour: Extra inputs are not permitted"),
         ([], SetPolicy("first", "never", "max"),
          "invalid: policy: adjust must be one of lazy, eager, leader, got 'never'"),
