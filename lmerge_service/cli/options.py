@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
 import typer
 
+from lmerge_service.config.topic_names import is_topic_name
 from lmerge_service.errors import ConfigurationError, fault_message
 
 if TYPE_CHECKING:
@@ -60,7 +61,6 @@ TOPIC = "kafka:"
 """Before a topic's name where files may stand as well."""
 
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[^\s,:\[\]]+)(:\d{1,5})?")
-_TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 
 # --- groups ---------------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ def check_topic(name: str) -> None:
     Raises:
         ConfigurationError: `name` is no name of a topic.
     """
-    if not _TOPIC_NAME.fullmatch(name) or name in {".", ".."}:
+    if not is_topic_name(name):
         raise ConfigurationError(
             f"{name!r} is no name of a topic: 1 to 249 of the characters a-z A-Z 0-9 . _ -"
         )

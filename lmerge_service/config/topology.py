@@ -21,6 +21,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from lmerge_service.config.credentials import ClientTls, Sasl, Secret, ServerTls
 from lmerge_service.config.processes import Up
+from lmerge_service.config.topic_names import is_topic_name
 from lmerge_service.core import Case, Policy, StreamProperties
 from lmerge_service.core.properties import weakest
 from lmerge_service.elements import INFINITY, START
@@ -45,7 +46,6 @@ __all__ = (
 
 _HOUR = 3_600 * NANOSECONDS["s"]
 
-_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _TOKEN = re.compile(r"[!-~]{16,}")
 
 M = TypeVar("M", bound=BaseModel)
@@ -56,7 +56,7 @@ KeyField = Annotated[str, Field(pattern=r'^[^."\\\x00-\x1f]+(\.[^."\\\x00-\x1f]+
 
 
 def _topic(name: str) -> str:
-    if not _TOPIC.fullmatch(name) or name in {".", ".."}:
+    if not is_topic_name(name):
         raise ValueError(
             "a topic name has 1 to 249 of the characters a-z A-Z 0-9 . _ -, and is neither . nor .."
         )

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal, Self
 import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from lmerge_service.config.topic_names import TOPIC_NAME
 from lmerge_service.config.topology import Name, OutputPolicy, Properties, Stream
 from lmerge_service.http.cutover_view import CutoverView
 from lmerge_service.merge.decisions.ledger import (
@@ -84,19 +85,12 @@ _NOT_BOTH: Final[dict[str, Any]] = {
 }
 
 
-_TOPIC = (
-    r"^([a-zA-Z0-9_-][a-zA-Z0-9._-]{0,248}"
-    r"|\.[a-zA-Z0-9_-][a-zA-Z0-9._-]{0,247}|\.\.[a-zA-Z0-9._-]{1,247})$"
-)
-"""A topic's name for Kafka: neither . nor .. alone."""
-
-
 class NewStream(Stream):
     """A replica's stream; the fields are those of the topology file."""
 
     model_config = ConfigDict(**_STRICT, json_schema_extra={"not": _NOT_BOTH})
 
-    topic: Annotated[str, Field(pattern=_TOPIC)]
+    topic: Annotated[str, Field(pattern=TOPIC_NAME)]
     joining_at: Moment | None = None
     """The time from which the replica is correct; by default the beginning of time."""
     properties: _Promises = _Promises()

@@ -21,11 +21,10 @@ What happens on a crash
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Final, Generic, Protocol, TypeVar
-
-import structlog
+from typing import Final, Generic, TypeVar
 
 from lmerge_service.errors import TransportError
+from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.connection import CONNECT_SECONDS
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.topics import TopicInfo, Topics
@@ -35,8 +34,6 @@ __all__ = ("Lookups",)
 K = TypeVar("K")
 V = TypeVar("V")
 
-log = structlog.get_logger()
-
 _REQUEST_SECONDS: Final = 5.0
 """A request that takes longer has failed; who has more time asks again."""
 _WAIT_SECONDS: Final = 0.5
@@ -45,12 +42,6 @@ _RETRY_SECONDS: Final = 0.2
 _FAILURES: Final = 3
 """After so many in a row other clients may do better."""
 _RECORD_BYTES: Final = 1 << 20
-
-
-class _Clients(Protocol):
-    def topics(self) -> Topics: ...
-
-    def source(self, *, max_record_bytes: int) -> Source: ...
 
 
 class _Questions(Generic[K, V]):
@@ -137,17 +128,32 @@ def _is_cancelled() -> bool:
 class Lookups:
     """Of one worker; `run` keeps its clients open."""
 
-    def __init__(self, cluster: _Clients):
+    def __init__(self, cluster: Cluster):
         self._cluster = cluster
-        self._topics: Topics | None = None
-        self._source: Source | None = None
+        self._clients: tuple[Topics, Source]
+        """While they are open."""
+        self.refused: set[str] = set()
+        """Topics that were asked for, and that our user may not see."""
         self._open, self._broken = asyncio.Event(), asyncio.Event()
         self._failures = 0
         """How many requests have failed, one after the other."""
-        self._described = _Questions("asking which topics there are", self._describe)
-        self._ends = _Questions("asking where topics end", self._ask_ends)
-        self._highs = _Questions("asking where topics end", self._ask_high_watermarks)
-        self._beginnings = _Questions("asking where topics begin", self._ask_beginnings)
+        within = _REQUEST_SECONDS
+        self._described = _Questions(
+            "asking which topics there are",
+            lambda names: self._ask(lambda topics, _: topics.describe(names, seconds=within)),
+        )
+        self._beginnings = _Questions(
+            "asking where topics begin",
+            lambda places: self._ask(lambda _, source: source.beginnings(places)),
+        )
+        self._ends = _Questions(
+            "asking where topics end",
+            lambda places: self._ask(lambda _, source: source.ends(places, seconds=within)),
+        )
+        self._highs = _Questions(
+            "asking where topics end",
+            lambda places: self._ask(lambda _, s: s.high_watermarks(places, seconds=within)),
+        )
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -165,7 +171,7 @@ class Lookups:
             self._cluster.topics() as topics,
             self._cluster.source(max_record_bytes=_RECORD_BYTES) as source,
         ):
-            self._topics, self._source = topics, source
+            self._clients, self.refused = (topics, source), topics.refused
             self._broken.clear()
             self._failures = 0
             self._open.set()
@@ -173,11 +179,6 @@ class Lookups:
                 await self._broken.wait()
             finally:
                 self._open.clear()
-
-    @property
-    def refused(self) -> set[str]:
-        """Topics that were asked for, and that our user may not see."""
-        return set() if self._topics is None else self._topics.refused
 
     async def describe(
         self, names: Iterable[str], *, seconds: float | None = None
@@ -200,34 +201,10 @@ class Lookups:
         """See `Source`."""
         return await self._beginnings.answer(partitions, CONNECT_SECONDS)
 
-    async def _describe(self, names: Sequence[str]) -> dict[str, TopicInfo]:
+    async def _ask(self, question: Callable[[Topics, Source], Awaitable[dict[K, V]]]) -> dict[K, V]:
         await self._open.wait()
-        assert self._topics is not None
-        return await self._noting(self._topics.describe(names, seconds=_REQUEST_SECONDS))
-
-    async def _ask_ends(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        await self._open.wait()
-        assert self._source is not None
-        return await self._noting(self._source.ends(partitions, seconds=_REQUEST_SECONDS))
-
-    async def _ask_high_watermarks(
-        self, partitions: Sequence[TopicPartition]
-    ) -> dict[TopicPartition, int]:
-        await self._open.wait()
-        assert self._source is not None
-        asking = self._source.high_watermarks(partitions, seconds=_REQUEST_SECONDS)
-        return await self._noting(asking)
-
-    async def _ask_beginnings(
-        self, partitions: Sequence[TopicPartition]
-    ) -> dict[TopicPartition, int]:
-        await self._open.wait()
-        assert self._source is not None
-        return await self._noting(self._source.beginnings(partitions))
-
-    async def _noting(self, asking: Awaitable[dict[K, V]]) -> dict[K, V]:
         try:
-            answer = await asking
+            answer = await question(*self._clients)
         except TransportError:
             self._failures += 1
             if self._failures >= _FAILURES:

@@ -95,8 +95,6 @@ class TopicMonitor:
         """High watermarks and last stable offsets, at the last look-up."""
         self._ends: dict[TopicPartition, _Ends] = {}
         self._asked_at = 0.0
-        self._new: dict[TopicPartition, tuple[int, int]] = {}
-        """Of topics that may be begun, where their partitions begin and end."""
         self._logged: dict[TopicPartition, int] = {}
         """The offsets of open transactions that were logged."""
         self._detached = detached
@@ -174,23 +172,21 @@ class TopicMonitor:
         """Acts on which topics exist; whether other partitions are to be read now."""
         states = self._state.replicas.states.items()
         wanted = [(name, each) for name, each in states if each.quarantined is None]
-        await self._look_at_new(infos)
-        return any([await self._adapt(name, each, infos) for name, each in wanted])
+        new = [
+            tp
+            for name, each in wanted
+            if (info := infos.get(each.replica.topic)) is not None and _begins(each, info)
+            for tp in self._state.replicas.needed(name, info.partitions)
+        ]
+        # Of all at once: one after the other, many replicas take long.
+        begins = await self._source.beginnings(new) if new else {}
+        ends = await self._source.high_watermarks(new) if new else {}
+        bounds = _Bounds(begins, ends)
+        return any([await self._adapt(name, each, infos, bounds) for name, each in wanted])
 
-    async def _look_at_new(self, infos: Mapping[str, TopicInfo]) -> None:
-        """Asks of all topics that may be begun at once where they begin and end."""
-        replicas, new = self._state.replicas, list[TopicPartition]()
-        for name, state in replicas.states.items():
-            info = infos.get(state.replica.topic)
-            if info is not None and state.step is None and state.quarantined is None:
-                new += replicas.needed(name, info.partitions)
-        self._new = {}
-        if new:
-            begins = await self._source.beginnings(new)
-            ends = await self._source.high_watermarks(new)
-            self._new = {tp: (begins[tp], ends[tp]) for tp in new}
-
-    async def _adapt(self, name: str, state: ReplicaState, infos: Mapping[str, TopicInfo]) -> bool:
+    async def _adapt(
+        self, name: str, state: ReplicaState, infos: Mapping[str, TopicInfo], bounds: "_Bounds"
+    ) -> bool:
         replicas, topic = self._state.replicas, state.replica.topic
         info, deleted = infos.get(topic), self._sightings.is_deleted(topic)
         change = change_of(state.topic_id, state.width, info, deleted=deleted)
@@ -199,10 +195,10 @@ class TopicMonitor:
         if change is TopicChange.RECREATED:
             why = "was recreated: what it holds is merged from its beginning"
             replicas.exclude(name, why, recreated=True)
-            return await self._begin(name, info)
+            return self._begin(name, info, bounds)
         state.topic_id = state.topic_id or info.id  # brokers return ids by now
         if state.step is None:
-            return not state.lost and await self._begin(name, info)
+            return not state.lost and self._begin(name, info, bounds)
         if change is TopicChange.WIDER:
             await self._widen(name, info)
         return change is TopicChange.WIDER
@@ -220,16 +216,9 @@ class TopicMonitor:
             self._state.replicas.exclude(name, why)
         return merged and deleted
 
-    async def _begin(self, name: str, info: TopicInfo) -> bool:
-        replicas = self._state.replicas
-        partitions = replicas.needed(name, info.partitions)
-        if all(tp in self._new for tp in partitions):
-            beginnings = {tp: self._new[tp][0] for tp in partitions}
-            ends = {tp: self._new[tp][1] for tp in partitions}
-        else:
-            beginnings = await self._source.beginnings(partitions)
-            ends = await self._source.high_watermarks(partitions)
-        replicas.begin(name, info, beginnings, ends, since=self._state.transaction + 1)
+    def _begin(self, name: str, info: TopicInfo, bounds: "_Bounds") -> bool:
+        replicas, since = self._state.replicas, self._state.transaction + 1
+        replicas.begin(name, info, bounds.beginnings, bounds.ends, since=since)
         merged = name in replicas.merged
         if merged:
             topic = replicas.states[name].replica.topic
@@ -325,6 +314,19 @@ class TopicMonitor:
             info = infos.get(standing.topic)
             if info is not None and is_another(standing.topic_id, info.id):
                 raise TransportError(f"topic {standing.topic} of {name} was recreated meanwhile")
+
+
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    """Where the partitions of topics that may be begun begin and end."""
+
+    beginnings: Mapping[TopicPartition, int]
+    ends: Mapping[TopicPartition, int]
+
+
+def _begins(state: ReplicaState, info: TopicInfo) -> bool:
+    """The replica's topic is there, and not merged: it may be begun."""
+    return is_another(state.topic_id, info.id) or (state.step is None and not state.lost)
 
 
 def _is_the_same(state: ReplicaState, infos: Mapping[str, TopicInfo] | None) -> bool:

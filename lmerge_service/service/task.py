@@ -49,6 +49,7 @@ from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.lookups import Lookups
 from lmerge_service.kafka.source import Batches, TopicPartition
+from lmerge_service.kafka.topics import Topics
 from lmerge_service.merge.commit_record import CommitRecord
 from lmerge_service.merge.commit_turns import CommitTurns
 from lmerge_service.merge.counting import Accounts, ReplicaTally
@@ -112,10 +113,9 @@ class MergeTask:
         """`ledger`, which is only read here, has the decisions about the replicas. Through `shared`
         the task reads together with others, through `replay` it follows with others, through
         `lookups` it asks together with them; without these, alone. `turns` and `snapshot_turns` are
-        the worker's.
-        `outlets` knows which topics cannot be written. `feedback` receives, after each commit, the
-        partition, the points of its inputs and its stable point. `unix_ns` is the wall clock:
-        nanoseconds since the epoch."""
+        the worker's. `outlets` knows which topics cannot be written. `feedback` receives, after
+        each commit, the partition, the points of its inputs and its stable point. `unix_ns` is the
+        wall clock: nanoseconds since the epoch."""
         self.topology = topology
         self.partition = partition
         self.progress = TaskProgress()
@@ -253,7 +253,7 @@ class MergeTask:
         self._topic_monitor = TopicMonitor(
             self.state,
             self._reading,
-            self._lookups or self._topics,
+            self._topics,
             clock=_clock,
             detached=self._detached,
             unheeded=self.progress.unheeded,
@@ -351,13 +351,17 @@ class MergeTask:
             self.lifecycle.move(PhaseEvent.ASSIGNED)
 
     async def _connect(self, stack: AsyncExitStack) -> None:
-        self._topics = await stack.enter_async_context(self._cluster.topics())
+        self._topics: Topics | Lookups
+        if self._lookups is None:
+            self._topics = await stack.enter_async_context(self._cluster.topics())
+        else:
+            self._topics = self._lookups
         self._source = await stack.enter_async_context(
             self._cluster.source(max_record_bytes=self.topology.limits.max_record_bytes)
         )
         self._recovery = Recovery(
             self._source,
-            self._lookups or self._topics,
+            self._topics,
             output=self._output,
             state=self._state_topic,
             fresh=self._fresh,

@@ -170,25 +170,24 @@ class Worker:
                     lookups.cancel()
 
     async def _run_tasks(self, control: LoggedControl, members: Members) -> None:
-        with single_error():
-            async with asyncio.TaskGroup() as group:
-                group.create_task(control.run(), name="control")
-                group.create_task(members.run(), name="members")
-                group.create_task(self.topic_watch.run(), name="topics")
-                group.create_task(self._shared.run(), name="reader")
-                group.create_task(self._replay.run(), name="replay")
-                group.create_task(self._claim(members), name="claim")
-                try:
-                    async for assignment in members.changes():
-                        if assignment.generation < 0:
-                            # The group took us for dead, as after a pause. Whoever has our tasks
-                            # by now fences us; until that shows, we go on.
-                            continue
-                        roles: dict[int, Role] = dict.fromkeys(assignment.standby, "follows")
-                        roles |= dict.fromkeys(assignment.active, "leads")
-                        await self._assume(group, roles)
-                finally:  # what follows is the end of everything
-                    self.stopping = True
+        async with asyncio.TaskGroup() as group:
+            group.create_task(control.run(), name="control")
+            group.create_task(members.run(), name="members")
+            group.create_task(self.topic_watch.run(), name="topics")
+            group.create_task(self._shared.run(), name="reader")
+            group.create_task(self._replay.run(), name="replay")
+            group.create_task(self._claim(members), name="claim")
+            try:
+                async for assignment in members.changes():
+                    if assignment.generation < 0:
+                        # The group took us for dead, as after a pause. Whoever has our tasks
+                        # by now fences us; until that shows, we go on.
+                        continue
+                    roles: dict[int, Role] = dict.fromkeys(assignment.standby, "follows")
+                    roles |= dict.fromkeys(assignment.active, "leads")
+                    await self._assume(group, roles)
+            finally:  # what follows is the end of everything
+                self.stopping = True
 
     def _warm(self) -> dict[int, int]:
         """The tasks that could be led from here soon, and how many seconds they lag."""

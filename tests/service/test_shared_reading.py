@@ -113,7 +113,7 @@ class Task:
     def goes_on(self, tp: TopicPartition) -> bool:
         return not self.waits
 
-    def leave(self, shared: SharedInput, taken_back: DecodedPiece | None = None) -> None:
+    def leave(self, shared: SharedInput[Any], taken_back: DecodedPiece | None = None) -> None:
         self.step.decoder = shared.decoder.forked(WireDecoder(), None)
         if taken_back is not None:
             self.step.take_back(taken_back)
@@ -135,7 +135,7 @@ class Task:
         }
 
 
-def input_of(task: Task) -> SharedInput:
+def input_of(task: Task) -> SharedInput[Any]:
     """An input that this task founds."""
     begins = tuple(dict.fromkeys(range(PARTITIONS), 0).items())
     attachment = ReplicaAttachment(Replica(name="r", topic="in"), None, PARTITIONS, begins)
@@ -143,7 +143,7 @@ def input_of(task: Task) -> SharedInput:
     return SharedInput(attachment, decoder, task.next, Router(TASKS))
 
 
-def join(shared: SharedInput, task: Task) -> None:
+def join(shared: SharedInput[Any], task: Task) -> None:
     own, others = task.step.decoder, shared.decoder
     assert task.next == shared.next
     assert sorted(own.parts()) == sorted(others.parts())

@@ -67,6 +67,16 @@ class Kafka:
                 yield tp, found[at : at + 3]
 
 
+@asynccontextmanager
+async def replaying(kafka: Kafka) -> AsyncIterator[tuple[SharedReplay, list[TaskState]]]:
+    """A replay that runs, and states of all tasks that have replayed nothing."""
+    replay = SharedReplay(cast(Any, kafka), TOPOLOGY, asyncio.get_running_loop().time)
+    running = asyncio.create_task(replay.run())
+    async with asyncio.timeout(10):
+        yield replay, [state_of(number) for number in range(TASKS)]
+    running.cancel()
+
+
 def state_of(partition: int, output: Sequence[Element] = ()) -> TaskState:
     """With the output that was committed; no input is replayed yet."""
     state = TaskState(TOPOLOGY, partition, tallies={}, clock=lambda: 0.0)
@@ -185,22 +195,20 @@ def test_states_that_are_advanced_together_are_what_each_would_be_alone(
     outputs = [emitted(kafka, number, each) for number, each in enumerate(commits)]
 
     async def run() -> list[TaskState]:
-        replay = SharedReplay(cast(Any, kafka), TOPOLOGY, asyncio.get_running_loop().time)
-        running = asyncio.create_task(replay.run())
-        states = [state_of(number, output) for number, output in enumerate(outputs)]
-        for step, plan in enumerate(played, 1):
-            steps = []
-            for state, each, more in zip(states, commits, plan, strict=True):
-                if more is None:
-                    replay.leave(state)
-                else:
-                    steps.append(followed(kafka, replay, state, each[step]))
-            await asyncio.wait_for(asyncio.gather(*steps), 10)
-        for state, each in zip(states, commits, strict=True):
-            replay.leave(state)
-            start_over(kafka, state, each[-1])
-            alone(kafka, state, each[-1])
-        running.cancel()
+        async with replaying(kafka) as (replay, _):
+            states = [state_of(number, output) for number, output in enumerate(outputs)]
+            for step, plan in enumerate(played, 1):
+                steps = []
+                for state, each, more in zip(states, commits, plan, strict=True):
+                    if more is None:
+                        replay.leave(state)
+                    else:
+                        steps.append(followed(kafka, replay, state, each[step]))
+                await asyncio.gather(*steps)
+            for state, each in zip(states, commits, strict=True):
+                replay.leave(state)
+                start_over(kafka, state, each[-1])
+                alone(kafka, state, each[-1])
         return states
 
     with pytest.MonkeyPatch.context() as patch:
@@ -221,14 +229,11 @@ def numbered(count: int) -> Kafka:
 def test_what_all_have_committed_is_read_once() -> None:
     async def run() -> int:
         kafka = numbered(100)
-        replay = SharedReplay(cast(Any, kafka), TOPOLOGY, asyncio.get_running_loop().time)
-        running = asyncio.create_task(replay.run())
-        states = [state_of(number) for number in range(TASKS)]
-        for end in (0, 30, 60, 100):
-            upto = dict.fromkeys(PLACES, end)
-            await asyncio.gather(*(followed(kafka, replay, each, upto) for each in states))
-        assert all(each.replicas.positions() == dict.fromkeys(PLACES, 100) for each in states)
-        running.cancel()
+        async with replaying(kafka) as (replay, states):
+            for end in (0, 30, 60, 100):
+                upto = dict.fromkeys(PLACES, end)
+                await asyncio.gather(*(followed(kafka, replay, each, upto) for each in states))
+            assert all(each.replicas.positions() == dict.fromkeys(PLACES, 100) for each in states)
         return kafka.read
 
     assert asyncio.run(run()) == PARTITIONS * 100
@@ -239,19 +244,16 @@ def test_while_kafka_is_away_each_goes_on_alone(monkeypatch: pytest.MonkeyPatch)
 
     async def run() -> None:
         kafka = numbered(10)
-        replay = SharedReplay(cast(Any, kafka), TOPOLOGY, asyncio.get_running_loop().time)
-        running = asyncio.create_task(replay.run())
-        states = [state_of(number) for number in range(TASKS)]
-        upto = dict.fromkeys(PLACES, 0)
-        await asyncio.gather(*(followed(kafka, replay, each, upto) for each in states))
-        kafka.away, upto = True, dict.fromkeys(PLACES, 10)
-        for alone_by_now in (False, True):
+        async with replaying(kafka) as (replay, states):
+            upto = dict.fromkeys(PLACES, 0)
             await asyncio.gather(*(followed(kafka, replay, each, upto) for each in states))
-            assert all((each.replicas.positions() == upto) is alone_by_now for each in states)
-        assert all(replay.leave(each) for each in states)
-        running.cancel()
+            kafka.away, upto = True, dict.fromkeys(PLACES, 10)
+            for alone_by_now in (False, True):
+                await asyncio.gather(*(followed(kafka, replay, each, upto) for each in states))
+                assert all((each.replicas.positions() == upto) is alone_by_now for each in states)
+            assert all(replay.leave(each) for each in states)
 
-    asyncio.run(asyncio.wait_for(run(), 10))
+    asyncio.run(run())
 
 
 def test_who_has_committed_far_less_holds_nobody_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,18 +262,17 @@ def test_who_has_committed_far_less_holds_nobody_back(monkeypatch: pytest.Monkey
 
     async def run() -> None:
         kafka = numbered(100)
-        replay = SharedReplay(cast(Any, kafka), TOPOLOGY, asyncio.get_running_loop().time)
-        running = asyncio.create_task(replay.run())
-        states = [state_of(number) for number in range(TASKS)]
-        for end in (20, 40, 90, 95):
-            ends = [dict.fromkeys(PLACES, min(end, 20 if n == 0 else 100)) for n in range(TASKS)]
-            steps = zip(states, ends, strict=True)
-            await asyncio.gather(*(followed(kafka, replay, *each) for each in steps))
-        reached = [each.replicas.positions()[PLACES[0]] for each in states]
-        assert reached == [20, 95, 95]
-        running.cancel()
+        async with replaying(kafka) as (replay, states):
+            for end in (20, 40, 90, 95):
+                ends = [
+                    dict.fromkeys(PLACES, min(end, 20 if n == 0 else 100)) for n in range(TASKS)
+                ]
+                steps = zip(states, ends, strict=True)
+                await asyncio.gather(*(followed(kafka, replay, *each) for each in steps))
+            reached = [each.replicas.positions()[PLACES[0]] for each in states]
+            assert reached == [20, 95, 95]
 
-    asyncio.run(asyncio.wait_for(run(), 10))
+    asyncio.run(run())
 
 
 def test_an_incarnation_that_one_has_seen_first_keeps_nobody_apart_for_ever() -> None:
@@ -282,22 +283,19 @@ def test_an_incarnation_that_one_has_seen_first_keeps_nobody_apart_for_ever() ->
         fresh = incarnation_headers(1)
         more = [Published(encode(Insert(b'"%d"' % n, n, n + 5)), n, fresh) for n in range(10, 100)]
         kafka = Kafka([some + more, some + more])
-        replay = SharedReplay(cast(Any, kafka), TOPOLOGY, asyncio.get_running_loop().time)
-        running = asyncio.create_task(replay.run())
-        states = [state_of(number) for number in range(TASKS)]
-        upto = dict.fromkeys(PLACES, 10)
-        await asyncio.gather(*(followed(kafka, replay, each, upto) for each in states))
-        for state in states:
-            replay.part(state, "a")
-            step = state.replicas.states["a"].step
-            assert step is not None
-            step.start_over(1, START)
-            await followed(kafka, replay, state, upto)
-        before = kafka.read
-        for end in (20, 100):
-            upto = dict.fromkeys(PLACES, end)
+        async with replaying(kafka) as (replay, states):
+            upto = dict.fromkeys(PLACES, 10)
             await asyncio.gather(*(followed(kafka, replay, each, upto) for each in states))
-        running.cancel()
+            for state in states:
+                replay.part(state, "a")
+                step = state.replicas.states["a"].step
+                assert step is not None
+                step.start_over(1, START)
+                await followed(kafka, replay, state, upto)
+            before = kafka.read
+            for end in (20, 100):
+                upto = dict.fromkeys(PLACES, end)
+                await asyncio.gather(*(followed(kafka, replay, each, upto) for each in states))
         return kafka.read - before
 
-    assert asyncio.run(asyncio.wait_for(run(), 10)) == PARTITIONS * 90
+    assert asyncio.run(run()) == PARTITIONS * 90

@@ -26,7 +26,7 @@ from lmerge_service.service import task
 from lmerge_service.service import worker as workers
 from lmerge_service.service.reading import shared_reader
 from lmerge_service.service.reading.shared_input import SharedInput, SharingTask
-from lmerge_service.service.reading.shared_reader import SharedReader
+from lmerge_service.service.reading.shared_reader import LeadingInput, SharedReader
 from lmerge_service.service.reading.shared_replay import SharedReplay
 from tests.simulation.clients import MemoryCluster, MemoryLog
 from tests.simulation.loop import BEGAN
@@ -63,7 +63,7 @@ class InlineWriter:
 
 def join_where_it_fits(
     reader: SharedReader, task: SharingTask, state: ReplicaState
-) -> SharedInput | None:
+) -> LeadingInput | None:
     """As `SharedReader.join`, and checks that a replica's decoder is what the others' is."""
     assert state.step is not None
     own = state.step.decoder
@@ -73,25 +73,29 @@ def join_where_it_fits(
     return shared
 
 
-def deliver_to_all(shared: SharedInput, partition: int, records: Sequence[Record]) -> None:
+def deliver_to_all(shared: SharedInput[Any], partition: int, records: Sequence[Record]) -> None:
     """As `SharedInput.deliver`, and checks that everybody stands where the others do."""
     name = shared.attachment.replica.name
     _deliver(shared, partition, records)
     for member in shared.members:
-        state = member._state.replicas.states[name]  # type: ignore[attr-defined]
+        state = member._state.replicas.states[name]
         assert state.next == shared.next, "a task stands elsewhere"
         assert state.step.decoder is shared.decoder, "a task has a decoder of its own"
 
 
-def arrive_in_time(shared: SharedInput, tp: TopicPartition, end: int) -> None:
+def arrive_in_time(shared: SharedInput[Any], tp: TopicPartition, end: int) -> None:
     """As `SharedReplay._arrive`, and checks that no state is beyond its last commit record."""
     for member in shared.members:
-        assert end <= member.targets[tp], "a standby is ahead"  # type: ignore[attr-defined]
+        assert end <= member.targets[tp], "a standby is ahead"
     _arrive(shared, tp, end)
 
 
 def keep_all(
-    reader: SharedReader, shared: SharedInput, partition: int, began: int, records: list[Record]
+    reader: SharedReader,
+    shared: LeadingInput,
+    partition: int,
+    began: int,
+    records: list[Record],
 ) -> None:
     """As `SharedReader._keep`, and checks that nothing is missing."""
     _keep(reader, shared, partition, began, records)

@@ -25,8 +25,8 @@ from lmerge_service.merge.liveness import Liveness
 from lmerge_service.merge.recovery import JointReplay, Recovery
 from lmerge_service.merge.replicas import Replicas, ReplicaState
 from lmerge_service.merge.task_state import TaskState
-from lmerge_service.service.reading.shared_input import SharedInput, SharingTask
-from lmerge_service.service.reading.shared_reader import SharedReader
+from lmerge_service.service.reading.shared_input import SharingTask
+from lmerge_service.service.reading.shared_reader import LeadingInput, SharedReader
 from lmerge_service.service.task import MergeTask
 from lmerge_service.service.worker import Worker
 from tests.simulation import adapter
@@ -273,7 +273,7 @@ def test_a_task_that_joins_others_where_it_does_not_stand_is_found(
 ) -> None:
     """It lacks what is between."""
 
-    def join(reader: SharedReader, task: SharingTask, state: ReplicaState) -> SharedInput | None:
+    def join(reader: SharedReader, task: SharingTask, state: ReplicaState) -> LeadingInput | None:
         shared = reader.of(state)
         if shared is None:
             return adapter._join(reader, task, state)

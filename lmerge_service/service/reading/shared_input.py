@@ -24,17 +24,19 @@ from bisect import bisect_right
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
-from typing import Final, Protocol
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from lmerge_service.elements import START, Element, Stable
 from lmerge_service.formats.dead_letters import DeadLetter
+from lmerge_service.formats.dialects import decoders_of
 from lmerge_service.formats.routing import Router
 from lmerge_service.kafka.records import Record
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.merge.decoding import DecodedPiece, ReplicaDecoder
 from lmerge_service.merge.guards.guards import CHUNK
 from lmerge_service.merge.guards.verdicts import Ruling
-from lmerge_service.merge.replicas import ReplicaAttachment
+from lmerge_service.merge.replicas import ReplicaAttachment, Replicas, ReplicaState
+from lmerge_service.merge.step import MergeStep
 
 __all__ = ("SharedInput", "SharingTask")
 
@@ -82,7 +84,7 @@ class SharingTask(Protocol):
     def goes_on(self, tp: TopicPartition) -> bool:
         """See `MergeLoop.goes_on`."""
 
-    def leave(self, shared: "SharedInput", taken_back: DecodedPiece | None = None) -> None:
+    def leave(self, shared: "SharedInput[Any]", taken_back: DecodedPiece | None = None) -> None:
         """The task reads the replica alone from here on, or not at all; it did not take the stable
         of `taken_back`, a piece of the partition that is being read."""
 
@@ -90,7 +92,10 @@ class SharingTask(Protocol):
         """The task cannot go on."""
 
 
-class SharedInput:
+T = TypeVar("T", bound=SharingTask)
+
+
+class SharedInput(Generic[T]):
     """One replica as several tasks read it."""
 
     def __init__(
@@ -110,7 +115,7 @@ class SharedInput:
         self.decoder = decoder
         self.next = dict(positions)
         """By partition, the offset to go on from."""
-        self.members: list[SharingTask] = []
+        self.members: list[T] = []
         self.kept: dict[int, deque[tuple[int, list[Record]]]] = {p: deque() for p in positions}
         """By partition, what was read last: from which offset on, and the records."""
         self.topic = attachment.replica.topic
@@ -144,10 +149,36 @@ class SharedInput:
             chunk.merge()
             at += size
 
-    def part(self, member: SharingTask, taken_back: DecodedPiece | None = None) -> None:
+    def take_in(self, member: T, state: ReplicaState) -> bool:
+        """Whether a task, whose replica stands here, reads it together with the others from now on;
+        not if it is in another incarnation."""
+        assert state.step is not None
+        assert state.next == self.next
+        own, theirs = state.step.decoder, self.decoder
+        if (own.incarnation, own.joining_at) != (theirs.incarnation, theirs.joining_at):
+            return False
+        state.step.decoder = theirs
+        self.members.append(member)
+        return True
+
+    def part(self, member: T, taken_back: DecodedPiece | None = None) -> None:
         """A task reads the replica alone from here on; see `SharingTask.leave`."""
         self.members.remove(member)
         member.leave(self, taken_back)
+
+    def let_go(self, replicas: Replicas) -> MergeStep | None:
+        """Gives the replica of a task that has left a decoder of its own; returns its step, None if
+        the replica is not merged from here any more."""
+        state = replicas.states.get(self.attachment.replica.name)
+        if state is None or state.step is None or state.step.decoder is not self.decoder:
+            return None
+        own = replicas.decoder
+        if self.members:
+            dialect = decoders_of(state.replica.format, own)
+            state.step.decoder = self.decoder.forked(own, dialect)
+        else:  # the decoder is nobody else's
+            self.decoder.use(own)
+        return state.step
 
     def check(self) -> None:
         """Asserts H2, and of H1 what it knows."""
@@ -177,14 +208,14 @@ class SharedInput:
         return parts
 
 
-class _Chunk:
+class _Chunk(Generic[T]):
     """Records of one partition on their way to all tasks."""
 
-    def __init__(self, shared: SharedInput, tp: TopicPartition, records: Sequence[Record]):
+    def __init__(self, shared: SharedInput[T], tp: TopicPartition, records: Sequence[Record]):
         self._shared, self._tp, self._records = shared, tp, records
         self._letters: list[DeadLetter] = []
         self._elements: list[Sequence[Element]] = []
-        self._opened: dict[SharingTask, int] = {}
+        self._opened: dict[T, int] = {}
         """The tasks that are offered pieces, and how many dead letters there were before."""
 
     def merge(self) -> None:
@@ -222,7 +253,7 @@ class _Chunk:
                 if ruling is not Ruling.MERGE:
                     self._stop(member, piece, ruling)
 
-    def _stop(self, member: SharingTask, piece: DecodedPiece, ruling: Ruling) -> None:
+    def _stop(self, member: T, piece: DecodedPiece, ruling: Ruling) -> None:
         """A guard looks at what was merged before the task goes on, if it does."""
         assert piece.record is not None
         if ruling is Ruling.WAIT:
@@ -232,7 +263,7 @@ class _Chunk:
         if member in self._shared.members and rest < len(self._records):
             self._open(member, self._records[rest:])
 
-    def _open(self, member: SharingTask, records: Sequence[Record]) -> None:
+    def _open(self, member: T, records: Sequence[Record]) -> None:
         try:
             member.open(self._tp, records)
         except Exception as error:
@@ -240,7 +271,7 @@ class _Chunk:
         else:
             self._opened[member] = len(self._letters)
 
-    def _close(self, member: SharingTask) -> None:
+    def _close(self, member: T) -> None:
         letters = self._letters[self._opened.pop(member) :]
         try:
             member.close(letters, lambda: self._latest_for_others(member))
@@ -250,11 +281,11 @@ class _Chunk:
         if member in self._shared.members and not member.goes_on(self._tp):
             self._shared.part(member)
 
-    def _fail(self, member: SharingTask, error: Exception) -> None:
+    def _fail(self, member: T, error: Exception) -> None:
         self._opened.pop(member, None)
         member.fail(error)
 
-    def _latest_for_others(self, member: SharingTask) -> int:
+    def _latest_for_others(self, member: T) -> int:
         """The latest start of its elements that were for other tasks."""
         router, mine = self._shared.router, member.partition
         if router is None:

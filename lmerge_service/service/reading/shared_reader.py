@@ -27,7 +27,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Final
+from typing import Final, TypeAlias
 
 import structlog
 
@@ -41,7 +41,7 @@ from lmerge_service.merge.replicas import ReplicaState
 from lmerge_service.merge.task_state import wire_decoder
 from lmerge_service.service.reading.shared_input import SharedInput, SharingTask
 
-__all__ = ("AT_ONCE", "POLL_SECONDS", "SharedReader")
+__all__ = ("AT_ONCE", "POLL_SECONDS", "LeadingInput", "SharedReader")
 
 log = structlog.get_logger()
 
@@ -64,6 +64,10 @@ _FEW: Final = 1_000
 _RATE_SECONDS, _BEHIND_SECONDS = 2.0, 0.5
 
 
+LeadingInput: TypeAlias = SharedInput[SharingTask]
+"""Of tasks that lead."""
+
+
 class SharedReader:
     """Of one worker; `run` reads."""
 
@@ -73,7 +77,7 @@ class SharedReader:
         self._cluster, self._topology, self._clock = cluster, topology, clock
         self._router = Router(topology.output.partitions, topology.key)
         self._decoder = wire_decoder(topology)
-        self._inputs: dict[TopicPartition, SharedInput] = {}
+        self._inputs: dict[TopicPartition, LeadingInput] = {}
         self._source: Source | None = None
         """None while Kafka is away."""
         self._expected: set[int] = set()
@@ -83,7 +87,7 @@ class SharedReader:
         self._polling: asyncio.Task[bool] | None = None
         self._pending: Batches = {}
         """What was fetched and is not merged yet."""
-        self._kept: deque[tuple[SharedInput, int, int]] = deque()
+        self._kept: deque[tuple[LeadingInput, int, int]] = deque()
         """What the inputs keep, oldest first: partition and bytes."""
         self._kept_bytes = 0
         self._merged: deque[tuple[float, int]] = deque()
@@ -104,7 +108,7 @@ class SharedReader:
         """A task is not busy any more."""
         self._settled.set()
 
-    def of(self, state: ReplicaState) -> SharedInput | None:
+    def of(self, state: ReplicaState) -> LeadingInput | None:
         """The input by which a task may read a replica some time, if there is one."""
         assert state.step is not None
         if self._source is None or state.step.decoder.ignores_stables(state.next):
@@ -115,21 +119,18 @@ class SharedReader:
             return None
         return shared
 
-    def join(self, task: SharingTask, state: ReplicaState) -> SharedInput | None:
+    def join(self, task: SharingTask, state: ReplicaState) -> LeadingInput | None:
         """Reads a replica for a task from now on, if that is possible."""
         assert state.step is not None
         shared = self.of(state) or self._founded(state)
         if shared is None or shared.next != state.next:
             return None
-        have, other = state.step.decoder, shared.decoder
-        if (have.incarnation, have.joining_at) != (other.incarnation, other.joining_at):
+        if not shared.take_in(task, state):
             return None
-        state.step.decoder = other
-        shared.members.append(task)
         log.debug("read together", replica=state.name, tasks=len(shared.members))
         return shared
 
-    def _founded(self, state: ReplicaState) -> SharedInput | None:
+    def _founded(self, state: ReplicaState) -> LeadingInput | None:
         assert state.step is not None
         partitions = list(state.positions)
         now = self._clock()
@@ -142,12 +143,12 @@ class SharedReader:
         router = self._router if self._router.partitions > 1 else None
         if state.replica.co_partitioned:
             router = None
-        shared = SharedInput(state.attachment, decoder, state.next, router)
+        shared = LeadingInput(state.attachment, decoder, state.next, router)
         self._inputs |= dict.fromkeys(partitions, shared)
         self._change()
         return shared
 
-    def abandon(self, shared: SharedInput) -> None:
+    def abandon(self, shared: LeadingInput) -> None:
         """Ends an input that no task reads any more."""
         assert not shared.members
         for tp in shared.partitions:
@@ -166,7 +167,7 @@ class SharedReader:
         merged = sum(count for at, count in self._merged if at > began)
         return self._source.readable > max(_FEW, merged / _RATE_SECONDS * _BEHIND_SECONDS)
 
-    def position(self, tp: TopicPartition, shared: SharedInput) -> int:
+    def position(self, tp: TopicPartition, shared: LeadingInput) -> int:
         """Up to where a partition was read and merged, control records included."""
         at = None
         if self._source is not None and tp not in self._pending and not self._changed.is_set():
@@ -260,7 +261,7 @@ class SharedReader:
         inputs = dict.fromkeys(self._inputs.values())
         return dict.fromkeys(member for each in inputs for member in each.members)
 
-    def _deliver(self, reading: Mapping[TopicPartition, SharedInput]) -> None:
+    def _deliver(self, reading: Mapping[TopicPartition, LeadingInput]) -> None:
         tasks = self._reading()
         for task in tasks:
             task.begin()
@@ -283,7 +284,9 @@ class SharedReader:
         for task in self.tasks:
             task.wake()
 
-    def _keep(self, shared: SharedInput, partition: int, began: int, records: list[Record]) -> None:
+    def _keep(
+        self, shared: LeadingInput, partition: int, began: int, records: list[Record]
+    ) -> None:
         """Remembers what was read last, of all inputs together."""
         if self._router.partitions == 1 or not shared.members:
             return
@@ -305,7 +308,7 @@ class SharedReader:
             self._apart[tp] = until
         self._dissolve([each for tp, each in self._inputs.items() if tp in lost])
 
-    def _dissolve(self, inputs: Iterable[SharedInput]) -> None:
+    def _dissolve(self, inputs: Iterable[LeadingInput]) -> None:
         for shared in dict.fromkeys(inputs):
             for member in list(shared.members):
                 shared.part(member)

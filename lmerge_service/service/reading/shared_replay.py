@@ -28,7 +28,7 @@ What happens on a crash
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Final
+from typing import Final, TypeAlias
 
 import structlog
 
@@ -36,7 +36,6 @@ from lmerge_service.config.topology import Topology
 from lmerge_service.elements import START, Element
 from lmerge_service.errors import StateError, TransportError
 from lmerge_service.formats.dead_letters import DeadLetter
-from lmerge_service.formats.dialects import decoders_of
 from lmerge_service.formats.routing import Router
 from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.records import Record
@@ -75,7 +74,7 @@ class _ReplayingTask:
         self.came = 0.0
         """When it came last, in the clock's seconds."""
         self.error: Exception | None = None
-        self.joined: dict[str, SharedInput] = {}
+        self.joined: dict[str, SharedInput[_ReplayingTask]] = {}
         """By replica."""
         self.heading: dict[str, dict[TopicPartition, int]] = {}
         """By replica that is not joined yet, where it will stand: the others wait there."""
@@ -124,19 +123,10 @@ class _ReplayingTask:
     def goes_on(self, _: TopicPartition) -> bool:
         return True
 
-    def leave(self, shared: SharedInput, _: DecodedPiece | None = None) -> None:
+    def leave(self, shared: "SharedInput[_ReplayingTask]", _: DecodedPiece | None = None) -> None:
         """Goes on with a decoder of its own."""
-        name = shared.attachment.replica.name
-        self.joined.pop(name, None)
-        state = self._state.replicas.states.get(name)
-        if state is None or state.step is None or state.step.decoder is not shared.decoder:
-            return
-        own = self._state.replicas.decoder
-        if shared.members:
-            dialect = decoders_of(state.replica.format, own)
-            state.step.decoder = shared.decoder.forked(own, dialect)
-        else:
-            shared.decoder.use(own)
+        self.joined.pop(shared.attachment.replica.name, None)
+        shared.let_go(self._state.replicas)
 
     def fail(self, error: Exception) -> None:
         """The state is undefined from here on."""
@@ -151,6 +141,9 @@ class _ReplayingTask:
         return state.step
 
 
+_Input: TypeAlias = SharedInput[_ReplayingTask]
+
+
 class SharedReplay:
     """Of one worker; `run` replays."""
 
@@ -159,7 +152,7 @@ class SharedReplay:
         self._router = Router(topology.output.partitions, topology.key)
         self._decoder = wire_decoder(topology)
         self._tasks: dict[TaskState, _ReplayingTask] = {}
-        self._inputs: dict[str, SharedInput] = {}
+        self._inputs: dict[str, _Input] = {}
         """By topic."""
         self._left_alone: dict[str, float] = {}
         """Topics that could not be read, and until when each task reads them alone."""
@@ -212,12 +205,12 @@ class SharedReplay:
             self._part(shared, task)
         return task.error is None
 
-    def _part(self, shared: SharedInput, task: _ReplayingTask) -> None:
+    def _part(self, shared: _Input, task: _ReplayingTask) -> None:
         shared.part(task)
         if not shared.members and self._inputs.get(shared.topic) is shared:
             del self._inputs[shared.topic]
 
-    def _look_at(self, task: _ReplayingTask, name: str, shared: SharedInput) -> None:
+    def _look_at(self, task: _ReplayingTask, name: str, shared: _Input) -> None:
         """Whether a replica is still shared."""
         replica = task.merged.get(name)
         step = None if replica is None else replica.step
@@ -256,10 +249,10 @@ class SharedReplay:
         task.heading[replica.name] = limits
         return limits
 
-    def _holds_back(self, shared: SharedInput, task: _ReplayingTask) -> bool:
+    def _holds_back(self, shared: _Input, task: _ReplayingTask) -> bool:
         """Another task has committed far more, as where the workers that lead them differ."""
         return any(
-            other.targets[tp] - task.targets[tp] > _APART_RECORDS  # type: ignore[attr-defined]
+            other.targets[tp] - task.targets[tp] > _APART_RECORDS
             for other in shared.members
             for tp in shared.partitions
         )
@@ -273,19 +266,16 @@ class SharedReplay:
         shared = self._inputs.get(topic)
         if shared is None:
             decoder.use(self._decoder)
-            shared = SharedInput(
+            shared = _Input(
                 replica.attachment, decoder, replica.next, self._router, replays_input=True
             )
             self._inputs[topic] = shared
         elif shared.next != replica.next:
             task.heading[name] = at
             return
-        other = shared.decoder
-        if (decoder.incarnation, decoder.joining_at) != (other.incarnation, other.joining_at):
-            task.unfit[name] = replica.step, decoder.incarnation, other.incarnation
+        if not shared.take_in(task, replica):
+            task.unfit[name] = replica.step, decoder.incarnation, shared.decoder.incarnation
             return
-        replica.step.decoder = other
-        shared.members.append(task)
         task.joined[name] = shared
 
     # --- replaying --------------------------------------------------------------------------------
@@ -330,7 +320,6 @@ class SharedReplay:
         before = self._clock() - _AWAY_SECONDS
         for shared in list(self._inputs.values()):
             for task in list(shared.members):
-                assert isinstance(task, _ReplayingTask)
                 if task.came < before or self._holds_back(shared, task):
                     self._part(shared, task)
             if not shared.members:
@@ -348,10 +337,10 @@ class SharedReplay:
                     starts[tp], ends[tp] = shared.next[tp.partition], end
         return starts, ends
 
-    def _end(self, shared: SharedInput, tp: TopicPartition) -> int:
+    def _end(self, shared: _Input, tp: TopicPartition) -> int:
         """Up to where all of an input have committed, and where another one that comes stands."""
         name, before = shared.attachment.replica.name, self._clock() - _AWAY_SECONDS
-        ends = [task.targets[tp] for task in shared.members]  # type: ignore[attr-defined]
+        ends = [task.targets[tp] for task in shared.members]
         heading = [t.heading.get(name, {}) for t in self._tasks.values() if t.came >= before]
         at = shared.next[tp.partition]
         coming = [each[tp] for each in heading if each.get(tp, START) >= at]
@@ -379,20 +368,15 @@ class SharedReplay:
                 self._arrive(shared, tp, ends[tp])
 
     @staticmethod
-    def _arrive(shared: SharedInput, tp: TopicPartition, end: int) -> None:
+    def _arrive(shared: _Input, tp: TopicPartition, end: int) -> None:
         """Everything before the offset is replayed, markers included."""
         shared.next[tp.partition] = end
         for task in shared.members:
-            assert isinstance(task, _ReplayingTask)
             task.arrive(tp, end)
 
     def _leave_alone(self, topics: set[str]) -> None:
         until = self._clock() + _ALONE_SECONDS
         self._left_alone |= dict.fromkeys(topics, until)
-        self._dissolve([each for each in self._inputs.values() if each.topic in topics])
-
-    def _dissolve(self, inputs: Iterable[SharedInput]) -> None:
-        for shared in inputs:
-            for task in list(shared.members):
-                assert isinstance(task, _ReplayingTask)
-                self._part(shared, task)
+        for topic in topics & self._inputs.keys():
+            for task in list(self._inputs[topic].members):
+                self._part(self._inputs[topic], task)

@@ -24,8 +24,6 @@ import structlog
 
 from lmerge_service.elements import Element
 from lmerge_service.formats.dead_letters import DeadLetter
-from lmerge_service.formats.dialects import decoders_of
-from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.connection import CONNECT_SECONDS
 from lmerge_service.kafka.lookups import Lookups
 from lmerge_service.kafka.records import Record
@@ -36,8 +34,12 @@ from lmerge_service.merge.replicas import ReplicaState
 from lmerge_service.merge.step import MergeStep
 from lmerge_service.merge.task_state import TaskState
 from lmerge_service.service.merge_loop import MergedBatch, MergeLoop
-from lmerge_service.service.reading.shared_input import SharedInput
-from lmerge_service.service.reading.shared_reader import AT_ONCE, POLL_SECONDS, SharedReader
+from lmerge_service.service.reading.shared_reader import (
+    AT_ONCE,
+    POLL_SECONDS,
+    LeadingInput,
+    SharedReader,
+)
 
 __all__ = ("LeadingTask", "TaskSource")
 
@@ -84,7 +86,7 @@ class TaskSource:
         """While the task waits: others have merged for it, or have come further."""
         self._was_woken = False
         self._task, self._state, self._own, self._shared = task, state, source, shared
-        self._joined: dict[str, SharedInput] = {}
+        self._joined: dict[str, LeadingInput] = {}
         self._apart: dict[str, tuple[MergeStep, int, int]] = {}
         """By replica, a step that does not fit to the others', though it stands there, with its
         incarnation and theirs."""
@@ -187,7 +189,7 @@ class TaskSource:
         """A replica is read together with others."""
         return name in self._joined
 
-    def _look_at(self, name: str, shared: SharedInput) -> None:
+    def _look_at(self, name: str, shared: LeadingInput) -> None:
         """Whether a replica can still be read together."""
         state = self._state.replicas.states.get(name)
         if state is None or state.step is None or state.step.decoder is not shared.decoder:
@@ -204,7 +206,7 @@ class TaskSource:
         return known == self._difference(state, self._shared.of(state))
 
     @staticmethod
-    def _difference(state: ReplicaState, others: SharedInput | None) -> tuple[MergeStep, int, int]:
+    def _difference(state: ReplicaState, others: LeadingInput | None) -> tuple[MergeStep, int, int]:
         assert state.step is not None
         theirs = -1 if others is None else others.decoder.incarnation
         return state.step, state.step.decoder.incarnation, theirs
@@ -241,7 +243,7 @@ class TaskSource:
         shared.members.remove(self)
         self._left(name, shared)
 
-    def _left(self, name: str, shared: SharedInput) -> None:
+    def _left(self, name: str, shared: LeadingInput) -> None:
         log.debug("read alone", replica=name)
         del self._joined[name]
         if not shared.members and self._shared is not None:
@@ -377,19 +379,13 @@ class TaskSource:
         if self._error is None:
             self._task.take_in(self._loop.end())
 
-    def leave(self, shared: SharedInput, taken_back: DecodedPiece | None = None) -> None:
+    def leave(self, shared: LeadingInput, taken_back: DecodedPiece | None = None) -> None:
         """Goes on alone, with a decoder of its own, if the replica is still merged; the stable of
         `taken_back` was not taken."""
-        name = shared.attachment.replica.name
-        state = self._state.replicas.states.get(name)
-        if state is not None and state.step is not None and state.step.decoder is shared.decoder:
-            if shared.members:  # else the decoder is nobody else's
-                decoder: WireDecoder = self._state.replicas.decoder
-                dialect = decoders_of(state.replica.format, decoder)
-                state.step.decoder = shared.decoder.forked(decoder, dialect)
-            if taken_back is not None:
-                state.step.take_back(taken_back)
-        self._left(name, shared)
+        step = shared.let_go(self._state.replicas)
+        if step is not None and taken_back is not None:
+            step.take_back(taken_back)
+        self._left(shared.attachment.replica.name, shared)
 
     def fail(self, error: Exception) -> None:
         """The task cannot go on: `settle` raises the error."""

@@ -27,9 +27,10 @@ def bucket_keys(buckets: int, tasks: int) -> tuple[int, ...]:
     following = list(range(tasks))  # of each partition, the next bucket
     for key in count():
         place = hash_of_int(key) % tasks
-        found[following[place]] = key
-        following[place] += tasks
-        if all(bucket in found for bucket in range(buckets)):
+        if following[place] < buckets:
+            found[following[place]] = key
+            following[place] += tasks
+        if len(found) == buckets:
             return tuple(found[bucket] for bucket in range(buckets))
     raise AssertionError
 
