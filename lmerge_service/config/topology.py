@@ -20,6 +20,7 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from lmerge_service.config.credentials import ClientTls, Sasl, Secret, ServerTls
+from lmerge_service.config.durations import Seconds
 from lmerge_service.config.processes import Up
 from lmerge_service.config.topic_names import is_topic_name
 from lmerge_service.core import Case, Policy, StreamProperties
@@ -49,6 +50,7 @@ _HOUR = 3_600 * NANOSECONDS["s"]
 _TOKEN = re.compile(r"[!-~]{16,}")
 
 M = TypeVar("M", bound=BaseModel)
+GroupName = Annotated[str, Field(min_length=1, max_length=249)]
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._-]{0,99}$")]
 
 KeyField = Annotated[str, Field(pattern=r'^[^."\\\x00-\x1f]+(\.[^."\\\x00-\x1f]+)*$')]
@@ -118,6 +120,13 @@ class Output(_Model):
     """How many merge tasks there are, one for each; fixed for the life of the topic."""
     dead_letters: str | None = None
     """Where records go that are not elements; by default the output topic + `.dead-letters`."""
+    keep: Seconds | None = None
+    """How long records of the output stay: older ones are deleted by the worker once no recovery
+    and no reader needs them. By default the worker deletes nothing."""
+    readers: tuple[GroupName, ...] = ()
+    """Consumer groups whose committed offsets of the output the worker does not delete beyond."""
+    longest_outage: Seconds = 86_400
+    """For how long all workers may be down; where the output is kept for less, that is reported."""
 
     _legal_topic = field_validator("topic", "dead_letters")(_topic)
 
@@ -389,6 +398,17 @@ class Topology(_Model):
                 raise ValueError(f"topic {own} is both written and read as a replica")
         if self.output.own_topics.count(self.output.dead_letter_topic) > 1:
             raise ValueError("output, dead letters, state, decisions and events need a topic each")
+        return self
+
+    @model_validator(mode="after")
+    def _kept(self) -> "Topology":
+        if self.output.readers and self.output.keep is None:
+            raise ValueError("output.readers are of use with output.keep only: nothing is deleted")
+        if self.output.keep is not None and self.resolved_case not in (Case.R3, Case.R4):
+            raise ValueError(
+                f"output.keep needs case R3 or R4, not {self.resolved_case}, whose state does not "
+                "hold the events that are live: who begins to read would lack them"
+            )
         return self
 
     @model_validator(mode="after")

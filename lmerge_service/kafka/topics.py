@@ -1,10 +1,11 @@
-"""Topics: which exist, which they are, how wide, and the making of our own.
+"""Topics: which exist, which they are, how wide; the making of our own, and their trimming.
 
 The merge makes its output and dead-letter topics when they are missing; replica topics belong to
 their replicas and may appear at any time.
 """
 
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from aiokafka.errors import (
 )
 from aiokafka.protocol.admin import (
     CreateTopicsRequest,
+    DeleteRecordsRequest,
     DeleteTopicsRequest,
     DescribeConfigsRequest,
 )
@@ -32,6 +34,7 @@ from lmerge_service.kafka.connection import (
     patient,
 )
 from lmerge_service.kafka.metadata import TopicsRequest
+from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.starting import started
 
 __all__ = ("TopicInfo", "Topics")
@@ -40,6 +43,7 @@ _BROKERS_DEFAULT: Final = -1
 """As many replicas as the brokers' `default.replication.factor`, however many are up now."""
 _CHANGE_MS: Final = 4_000
 """How long brokers may take to make or delete a topic; less than one is asked for."""
+_NO_LEADER: Final = -1
 _MAY_WRITE = 1 << 4
 """Kafka's bit of the operation Write among a topic's authorized operations."""
 _RIGHTS_UNKNOWN = -(2**31)
@@ -174,6 +178,54 @@ class Topics:
         for _, code, *_ in response.topic_error_codes:
             if for_code(code) is NotControllerError:
                 raise NotControllerError
+
+    async def trim(self, before: Mapping[TopicPartition, int]) -> None:
+        """Deletes the records before an offset of each partition, which then begins there, or
+        where it has begun already if that is later.
+
+        Raises:
+            RefusedError: our user may not.
+            TransportError: Kafka cannot be reached, or refuses.
+        """
+        await patient(lambda: self._trim(before), "deleting records")
+
+    async def _trim(self, before: Mapping[TopicPartition, int]) -> None:
+        answer = await self._client.ask(TopicsRequest(sorted({tp.topic for tp in before})))
+        leaders = {
+            TopicPartition(topic["topic"], each["partition"]): each["leader"]
+            for topic in answer.to_object()["topics"]
+            for each in topic["partitions"]
+        }
+        led: dict[int, dict[str, list[tuple[int, int]]]] = defaultdict(lambda: defaultdict(list))
+        for tp, offset in before.items():
+            if (leader := leaders.get(tp, _NO_LEADER)) == _NO_LEADER:
+                raise LeaderNotAvailableError(tp)
+            led[leader][tp.topic].append((tp.partition, offset))
+        for leader, topics in led.items():
+            request = DeleteRecordsRequest(list(topics.items()), _CHANGE_MS)
+            response = await self._client.ask(request, of=[leader])
+            for topic, partitions, *_ in response.topics:
+                for _partition, _begins, code, *_rest in partitions:
+                    if (error := for_code(code)) is TopicAuthorizationFailedError:
+                        needed = lacking("Delete", f"topic {topic}")
+                        raise RefusedError(f"deleting records: {needed}")
+                    if code:
+                        raise error(topic)
+
+    async def committed(
+        self, group: str, partitions: Sequence[TopicPartition]
+    ) -> dict[TopicPartition, int]:
+        """The offsets that a consumer group has committed, of those partitions of which it has.
+
+        Raises:
+            RefusedError: our user may not see them.
+            TransportError: Kafka cannot be reached.
+        """
+        found = await patient(
+            lambda: self._admin.list_consumer_group_offsets(group, partitions=list(partitions)),
+            f"asking for the offsets of group {group}",
+        )
+        return {tp: each.offset for tp, each in found.items() if each.offset >= 0}
 
     async def require(self, name: str, key: str, holds: Callable[[str], bool], must: str) -> None:
         """Refuses a topic whose configuration is not as it must be, which `must` has in words.

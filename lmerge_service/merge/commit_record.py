@@ -95,6 +95,8 @@ class SnapshotPlace(msgspec.Struct, frozen=True):
     """SHA-256 of all chunks, one after the other."""
     taken: int
     """Milliseconds since the epoch."""
+    output: int = 0
+    """A recovery by it reads the output from this offset on."""
 
 
 class Diverged(msgspec.Struct, frozen=True, omit_defaults=True):

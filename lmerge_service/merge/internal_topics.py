@@ -79,9 +79,8 @@ async def prepare(topics: Topics, topology: Topology) -> None:
         "segment.ms": "600000",
     }
     await _ensure(topics, output.state_topic, output.partitions, compacted)
-    for key, must in _KEPT.items():
-        why = f"must be {must}: without a snapshot, the merge is rebuilt from every record of it"
-        await topics.require(output.topic, key, must.__eq__, why)
+    why = "must be delete: its records are changes, of which none may be left out"
+    await topics.require(output.topic, "cleanup.policy", "delete".__eq__, why)
     await topics.require(
         output.state_topic,
         "cleanup.policy",

@@ -15,6 +15,9 @@ Theory
     A standby that has not followed for long begins with the latest snapshot again, where that is
     less work than what it has missed.
 
+    From nothing is no way once the output has lost its beginning. Then a snapshot of another case
+    or policy still has what the output held, so that the replicas are merged anew against it.
+
 What is missing
     If a replica cannot be followed (its topic is gone, recreated, or begins too late) it is not
     merged any more, and the others go on. If the output cannot be followed there is no state.
@@ -24,7 +27,6 @@ Who owns what
 """
 
 import asyncio
-import hashlib
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
@@ -43,17 +45,17 @@ from lmerge_service.kafka.lookups import Lookups
 from lmerge_service.kafka.records import Record
 from lmerge_service.kafka.sightings import is_another
 from lmerge_service.kafka.source import Source, TopicPartition
-from lmerge_service.kafka.state import chunks, last_with_key
+from lmerge_service.kafka.state import last_with_key
 from lmerge_service.kafka.topics import TopicInfo, Topics
 from lmerge_service.merge.commit_record import (
     MARK_KEY,
     CommitRecord,
     ReplicaCheckpoint,
     SnapshotPlace,
-    chunk_key,
 )
 from lmerge_service.merge.replicas import ReplicaState
-from lmerge_service.merge.task_state import RestoringState, TaskState
+from lmerge_service.merge.snapshots.reading import read_snapshot
+from lmerge_service.merge.task_state import OpenedState, RestoringState, TaskState
 
 __all__ = ("JointReplay", "Recovery")
 
@@ -144,9 +146,35 @@ class Recovery:
                 found = await self._from_snapshot(place, commit, fenced=fenced)
                 if found is not None:
                     return found
+            begins = (await self._source.beginnings([self._output]))[self._output]
+            if begins > 0 and commit.output_records:
+                return await self._merged_anew(commit, begins, fenced=fenced)
         state = self._fresh()
         await self.follow(state, commit, fenced=fenced)
         return state
+
+    async def _merged_anew(self, commit: CommitRecord, begins: int, *, fenced: bool) -> TaskState:
+        """The state at a commit record, from what a snapshot has of the output and all that the
+        replicas have."""
+        for place in commit.snapshots:
+            try:
+                opened, state = OpenedState(), self._fresh()
+                await read_snapshot(self._source, self._state_topic, place, opened)
+                state.begin_with_output(opened)
+                await self.follow(state, commit, fenced=fenced)
+            except StateError as error:
+                log.warning(
+                    "output of a snapshot not used", transaction=place.transaction, error=str(error)
+                )
+            else:
+                log.info("merged anew", output_of=place.transaction)
+                return state
+        tp = self._output
+        raise StateError(
+            f"{tp.topic}-{tp.partition} begins at offset {begins}, and none of "
+            f"{len(commit.snapshots)} snapshots can be used: what it held before is lost (the log "
+            "has why); use a new output topic"
+        )
 
     async def advanced(
         self, state: TaskState, commit: CommitRecord | None, *, fenced: bool
@@ -195,16 +223,8 @@ class Recovery:
         Raises:
             StateError: it is damaged, of another version, or of another merge.
         """
-        keys = {chunk_key(place.slot, number) for number in range(place.chunks)}
-        restoring, digest, found = RestoringState(self._fresh()), hashlib.sha256(), 0
-        reading = chunks(self._source, self._state_topic, place.first, place.last, keys)
-        async with aclosing(reading):
-            async for chunk in reading:
-                digest.update(chunk)
-                restoring.take(chunk)
-                found += 1
-        if found != place.chunks or digest.hexdigest() != place.digest:
-            raise StateError(f"the snapshot is damaged: {found} of {place.chunks} chunks are whole")
+        restoring = RestoringState(self._fresh())
+        await read_snapshot(self._source, self._state_topic, place, restoring)
         state = restoring.finished(self._replicas())
         state.restored_from = place.transaction
         return state
@@ -253,10 +273,12 @@ class Recovery:
             return
         begins = (await self._source.beginnings([tp]))[tp]
         if begins > state.output:
-            raise StateError(
-                f"{tp.topic}-{tp.partition} begins at offset {begins}, and what is needed of it "
-                f"begins at {state.output}: it was deleted; use a new output topic"
-            )
+            if upto is None or state.counted < upto:
+                raise StateError(
+                    f"{tp.topic}-{tp.partition} begins at offset {begins}, and what is needed of "
+                    f"it begins at {state.output}: it was deleted"
+                )
+            state.output = begins  # all that was published is known
         tries = 0
         while not await self._load_backlog(state, upto, fenced=fenced):
             tries += 1

@@ -12,13 +12,13 @@ Invariants
 
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from lmerge_service.config.topology import Replica, Topology
 from lmerge_service.core import LMerge, Restoring, lmerge
-from lmerge_service.elements import Element
+from lmerge_service.elements import START, Element, Insert, Stable
 from lmerge_service.errors import StateError
 from lmerge_service.formats.repeats import Numbers
 from lmerge_service.formats.routing import Router
@@ -27,22 +27,27 @@ from lmerge_service.merge.commit_record import CommitRecord, Diverged, SnapshotP
 from lmerge_service.merge.counting import ReplicaTally
 from lmerge_service.merge.replicas import Replicas
 
-__all__ = ("OpenedState", "RestoringState", "TaskState", "wire_decoder")
+__all__ = ("Head", "OpenedState", "RestoringState", "TaskState", "wire_decoder")
 
 _VERSION: Final = 1
 _LENGTH: Final = struct.Struct("<I")
 
 
-class _Head(msgspec.Struct, frozen=True):
+class Head(msgspec.Struct, frozen=True):
     """The first frame of a snapshot."""
 
     version: int
     of: str
-    """Whose state it is, and under what rules (`_fingerprint`)."""
+    """Whose state it is, and under what rules (`TaskState.fingerprint`)."""
     mark: bytes
+    """The commit record, encoded."""
     output: int
+    """An offset of the output, from which on the snapshot does not cover it …"""
     counted: int
+    """… and how many records are before it. Of those behind it the snapshot covers as many as the
+    commit record counts in addition."""
     widths: dict[str, int]
+    """Of each replica, the partitions of its topic."""
 
 
 class _Part(msgspec.Struct, frozen=True, array_like=True):
@@ -151,6 +156,25 @@ class TaskState:
         }
         return msgspec.json.encode(kind).decode()
 
+    def begin_with_output(self, opened: "OpenedState") -> None:
+        """Takes what a snapshot has of the output, whatever its case and policy, into a state that
+        is empty: the replicas are merged anew against it.
+
+        Raises:
+            StateError: it is of another merge, or one of the cases keeps no events.
+        """
+        before, head, commit = opened.operator(), opened.head, opened.commit
+        if _output_kind(head.of) != _output_kind(self.fingerprint()):
+            raise StateError(f"the snapshot is of {head.of}, and not of {self.fingerprint()}")
+        events = before.live_output()
+        if events is None or self.merge.live_output() is None:
+            raise StateError("in case R0, R1 or R2 a state does not hold the events that are live")
+        self.merge.replay_output([Insert(*event) for event in events])
+        if before.max_stable > START:
+            self.merge.replay_output([Stable(before.max_stable)])
+        self.transaction, self.output_records = commit.transaction, commit.output_records
+        self.output, self.counted = head.output, head.counted
+
     def stream(self, commit: CommitRecord) -> Iterator[bytes]:
         """The bytes of a snapshot at this commit record, the latest: frames, each behind its
         length, and an empty one as the last. Nothing may be merged meanwhile."""
@@ -161,7 +185,7 @@ class TaskState:
 
     def _frames(self, commit: CommitRecord) -> Iterator[bytes]:
         yield msgspec.msgpack.encode(
-            _Head(
+            Head(
                 version=_VERSION,
                 of=self.fingerprint(),
                 mark=commit.encoded(),
@@ -178,11 +202,17 @@ class TaskState:
             yield msgspec.msgpack.encode(_Part(data))
 
 
+def _output_kind(fingerprint: str) -> dict[str, Any]:
+    """What two states have in common whose outputs are of one kind."""
+    kind: dict[str, Any] = msgspec.json.decode(fingerprint)
+    return {name: each for name, each in kind.items() if name not in ("case", "policy")}
+
+
 class OpenedState:
     """Takes the chunks of a snapshot, in order, and returns its content, of whatever task it is."""
 
     def __init__(self) -> None:
-        self._head: _Head | None = None
+        self._head: Head | None = None
         self._remembered: list[_Part] = []
         self._operator = Restoring()
         self._bytes = bytearray()
@@ -213,7 +243,7 @@ class OpenedState:
             return
         try:
             if self._head is None:
-                self._head = msgspec.msgpack.decode(frame, type=_Head)
+                self._head = msgspec.msgpack.decode(frame, type=Head)
                 self._check(self._head)
                 return
             part = msgspec.msgpack.decode(frame, type=_Part)
@@ -224,18 +254,33 @@ class OpenedState:
         else:
             self._operator.add(part.data)
 
-    def _check(self, head: _Head) -> None:
+    def _check(self, head: Head) -> None:
         if head.version != _VERSION:
             raise StateError(f"the snapshot is of version {head.version}, this is {_VERSION}")
 
+    @property
+    def head(self) -> Head:
+        """How it begins, when all has been taken.
+
+        Raises:
+            StateError: chunks are missing.
+        """
+        if self._head is None or not self._whole:
+            raise StateError("the snapshot is damaged: it has no end")
+        return self._head
+
+    @property
+    def commit(self) -> CommitRecord:
+        """The commit record at which the state was as it is here."""
+        return CommitRecord.of(self.head.mark)
+
     def operator(self) -> LMerge:
-        """The operator, when all has been taken.
+        """The operator, when all has been taken; once.
 
         Raises:
             StateError: chunks are missing or do not fit together.
         """
-        if self._head is None or not self._whole:
-            raise StateError("the snapshot is damaged: it has no end")
+        assert self.head  # all has been taken
         return self._operator.finish()
 
 
@@ -247,7 +292,7 @@ class RestoringState(OpenedState):
         super().__init__()
         self._state = fresh
 
-    def _check(self, head: _Head) -> None:
+    def _check(self, head: Head) -> None:
         super()._check(head)
         if head.of != (mine := self._state.fingerprint()):
             raise StateError(f"the snapshot is of {head.of}, and not of {mine}")
@@ -259,9 +304,7 @@ class RestoringState(OpenedState):
         Raises:
             StateError: chunks are missing or do not fit together.
         """
-        state, merge, head = self._state, self.operator(), self._head
-        assert head is not None  # of whatever gave an operator
-        commit = CommitRecord.of(head.mark)
+        state, merge, head, commit = self._state, self.operator(), self.head, self.commit
         state.use(merge)
         state.transaction, state.output_records, state.decided = (
             commit.transaction,

@@ -190,8 +190,17 @@ class Transaction:
     def _is_due(self) -> bool:
         """There is something to commit."""
         moved = self._marked != self._moved and self._clock() >= self._mark_due
-        needed = self._snapshots.needs_transaction()
+        needed = self._snapshots.needs_transaction() or self._lacks_snapshots
         return bool(needed or self.waiting or moved or self._reporting.pending)
+
+    @property
+    def _lacks_snapshots(self) -> bool:
+        """One is due, and the older of two does not cover all that was published: however long
+        nothing is published then, and whatever the output forgets, two recover from it."""
+        if not self._snapshots.is_due or not self._state.output_records:
+            return False
+        places = self._state.snapshots
+        return len(places) < 2 or places[1].output < self._state.output
 
     @property
     def awaited(self) -> asyncio.Future[None] | None:
@@ -205,7 +214,8 @@ class Transaction:
         record, feedback = state.commit_record(), state.merge.feedback()
         view = CommittedView.of(state, record)
         if self._snapshots.is_due:
-            self._snapshots.start(state.transaction, state.stream(record), state.snapshots)
+            stream = state.stream(record)
+            self._snapshots.start(state.transaction, stream, state.snapshots, state.output)
         self._outbox.state.append((MARK_KEY, record.encoded()))
         self._outbox.events += self._reporting.begin()
         self._accounts.begin(record)

@@ -66,6 +66,7 @@ from lmerge_service.merge.progress import TaskProgress
 from lmerge_service.merge.recovery import Recovery
 from lmerge_service.merge.replica_states import DesiredState
 from lmerge_service.merge.replicas import ReplicaState
+from lmerge_service.merge.retention import Covered
 from lmerge_service.merge.snapshots.writer import Snapshots, SnapshotTurns
 from lmerge_service.merge.task_state import TaskState, wire_decoder
 from lmerge_service.merge.topic_monitor import WATCH_SECONDS, TopicMonitor
@@ -85,6 +86,8 @@ _FOLLOW_SECONDS = 0.25
 _TIDY_STEPS = 100
 """After so many steps the garbage is collected that each leaves, in cycles that hold what was
 fetched: too little for the collector to begin by itself."""
+_RECOVERIES = 5
+"""A task that follows tries so many of the leading task's commit records, each a later one."""
 _REBUILD_SECONDS = 5.0
 """A task that cannot follow yet rebuilds this often."""
 _STEP_SECONDS = 1.0
@@ -414,15 +417,19 @@ class MergeTask:
             )
 
     async def _recovered(self, last: CommitRecord | None, *, fenced: bool) -> TaskState:
-        try:
-            return await self._recovery.recover(last, fenced=fenced)
-        except StateError as error:
-            if fenced and await self._recovery.last_commit(fenced=True) != last:
-                # The mismatch is what the next owner has written meanwhile.
-                raise FencedError(
-                    f"another worker leads by now, and has written: {error}"
-                ) from error
-            raise
+        for tries in itertools.count(1):
+            try:
+                return await self._recovery.recover(last, fenced=fenced)
+            except StateError as error:
+                newer = await self._recovery.last_commit(fenced=fenced)
+                if newer == last or tries == _RECOVERIES:
+                    raise
+                if fenced:  # the mismatch is what the next owner has written meanwhile
+                    raise FencedError(
+                        f"another worker leads by now, and has written: {error}"
+                    ) from error
+                last = newer  # its snapshots have taken the place of those that were looked for
+        raise AssertionError("it has returned, or raised")
 
     # --- decisions ----------------------------------------------------------------------------
 
@@ -534,6 +541,19 @@ class MergeTask:
         assert self.merge_loop is not None
         self.begin_batch()
         self.take_in(self.merge_loop.take(batches))
+
+    @property
+    def covered(self) -> Covered | None:
+        """What its snapshots cover of the output; None before its first commit, and while it does
+        not lead."""
+        if self.merge_loop is None or self._transaction.view is None:
+            return None
+        return Covered(self._transaction.view.record.snapshots, self.state.output)
+
+    def hasten_snapshot(self) -> None:
+        """Has the next snapshot taken soon; while it leads."""
+        if self.merge_loop is not None:
+            self._snapshots.hasten()
 
     @property
     def flushed(self) -> bool:

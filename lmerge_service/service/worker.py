@@ -43,6 +43,7 @@ from lmerge_service.merge.commit_turns import CommitTurns
 from lmerge_service.merge.decisions.control_log import LoggedControl
 from lmerge_service.merge.internal_topics import TopicWatch, prepare
 from lmerge_service.merge.outlets import Outlets
+from lmerge_service.merge.retention import Retention
 from lmerge_service.merge.snapshots.writer import SnapshotTurns
 from lmerge_service.merge.transaction import FeedbackSink
 from lmerge_service.service.reading.shared_reader import SharedReader
@@ -103,6 +104,8 @@ class Worker:
         self.outlets = Outlets(topology, _clock)
         """Which topics of the merge cannot be written."""
         self.topic_watch = TopicWatch(cluster, topology, self.outlets)
+        self.retention = Retention(cluster, topology, self._leading, unix_ns=unix_ns)
+        """What there is of the output, and what is needed of it."""
         self._feedback = feedback
         self._unix_ns = unix_ns
         self._cluster = cluster
@@ -174,6 +177,7 @@ class Worker:
             group.create_task(control.run(), name="control")
             group.create_task(members.run(), name="members")
             group.create_task(self.topic_watch.run(), name="topics")
+            group.create_task(self.retention.run(), name="retention")
             group.create_task(self._shared.run(), name="reader")
             group.create_task(self._replay.run(), name="replay")
             group.create_task(self._claim(members), name="claim")
@@ -188,6 +192,9 @@ class Worker:
                     await self._assume(group, roles)
             finally:  # what follows is the end of everything
                 self.stopping = True
+
+    def _leading(self) -> dict[int, MergeTask]:
+        return {p: held.task for p, held in self.held.items() if held.role == "leads"}
 
     def _warm(self) -> dict[int, int]:
         """The tasks that could be led from here soon, and how many seconds they lag."""

@@ -22,11 +22,13 @@ from random import Random
 from typing import Final, Literal, TypeAlias
 
 from lmerge_service.config.topology import Topology
+from lmerge_service.drills.records import CommittedRecord
 from lmerge_service.elements import INFINITY, Element, Insert, Stable
 from lmerge_service.errors import LMergeError, TransportError
 from lmerge_service.formats.headers import incarnation_headers
 from lmerge_service.formats.wire import encode
 from lmerge_service.kafka.source import TopicPartition
+from lmerge_service.merge.commit_record import MARK_KEY, CommitRecord, SnapshotPlace
 from lmerge_service.service.worker import Worker
 from tests.simulation.adapter import build, work
 from tests.simulation.memory import Broker, Message, Producer
@@ -279,12 +281,14 @@ class Supervisor:
 
 @dataclass(frozen=True, slots=True)
 class Decay:
-    """Compacts the state topic, and spoils snapshots in it."""
+    """Compacts the state topic, and spoils snapshots in it; of an output that forgets one of two is
+    left whole."""
 
     topology: Topology
     broker: Broker
     chance: Random
     seen: Counter[str]
+    spoilt: set[SnapshotPlace] = field(default_factory=set)
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -307,6 +311,8 @@ class Decay:
         if not chunks:
             return
         record = self.chance.choice(chunks)
+        if self.topology.output.keep is not None and not self._is_spare(record):
+            return
         value = bytearray(record.value or b"")
         place = self.chance.randrange(len(value))
         match self.chance.choice(["missing", "truncated", "damaged"]):
@@ -319,3 +325,15 @@ class Decay:
                 spoilt = bytes(value)
         self.broker.spoil(TopicPartition(topic, record.partition), record.offset, spoilt)
         self.seen["spoilt"] += 1
+
+    def _is_spare(self, record: CommittedRecord) -> bool:
+        """It is of the latest snapshot, and the one before is whole."""
+        tp = TopicPartition(record.topic, record.partition)
+        mark = self.broker.last(tp, MARK_KEY)
+        places = () if mark is None else CommitRecord.of(mark.value).snapshots
+        if len(places) < 2 or self.spoilt.intersection(places):
+            return False
+        spare = places[0].first <= record.offset <= places[0].last
+        if spare:
+            self.spoilt.add(places[0])
+        return spare

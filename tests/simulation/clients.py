@@ -31,6 +31,7 @@ from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.topics import TopicInfo
 from lmerge_service.tdb import Event
 from tests.simulation.groups import Given, KeptOut
+from tests.simulation.loop import BEGAN
 from tests.simulation.memory import Message, OutOfRange, Producer, UnknownTopic
 from tests.simulation.network import Network
 
@@ -89,6 +90,20 @@ class MemoryTopics:
             raise TransportError(f"waiting for topic {name}: no answer from Kafka in time")
         return width
 
+    async def trim(self, before: Mapping[TopicPartition, int]) -> None:
+        for tp, offset in before.items():
+            await self._network.request(
+                lambda tp=tp, at=offset: self._network.broker.truncate(tp, at),  # type: ignore[misc]
+                "deleting records",
+            )
+
+    async def committed(
+        self, group: str, partitions: Sequence[TopicPartition]
+    ) -> dict[TopicPartition, int]:
+        offsets = self._network.broker.offsets
+        found = await self._network.request(lambda: dict(offsets.get(group, {})), "asking")
+        return {tp: at for tp, at in found.items() if tp in partitions}
+
     async def delete(self, *names: str) -> None:
         for name in names:
             await self._network.request(lambda n=name: self._network.broker.delete(n), "deleting")  # type: ignore[misc]
@@ -130,6 +145,12 @@ class MemorySource:
         self, partitions: Sequence[TopicPartition], *, seconds: float = 15
     ) -> dict[TopicPartition, int]:
         return await self._ask(self._network.broker.high_watermark, partitions)
+
+    async def since(
+        self, partitions: Sequence[TopicPartition], time: int
+    ) -> dict[TopicPartition, int]:
+        began = int(BEGAN * 1_000)
+        return await self._ask(lambda tp: self._network.broker.since(tp, time - began), partitions)
 
     async def _ask(
         self, of: Callable[[TopicPartition], int], partitions: Sequence[TopicPartition]

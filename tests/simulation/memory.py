@@ -77,6 +77,8 @@ class _Entry:
 @dataclass(slots=True)
 class _Partition:
     entries: list[_Entry] = field(default_factory=list)
+    deleted: list[_Entry] = field(default_factory=list)
+    """What retention has taken."""
     start: int = 0
     end: int = 0
 
@@ -122,6 +124,8 @@ class Broker:
         self.leaderless: set[str] = set()
         """Topics whose brokers are down: nobody can write them."""
         self.groups: dict[str, Group] = {}
+        self.offsets: dict[str, dict[TopicPartition, int]] = {}
+        """What consumer groups have committed."""
         self.on_arrival: list[Callable[[], None]] = []
         """Called when there may be something new to read."""
 
@@ -175,6 +179,13 @@ class Broker:
         self._expire()
         return self._partition(tp).end
 
+    def since(self, tp: TopicPartition, time: int) -> int:
+        """The first offset that was written at a time or later, in milliseconds; the end where
+        there is none."""
+        partition = self._partition(tp)
+        found = (e.offset for e in partition.entries if e.timestamp >= time and e.state != "marker")
+        return next(found, partition.last_stable)
+
     def fetch(
         self, tp: TopicPartition, offset: int, most: int
     ) -> tuple[list[CommittedRecord], int]:
@@ -204,16 +215,17 @@ class Broker:
                 return _record(tp, entry)
         return None
 
-    def topic(self, name: str) -> CommittedTopic:
-        """A topic as a history takes it, whole."""
+    def topic(self, name: str, *, ever: bool = False) -> CommittedTopic:
+        """A topic as a history takes it; `ever`: with what retention has taken, as somebody knows
+        it who has read along."""
         topic = self._topic(name)
         records = [
             _record(TopicPartition(name, number), entry)
             for number, partition in enumerate(topic.partitions)
-            for entry in partition.entries
+            for entry in [*(partition.deleted if ever else ()), *partition.entries]
             if entry.state == "committed"
         ]
-        lost = any(partition.start > 0 for partition in topic.partitions)
+        lost = not ever and any(partition.start > 0 for partition in topic.partitions)
         return CommittedTopic(name, tuple(records), len(topic.partitions), lost)
 
     # --- writing --------------------------------------------------------------------------------
@@ -257,6 +269,7 @@ class Broker:
         """Retention: everything before an offset goes."""
         partition = self._partition(tp)
         partition.start = max(partition.start, min(before, partition.last_stable))
+        partition.deleted += [e for e in partition.entries if e.offset < partition.start]
         partition.entries = [e for e in partition.entries if e.offset >= partition.start]
 
     def lose_tail(self, tp: TopicPartition, end: int) -> None:

@@ -130,7 +130,8 @@ class _Play:
             task.cancel()
         await asyncio.gather(*self.running, return_exceptions=True)
         seconds = asyncio.get_running_loop().time()
-        topics = tuple(self.broker.topic(name) for name in self.broker.names())
+        output = self.topology.output.topic
+        topics = tuple(self.broker.topic(name, ever=name == output) for name in self.broker.names())
         by_name = {topic.name: topic for topic in topics}
         report = check(self._history(by_name))
         blamed = self._blamed(by_name[self.topology.output.events_topic])
@@ -158,7 +159,10 @@ class _Play:
         )
         self._trouble(Random(f"trouble {self.seed}"), faithful)
         patience = LINGERING_SECONDS[0] - 5 if self._one_ends_early else 10
-        self.topology = _topology(chance, self.publishers.values(), width, lags, patience)
+        self.topology = _topology(
+            chance, self.publishers.values(), width, lags=lags, patience=patience,
+            keep=Random(f"keep {self.seed}").choice([None, 1, 20]),
+        )  # fmt: skip
 
     def _trouble(self, chance: Random, faithful: str) -> None:
         """Some leave transactions open, repeat themselves for ever, or end in the middle."""
@@ -298,7 +302,8 @@ class _Play:
         output = self.topology.output
         if self.broker.describe(output.topic) is None:
             return False
-        ends = {r.partition for r in self.broker.topic(output.topic).records if r.value == _END}
+        records = self.broker.topic(output.topic, ever=True).records
+        ends = {each.partition for each in records if each.value == _END}
         return len(ends) == output.partitions
 
     def _blamed(self, events: CommittedTopic) -> tuple[str, ...]:
@@ -365,13 +370,19 @@ def _first_stable(stream: Sequence[Element]) -> int:
 
 
 def _topology(
-    chance: Random, publishers: Iterable[Publisher], width: int, lags: bool, patience: float
+    chance: Random,
+    publishers: Iterable[Publisher],
+    width: int,
+    *,
+    lags: bool,
+    patience: float,
+    keep: int | None,
 ) -> Topology:
     return Topology.model_validate(
         {
             "name": "simulated",
             "kafka": {"bootstrap": "127.0.0.1:1"},
-            "output": {"topic": "out", "partitions": width},
+            "output": {"topic": "out", "partitions": width, "keep": keep},
             "replicas": [
                 {"name": each.name, "topic": each.topic, "co_partitioned": each.co_partitioned}
                 for each in publishers

@@ -550,13 +550,15 @@ def declaration(topology: Topology) -> Declare:
     Only that, so that nothing secret can come into the log.
     """
 
-    def dump(model: Any) -> dict[str, Any]:
-        document: dict[str, Any] = model.model_dump(mode="json", exclude_defaults=True)
+    def dump(model: Any, exclude: set[str] | None = None) -> dict[str, Any]:
+        document: dict[str, Any] = model.model_dump(
+            mode="json", exclude_defaults=True, exclude=exclude
+        )
         return document
 
     return Declare(
         merge=topology.name,
-        output=dump(topology.output),
+        output=dump(topology.output, {"keep", "readers", "longest_outage"}),
         key=list(topology.key),
         nfc=topology.nfc,
         drop_nulls=topology.drop_nulls,

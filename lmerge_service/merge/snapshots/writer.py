@@ -95,15 +95,24 @@ class Snapshots:
         early = self._merged >= _RECORDS and not self._turns.under_way
         return early or now >= self._due
 
+    def hasten(self) -> None:
+        """The next one is due once the last one has rested."""
+        self._due = self._clock()
+
     def start(
-        self, transaction: int, stream: Iterator[bytes], places: tuple[SnapshotPlace, ...]
+        self,
+        transaction: int,
+        stream: Iterator[bytes],
+        places: tuple[SnapshotPlace, ...],
+        output: int,
     ) -> None:
         """Begins one of the state as it is at this instant: `stream` is what makes its bytes.
-        `places` are the snapshots that shall stay."""
+        `places` are the snapshots that shall stay; a recovery by this one reads the output from
+        the offset `output` on."""
         slot = min(set(range(_SLOTS)) - {place.slot for place in places})
         self._merged = 0
         self._turns.under_way += 1
-        self._taking = _Taking(slot, transaction, stream, self._clock(), self._news)
+        self._taking = _Taking(slot, transaction, stream, output, self._clock(), self._news)
 
     async def ready(self) -> None:
         """Returns when there is something to commit."""
@@ -168,6 +177,7 @@ class _Taking:
         slot: int,
         transaction: int,
         stream: Iterator[bytes],
+        output: int,
         started: float,
         news: asyncio.Event,
     ):
@@ -176,6 +186,7 @@ class _Taking:
         self.failed = False
         self._slot = slot
         self._transaction = transaction
+        self._output = output
         self._digest = hashlib.sha256()
         self._arrived: asyncio.Queue[bytes] = asyncio.Queue(_CHUNKS_AHEAD)
         self._count = self._handed_out = self._stored = self._size = 0
@@ -228,6 +239,7 @@ class _Taking:
             size=self._size,
             digest=self._digest.hexdigest(),
             taken=int(time.time() * 1000),
+            output=self._output,
         )
 
     def close(self) -> None:

@@ -23,6 +23,7 @@ from lmerge_service.service.status.aggregate import (
 )
 from lmerge_service.service.status.document import (
     HeldStatus,
+    LogStatus,
     OpenTransactionStatus,
     OutdatedStatus,
     OutputStatus,
@@ -45,7 +46,7 @@ _TROUBLE_SECONDS = 600.0
 def status_of(worker: Worker) -> Status:
     """A consistent status, taken between two batches."""
     held = sorted(worker.held.items())
-    tasks = [_task(each.task, each.role) for _, each in held]
+    tasks = [_task(each.task, each.role, _log(worker, partition)) for partition, each in held]
     shown = [each for each in tasks if each.role == "leads"] or tasks
     state = state_of(worker)
     replicas = replicas_of_all(shown)
@@ -117,7 +118,7 @@ def readiness_of(worker: Worker) -> str:
     return "stalled" if any(True for _ in stalled(worker)) else state
 
 
-def _task(task: MergeTask, role: Role) -> TaskStatus:
+def _task(task: MergeTask, role: Role, log: LogStatus | None) -> TaskStatus:
     progress, states = task.progress, task.replicas
     first = sum(each.tally.counts.committed["first"] for each in states)
     follows = role == "follows" and progress.caught_up is not None
@@ -132,6 +133,7 @@ def _task(task: MergeTask, role: Role) -> TaskStatus:
         behind_seconds=_since(progress.caught_up) if follows else None,
         restored_from=task.state.restored_from,
         snapshot=_snapshot(task),
+        log=log,
         stuck=None if task.merge_loop is None else task.merge_loop.pacing.stuck,
         cutover=None if task.cutover_readiness is None else task.cutover_readiness.lacks,
         divergences=0 if task.cutover_readiness is None else task.cutover_readiness.divergences,
@@ -151,6 +153,18 @@ def _findings(task: MergeTask) -> dict[str, dict[str, int]]:
     for (kind, replica), count in task.reporting.tally.shown.items():
         found.setdefault(kind, {})[replica or ""] = count
     return found
+
+
+def _log(worker: Worker, partition: int) -> LogStatus | None:
+    if (kept := worker.retention.kept.get(partition)) is None:
+        return None
+    return LogStatus(
+        begins=kept.begins,
+        needed=kept.needed,
+        deleted=worker.retention.deleted[partition],
+        held_by=kept.held_by,
+        margin_seconds=kept.margin,
+    )
 
 
 def _snapshot(task: MergeTask) -> SnapshotStatus | None:

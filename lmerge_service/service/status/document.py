@@ -17,6 +17,7 @@ from lmerge_service.service.task_phases import Phase, Role
 __all__ = (
     "AttentionReason",
     "HeldStatus",
+    "LogStatus",
     "OpenTransactionStatus",
     "OutdatedStatus",
     "OutputStatus",
@@ -121,6 +122,8 @@ class ReasonKind(StrEnum):
     """A topic of the merge cannot be written."""
     COMMIT_STALLED = "commit_stalled"
     """A commit has been under way for some seconds."""
+    RETENTION = "retention"
+    """The output is, or soon may be, kept for too short for a recovery, or cannot be trimmed."""
     NOT_WRITTEN = "not_written"
     """Dead letters or evidence were left out, within the last ten minutes."""
 
@@ -253,6 +256,23 @@ class SnapshotStatus(BaseModel):
     """How long the last snapshot took that this process has taken; null: it has taken none."""
 
 
+class LogStatus(BaseModel):
+    """What there is of a task's output partition, and what it is needed for; looked up now and
+    then."""
+
+    begins: int
+    """The first offset that there is."""
+    needed: int
+    """A recovery by the older of two snapshots reads from here on; 0: it needs everything."""
+    deleted: int
+    """How many offsets this process has deleted (`output.keep`)."""
+    held_by: str | None
+    """What keeps records that are older than `output.keep` from being deleted."""
+    margin_seconds: float | None
+    """For how long all workers may be down until Kafka has deleted what the older snapshot needs;
+    null: for ever."""
+
+
 class TaskStatus(BaseModel):
     """One output partition, as this worker leads or follows it."""
 
@@ -271,6 +291,8 @@ class TaskStatus(BaseModel):
     restored_from: int | None
     """The transaction whose snapshot the state was rebuilt from; null: from the beginning."""
     snapshot: SnapshotStatus | None
+    log: LogStatus | None
+    """Null where the task is not led, and until it was looked up."""
     stuck: str | None
     """Why nothing moves: too many events are live, and no replica that is read can change that."""
     cutover: str | None

@@ -39,6 +39,8 @@ def reasons(
         )
     yield from stalled(worker)
     yield from _left_out(worker)
+    for text in worker.retention.too_short():
+        yield AttentionReason(ReasonKind.RETENTION, text)
     yield from _lost(worker)
     for stuck in dict.fromkeys(each.stuck for each in tasks if each.stuck is not None):
         yield AttentionReason(ReasonKind.STUCK, stuck)

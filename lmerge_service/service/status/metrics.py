@@ -84,6 +84,7 @@ class _Collector:
         yield _commits(worker)
         yield from _output_metrics(tasks, unit)
         yield from _snapshot_metrics(tasks)
+        yield from _log_metrics(tasks)
         yield from _replica_metrics(statuses, tasks, unit)
         yield from _merge_loop_metrics(tasks, statuses)
 
@@ -246,6 +247,24 @@ def _in_seconds(samples: _Samples, unit: int | None) -> _Samples:
     """Times of the streams in seconds, if their unit is one of time."""
     for label, number in samples if unit else ():
         yield label, None if number is None else number * (unit or 0) / 1e9
+
+
+def _log_metrics(tasks: _Tasks) -> Iterator[Metric]:
+    logs = [(label, each.log) for label, each in tasks if each.log is not None]
+    begins = ((label, each.begins) for label, each in logs)
+    yield _gauge("output_log_start_offset", "The first that there is.", _TASK, begins)
+    needed = ((label, each.needed) for label, each in logs)
+    text = "From where on a recovery by the older of two snapshots reads the output."
+    yield _gauge("output_needed_offset", text, _TASK, needed)
+    deleted = ((label, each.deleted) for label, each in logs)
+    text = "Offsets of the output that this worker has deleted."
+    yield _counter("output_deleted_records", text, _TASK, deleted)
+    held = ((label, each.held_by is not None) for label, each in logs)
+    text = "1 while older records than output.keep are kept for a snapshot or a reader."
+    yield _gauge("output_held_back", text, _TASK, held)
+    margin = ((label, each.margin_seconds) for label, each in logs)
+    text = "For how long workers may be down until the output lacks what a snapshot needs."
+    yield _gauge("output_recovery_margin_seconds", text, _TASK, margin)
 
 
 def _snapshot_metrics(tasks: _Tasks) -> Iterator[Metric]:

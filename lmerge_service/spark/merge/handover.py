@@ -160,4 +160,5 @@ async def _snapshot(sink: Sink, state: TaskState, slot: int) -> SnapshotPlace:
         size=size,
         digest=digest.hexdigest(),
         taken=int(time.time() * 1000),
+        output=state.output,
     )

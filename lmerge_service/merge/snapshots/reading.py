@@ -1,0 +1,32 @@
+"""Reads snapshots back from the state topic."""
+
+import hashlib
+from contextlib import aclosing
+
+from lmerge_service.errors import StateError
+from lmerge_service.kafka.source import Source, TopicPartition
+from lmerge_service.kafka.state import chunks
+from lmerge_service.merge.commit_record import SnapshotPlace, chunk_key
+from lmerge_service.merge.task_state import OpenedState
+
+__all__ = ("read_snapshot",)
+
+
+async def read_snapshot(
+    source: Source, tp: TopicPartition, place: SnapshotPlace, into: OpenedState
+) -> None:
+    """Reads a snapshot of the task whose partition of the state topic is `tp`.
+
+    Raises:
+        StateError: it is damaged, of another version, or of another merge.
+        TransportError: Kafka went away.
+    """
+    keys = {chunk_key(place.slot, number) for number in range(place.chunks)}
+    digest, found = hashlib.sha256(), 0
+    async with aclosing(chunks(source, tp, place.first, place.last, keys)) as reading:
+        async for chunk in reading:
+            digest.update(chunk)
+            into.take(chunk)
+            found += 1
+    if found != place.chunks or digest.hexdigest() != place.digest:
+        raise StateError(f"the snapshot is damaged: {found} of {place.chunks} chunks are whole")
