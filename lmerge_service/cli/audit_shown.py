@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lmerge_service.cli.words import fields_of, finite, payload_json, payload_text, point, shortened
-from lmerge_service.elements import INFINITY
+from lmerge_service.elements import INFINITY, START
 from lmerge_service.tdb import Difference
 
 __all__ = ("document", "ends", "lines", "stream_line", "verdict_lines")
@@ -48,6 +48,8 @@ def verdict_lines(names: Sequence[str], found: "Compared", most: int) -> Iterato
         yield f"  payload {payload} vs {each.vs}: {', '.join(held)}"
     if (more := total - min(most, len(found.differences))) > 0:
         yield f"  and {more:,} more (--most shows more)"
+    if found.since > START:
+        yield f"compared by the events that end at {point(found.since)} or later"
     if found.before is not None and found.before < INFINITY:
         yield f"compared as far as all are final, before {point(found.before)}"
         return
@@ -81,6 +83,7 @@ def document(names: Sequence[str], found: "Compared", most: int) -> dict[str, An
         "differences_total": found.differences_total,
         "differences": [_difference(each) for each in found.differences[:most]],
         **({} if found.before is None else {"before": finite(found.before)}),
+        **({} if found.since == START else {"since": finite(found.since)}),
     }
 
 

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
@@ -19,6 +19,7 @@ from lmerge_service.cli.options import (
 )
 from lmerge_service.cli.words import finite, point, print_json
 from lmerge_service.core import Case
+from lmerge_service.elements import START
 from lmerge_service.errors import ConfigurationError, StateError
 from lmerge_service.formats.wire import encode
 from lmerge_service.signals import cancelled_by_signal
@@ -35,6 +36,13 @@ def read(
     follow: bool = flag(
         "Go on with what comes, until the stream ends or SIGINT or SIGTERM.", "--follow", "-f"
     ),
+    start: Literal["beginning", "snapshot"] = option(
+        "WHERE",
+        "beginning: with the first record; snapshot: with what the merges that publish the topics "
+        "hold by their latest snapshots, correct from a time that is reported at the end.",
+        "--from",
+        default="beginning",
+    ),
     token: Path | None = option(
         "FILE",
         "Continue where the reading that wrote FILE ended, if it exists, and replace it "
@@ -50,7 +58,7 @@ def read(
 
     No event is lost, doubled or contradicted, whichever of the topics is ahead, missing or dead.
     Without --follow the reading ends where the topics end now. What was read from where is reported
-    on standard error at the end.
+    on standard error at the end. An output that has lost its beginning is read `--from snapshot`.
 
     Example: `lmerge read flights.merged.a flights.merged.b --follow`
     """
@@ -71,6 +79,7 @@ def read(
             kafka.connection(),
             names,
             case=case,
+            start=start,
             token=saved,
             follow=follow,
             nfc=equality.nfc,
@@ -90,7 +99,10 @@ async def _read(reading: "MergedReader", *, must_exist: bool, token: Path | None
     import asyncio
 
     async with reading as reader:
-        missing = [each.topic for each in reader.status().topics if each.state == "missing"]
+        opened = reader.status().topics
+        missing = [each.topic for each in opened if each.state == "missing"]
+        if must_exist and all(each.state == "left out" for each in opened):
+            raise ConfigurationError("; ".join(each.why or "" for each in opened))
         if missing and must_exist:
             raise ConfigurationError(
                 f"kafka:{missing[0]}: there is no such topic (--follow waits for it)"
@@ -130,13 +142,17 @@ def _lines(status: "ReaderStatus") -> Iterator[str]:
             f"{each.topic}: {stable}, first with {each.first:,} events, "
             f"{sum(each.breaches.values()):,} breaches, {each.dead:,} records that are no elements"
         )
-    yield f"merged: stable at {point(status.stable)}, {status.live_events:,} live"
+    line = f"merged: stable at {point(status.stable)}, {status.live_events:,} live"
+    correct = status.correct_from
+    yield line if correct == START else f"{line}, correct from {point(correct)} on"
 
 
 def _document(status: "ReaderStatus") -> dict[str, Any]:
     from dataclasses import asdict
 
-    document = asdict(status) | {"stable": finite(status.stable)}
+    document = asdict(status) | {
+        name: finite(getattr(status, name)) for name in ("stable", "correct_from")
+    }
     for each in document["topics"]:
         each["stable"] = None if each["stable"] is None else finite(each["stable"])
     return document

@@ -314,6 +314,9 @@ class Source:
             StateError: a partition cannot be read.
         """
         await bounded(_locate(self._consumer, starts), "looking for topics")
+        for tp in starts:  # what could not be read from another offset may be read from this one
+            self.lost.pop(tp, None)
+            self._refused.discard(tp)
         self.assign({tp: offset for tp, offset in starts.items() if offset < ends[tp]})
         remaining = set(self._consumer.assignment())
         loop = asyncio.get_running_loop()

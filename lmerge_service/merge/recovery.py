@@ -146,11 +146,14 @@ class Recovery:
                 found = await self._from_snapshot(place, commit, fenced=fenced)
                 if found is not None:
                     return found
-            begins = (await self._source.beginnings([self._output]))[self._output]
-            if begins > 0 and commit.output_records:
-                return await self._merged_anew(commit, begins, fenced=fenced)
         state = self._fresh()
-        await self.follow(state, commit, fenced=fenced)
+        try:
+            await self.follow(state, commit, fenced=fenced)
+        except StateError:  # who led before may have deleted the beginning meanwhile
+            begins = (await self._source.beginnings([self._output]))[self._output]
+            if commit is None or not begins:
+                raise
+            return await self._merged_anew(commit, begins, fenced=fenced)
         return state
 
     async def _merged_anew(self, commit: CommitRecord, begins: int, *, fenced: bool) -> TaskState:

@@ -9,16 +9,24 @@ Theory
     verdict names them; or *clipped*: as far as the lowest of their stable points, before which all
     of them are final.
 
+    Of a merge's output that has lost its beginning the audit begins at a snapshot of the merge; all
+    streams are then compared by the events that end at its stable point or later.
+
 Cost
     O(1) per element; memory in the number of events, since a TDB forgets nothing.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lmerge_service.elements import INFINITY, Adjust, Element, Insert
-from lmerge_service.errors import ConfigurationError, ElementError, IllegalStreamError
+from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert
+from lmerge_service.errors import (
+    ConfigurationError,
+    ElementError,
+    IllegalStreamError,
+    StateError,
+)
 from lmerge_service.formats.headers import RecordLike, incarnation_of
 from lmerge_service.formats.repeats import RecordReading, Repeats
 from lmerge_service.formats.wire import WireDecoder
@@ -26,7 +34,8 @@ from lmerge_service.tdb import TDB, Difference, differences
 
 if TYPE_CHECKING:
     from lmerge_service.kafka.connection import Connection
-    from lmerge_service.kafka.source import TopicPartition
+    from lmerge_service.kafka.source import Source, TopicPartition
+    from lmerge_service.reader.beginnings import Beginning
 
 __all__ = (
     "Audited",
@@ -49,6 +58,8 @@ class Audited:
     stables: int = 0
     contradicted: str | None = None
     """Where its numbers (`lmerge-seq`) were contradicted, and how often; None: nowhere."""
+    since: int = START
+    """The events that end at this time or later are known; START: all are."""
 
     @property
     def events(self) -> int:
@@ -90,6 +101,8 @@ class EquivalenceVerdict:
     differences: list[Difference]
     before: int | None = None
     """They were compared as far as this point; None: as they stand."""
+    since: int = START
+    """They were compared by the events that end at this time or later; START: by all."""
 
     @property
     def equivalent(self) -> bool:
@@ -103,10 +116,12 @@ class EquivalenceVerdict:
 def compare(*streams: Audited, clipped: bool = False) -> EquivalenceVerdict:
     """Compares streams as they stand; `clipped`: what is final in all of them only."""
     tdbs, point = [each.tdb for each in streams], None
+    if (since := max(each.since for each in streams)) > START:
+        tdbs = [TDB((e for e in each if e.ve >= since), each.stable) for each in tdbs]
     if clipped:
         point = min(each.stable for each in tdbs)
         tdbs = [each.before(point) for each in tdbs]
-    return EquivalenceVerdict(streams, differences(*tdbs), point)
+    return EquivalenceVerdict(streams, differences(*tdbs), point, since)
 
 
 def audit_elements(name: str, stream: Iterable[tuple[int, Element]]) -> Audited:
@@ -124,28 +139,63 @@ def audit_elements(name: str, stream: Iterable[tuple[int, Element]]) -> Audited:
 async def audit_topic(connection: "Connection", topic: str, decoder: WireDecoder) -> Audited:
     """Audits a topic from its beginning to its present end, as a read_committed consumer sees it.
 
-    What is in an open transaction belongs to it, and is waited for.
+    What is in an open transaction belongs to it, and is waited for. An output that has lost its
+    beginning is audited from a snapshot on.
 
     Raises:
-        ConfigurationError: there is no such topic.
+        ConfigurationError: there is no such topic, or it has lost its beginning and is no output of
+            a merge with snapshots.
         TransportError: Kafka cannot be reached, or refuses; a transaction is left open.
         ElementError, IllegalStreamError: with topic-partition at offset.
     """
     # Slow to import, and of no use to the audit of files.
     from lmerge_service.kafka.source import Source, TopicPartition
     from lmerge_service.kafka.topics import Topics
+    from lmerge_service.reader.beginnings import state_topic
 
     async with Topics(connection) as topics:
         width = await topics.width(topic)
+        has_state = bool(await topics.describe([state_topic(topic)]))
     if width is None:
         raise ConfigurationError(f"kafka:{topic}: there is no such topic at {connection.bootstrap}")
     partitions = [TopicPartition(topic, number) for number in range(width)]
     reader = TopicAudit(topic, partitions, decoder)
     async with Source(connection) as source:
         starts = await source.beginnings(partitions)
+        if any(starts.values()):
+            starts = await _begun(source, reader, topic, starts, has_state=has_state)
         async for tp, records in source.backlog(starts, await source.settled(partitions)):
             reader.take(tp, records)
     return reader.result()
+
+
+async def _begun(
+    source: "Source",
+    reader: "TopicAudit",
+    topic: str,
+    starts: "Mapping[TopicPartition, int]",
+    *,
+    has_state: bool,
+) -> "dict[TopicPartition, int]":
+    """Has an audit begin at a snapshot of the merge; returns where to read on."""
+    from lmerge_service.reader.beginnings import beginnings_of
+
+    tp, start = next((tp, start) for tp, start in starts.items() if start)
+    lost = f"kafka:{topic} begins at offset {start} of partition {tp.partition}"
+    if not has_state:
+        raise ConfigurationError(
+            f"{lost}, and only of a merge's output it is known what was before: audit it from a "
+            "recording, or as long as it is whole"
+        )
+    try:
+        beginnings = await beginnings_of(source, topic, len(starts))
+    except StateError as error:
+        why = f"{lost}, and cannot be audited from a snapshot: {error}"
+        raise ConfigurationError(why) from None
+    places = sorted(starts, key=lambda tp: tp.partition)
+    begun = dict(zip(places, beginnings, strict=True))
+    reader.begin(begun)
+    return {tp: each.offset for tp, each in begun.items()}
 
 
 class TopicAudit:
@@ -156,8 +206,17 @@ class TopicAudit:
         self._decoder = decoder
         self._incarnation, self._repeats = 0, Repeats()
         self._contradicted: list[str] = []
+        self._since = START
         self._streams = {tp: Audited(topic, TDB()) for tp in partitions}
         self._illegal: dict[TopicPartition, IllegalStreamError] = {}
+
+    def begin(self, beginnings: "Mapping[TopicPartition, Beginning]") -> None:
+        """Begins with what a snapshot has of each partition."""
+        self._since = max(each.stable for each in beginnings.values())
+        self._streams = {
+            tp: Audited(self._topic, TDB(each.events, each.stable))
+            for tp, each in beginnings.items()
+        }
 
     def take(self, tp: "TopicPartition", records: Iterable[RecordLike]) -> None:
         """Raises:
@@ -174,6 +233,7 @@ class TopicAudit:
                 self._incarnation, self._repeats = incarnation, Repeats()
                 self._contradicted.clear()
                 self._streams = {each: Audited(self._topic, TDB()) for each in self._streams}
+                self._since = START
                 self._illegal.clear()
             if incarnation == self._incarnation and tp not in self._illegal:
                 self._take(tp, record, element, where)
@@ -212,6 +272,7 @@ class TopicAudit:
             sum(each.adjusts for each in streams),
             sum(each.stables for each in streams),
             self._contradiction(),
+            self._since,
         )
 
     def _contradiction(self) -> str | None:

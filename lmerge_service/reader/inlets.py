@@ -2,7 +2,8 @@
 
 Theory
     A topic is read when its whole history can be had: from its first offset, from where a token
-    left it, or from what it still has if its `joining_at` is given. Otherwise it is left out, with
+    left it, from a snapshot of the merge that publishes it (`beginnings`), or from what it still
+    has if its `joining_at` is given. Otherwise it is left out, with
     the reason in words, and the others go on. Nothing here waits or asks Kafka: `unplaced` returns
     the partitions whose offsets must be looked up, `admit` receives them.
 
@@ -20,23 +21,27 @@ Invariants
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from types import MappingProxyType
+from typing import Final, Literal
 
 import msgspec
 
 from lmerge_service.core import LMerge
-from lmerge_service.elements import INFINITY, START, Element
+from lmerge_service.elements import INFINITY, START, Element, Insert, Stable
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.headers import TimedRecord
 from lmerge_service.formats.repeats import Repeats
-from lmerge_service.formats.wire import WireDecoder
+from lmerge_service.formats.wire import WireDecoder, encode
 from lmerge_service.kafka.sightings import Sightings, TopicChange, change_of, is_another
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.topics import TopicInfo
 from lmerge_service.kafka.unread import OpenTransaction
 from lmerge_service.merge.step import MergeStep
+from lmerge_service.reader.beginnings import Beginning
 
 __all__ = ("Inlets", "ReadPosition", "TopicState", "TopicStatus")
+
+_NO_BEGINNINGS: Final[Mapping[str, Sequence[Beginning]]] = MappingProxyType({})
 
 TopicState = Literal["missing", "reading", "joining", "ended", "left out"]
 
@@ -220,10 +225,15 @@ class Inlets:
         found: Mapping[str, TopicInfo],
         beginnings: Mapping[TopicPartition, int],
         ends: Mapping[TopicPartition, int],
-    ) -> None:
-        """Begins to read the partitions that were `unplaced`, or leaves their topic out."""
+        snapshots: Mapping[str, Sequence[Beginning]] = _NO_BEGINNINGS,
+    ) -> list[Element]:
+        """Begins to read the partitions that were `unplaced`, or leaves their topic out; topics
+        that are `unread` from `snapshots` where there are any. Returns what the operator emits."""
+        out: list[Element] = []
         for topic in dict.fromkeys(tp.topic for tp in beginnings):
             inlet, info = self._inlets[topic], found[topic]
+            if inlet.given_up:
+                continue
             starts = {tp.partition: at for tp, at in beginnings.items() if tp.topic == topic}
             upto = {tp.partition: at for tp, at in ends.items() if tp.topic == topic}
             inlet.id = info.id
@@ -231,10 +241,36 @@ class Inlets:
                 self.leave_out(topic, self._no_order(info.partitions))
             elif inlet.place is not None and _goes_on(inlet.place, info, starts, upto):
                 self._resume(inlet, inlet.place, starts)
+            elif inlet.step is None and topic in snapshots:
+                out += self._begin_in_the_middle(inlet, snapshots[topic])
             elif why := self._incomplete(inlet, starts):
                 self.leave_out(topic, why)
             else:
                 self._begin(inlet, starts)
+        return out
+
+    def unread(self, found: Mapping[str, TopicInfo]) -> dict[str, int]:
+        """Topics that exist, are not read, and have no place from a token, with their width."""
+        return {
+            topic: info.partitions
+            for topic, info in found.items()
+            if not (inlet := self._inlets[topic]).given_up
+            and inlet.step is None
+            and inlet.place is None
+        }
+
+    def _begin_in_the_middle(self, inlet: _Inlet, beginnings: Sequence[Beginning]) -> list[Element]:
+        inlet.positions = [each.offset for each in beginnings]
+        self._read(inlet, max(each.stable for each in beginnings))
+        assert inlet.step is not None
+        out: list[Element] = []
+        for number, each in enumerate(beginnings):
+            # Payloads are equal by our rule, which may be another one than the merge's.
+            held = [self._decoder.decode(encode(Insert(*event))) for event in each.events]
+            if each.stable > START:
+                held.append(Stable(each.stable))
+            out += inlet.step.input.process(held, number)
+        return out
 
     def _no_order(self, width: int) -> str:
         return (
@@ -247,8 +283,8 @@ class Inlets:
         for number, start in starts.items():
             if start > 0 and inlet.joining_at == START:
                 return (
-                    f"begins at offset {start} of partition {number}: what was before is gone; say "
-                    "from when on the topic is correct (joining_at)"
+                    f"begins at offset {start} of partition {number}: what was before is gone; "
+                    "begin at a snapshot, or say from when on the topic is correct (joining_at)"
                 )
         return None
 

@@ -10,8 +10,9 @@ Theory
             async for element in reader:
                 ...
 
-    Topics are read as `read_committed`, each partition from its first record, by explicit
-    positions and in no group. The stable point of a topic is the minimum over its partitions.
+    Topics are read as `read_committed`, each partition from its first record, or from the latest
+    snapshot of the merge that publishes it (`beginnings`), by explicit positions and in no group.
+    The stable point of a topic is the minimum over its partitions.
 
 Who owns what
     A reader owns a consumer and an admin client, from `async with` on, and no task: nothing is
@@ -38,20 +39,24 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from lmerge_service.core import Breach, Case, LMerge, Policy, lmerge
-from lmerge_service.elements import INFINITY, Element
-from lmerge_service.errors import ConfigurationError, TransportError
+from lmerge_service.elements import INFINITY, START, Element, Stable
+from lmerge_service.errors import ConfigurationError, StateError, TransportError
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.payload import DEEPEST
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.connection import CONNECT_SECONDS, Connection
 from lmerge_service.kafka.source import Batches, Source, TopicPartition
-from lmerge_service.kafka.topics import Topics
+from lmerge_service.kafka.topics import TopicInfo, Topics
+from lmerge_service.reader.beginnings import Beginning, beginnings_of, state_topic
 from lmerge_service.reader.inlets import Inlets, TopicStatus
 from lmerge_service.reader.token import Token
 
-__all__ = ("MergedReader", "ReaderStatus", "read_merged")
+__all__ = ("MergedReader", "ReaderStatus", "StartAt", "read_merged")
+
+StartAt: TypeAlias = Literal["beginning", "snapshot"]
 
 _POLL_SECONDS = 0.5
 _LOOK_SECONDS = 2.0
@@ -64,6 +69,8 @@ class ReaderStatus:
 
     stable: int
     """The merged stream's stable point; START before the first."""
+    correct_from: int
+    """Every event that ends at this time or later is in the stream; START: every event is."""
     live_events: int
     """Events that are not final, and what a token's size goes by."""
     leader: str | None
@@ -81,6 +88,7 @@ def read_merged(
     *,
     case: Case | str = Case.R3,
     policy: Policy = Policy(),
+    start: StartAt = "beginning",
     token: bytes | None = None,
     follow: bool = True,
     joining_at: Mapping[str, int] = _NOBODY,
@@ -98,6 +106,11 @@ def read_merged(
     transaction then is waited for, `patience` seconds. A topic that does not exist is waited for,
     and the others flow.
 
+    With `start="snapshot"` the topics are outputs of merges, and each is read from the latest
+    snapshot in its state topic on: the stream begins with inserts of all events that are live
+    there, its first stable is the time from which on it is correct, and what ended before is not in
+    it. A topic without a snapshot is read from its first record.
+
     With `token`, from `MergedReader.token`, the reader goes on behind what had been handed out
     then; `case`, `policy`, `nfc` and `drop_nulls` must be as they were, `topics` may be others. Of
     a topic whose beginning is gone `joining_at` gives from when on it is correct. Records that are
@@ -105,8 +118,8 @@ def read_merged(
     `on_breach`; either is called between two batches and must return soon.
 
     Raises:
-        ConfigurationError: no topics, or one twice; a quorum that so few cannot make; a token of
-            another case, policy, nfc or drop_nulls.
+        ConfigurationError: no topics, or one twice; a quorum that so few cannot make; a snapshot
+            in case R0 to R2; a token of another case, policy, nfc or drop_nulls.
         StateError: the token is damaged, or of another version.
     """
     if not topics or len(set(topics)) < len(topics):
@@ -116,6 +129,8 @@ def read_merged(
         merge = lmerge(case, policy)
     except ValueError as error:
         raise ConfigurationError(str(error)) from None
+    if start == "snapshot" and merge.live_output() is None:
+        raise ConfigurationError(f"to begin at a snapshot takes case R3 or R4, not {merge.case}")
     saved = None if token is None else Token.unsealed(token)
     if saved is not None:
         merge = _resumed(saved, merge, nfc=nfc, drop_nulls=drop_nulls)
@@ -128,6 +143,7 @@ def read_merged(
         merge,
         Inlets(merge, topics, decoder, joining_at, places),
         [] if saved is None else saved.elements(),
+        start=start,
         nfc=nfc,
         drop_nulls=drop_nulls,
         follow=follow,
@@ -161,6 +177,7 @@ class MergedReader:
         inlets: Inlets,
         waiting: list[Element],
         *,
+        start: StartAt,
         nfc: bool,
         drop_nulls: bool,
         follow: bool,
@@ -173,6 +190,9 @@ class MergedReader:
         self._merge = merge
         self._inlets = inlets
         self._waiting = waiting[::-1]  # the next one is the last
+        self._start = start
+        self._begun: list[Element] = []
+        """What topics that were begun in their middle have added, and was not handed out."""
         self._nfc, self._drop_nulls = nfc, drop_nulls
         self._follow = follow
         self._batch_records = batch_records
@@ -225,11 +245,11 @@ class MergedReader:
     async def _next_batch(self) -> list[Element]:
         """The next elements to emit; none when the stream is over."""
         clock = asyncio.get_running_loop().time
-        while not self._is_over():
+        while self._begun or not self._is_over():
             if clock() - self._looked >= _LOOK_SECONDS:
                 await self._look_again()
                 self._looked = clock()
-            out = self._take(await self._poll())
+            out = self._take_begun() or self._take(await self._poll())
             if out:
                 return out
             self._require_readable()
@@ -271,7 +291,22 @@ class MergedReader:
             self._on_dead(letter)
         for breach in self._merge.breaches():
             self._on_breach(breach)
-        return out
+        return self._correct(out)
+
+    def _take_begun(self) -> list[Element]:
+        out, self._begun = self._begun, []
+        return self._correct(out)
+
+    @property
+    def _correct_from(self) -> int:
+        """The gap that was accepted when the topics were begun in their middle."""
+        return max((each.gap_until for each in self._merge.inputs.values()), default=START)
+
+    def _correct(self, out: list[Element]) -> list[Element]:
+        """Without stables from before the stream is correct: partitions begin at different times,
+        and of what is between some have nothing."""
+        below = self._correct_from
+        return out if below == START else [e for e in out if type(e) is not Stable or e.vc >= below]
 
     def _is_over(self) -> bool:
         if self._merge.max_stable == INFINITY:
@@ -307,8 +342,12 @@ class MergedReader:
         if inlets.forget(found):
             self._assigned = False
         if unplaced := inlets.unplaced(found):
+            snapshots = await self._snapshots(found, seconds)
             beginnings = await self._source.beginnings(unplaced)
-            inlets.admit(found, beginnings, await self._source.ends(unplaced, seconds=seconds))
+            ends = await self._source.ends(unplaced, seconds=seconds)
+            self._begun += inlets.admit(found, beginnings, ends, snapshots)
+            while snapshots and self._merge.max_stable == START and self._merge.gap is not None:
+                self._begun += self._merge.accept_gap()[1]
             self._assigned = False
         if not self._assigned:
             self._source.assign(inlets.positions())
@@ -317,6 +356,30 @@ class MergedReader:
         ends = await self._high_watermarks(seconds)
         stable = await self._source.ends(list(ends), seconds=seconds) if ends else {}
         inlets.measure(ends, stable, now)
+
+    async def _snapshots(
+        self, found: Mapping[str, TopicInfo], seconds: float
+    ) -> dict[str, list[Beginning]]:
+        """Where topics begin that are to be read from a snapshot, and are not read yet."""
+        unread = self._inlets.unread(found) if self._start == "snapshot" else {}
+        if not unread:
+            return {}
+        states = await self._topics.describe(map(state_topic, unread), seconds=seconds)
+        begun = {}
+        for topic, width in unread.items():
+            if state_topic(topic) not in states:
+                self._inlets.leave_out(
+                    topic,
+                    f"cannot be begun at a snapshot: there is no topic {state_topic(topic)} (a "
+                    "worker of `lmerge run` makes it), or our user may not describe it",
+                )
+                continue
+            try:
+                begun[topic] = await beginnings_of(self._source, topic, width)
+            except StateError as error:
+                self._inlets.leave_out(topic, f"cannot be begun at a snapshot: {error}")
+        self._assigned = False  # reading them has moved the source
+        return begun
 
     async def _high_watermarks(self, seconds: float) -> dict[TopicPartition, int]:
         read = list(self._inlets.positions())
@@ -354,6 +417,7 @@ class MergedReader:
         stats = self._merge.stats()
         return ReaderStatus(
             stable=self._merge.max_stable,
+            correct_from=self._correct_from,
             live_events=len(self._merge),
             leader=stats.leader,
             switches=stats.switches,

@@ -13,6 +13,7 @@ from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.tdb import TDB, reconstitute
 from tests.cli.conftest import LMERGE, Lmerge, environment
 from tests.offline.streams import on_the_wire, write
+from tests.service.cluster import Merge
 
 STREAM: list[Element] = [*(Insert(f"{n}", n, n + 9) for n in range(50)), Stable(40)]
 WHOLE: list[Element] = [*STREAM, Stable(INFINITY)]
@@ -116,3 +117,33 @@ def test_following_ends_with_the_stream_or_with_a_signal_and_leaves_its_token(
     ended = lmerge("read", *topics, *at)
     assert (ended.code, elements(ended.out)) == (0, [Stable(INFINITY)])
     assert reconstitute(elements(begun) + elements(ended.out)) == MEANING
+
+
+def test_an_output_that_has_lost_its_beginning_is_read_from_a_snapshot(
+    lmerge: Lmerge, bootstrap: str, tmp_path: Path
+) -> None:
+    merge = Merge(bootstrap, tmp_path)
+    merge.extra = {"snapshot_seconds": 0.2, "output": {"topic": merge.output, "keep": "1s"}}
+    merge.write()
+    at = ("--json", "--bootstrap", bootstrap)
+    with merge.worker() as worker:
+        worker.wait_until_running()
+        merge.publish("a", [Insert(b'"b"', 2, 9), Insert(b'"d"', 3, 4), Stable(7)])
+        worker.wait(
+            lambda status: (log := status["tasks"][0]["log"]) and log["begins"] > 0,
+            "the beginning to be deleted",
+        )
+        lost = lmerge("read", merge.output, *at)
+        read = lmerge("read", merge.output, "--from", "snapshot", *at)
+    assert "begin at a snapshot, or say from when on" in lost.err
+    assert (lost.code, read.code) == (2, 0)
+    assert elements(read.out) == [Insert(b'"b"', 2, 9), Stable(7)]
+    assert json.loads(read.err)["correct_from"] == 7
+
+
+def test_what_is_no_output_of_a_merge_has_no_snapshot(
+    lmerge: Lmerge, bootstrap: str, topics: tuple[str, str]
+) -> None:
+    read = lmerge("read", topics[0], "--from", "snapshot", "--bootstrap", bootstrap)
+    assert f"there is no topic {topics[0]}.state" in read.err
+    assert (read.code, read.out) == (2, "")

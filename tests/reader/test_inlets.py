@@ -7,6 +7,7 @@ from lmerge_service.elements import START, Element, Insert, Stable
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.topics import TopicInfo
+from lmerge_service.reader.beginnings import Beginning
 from lmerge_service.reader.inlets import Inlets, ReadPosition, TopicStatus
 from lmerge_service.reader.token import Token
 from tests.merge.test_step import events, numbered, records
@@ -44,6 +45,15 @@ class Reading:
         self.inlets.admit(found, dict.fromkeys(wanted, begins), dict.fromkeys(wanted, ends))
         self.check()
         return let_go
+
+    def begin(self, topic: str, *beginnings: Beginning) -> list[Element]:
+        """Begins a topic in its middle."""
+        found = {topic: TopicInfo(topic, len(beginnings))}
+        wanted = self.inlets.unplaced(found)
+        begins, ends = dict.fromkeys(wanted, 0), dict.fromkeys(wanted, 100)
+        out = self.inlets.admit(found, begins, ends, {topic: beginnings})
+        self.check()
+        return out
 
     def take(self, topic: str, *elements: Element, partition: int = 0, **of: int) -> list[Element]:
         out: list[Element] = []

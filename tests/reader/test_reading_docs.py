@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
+from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
 from lmerge_service.formats.feedback import FeedbackRecord, feedback_topic
 from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.notices import Notices
 from lmerge_service.kafka.publish import publish
 from lmerge_service.kafka.topics import Topics
 
-PLAIN, STORED, HEEDING = re.findall(
+PLAIN, STORED, MIDDLE, HEEDING = re.findall(
     r"^```python\n(.*?)^```", Path("docs/reading.md").read_text(), re.DOTALL | re.MULTILINE
 )
 STREAM: list[Element] = [
@@ -67,6 +67,26 @@ def test_results_and_token_are_stored_together(run: Callable[[str], str]) -> Non
     assert database.execute("SELECT * FROM events").fetchall() == [(b'"x"', 1, 8)]
     assert database.execute("SELECT count(*) FROM position").fetchone() == (1,)
     database.close()
+
+
+def test_without_a_snapshot_the_middle_is_the_beginning(
+    run: Callable[[str], str],
+    bootstrap: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Where workers take snapshots: `test_beginnings`."""
+
+    async def make(topic: str) -> None:
+        async with Topics(Connection(bootstrap)) as topics:
+            for name in "ab":
+                await topics.ensure(f"{topic[:-1]}{name}.state")
+
+    topic = run("")
+    asyncio.run(make(topic))
+    run(MIDDLE)
+    *elements, correct = capsys.readouterr().out.splitlines()
+    assert (elements[0], elements[-1]) == (repr(STREAM[0]), repr(STREAM[-1]))
+    assert correct == f"correct from {START}"
 
 
 def test_what_is_below_the_point_is_left_out(

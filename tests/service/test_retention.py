@@ -13,10 +13,12 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from msgspec.structs import replace
 
 from lmerge_service.elements import INFINITY, Insert, Stable
+from lmerge_service.errors import ConfigurationError
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.source import Source
 from lmerge_service.kafka.topics import Topics
+from lmerge_service.offline.audit import Audited, audit_topic, compare
 from lmerge_service.tdb import TDB
 from tests.merge.test_recovery import last_mark, mark_again, rebuilt
 from tests.service.cluster import Merge, Worker, logical, meaning, replica_streams
@@ -89,11 +91,7 @@ def bounds(merge: Merge) -> tuple[int, int]:
 
 
 def trim(merge: Merge, before: int) -> None:
-    async def delete() -> None:
-        async with Topics(Connection(merge.bootstrap)) as topics:
-            await topics.trim({TopicPartition(merge.output, 0): before})
-
-    asyncio.run(delete())
+    trim_topic(merge, merge.output, before)
 
 
 def wait_until_trimmed(merge: Merge, worker: Worker, beyond: int) -> Any:
@@ -231,3 +229,36 @@ def test_what_kafka_deletes_too_early_is_reported_and_snapshots_hurry(merge: Mer
         (why,) = [each for each in status["reasons"] if "deleted too early" in each]
         assert "raise the topic's retention.ms or retention.bytes" in why
         worker.wait(lambda s: "retention" not in s["reason_kinds"], "new snapshots")
+
+
+@pytest.mark.full
+def test_an_audit_begins_at_a_snapshot_and_says_from_when_on_it_compares(merge: Merge) -> None:
+    live = [Insert(b'"%d"' % number, number, 100 + number) for number in range(20)]
+    decoder = WireDecoder()
+
+    async def audits() -> tuple[Audited, Audited]:
+        connection = Connection(merge.bootstrap)
+        output = await audit_topic(connection, merge.output, decoder)
+        return output, await audit_topic(connection, merge.topics["a"], decoder)
+
+    with merge.worker() as worker:
+        worker.wait_until_running()
+        merge.publish("a", [SHORT, *live, Stable(110)])
+        wait_until_trimmed(merge, worker, 20)
+        verdict = compare(*asyncio.run(audits()))
+        assert (verdict.equivalent, verdict.since) == (True, 110)
+        assert len(verdict.streams[0].tdb) == 10, "those that end at 110 or later"
+        merge.publish("b", [Insert(b'"wrong"', 120, 130)])
+        worker.wait(lambda status: status["output"]["inserts"] == 22, "what a does not have")
+        assert compare(*asyncio.run(audits())).differences_total == 1
+        trim_topic(merge, merge.topics["a"], 3)
+        with pytest.raises(ConfigurationError, match="begins at offset 3 of partition 0, and only"):
+            asyncio.run(audits())
+
+
+def trim_topic(merge: Merge, topic: str, before: int) -> None:
+    async def delete() -> None:
+        async with Topics(Connection(merge.bootstrap)) as topics:
+            await topics.trim({TopicPartition(topic, 0): before})
+
+    asyncio.run(delete())

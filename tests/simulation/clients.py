@@ -243,6 +243,8 @@ class MemorySource:
     async def backlog(
         self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
     ) -> AsyncGenerator[tuple[TopicPartition, list[CommittedRecord]], None]:
+        for tp in starts:
+            self.lost.pop(tp, None)
         self.assign({tp: offset for tp, offset in starts.items() if offset < ends[tp]})
         clock = asyncio.get_running_loop().time
         progress = clock()

@@ -133,14 +133,17 @@ class Network:
     def _pause(self, seconds: float) -> None:
         if seconds:
             self.paused += 1
-            self._cut_off_until = asyncio.get_running_loop().time() + seconds
+            self._cut_off(seconds)
+
+    def _cut_off(self, seconds: float) -> None:
+        until = asyncio.get_running_loop().time() + seconds
+        self._cut_off_until = max(self._cut_off_until, until)
 
     async def _travel(self) -> None:
         if self.killed.is_set():
             await self._die()
-        now = asyncio.get_running_loop().time()
         if self.weather.cut_off and self.chance.random() < self.weather.cut_off:
-            self._cut_off_until = now + self.chance.uniform(2, 20)
+            self._cut_off(self.chance.uniform(2, 20))
         slow = self.chance.random() < self.weather.slow
         takes = self.chance.uniform(0, self.weather.slowest if slow else 0.01)
         await asyncio.sleep(takes)

@@ -37,6 +37,7 @@ from lmerge_service.workloads.lifetime import Life
 from tests.service.cluster import crc32, logical, meaning, replica_streams
 from tests.simulation.actors import LINGERING_SECONDS, Decay, Publisher, Supervisor
 from tests.simulation.adapter import machine
+from tests.simulation.late_readers import LateReaders
 from tests.simulation.leaders import Leaders
 from tests.simulation.loop import run
 from tests.simulation.memory import Broker
@@ -68,11 +69,13 @@ class Run:
     worker."""
     blamed: tuple[str, ...]
     """What was found of replicas that are reported to disagree, though none has lied."""
+    late: tuple[str, ...]
+    """What is wrong with readers that have begun in the middle of the output."""
 
     @property
     def good(self) -> bool:
         valid = self.report.outcome is Outcome.VALID
-        return self.ended and self.failed is None and valid and not self.blamed
+        return self.ended and self.failed is None and valid and not (self.blamed or self.late)
 
     def history(self) -> bytes:
         """Every record of every topic."""
@@ -83,6 +86,7 @@ class Run:
             f"seed {self.seed}: {self.report.outcome}, "
             f"{self.failed or ('ended' if self.ended else 'NOT ENDED')}, "
             f"{''.join(f'BLAMED {each}, ' for each in self.blamed)}"
+            f"{''.join(f'{each}, ' for each in self.late)}"
             f"{self.seen['kills']} kills, {self.seen['overtaken']} overtaken, "
             f"{self.seen['pauses']} pauses, {self.leaderless:.1f} s without a leader at most, "
             f"{self.seconds:.0f} s, history {hashlib.sha256(self.history()).hexdigest()[:16]}"
@@ -115,6 +119,7 @@ class _Play:
     pauses: bool = False
     """Workers are paused now and then; then there are several, of several tasks."""
     leaders: Leaders = field(init=False)
+    late: LateReaders = field(init=False)
     answers: Sequence[Answer] = ()
     running: list[asyncio.Task[None]] = field(default_factory=list)
 
@@ -136,7 +141,10 @@ class _Play:
         report = check(self._history(by_name))
         blamed = self._blamed(by_name[self.topology.output.events_topic])
         leaderless = self.leaders.longest
-        return Run(self.seed, report, topics, ended, failed, seconds, self.seen, leaderless, blamed)
+        late = tuple(self.late.wrong(by_name[output])) if output in by_name else ()
+        return Run(
+            self.seed, report, topics, ended, failed, seconds, self.seen, leaderless, blamed, late
+        )
 
     # --- the beginning --------------------------------------------------------------------------
 
@@ -244,6 +252,9 @@ class _Play:
             self._start(supervisor.run())
         self.leaders = Leaders(self.topology, self.broker, self.weather, self.supervisors)
         self._start(self.leaders.run())
+        reading = Random(f"late {self.seed}")
+        self.late = LateReaders(self.topology, self.broker, reading, self.weather)
+        self._start(self.late.run())
         if chance.random() < 0.5:
             decay = Decay(self.topology, self.broker, Random(chance.random()), self.seen)
             self._start(decay.run())

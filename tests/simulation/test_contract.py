@@ -374,9 +374,31 @@ def test_what_was_truncated_is_lost_and_reported(kafka: Kafka, topic: str) -> No
             with pytest.raises(StateError, match="no longer has the offset"):
                 async for _ in source.backlog({tp: 0}, {tp: 3}):
                     pass
+            found = [r.value async for _, rs in source.backlog({tp: 2}, {tp: 3}) for r in rs]
+            assert found == [b"3"], "the same source reads it from where it begins"
         async with kafka.source() as source:
             source.assign({tp: 2})
             assert await settled(source, tp, 1) == [(2, b"3")]
+
+    kafka.play(main())
+
+
+def test_what_is_trimmed_is_gone_and_groups_show_what_they_have_read(
+    kafka: Kafka, topic: str
+) -> None:
+    async def main() -> None:
+        tp = TopicPartition(topic, 0)
+        async with kafka.topics() as topics:
+            await topics.ensure(topic)
+            await kafka.write(topic, [b"1", b"2", b"3"])
+            assert await topics.committed(f"{topic}.group", [tp]) == {}
+            async with kafka.source() as source:
+                assert await source.since([tp], 0) == {tp: 0}
+                await topics.trim({tp: 2})
+                await topics.trim({tp: 1})
+                assert await source.beginnings([tp]) == {tp: 2}
+                assert await source.since([tp], 0) == {tp: 2}
+                assert await source.since([tp], 1 << 42) == {tp: 3}
 
     kafka.play(main())
 

@@ -18,13 +18,14 @@ from lmerge_service.errors import FencedError, TransportError
 from lmerge_service.formats.headers import RecordLike
 from lmerge_service.formats.routing import Ownership
 from lmerge_service.kafka.sink import Committed, Outbox
-from lmerge_service.kafka.source import TopicPartition
+from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.merge.commit_record import ReplicaCheckpoint
 from lmerge_service.merge.decisions.ledger import Ledger
 from lmerge_service.merge.liveness import Liveness
 from lmerge_service.merge.recovery import JointReplay, Recovery
 from lmerge_service.merge.replicas import Replicas, ReplicaState
-from lmerge_service.merge.task_state import TaskState
+from lmerge_service.merge.task_state import OpenedState, TaskState
+from lmerge_service.reader import beginnings
 from lmerge_service.service.reading.shared_input import SharingTask
 from lmerge_service.service.reading.shared_reader import LeadingInput, SharedReader
 from lmerge_service.service.task import MergeTask
@@ -284,6 +285,18 @@ def test_a_task_that_joins_others_where_it_does_not_stand_is_found(
 
     monkeypatch.setattr(adapter, "join_where_it_fits", join)
     assert {"K1", "it does not end"} & {*found()}
+
+
+def test_a_late_reader_that_reads_again_what_its_snapshot_covers_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def start_of(
+        _: Source, __: TopicPartition, opened: OpenedState, *___: int, **_4: bool
+    ) -> int:
+        return opened.head.output
+
+    monkeypatch.setattr(beginnings, "_behind", start_of)
+    assert any("who begins at offset" in each for seed in SEEDS for each in simulate(seed).late)
 
 
 @pytest.mark.full

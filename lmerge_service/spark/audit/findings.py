@@ -7,7 +7,7 @@ Theory
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
 from lmerge_service.tdb import TDB, Difference
@@ -94,6 +94,8 @@ class AuditFindings:
     differences_total: int
     before: int | None = None
     """They were compared as far as this point; None: as they stand."""
+    since: ClassVar[int] = START
+    """They were compared by all their events."""
 
     @property
     def legal(self) -> bool:

@@ -119,6 +119,15 @@ def side_by_side(
             rows.unpersist()
 
 
+def _require_whole(name: str, offsets: Mapping[int, tuple[int, int]]) -> None:
+    for partition, (begins, _) in offsets.items():
+        if begins:
+            raise ConfigurationError(
+                f"{name} begins at offset {begins} of partition {partition}: what was before is "
+                "gone; an audit without Spark begins at a snapshot, if it is a merge's output"
+            )
+
+
 def _opened(
     spark: SparkSession, name: str, source: Source, rule: Rule, kept: list[DataFrame]
 ) -> Given:
@@ -128,6 +137,7 @@ def _opened(
         if offsets is None:
             raise ConfigurationError(f"{name}: there is no such topic")
         if (source.start, source.end) == ("earliest", "latest"):
+            _require_whole(name, offsets)
             return _topic(spark, name, source, offsets, rule)
         width = len(offsets)
     rows = read_elements(spark, source, rule=rule, keys="none").drop("key", "value", "joining_at")

@@ -1,0 +1,132 @@
+"""Where the reading of a merged topic can begin in its middle: at a snapshot of the merge.
+
+Theory
+    A merge keeps, in OUTPUT.state, snapshots of each task: which events its output partition holds
+    that may still change, how far it is stable, and the offset from which on all this is not
+    covered. So a reader has what whoever began with the first record has that still matters, at a
+    cost that goes by what is live, and not by what was published:
+
+        output     ins A  ins B  stable(7)  ins C │ adj C  ins D  stable(9) …
+        snapshot                  B, C live, stable 7, offset 4
+        reader     insert B  insert C  stable(7)    adj C  ins D  stable(9) …
+
+    Partitions have snapshots of their own, and are stable up to different times. Each lacks what
+    ended before its stable point; so the topic is correct from the latest of these times on.
+"""
+
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Final
+
+from lmerge_service.elements import START
+from lmerge_service.errors import ConfigurationError, StateError
+from lmerge_service.kafka.source import Source, TopicPartition
+from lmerge_service.kafka.state import last_with_key
+from lmerge_service.merge.commit_record import MARK_KEY, CommitRecord
+from lmerge_service.merge.snapshots.reading import read_snapshot
+from lmerge_service.merge.task_state import OpenedState
+from lmerge_service.tdb import Event
+
+__all__ = ("Beginning", "beginnings_of", "state_topic")
+
+_TRIES: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """What one partition of a topic held, and where to read on."""
+
+    events: Sequence[Event]
+    """Those that end at `stable` or later, by vs."""
+    stable: int
+    offset: int
+
+
+def state_topic(topic: str) -> str:
+    """Where the merge that publishes to a topic keeps its state."""
+    return f"{topic}.state"
+
+
+async def beginnings_of(source: Source, topic: str, partitions: int) -> list[Beginning]:
+    """Where to begin in each partition of a merge's output, whose state topic is there. One that
+    has no snapshot, or none that is whole, is read from its first record. The source's positions
+    are undefined afterwards.
+
+    Raises:
+        ConfigurationError: the merge keeps no events (case R0, R1 or R2).
+        StateError: no snapshot of a partition can be used, and it has lost its beginning.
+        TransportError: Kafka went away.
+    """
+    return [await _beginning(source, TopicPartition(topic, each)) for each in range(partitions)]
+
+
+async def _beginning(source: Source, tp: TopicPartition) -> Beginning:
+    """A leading task may take two snapshots, and delete what they cover, while we read one."""
+    state = TopicPartition(state_topic(tp.topic), tp.partition)
+    whys: list[str] = []
+    for _ in range(_TRIES):
+        begins = (await source.beginnings([tp]))[tp]
+        commit = await _last_commit(source, state)
+        for place in () if commit is None else commit.snapshots:
+            opened = OpenedState()
+            try:
+                await read_snapshot(source, state, place, opened)
+                covers_all = commit is not None and _published(opened) == commit.output_records
+                offset = await _behind(source, tp, opened, begins, covers_all=covers_all)
+            except StateError as error:
+                whys.append(f"snapshot of transaction {place.transaction}: {error}")
+            else:
+                return _of(tp, opened, offset)
+        if begins == 0:
+            return Beginning((), START, 0)
+    whys = whys or ["there is no snapshot"]
+    raise StateError(
+        f"{tp.topic}-{tp.partition} has lost its beginning, and nothing can be read from a "
+        f"snapshot ({'; '.join(dict.fromkeys(whys))})"
+    )
+
+
+async def _last_commit(source: Source, state: TopicPartition) -> CommitRecord | None:
+    end = (await source.ends([state]))[state]
+    record = await last_with_key(source, state, MARK_KEY, end=end)
+    return None if record is None else CommitRecord.of(record.value)
+
+
+def _published(opened: OpenedState) -> int:
+    return opened.commit.output_records
+
+
+def _of(tp: TopicPartition, opened: OpenedState, offset: int) -> Beginning:
+    merge = opened.operator()
+    if (live := merge.live_output()) is None:
+        raise ConfigurationError(
+            f"kafka:{tp.topic} is merged in case {merge.case}, which keeps no events: it can only "
+            "be read from its first record"
+        )
+    return Beginning(sorted(live, key=lambda event: event.vs), merge.max_stable, offset)
+
+
+async def _behind(
+    source: Source, tp: TopicPartition, opened: OpenedState, begins: int, *, covers_all: bool
+) -> int:
+    """The offset behind the last record that a snapshot covers; `covers_all`: it does cover all
+    that was published by a moment when the partition began at `begins`.
+
+    Raises:
+        StateError: records were deleted that it does not cover.
+    """
+    start, left = opened.head.output, _published(opened) - opened.head.counted
+    if begins > start:
+        if covers_all:
+            return begins
+        raise StateError(f"it goes on at offset {start}, and the topic begins at {begins}")
+    if not left:
+        return start
+    end = (await source.ends([tp]))[tp]
+    async with aclosing(source.backlog({tp: start}, {tp: end})) as backlog:
+        async for _, records in backlog:
+            if len(records) >= left:
+                return records[left - 1].offset + 1
+            left -= len(records)
+    raise StateError(f"{left} records are missing behind offset {start}")
