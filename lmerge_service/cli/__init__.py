@@ -25,6 +25,7 @@ from lmerge_service.cli import (
     control,
     cutover,
     demo,
+    doctor,
     drill,
     generate,
     infer,
@@ -80,7 +81,8 @@ _KAFKA = "Streams in Kafka"
 _SPARK = "At scale, with Spark"
 _COMMANDS: Mapping[str, Sequence[Callable[..., None]]] = {
     _KAFKA: (
-        demo.demo, up.up, up.down, run.run, spark_merge.spark_merge, read.read, publish.publish,
+        demo.demo, up.up, up.down, run.run, doctor.doctor, spark_merge.spark_merge,
+        read.read, publish.publish,
     ),
     "Running workers": (
         control.status, watch.watch, control.attach, control.detach, jumpstart.jumpstart,

@@ -37,15 +37,16 @@ from lmerge_service.kafka.metadata import TopicsRequest
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.starting import started
 
-__all__ = ("TopicInfo", "Topics")
+__all__ = ("TopicDetails", "TopicInfo", "Topics")
 
 _BROKERS_DEFAULT: Final = -1
 """As many replicas as the brokers' `default.replication.factor`, however many are up now."""
 _CHANGE_MS: Final = 4_000
 """How long brokers may take to make or delete a topic; less than one is asked for."""
 _NO_LEADER: Final = -1
+_OPERATIONS: Final = {3: "Read", 4: "Write", 6: "Delete", 8: "Describe"}
+"""Kafka's bits among a topic's authorized operations."""
 _MAY_WRITE = 1 << 4
-"""Kafka's bit of the operation Write among a topic's authorized operations."""
 _RIGHTS_UNKNOWN = -(2**31)
 """What brokers answer who were not asked for rights."""
 
@@ -62,6 +63,20 @@ class TopicInfo:
     """Those that no broker leads, so that nobody can write or read them."""
     writable: bool = True
     """False: our user may not write it; only known where rights were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDetails:
+    """More about a topic that exists."""
+
+    partitions: int
+    """How many."""
+    leaderless: tuple[int, ...]
+    """Those that no broker leads."""
+    replication: int
+    """The least number of replicas that any of them has."""
+    rights: frozenset[str] | None
+    """Which operations our user may do with it (`Read`, `Write`, …); None: brokers return none."""
 
 
 class Topics:
@@ -104,6 +119,29 @@ class Topics:
             for topic in found
             if topic["error_code"] == 0 and topic["partitions"]
         }
+
+    async def details(self, names: Iterable[str]) -> dict[str, TopicDetails]:
+        """More about those of the topics that exist and that our user may see."""
+        asked = TopicsRequest(list(names), rights=True)
+        answer = await patient(lambda: self._client.ask(asked), "asking which topics there are")
+        found = answer.to_object()["topics"]
+        self.refused |= {
+            str(topic["topic"])
+            for topic in found
+            if topic["error_code"] == TopicAuthorizationFailedError.errno
+        }
+        return {
+            str(topic["topic"]): _details(topic)
+            for topic in found
+            if topic["error_code"] == 0 and topic["partitions"]
+        }
+
+    async def brokers(self) -> list[int]:
+        """The ids of the brokers that are up."""
+        answer = await patient(
+            lambda: self._client.ask(TopicsRequest([])), "asking which brokers there are"
+        )
+        return sorted(int(broker["node_id"]) for broker in answer.to_object()["brokers"])
 
     async def partitions(
         self, names: Iterable[str], *, seconds: float | None = None
@@ -244,11 +282,19 @@ class Topics:
         Raises:
             TransportError: the broker does not return it.
         """
-        doing = f"asking for {name}'s configuration"
-        return await patient(lambda: self._config(name, key, doing), doing)
+        return (await self.configs(name, [key])).get(key)
 
-    async def _config(self, name: str, key: str, doing: str) -> str | None:
-        asked = DescribeConfigsRequest([(ConfigResourceType.TOPIC, name, [key])])
+    async def configs(self, name: str, keys: Sequence[str]) -> dict[str, str]:
+        """A topic's values of those of the configuration keys that it has.
+
+        Raises:
+            TransportError: the broker does not return them.
+        """
+        doing = f"asking for {name}'s configuration"
+        return await patient(lambda: self._configs(name, keys, doing), doing)
+
+    async def _configs(self, name: str, keys: Sequence[str], doing: str) -> dict[str, str]:
+        asked = DescribeConfigsRequest([(ConfigResourceType.TOPIC, name, list(keys))])
         ((code, message, _, _, entries),) = (await self._client.ask(asked)).resources
         error = for_code(code)
         if error is TopicAuthorizationFailedError:
@@ -258,13 +304,26 @@ class Topics:
             raise error(message)
         if code:
             raise TransportError(f"{doing}: {message}", retriable=False)
-        return next((value for found, value, *_ in entries if found == key), None)
+        return {found: value for found, value, *_ in entries if found in keys}
 
     # --- asking ---------------------------------------------------------------------------------
 
     @property
     def _client(self) -> clients.Client:
         return self._admin._client  # type: ignore[no-any-return]
+
+
+def _details(topic: dict[str, Any]) -> TopicDetails:
+    info, mask = _info(topic), topic.get("authorized_operations", _RIGHTS_UNKNOWN)
+    rights = None
+    if mask != _RIGHTS_UNKNOWN:
+        rights = frozenset(name for bit, name in _OPERATIONS.items() if mask & (1 << bit))
+    return TopicDetails(
+        info.partitions,
+        info.leaderless,
+        min(len(each["replicas"]) for each in topic["partitions"]),
+        rights,
+    )
 
 
 def _info(topic: dict[str, Any]) -> TopicInfo:

@@ -20,6 +20,7 @@ What happens on a crash at each await
 
 import asyncio
 from collections import Counter
+from functools import partial
 from typing import Final
 
 import structlog
@@ -34,7 +35,13 @@ from lmerge_service.kafka.sink import BATCH_BYTES
 from lmerge_service.kafka.topics import TopicInfo, Topics
 from lmerge_service.merge.outlets import Outlets
 
-__all__ = ("LARGEST_STATE_RECORD", "TopicWatch", "largest_record", "prepare")
+__all__ = (
+    "LARGEST_STATE_RECORD",
+    "TopicWatch",
+    "largest_record",
+    "least_batch_bytes",
+    "prepare",
+)
 
 log = structlog.get_logger()
 
@@ -87,11 +94,10 @@ async def prepare(topics: Topics, topology: Topology) -> None:
         "compact".__eq__,
         "must be compact: its last commit record and snapshots are the state",
     )
-    hint = ", or limits.max_record_bytes lower"
-    await _require_room(topics, output.topic, int(largest), hint)
-    await _require_room(topics, output.state_topic, LARGEST_STATE_RECORD + _OVERHEAD_BYTES)
-    for name in side:
-        await _require_room(topics, name, _LARGEST_SIDE_BATCH)
+    for name, needed in least_batch_bytes(topology).items():
+        hint = ", or limits.max_record_bytes lower" if name == output.topic else ""
+        must = f"must be {needed} at least{hint}"
+        await topics.require(name, "max.message.bytes", partial(_has_room, needed), must)
 
 
 def _side_topics(topology: Topology) -> dict[str, dict[str, str]]:
@@ -101,9 +107,18 @@ def _side_topics(topology: Topology) -> dict[str, dict[str, str]]:
     return {output.dead_letter_topic: _KEPT | room, output.events_topic: _EVENTS | room}
 
 
-async def _require_room(topics: Topics, name: str, needed: int, hint: str = "") -> None:
-    must = f"must be {needed} at least{hint}"
-    await topics.require(name, "max.message.bytes", lambda value: int(value) >= needed, must)
+def least_batch_bytes(topology: Topology) -> dict[str, int]:
+    """The least `max.message.bytes` of each topic that our batches go to."""
+    output = topology.output
+    return {
+        output.topic: largest_record(topology),
+        output.state_topic: LARGEST_STATE_RECORD + _OVERHEAD_BYTES,
+        **dict.fromkeys(_side_topics(topology), _LARGEST_SIDE_BATCH),
+    }
+
+
+def _has_room(needed: int, value: str) -> bool:
+    return int(value) >= needed
 
 
 async def _ensure(topics: Topics, name: str, partitions: int, config: dict[str, str]) -> None:

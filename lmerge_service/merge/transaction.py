@@ -62,6 +62,12 @@ class CommittedView:
         return cls(record, {name: each.stable for name, each in inputs if each.joined})
 
 
+def _looked_at(commit: asyncio.Task[None]) -> None:
+    """Whoever waits for a commit gets its error; where nobody does any more, it is of no use."""
+    if not commit.cancelled():
+        commit.exception()
+
+
 class Transaction:
     """Of one task, from taking over to giving up."""
 
@@ -226,6 +232,7 @@ class Transaction:
         self._progress.committing = self._clock()
         self._committed, self._outbox, self._emitted = self._outbox, Outbox(), Counter()
         self.committing = asyncio.create_task(commit, name="commit")
+        self.committing.add_done_callback(_looked_at)
         self._marked, self._mark_due = self._moved, self._clock() + _OFFSETS_ONLY_SECONDS
 
     async def _commit(

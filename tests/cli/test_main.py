@@ -29,7 +29,8 @@ CONTROL = (
     "accept-gap", "policy", "decisions",
 )  # fmt: skip
 COMMANDS = (
-    "demo", "up", "down", "run", "spark-merge", "read", "publish", "replica", "broker", "state",
+    "demo", "up", "down", "run", "doctor", "spark-merge", "read", "publish", "replica", "broker",
+    "state",
     *CONTROL, "drill", "present", "merge", "audit", "infer", "generate", "table",
 )  # fmt: skip
 PAGES = [

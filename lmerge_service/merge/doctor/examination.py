@@ -1,0 +1,122 @@
+"""Examines a cluster: asks Kafka for what the checks need, and changes nothing.
+
+Who owns what
+    Its clients, while it runs.
+"""
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Final
+
+from lmerge_service.config.topology import Topology
+from lmerge_service.errors import ConfigurationError, LMergeError, StateError
+from lmerge_service.kafka.cluster import Cluster
+from lmerge_service.kafka.source import Source, TopicPartition
+from lmerge_service.kafka.topics import TopicDetails, Topics
+from lmerge_service.merge.commit_record import CommitRecord
+from lmerge_service.merge.doctor.diagnosis import Diagnosis, counted, fine, warned, wrong
+from lmerge_service.merge.doctor.own_topics import CONFIG_KEYS, own_topic
+from lmerge_service.merge.doctor.samples import Sample, sampled, samples_of
+from lmerge_service.merge.inspection import inspect
+
+__all__ = ("examine",)
+
+_ENOUGH_BROKERS: Final = 3
+_MOST_PARTITIONS: Final = 16
+"""So many partitions of a replica are sampled at the most."""
+
+
+async def examine(
+    topology: Topology, cluster: Cluster, *, unix_ms: int
+) -> AsyncIterator[Diagnosis]:
+    """All checks, in the order in which they are worth reading. `unix_ms` is this machine's time.
+
+    Raises:
+        TransportError: Kafka cannot be reached.
+    """
+    async with cluster.topics() as topics:
+        brokers = len(await topics.brokers())
+        yield _of_kafka(topology, brokers)
+        own = list(topology.output.own_topics)
+        replicas = [each.topic for each in topology.replicas]
+        details = await topics.details([*own, *replicas])
+        for name in own:
+            for each in await _own(topology, topics, name, details.get(name), brokers):
+                yield each
+        async for each in _state(topology, cluster, details):
+            yield each
+        async with cluster.source(max_record_bytes=topology.limits.max_record_bytes) as source:
+            for replica in topology.replicas:
+                found = details.get(replica.topic)
+                samples = [] if found is None else await _sampled(source, replica.topic, found)
+                for each in samples_of(topology, replica, found, samples, unix_ms=unix_ms):
+                    yield each
+
+
+def _of_kafka(topology: Topology, brokers: int) -> Diagnosis:
+    subject = f"Kafka at {topology.kafka.bootstrap}"
+    if brokers >= _ENOUGH_BROKERS:
+        return fine(subject, counted(brokers, "broker"))
+    return warned(
+        subject,
+        counted(brokers, "broker"),
+        "the loss of one stops the merge; three, with replication 3 and min.insync.replicas 2, "
+        "live through it",
+    )
+
+
+async def _own(
+    topology: Topology, topics: Topics, name: str, details: TopicDetails | None, brokers: int
+) -> list[Diagnosis]:
+    if details is None:
+        if name in topics.refused:
+            subject = f"topic {name}"
+            return [wrong(subject, "our user may not see it", "allow it Describe, Read and Write")]
+        return [fine(f"topic {name}", "is not there yet: the first worker makes it")]
+    try:
+        config = await topics.configs(name, CONFIG_KEYS)
+    except LMergeError as error:
+        return [wrong(f"topic {name}", str(error), "allow our user DescribeConfigs on it")]
+    return list(own_topic(topology, name, details, config, brokers=brokers))
+
+
+async def _state(
+    topology: Topology, cluster: Cluster, details: dict[str, TopicDetails]
+) -> AsyncIterator[Diagnosis]:
+    """What the tasks have committed, and whether a start goes on from it."""
+    if topology.output.state_topic not in details:
+        return
+    try:
+        found = [each async for each in inspect(topology, cluster, verify=False)]
+    except (StateError, ConfigurationError) as error:
+        yield wrong(f"topic {topology.output.state_topic}", str(error), "use a new output topic")
+        return
+    for task in found:
+        for each in _of_task(topology, task.partition, task.commit):
+            yield each
+
+
+def _of_task(
+    topology: Topology, partition: int, commit: CommitRecord | None
+) -> Iterator[Diagnosis]:
+    subject = f"task {partition}"
+    if commit is None:
+        yield fine(subject, "has committed nothing yet")
+    elif commit.merge not in ("", topology.name):
+        yield wrong(
+            subject,
+            f"merge {commit.merge!r} publishes to this output, and this one is {topology.name!r}",
+            "stop its workers, or use another output topic",
+        )
+    else:
+        yield fine(
+            subject,
+            f"published records {commit.output_records:,}, snapshots {len(commit.snapshots)}",
+        )
+
+
+async def _sampled(source: Source, topic: str, details: TopicDetails) -> list[Sample]:
+    """What is at the end of the first partitions."""
+    places = [
+        TopicPartition(topic, each) for each in range(min(details.partitions, _MOST_PARTITIONS))
+    ]
+    return await sampled(source, places)

@@ -1,0 +1,219 @@
+"""What the doctor finds in a cluster, check by check, and on a real broker."""
+
+import json
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiokafka import TopicPartition
+
+from lmerge_service.config.topology import Topology
+from lmerge_service.elements import INFINITY, Element, Insert, Stable
+from lmerge_service.formats.wire import encode
+from lmerge_service.kafka.topics import TopicDetails
+from lmerge_service.merge.doctor.diagnosis import Diagnosis, Severity
+from lmerge_service.merge.doctor.own_topics import own_topic
+from lmerge_service.merge.doctor.samples import Sample, samples_of
+from tests.cli.conftest import LMERGE, environment
+from tests.service.cluster import Merge
+
+NOW = 1_796_000_000_000
+"""In November 2026."""
+WELL = TopicDetails(1, (), 3, frozenset({"Read", "Write", "Describe", "Delete"}))
+SAFE = {
+    "cleanup.policy": "delete",
+    "retention.ms": "-1",
+    "min.insync.replicas": "2",
+    "max.message.bytes": "4000000",
+}
+
+
+def topology(**more: Any) -> Topology:
+    replica = {"name": "a", "topic": "in.a"} | more.pop("replica", {})
+    return Topology.model_validate(
+        {
+            "name": "m",
+            "kafka": {"bootstrap": "127.0.0.1:1"},
+            "output": {"topic": "out"} | more.pop("output", {}),
+            "replicas": [replica],
+            **more,
+        }
+    )
+
+
+def of_output(
+    made: Topology,
+    details: TopicDetails = WELL,
+    *,
+    name: str = "out",
+    brokers: int = 3,
+    **config: str,
+) -> list[str]:
+    keys = {key.replace("_", "."): value for key, value in config.items()}
+    found = own_topic(made, name, details, SAFE | keys, brokers=brokers)
+    return [str(each) for each in found]
+
+
+def details(**changed: Any) -> TopicDetails:
+    fields = ("partitions", "leaderless", "replication", "rights")
+    return TopicDetails(**{name: getattr(WELL, name) for name in fields} | changed)
+
+
+def test_a_topic_that_is_well_has_one_line() -> None:
+    assert of_output(topology()) == ["ok       topic out: 1 partition, replication 3"]
+
+
+@pytest.mark.parametrize(
+    ("made", "found", "config", "expected"),
+    [
+        ({}, {"partitions": 3}, {}, "error: 3 partitions, and output.partitions is 1"),
+        ({}, {"leaderless": (0,)}, {}, "error: partition 0 has no leader"),
+        ({}, {"rights": frozenset({"Read", "Describe"})}, {}, "error: our user lacks Write"),
+        ({}, {}, {"cleanup_policy": "compact"}, "error: cleanup.policy is compact"),
+        ({}, {}, {"max_message_bytes": "1000"}, "error: max.message.bytes is 1000"),
+        ({}, {}, {"retention_ms": "3600000"}, "warning: keeps records for 1:00:00, and a recovery"),
+        ({}, {"replication": 1}, {}, "warning: replication is 1"),
+        ({}, {}, {"min_insync_replicas": "1"}, "warning: min.insync.replicas is 1 of 3"),
+        ({}, {}, {"min_insync_replicas": "3"}, "warning: min.insync.replicas is 3 of 3"),
+        ({}, {}, {"unclean_leader_election_enable": "true"}, "warning: unclean.leader.election"),
+        (
+            {"output": {"keep": "7d"}},
+            {"rights": frozenset({"Read", "Write", "Describe"})},
+            {},
+            "error: our user lacks Delete",
+        ),
+    ],
+)
+def test_each_fault_of_a_topic_is_one_line(
+    made: Mapping[str, Any], found: Mapping[str, Any], config: Mapping[str, str], expected: str
+) -> None:
+    keys = {key: value for key, value in config.items() if key != "unclean_leader_election_enable"}
+    every = SAFE | {key.replace("_", "."): value for key, value in keys.items()}
+    if "unclean_leader_election_enable" in config:
+        every["unclean.leader.election.enable"] = "true"
+    (line,) = own_topic(topology(**made), "out", details(**found), every, brokers=3)
+    assert f"{line.severity}: {line.finding}".startswith(expected)
+    assert line.remedy
+
+
+def test_of_a_single_broker_no_topic_is_better_and_only_kafka_s_line_has_it() -> None:
+    assert of_output(topology(), details(replication=1), brokers=1) == [
+        "ok       topic out: 1 partition, replication 1"
+    ]
+
+
+def test_decisions_are_for_ever_and_commit_records_compacted() -> None:
+    (line,) = of_output(topology(), name="out.control", retention_ms="1000")
+    assert "retention.ms is 1000; it must be -1" in line
+    (line,) = of_output(topology(), name="out.state")
+    assert "cleanup.policy is delete; it must be compact" in line
+
+
+# --- replicas ------------------------------------------------------------------------------------
+
+
+class At:
+    """A record as Kafka has it."""
+
+    def __init__(self, offset: int, value: bytes, timestamp: int = NOW) -> None:
+        self.offset, self.value, self.timestamp = offset, value, timestamp
+        self.headers: Sequence[tuple[str, bytes]] = ()
+
+
+def sample(*elements: Element, partition: int = 0, begins: int = 0, at: int = NOW) -> Sample:
+    records: list[Any] = [At(n, encode(each), at) for n, each in enumerate(elements)]
+    return Sample(TopicPartition("in.a", partition), begins, len(records), records)
+
+
+def of_replica(made: Topology, *samples: Sample, found: TopicDetails | None = WELL) -> list[str]:
+    lines = samples_of(made, made.replicas[0], found, samples, unix_ms=NOW)
+    return [str(each) for each in lines]
+
+
+GOOD = (Insert(b"1", NOW, NOW + 5), Stable(NOW))
+
+
+def test_a_replica_that_is_well_has_one_line() -> None:
+    expected = ["ok       replica a: topic in.a, the last 2 records are well"]
+    assert of_replica(topology(), sample(*GOOD)) == expected
+    assert of_replica(topology(), sample(*GOOD, Stable(INFINITY)))[0].startswith("ok")
+
+
+def test_a_replica_that_is_not_there_is_waited_for() -> None:
+    assert of_replica(topology(), found=None) == [
+        "warning  replica a: topic in.a does not exist; it is waited for: start the replica"
+    ]
+
+
+def test_each_fault_of_a_replica_is_one_line() -> None:
+    def only(expected: str, *samples: Sample, **made: Any) -> None:
+        (line,) = of_replica(topology(**made), *samples)
+        assert expected in line
+
+    only("begins at offset 7: a merge that has not merged", sample(*GOOD, begins=7))
+    only("no stable among the last 1 record;", sample(GOOD[0]), sample(*GOOD, partition=1))
+    only("in time_unit ms, and 2026-11-", sample(Insert(b"1", 1, 5), Stable(NOW // 1_000)))
+    only("is from 1:00:00 after now", sample(*GOOD, at=NOW + 3_600_000))
+    seconds = sample(Insert(b"1", 1, 5), Stable(NOW // 1_000))
+    assert of_replica(topology(time_unit="s"), seconds)[0].startswith("ok")
+    assert of_replica(topology(time_unit="none"), seconds)[0].startswith("ok")
+    broken = Sample(TopicPartition("in.a", 0), 0, 2, [At(0, b"{"), At(1, encode(Stable(NOW)))])  # type: ignore[list-item]
+    only("in.a-0 at offset 0 is no element: ", broken)
+
+
+def test_a_replica_that_is_not_co_partitioned_as_declared_is_found() -> None:
+    made = topology(output={"partitions": 2}, replica={"co_partitioned": True})
+    (line, *_) = of_replica(made, sample(*GOOD))
+    assert "declared co_partitioned, has 1 partition, and the output 2" in line
+    payloads = [Insert(b"%d" % number, NOW, NOW + 1) for number in range(10)]
+    wide = details(partitions=2)
+    (line,) = of_replica(made, sample(*payloads, Stable(NOW)), found=wide)
+    assert "belongs to partition 1; write by the murmur2" in line
+
+
+def test_the_line_of_a_diagnosis_ends_with_what_to_do() -> None:
+    found = Diagnosis(Severity.ERROR, "topic t", "it is gone", "bring it back")
+    assert str(found) == "error    topic t: it is gone; bring it back"
+
+
+# --- on a broker ---------------------------------------------------------------------------------
+
+
+@pytest.mark.kafka
+def test_before_the_first_start_and_while_a_worker_runs(bootstrap: str, tmp_path: Path) -> None:
+    merge = Merge(bootstrap, tmp_path, replicas=("a",))
+    merge.extra = {"time_unit": "none"}
+    merge.write()
+
+    def found() -> tuple[int, list[dict[str, Any]]]:
+        run = subprocess.run(
+            [*LMERGE, "doctor", str(merge.path), "--json"],
+            capture_output=True, text=True, env=environment(), check=False, timeout=60,
+        )  # fmt: skip
+        return run.returncode, json.loads(run.stdout)
+
+    code, before = found()
+    assert code == 1, "one broker, and no replica yet"
+    assert [each["subject"] for each in before if each["severity"] == "warning"] == [
+        f"Kafka at {bootstrap}",
+        "replica a",
+    ]
+    with merge.worker() as worker:
+        worker.wait_until_running()
+        merge.publish("a", [Insert(b"1", 1, 5), Stable(4)])
+        merge.wait_until_committed("a", 2)
+        code, after = found()
+    assert code == 1
+    lines = {each["subject"]: each for each in after}
+    assert lines["task 0"]["finding"].startswith("published records 2")
+    assert lines["replica a"]["severity"] == "ok"
+    assert lines[f"topic {merge.output}"]["severity"] == "ok"
+    merge.extra |= {"output": {"topic": merge.output, "partitions": 2}}
+    merge.write()
+    code, wrong = found()
+    assert code == 2
+    assert [each["finding"] for each in wrong if each["severity"] == "error"] == [
+        "1 partition, and output.partitions is 2"
+    ] * 2
