@@ -16,6 +16,9 @@ Theory
     as a whole request may take. Here the brokers take turns, those that did not answer lately last,
     and each has `NODE_SECONDS`.
 
+    It connects to a broker within `NODE_SECONDS`. aiokafka waits for one that stands still for as
+    long as a whole request may take, and lets no other connection be made meanwhile.
+
     It lets a broker hold a fetch for long when nothing has come for a while (`Fetches`). aiokafka
     has one wait for all fetches: a short one is a hundred requests a second for nothing, a long one
     delays partitions whose records were just taken, which are not in the fetch that is under way.
@@ -194,7 +197,12 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
         return answer
 
     async def _get_conn(self, node_id: Any, **how: Any) -> AIOKafkaConnection | None:
-        found = await super()._get_conn(node_id, **how)
+        try:
+            async with asyncio.timeout(NODE_SECONDS):
+                found = await super()._get_conn(node_id, **how)
+        except TimeoutError:
+            self.force_metadata_update()  # another may lead by now
+            found = None
         if found is None:
             self._failed[node_id] = self._loop.time()
         return found

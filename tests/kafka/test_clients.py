@@ -275,6 +275,26 @@ def test_n18_what_one_broker_does_not_answer_another_is_asked(
         assert run(asked()) == 2
 
 
+def test_n18_a_connection_to_a_broker_that_stands_still_is_given_up_soon(
+    bootstrap: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a producer, which waits 40 s for an answer: by then another broker leads for long."""
+    monkeypatch.setattr(clients, "NODE_SECONDS", 0.3)
+
+    async def connected() -> float:
+        loop = asyncio.get_running_loop()
+        async with clients.producer(Connection(bootstrap)) as producer:
+            cluster, client = producer.client.cluster, producer.client
+            (alive,) = cluster.brokers()
+            cluster._brokers = {91: alive._replace(nodeId=91, port=silent)} | cluster._brokers
+            began = loop.time()
+            assert not await client.ready(91)
+            return loop.time() - began
+
+    with deaf() as silent:
+        assert run(connected()) < 5
+
+
 def test_n18_where_no_address_answers_that_is_reported() -> None:
     async def asked() -> Topics:
         addresses = f"127.0.0.1:{free_port()},127.0.0.1:{free_port()}"
