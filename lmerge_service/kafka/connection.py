@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = (
     "CLOSE_SECONDS",
     "CONNECT_SECONDS",
+    "CONTROLLER_SECONDS",
     "Connection",
     "bounded",
     "close_bounded",
@@ -48,6 +49,11 @@ CLOSE_SECONDS = 2.0
 CONNECT_SECONDS = 30.0
 """How long a first question is repeated: by default Kafka takes a broker that was killed for dead
 after 9 s, and then elects leaders for what that led."""
+
+CONTROLLER_SECONDS = 60.0
+"""How long it is tried what only the brokers' controller can do, as making a topic, or numbering a
+producer: a broker that has asked a controller which stands still learns only after 30 s (Kafka's
+`controller.socket.timeout.ms`) that another controls by now."""
 
 _REFUSALS = (
     ClusterAuthorizationFailedError,

@@ -21,7 +21,7 @@ from lmerge_service.formats.headers import incarnation_headers
 from lmerge_service.formats.wire import encode
 from lmerge_service.kafka import clients
 from lmerge_service.kafka.closing import stop
-from lmerge_service.kafka.connection import Connection, kafka_errors
+from lmerge_service.kafka.connection import CONTROLLER_SECONDS, Connection, kafka_errors
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.starting import started
 from lmerge_service.kafka.topics import Topics
@@ -73,7 +73,8 @@ async def publish(
     producer = clients.producer(
         connection, enable_idempotence=True, linger_ms=2, max_batch_size=1 << 18
     )
-    await started(producer.start(), partial(stop, producer), connection)
+    stopping = partial(stop, producer)
+    await started(producer.start(), stopping, connection, seconds=CONTROLLER_SECONDS)
     try:
         if due is None and rate is not None:
             due = (number / rate for number in itertools.count())

@@ -6,11 +6,14 @@ their replicas and may appear at any time.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from aiokafka.admin.config_resource import ConfigResourceType
 from aiokafka.errors import (
+    KafkaError,
     LeaderNotAvailableError,
     NotControllerError,
     TopicAlreadyExistsError,
@@ -27,6 +30,7 @@ from aiokafka.protocol.admin import (
 from lmerge_service.errors import ConfigurationError, RefusedError, TransportError
 from lmerge_service.kafka import clients
 from lmerge_service.kafka.connection import (
+    CONTROLLER_SECONDS,
     Connection,
     bounded,
     close_bounded,
@@ -156,11 +160,23 @@ class Topics:
         Raises:
             RefusedError: our user may not see it.
         """
-        width = (await self.partitions([name])).get(name)
+        width = await self._known_width(name)
         if name in self.refused:
             needed = lacking("Describe (Read and Write imply it)", f"topic {name}")
             raise RefusedError(f"asking for topic {name}: {needed}")
         return width
+
+    async def _known_width(self, name: str) -> int | None:
+        """As any broker knows it: one that stood still for a while lacks what is new."""
+        if (width := (await self.partitions([name])).get(name)) is not None:
+            return width
+        for node in self._client.nodes()[1:]:
+            with suppress(KafkaError):
+                answer = await self._client.ask(TopicsRequest([name]), of=[node])
+                for topic in answer.to_object()["topics"]:
+                    if topic["error_code"] == 0 and topic["partitions"]:
+                        return len(topic["partitions"])
+        return None
 
     async def ensure(
         self, name: str, *, partitions: int = 1, config: dict[str, str] | None = None
@@ -174,7 +190,8 @@ class Topics:
         """
         if (width := await self.width(name)) is not None:
             return width
-        await patient(lambda: self._make(name, partitions, config or {}), f"making topic {name}")
+        making = partial(self._make, name, partitions, config or {})
+        await patient(making, f"making topic {name}", CONTROLLER_SECONDS)
         return await patient(lambda: self._visible(name), f"waiting for topic {name}")
 
     async def _make(self, name: str, partitions: int, config: dict[str, str]) -> None:
@@ -209,7 +226,7 @@ class Topics:
         Raises:
             TransportError: Kafka cannot be reached.
         """
-        await patient(lambda: self._delete(list(names)), "deleting topics")
+        await patient(lambda: self._delete(list(names)), "deleting topics", CONTROLLER_SECONDS)
 
     async def _delete(self, names: list[str]) -> None:
         response = await self._change(DeleteTopicsRequest(names, _CHANGE_MS))
