@@ -21,8 +21,21 @@ _FURTHER = 8
 async def last_with_key(
     source: Source, tp: TopicPartition, key: bytes, *, end: int
 ) -> Record | None:
-    """The last record before `end` with this key. It is looked for from the end backwards, since
-    it is near the end, and the partition may be long."""
+    """The last record before `end` with this key; if that was compacted away meanwhile, since a
+    later one has taken its place, the last of all. None: there is none.
+
+    It is looked for from the end backwards, since it is near the end, and the partition may be
+    long.
+    """
+    while (found := await _last_before(source, tp, key, end)) is None:
+        later = (await source.ends([tp]))[tp]
+        if later <= end:
+            return None
+        end = later
+    return found
+
+
+async def _last_before(source: Source, tp: TopicPartition, key: bytes, end: int) -> Record | None:
     begin = (await source.beginnings([tp]))[tp]
     span = _NEAR
     while True:

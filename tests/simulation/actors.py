@@ -67,6 +67,9 @@ class Publisher:
     """Having stopped, it repeats what it has published, in the same life or in ever new ones."""
     ends_early: bool = False
     """Its stream ends in the middle."""
+    ends_behind: str | None = None
+    """The topic of another one, which has begun before this one ends: nobody waits for a replica
+    that never wrote anything."""
     seen: Counter[str] = field(default_factory=Counter)
     """Where what it does is counted."""
     turned_at: int | None = None
@@ -89,6 +92,8 @@ class Publisher:
             while position < len(stream) and self.turned_at is None:
                 size = chance.randint(1, 8)
                 portion = stream[position : position + size]
+                if self.ends_behind is not None and position + size >= len(stream):
+                    await _until_begun(broker, self.ends_behind)
                 await self._publish(network, portion, incarnation if self.takes_incarnations else 0)
                 position += size
                 await asyncio.sleep(chance.expovariate(1.0))
@@ -174,6 +179,11 @@ class Publisher:
         self.died = not self.died and chance.random() < 0.4
         if self.died:
             raise TransportError("the writer has died")
+
+
+async def _until_begun(broker: Broker, topic: str) -> None:
+    while not broker.has_records(topic):  # noqa: ASYNC110 - the broker is looked at
+        await asyncio.sleep(0.1)
 
 
 async def _produce(

@@ -168,6 +168,11 @@ class Broker:
 
     # --- reading --------------------------------------------------------------------------------
 
+    def has_records(self, name: str) -> bool:
+        """Somebody has ever written to a topic, be it in a transaction that is open."""
+        topic = self._topics.get(name)
+        return topic is not None and any(each.end for each in topic.partitions)
+
     def beginning(self, tp: TopicPartition) -> int:
         return self._partition(tp).start
 

@@ -188,6 +188,7 @@ class _Play:
                 each.repeats = chance.choice(["repeats", "lives", "repeats" if alone else None])
             elif name != faithful and may_end_early and not self._one_ends_early:
                 self._end_early(each, chance, lower)
+                each.ends_behind = publishers[faithful].topic
         if self._one_ends_early:  # nobody else may be silent for longer than patience lasts
             self.weather = replace(self.weather, cut_off=0.0)
             carrying = publishers[faithful]
