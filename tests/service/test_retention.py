@@ -12,12 +12,15 @@ import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from msgspec.structs import replace
 
+from lmerge_service.config.topology import load
 from lmerge_service.elements import INFINITY, Insert, Stable
 from lmerge_service.errors import ConfigurationError
 from lmerge_service.formats.wire import WireDecoder
+from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.source import Source
 from lmerge_service.kafka.topics import Topics
+from lmerge_service.merge.state_file import export_to, outputs
 from lmerge_service.offline.audit import Audited, audit_topic, compare
 from lmerge_service.tdb import TDB
 from tests.merge.test_recovery import last_mark, mark_again, rebuilt
@@ -196,6 +199,19 @@ async def commit(merge: Merge, group: str, offset: int) -> None:
     ) as consumer:
         consumer.assign([tp])
         await consumer.commit({tp: offset})
+
+
+@pytest.mark.full
+def test_a_state_is_exported_from_what_is_left(merge: Merge, tmp_path: Path) -> None:
+    """As `lmerge state export` and `jumpstart` need it, and a merge in Spark that takes it over."""
+    topology, path = load(merge.path), tmp_path / "exported"
+    with merge.worker() as worker:
+        worker.wait_until_running()
+        merge.publish("a", [ETERNAL, SHORT, Stable(10)])
+        wait_until_trimmed(merge, worker, 3)
+        asyncio.run(export_to(path, topology, Cluster(Connection(merge.bootstrap))))
+    (held,) = outputs(path)
+    assert (set(held), held.stable) == ({(b'"eternal"', 1, INFINITY)}, 10)
 
 
 @pytest.mark.full
