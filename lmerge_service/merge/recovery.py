@@ -36,7 +36,7 @@ import structlog
 
 from lmerge_service.config.topology import Replica
 from lmerge_service.core import Case, LMerge, lmerge
-from lmerge_service.errors import ElementError, StateError
+from lmerge_service.errors import ElementError, FencedError, StateError
 from lmerge_service.formats.headers import seq_of
 from lmerge_service.formats.payload import DEEPEST
 from lmerge_service.formats.repeats import content_of
@@ -63,6 +63,8 @@ log = structlog.get_logger()
 
 _LATE_TRIES, _LATE_PAUSE = 300, 0.05
 """How often, and at which interval, a follower looks for output that a commit record counts."""
+_OPEN_SECONDS, _OPEN_PAUSE = 5.0, 0.1
+"""How long, and how often, a leader looks whether a transaction ends that hides its output."""
 _FEW_RECORDS, _RECORD_BYTES = 20_000, 64
 """To follow a record takes about as long as to restore so many bytes of a snapshot; so few records
 are always followed."""
@@ -118,21 +120,44 @@ class Recovery:
         self._decoder = WireDecoder(max_record_bytes=1 << 30, max_depth=DEEPEST)
 
     async def last_commit(self, *, fenced: bool) -> CommitRecord | None:
-        """The task's last commit record. `fenced`: no other producer can write one any more; then
-        transactions that a dead writer of another kind left open are waited for.
+        """The task's last commit record. `fenced`: no producer from before can write one any more;
+        then nothing that is open may hide one.
 
         Raises:
             StateError: it is of another version.
+            FencedError: a transaction is open, see `_closed_end`.
         """
         tp = self._state_topic
         asks = self._lookups or self._source
-        ends = await (self._source.high_watermarks([tp]) if fenced else asks.ends([tp]))
+        ends = {tp: await self._closed_end(tp)} if fenced else await asks.ends([tp])
         if not fenced and ends[tp] == self._seen[0]:
             return self._seen[1]
         record = await last_with_key(self._source, tp, MARK_KEY, end=ends[tp])
         commit = None if record is None else CommitRecord.of(record.value)
         self._seen = (ends[tp], commit)
         return commit
+
+    async def _closed_end(self, tp: TopicPartition) -> int:
+        """The high watermark, before which nothing is open: an open transaction hides what was
+        committed behind it.
+
+        Who fences ends the transaction of the owner before. So one that stays open is of a producer
+        that has fenced us since, and may stand still for as long as it may be open; or of one that
+        is none of ours.
+
+        Raises:
+            FencedError: one is open for some seconds; to fence again ends it, if it is ours.
+        """
+        high = (await self._source.high_watermarks([tp]))[tp]
+        until = asyncio.get_running_loop().time() + _OPEN_SECONDS
+        while (end := (await self._source.ends([tp]))[tp]) < high:
+            if asyncio.get_running_loop().time() >= until:
+                raise FencedError(
+                    f"{tp.topic}-{tp.partition}: a transaction is open from offset {end} on: "
+                    "another worker has taken the task over, or something else writes there"
+                )
+            await asyncio.sleep(_OPEN_PAUSE)
+        return high
 
     async def recover(self, commit: CommitRecord | None, *, fenced: bool) -> TaskState:
         """The state at a commit record, in the shortest way that there is.
@@ -295,9 +320,7 @@ class Recovery:
     async def _load_backlog(self, state: TaskState, upto: int | None, *, fenced: bool) -> bool:
         """Replays the output that exists; whether that is all that was written."""
         tp = self._output
-        # A transaction that some dead writer left open hides what we committed behind it. So the
-        # end is the high watermark, and the backlog waits until nothing before it is open.
-        ends = await (self._source.high_watermarks([tp]) if fenced else self._source.ends([tp]))
+        ends = {tp: await self._closed_end(tp)} if fenced else await self._source.ends([tp])
         if fenced and not ends[tp]:  # else only the next owner would detect it
             await self._source.require_readable(tp, 0)
         async with aclosing(self._source.backlog({tp: state.output}, ends)) as backlog:
