@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from aiokafka.admin.config_resource import ConfigResourceType
 from aiokafka.errors import (
+    GroupAuthorizationFailedError,
     KafkaError,
     LeaderNotAvailableError,
     NotControllerError,
@@ -26,6 +27,7 @@ from aiokafka.protocol.admin import (
     DeleteTopicsRequest,
     DescribeConfigsRequest,
 )
+from aiokafka.protocol.commit import OffsetFetchRequest
 
 from lmerge_service.errors import ConfigurationError, RefusedError, TransportError
 from lmerge_service.kafka import clients
@@ -48,6 +50,8 @@ _BROKERS_DEFAULT: Final = -1
 _CHANGE_MS: Final = 4_000
 """How long brokers may take to make or delete a topic; less than one is asked for."""
 _NO_LEADER: Final = -1
+_GROUP: Final = 0
+"""Kafka's kind of coordinator."""
 _OPERATIONS: Final = {3: "Read", 4: "Write", 6: "Delete", 8: "Describe"}
 """Kafka's bits among a topic's authorized operations."""
 _MAY_WRITE = 1 << 4
@@ -276,11 +280,30 @@ class Topics:
             RefusedError: our user may not see them.
             TransportError: Kafka cannot be reached.
         """
-        found = await patient(
-            lambda: self._admin.list_consumer_group_offsets(group, partitions=list(partitions)),
-            f"asking for the offsets of group {group}",
-        )
-        return {tp: each.offset for tp, each in found.items() if each.offset >= 0}
+        doing = f"asking for the offsets of group {group}"
+        return await patient(lambda: self._committed(group, partitions), doing)
+
+    async def _committed(
+        self, group: str, partitions: Sequence[TopicPartition]
+    ) -> dict[TopicPartition, int]:
+        wanted: dict[str, list[int]] = defaultdict(list)
+        for tp in partitions:
+            wanted[tp.topic].append(tp.partition)
+        try:
+            coordinator = await self._client.coordinator_lookup(_GROUP, group)
+            asked = OffsetFetchRequest(group, list(wanted.items()))
+            response = await self._client.ask(asked, of=[coordinator])
+            if getattr(response, "error_code", 0):
+                raise for_code(response.error_code)(group)
+        except GroupAuthorizationFailedError as error:
+            needed = lacking("Describe", f"group {group}")
+            raise RefusedError(f"asking for its offsets: {needed}") from error
+        return {
+            TopicPartition(topic, partition): offset
+            for topic, found in response.topics
+            for partition, offset, _, code in found
+            if offset >= 0 and not code
+        }
 
     async def require(self, name: str, key: str, holds: Callable[[str], bool], must: str) -> None:
         """Refuses a topic whose configuration is not as it must be, which `must` has in words.

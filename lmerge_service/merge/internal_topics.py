@@ -145,7 +145,7 @@ class TopicWatch:
             output.topic: "what it held is gone: stop all workers, and use a new output topic",
             output.state_topic: (
                 f"stop all workers and start them: the state is rebuilt from {output.topic} and "
-                "the replicas"
+                f"the replicas; if {output.topic} has lost its beginning, use a new output topic"
             ),
             output.control_topic: (
                 "decisions are gone: to go on by the topology file alone, stop all workers, delete "

@@ -28,11 +28,12 @@ Who owns what
 
 import asyncio
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import aclosing
 from typing import Protocol
 
 import structlog
+from msgspec.structs import replace
 
 from lmerge_service.config.topology import Replica
 from lmerge_service.core import Case, LMerge, lmerge
@@ -166,24 +167,29 @@ class Recovery:
             StateError: the output is not what this task has written, or lacks its beginning.
             TransportError: Kafka went away.
         """
-        if commit is not None:
-            for place in commit.snapshots:
-                found = await self._from_snapshot(place, commit, fenced=fenced)
-                if found is not None:
-                    return found
+        places = () if commit is None else commit.snapshots
+        unusable = set[SnapshotPlace]()
+        for place in places:
+            assert commit is not None
+            found = await self._from_snapshot(place, commit, fenced=fenced)
+            if found is not None:
+                return _beside(found, unusable)
+            unusable.add(place)
         state = self._fresh()
         try:
             await self.follow(state, commit, fenced=fenced)
-        except StateError:  # who led before may have deleted the beginning meanwhile
+        except StateError as error:  # who led before may have deleted the beginning meanwhile
             begins = (await self._source.beginnings([self._output]))[self._output]
             if commit is None or not begins:
                 raise
-            return await self._merged_anew(commit, begins, fenced=fenced)
-        return state
+            state = await self._merged_anew(commit, begins, error, fenced=fenced)
+        return _beside(state, unusable)
 
-    async def _merged_anew(self, commit: CommitRecord, begins: int, *, fenced: bool) -> TaskState:
+    async def _merged_anew(
+        self, commit: CommitRecord, begins: int, cause: StateError, *, fenced: bool
+    ) -> TaskState:
         """The state at a commit record, from what a snapshot has of the output and all that the
-        replicas have."""
+        replicas have; `cause` is why there is no other way."""
         for place in commit.snapshots:
             try:
                 opened, state = OpenedState(), self._fresh()
@@ -191,6 +197,7 @@ class Recovery:
                 state.begin_with_output(opened)
                 await self.follow(state, commit, fenced=fenced)
             except StateError as error:
+                cause = error
                 log.warning(
                     "output of a snapshot not used", transaction=place.transaction, error=str(error)
                 )
@@ -200,9 +207,9 @@ class Recovery:
         tp = self._output
         raise StateError(
             f"{tp.topic}-{tp.partition} begins at offset {begins}, and none of "
-            f"{len(commit.snapshots)} snapshots can be used: what it held before is lost (the log "
-            "has why); use a new output topic"
-        )
+            f"{len(commit.snapshots)} snapshots can be used ({cause}): what it held before is "
+            "lost; use a new output topic"
+        ) from cause
 
     async def advanced(
         self, state: TaskState, commit: CommitRecord | None, *, fenced: bool
@@ -272,13 +279,20 @@ class Recovery:
             StateError: the output does not contain the records that the commit record counts; the
                 state is undefined.
         """
-        await self._load_output(state, commit, fenced=fenced)
+        covered = await self._load_output(state, commit, fenced=fenced)
         if commit is None or (not fenced and self._has_followed(state, commit)):
             return
         merging = await self._reconcile(state, commit.replicas, joint)
         await self._replay_input(state, merging, joint)
         state.transaction, state.decided = commit.transaction, commit.decided
-        state.quarantined, state.snapshots = dict(commit.quarantined), commit.snapshots
+        state.quarantined = dict(commit.quarantined)
+        # What covers all that was published covers also what is gone behind that.
+        state.snapshots = tuple(
+            replace(place, output=max(place.output, state.output))
+            if covered is not None and place.output >= covered
+            else place
+            for place in commit.snapshots
+        )
         state.diverged = commit.diverged
         state.merge.breaches()  # they were reported before
         self._followed = weakref.ref(state), commit, asyncio.get_running_loop().time()
@@ -295,10 +309,13 @@ class Recovery:
 
     async def _load_output(
         self, state: TaskState, commit: CommitRecord | None, *, fenced: bool
-    ) -> None:
+    ) -> int | None:
+        """Replays the output up to a commit record. Where the log has lost what is behind all that
+        was published, such as markers, returns the offset behind that."""
         tp, upto = self._output, None if commit is None else commit.output_records
         if state.counted == upto and not fenced:
-            return
+            return None
+        covered: int | None = None
         begins = (await self._source.beginnings([tp]))[tp]
         if begins > state.output:
             if upto is None or state.counted < upto:
@@ -306,7 +323,7 @@ class Recovery:
                     f"{tp.topic}-{tp.partition} begins at offset {begins}, and what is needed of "
                     f"it begins at {state.output}: it was deleted"
                 )
-            state.output = begins  # all that was published is known
+            covered, state.output = state.output, begins
         tries = 0
         while not await self._load_backlog(state, upto, fenced=fenced):
             tries += 1
@@ -316,6 +333,7 @@ class Recovery:
                     "written: some were deleted; use a new output topic"
                 )
             await asyncio.sleep(_LATE_PAUSE)  # the commit record was seen before its output
+        return covered
 
     async def _load_backlog(self, state: TaskState, upto: int | None, *, fenced: bool) -> bool:
         """Replays the output that exists; whether that is all that was written."""
@@ -492,6 +510,14 @@ class Recovery:
                 raise
             return False
         return True
+
+
+def _beside(state: TaskState, unusable: Collection[SnapshotPlace]) -> TaskState:
+    """Has a state rely on none of these snapshots: without them it would need all of the output."""
+    state.snapshots = tuple(
+        replace(place, output=0) if place in unusable else place for place in state.snapshots
+    )
+    return state
 
 
 def _attachment(of: ReplicaState | ReplicaCheckpoint) -> tuple[int, int, str | None]:

@@ -25,6 +25,7 @@ What happens on a crash at each await
 """
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
@@ -128,7 +129,7 @@ class Retention:
     async def run(self) -> None:
         """Looks until cancelled."""
         while True:
-            await asyncio.sleep(self._seconds)
+            await self._pause()
             try:
                 async with AsyncExitStack() as stack:
                     topics = await stack.enter_async_context(self._cluster.topics())
@@ -136,11 +137,18 @@ class Retention:
                     await stack.enter_async_context(source)
                     while True:
                         await self.look(topics, source)
-                        await asyncio.sleep(self._seconds)
+                        await self._pause()
             except TransportError as error:
                 if self.fault != str(error):
                     log.warning("the output cannot be trimmed", error=str(error))
                 self.fault = str(error)
+
+    async def _pause(self) -> None:
+        """Until the next look; the first one at a task that is led is soon."""
+        for _ in range(math.ceil(self._seconds)):
+            await asyncio.sleep(min(1.0, self._seconds))
+            if not self.kept.keys() >= self._leading().keys():
+                return
 
     async def look(self, topics: Topics, source: Source) -> None:
         """Looks once, and deletes what may go.
@@ -152,7 +160,7 @@ class Retention:
         covered = {p: each for p, task in leading.items() if (each := task.covered) is not None}
         places = [TopicPartition(output.topic, partition) for partition in covered]
         if not places:
-            self.kept = {}
+            self.kept, self.fault = {}, None
             return
         begins = await source.beginnings(places)
         holders = await self._trim(topics, source, covered, begins)
@@ -207,7 +215,7 @@ class Retention:
             await topics.trim(before)
         for tp, at in before.items():
             self.deleted[tp.partition] += at - begins[tp]
-            log.info("output trimmed", task=tp.partition, before=at, records=at - begins[tp])
+            log.info("output trimmed", task=tp.partition, before=at, offsets=at - begins[tp])
             begins[tp] = at
         return {tp: by for tp, (_, by) in bounds.items() if by is not None}
 
@@ -215,8 +223,12 @@ class Retention:
         """What is wrong with how long the output is kept, in words; nothing as a rule."""
         output, found = self._topology.output, []
         if self.fault is not None:
-            found.append(f"the output cannot be trimmed: {self.fault}")
+            what = "looked at" if output.keep is None else "trimmed"
+            found.append(f"the output cannot be {what}: {self.fault}")
+        leading = self._leading()
         for partition, kept in sorted(self.kept.items()):
+            if partition not in leading:
+                continue
             name = f"{output.topic}-{partition}"
             if kept.is_short:
                 found.append(

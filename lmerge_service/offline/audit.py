@@ -30,7 +30,7 @@ from lmerge_service.errors import (
 from lmerge_service.formats.headers import RecordLike, incarnation_of
 from lmerge_service.formats.repeats import RecordReading, Repeats
 from lmerge_service.formats.wire import WireDecoder
-from lmerge_service.tdb import TDB, Difference, differences
+from lmerge_service.tdb import TDB, Difference, Event, differences
 
 if TYPE_CHECKING:
     from lmerge_service.kafka.connection import Connection
@@ -120,6 +120,11 @@ def compare(*streams: Audited, clipped: bool = False) -> EquivalenceVerdict:
         tdbs = [TDB((e for e in each if e.ve >= since), each.stable) for each in tdbs]
     if clipped:
         point = min(each.stable for each in tdbs)
+        if point < since:
+            raise ConfigurationError(
+                f"nothing can be compared: all are known from {since} on only, and final before "
+                f"{point} only"
+            )
         tdbs = [each.before(point) for each in tdbs]
     return EquivalenceVerdict(streams, differences(*tdbs), point, since)
 
@@ -198,6 +203,10 @@ async def _begun(
     return {tp: each.offset for tp, each in begun.items()}
 
 
+def _event(insert: Insert[bytes]) -> Event:
+    return Event(insert.payload, insert.vs, insert.ve)
+
+
 class TopicAudit:
     """A stream per partition; a higher incarnation on any of them empties them all."""
 
@@ -214,7 +223,7 @@ class TopicAudit:
         """Begins with what a snapshot has of each partition."""
         self._since = max(each.stable for each in beginnings.values())
         self._streams = {
-            tp: Audited(self._topic, TDB(each.events, each.stable))
+            tp: Audited(self._topic, TDB(map(_event, each.inserts(self._decoder)), each.stable))
             for tp, each in beginnings.items()
         }
 

@@ -19,8 +19,10 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
-from lmerge_service.elements import START
+from lmerge_service.config.topology import Output
+from lmerge_service.elements import START, Insert
 from lmerge_service.errors import ConfigurationError, StateError
+from lmerge_service.formats.wire import WireDecoder, encode
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.state import last_with_key
 from lmerge_service.merge.commit_record import MARK_KEY, CommitRecord
@@ -42,10 +44,15 @@ class Beginning:
     stable: int
     offset: int
 
+    def inserts(self, decoder: WireDecoder) -> list[Insert[bytes]]:
+        """The events as elements, with payloads that are equal by the decoder's rule, which may be
+        another one than the merge's."""
+        return [decoder.decode(encode(Insert(*event))) for event in self.events]  # type: ignore[misc]
+
 
 def state_topic(topic: str) -> str:
     """Where the merge that publishes to a topic keeps its state."""
-    return f"{topic}.state"
+    return Output(topic=topic).state_topic
 
 
 async def beginnings_of(source: Source, topic: str, partitions: int) -> list[Beginning]:
@@ -118,7 +125,7 @@ async def _behind(
     """
     start, left = opened.head.output, _published(opened) - opened.head.counted
     if begins > start:
-        if covers_all:
+        if covers_all and not left:
             return begins
         raise StateError(f"it goes on at offset {start}, and the topic begins at {begins}")
     if not left:

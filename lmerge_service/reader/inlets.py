@@ -27,11 +27,11 @@ from typing import Final, Literal
 import msgspec
 
 from lmerge_service.core import LMerge
-from lmerge_service.elements import INFINITY, START, Element, Insert, Stable
+from lmerge_service.elements import INFINITY, START, Element, Stable
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.headers import TimedRecord
 from lmerge_service.formats.repeats import Repeats
-from lmerge_service.formats.wire import WireDecoder, encode
+from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.sightings import Sightings, TopicChange, change_of, is_another
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.topics import TopicInfo
@@ -265,8 +265,7 @@ class Inlets:
         assert inlet.step is not None
         out: list[Element] = []
         for number, each in enumerate(beginnings):
-            # Payloads are equal by our rule, which may be another one than the merge's.
-            held = [self._decoder.decode(encode(Insert(*event))) for event in each.events]
+            held: list[Element] = [*each.inserts(self._decoder)]
             if each.stable > START:
                 held.append(Stable(each.stable))
             out += inlet.step.input.process(held, number)
@@ -284,7 +283,8 @@ class Inlets:
             if start > 0 and inlet.joining_at == START:
                 return (
                     f"begins at offset {start} of partition {number}: what was before is gone; "
-                    "begin at a snapshot, or say from when on the topic is correct (joining_at)"
+                    "begin at a snapshot, without a token, or say from when on the topic is "
+                    "correct (joining_at)"
                 )
         return None
 

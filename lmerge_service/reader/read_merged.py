@@ -43,7 +43,7 @@ from typing import Literal, TypeAlias
 
 from lmerge_service.core import Breach, Case, LMerge, Policy, lmerge
 from lmerge_service.elements import INFINITY, START, Element, Stable
-from lmerge_service.errors import ConfigurationError, StateError, TransportError
+from lmerge_service.errors import ConfigurationError, RefusedError, StateError, TransportError
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.payload import DEEPEST
 from lmerge_service.formats.wire import WireDecoder
@@ -144,6 +144,7 @@ def read_merged(
         Inlets(merge, topics, decoder, joining_at, places),
         [] if saved is None else saved.elements(),
         start=start,
+        correct_from=START if saved is None else saved.correct_from,
         nfc=nfc,
         drop_nulls=drop_nulls,
         follow=follow,
@@ -178,6 +179,7 @@ class MergedReader:
         waiting: list[Element],
         *,
         start: StartAt,
+        correct_from: int,
         nfc: bool,
         drop_nulls: bool,
         follow: bool,
@@ -190,7 +192,7 @@ class MergedReader:
         self._merge = merge
         self._inlets = inlets
         self._waiting = waiting[::-1]  # the next one is the last
-        self._start = start
+        self._start, self._correct_from = start, correct_from
         self._begun: list[Element] = []
         """What topics that were begun in their middle have added, and was not handed out."""
         self._nfc, self._drop_nulls = nfc, drop_nulls
@@ -297,11 +299,6 @@ class MergedReader:
         out, self._begun = self._begun, []
         return self._correct(out)
 
-    @property
-    def _correct_from(self) -> int:
-        """The gap that was accepted when the topics were begun in their middle."""
-        return max((each.gap_until for each in self._merge.inputs.values()), default=START)
-
     def _correct(self, out: list[Element]) -> list[Element]:
         """Without stables from before the stream is correct: partitions begin at different times,
         and of what is between some have nothing."""
@@ -347,7 +344,9 @@ class MergedReader:
             ends = await self._source.ends(unplaced, seconds=seconds)
             self._begun += inlets.admit(found, beginnings, ends, snapshots)
             while snapshots and self._merge.max_stable == START and self._merge.gap is not None:
-                self._begun += self._merge.accept_gap()[1]
+                gap, out = self._merge.accept_gap()
+                self._begun += out
+                self._correct_from = max(self._correct_from, gap.end)
             self._assigned = False
         if not self._assigned:
             self._source.assign(inlets.positions())
@@ -365,20 +364,16 @@ class MergedReader:
         if not unread:
             return {}
         states = await self._topics.describe(map(state_topic, unread), seconds=seconds)
+        merged = {topic: width for topic, width in unread.items() if state_topic(topic) in states}
+        if not merged:
+            return {}
         begun = {}
-        for topic, width in unread.items():
-            if state_topic(topic) not in states:
-                self._inlets.leave_out(
-                    topic,
-                    f"cannot be begun at a snapshot: there is no topic {state_topic(topic)} (a "
-                    "worker of `lmerge run` makes it), or our user may not describe it",
-                )
-                continue
-            try:
-                begun[topic] = await beginnings_of(self._source, topic, width)
-            except StateError as error:
-                self._inlets.leave_out(topic, f"cannot be begun at a snapshot: {error}")
-        self._assigned = False  # reading them has moved the source
+        async with Source(self._connection) as source:  # a search moves its positions
+            for topic, width in merged.items():
+                try:
+                    begun[topic] = await beginnings_of(source, topic, width)
+                except (ConfigurationError, RefusedError, StateError) as error:
+                    self._inlets.leave_out(topic, f"cannot be begun at a snapshot: {error}")
         return begun
 
     async def _high_watermarks(self, seconds: float) -> dict[TopicPartition, int]:
@@ -397,11 +392,12 @@ class MergedReader:
     def token(self) -> bytes:
         """What `read_merged(token=…)` goes on from, behind the last element handed out. Its size
         is that of the live events and of the rest of the batch; it costs as much to make."""
-        waiting = self._waiting[::-1]
+        waiting = self._waiting[::-1] + self._correct(self._begun)
         return Token.of(
             self._merge,
             self._inlets.places(),
             waiting,
+            correct_from=self._correct_from,
             nfc=self._nfc,
             drop_nulls=self._drop_nulls,
         ).sealed()

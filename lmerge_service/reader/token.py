@@ -17,7 +17,7 @@ from hashlib import sha256
 import msgspec
 
 from lmerge_service.core import LMerge, restore
-from lmerge_service.elements import Element
+from lmerge_service.elements import START, Element
 from lmerge_service.errors import StateError
 from lmerge_service.formats.payload import DEEPEST, EQUALITY_VERSION
 from lmerge_service.formats.wire import WireDecoder, encode
@@ -44,6 +44,8 @@ class Token(msgspec.Struct, frozen=True):
     places: dict[str, ReadPosition]
     waiting: list[bytes]
     drop_nulls: bool = False
+    correct_from: int = START
+    """The stream has every event that ends at this time or later."""
 
     @classmethod
     def of(
@@ -54,6 +56,7 @@ class Token(msgspec.Struct, frozen=True):
         *,
         nfc: bool,
         drop_nulls: bool = False,
+        correct_from: int = START,
     ) -> "Token":
         """A token of the operator's state, where each topic is read on, and what is merged and not
         handed out."""
@@ -65,6 +68,7 @@ class Token(msgspec.Struct, frozen=True):
             dict(places),
             [encode(element) for element in waiting],
             drop_nulls,
+            correct_from,
         )
 
     def sealed(self) -> bytes:

@@ -61,7 +61,7 @@ class Scene:
         self.retention = Retention(
             cast(Cluster, MemoryCluster(self.network)),
             topology,
-            lambda: {} if task is None else {0: task},
+            lambda: {} if self.task is None else {0: self.task},
             unix_ns=lambda: int((BEGAN + clock()) * 10**9),
         )
 
@@ -187,5 +187,21 @@ def test_who_may_not_delete_reports_that_and_goes_on(monkeypatch: pytest.MonkeyP
         assert scene.retention.too_short() == []
         assert scene.broker.beginning(OUT) == 6
         running.cancel()
+
+    play(main())
+
+
+def test_who_leads_no_more_reports_nothing() -> None:
+    async def main() -> None:
+        scene = await Scene(Task(8, 6, end=10)).written()
+        scene.broker.truncate(OUT, 7)
+        await scene.look()
+        assert len(scene.retention.too_short()) == 1
+        scene.task = None
+        assert scene.retention.too_short() == []
+        scene.retention.fault = "Kafka is away"
+        await scene.look()
+        assert scene.retention.kept == {}
+        assert scene.retention.too_short() == []
 
     play(main())

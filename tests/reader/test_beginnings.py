@@ -2,15 +2,19 @@
 correct; on a real broker."""
 
 import asyncio
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lmerge_service.elements import INFINITY, START, Element, Insert, Stable
-from lmerge_service.errors import ConfigurationError
+from lmerge_service.errors import ConfigurationError, StateError
 from lmerge_service.kafka.connection import Connection
-from lmerge_service.reader.beginnings import Beginning
+from lmerge_service.kafka.publish import publish
+from lmerge_service.kafka.source import Source, TopicPartition
+from lmerge_service.kafka.topics import Topics
+from lmerge_service.reader.beginnings import Beginning, beginnings_of
 from lmerge_service.reader.read_merged import MergedReader, read_merged
 from lmerge_service.tdb import Event, reconstitute
 from tests.reader.test_inlets import Reading
@@ -86,6 +90,67 @@ def wait_until_trimmed(worker: Worker) -> None:
         return all(log is not None and log["begins"] > 0 for log in logs)
 
     worker.wait(trimmed, "both partitions to have lost their beginning")
+
+
+@pytest.mark.kafka
+def test_a_token_that_is_taken_at_once_has_what_was_not_handed_out(merge: Merge) -> None:
+    async def play() -> list[Element]:
+        connection = Connection(merge.bootstrap)
+        async with read_merged(connection, [merge.output], start="snapshot") as reader:
+            token = reader.token()
+        async with read_merged(connection, [merge.output], token=token, follow=False) as reader:
+            return [*await whole(reader), Stable(reader.status().correct_from)]
+
+    merge.extra["output"]["partitions"] = 1
+    merge.write()
+    with merge.worker() as worker:
+        worker.wait_until_running()
+        merge.publish("a", [Insert(*B), Insert(*C), Insert(b'"d"', 3, 4), Stable(7)])
+        wait_until_trimmed(worker)
+        assert asyncio.run(play()) == [Insert(*B), Insert(*C), Stable(7), Stable(7)]
+
+
+@pytest.mark.kafka
+@pytest.mark.full
+def test_a_topic_that_comes_later_and_cannot_be_begun_is_left_out_and_the_other_goes_on(
+    merge: Merge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here since its state is damaged; the search must not move the reader."""
+    connection, late = Connection(merge.bootstrap), f"{merge.output}.late"
+
+    async def refused(source: Source, topic: str, width: int) -> list[Beginning]:
+        if topic == late:
+            tp = TopicPartition(topic, 0)
+            await anext(source.backlog({tp: 0}, {tp: 1}))
+            raise StateError("it is damaged")
+        return await beginnings_of(source, topic, width)
+
+    monkeypatch.setattr("lmerge_service.reader.read_merged.beginnings_of", refused)
+
+    async def play() -> None:
+        async with read_merged(connection, [merge.output, late], start="snapshot") as reader:
+            assert await asyncio.wait_for(anext(reader), 30) == Insert(*B)
+            async with Topics(connection) as topics:
+                await topics.ensure(f"{late}.state")
+            await publish(connection, late, [Insert(b"1", 1, 2)])
+            async with asyncio.timeout(30):
+                while reader.status().topics[1].state == "missing":
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(anext(reader), 0.2)
+            why = reader.status().topics[1].why
+            await asyncio.to_thread(merge.publish, "a", [Insert(*C), Stable(INFINITY)])
+            rest = await asyncio.wait_for(whole(reader), 30)
+        assert why == f"topic {late} cannot be begun at a snapshot: it is damaged"
+        assert Insert(*C) in rest
+        assert rest[-1] == Stable(INFINITY)
+
+    merge.extra["output"]["partitions"] = 1
+    merge.write()
+    with merge.worker() as worker:
+        worker.wait_until_running()
+        merge.publish("a", [Insert(*B), Stable(7)])
+        wait_until_trimmed(worker)
+        asyncio.run(play())
 
 
 @pytest.mark.kafka

@@ -67,6 +67,7 @@ async def leading_and_following(merge: Merge) -> AsyncIterator[tuple[Worker, Wor
             leads.held[0].task.state.snapshots
             and follows.held[0].task.lifecycle.is_warm
             and has_read_all(leads)
+            and leads.retention.kept
         ):
             await asyncio.sleep(0.02)
         yield leads, follows

@@ -202,6 +202,27 @@ async def commit(merge: Merge, group: str, offset: int) -> None:
 
 
 @pytest.mark.full
+def test_what_a_rebuild_could_not_use_is_not_what_the_output_is_trimmed_by(merge: Merge) -> None:
+    """Snapshots of another case are of no use: killed before it has its own, it starts again."""
+    keep = merge.extra["output"]
+    merge.extra |= {"case": "R1", "output": {"topic": merge.output}}
+    merge.write()
+    with merge.worker() as worker:
+        worker.wait_until_running()
+        merge.publish("a", [ETERNAL, SHORT, Stable(10)])
+        worker.wait(lambda status: status["tasks"][0]["snapshots_taken"] >= 2, "two snapshots")
+    merge.extra |= {"case": "R3", "output": keep, "snapshot_seconds": 600}
+    merge.write()
+    with merge.worker() as worker:
+        worker.wait(lambda status: status["tasks"][0]["log"] is not None, "the first look")
+        time.sleep(2.5)
+        assert worker.status()["tasks"][0]["log"]["needed"] == bounds(merge)[0] == 0
+        worker.kill()
+    with merge.worker() as worker:
+        worker.wait_until_running()
+
+
+@pytest.mark.full
 def test_a_state_is_exported_from_what_is_left(merge: Merge, tmp_path: Path) -> None:
     """As `lmerge state export` and `jumpstart` need it, and a merge in Spark that takes it over."""
     topology, path = load(merge.path), tmp_path / "exported"
@@ -248,7 +269,7 @@ def test_what_kafka_deletes_too_early_is_reported_and_snapshots_hurry(merge: Mer
 
 
 @pytest.mark.full
-def test_an_audit_begins_at_a_snapshot_and_says_from_when_on_it_compares(merge: Merge) -> None:
+def test_an_audit_begins_at_a_snapshot_and_compares_from_its_stable_point_on(merge: Merge) -> None:
     live = [Insert(b'"%d"' % number, number, 100 + number) for number in range(20)]
     decoder = WireDecoder()
 
@@ -264,6 +285,8 @@ def test_an_audit_begins_at_a_snapshot_and_says_from_when_on_it_compares(merge: 
         verdict = compare(*asyncio.run(audits()))
         assert (verdict.equivalent, verdict.since) == (True, 110)
         assert len(verdict.streams[0].tdb) == 10, "those that end at 110 or later"
+        with pytest.raises(ConfigurationError, match="known from 110 on only"):
+            compare(*verdict.streams, Audited("behind", TDB([], 50)), clipped=True)
         merge.publish("b", [Insert(b'"wrong"', 120, 130)])
         worker.wait(lambda status: status["output"]["inserts"] == 22, "what a does not have")
         assert compare(*asyncio.run(audits())).differences_total == 1

@@ -7,8 +7,8 @@ Who owns what
 from collections.abc import AsyncIterator, Iterator
 from typing import Final
 
-from lmerge_service.config.topology import Topology
-from lmerge_service.errors import ConfigurationError, LMergeError, StateError
+from lmerge_service.config.topology import Replica, Topology
+from lmerge_service.errors import LMergeError
 from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.topics import TopicDetails, Topics
@@ -46,10 +46,36 @@ async def examine(
             yield each
         async with cluster.source(max_record_bytes=topology.limits.max_record_bytes) as source:
             for replica in topology.replicas:
+                refused = replica.topic in topics.refused
                 found = details.get(replica.topic)
-                samples = [] if found is None else await _sampled(source, replica.topic, found)
-                for each in samples_of(topology, replica, found, samples, unix_ms=unix_ms):
+                for each in await _replica(topology, source, replica, found, unix_ms, refused):
                     yield each
+
+
+async def _replica(
+    topology: Topology,
+    source: Source,
+    replica: Replica,
+    details: TopicDetails | None,
+    unix_ms: int,
+    refused: bool,
+) -> list[Diagnosis]:
+    subject = f"replica {replica.name}"
+    if refused:
+        return [wrong(subject, f"our user may not see topic {replica.topic}", "allow it Read")]
+    samples: list[Sample] = []
+    found: list[Diagnosis] = []
+    if details is not None and (details.rights is None or "Read" in details.rights):
+        places = [
+            TopicPartition(replica.topic, each)
+            for each in range(min(details.partitions, _MOST_PARTITIONS))
+            if each not in details.leaderless
+        ]
+        try:
+            samples = await sampled(source, places)
+        except LMergeError as error:
+            found.append(wrong(subject, str(error), "its records cannot be merged before"))
+    return [*samples_of(topology, replica, details, samples, unix_ms=unix_ms), *found]
 
 
 def _of_kafka(topology: Topology, brokers: int) -> Diagnosis:
@@ -87,8 +113,9 @@ async def _state(
         return
     try:
         found = [each async for each in inspect(topology, cluster, verify=False)]
-    except (StateError, ConfigurationError) as error:
-        yield wrong(f"topic {topology.output.state_topic}", str(error), "use a new output topic")
+    except LMergeError as error:
+        remedy = "a worker would end: see docs/operations/recovery.md"
+        yield wrong(f"topic {topology.output.state_topic}", str(error), remedy)
         return
     for task in found:
         for each in _of_task(topology, task.partition, task.commit):
@@ -112,11 +139,3 @@ def _of_task(
             subject,
             f"published records {commit.output_records:,}, snapshots {len(commit.snapshots)}",
         )
-
-
-async def _sampled(source: Source, topic: str, details: TopicDetails) -> list[Sample]:
-    """What is at the end of the first partitions."""
-    places = [
-        TopicPartition(topic, each) for each in range(min(details.partitions, _MOST_PARTITIONS))
-    ]
-    return await sampled(source, places)

@@ -15,6 +15,7 @@ CONFIG_KEYS: Final = (
     "cleanup.policy",
     "max.message.bytes",
     "min.insync.replicas",
+    "retention.bytes",
     "retention.ms",
     "unclean.leader.election.enable",
 )
@@ -56,7 +57,8 @@ def _shape(topology: Topology, name: str, details: TopicDetails) -> Iterator[Dia
     if details.leaderless:
         listed = ", ".join(map(str, details.leaderless))
         yield wrong(subject, f"partition {listed} has no leader", "start its brokers")
-    needed = {"Read", "Write", "Describe"} if routed else {"Write", "Describe"}
+    reads = routed or name == output.control_topic
+    needed = {"Read", "Write", "Describe"} if reads else {"Write", "Describe"}
     needed |= {"Delete"} if name == output.topic and output.keep is not None else set()
     if details.rights is not None and (lacking := needed - details.rights):
         yield wrong(subject, f"our user lacks {', '.join(sorted(lacking))}", "add these ACLs")
@@ -76,8 +78,9 @@ def _kept(topology: Topology, name: str, config: Mapping[str, str]) -> Iterator[
         size = config["max.message.bytes"]
         yield wrong(subject, f"max.message.bytes is {size}", f"it must be {least} at least")
     lifetime = int(config.get("retention.ms", "-1"))
-    if name == output.control_topic and lifetime >= 0:
-        yield wrong(subject, f"retention.ms is {lifetime}", "it must be -1: decisions are for ever")
+    for key in ("retention.ms", "retention.bytes") if name == output.control_topic else ():
+        if config.get(key, "-1") != "-1":
+            yield wrong(subject, f"{key} is {config[key]}", "it must be -1: decisions are for ever")
     needed = round(output.longest_outage + 2 * topology.snapshot_seconds)
     if name == output.topic and 0 <= lifetime < needed * 1_000:
         yield warned(

@@ -46,7 +46,10 @@ _TROUBLE_SECONDS = 600.0
 def status_of(worker: Worker) -> Status:
     """A consistent status, taken between two batches."""
     held = sorted(worker.held.items())
-    tasks = [_task(each.task, each.role, _log(worker, partition)) for partition, each in held]
+    tasks = [
+        _task(each.task, each.role, _log(worker, partition) if each.role == "leads" else None)
+        for partition, each in held
+    ]
     shown = [each for each in tasks if each.role == "leads"] or tasks
     state = state_of(worker)
     replicas = replicas_of_all(shown)

@@ -8,6 +8,7 @@ Labels: `partition` is the task's, the output partition; `replica` the replica's
 topology. docs/operations/metrics.md has all of them, and tests hold it to what a scrape gives.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.metadata import version
 from typing import TypeAlias, get_args
@@ -258,11 +259,14 @@ def _log_metrics(tasks: _Tasks) -> Iterator[Metric]:
     yield _gauge("output_needed_offset", text, _TASK, needed)
     deleted = ((label, each.deleted) for label, each in logs)
     text = "Offsets of the output that this worker has deleted."
-    yield _counter("output_deleted_records", text, _TASK, deleted)
+    yield _counter("output_deleted_offsets", text, _TASK, deleted)
     held = ((label, each.held_by is not None) for label, each in logs)
     text = "1 while older records than output.keep are kept for a snapshot or a reader."
     yield _gauge("output_held_back", text, _TASK, held)
-    margin = ((label, each.margin_seconds) for label, each in logs)
+    margin = (
+        (label, math.inf if each.margin_seconds is None else each.margin_seconds)
+        for label, each in logs
+    )
     text = "For how long workers may be down until the output lacks what a snapshot needs."
     yield _gauge("output_recovery_margin_seconds", text, _TASK, margin)
 
