@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Final
 
 from lmerge_service.config.topology import Replica, Topology
-from lmerge_service.errors import LMergeError
+from lmerge_service.errors import LMergeError, RefusedError
 from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.topics import TopicDetails, Topics
@@ -100,7 +100,7 @@ async def _own(
         return [fine(f"topic {name}", "is not there yet: the first worker makes it")]
     try:
         config = await topics.configs(name, CONFIG_KEYS)
-    except LMergeError as error:
+    except RefusedError as error:
         return [wrong(f"topic {name}", str(error), "allow our user DescribeConfigs on it")]
     return list(own_topic(topology, name, details, config, brokers=brokers))
 
