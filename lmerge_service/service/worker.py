@@ -49,7 +49,7 @@ from lmerge_service.merge.transaction import FeedbackSink
 from lmerge_service.service.reading.shared_reader import SharedReader
 from lmerge_service.service.reading.shared_replay import SharedReplay
 from lmerge_service.service.task import MergeTask
-from lmerge_service.service.task_phases import Phase, PhaseEvent, Role
+from lmerge_service.service.task_phases import PhaseEvent, Role
 
 __all__ = ("RunningTask", "Worker")
 
@@ -76,11 +76,6 @@ class RunningTask:
     running: asyncio.Task[None]
     given_up: bool = False
     """`running` was cancelled."""
-
-    @property
-    def leads(self) -> bool:
-        """It has recovered, and publishes."""
-        return self.task.phase is Phase.LEADING
 
 
 class Worker:
@@ -187,19 +182,14 @@ class Worker:
             group.create_task(self._replay.run(), name="replay")
             group.create_task(self._claim(members), name="claim")
             try:
-                generation = -1
                 async for assignment in members.changes():
                     if assignment.generation < 0:
                         # The group took us for dead, as after a pause. Whoever has our tasks
                         # by now fences us; until that shows, we go on.
                         continue
-                    missed, generation = (
-                        assignment.generation - generation > 1,
-                        assignment.generation,
-                    )
                     roles: dict[int, Role] = dict.fromkeys(assignment.standby, "follows")
                     roles |= dict.fromkeys(assignment.active, "leads")
-                    await self._assume(group, roles, missed=missed)
+                    await self._assume(group, roles)
             finally:  # what follows is the end of everything
                 self.stopping = True
 
@@ -224,18 +214,10 @@ class Worker:
                 members.rebalance()
             await asyncio.sleep(_CLAIM_SECONDS)
 
-    async def _assume(
-        self, group: asyncio.TaskGroup, roles: Mapping[int, Role], *, missed: bool
-    ) -> None:
+    async def _assume(self, group: asyncio.TaskGroup, roles: Mapping[int, Role]) -> None:
         """Ends what is another's now, and begins what is ours; a task that was followed is led
-        with the state that it has. `missed`: there was an assignment between that we have not seen,
-        by which another may have led, and have fenced what recovers here: that begins anew, or it
-        would wait for the end of the other's transaction."""
-        ending = {
-            p: held
-            for p, held in self.held.items()
-            if roles.get(p) != held.role or (missed and held.role == "leads" and not held.leads)
-        }
+        with the state that it has."""
+        ending = {p: held for p, held in self.held.items() if roles.get(p) != held.role}
         for held in ending.values():
             held.given_up = True
             held.running.cancel()
