@@ -28,7 +28,7 @@ from lmerge_service.errors import LMergeError, TransportError
 from lmerge_service.formats.headers import incarnation_headers
 from lmerge_service.formats.wire import encode
 from lmerge_service.kafka.source import TopicPartition
-from lmerge_service.merge.commit_record import MARK_KEY, CommitRecord, SnapshotPlace
+from lmerge_service.merge.commit_record import MARK_KEY, CommitRecord
 from lmerge_service.service.worker import Worker
 from tests.simulation.adapter import build, work
 from tests.simulation.memory import Broker, Message, Producer
@@ -298,7 +298,8 @@ class Decay:
     broker: Broker
     chance: Random
     seen: Counter[str]
-    spoilt: set[SnapshotPlace] = field(default_factory=set)
+    spoilt: set[str] = field(default_factory=set)
+    """The digests that they had."""
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -341,9 +342,9 @@ class Decay:
         tp = TopicPartition(record.topic, record.partition)
         mark = self.broker.last(tp, MARK_KEY)
         places = () if mark is None else CommitRecord.of(mark.value).snapshots
-        if len(places) < 2 or self.spoilt.intersection(places):
+        if len(places) < 2 or self.spoilt.intersection(each.digest for each in places):
             return False
         spare = places[0].first <= record.offset <= places[0].last
         if spare:
-            self.spoilt.add(places[0])
+            self.spoilt.add(places[0].digest)
         return spare
