@@ -422,21 +422,30 @@ async def _delete(bootstrap: str, topic: str) -> None:
         await topics.delete(topic)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("key", "value"), [("cleanup.policy", "compact"), ("retention.ms", "1000")]
-)
-def test_an_output_topic_that_forgets_is_refused(merge: Merge, key: str, value: str) -> None:
+def make_output(merge: Merge, **config: str) -> None:
     async def make() -> None:
-        config = {"max.message.bytes": str(8 << 20), "retention.ms": "-1", key: value}
+        keys = {key.replace("_", "."): value for key, value in config.items()}
         async with Topics(Connection(merge.bootstrap)) as topics:
-            await topics.ensure(merge.output, config=config)
+            await topics.ensure(merge.output, config={"max.message.bytes": str(8 << 20)} | keys)
 
     asyncio.run(make())
+
+
+@pytest.mark.full
+def test_an_output_topic_that_is_compacted_is_refused(merge: Merge) -> None:
+    make_output(merge, cleanup_policy="compact")
     with merge.worker() as worker:
         assert worker.process.wait(20) == 2
-        assert f"{key}={value}" in worker.text()
+        assert "cleanup.policy=compact" in worker.text()
         assert "Traceback" not in worker.text()
+
+
+@pytest.mark.full
+def test_an_output_topic_that_forgets_is_merged_into(merge: Merge) -> None:
+    """How long it is kept is compared with what a recovery needs: tests/merge/test_retention.py."""
+    make_output(merge, retention_ms="1000")
+    with merge.worker() as worker:
+        worker.wait_until_running()
 
 
 @pytest.mark.full
