@@ -56,6 +56,8 @@ _BELIEVED: Final = 5
 _CONFIG_LOOKS: Final = 5
 """A topic that took no larger batches is asked for its limit once in so many looks."""
 _KEPT = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
+_FORGETTING = {"segment.bytes": str(64 << 20)}
+"""Kafka frees whole segments of what is deleted, and never the one that is written."""
 _EVENTS = {"retention.ms": str(30 * 24 * 3_600_000), "cleanup.policy": "delete"}
 """Evidence is for people, who look at it or do not."""
 
@@ -74,7 +76,10 @@ async def prepare(topics: Topics, topology: Topology) -> None:
         TransportError: Kafka cannot be reached, or refuses.
     """
     output, largest = topology.output, str(largest_record(topology))
-    await _ensure(topics, output.topic, output.partitions, _KEPT | {"max.message.bytes": largest})
+    made = _KEPT | {"max.message.bytes": largest}
+    if output.keep is not None:
+        made |= _FORGETTING
+    await _ensure(topics, output.topic, output.partitions, made)
     side = _side_topics(topology)
     for name, config in side.items():
         await topics.ensure(name, config=config)

@@ -45,8 +45,10 @@ class Beginning:
     offset: int
 
     def inserts(self, decoder: WireDecoder) -> list[Insert[bytes]]:
-        """The events as elements, with payloads that are equal by the decoder's rule, which may be
-        another one than the merge's."""
+        """The events as elements, with payloads that are equal by the decoder's rule: where that
+        normalises more than the least, it may be more than the merge's did."""
+        if not (decoder.cache.nfc or decoder.cache.drop_nulls):
+            return [Insert(*event) for event in self.events]  # type: ignore[arg-type]
         return [decoder.decode(encode(Insert(*event))) for event in self.events]  # type: ignore[misc]
 
 

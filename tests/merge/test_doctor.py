@@ -74,6 +74,7 @@ def test_a_topic_that_is_well_has_one_line() -> None:
         ({}, {}, {"cleanup_policy": "compact"}, "error: cleanup.policy is compact"),
         ({}, {}, {"max_message_bytes": "1000"}, "error: max.message.bytes is 1000"),
         ({}, {}, {"retention_ms": "3600000"}, "warning: keeps records for 1:00:00, and a recovery"),
+        ({"output": {"keep": "7d"}}, {}, {"segment_bytes": "1073741824"}, "warning: segment.bytes"),
         ({}, {"replication": 1}, {}, "warning: replication is 1"),
         ({}, {}, {"min_insync_replicas": "1"}, "warning: min.insync.replicas is 1 of 3"),
         ({}, {}, {"min_insync_replicas": "3"}, "warning: min.insync.replicas is 3 of 3"),

@@ -10,6 +10,7 @@ import pytest
 
 from lmerge_service.elements import INFINITY, START, Element, Insert, Stable
 from lmerge_service.errors import ConfigurationError, StateError
+from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.connection import Connection
 from lmerge_service.kafka.publish import publish
 from lmerge_service.kafka.source import Source, TopicPartition
@@ -58,6 +59,14 @@ def test_the_snapshot_of_a_topic_that_is_behind_takes_nothing_from_one_that_is_a
     assert reading.take("a", Insert(*C)) == []
     assert reading.take("a", Stable(12)) == [Stable(12)], "and b is joined"
     assert reading.take("b", Stable(30)) == [Stable(30)]
+
+
+def test_payloads_of_a_snapshot_are_equal_by_the_rule_of_who_reads() -> None:
+    decomposed = '"e\u0301"'.encode()
+    beginning = Beginning([Event(decomposed, 2, 9), Event(b'{"a":null}', 3, 9)], 7, 0)
+    plain, nulls = WireDecoder(), WireDecoder(nfc=True, drop_nulls=True)
+    assert [each.payload for each in beginning.inserts(plain)] == [decomposed, b'{"a":null}']
+    assert [each.payload for each in beginning.inserts(nulls)] == ['"\u00e9"'.encode(), b"{}"]
 
 
 def test_a_case_without_live_events_is_refused() -> None:

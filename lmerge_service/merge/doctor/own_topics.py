@@ -17,9 +17,11 @@ CONFIG_KEYS: Final = (
     "min.insync.replicas",
     "retention.bytes",
     "retention.ms",
+    "segment.bytes",
     "unclean.leader.election.enable",
 )
 """What the checks need of a topic's configuration."""
+_LARGE_SEGMENT: Final = 256 << 20
 
 
 def own_topic(
@@ -81,6 +83,13 @@ def _kept(topology: Topology, name: str, config: Mapping[str, str]) -> Iterator[
     for key in ("retention.ms", "retention.bytes") if name == output.control_topic else ():
         if config.get(key, "-1") != "-1":
             yield wrong(subject, f"{key} is {config[key]}", "it must be -1: decisions are for ever")
+    segment = int(config.get("segment.bytes", "0"))
+    if name == output.topic and output.keep is not None and segment > _LARGE_SEGMENT:
+        yield warned(
+            subject,
+            f"segment.bytes is {segment}",
+            "what is deleted frees whole segments, and never the last one: set 67108864",
+        )
     needed = round(output.longest_outage + 2 * topology.snapshot_seconds)
     if name == output.topic and 0 <= lifetime < needed * 1_000:
         yield warned(
