@@ -19,7 +19,7 @@ def doctor(topology: TopologyOptions, as_json: Json = False) -> None:
     It asks for brokers, topics, their settings and our rights, and for what the tasks have
     committed, and looks at the last records of each replica. Nothing is changed, and workers may
     run meanwhile. An error keeps a merge from starting, or has it lose something; a warning is
-    about what will, under some fault. Each line says what to do.
+    about what will, under some fault. Each line ends with what to do.
 
     Example: `lmerge doctor topologies/flights.yaml`
     """

@@ -26,6 +26,7 @@ from typing import Final, Generic, TypeVar
 from lmerge_service.errors import TransportError
 from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.connection import CONNECT_SECONDS
+from lmerge_service.kafka.sink import retrieve
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.topics import TopicInfo, Topics
 
@@ -109,8 +110,7 @@ class _Questions(Generic[K, V]):
 
     def _answered(self, task: asyncio.Task[dict[K, V]]) -> None:
         self._asking.pop(task, None)
-        if not task.cancelled():
-            task.exception()  # whoever asked may have left
+        retrieve(task)  # whoever asked may have left
 
     async def end(self) -> None:
         """Whoever still waits, or asks later, gets a TransportError."""

@@ -32,7 +32,7 @@ from lmerge_service.kafka.closing import stop
 from lmerge_service.kafka.connection import Connection, bounded, lacking
 from lmerge_service.kafka.unfinished import take_over
 
-__all__ = ("BATCH_BYTES", "Committed", "Condition", "Origin", "Outbox", "Sink")
+__all__ = ("BATCH_BYTES", "Committed", "Condition", "Origin", "Outbox", "Sink", "retrieve")
 
 BATCH_BYTES = 256 * 1024
 """A batch has no more, unless it is a single record: brokers hold `max.message.bytes` against
@@ -166,7 +166,7 @@ class Sink:
         count = batch.record_count()
         size = batch.size()
         sent = await self._producer.send_batch(batch, to.topic, partition=to.partition)
-        sent.add_done_callback(_retrieve)
+        sent.add_done_callback(retrieve)
         return _Sent(sent, to, count, size)
 
     async def _acknowledged(self, sent: "Sequence[_Sent]") -> None:
@@ -226,12 +226,6 @@ class Sink:
             yield builder
 
 
-def _retrieve(acknowledged: "asyncio.Future[Any]") -> None:
-    """Of several batches that fail, one is reported; asyncio would log the others as forgotten."""
-    if not acknowledged.cancelled():
-        acknowledged.exception()
-
-
 class _Sent:
     """A batch under way: where to, how many records it has, and how many bytes."""
 
@@ -264,3 +258,10 @@ async def _end_of(sent: Sequence[_Sent]) -> int | None:
         return None
     first = (await sent[-1]).offset
     return None if first < 0 else int(first) + sent[-1].records
+
+
+def retrieve(done: "asyncio.Future[Any]") -> None:
+    """Takes note of the error of what nobody waits for any more, as of several batches that fail:
+    one is reported, and asyncio would log the others as forgotten."""
+    if not done.cancelled():
+        done.exception()

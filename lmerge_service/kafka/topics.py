@@ -112,37 +112,28 @@ class Topics:
         """Those of the topics that exist; one request. Who asks now and then gives the `seconds`
         that it may take: each broker is asked once. Else they are asked until one answers.
         `rights`: also whether we may write."""
+        found = await self._existing(names, seconds=seconds, rights=rights)
+        return {str(topic["topic"]): _info(topic) for topic in found}
+
+    async def details(self, names: Iterable[str]) -> dict[str, TopicDetails]:
+        """More about those of the topics that exist and that our user may see."""
+        found = await self._existing(names, rights=True)
+        return {str(topic["topic"]): _details(topic) for topic in found}
+
+    async def _existing(
+        self, names: Iterable[str], *, seconds: float | None = None, rights: bool = False
+    ) -> list[dict[str, Any]]:
+        """Those of the topics that exist, as the brokers describe them; notes the refused ones."""
         asked = TopicsRequest(list(names), rights=rights)
         doing = "asking which topics there are"
         if seconds is None:
             answer = await patient(lambda: self._client.ask(asked), doing)
         else:
             answer = await bounded(self._client.ask(asked), doing, seconds)
-        found = answer.to_object()["topics"]
-        for topic in found:
+        for topic in answer.to_object()["topics"]:
             refused = topic["error_code"] == TopicAuthorizationFailedError.errno
             (self.refused.add if refused else self.refused.discard)(str(topic["topic"]))
-        return {
-            str(topic["topic"]): _info(topic)
-            for topic in found
-            if topic["error_code"] == 0 and topic["partitions"]
-        }
-
-    async def details(self, names: Iterable[str]) -> dict[str, TopicDetails]:
-        """More about those of the topics that exist and that our user may see."""
-        asked = TopicsRequest(list(names), rights=True)
-        answer = await patient(lambda: self._client.ask(asked), "asking which topics there are")
-        found = answer.to_object()["topics"]
-        self.refused |= {
-            str(topic["topic"])
-            for topic in found
-            if topic["error_code"] == TopicAuthorizationFailedError.errno
-        }
-        return {
-            str(topic["topic"]): _details(topic)
-            for topic in found
-            if topic["error_code"] == 0 and topic["partitions"]
-        }
+        return _described(answer)
 
     async def brokers(self) -> list[int]:
         """The ids of the brokers that are up."""
@@ -174,12 +165,10 @@ class Topics:
         """As any broker knows it: one that stood still for a while lacks what is new."""
         if (width := (await self.partitions([name])).get(name)) is not None:
             return width
-        for node in self._client.nodes()[1:]:
+        for node in self._client.nodes():
             with suppress(KafkaError):
-                answer = await self._client.ask(TopicsRequest([name]), of=[node])
-                for topic in answer.to_object()["topics"]:
-                    if topic["error_code"] == 0 and topic["partitions"]:
-                        return len(topic["partitions"])
+                for topic in _described(await self._client.ask(TopicsRequest([name]), of=[node])):
+                    return len(topic["partitions"])
         return None
 
     async def ensure(
@@ -252,7 +241,7 @@ class Topics:
         answer = await self._client.ask(TopicsRequest(sorted({tp.topic for tp in before})))
         leaders = {
             TopicPartition(topic["topic"], each["partition"]): each["leader"]
-            for topic in answer.to_object()["topics"]
+            for topic in _described(answer)
             for each in topic["partitions"]
         }
         led: dict[int, dict[str, list[tuple[int, int]]]] = defaultdict(lambda: defaultdict(list))
@@ -351,6 +340,12 @@ class Topics:
     @property
     def _client(self) -> clients.Client:
         return self._admin._client  # type: ignore[no-any-return]
+
+
+def _described(answer: Any) -> list[dict[str, Any]]:
+    """The topics of an answer that exist."""
+    found = answer.to_object()["topics"]
+    return [each for each in found if each["error_code"] == 0 and each["partitions"]]
 
 
 def _details(topic: dict[str, Any]) -> TopicDetails:

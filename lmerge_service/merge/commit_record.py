@@ -96,7 +96,9 @@ class SnapshotPlace(msgspec.Struct, frozen=True):
     taken: int
     """Milliseconds since the epoch."""
     output: int = 0
-    """A recovery by it reads the output from this offset on."""
+    """A recovery by it reads the output from this offset on, …"""
+    records: int = 0
+    """… before which there are so many records of it."""
 
 
 class Diverged(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -46,16 +46,14 @@ from lmerge_service.kafka.lookups import Lookups
 from lmerge_service.kafka.records import Record
 from lmerge_service.kafka.sightings import is_another
 from lmerge_service.kafka.source import Source, TopicPartition
-from lmerge_service.kafka.state import last_with_key
 from lmerge_service.kafka.topics import TopicInfo, Topics
 from lmerge_service.merge.commit_record import (
-    MARK_KEY,
     CommitRecord,
     ReplicaCheckpoint,
     SnapshotPlace,
 )
 from lmerge_service.merge.replicas import ReplicaState
-from lmerge_service.merge.snapshots.reading import read_snapshot
+from lmerge_service.merge.snapshots.reading import read_commit, read_snapshot
 from lmerge_service.merge.task_state import OpenedState, RestoringState, TaskState
 
 __all__ = ("JointReplay", "Recovery")
@@ -133,8 +131,7 @@ class Recovery:
         ends = {tp: await self._closed_end(tp)} if fenced else await asks.ends([tp])
         if not fenced and ends[tp] == self._seen[0]:
             return self._seen[1]
-        record = await last_with_key(self._source, tp, MARK_KEY, end=ends[tp])
-        commit = None if record is None else CommitRecord.of(record.value)
+        commit = await read_commit(self._source, tp, ends[tp])
         self._seen = (ends[tp], commit)
         return commit
 
@@ -279,20 +276,13 @@ class Recovery:
             StateError: the output does not contain the records that the commit record counts; the
                 state is undefined.
         """
-        covered = await self._load_output(state, commit, fenced=fenced)
+        await self._load_output(state, commit, fenced=fenced)
         if commit is None or (not fenced and self._has_followed(state, commit)):
             return
         merging = await self._reconcile(state, commit.replicas, joint)
         await self._replay_input(state, merging, joint)
         state.transaction, state.decided = commit.transaction, commit.decided
-        state.quarantined = dict(commit.quarantined)
-        # What covers all that was published covers also what is gone behind that.
-        state.snapshots = tuple(
-            replace(place, output=max(place.output, state.output))
-            if covered is not None and place.output >= covered
-            else place
-            for place in commit.snapshots
-        )
+        state.quarantined, state.snapshots = dict(commit.quarantined), commit.snapshots
         state.diverged = commit.diverged
         state.merge.breaches()  # they were reported before
         self._followed = weakref.ref(state), commit, asyncio.get_running_loop().time()
@@ -309,13 +299,10 @@ class Recovery:
 
     async def _load_output(
         self, state: TaskState, commit: CommitRecord | None, *, fenced: bool
-    ) -> int | None:
-        """Replays the output up to a commit record. Where the log has lost what is behind all that
-        was published, such as markers, returns the offset behind that."""
+    ) -> None:
         tp, upto = self._output, None if commit is None else commit.output_records
         if state.counted == upto and not fenced:
-            return None
-        covered: int | None = None
+            return
         begins = (await self._source.beginnings([tp]))[tp]
         if begins > state.output:
             if upto is None or state.counted < upto:
@@ -323,7 +310,7 @@ class Recovery:
                     f"{tp.topic}-{tp.partition} begins at offset {begins}, and what is needed of "
                     f"it begins at {state.output}: it was deleted"
                 )
-            covered, state.output = state.output, begins
+            state.output = begins  # all that was published is known
         tries = 0
         while not await self._load_backlog(state, upto, fenced=fenced):
             tries += 1
@@ -333,7 +320,6 @@ class Recovery:
                     "written: some were deleted; use a new output topic"
                 )
             await asyncio.sleep(_LATE_PAUSE)  # the commit record was seen before its output
-        return covered
 
     async def _load_backlog(self, state: TaskState, upto: int | None, *, fenced: bool) -> bool:
         """Replays the output that exists; whether that is all that was written."""
@@ -515,7 +501,8 @@ class Recovery:
 def _beside(state: TaskState, unusable: Collection[SnapshotPlace]) -> TaskState:
     """Has a state rely on none of these snapshots: without them it would need all of the output."""
     state.snapshots = tuple(
-        replace(place, output=0) if place in unusable else place for place in state.snapshots
+        replace(place, output=0, records=0) if place in unusable else place
+        for place in state.snapshots
     )
     return state
 

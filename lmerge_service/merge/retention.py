@@ -57,8 +57,8 @@ class Covered:
 
     snapshots: tuple[SnapshotPlace, ...]
     """The latest first."""
-    end: int
-    """The offset behind the last record that the task has published."""
+    published: int
+    """How many records the task has published."""
 
     @property
     def needed(self) -> int:
@@ -69,7 +69,7 @@ class Covered:
     @property
     def is_whole(self) -> bool:
         """Both cover all that was published, so that nothing of the log is needed."""
-        return self.needed >= self.end
+        return len(self.snapshots) > 1 and self.snapshots[1].records >= self.published
 
 
 class RetainingTask(Protocol):

@@ -23,7 +23,7 @@ from lmerge_service.elements import Adjust, Element, Insert, Stable
 from lmerge_service.errors import FencedError, TransportError, UnwritableError
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.wire import encode
-from lmerge_service.kafka.sink import Origin, Outbox, Sink
+from lmerge_service.kafka.sink import Origin, Outbox, Sink, retrieve
 from lmerge_service.merge.commit_record import MARK_KEY, CommitRecord
 from lmerge_service.merge.commit_turns import CommitTurns, Turn
 from lmerge_service.merge.counting import Accounts
@@ -60,12 +60,6 @@ class CommittedView:
         """Of a state at its commit record."""
         inputs = state.merge.inputs.items()
         return cls(record, {name: each.stable for name, each in inputs if each.joined})
-
-
-def _looked_at(commit: asyncio.Task[None]) -> None:
-    """Whoever waits for a commit gets its error; where nobody does any more, it is of no use."""
-    if not commit.cancelled():
-        commit.exception()
 
 
 class Transaction:
@@ -206,7 +200,7 @@ class Transaction:
         if not self._snapshots.is_due or not self._state.output_records:
             return False
         places = self._state.snapshots
-        return len(places) < 2 or places[1].output < self._state.output
+        return len(places) < 2 or places[1].records < self._state.counted
 
     @property
     def awaited(self) -> asyncio.Future[None] | None:
@@ -221,7 +215,9 @@ class Transaction:
         view = CommittedView.of(state, record)
         if self._snapshots.is_due:
             stream = state.stream(record)
-            self._snapshots.start(state.transaction, stream, state.snapshots, state.output)
+            self._snapshots.start(
+                state.transaction, stream, state.snapshots, state.output, state.counted
+            )
         self._outbox.state.append((MARK_KEY, record.encoded()))
         self._outbox.events += self._reporting.begin()
         self._accounts.begin(record)
@@ -232,7 +228,7 @@ class Transaction:
         self._progress.committing = self._clock()
         self._committed, self._outbox, self._emitted = self._outbox, Outbox(), Counter()
         self.committing = asyncio.create_task(commit, name="commit")
-        self.committing.add_done_callback(_looked_at)
+        self.committing.add_done_callback(retrieve)
         self._marked, self._mark_due = self._moved, self._clock() + _OFFSETS_ONLY_SECONDS
 
     async def _commit(

@@ -24,9 +24,8 @@ from lmerge_service.elements import START, Insert
 from lmerge_service.errors import ConfigurationError, StateError
 from lmerge_service.formats.wire import WireDecoder, encode
 from lmerge_service.kafka.source import Source, TopicPartition
-from lmerge_service.kafka.state import last_with_key
-from lmerge_service.merge.commit_record import MARK_KEY, CommitRecord
-from lmerge_service.merge.snapshots.reading import read_snapshot
+from lmerge_service.merge.commit_record import CommitRecord
+from lmerge_service.merge.snapshots.reading import read_commit, read_snapshot
 from lmerge_service.merge.task_state import OpenedState
 from lmerge_service.tdb import Event
 
@@ -76,13 +75,13 @@ async def _beginning(source: Source, tp: TopicPartition) -> Beginning:
     whys: list[str] = []
     for _ in range(_TRIES):
         begins = (await source.beginnings([tp]))[tp]
-        commit = await _last_commit(source, state)
-        for place in () if commit is None else commit.snapshots:
+        commit = await read_commit(source, state, (await source.ends([state]))[state])
+        commit = commit or CommitRecord()
+        for place in commit.snapshots:
             opened = OpenedState()
             try:
                 await read_snapshot(source, state, place, opened)
-                covers_all = commit is not None and _published(opened) == commit.output_records
-                offset = await _behind(source, tp, opened, begins, covers_all=covers_all)
+                offset = await _behind(source, tp, opened, begins, commit.output_records)
             except StateError as error:
                 whys.append(f"snapshot of transaction {place.transaction}: {error}")
             else:
@@ -96,16 +95,6 @@ async def _beginning(source: Source, tp: TopicPartition) -> Beginning:
     )
 
 
-async def _last_commit(source: Source, state: TopicPartition) -> CommitRecord | None:
-    end = (await source.ends([state]))[state]
-    record = await last_with_key(source, state, MARK_KEY, end=end)
-    return None if record is None else CommitRecord.of(record.value)
-
-
-def _published(opened: OpenedState) -> int:
-    return opened.commit.output_records
-
-
 def _of(tp: TopicPartition, opened: OpenedState, offset: int) -> Beginning:
     merge = opened.operator()
     if (live := merge.live_output()) is None:
@@ -117,17 +106,18 @@ def _of(tp: TopicPartition, opened: OpenedState, offset: int) -> Beginning:
 
 
 async def _behind(
-    source: Source, tp: TopicPartition, opened: OpenedState, begins: int, *, covers_all: bool
+    source: Source, tp: TopicPartition, opened: OpenedState, begins: int, published: int
 ) -> int:
-    """The offset behind the last record that a snapshot covers; `covers_all`: it does cover all
-    that was published by a moment when the partition began at `begins`.
+    """The offset behind the last record that a snapshot covers. `published` records were there at
+    some moment after the partition began at `begins`.
 
     Raises:
         StateError: records were deleted that it does not cover.
     """
-    start, left = opened.head.output, _published(opened) - opened.head.counted
+    head, covered = opened.head, opened.commit.output_records
+    start, left = head.output, covered - head.counted
     if begins > start:
-        if covers_all and not left:
+        if covered == published and not left:
             return begins
         raise StateError(f"it goes on at offset {start}, and the topic begins at {begins}")
     if not left:

@@ -548,7 +548,8 @@ class MergeTask:
         not lead."""
         if self.merge_loop is None or self._transaction.view is None:
             return None
-        return Covered(self._transaction.view.record.snapshots, self.state.output)
+        record = self._transaction.view.record
+        return Covered(record.snapshots, record.output_records)
 
     def hasten_snapshot(self) -> None:
         """Has the next snapshot taken soon; while it leads."""

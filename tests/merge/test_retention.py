@@ -28,7 +28,7 @@ class Task:
 
     def __init__(self, *offsets: int, end: int, taken: float = 0.0):
         moment = int((BEGAN + taken) * 1_000)
-        places = tuple(SnapshotPlace(0, 1, 0, 0, 1, 1, "", moment, at) for at in offsets)
+        places = tuple(SnapshotPlace(0, 1, 0, 0, 1, 1, "", moment, at, at) for at in offsets)
         self.covered = Covered(places, end)
         self.hastened = 0
 

@@ -150,7 +150,7 @@ def test_one_is_due_after_many_records_however_early_once_the_last_one_has_reste
             taking.merged(records)
             found.append(taking.is_due)
         assert found == [False, True]
-        taking.start(1, was.stream(was.commit_record()), (), 0)
+        taking.start(1, was.stream(was.commit_record()), (), 0, 0)
         taking.merged(_RECORDS)
         clock.now = 1.0  # it takes a second
         await collected(taking)
@@ -173,7 +173,7 @@ def test_the_child_writes_the_state_of_the_instant_at_which_it_was_started() -> 
         assert not taking.is_due
         clock.now = 6
         assert bool(taking.is_due)
-        taking.start(mark.transaction, was.stream(mark), (), 0)
+        taking.start(mark.transaction, was.stream(mark), (), 0, 0)
         assert not taking.is_due, "one at a time"
         was.merge.process("a", Stable(2**63 - 1))  # the merge goes on meanwhile
         found, place = await collected(taking)
@@ -198,7 +198,7 @@ def test_each_snapshot_has_a_slot_of_its_own_beside_those_that_stay() -> None:
         kept: tuple[SnapshotPlace, ...] = ()
         taking = Snapshots(every=0, clock=Clock(), counts=Counter())
         for _ in range(5):
-            taking.start(1, was.stream(was.commit_record()), kept, 0)
+            taking.start(1, was.stream(was.commit_record()), kept, 0, 0)
             _, place = await collected(taking)
             slots.append(place.slot)
             kept = (place, *kept[:1])
@@ -215,13 +215,13 @@ def test_a_child_that_fails_gives_no_snapshot_and_the_next_one_is_tried() -> Non
     async def run() -> None:
         counts: Counter[str] = Counter()
         taking = Snapshots(every=0, clock=Clock(), counts=counts)
-        taking.start(1, broken(), (), 0)
+        taking.start(1, broken(), (), 0, 0)
         async with asyncio.timeout(10):
             while not taking.is_due:
                 await taking.ready()
                 if taking.needs_transaction():
                     assert taking.committed(len(taking.chunks()), 10) is None
-        taking.start(1, iter([b"abc"]), (), 0)
+        taking.start(1, iter([b"abc"]), (), 0, 0)
         _, place = await collected(taking)
         assert place.size == 3
         assert counts == {"failed": 1, "taken": 1}
@@ -234,7 +234,7 @@ def test_a_child_that_ends_after_all_is_committed_asks_for_one_more_commit() -> 
 
     async def run() -> None:
         taking = Snapshots(every=0, clock=Clock(), counts=Counter())
-        taking.start(1, iter([b"abc"]), (), 0)
+        taking.start(1, iter([b"abc"]), (), 0, 0)
         await taking.ready()
         assert taking.needs_transaction()
         assert len(taking.chunks()) == 1
@@ -257,7 +257,7 @@ def test_a_chunk_that_arrives_wakes_who_waited_before_the_snapshot_was_begun() -
         taking = Snapshots(every=0, clock=Clock(), counts=Counter())
         waiting = asyncio.create_task(taking.ready())
         await asyncio.sleep(0)
-        taking.start(1, iter([b"abc"]), (), 0)
+        taking.start(1, iter([b"abc"]), (), 0, 0)
         async with asyncio.timeout(10):
             await waiting
         taking.close()
@@ -268,7 +268,7 @@ def test_a_chunk_that_arrives_wakes_who_waited_before_the_snapshot_was_begun() -
 def test_closing_does_not_mind_that_the_child_was_waited_for_already() -> None:
     async def run() -> None:
         taking = Snapshots(every=0, clock=Clock(), counts=Counter())
-        taking.start(1, iter([b"abc"]), (), 0)
+        taking.start(1, iter([b"abc"]), (), 0, 0)
         await taking.ready()
         for _ in range(10):  # the thread that waits for the child is under way
             await asyncio.sleep(0)
@@ -284,7 +284,7 @@ def test_closing_does_not_mind_that_the_child_was_waited_for_already() -> None:
 def test_a_snapshot_whose_place_is_unknown_is_given_up() -> None:
     async def run() -> None:
         taking = Snapshots(every=0, clock=Clock(), counts=Counter())
-        taking.start(1, iter([b"abc"]), (), 0)
+        taking.start(1, iter([b"abc"]), (), 0, 0)
         await taking.ready()
         assert taking.committed(len(taking.chunks()), None) is None
         assert taking.is_due
@@ -299,7 +299,7 @@ def test_closing_ends_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def run() -> None:
         taking = Snapshots(every=0, clock=Clock(), counts=Counter())
-        taking.start(1, endless(), (), 0)
+        taking.start(1, endless(), (), 0, 0)
         await taking.ready()
         child = taking._taking._writer.pid  # type: ignore[union-attr]
         taking.close()
@@ -316,7 +316,7 @@ def test_closing_before_anything_was_read_leaves_no_pipe_behind() -> None:
     async def run() -> None:
         taking = Snapshots(every=0, clock=Clock(), counts=Counter())
         there = open_files()
-        taking.start(1, iter([b"abc"]), (), 0)
+        taking.start(1, iter([b"abc"]), (), 0, 0)
         taking.close()
         assert open_files() == there
 
@@ -327,7 +327,7 @@ def test_closing_when_the_child_has_ended_and_was_waited_for_already() -> None:
     async def run() -> None:
         counts: Counter[str] = Counter()
         taking = Snapshots(every=0, clock=Clock(), counts=counts)
-        taking.start(1, iter([b"abc"]), (), 0)
+        taking.start(1, iter([b"abc"]), (), 0, 0)
         await taking.ready()
         child = taking._taking._writer.pid  # type: ignore[union-attr]
         with contextlib.suppress(ChildProcessError):  # the thread may have been faster

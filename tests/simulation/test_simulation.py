@@ -290,9 +290,7 @@ def test_a_task_that_joins_others_where_it_does_not_stand_is_found(
 def test_a_late_reader_that_reads_again_what_its_snapshot_covers_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def start_of(
-        _: Source, __: TopicPartition, opened: OpenedState, *___: int, **_4: bool
-    ) -> int:
+    async def start_of(_: Source, __: TopicPartition, opened: OpenedState, *___: int) -> int:
         return opened.head.output
 
     monkeypatch.setattr(beginnings, "_behind", start_of)

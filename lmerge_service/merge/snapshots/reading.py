@@ -1,15 +1,27 @@
-"""Reads snapshots back from the state topic."""
+"""Reads a task's last commit record and its snapshots back from the state topic."""
 
 import hashlib
 from contextlib import aclosing
 
 from lmerge_service.errors import StateError
 from lmerge_service.kafka.source import Source, TopicPartition
-from lmerge_service.kafka.state import chunks
-from lmerge_service.merge.commit_record import SnapshotPlace, chunk_key
+from lmerge_service.kafka.state import chunks, last_with_key
+from lmerge_service.merge.commit_record import MARK_KEY, CommitRecord, SnapshotPlace, chunk_key
 from lmerge_service.merge.task_state import OpenedState
 
-__all__ = ("read_snapshot",)
+__all__ = ("read_commit", "read_snapshot")
+
+
+async def read_commit(source: Source, tp: TopicPartition, end: int) -> CommitRecord | None:
+    """The last commit record of the task whose partition of the state topic is `tp`; `end` is where
+    that ended a moment ago.
+
+    Raises:
+        StateError: it is of another version.
+        TransportError: Kafka went away.
+    """
+    record = await last_with_key(source, tp, MARK_KEY, end=end)
+    return None if record is None else CommitRecord.of(record.value)
 
 
 async def read_snapshot(

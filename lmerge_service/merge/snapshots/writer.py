@@ -105,14 +105,17 @@ class Snapshots:
         stream: Iterator[bytes],
         places: tuple[SnapshotPlace, ...],
         output: int,
+        records: int,
     ) -> None:
         """Begins one of the state as it is at this instant: `stream` is what makes its bytes.
         `places` are the snapshots that shall stay; a recovery by this one reads the output from
-        the offset `output` on."""
+        the offset `output` on, before which there are so many `records`."""
         slot = min(set(range(_SLOTS)) - {place.slot for place in places})
         self._merged = 0
         self._turns.under_way += 1
-        self._taking = _Taking(slot, transaction, stream, output, self._clock(), self._news)
+        self._taking = _Taking(
+            slot, transaction, stream, output, records, self._clock(), self._news
+        )
 
     async def ready(self) -> None:
         """Returns when there is something to commit."""
@@ -178,6 +181,7 @@ class _Taking:
         transaction: int,
         stream: Iterator[bytes],
         output: int,
+        records: int,
         started: float,
         news: asyncio.Event,
     ):
@@ -186,7 +190,7 @@ class _Taking:
         self.failed = False
         self._slot = slot
         self._transaction = transaction
-        self._output = output
+        self._output, self._records = output, records
         self._digest = hashlib.sha256()
         self._arrived: asyncio.Queue[bytes] = asyncio.Queue(_CHUNKS_AHEAD)
         self._count = self._handed_out = self._stored = self._size = 0
@@ -240,6 +244,7 @@ class _Taking:
             digest=self._digest.hexdigest(),
             taken=int(time.time() * 1000),
             output=self._output,
+            records=self._records,
         )
 
     def close(self) -> None:

@@ -161,4 +161,5 @@ async def _snapshot(sink: Sink, state: TaskState, slot: int) -> SnapshotPlace:
         digest=digest.hexdigest(),
         taken=int(time.time() * 1000),
         output=state.output,
+        records=state.counted,
     )
