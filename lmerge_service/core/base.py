@@ -184,6 +184,21 @@ class LMerge(Replay):
 
     # --- elements -----------------------------------------------------------------------------
 
+    @staticmethod
+    def hash_of(payload: Any) -> int:
+        """A hash of a payload, the same for all operators of this class in this process."""
+        return hash(payload)
+
+    @staticmethod
+    def hash_of_key(payload: Any, vs: int) -> int:
+        """The same of an event's key."""
+        return hash((payload, vs))
+
+    def empty(self) -> list[Element]:
+        """A sequence without elements, of the kind that `process_batch` returns: what to collect
+        elements in."""
+        return []
+
     def process(self, name: str, element: Element, partition: int = 0) -> list[Element]:
         """Takes one element of an input; returns what the output emits, often nothing.
 

@@ -28,10 +28,15 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from lmerge_service.core import LMerge
+from lmerge_service.core.batches import as_batch
 from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert
 from lmerge_service.merge.findings.record_range import RecordRange
+
+if TYPE_CHECKING:
+    from lmerge_engine import Batch
 
 __all__ = ("Loss", "Losses")
 
@@ -96,16 +101,19 @@ class Losses:
 
     def emitted(self, elements: Iterable[Element], place: RecordRange) -> None:
         """The output's elements that came of some records."""
-        young = self._young
-        for each in elements:
+        young, key_of = self._young, self._merge.hash_of_key
+        batch = as_batch(elements)
+        if batch is not None:
+            self._emitted_batch(batch, place)
+        for each in () if batch is not None else elements:
             kind = type(each)
             if kind is Insert:
-                young.hashes.add(hash((each.payload, each.vs)))  # type: ignore[union-attr]
+                young.hashes.add(key_of(each.payload, each.vs))  # type: ignore[union-attr]
                 if each.vs > young.latest:  # type: ignore[union-attr]
                     young.latest = each.vs  # type: ignore[union-attr]
             elif kind is Adjust:
                 if each.ve == each.vs:  # type: ignore[union-attr]
-                    key = hash((each.payload, each.vs))  # type: ignore[union-attr]
+                    key = key_of(each.payload, each.vs)  # type: ignore[union-attr]
                     young.hashes.discard(key)
                     self._old.hashes.discard(key)
             else:
@@ -115,20 +123,33 @@ class Losses:
             self._since = max(self._since, self._old.latest + 1)
             self._old, self._young = young, _Generation()
 
-    def look(self, name: str, elements: Iterable[Element], place: RecordRange) -> list[Loss]:
-        """What a chunk of a replica shows to be lost; `elements` are of chunks with late ones."""
+    def _emitted_batch(self, batch: "Batch", place: RecordRange) -> None:
+        young = self._young
+        removed, inserted, latest, stables = batch.keys()
+        young.hashes.difference_update(removed)
+        self._old.hashes.difference_update(removed)
+        young.hashes.update(inserted)
+        young.latest = young.latest if latest is None else max(young.latest, latest)
+        leader = self._merge.stats().leader
+        self._moved.extend(_Moved(vc, leader, place) for vc in stables)
+
+    def look(self, name: str, late: Iterable[Iterable[Element]], place: RecordRange) -> list[Loss]:
+        """What a chunk of a replica shows to be lost; `late` are elements that were processed
+        together with late ones."""
         source = self._merge.inputs.get(name)
         if source is None or self._merge.policy.voters > 1:
             return []
         if source.incarnation != self._incarnations.get(name):  # the old one's elements are gone
             self._incarnations[name], self._pending[name] = source.incarnation, {}
         pending = self._pending[name]
-        horizon = max(self._since, source.joining_at)
-        for each in elements:
-            if type(each) is Insert and horizon <= each.vs < self._merge.max_stable:
-                self._wait(pending, each, place)
-            elif type(each) is Adjust and each.ve == each.vs:
-                pending.pop(hash((each.payload, each.vs)), None)
+        horizon, stable = max(self._since, source.joining_at), self._merge.max_stable
+        for elements in late:
+            batch = as_batch(elements)
+            for each in elements if batch is None else batch.late(horizon, stable):
+                if type(each) is Insert and horizon <= each.vs < stable:
+                    self._wait(pending, each, place)
+                elif type(each) is Adjust and each.ve == each.vs:
+                    pending.pop(self._merge.hash_of_key(each.payload, each.vs), None)
         return self._settle(name, pending, source.stable) if pending else []
 
     def _wait(
@@ -137,7 +158,7 @@ class Losses:
         event: Insert[bytes],
         place: RecordRange,
     ) -> None:
-        key = hash((event.payload, event.vs))
+        key = self._merge.hash_of_key(event.payload, event.vs)
         known = key in self._young.hashes or key in self._old.hashes
         if not known and len(pending) < _PENDING:
             pending[key] = event, place
@@ -182,6 +203,6 @@ def _begin(merge: LMerge, known: _Generation) -> int:
     for event in live:
         known.latest = max(known.latest, event.vs)
         if len(known.hashes) <= _REMEMBERED:
-            known.hashes.add(hash((event.payload, event.vs)))
+            known.hashes.add(merge.hash_of_key(event.payload, event.vs))
     whole = len(known.hashes) <= _REMEMBERED
     return merge.max_stable if whole else known.latest + 1
