@@ -235,7 +235,10 @@ class NativeLMR3(LMerge):
     def load_body(self, body: Any) -> None:
         order = [self._slots[source] for source in self.inputs.values()]
         all_vs, payloads, outs, ends, blamed, claims = body
-        self._index.load(all_vs, payloads, outs, ends, blamed, claims, order)
+        try:
+            self._index.load(all_vs, payloads, outs, ends, blamed, claims, order)
+        except OverflowError as error:  # a time beyond int64
+            raise ValueError(str(error)) from error
 
     def check(self) -> None:
         super().check()
