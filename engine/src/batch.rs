@@ -4,7 +4,7 @@
 //! Reference: `list[Element]`. Whatever takes a sequence of elements takes a `Batch` as well; what
 //! is on the hot path asks it for what it needs of all elements at once.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::BTreeSet;
 
 use pyo3::exceptions::{PyIndexError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -12,7 +12,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyList, PySlice, PyTuple, PyType};
 
 use crate::element::{Kind, Rec, INFINITY};
-use crate::hashing::{checksum, key_hash, murmur2};
+use crate::hashing::{murmur2, payload_hash};
 use crate::wire;
 
 /// Elements and their payloads.
@@ -79,6 +79,10 @@ impl Elements {
         self.recs.clear();
         self.arena.clear();
     }
+
+    pub fn recs(&self) -> &[Rec] {
+        &self.recs
+    }
 }
 
 struct Classes {
@@ -111,7 +115,7 @@ pub struct Batch {
 }
 
 impl Batch {
-    fn element<'py>(&self, py: Python<'py>, at: usize) -> PyResult<Bound<'py, PyAny>> {
+    pub fn element<'py>(&self, py: Python<'py>, at: usize) -> PyResult<Bound<'py, PyAny>> {
         let (rec, known) = (self.elements.rec(at), classes(py)?);
         let payload = || PyBytes::new(py, self.elements.payload(&rec));
         match rec.kind {
@@ -147,6 +151,19 @@ impl Batch {
                 .adjust(payload, time("vs")?, time("vold")?, time("ve")?);
         }
         Ok(())
+    }
+
+    /// What `with` does with the elements, which may be a batch or any others.
+    pub fn given<T>(
+        elements: &Bound<'_, PyAny>,
+        with: impl FnOnce(&Batch) -> PyResult<T>,
+    ) -> PyResult<T> {
+        if let Ok(batch) = elements.cast::<Batch>() {
+            return with(&batch.borrow());
+        }
+        let mut batch = Batch::default();
+        batch.take_all(elements)?;
+        with(&batch)
     }
 
     fn take_all(&mut self, elements: &Bound<'_, PyAny>) -> PyResult<()> {
@@ -262,19 +279,19 @@ impl Batch {
         Ok((records, bytes, inserts, adjusts, removals, stables))
     }
 
-    /// The elements whose payloads' checksums have none of the bits of `mask`, stables among them;
+    /// The elements whose payloads' hashes have none of the bits of `mask`, stables among them;
     /// and the times, shifted right, at which the others begin or end.
     fn sampled<'py>(
         &self,
         py: Python<'py>,
-        mask: u32,
+        mask: u64,
         shift: u32,
     ) -> PyResult<(Bound<'py, PyList>, BTreeSet<i64>)> {
         let sample = PyList::empty(py);
         let mut bins = BTreeSet::new();
         let mut last = (None, None);
         for (at, rec) in self.elements.recs.iter().enumerate() {
-            if rec.kind == Kind::Stable || checksum(self.elements.payload(rec)) & mask == 0 {
+            if rec.kind == Kind::Stable || payload_hash(self.elements.payload(rec)) & mask == 0 {
                 sample.append(self.element(py, at)?)?;
                 continue;
             }
@@ -285,46 +302,6 @@ impl Batch {
             }
         }
         Ok((sample, bins))
-    }
-
-    /// (the keys that are removed, those that are inserted, the latest vs of inserts, the times of
-    /// stables), keys as `key_hash`es. To be taken in this order: what is inserted and removed again
-    /// is among the removed alone.
-    fn keys(&self) -> (Vec<u64>, HashSet<u64>, Option<i64>, Vec<i64>) {
-        let (mut inserted, mut removed, mut stables) = (HashSet::new(), vec![], vec![]);
-        let mut latest = None;
-        for rec in &self.elements.recs {
-            let key = || key_hash(self.elements.payload(rec), rec.vs);
-            match rec.kind {
-                Kind::Insert => {
-                    inserted.insert(key());
-                    latest = latest.max(Some(rec.vs));
-                }
-                Kind::Adjust if rec.ve == rec.vs => {
-                    inserted.remove(&key());
-                    removed.push(key());
-                }
-                Kind::Adjust => {}
-                Kind::Stable => stables.push(rec.vs),
-            }
-        }
-        (removed, inserted, latest, stables)
-    }
-
-    /// The inserts with `from` <= vs < `to`, and what removes events, in order.
-    fn late<'py>(&self, py: Python<'py>, from: i64, to: i64) -> PyResult<Bound<'py, PyList>> {
-        let found = PyList::empty(py);
-        for (at, rec) in self.elements.recs.iter().enumerate() {
-            let wanted = match rec.kind {
-                Kind::Insert => from <= rec.vs && rec.vs < to,
-                Kind::Adjust => rec.ve == rec.vs,
-                Kind::Stable => false,
-            };
-            if wanted {
-                found.append(self.element(py, at)?)?;
-            }
-        }
-        Ok(found)
     }
 
     /// The payloads of all elements that have one.

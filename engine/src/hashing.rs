@@ -1,37 +1,34 @@
-//! Hashes that both languages compute alike.
+//! Hashes of payloads and keys, and Kafka's.
 
-/// CRC-32 (IEEE), as `zlib.crc32` has it.
-pub fn checksum(data: &[u8]) -> u32 {
-    const TABLE: [u32; 256] = table();
-    let step = |crc: u32, &byte: &u8| TABLE[((crc ^ u32::from(byte)) & 0xff) as usize] ^ (crc >> 8);
-    !data.iter().fold(!0, step)
+/// A hash of a payload, the same in every process.
+pub fn payload_hash(payload: &[u8]) -> u64 {
+    mixed(payload, 0)
 }
 
-const fn table() -> [u32; 256] {
-    let mut table = [0; 256];
-    let mut n = 0;
-    while n < 256 {
-        let mut crc = n as u32;
-        let mut bit = 0;
-        while bit < 8 {
-            crc = if crc & 1 == 1 {
-                0xedb8_8320 ^ (crc >> 1)
-            } else {
-                crc >> 1
-            };
-            bit += 1;
-        }
-        table[n] = crc;
-        n += 1;
-    }
-    table
-}
-
-/// A hash of an event's payload and start: FNV-1a of 64 bits, over the payload and then vs.
+/// A hash of an event's payload and start.
 pub fn key_hash(payload: &[u8], vs: i64) -> u64 {
-    let step = |hash: u64, &byte: &u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-    let hash = payload.iter().fold(0xcbf2_9ce4_8422_2325, step);
-    vs.to_le_bytes().iter().fold(hash, step)
+    mixed(payload, vs as u64)
+}
+
+/// Words of eight bytes, each multiplied into what came before (as wyhash and its kin do).
+fn mixed(data: &[u8], seed: u64) -> u64 {
+    let mut words = data.chunks_exact(8);
+    let mut hash = folded(seed ^ ODD, data.len() as u64 ^ OTHER);
+    for word in &mut words {
+        let word = u64::from_le_bytes(word.try_into().expect("it has eight bytes"));
+        hash = folded(hash ^ word, OTHER);
+    }
+    let rest = words.remainder().iter().rev();
+    let last = rest.fold(0, |word, &byte| word << 8 | u64::from(byte));
+    folded(hash ^ last, ODD)
+}
+
+const ODD: u64 = 0xa076_1d64_78bd_642f;
+const OTHER: u64 = 0xe703_7ed1_a0b4_28db;
+
+fn folded(one: u64, other: u64) -> u64 {
+    let product = u128::from(one) * u128::from(other);
+    (product >> 64) as u64 ^ product as u64
 }
 
 /// Kafka's hash of a key, as `org.apache.kafka.common.utils.Utils.murmur2`.
@@ -59,9 +56,15 @@ pub fn murmur2(data: &[u8]) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::HashSet;
 
     #[test]
-    fn the_checksum_is_that_of_zlib() {
-        assert_eq!(checksum(b"123456789"), 0xcbf4_3926);
+    fn keys_that_differ_a_little_have_other_hashes() {
+        let texts = (0..2_000).map(|n| format!("{{\"id\":{n}}}"));
+        let keys = texts.flat_map(|text| (0..20).map(move |vs| (text.clone(), vs)));
+        let hashes: HashSet<u64> = keys.map(|(p, vs)| key_hash(p.as_bytes(), vs)).collect();
+        assert_eq!(hashes.len(), 40_000);
+        let low: HashSet<u64> = hashes.iter().map(|hash| hash & 0xff).collect();
+        assert_eq!(low.len(), 256);
     }
 }

@@ -8,6 +8,7 @@ mod element;
 mod hashing;
 mod index;
 mod r3;
+mod remembered;
 mod wire;
 
 use pyo3::prelude::*;
@@ -96,16 +97,10 @@ impl Decoder {
     }
 }
 
-/// See `hashing::checksum`.
+/// See `hashing::payload_hash`.
 #[pyfunction]
-fn checksum(payload: &[u8]) -> u32 {
-    hashing::checksum(payload)
-}
-
-/// See `hashing::key_hash`.
-#[pyfunction]
-fn key_hash(payload: &[u8], vs: i64) -> u64 {
-    hashing::key_hash(payload, vs)
+fn payload_hash(payload: &[u8]) -> u64 {
+    hashing::payload_hash(payload)
 }
 
 #[pymodule]
@@ -114,6 +109,6 @@ fn lmerge_engine(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Batch>()?;
     module.add_class::<Decoder>()?;
     module.add_class::<index::NativeIndex>()?;
-    module.add_function(wrap_pyfunction!(checksum, module)?)?;
-    module.add_function(wrap_pyfunction!(key_hash, module)?)
+    module.add_class::<remembered::Remembered>()?;
+    module.add_function(wrap_pyfunction!(payload_hash, module)?)
 }

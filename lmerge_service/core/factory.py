@@ -23,7 +23,6 @@ from lmerge_service.core.lmr1 import LMR1
 from lmerge_service.core.lmr2 import LMR2
 from lmerge_service.core.lmr3 import LMR3
 from lmerge_service.core.lmr4 import LMR4
-from lmerge_service.core.native import NativeLMR3
 from lmerge_service.core.ordered import Restricted
 from lmerge_service.core.policy import Policy
 from lmerge_service.core.properties import StreamProperties, weakest
@@ -86,6 +85,8 @@ def lmerge(
     if promised and strongest < weakest(promised):
         raise ValueError(f"the inputs' properties allow {weakest(promised)} only, not {strongest}")
     if engine != "python" and engine_for(engine, strongest, policy).is_native:
+        from lmerge_service.core.native import NativeLMR3  # the engine need not be installed
+
         return NativeLMR3(policy)
     classes = _INDEXED if policy.remembers else _LEAN
     return classes[strongest](policy)

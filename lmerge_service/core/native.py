@@ -18,9 +18,10 @@ Cost
     As LMR3's, a tenth of it for an element.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
-from zlib import crc32
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+from lmerge_engine import Batch, NativeIndex, Remembered, payload_hash
 
 from lmerge_service.core.base import LMerge, Versions
 from lmerge_service.core.breaches import Breach, BreachKind
@@ -33,9 +34,6 @@ from lmerge_service.core.snapshots import Head
 from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
 from lmerge_service.tdb import Event
 
-if TYPE_CHECKING:
-    from lmerge_engine import Batch, NativeIndex
-
 __all__ = ("NativeLMR3",)
 
 _AT_ONCE = 1_000
@@ -46,13 +44,10 @@ class NativeLMR3(LMerge):
     """Algorithm R3 by the engine; see the module's text. Payloads are bytes."""
 
     case = Case.R3
-    _index: "NativeIndex"
+    _index: NativeIndex
 
     def __init__(self, policy: Policy = Policy()) -> None:
-        from lmerge_engine import Batch, NativeIndex
-
         super().__init__(policy)
-        self._batch: type[Batch] = Batch
         self._index = NativeIndex()
         self._slots: dict[Input, int] = {}
         self._free: list[int] = []
@@ -62,16 +57,13 @@ class NativeLMR3(LMerge):
 
     @staticmethod
     def hash_of(payload: Any) -> int:
-        return crc32(payload)
+        return payload_hash(payload)
 
-    @staticmethod
-    def hash_of_key(payload: Any, vs: int) -> int:
-        from lmerge_engine import key_hash
+    def remembering(self, most: int, otherwise: Callable[[int], Any]) -> Any:
+        return Remembered(most)
 
-        return key_hash(payload, vs)
-
-    def empty(self) -> "Batch":
-        return self._batch()
+    def empty(self) -> Batch:
+        return Batch()
 
     # --- inputs -------------------------------------------------------------------------------
 
@@ -89,9 +81,9 @@ class NativeLMR3(LMerge):
 
     def _elements(
         self, source: Input, elements: Iterable[Element], partition: int, emission: Emission
-    ) -> "Batch":
-        given = elements if isinstance(elements, self._batch) else self._batch(elements)
-        out, at, size = self._batch(), 0, len(given)
+    ) -> Batch:
+        given = elements if isinstance(elements, Batch) else Batch(elements)
+        out, at, size = Batch(), 0, len(given)
         slot, index = self._slots[source], self._index
         while True:
             own_stable = source.stables[partition]
@@ -160,7 +152,7 @@ class NativeLMR3(LMerge):
             (slots[each], each.joined, each.stable, each.joining_at, each.gap_until)
             for each in self.inputs.values()
         ]
-        emitted = out if isinstance(out, self._batch) else self._batch()
+        emitted = out if isinstance(out, Batch) else Batch()
         counts, breaches = self._index.freeze(slots[leader], t, self.max_stable, inputs, emitted)
         inserts, adjusts, removals = counts
         leader.first += inserts

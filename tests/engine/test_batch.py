@@ -1,7 +1,6 @@
 """A batch is a sequence of elements like any other, and what it gives at once is what they have."""
 
 from random import Random
-from zlib import crc32
 
 import lmerge_engine
 import pytest
@@ -10,7 +9,9 @@ from lmerge_engine import Batch
 from lmerge_service.core.engine import ENGINE_VERSION
 from lmerge_service.elements import Adjust, Element, Insert, Stable
 from lmerge_service.formats.routing import Ownership, Router
+from lmerge_service.merge.findings.losses import Remembered
 from tests.engine.streams import Script
+from tests.seeds import seeds
 
 ELEMENTS: list[Element] = [
     Insert(b'"a"', 1, 5),
@@ -51,27 +52,30 @@ def test_it_takes_elements_with_bytes_for_payloads_alone() -> None:
         Batch([Script])  # type: ignore[list-item]
 
 
-def test_keys() -> None:
-    removed, inserted, latest, stables = Batch(ELEMENTS).keys()
-    hashed = lmerge_engine.key_hash
-    assert removed == [hashed(b'"a"', 1)]
-    assert inserted == {hashed(b'"b"', 3), hashed(b'"a"', 2)}
-    assert latest == 3
-    assert stables == [1]
-
-
 def test_a_sample_is_of_payloads() -> None:
     """All elements of a payload are in it, or none, and the bins of all others."""
     elements = [Insert(b"%d" % n, n, n + 9) for n in range(300)]
     sample, bins = Batch([*elements, Stable(7)]).sampled(7, 2)
-    assert sample == [e for e in elements if not crc32(e.payload) & 7] + [Stable(7)]
-    others = [e for e in elements if crc32(e.payload) & 7]
+    chosen = [e for e in elements if not lmerge_engine.payload_hash(e.payload) & 7]
+    assert sample == [*chosen, Stable(7)]
+    assert 10 < len(chosen) < 90
+    others = [e for e in elements if e not in chosen]
     assert bins == {e.vs >> 2 for e in others} | {e.ve >> 2 for e in others}
-    assert lmerge_engine.checksum(b"123456789") == crc32(b"123456789")
 
 
-def test_late_ones() -> None:
-    assert Batch(ELEMENTS).late(2, 3) == [ELEMENTS[2], ELEMENTS[4]]
+@seeds(200)
+def test_what_was_emitted_is_remembered_as_in_python(seeds: range) -> None:
+    for seed in seeds:
+        script = Script(Random(seed))
+        python, native = Remembered(5), lmerge_engine.Remembered(5)
+        for _ in range(script.rng.randrange(12)):
+            emitted, late = script.elements(), script.elements()
+            assert native.emitted(Batch(emitted)) == python.emitted(emitted)
+            assert len(native) == len(python)
+            begin = script.rng.randrange(10)
+            wanted = python.unknown(late, begin, begin + 10)
+            assert native.unknown(Batch(late), begin, begin + 10) == wanted
+            assert native.unknown(late, begin, begin + 10) == wanted
 
 
 @pytest.mark.parametrize("fields", [(), ("k",)])
