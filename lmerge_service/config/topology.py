@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar, cast, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from ruamel.yaml import YAML
@@ -24,6 +24,7 @@ from lmerge_service.config.durations import Seconds
 from lmerge_service.config.processes import Up
 from lmerge_service.config.topic_names import is_topic_name
 from lmerge_service.core import Case, Policy, StreamProperties
+from lmerge_service.core.engine import EngineChoice, EngineSetting, chosen
 from lmerge_service.core.properties import weakest
 from lmerge_service.elements import INFINITY, START
 from lmerge_service.errors import ConfigurationError, fault_message
@@ -368,6 +369,9 @@ class Topology(_Model):
     feedback_seconds: float = Field(default=1, ge=0.01, le=3_600)
     """The least time between two points that a task publishes for a replica."""
     guards: GuardSettings = GuardSettings()
+    engine: EngineSetting = "auto"
+    """What merges: Python, the native engine, or that where it is installed and knows the case and
+    policy. The environment's LMERGE_ENGINE comes before it."""
     http: Http = Http()
     up: Up | None = None
     """What `lmerge up` starts; nothing to a worker."""
@@ -450,6 +454,21 @@ class Topology(_Model):
         if self.case != "auto":
             return Case(self.case)
         return weakest(replica.properties.of_stream() for replica in self.replicas)
+
+    @property
+    def engine_choice(self) -> EngineChoice:
+        """The engine that merges, and why.
+
+        Raises:
+            ConfigurationError: the native one is asked for, and cannot be had; LMERGE_ENGINE is
+                none of the choices.
+        """
+        asked = os.environ.get("LMERGE_ENGINE") or self.engine
+        if asked not in (choices := get_args(EngineSetting)):
+            raise ConfigurationError(
+                f"LMERGE_ENGINE must be one of {', '.join(choices)}, got {asked!r}"
+            )
+        return chosen(cast("EngineSetting", asked), self.resolved_case, self.policy.policy())
 
     @property
     def unit_nanoseconds(self) -> int | None:

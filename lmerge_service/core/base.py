@@ -29,7 +29,7 @@ Following
 
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Any, ClassVar, TypeAlias
 
@@ -183,6 +183,21 @@ class LMerge(Replay):
         self._apply_deferred()
 
     # --- elements -----------------------------------------------------------------------------
+
+    @staticmethod
+    def hash_of(payload: Any) -> int:
+        """A hash of a payload, the same for all operators of this class in this process."""
+        return hash(payload)
+
+    def remembering(self, most: int, otherwise: Callable[[int], Any]) -> Any:
+        """What remembers the keys of elements that this operator emits (`findings.losses`):
+        `otherwise`, unless they are native."""
+        return otherwise(most)
+
+    def empty(self) -> list[Element]:
+        """A sequence without elements, of the kind that `process_batch` returns: what to collect
+        elements in."""
+        return []
 
     def process(self, name: str, element: Element, partition: int = 0) -> list[Element]:
         """Takes one element of an input; returns what the output emits, often nothing.

@@ -16,6 +16,8 @@ from typing import Final
 
 from lmerge_service.core.base import LMerge
 from lmerge_service.core.case import Case
+from lmerge_service.core.engine import EngineSetting
+from lmerge_service.core.engine import chosen as engine_for
 from lmerge_service.core.lmr0 import LMR0
 from lmerge_service.core.lmr1 import LMR1
 from lmerge_service.core.lmr2 import LMR2
@@ -63,9 +65,11 @@ def lmerge(
     policy: Policy = Policy(),
     *,
     properties: Iterable[StreamProperties] = (),
+    engine: EngineSetting = "python",
 ) -> LMerge:
     """An operator for inputs that obey `case`: R0 to R4, or "auto" for the strongest case that
-    inputs with these `properties` obey together.
+    inputs with these `properties` obey together. By another `engine` than Python's (`core.engine`)
+    payloads must be bytes.
 
     >>> counts = StreamProperties(ordered=True, revises=False).grouped_aggregate()
     >>> print(lmerge("auto", properties=[counts, counts]).case)
@@ -74,13 +78,18 @@ def lmerge(
     Raises:
         ValueError: there is no such case, "auto" without properties, or a case that is stronger
             than the properties allow.
+        ConfigurationError: the engine cannot be had (`core.engine.chosen`).
     """
     promised = list(properties)
-    chosen = weakest(promised) if case == "auto" else Case(case)
-    if promised and chosen < weakest(promised):
-        raise ValueError(f"the inputs' properties allow {weakest(promised)} only, not {chosen}")
+    strongest = weakest(promised) if case == "auto" else Case(case)
+    if promised and strongest < weakest(promised):
+        raise ValueError(f"the inputs' properties allow {weakest(promised)} only, not {strongest}")
+    if engine != "python" and engine_for(engine, strongest, policy).is_native:
+        from lmerge_service.core.native import NativeLMR3  # the engine need not be installed
+
+        return NativeLMR3(policy)
     classes = _INDEXED if policy.remembers else _LEAN
-    return classes[chosen](policy)
+    return classes[strongest](policy)
 
 
 class Restoring:
@@ -97,7 +106,8 @@ class Restoring:
     Complexity: a part O(its events (inputs + lg w)).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, engine: EngineSetting = "python") -> None:
+        self._engine: EngineSetting = engine
         self._merge: LMerge | None = None
         self._items: Items | None = None
 
@@ -119,7 +129,7 @@ class Restoring:
     def _begin(self, part: bytes) -> None:
         head = opened(part, Head)
         try:
-            self._merge = lmerge(head.case, Policy(*head.policy))
+            self._merge = lmerge(head.case, Policy(*head.policy), engine=self._engine)
             self._merge.load_head(head)
         except ValueError as error:
             raise StateError(f"the snapshot is damaged: {error!r}") from error
@@ -137,25 +147,26 @@ class Restoring:
         return self._merge
 
 
-def restore_parts(parts: Iterable[bytes]) -> LMerge:
-    """The operator of which these are the `parts`; looks at one at a time.
+def restore_parts(parts: Iterable[bytes], engine: EngineSetting = "python") -> LMerge:
+    """The operator of which these are the `parts`, by whichever engine they were taken from; looks
+    at one at a time.
 
     Raises:
         StateError: they are damaged, of another version, or not all, in order.
     """
-    restoring = Restoring()
+    restoring = Restoring(engine)
     for part in parts:
         restoring.add(part)
     return restoring.finish()
 
 
-def restore(saved: bytes) -> LMerge:
+def restore(saved: bytes, engine: EngineSetting = "python") -> LMerge:
     """The operator of which `saved` is a snapshot.
 
     Raises:
         StateError: the bytes are damaged, or of another version.
     """
-    return restore_parts(unsealed(saved))
+    return restore_parts(unsealed(saved), engine)
 
 
 def weakened(

@@ -42,11 +42,15 @@ import struct
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from lmerge_service.core.batches import as_batch
 from lmerge_service.elements import START, Element, Stable
+
+if TYPE_CHECKING:
+    from lmerge_engine import Batch
 
 __all__ = ("Ownership", "Router", "murmur2", "murmur2_of_each")
 
@@ -154,6 +158,11 @@ class Router:
         self._old: dict[bytes, int] = {}
         self._young: dict[bytes, int] = {}
 
+    @property
+    def keyed_by_payload(self) -> bool:
+        """The whole payload is the key."""
+        return not self._fields
+
     def key_of(self, payload: bytes) -> bytes:
         """The logical key of a canonical payload, as the output's records carry it."""
         if not self._fields:
@@ -183,6 +192,12 @@ class Router:
                 for payload, route in zip(payloads, routes, strict=True)
             ]
         return routes  # type: ignore[return-value]
+
+    def routes_of(self, batch: "Batch") -> list[int]:
+        """`partition_of` each payload of a batch of the engine's."""
+        if self._fields or self.partitions == 1:
+            return self.partitions_of(batch.payloads())
+        return batch.routes(self.partitions)
 
     def _found(self, payloads: Iterable[bytes]) -> dict[bytes, int]:
         """The routes of payloads, each once, that the young generation does not hold."""
@@ -235,8 +250,12 @@ class Ownership:
         """The latest start of other partitions' elements, since somebody has set it."""
         self._router, self._partition = router, partition
 
-    def select(self, elements: list[Element]) -> list[Element]:
+    def select(self, elements: Sequence[Element]) -> Sequence[Element]:
         """Those of the partition, in order."""
+        if (batch := as_batch(elements)) is not None:
+            owned, latest = batch.owned(self._router.routes_of(batch), self._partition)
+            self.elsewhere = self.elsewhere if latest is None else max(self.elsewhere, latest)
+            return owned
         payloads = [e.payload for e in elements if type(e) is not Stable]  # type: ignore[union-attr]
         routes, kept = iter(self._router.partitions_of(payloads)), list[Element]()
         for e in elements:

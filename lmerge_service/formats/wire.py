@@ -35,7 +35,7 @@ Cost
     beside the payloads.
 """
 
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 
@@ -43,6 +43,9 @@ from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, St
 from lmerge_service.errors import ElementError
 from lmerge_service.formats.payload import MAX_DEPTH, Generation, PayloadCache, canonical
 from lmerge_service.formats.reasons import Reason
+
+if TYPE_CHECKING:
+    from lmerge_engine import Decoder as NativeDecoder
 
 __all__ = ("MAX_RECORD_BYTES", "WireDecoder", "encode")
 
@@ -143,6 +146,7 @@ class WireDecoder:
         "_paused",
         "_weighed",
         "keeps",
+        "native",
         "seen",
     )
 
@@ -156,7 +160,9 @@ class WireDecoder:
         cache: PayloadCache | None = None,
         kept_records: int = 1 << 14,
         kept_bytes: int = 16 << 20,
+        native: bool = False,
     ) -> None:
+        """`native`: the engine (`core.engine`), which is installed, decodes what it can."""
         if cache is None:
             cache = PayloadCache(nfc=nfc, drop_nulls=drop_nulls, max_depth=max_depth)
         self._cache = cache
@@ -171,6 +177,12 @@ class WireDecoder:
         self.keeps = True
         """Looking records up pays, as far as is known."""
         self._weighed = self._missed = self._paused = 0
+        self.native: NativeDecoder | None = None
+        """Decodes many records at once, up to one that is unusual."""
+        if native:
+            import lmerge_engine
+
+            self.native = lmerge_engine.Decoder(nfc, drop_nulls, max_depth, max_record_bytes)
 
     @property
     def max_record_bytes(self) -> int:

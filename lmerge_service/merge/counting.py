@@ -70,7 +70,8 @@ class ReplicaTally:
     """What was counted of a replica since the process began."""
 
     counts: Count = field(default_factory=Count)
-    """records, dead, stale, repeated, contradicted, and what `replicas` counts of inputs."""
+    """records, dead, stale, repeated, contradicted, unusual, and what `replicas` counts of
+    inputs."""
     breaches: Count = field(default_factory=Count)
     """By kind."""
     contradicted_at: tuple[str, int] | None = None

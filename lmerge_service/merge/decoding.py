@@ -38,7 +38,7 @@ Cost
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from types import MappingProxyType
-from typing import Final
+from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
 
@@ -56,6 +56,10 @@ from lmerge_service.formats.payload import DEEPEST
 from lmerge_service.formats.repeats import RecordReading, Repeats, content_of
 from lmerge_service.formats.wire import WireDecoder, encode
 
+if TYPE_CHECKING:
+    from lmerge_engine import Batch
+    from lmerge_engine import Decoder as NativeDecoder
+
 __all__ = (
     "WHOLE",
     "Contradiction",
@@ -70,6 +74,7 @@ _WAITING: Final = "waiting"
 _SEQ: Final = "seq"
 _OUTDATED: Final = "outdated"
 _HOMES: Final = "homes"
+_LONGEST_PAUSE: Final = 64
 WHOLE: Final = (
     "write all of it to a new topic and attach that, or, if it began a new incarnation with the "
     "new partitions, release it"
@@ -127,7 +132,7 @@ class DecodedRecord(msgspec.Struct, frozen=True, gc=False):
 class DecodedPiece(msgspec.Struct, frozen=True, gc=False):
     """Records of one partition, decoded, in order."""
 
-    elements: list[Element]
+    elements: Sequence[Element]
     """Without those of the record that ends the piece with a stable."""
     following: int
     """The offset to read on from."""
@@ -190,6 +195,10 @@ class ReplicaDecoder:
         """Why it cannot be read on, in words."""
         self.remedy = WHOLE
         """What to do about that."""
+        self.unusual = 0
+        """Records that the engine has left to Python."""
+        self._plain_headers: Sequence[tuple[str, bytes]] = ()
+        """What the records of this incarnation have for headers that are not numbered."""
         self._routes = routes
         self._decoder = decoder
         self._must_be_whole = must_be_whole
@@ -217,9 +226,10 @@ class ReplicaDecoder:
         before the next piece is asked for. `final` is the output's stable point, what is before it
         need not be remembered. `replay_input` is for records that were merged before.
         """
-        decoder, in_wire, elements = self._decoder, self._dialect is None, list[Element]()
+        decoder, in_wire, elements = self._decoder, self._dialect is None, self.empty()
         element_of, keeps = self._element_of, False
-        if not records or type(records[0]) is not DecodedRecord:
+        native, pause, paused = self._engine(partition, records), 1, 0
+        if native is None and (not records or type(records[0]) is not DecodedRecord):
             decoder.weigh(len(records))
             keeps = decoder.keeps
         routes = None if replay_input else self._routes
@@ -227,7 +237,26 @@ class ReplicaDecoder:
         decoded: Sequence[Element]
         vc: int | None
         self.contradictions.clear()
-        for record in records:
+        at, size = 0, len(records)
+        while at < size:
+            if native is not None and not paused:
+                began, headers = at, self._plain_headers
+                at, vc = native.take(records, at, headers, cast("Batch", elements))
+                if vc is not None:
+                    record, at = records[at], at + 1
+                    if by_stable:
+                        last = (Stable(vc),)
+                        yield DecodedPiece(elements, record.offset + 1, vc, last, record)
+                        elements = self.empty()
+                    else:
+                        elements.append(Stable(vc))
+                    continue
+                if at == size:
+                    break
+                # Where hardly any record is for the engine, it is not asked about each.
+                pause = paused = 1 if at > began else min(2 * pause, _LONGEST_PAUSE)
+            record, at, paused = records[at], at + 1, max(paused - 1, 0)
+            self.unusual += native is not None
             try:
                 if record.headers or self.incarnation:
                     incarnation, joining_at = incarnation_of(record.headers)
@@ -237,9 +266,12 @@ class ReplicaDecoder:
                     if incarnation > self.incarnation:
                         self.begin(incarnation, joining_at)
                         yield DecodedPiece(elements, record.offset, began=True)
-                        elements = []
+                        elements = self.empty()
                     if incarnation:
                         self.outdated[partition] = None
+                        if seq_of(record.headers) is None:
+                            self._plain_headers = record.headers
+                            native = self._engine(partition, records)
                     if self._is_repeat(partition, record):
                         self.repeated += 1
                         continue
@@ -268,10 +300,32 @@ class ReplicaDecoder:
                 decoded = [each for each in decoded if type(each) is not Stable]
             elif by_stable and vc is not None:
                 yield DecodedPiece(elements, record.offset + 1, vc, decoded, record)
-                elements = []
+                elements = self.empty()
                 continue
             elements += decoded
         yield DecodedPiece(elements, records[-1].offset + 1 if records else 0)
+
+    def empty(self) -> list[Element]:
+        """A sequence without elements, of the kind that pieces have."""
+        if self._decoder.native is None or self._dialect is not None:
+            return []
+        return self._decoder.native.empty()
+
+    def _engine(self, partition: int, records: Sequence[TimedRecord]) -> "NativeDecoder | None":
+        """What decodes most of the records at once, where that is all that is to be done."""
+        native = self._decoder.native
+        if native is None or not isinstance(records, list) or not records:
+            return None
+        if self._dialect is not None or self._routes is not None:
+            return None
+        if type(records[0]) is DecodedRecord:
+            return None
+        if records[0].offset < self._ignore_stables_before.get(partition, 0):
+            return None
+        if self.incarnation:  # its records have headers, and none of an older one is behind
+            known = self.outdated.get(partition, WHOLE) is None and self._plain_headers
+            return native if known else None
+        return native
 
     def forked(
         self, decoder: WireDecoder, dialect: Callable[[], Decoder] | None
@@ -288,7 +342,7 @@ class ReplicaDecoder:
         for kind, partition, saved in self.parts():
             fork.restore(kind, partition, saved)
         fork.repeats = deepcopy(self.repeats)  # with what `take_back` needs, which is not saved
-        fork.stale, fork.repeated = self.stale, self.repeated
+        fork.stale, fork.repeated, fork.unusual = self.stale, self.repeated, self.unusual
         fork.contradicted, fork.contradictions = self.contradicted, [*self.contradictions]
         fork.torn, fork.remedy = self.torn, self.remedy
         return fork
@@ -321,6 +375,7 @@ class ReplicaDecoder:
         self._decoders, self._waiting = {}, {}
         self.repeats, self.outdated = Repeats(), {}
         self._homes = Homes()
+        self._plain_headers = ()
 
     def _element_of(self, record: TimedRecord) -> Element:
         if type(record) is DecodedRecord and record.element is not None:

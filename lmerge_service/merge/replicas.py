@@ -459,7 +459,7 @@ class ReplicaChunk:
         self._dead, self._evaluator = dead, evaluator
         decoder = state.step.decoder
         self._had, self._stale, self._repeated = len(dead), decoder.stale, decoder.repeated
-        self._contradicted = decoder.contradicted
+        self._contradicted, self._unusual = decoder.contradicted, decoder.unusual
         self._older = decoder.outdated.get(tp.partition)
         self._source = replicas.merge.inputs[state.name]
         self._was = _of_input(self._source)
@@ -527,6 +527,7 @@ class ReplicaChunk:
             {
                 "stale": decoder.stale - self._stale,
                 "repeated": decoder.repeated - self._repeated,
+                "unusual": decoder.unusual - self._unusual,
                 "contradicted": decoder.contradicted - self._contradicted,
                 "records": taken,
                 "dead": dead,

@@ -83,10 +83,10 @@ class MergeStep:
         self.gap_accepted = gap_accepted
         self.front = START
         """The highest vs or vc that a piece of it ended with."""
-        self.late: list[Element] = []
+        self.late: list[Sequence[Element]] = []
         """Elements of the last chunk that were processed together with late ones."""
         self._merge, self._owned, self._co_partitioned = merge, owned, co_partitioned
-        self._elements: list[Element] = []
+        self._elements = self.decoder.empty()
 
     def widen(self, partitions: int) -> None:
         """The replica's topic has got more partitions."""
@@ -144,7 +144,7 @@ class MergeStep:
         self._out, self._guards, self._partition = out, guards, partition
         self._replays_input = replay_input
         self._select = None if routed else self._owned
-        self._elements, self._following, self.late = [], 0, []
+        self._elements, self._following, self.late = self.decoder.empty(), 0, []
 
     def offer(
         self, piece: DecodedPiece, elements: Sequence[Element], last: Sequence[Element]
@@ -181,12 +181,14 @@ class MergeStep:
         return self._following
 
     def _process(self) -> None:
-        elements, self._elements = self._elements, []
+        elements: Sequence[Element] = self._elements
+        self._elements = self.decoder.empty()
         if self._select is not None:
             elements = self._select.select(elements)
         slot = self.slot(self._partition)
         self._out += self.input.process(elements, slot, replay_input=self._replays_input)
-        self.late += self.input.late
+        if self.input.late:
+            self.late.append(self.input.late)
 
     def _begin(self, guards: GuardEvaluator | None) -> None:
         """A new incarnation of the replica has begun, as its decoder has found."""

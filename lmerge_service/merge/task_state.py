@@ -18,6 +18,7 @@ import msgspec
 
 from lmerge_service.config.topology import Replica, Topology
 from lmerge_service.core import LMerge, Restoring, lmerge
+from lmerge_service.core.engine import EngineSetting
 from lmerge_service.elements import START, Element, Insert, Stable
 from lmerge_service.errors import StateError
 from lmerge_service.formats.repeats import Numbers
@@ -67,6 +68,7 @@ def wire_decoder(topology: Topology) -> WireDecoder:
         drop_nulls=topology.drop_nulls,
         max_record_bytes=topology.limits.max_record_bytes,
         max_depth=topology.limits.max_nesting,
+        native=topology.engine_choice.is_native,
     )
 
 
@@ -88,7 +90,9 @@ class TaskState:
         self.router = Router(topology.output.partitions, topology.key)
         self._tallies = tallies
         self._clock = clock
-        self.use(lmerge(topology.resolved_case, self.policy))
+        self.engine = topology.engine_choice
+        """What merges."""
+        self.use(lmerge(topology.resolved_case, self.policy, engine=self.engine.engine.value))
         self.transaction = 0
         self.output_records = 0
         """Records of the output partition that the operator knows."""
@@ -211,10 +215,10 @@ def _output_kind(fingerprint: str) -> dict[str, Any]:
 class OpenedState:
     """Takes the chunks of a snapshot, in order, and returns its content, of whatever task it is."""
 
-    def __init__(self) -> None:
+    def __init__(self, engine: EngineSetting = "python") -> None:
         self._head: Head | None = None
         self._remembered: list[_Part] = []
-        self._operator = Restoring()
+        self._operator = Restoring(engine)
         self._bytes = bytearray()
         self._whole = False
 
@@ -289,7 +293,7 @@ class RestoringState(OpenedState):
 
     def __init__(self, fresh: TaskState):
         """`fresh` is an empty state of the kind that is expected."""
-        super().__init__()
+        super().__init__(fresh.engine.engine.value)
         self._state = fresh
 
     def _check(self, head: Head) -> None:

@@ -15,10 +15,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import structlog
 
+from lmerge_service.core.batches import as_batch
 from lmerge_service.elements import Adjust, Element, Insert, Stable
 from lmerge_service.errors import FencedError, TransportError, UnwritableError
 from lmerge_service.formats.dead_letters import DeadLetter
@@ -33,6 +34,9 @@ from lmerge_service.merge.progress import TaskProgress
 from lmerge_service.merge.snapshots.writer import Snapshots
 from lmerge_service.merge.task_state import TaskState
 from lmerge_service.merge.topic_monitor import TopicMonitor
+
+if TYPE_CHECKING:
+    from lmerge_engine import Batch
 
 __all__ = ("CommittedView", "FeedbackSink", "Transaction")
 
@@ -147,6 +151,9 @@ class Transaction:
         begins = len(self._outbox.records)
         self._outbox.origins += [replace(each, index=begins + each.index) for each in origins]
         outbox, emitted, key_of = self._outbox, self._emitted, self._state.router.key_of
+        if (batch := as_batch(elements)) is not None:
+            self._append_batch(batch)
+            return
         for element in elements:
             value = encode(element)
             kind = type(element)
@@ -158,6 +165,19 @@ class Transaction:
                 emitted["removals"] += kind is Adjust and element.ve == element.vs  # type: ignore[union-attr]
                 outbox.records.append((key_of(element.payload), value))  # type: ignore[union-attr]
             outbox.size += 2 * len(value)
+
+    def _append_batch(self, batch: "Batch") -> None:
+        records, size, inserts, adjusts, removals, stables = batch.encoded()
+        if not self._state.router.keyed_by_payload:
+            key_of = self._state.router.key_of
+            records = [(key and key_of(key), value) for key, value in records]
+        self._outbox.records += records
+        self._outbox.size += 2 * size
+        emitted = self._emitted
+        emitted["inserts"] += inserts
+        emitted["adjusts"] += adjusts
+        emitted["removals"] += removals
+        emitted["stables"] += stables
 
     def append_dead_letters(self, dead: Sequence[DeadLetter]) -> None:
         """Puts dead letters into the outbox."""

@@ -139,7 +139,8 @@ class MergeLoop:
     def begin(self) -> None:
         """Begins a batch, which comes in chunks."""
         self.evaluator.begin()
-        self._batch = MergedBatch(switches=-self._state.merge.stats().switches)
+        merge = self._state.merge
+        self._batch = MergedBatch(switches=-merge.stats().switches, elements=merge.empty())
 
     def end(self) -> "MergedBatch":
         """Ends it; returns what came of it."""

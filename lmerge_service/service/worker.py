@@ -310,6 +310,8 @@ class Worker:
                 "running",
                 case=task.state.merge.case.value,
                 policy=str(task.state.merge.policy),
+                engine=task.state.engine.engine.value,
+                why=task.state.engine.why,
                 recovery_seconds=task.progress.recovery_seconds,
             )
             with single_error():

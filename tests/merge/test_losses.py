@@ -28,7 +28,7 @@ class Merged:
         late = self.merge.inputs[name].late
         self.losses.emitted(self.merge.process_batch(name, elements), place)
         late = self.merge.inputs[name].late - late
-        return self.losses.look(name, elements if late else (), place)
+        return self.losses.look(name, [elements] if late else (), place)
 
 
 def event(number: int) -> Insert[bytes]:

@@ -293,7 +293,7 @@ def test_only_the_last_chunk_is_remembered_for_its_late_elements() -> None:
     fed.merge.process("other", Stable(50))
     for _ in range(3):
         fed.take(records(old))
-        assert fed.step.late == [old]
+        assert fed.step.late == [[old]]
     fed.take(records(new))
     assert fed.step.late == []
 

@@ -98,10 +98,11 @@ def command(seed: int) -> str:
     return f"python -m tests.simulation --seed {seed}"
 
 
-def simulate(seed: int, *, pauses: bool = False) -> Run:
-    """Plays a seed to its end; `pauses` has several workers that are paused, whatever the seed."""
+def simulate(seed: int, *, pauses: bool = False, native: bool = False) -> Run:
+    """Plays a seed to its end; `pauses` has several workers that are paused, whatever the seed,
+    `native` has the engine merge, under a policy that it knows."""
     with machine(Random(f"machine {seed}")) as logged:
-        return run(_Play(seed, Random(seed), logged, pauses=pauses).play())
+        return run(_Play(seed, Random(seed), logged, pauses=pauses, native=native).play())
 
 
 @dataclass(slots=True)
@@ -118,6 +119,8 @@ class _Play:
     supervisors: list[Supervisor] = field(default_factory=list)
     pauses: bool = False
     """Workers are paused now and then; then there are several, of several tasks."""
+    native: bool = False
+    """The engine merges."""
     leaders: Leaders = field(init=False)
     late: LateReaders = field(init=False)
     answers: Sequence[Answer] = ()
@@ -169,7 +172,7 @@ class _Play:
         patience = LINGERING_SECONDS[0] - 5 if self._one_ends_early else 10
         self.topology = _topology(
             chance, self.publishers.values(), width, lags=lags, patience=patience,
-            keep=Random(f"keep {self.seed}").choice([None, 1, 20]),
+            keep=Random(f"keep {self.seed}").choice([None, 1, 20]), native=self.native,
         )  # fmt: skip
 
     def _trouble(self, chance: Random, faithful: str) -> None:
@@ -389,7 +392,9 @@ def _topology(
     lags: bool,
     patience: float,
     keep: int | None,
+    native: bool,
 ) -> Topology:
+    usual = {"insert": "first", "adjust": "lazy"} if native else {}
     return Topology.model_validate(
         {
             "name": "simulated",
@@ -403,7 +408,9 @@ def _topology(
                 "insert": chance.choice(["first", "leader", "half_frozen"]),
                 "adjust": chance.choice(["lazy", "eager", "leader"]),
                 "stable": "lag(3000)" if lags else "max",
+                **usual,
             },
+            "engine": "native" if native else "python",
             "standbys": chance.choice([0, 1, 2]),
             "snapshot_seconds": chance.choice([0.5, 3, 10, 86_400]),
             "limits": {"batch_records": chance.choice([3, 10, 100])},

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Final
 
 from lmerge_service.config.topology import Replica, Topology
-from lmerge_service.errors import LMergeError, RefusedError
+from lmerge_service.errors import ConfigurationError, LMergeError, RefusedError
 from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.topics import TopicDetails, Topics
@@ -36,6 +36,7 @@ async def examine(
     async with cluster.topics() as topics:
         brokers = len(await topics.brokers())
         yield _of_kafka(topology, brokers)
+        yield _of_engine(topology)
         own = list(topology.output.own_topics)
         replicas = [each.topic for each in topology.replicas]
         details = await topics.details([*own, *replicas])
@@ -88,6 +89,16 @@ def _of_kafka(topology: Topology, brokers: int) -> Diagnosis:
         "the loss of one stops the merge; three, with replication 3 and min.insync.replicas 2, "
         "live through it",
     )
+
+
+def _of_engine(topology: Topology) -> Diagnosis:
+    try:
+        choice = topology.engine_choice
+    except ConfigurationError as error:
+        return wrong("engine", str(error), "no worker starts before")
+    if choice.is_native or topology.engine == "python":
+        return fine("engine", f"{choice.engine}: {choice.why}")
+    return fine("engine", f"{choice.engine}, which is slower: {choice.why}")
 
 
 async def _own(

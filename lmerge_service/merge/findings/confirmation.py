@@ -53,6 +53,7 @@ from itertools import chain
 from typing import Any, Final
 
 from lmerge_service.core import Case, Input, LMerge
+from lmerge_service.core.batches import as_batch
 from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
 from lmerge_service.merge.findings.record_range import RecordRange
 
@@ -227,7 +228,7 @@ class Confirmation:
         if len(merge) > self._budget:
             self._budget, mask = 0.0, _SAMPLE - 1
         for payload, vs, outs, versions_of in versions:
-            if hash(payload) & mask:
+            if merge.hash_of(payload) & mask:
                 held = (ends for _, ends in versions_of)
                 self._leave_to_sample([Insert(payload, vs, ve) for ve in chain(outs, *held)])
                 self._fit()
@@ -258,9 +259,14 @@ class Confirmation:
             self._budget -= len(elements)
             return elements
         mask = _SAMPLE - 1
+        if (batch := as_batch(elements)) is not None:
+            sampled, bins = batch.sampled(mask, self._shift)
+            self._leave_bins_to_sample(bins)
+            return sampled
+        hash_of = self._merge.hash_of
         sampled, others = list[Element](), list[Insert[Any] | Adjust[Any]]()
         for e in elements:
-            if type(e) is Stable or not hash(e.payload) & mask:  # type: ignore[union-attr]
+            if type(e) is Stable or not hash_of(e.payload) & mask:  # type: ignore[union-attr]
                 sampled.append(e)
             else:
                 others.append(e)  # type: ignore[arg-type]
@@ -269,8 +275,11 @@ class Confirmation:
 
     def _leave_to_sample(self, elements: Iterable[Insert[Any] | Adjust[Any]]) -> None:
         """The facts of these are not compared, so no bin in which they are may have all facts."""
+        shift, some = self._shift, list(elements)
+        self._leave_bins_to_sample({e.vs >> shift for e in some} | {e.ve >> shift for e in some})
+
+    def _leave_bins_to_sample(self, bins: set[int]) -> None:
         shift, watched = self._shift, self._watched
-        bins = {e.vs >> shift for e in elements} | {e.ve >> shift for e in elements}
         bins -= watched.keys()
         bins.discard(INFINITY >> shift)
         closed = self._output.closed >> shift
@@ -299,7 +308,7 @@ class Confirmation:
     ) -> None:
         """Takes the facts of elements; those that break their own partition's stable have none, as
         in the operator."""
-        ends, closed, cell_of = self._ends, side.closed, self._cell
+        ends, closed, cell_of, hash_of = self._ends, side.closed, self._cell, self._merge.hash_of
         stable = side.stables[partition]
         for element in elements:
             kind = type(element)
@@ -307,7 +316,7 @@ class Confirmation:
                 stable = max(stable, element.vc)  # type: ignore[union-attr]
                 continue
             payload, vs, ve = element.payload, element.vs, element.ve  # type: ignore[union-attr]
-            key = hash(payload)
+            key = hash_of(payload)
             if kind is Insert:
                 if vs < stable:
                     continue

@@ -26,14 +26,18 @@ Cost
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from lmerge_service.core import LMerge
 from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert
 from lmerge_service.merge.findings.record_range import RecordRange
 
-__all__ = ("Loss", "Losses")
+if TYPE_CHECKING:
+    from lmerge_engine import Remembered as NativeRemembered
+
+__all__ = ("Loss", "Losses", "Remembered")
 
 _REMEMBERED = 50_000
 _PENDING = 10_000
@@ -73,6 +77,68 @@ class Loss:
         )
 
 
+class Remembered:
+    """The keys of what was emitted lately, by hash; the engine has the same for its batches.
+
+    Two generations, of which the older is forgotten when the younger has `most`."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._young, self._old = _Generation(), _Generation()
+
+    def __len__(self) -> int:
+        return len(self._young.hashes) + len(self._old.hashes)
+
+    def add(self, payload: Any, vs: int) -> None:
+        """One event of the output."""
+        self._young.hashes.add(self.key(payload, vs))
+        self._young.latest = max(self._young.latest, vs)
+
+    def emitted(self, elements: Iterable[Element]) -> tuple[list[int], int | None]:
+        """What the output has emitted. Returns the times of stables, and the latest start of what
+        was forgotten now, if anything was."""
+        stables, key_of, young = list[int](), self.key, self._young
+        for each in elements:
+            kind = type(each)
+            if kind is Insert:
+                young.hashes.add(key_of(each.payload, each.vs))  # type: ignore[union-attr]
+                if each.vs > young.latest:  # type: ignore[union-attr]
+                    young.latest = each.vs  # type: ignore[union-attr]
+            elif kind is Adjust:
+                if each.ve == each.vs:  # type: ignore[union-attr]
+                    key = key_of(each.payload, each.vs)  # type: ignore[union-attr]
+                    young.hashes.discard(key)
+                    self._old.hashes.discard(key)
+            else:
+                stables.append(each.vc)  # type: ignore[union-attr]
+        if len(young.hashes) <= self._most:
+            return stables, None
+        forgotten, self._old, self._young = self._old, young, _Generation()
+        return stables, None if forgotten.latest == START else forgotten.latest
+
+    def unknown(
+        self, elements: Iterable[Element], begin: int, end: int
+    ) -> list[Insert[Any] | Adjust[Any]]:
+        """The inserts with `begin` <= vs < `end` that are not remembered, and what removes
+        events."""
+        found = list[Insert[Any] | Adjust[Any]]()
+        young, old = self._young.hashes, self._old.hashes
+        for each in elements:
+            if type(each) is Insert:
+                if begin <= each.vs < end:
+                    key = self.key(each.payload, each.vs)
+                    if key not in young and key not in old:
+                        found.append(each)
+            elif type(each) is Adjust and each.ve == each.vs:
+                found.append(each)
+        return found
+
+    @staticmethod
+    def key(payload: Any, vs: int) -> int:
+        """A hash of an event's key."""
+        return hash((payload, vs))
+
+
 @dataclass(slots=True)
 class _Generation:
     hashes: set[int] = field(default_factory=set)
@@ -85,8 +151,8 @@ class Losses:
 
     def __init__(self, merge: LMerge) -> None:
         self._merge = merge
-        self._young, self._old = _Generation(), _Generation()
-        self._since = _begin(merge, self._young)
+        self._remembered: Remembered | NativeRemembered = merge.remembering(_REMEMBERED, Remembered)
+        self._since = _begin(merge, self._remembered)
         self._moved: deque[_Moved] = deque(maxlen=_STABLES)
         self._pending: dict[str, dict[int, tuple[Insert[bytes], RecordRange]]] = {}
         self._incarnations: dict[str, int] = {}
@@ -94,53 +160,32 @@ class Losses:
         self._known: set[int] = set()
         """What is in `_reported`."""
 
-    def emitted(self, elements: Iterable[Element], place: RecordRange) -> None:
+    def emitted(self, elements: Sequence[Element], place: RecordRange) -> None:
         """The output's elements that came of some records."""
-        young = self._young
-        for each in elements:
-            kind = type(each)
-            if kind is Insert:
-                young.hashes.add(hash((each.payload, each.vs)))  # type: ignore[union-attr]
-                if each.vs > young.latest:  # type: ignore[union-attr]
-                    young.latest = each.vs  # type: ignore[union-attr]
-            elif kind is Adjust:
-                if each.ve == each.vs:  # type: ignore[union-attr]
-                    key = hash((each.payload, each.vs))  # type: ignore[union-attr]
-                    young.hashes.discard(key)
-                    self._old.hashes.discard(key)
-            else:
-                vc: int = each.vc  # type: ignore[union-attr]
-                self._moved.append(_Moved(vc, self._merge.stats().leader, place))
-        if len(young.hashes) > _REMEMBERED:
-            self._since = max(self._since, self._old.latest + 1)
-            self._old, self._young = young, _Generation()
+        stables, forgotten = self._remembered.emitted(elements)
+        leader = self._merge.stats().leader
+        self._moved.extend(_Moved(vc, leader, place) for vc in stables)
+        if forgotten is not None:
+            self._since = max(self._since, forgotten + 1)
 
-    def look(self, name: str, elements: Iterable[Element], place: RecordRange) -> list[Loss]:
-        """What a chunk of a replica shows to be lost; `elements` are of chunks with late ones."""
+    def look(self, name: str, late: Iterable[Sequence[Element]], place: RecordRange) -> list[Loss]:
+        """What a chunk of a replica shows to be lost; `late` are elements that were processed
+        together with late ones."""
         source = self._merge.inputs.get(name)
         if source is None or self._merge.policy.voters > 1:
             return []
         if source.incarnation != self._incarnations.get(name):  # the old one's elements are gone
             self._incarnations[name], self._pending[name] = source.incarnation, {}
-        pending = self._pending[name]
+        pending, key_of = self._pending[name], self._remembered.key
         horizon = max(self._since, source.joining_at)
-        for each in elements:
-            if type(each) is Insert and horizon <= each.vs < self._merge.max_stable:
-                self._wait(pending, each, place)
-            elif type(each) is Adjust and each.ve == each.vs:
-                pending.pop(hash((each.payload, each.vs)), None)
+        for elements in late:
+            for each in self._remembered.unknown(elements, horizon, self._merge.max_stable):
+                key = key_of(each.payload, each.vs)
+                if isinstance(each, Adjust):
+                    pending.pop(key, None)
+                elif len(pending) < _PENDING:
+                    pending[key] = each, place
         return self._settle(name, pending, source.stable) if pending else []
-
-    def _wait(
-        self,
-        pending: dict[int, tuple[Insert[bytes], RecordRange]],
-        event: Insert[bytes],
-        place: RecordRange,
-    ) -> None:
-        key = hash((event.payload, event.vs))
-        known = key in self._young.hashes or key in self._old.hashes
-        if not known and len(pending) < _PENDING:
-            pending[key] = event, place
 
     def _settle(
         self, name: str, pending: dict[int, tuple[Insert[bytes], RecordRange]], stable: int
@@ -173,15 +218,16 @@ class Losses:
         self._known.add(key)
 
 
-def _begin(merge: LMerge, known: _Generation) -> int:
+def _begin(merge: LMerge, remembered: "Remembered | NativeRemembered") -> int:
     """Remembers what the output holds that may be published again; gives the time from which on
     that is all."""
     live = merge.live_output()
     if live is None:
         return INFINITY if merge.max_stable > START else START
+    latest = START
     for event in live:
-        known.latest = max(known.latest, event.vs)
-        if len(known.hashes) <= _REMEMBERED:
-            known.hashes.add(hash((event.payload, event.vs)))
-    whole = len(known.hashes) <= _REMEMBERED
-    return merge.max_stable if whole else known.latest + 1
+        latest = max(latest, event.vs)
+        if len(remembered) <= _REMEMBERED:
+            remembered.add(event.payload, event.vs)
+    whole = len(remembered) <= _REMEMBERED
+    return merge.max_stable if whole else latest + 1

@@ -26,6 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final, Generic, Protocol, TypeVar
 
+from lmerge_service.core.batches import as_batch
 from lmerge_service.elements import START, Element, Stable
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.formats.dialects import decoders_of
@@ -194,6 +195,9 @@ class SharedInput(Generic[T]):
         """By partition of the output, what of the elements is for it, in order; stables are for
         all, also for those that are not here."""
         assert self.router is not None
+        if (batch := as_batch(elements)) is not None:
+            parted = batch.divided(self.router.routes_of(batch), self.router.partitions)
+            return dict(enumerate(parted))
         parts = defaultdict[int, list[Element]](list)
         if any(type(e) is Stable for e in elements):
             parts.update((number, []) for number in range(self.router.partitions))
@@ -292,6 +296,9 @@ class _Chunk(Generic[T]):
             return START
         latest = START
         for elements in self._elements:
+            if (batch := as_batch(elements)) is not None:
+                latest = max(latest, batch.latest_elsewhere(router.routes_of(batch), mine))
+                continue
             for e in elements:
                 if type(e) is Stable or e.vs <= latest:  # type: ignore[union-attr]
                     continue

@@ -31,7 +31,7 @@ _WORST = (
     ReplicaPhase.JOINED,
 )
 _SUMS = (
-    "inserts", "adjusts", "stables", "delivered_first", "late", "stale", "repeated",
+    "inserts", "adjusts", "stables", "delivered_first", "late", "stale", "repeated", "unusual",
     "contradicted", "dead_letters", "lost_events", "left_out",
 )  # fmt: skip
 

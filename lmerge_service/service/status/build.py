@@ -22,6 +22,7 @@ from lmerge_service.service.status.aggregate import (
     replicas_of_all,
 )
 from lmerge_service.service.status.document import (
+    EngineStatus,
     HeldStatus,
     LogStatus,
     OpenTransactionStatus,
@@ -63,6 +64,7 @@ def status_of(worker: Worker) -> Status:
         reason_kinds=[each.kind for each in whys],
         version=0 if worker.control is None else worker.control.ledger.version,
         time_unit=worker.topology.time_unit,
+        engine=_engine(worker),
         elements_in=sum(each.task.elements_in for _, each in held),
         rebuilds=sum(each.rebuilds for each in tasks),
         recovery_seconds=max(recoveries, default=None),
@@ -74,6 +76,11 @@ def status_of(worker: Worker) -> Status:
         output=output_of_all(worker.topology, shown, _waits(worker, shown)),
         replicas=replicas,
     )
+
+
+def _engine(worker: Worker) -> EngineStatus:
+    choice = worker.topology.engine_choice
+    return EngineStatus(name=choice.engine.value, why=choice.why)
 
 
 def _cutover(worker: Worker) -> CutoverView | None:
@@ -247,6 +254,7 @@ def _replica(task: MergeTask, state: ReplicaState, first: int) -> ReplicaStatus:
         late=counts["late"],
         stale=counts["stale"],
         repeated=counts["repeated"],
+        unusual=counts["unusual"],
         contradicted=counts["contradicted"],
         contradicted_at=_place(tally.contradicted_at),
         outdated=[] if decoder is None else _outdated(decoder),

@@ -16,6 +16,7 @@ from lmerge_service.service.task_phases import Phase, Role
 
 __all__ = (
     "AttentionReason",
+    "EngineStatus",
     "HeldStatus",
     "LogStatus",
     "OpenTransactionStatus",
@@ -188,6 +189,8 @@ class ReplicaStatus(BaseModel):
     """Records of an incarnation that a later one has replaced."""
     repeated: int
     """Records that their writer had written before, by their `lmerge-seq`."""
+    unusual: int
+    """Records that the native engine has left to Python: they are merged all the same."""
     contradicted: int
     """Records that are other ones than were read under their `lmerge-seq`: they were merged."""
     contradicted_at: str | None
@@ -317,6 +320,13 @@ class TaskStatus(BaseModel):
     replicas: list[ReplicaStatus]
 
 
+class EngineStatus(BaseModel):
+    """What merges."""
+
+    name: Literal["python", "native"]
+    why: str
+
+
 class Status(BaseModel):
     """The whole document of `/status`."""
 
@@ -331,6 +341,7 @@ class Status(BaseModel):
     """Of the decisions about the merge."""
     time_unit: Literal["ns", "us", "ms", "s", "none"]
     """What stable points and other times of the streams count since 1970, by the topology."""
+    engine: EngineStatus
     elements_in: int
     rebuilds: int
     recovery_seconds: float | None

@@ -77,7 +77,7 @@ class _Collector:
         unit = worker.topology.unit_nanoseconds
         tasks = [((str(each.partition),), each) for each in status.tasks]
         statuses = [((each.name, *label), each) for label, task in tasks for each in task.replicas]
-        yield _build(status.output, self._version)
+        yield _build(status, self._version)
         yield from _worker_metrics(worker, status)
         yield from _reached(worker, self._feedback)
         yield from _decision_metrics(worker)
@@ -114,9 +114,10 @@ def _one_of(label: tuple[str, ...], all_values: Iterable[str], value: str) -> _S
 # --- the worker -----------------------------------------------------------------------------------
 
 
-def _build(output: OutputStatus, version: str) -> Metric:
-    policy = ", ".join(f"{part}={value}" for part, value in output.policy.items())
-    info = {"version": version, "case": output.case, "policy": policy}
+def _build(status: Status, version: str) -> Metric:
+    policy = ", ".join(f"{part}={value}" for part, value in status.output.policy.items())
+    info = {"version": version, "case": status.output.case, "policy": policy}
+    info["engine"] = status.engine.name
     return InfoMetricFamily("lmerge_build", "Of the program, and how it merges.", value=info)
 
 
@@ -303,6 +304,11 @@ _COUNTERS: Sequence[tuple[str, str, Callable[[ReplicaStatus], float]]] = (
     ("late_elements", "Elements about what was final already.", lambda each: each.late),
     ("stale_records", "Records of a replaced incarnation.", lambda each: each.stale),
     ("repeated_records", "Records that were written before.", lambda each: each.repeated),
+    (
+        "unusual_records",
+        "Records that the native engine has left to Python.",
+        lambda each: each.unusual,
+    ),
     (
         "contradicted_records",
         "Records that are other ones than were read under their numbers.",
