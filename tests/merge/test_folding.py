@@ -272,7 +272,7 @@ def test_only_who_leads_task_0_looks_and_a_fault_is_shown_and_forgotten(
                 assert worker.folding.fault is not None
                 assert "lacks the ACL Delete" in worker.folding.fault
             await asyncio.sleep(30)
-            assert worker.folding.fault is None
+            assert not worker.folding.fault
             assert scene.begins == 31
             worker.leads = False
             await asyncio.sleep(10)
