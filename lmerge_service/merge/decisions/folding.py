@@ -50,6 +50,8 @@ _RECORDS: Final = 1_000
 """A fold is due after so many; a start reads twice as many at the most."""
 _LOOK_SECONDS: Final = (0.5, 5.0)
 """Between two looks; a short `keep` is looked after more often."""
+_IDLE_SECONDS: Final = 1.0
+"""Until the first look since task 0 is led here."""
 _RECORD_BYTES: Final = 1 << 20
 
 
@@ -86,7 +88,7 @@ class Folding:
     async def run(self, control: LoggedControl, who: str) -> None:
         """Looks until cancelled; folds have who made them."""
         while True:
-            await asyncio.sleep(self._seconds)
+            await asyncio.sleep(min(_IDLE_SECONDS, self._seconds))
             try:
                 await self._look_while_leading(control, who)
             except TransportError as error:

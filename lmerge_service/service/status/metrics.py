@@ -176,8 +176,8 @@ def _control_log_metrics(worker: Worker, shown: ControlLogStatus | None) -> Iter
     logs = [] if shown is None else [shown]
     begins = (((), each.begins) for each in logs)
     yield _gauge("control_log_start_offset", "The first that there is.", (), begins)
-    folded = (((), each.folded) for each in logs)
-    text = "Of the latest fold that holds: a start reads from there on."
+    folded = (((), each.folded or 0) for each in logs)
+    text = "Of the latest fold that holds, from which on a start reads; 0: there is none."
     yield _gauge("control_fold_offset", text, (), folded)
     read = (((), each.read) for each in logs)
     yield _gauge("control_log_end_offset", "Behind the last record that was read.", (), read)
