@@ -144,7 +144,7 @@ class LoggedControl:
         entry = self.ledger.fold(offset, value)
         if folds.is_fold(value):
             self._note_fold(offset, lacking)
-        if self.ledger.unreadable > unreadable:
+        elif self.ledger.unreadable > unreadable:
             log.warning(
                 "not a decision",
                 topic=self._log.topic,
@@ -176,11 +176,16 @@ class LoggedControl:
             self._folded.notify_all()
 
     def _note_fold(self, offset: int, lacking: int) -> None:
-        topic, differs = self._log.topic, self.ledger.disagrees
-        if differs is not None:
-            log.warning("fold differs", topic=topic, offset=offset, why=differs)
-        elif lacking and self.ledger.folded == offset:
-            log.warning("decisions taken from a fold", topic=topic, offset=offset, records=lacking)
+        topic, ledger = self._log.topic, self.ledger
+        if ledger.disagrees is not None:
+            log.warning("fold differs", topic=topic, offset=offset, why=ledger.disagrees)
+        elif ledger.folded == offset:
+            if lacking:
+                log.warning(
+                    "decisions taken from a fold", topic=topic, offset=offset, records=lacking
+                )
+        elif (why := ledger.last_unreadable) and why.startswith(f"offset {offset}: "):
+            log.warning("fold not used", topic=topic, offset=offset, why=why)
 
     async def write_fold(self, who: str, made: int) -> int | None:
         """Appends a fold of what was read so far, made at a time (ms) by a worker; its offset, or

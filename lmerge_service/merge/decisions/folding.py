@@ -93,6 +93,7 @@ class Folding:
                 await self._look_while_leading(control, who)
             except TransportError as error:
                 self._note(str(error))
+                await asyncio.sleep(self._seconds)
 
     async def _look_while_leading(self, control: LoggedControl, who: str) -> None:
         if not self._leads():
