@@ -18,6 +18,7 @@ import msgspec
 
 from benchmarks import (
     availability,
+    control_log,
     drills,
     figures,
     formats,
@@ -65,7 +66,7 @@ def main() -> None:
     what = parser.add_subparsers(
         dest="what",
         metavar="figures | availability | forward | drills | policies | service | soak | rolling | "
-        "kill-loop | jumpstart | spark | spark-merge | generated",
+        "kill-loop | jumpstart | control-log | spark | spark-merge | generated",
     )
     _add_figures(what)
     _add_availability(what)
@@ -77,6 +78,7 @@ def main() -> None:
     _add_rolling(what)
     _add_kill_loop(what)
     _add_jumpstart(what)
+    _add_control_log(what)
     _add_spark(what)
     _add_generated(what)
     _add_spark_merge(what)
@@ -116,6 +118,9 @@ def main() -> None:
         forward.draw(runs, options.out / "fig10.svg")
     elif options.what == "service":
         asyncio.run(service.run(options.only, options.runs, _sizes(options), report))
+    elif options.what == "control-log":
+        logged = control_log.run(options.decisions, options.runs, report, whole=options.whole)
+        asyncio.run(logged)
     elif options.what == "rolling":
         how = rolling.Rolling(minutes=options.minutes, workers=options.workers, rate=options.rate)
         good = asyncio.run(rolling.roll(how, report))
@@ -294,6 +299,16 @@ def _add_jumpstart(what: _Subparsers) -> None:
         "--only", type=_ways, default=tuple(jumpstart.WAYS), help="cold,lines,state,table"
     )
     of_jumpstart.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_control_log(what: _Subparsers) -> None:
+    of_control_log = what.add_parser("control-log", help="a start after many decisions")
+    of_control_log.add_argument("--runs", type=int, default=5, help="starts (5)")
+    of_control_log.add_argument(
+        "--decisions", type=int, default=1_000_000, help="a million take minutes (1,000,000)"
+    )
+    of_control_log.add_argument("--whole", action="store_true", help="also read every record")
+    of_control_log.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_availability(what: _Subparsers) -> None:

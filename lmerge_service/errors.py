@@ -21,6 +21,7 @@ __all__ = (
     "RefusedError",
     "StateError",
     "TransportError",
+    "TrimmedError",
     "UnwritableError",
     "fault_message",
     "single_error",
@@ -79,6 +80,10 @@ class RefusedError(TransportError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, retriable=False)
+
+
+class TrimmedError(TransportError):
+    """What was to be read of a log was deleted while it was read: the log begins later by now."""
 
 
 class UnwritableError(TransportError):

@@ -6,7 +6,11 @@ Theory
     any other makes the next version. This module folds the log independently, by the specification
     and in few lines, so that the service's interpretation of the same records can be checked:
 
-        K9  the answers to decisions agree with the log
+        K9  the answers to decisions agree with the log, and so does each fold in it
+
+    A fold is a record that carries what all records before it come to. It holds at the offset that
+    it was made for. A log that has lost its beginning begins with one; what was attached before it
+    counts from when its entry was made, or from the beginning of time.
 
     A replica counts while it is attached. What it publishes afterwards is ignored; if it is
     attached again with another topic, that topic counts.
@@ -97,10 +101,21 @@ class ControlHistory:
     """Which events go out, which revisions, and how far the output's stable goes."""
     cutover: _Cutover | None = None
     """The last one."""
+    next: int = 0
+    """The offset behind the last record."""
+    wrong_folds: list[str] = field(default_factory=list)
+    """Which folds are not what the records before them come to, and in what."""
 
-    def fold(self, at: int, value: bytes | None) -> None:
+    def fold(self, at: int, value: bytes | None, offset: int | None = None) -> None:
+        """Takes the next record, by default one without a gap before it."""
+        offset = self.next if offset is None else offset
+        first, self.next = self.next == 0 < offset, offset + 1
         try:
             decision = json.loads(value or b"")
+            if "fold" in decision:
+                if decision["offset"] == offset:
+                    (self._begin if first else self._compare)(decision["ledger"])
+                return
             id_, action, expects = str(decision["id"]), decision["action"], decision.get("expects")
         except (ValueError, TypeError, KeyError):
             return
@@ -113,6 +128,57 @@ class ControlHistory:
             self._apply(action, at)
             self._review(before)
         self.verdicts[id_] = ExpectedOutcome(id_, at, self.version, refused)
+
+    def _begin(self, ledger: Mapping[str, Any]) -> None:
+        """From what a fold carries."""
+        self.version, self.declared = ledger["version"], ledger["declared"]
+        self.policy = _policy_of(ledger["policy"])
+        self.verdicts = {
+            each["decision"]["id"]: ExpectedOutcome(
+                each["decision"]["id"], each["decision"]["made"], each["version"], _kind(each)
+            )
+            for each in ledger["entries"]
+        }
+        made = {
+            each["version"]: START if _is_declaration(each) else each["decision"]["made"]
+            for each in ledger["entries"]
+            if _kind(each) is None
+        }
+        for each in ledger["replicas"]:
+            name, topic = each["replica"]["name"], each["replica"]["topic"]
+            self.replicas[name] = _DesiredReplica(topic, each["state"], each["epoch"])
+            counts = each["state"] == "attached"
+            end = INFINITY if counts else made.get(each["since"], START)
+            self.spans[name, topic] = [(made.get(each["epoch"], START), end)]
+        if (now := ledger["cutover"]) is not None:
+            self.cutover = _Cutover(
+                now["leaving"],
+                now["coming"],
+                now["began"],
+                (now["epochs"][0], now["epochs"][1]),
+                now["since"],
+                now["state"],
+                set(map(int, now["ready"] or ())),
+            )
+
+    def _compare(self, ledger: Mapping[str, Any]) -> None:
+        """With what a fold carries of the same records."""
+        place = f"the fold at offset {self.next - 1}"
+        if ledger["version"] != self.version:
+            self.wrong_folds.append(f"{place} has version {ledger['version']}, not {self.version}")
+        for each in ledger["entries"]:
+            expected = self.verdicts.get(id_ := each["decision"]["id"])
+            if expected is None or (expected.version, expected.refused) != (
+                each["version"],
+                _kind(each),
+            ):
+                self.wrong_folds.append(f"{place} has another verdict on {id_} than {expected}")
+        there = {each["replica"]["name"]: each for each in ledger["replicas"]}
+        for name in there.keys() | {n for n, r in self.replicas.items() if r.state != "detached"}:
+            known, folded = self.replicas.get(name), there.get(name)
+            has = None if folded is None else (folded["replica"]["topic"], folded["state"])
+            if known is None or has != (known.topic, known.state):
+                self.wrong_folds.append(f"{place} has replica {name} as {has}, not {known}")
 
     def _refusal(self, action: Mapping[str, Any]) -> str | None:
         """Why an action is not possible now."""
@@ -259,6 +325,16 @@ class ControlHistory:
         known.state = state
 
 
+def _kind(entry: Mapping[str, Any]) -> str | None:
+    """Of the refusal of an entry, as a fold has it."""
+    refusal = entry["refusal"]
+    return None if refusal is None else str(refusal["kind"])
+
+
+def _is_declaration(entry: Mapping[str, Any]) -> bool:
+    return bool(entry["decision"]["action"]["do"] == "declare")
+
+
 def _policy_of(policy: Mapping[str, Any]) -> tuple[str, ...]:
     """Of an action or a topology, with the defaults of missing fields."""
     defaults = {"insert": "first", "adjust": "lazy", "stable": "max"}
@@ -269,7 +345,7 @@ def decided(control: CommittedTopic) -> ControlHistory:
     """Folds a control topic."""
     found = ControlHistory()
     for record in control.of(0):
-        found.fold(record.timestamp, record.value)
+        found.fold(record.timestamp, record.value, record.offset)
     return found
 
 
@@ -286,8 +362,9 @@ def _given_up(events: CommittedTopic) -> Iterator[re.Match[str]]:
 
 
 def k9(right: ControlHistory, answers: Sequence[Answer]) -> CheckResult:
-    """Each answer agrees with the log, and each decision that was answered is in the log."""
-    wrong = []
+    """Each answer agrees with the log, and each decision that was answered is in the log; so does
+    each fold."""
+    wrong = list(right.wrong_folds)
     for answer in answers:
         verdict = right.verdicts.get(answer.id)
         if verdict is None:

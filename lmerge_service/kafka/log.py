@@ -3,7 +3,8 @@
 Who owns what
     A `Log` owns a producer, made when the first record is appended; each reading owns a `Source`
     of its own, closed when the reading ends. The topic is made when it is missing and refused
-    when it may forget: a reader from its beginning must read all of it.
+    when Kafka may delete of it by itself: what goes of its beginning is its owner's to know
+    (`Topics.trim`).
 
 What happens on a crash at each await
     in `append`: the record is in the log, or is not; reading the log shows which. When its time is
@@ -13,8 +14,9 @@ What happens on a crash at each await
 
 What happens when the broker is away, or the topic is deleted
     `append` fails after its time. `follow` waits, and goes on when the broker is back; where the
-    client gives up, and when there is no such topic any more, it raises a `TransportError`, and
-    may be called again from the same offset. Nothing here makes the topic but `async with`.
+    client gives up, when there is no such topic any more, and when the log begins later by now, it
+    raises a `TransportError`, and may be called again from an offset that is there. Nothing here
+    makes the topic but `async with`.
 """
 
 import asyncio
@@ -31,6 +33,7 @@ from lmerge_service.errors import (
     RefusedError,
     StateError,
     TransportError,
+    TrimmedError,
 )
 from lmerge_service.kafka import clients
 from lmerge_service.kafka.closing import abandon, stop
@@ -43,10 +46,14 @@ from lmerge_service.kafka.topics import Topics
 
 __all__ = ("Log",)
 
+_LARGEST_RECORD: Final = (8 << 20) + 4096
+"""As it is before the client compresses it; of what comes of that the broker has the limit."""
 _APPEND_SECONDS: Final = 10.0
 _POLL_SECONDS: Final = 1.0
 _FETCH_WAIT_MS: Final = 500
 _FOREVER: Final = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
+_MADE: Final = _FOREVER | {"segment.bytes": str(64 << 20)}
+"""Kafka frees whole segments of what is trimmed, and never the one that is written."""
 
 
 class Log:
@@ -54,7 +61,6 @@ class Log:
 
     Raises:
         ConfigurationError: on entering, when the topic has several partitions, or may forget.
-        StateError: on entering, when its beginning was deleted.
         TransportError: Kafka cannot be reached, or refuses.
     """
 
@@ -67,18 +73,14 @@ class Log:
 
     async def __aenter__(self) -> "Log":
         async with Topics(self._connection) as topics:
-            width = await topics.ensure(self.topic, config=_FOREVER)
+            width = await topics.ensure(self.topic, config=_MADE)
             if width != 1:
                 raise ConfigurationError(
                     f"topic {self.topic} has {width} partitions; a log has one: remove the topic"
                 )
             for key, must in _FOREVER.items():
-                why = f"must be {must}: a log forgets nothing"
+                why = f"must be {must}: a log forgets nothing by itself"
                 await topics.require(self.topic, key, must.__eq__, why)
-        async with self._source() as source:
-            begins = (await source.beginnings([self._tp]))[self._tp]
-        if begins > 0:
-            raise StateError(f"{self.topic} begins at offset {begins}: its beginning was deleted")
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -124,6 +126,8 @@ class Log:
                     self._connection,
                     enable_idempotence=True,
                     acks="all",
+                    compression_type="gzip",
+                    max_request_size=_LARGEST_RECORD,
                     retry_backoff_ms=50,
                 )
                 await self._start(producer)
@@ -152,19 +156,34 @@ class Log:
     def _source(self) -> Source:
         return Source(self._connection, fetch_wait_ms=_FETCH_WAIT_MS)
 
-    async def read(self, start: int = 0) -> AsyncGenerator[Record, None]:
-        """The records from an offset up to the end that the log has when this is called.
+    async def bounds(self) -> tuple[int, int]:
+        """The first offset that there is, and the one behind the last record."""
+        async with self._source() as source:
+            begins = await source.beginnings([self._tp])
+            return begins[self._tp], (await source.ends([self._tp]))[self._tp]
+
+    async def read(self, start: int = 0, end: int | None = None) -> AsyncGenerator[Record, None]:
+        """The records from an offset up to an end, by default the one that the log has when this
+        is called.
 
         Raises:
+            TrimmedError: the log begins later.
             TransportError: no progress for two minutes.
             StateError: the log ends before `start`: it was recreated, or has lost records.
         """
         async with self._source() as source:
-            end = (await source.ends([self._tp]))[self._tp]
+            if end is None:
+                end = (await source.ends([self._tp]))[self._tp]
             self._refuse_loss(start, end)
-            async for _, records in source.backlog({self._tp: start}, {self._tp: end}):
-                for record in records:
-                    yield record
+            at = start
+            try:
+                async for _, records in source.backlog({self._tp: start}, {self._tp: end}):
+                    for record in records:
+                        yield record
+                        at = record.offset + 1
+            except StateError:
+                await self._refuse_trimmed(source, at)
+                raise
 
     async def follow(
         self, start: int = 0, *, begun: Callable[[], None] = lambda: None
@@ -173,6 +192,7 @@ class Log:
         once Kafka has answered.
 
         Raises:
+            TrimmedError: the log begins later.
             TransportError: Kafka cannot be reached, or the topic was deleted; to be called again.
             StateError: the log ends before `start`, or cannot be read on.
         """
@@ -181,15 +201,24 @@ class Log:
             self._refuse_loss(start, (await source.ends([self._tp]))[self._tp])
             source.assign({self._tp: start})
             begun()
-            sightings = Sightings()
+            at, sightings = start, Sightings()
             while True:
                 for record in (await source.poll(_POLL_SECONDS)).get(self._tp, ()):
                     yield record
+                    at = record.offset + 1
                 if why := source.lost.get(self._tp):
+                    await self._refuse_trimmed(source, at)
                     raise StateError(f"{self.topic} {why}")
                 sightings.note([self.topic], () if source.is_missing(self.topic) else [self.topic])
                 if sightings.is_deleted(self.topic):
                     await source.require_topics([self._tp])
+
+    async def _refuse_trimmed(self, source: Source, at: int) -> None:
+        begins = (await source.beginnings([self._tp]))[self._tp]
+        if begins > at:
+            raise TrimmedError(
+                f"{self.topic} begins at offset {begins} by now, and was read up to {at}"
+            )
 
     def _refuse_loss(self, start: int, end: int) -> None:
         if end < start:

@@ -13,6 +13,7 @@ from lmerge_service.kafka.cluster import Cluster
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.merge.commit_record import CommitRecord, SnapshotPlace
 from lmerge_service.merge.decisions.ledger import Ledger
+from lmerge_service.merge.decisions.reading import unread
 from lmerge_service.merge.recovery import Recovery
 from lmerge_service.merge.task_state import TaskState
 
@@ -98,8 +99,11 @@ async def recoveries(
 
 async def _fold(cluster: Cluster, ledger: Ledger) -> None:
     """What was decided; a snapshot is of the case and policy that were decided."""
-    async with cluster.log(ledger.topology.output.control_topic) as log:
-        async for record in log.read():
+    async with (
+        cluster.log(ledger.topology.output.control_topic) as log,
+        aclosing(unread(log, ledger)) as records,
+    ):
+        async for record in records:
             ledger.fold(record.offset, record.value)
 
 

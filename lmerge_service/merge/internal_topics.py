@@ -58,8 +58,14 @@ _CONFIG_LOOKS: Final = 5
 _KEPT = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
 _FORGETTING = {"segment.bytes": str(64 << 20)}
 """Kafka frees whole segments of what is deleted, and never the one that is written."""
-_EVENTS = {"retention.ms": str(30 * 24 * 3_600_000), "cleanup.policy": "delete"}
-"""Evidence is for people, who look at it or do not."""
+_EVENTS = {
+    "retention.ms": str(30 * 24 * 3_600_000),
+    "retention.bytes": str(1 << 30),
+    "cleanup.policy": "delete",
+    "segment.bytes": str(64 << 20),
+    "segment.ms": str(24 * 3_600_000),
+}
+"""Evidence is for people, who look at it or do not: bounded in time and in size."""
 
 
 def largest_record(topology: Topology) -> int:

@@ -41,6 +41,7 @@ from lmerge_service.kafka.lookups import Lookups
 from lmerge_service.kafka.members import Members
 from lmerge_service.merge.commit_turns import CommitTurns
 from lmerge_service.merge.decisions.control_log import LoggedControl
+from lmerge_service.merge.decisions.folding import Folding
 from lmerge_service.merge.internal_topics import TopicWatch, prepare
 from lmerge_service.merge.outlets import Outlets
 from lmerge_service.merge.retention import Retention
@@ -106,6 +107,8 @@ class Worker:
         self.topic_watch = TopicWatch(cluster, topology, self.outlets)
         self.retention = Retention(cluster, topology, self._leading, unix_ns=unix_ns)
         """What there is of the output, and what is needed of it."""
+        self.folding = Folding(cluster, topology, lambda: 0 in self._leading(), unix_ns=unix_ns)
+        """What there is of the control log, and what has become of what there was."""
         self._feedback = feedback
         self._unix_ns = unix_ns
         self._cluster = cluster
@@ -178,6 +181,7 @@ class Worker:
             group.create_task(members.run(), name="members")
             group.create_task(self.topic_watch.run(), name="topics")
             group.create_task(self.retention.run(), name="retention")
+            group.create_task(self.folding.run(control, self.name), name="folding")
             group.create_task(self._shared.run(), name="reader")
             group.create_task(self._replay.run(), name="replay")
             group.create_task(self._claim(members), name="claim")

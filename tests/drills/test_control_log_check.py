@@ -255,3 +255,91 @@ def test_k4_a_co_partitioned_replica_leads_by_each_partition_alone() -> None:
     other = [replace(record, partition=1) for record in emitted]
     apart = replace(history, output=CommittedTopic("out", tuple(other), partitions=2))
     assert check(apart)["K4"].outcome is INVALID
+
+
+# --- folds ----------------------------------------------------------------------------------------
+
+ABOUT_A = {"id": "d1", "action": {"do": "detach", "replica": "a"}, "made": 700, "expects": None}
+FOLD: Mapping[str, Any] = {
+    "fold": 1,
+    "offset": 2,
+    "ledger": {
+        "version": 2,
+        "declared": DECLARED,
+        "policy": {"stable": "max"},
+        "replicas": [
+            {
+                "replica": {"name": "a", "topic": "in.a"},
+                "state": "detached",
+                "since": 2,
+                "epoch": 1,
+            },
+            {
+                "replica": {"name": "b", "topic": "in.b"},
+                "state": "attached",
+                "since": 1,
+                "epoch": 1,
+            },
+        ],
+        "entries": [
+            {
+                "decision": {"id": "d0", "action": DECLARED, "made": 0},
+                "version": 1,
+                "refusal": None,
+            },
+            {"decision": ABOUT_A, "version": 2, "refusal": None},
+        ],
+        "cutover": None,
+    },
+}
+
+
+def with_fold(fold: Mapping[str, Any], start: int = 0) -> CommittedTopic:
+    """Two decisions, their fold, and a third decision; from an offset on."""
+    records = list(log((DECLARED, None), (detach("a"), 1), (detach("b"), 2)).records)
+    records[2] = replace(records[2], offset=3)
+    value = json.dumps(fold).encode()
+    records.insert(2, CommittedRecord("control", 0, 2, 1_500, value))
+    return CommittedTopic("control", tuple(records[start:]))
+
+
+def test_a_fold_is_no_decision_and_agrees_with_those_before_it() -> None:
+    right = decided(with_fold(FOLD))
+    assert refusals(right) == [None, None, "invalid"]
+    assert k9(right, []).outcome is VALID
+
+
+def test_from_a_fold_on_all_is_as_if_nothing_had_been_deleted() -> None:
+    whole, rest = decided(with_fold(FOLD)), decided(with_fold(FOLD, 2))
+    assert (rest.version, refusals(rest)) == (whole.version, refusals(whole))
+    assert rest.replicas == whole.replicas
+    assert rest.spans == {
+        ("a", "in.a"): [(START, 700)],
+        ("b", "in.b"): [(START, INFINITY)],
+    }
+    assert k9(rest, [Answer("d1", 2, None)]).outcome is VALID
+
+
+@pytest.mark.parametrize(
+    ("change", "evidence"),
+    [
+        ({"version": 3}, "the fold at offset 2 has version 3, not 2"),
+        ({"entries": [{"decision": ABOUT_A, "version": 2, "refusal": {"kind": "state"}}]}, "d1"),
+        ({"entries": [{"decision": {"id": "x"}, "version": 2, "refusal": None}]}, "verdict on x"),
+        ({"replicas": FOLD["ledger"]["replicas"][:1]}, "replica b as None"),
+        ({"replicas": [
+            {"replica": {"name": "a", "topic": "in.a"}, "state": "attached"},
+            FOLD["ledger"]["replicas"][1],
+        ]}, "replica a as ('in.a', 'attached')"),
+    ],
+)  # fmt: skip
+def test_a_fold_that_differs_is_found(change: Mapping[str, Any], evidence: str) -> None:
+    found = k9(decided(with_fold({**FOLD, "ledger": {**FOLD["ledger"], **change}})), [])
+    assert found.outcome is INVALID
+    assert any(evidence in each for each in found.evidence)
+
+
+def test_a_fold_that_was_made_for_another_offset_is_nothing() -> None:
+    late = {**FOLD, "offset": 1, "ledger": {**FOLD["ledger"], "version": 9}}
+    right = decided(with_fold(late))
+    assert (right.version, right.wrong_folds) == (2, [])

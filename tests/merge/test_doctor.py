@@ -105,6 +105,21 @@ def test_of_a_single_broker_no_topic_is_better_and_only_kafka_s_line_has_it() ->
     ]
 
 
+def test_who_trims_needs_the_right_to_and_events_must_be_bounded() -> None:
+    may = details(rights=frozenset({"Read", "Write", "Describe"}))
+    kept = topology(output={"keep": "7d"})
+    (line,) = of_output(kept, may, name="out.control")
+    assert "our user lacks Delete" in line
+    (line,) = of_output(topology(), may, name="out.control")
+    assert line.startswith("ok")
+    (line,) = of_output(topology(), name="out.events")
+    assert "retention.ms and retention.bytes are -1: it grows for ever" in line
+    (line,) = of_output(topology(), name="out.events", retention_ms="1000")
+    assert line.startswith("ok")
+    (line,) = of_output(topology(), name="out.events", retention_bytes="1000")
+    assert line.startswith("ok")
+
+
 def test_decisions_are_for_ever_and_commit_records_compacted() -> None:
     (line,) = of_output(topology(), name="out.control", retention_ms="1000")
     assert "retention.ms is 1000; it must be -1" in line

@@ -476,7 +476,7 @@ _decisions = st.fixed_dictionaries(
         "expects": st.none() | st.integers(0, 12),
     }
 )
-_records = st.one_of(
+decision_records = st.one_of(
     st.binary(max_size=20),
     st.none(),
     _documents.map(lambda document: json.dumps(document).encode()),
@@ -485,7 +485,7 @@ _records = st.one_of(
 )
 
 
-@given(st.lists(_records, max_size=30))
+@given(st.lists(decision_records, max_size=30))
 def test_folding_never_raises_and_every_reader_comes_to_the_same(
     records: list[bytes | None],
 ) -> None:

@@ -68,6 +68,7 @@ async def leading_and_following(merge: Merge) -> AsyncIterator[tuple[Worker, Wor
             and follows.held[0].task.lifecycle.is_warm
             and has_read_all(leads)
             and leads.retention.kept
+            and leads.folding.begins is not None
         ):
             await asyncio.sleep(0.02)
         yield leads, follows

@@ -19,7 +19,10 @@ from lmerge_service.kafka.records import Record
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.merge import recovery
 from lmerge_service.merge.commit_record import MARK_KEY, CommitRecord
+from lmerge_service.merge.decisions import folding, reading
 from lmerge_service.merge.decisions.control_log import LoggedControl
+from lmerge_service.merge.decisions.folds import Fold
+from lmerge_service.merge.decisions.ledger import Ledger
 from lmerge_service.merge.replicas import ReplicaChunk, Replicas, ReplicaState
 from lmerge_service.merge.snapshots import writer as snapshots
 from lmerge_service.service import task
@@ -115,6 +118,14 @@ def open_in_order(
     return _open(replicas, tp, records, *rest)
 
 
+def take_fold(ledger: Ledger, fold: Fold, offset: int, *, lacks: bool) -> None:
+    """As `Ledger._take_fold`, and checks that whoever has read all that it carries agrees."""
+    _take_fold(ledger, fold, offset, lacks=lacks)
+    assert ledger.disagrees is None, ledger.disagrees
+    ledger.check()
+
+
+_take_fold = Ledger._take_fold
 _join, _keep, _deliver = SharedReader.join, SharedReader._keep, SharedInput.deliver
 _open, _arrive = Replicas.open, SharedReplay._arrive
 _brokers: list[Broker] = []
@@ -122,11 +133,12 @@ _brokers: list[Broker] = []
 
 
 @contextlib.contextmanager
-def machine(chance: Random) -> Iterator[Counter[str]]:
+def machine(chance: Random, folded: Random | None = None) -> Iterator[Counter[str]]:
     """While entered, what the service would have of the machine that it runs on is chance's, or
-    not there: child processes, ids, the garbage collector, which is the tests' own. Counts the
-    lines that it logs, by event."""
+    not there: child processes, ids, the garbage collector, which is the tests' own. Decisions are
+    folded far more often than else. Counts the lines that it logs, by event."""
     logged: Counter[str] = Counter()
+    folded = folded or Random(0)
 
     def count(_: Any, __: str, line: Mapping[str, Any]) -> str:
         logged[line["event"]] += 1
@@ -149,6 +161,11 @@ def machine(chance: Random) -> Iterator[Counter[str]]:
             patch.object(shared_reader, "_FEW", chance.choice([0, 5, 1_000])),
             patch.object(snapshots, "_RECORDS", chance.choice([20, 200_000])),
             patch.object(recovery, "_FEW_RECORDS", chance.choice([-1_000, 3, 20_000])),
+            patch.object(Ledger, "_take_fold", take_fold),
+            patch.object(folding, "_RECORDS", folded.choice([1, 3, 6])),
+            patch.object(folding, "_LOOK_SECONDS", folded.choice([(0.1, 1.0), (0.5, 5.0)])),
+            patch.object(reading, "_FAR", folded.choice([0, 3, 2_000])),
+            patch.object(reading, "_PIECE", folded.choice([1, 3, 1_000])),
             patch.object(uuid, "uuid4", lambda: uuid.UUID(int=chance.getrandbits(128), version=4)),
         ):
             yield logged
@@ -162,7 +179,9 @@ def build(topology: Topology, network: Network) -> workers.Worker:
     _brokers[:] = [network.broker]
     cluster = cast(Cluster, MemoryCluster(network))
     clock = asyncio.get_running_loop().time
-    return workers.Worker(topology, cluster, unix_ns=lambda: int((BEGAN + clock()) * 10**9))
+    worker = workers.Worker(topology, cluster, unix_ns=lambda: int((BEGAN + clock()) * 10**9))
+    worker.name = network.name  # the same in any process
+    return worker
 
 
 async def work(worker: workers.Worker) -> str:

@@ -21,7 +21,13 @@ from typing import Any
 
 from lmerge_service.drills.records import CommittedRecord
 from lmerge_service.elements import Stable
-from lmerge_service.errors import ConfigurationError, ElementError, StateError, TransportError
+from lmerge_service.errors import (
+    ConfigurationError,
+    ElementError,
+    StateError,
+    TransportError,
+    TrimmedError,
+)
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.assignor import Member
 from lmerge_service.kafka.find import FoundRecord
@@ -351,15 +357,27 @@ class MemoryLog:
         except TimeoutError:
             raise TransportError(f"writing to {self.topic}: no answer in time") from None
 
-    async def end(self) -> int:
-        broker = self._network.broker
-        return await self._network.request(lambda: broker.last_stable(self._tp), "asking")
+    async def bounds(self) -> tuple[int, int]:
+        broker, tp = self._network.broker, self._tp
+        return await self._network.request(
+            lambda: (broker.beginning(tp), broker.last_stable(tp)), "asking"
+        )
 
-    async def read(self, start: int = 0) -> AsyncGenerator[CommittedRecord, None]:
+    async def read(
+        self, start: int = 0, end: int | None = None
+    ) -> AsyncGenerator[CommittedRecord, None]:
         source = MemorySource(self._network)
-        async for _, records in source.backlog({self._tp: start}, {self._tp: await self.end()}):
-            for record in records:
-                yield record
+        if end is None:
+            _, end = await self.bounds()
+        at = start
+        try:
+            async for _, records in source.backlog({self._tp: start}, {self._tp: end}):
+                for record in records:
+                    yield record
+                    at = record.offset + 1
+        except StateError:
+            self._refuse_trimmed(at)
+            raise
 
     async def follow(
         self, start: int = 0, *, begun: Callable[[], None] = lambda: None
@@ -370,6 +388,15 @@ class MemoryLog:
         while True:
             for record in (await source.poll(1.0)).get(self._tp, ()):
                 yield record
+                start = record.offset + 1
+            if self._tp in source.lost:
+                self._refuse_trimmed(start)
+                raise StateError(f"{self.topic} {source.lost[self._tp]}")
+
+    def _refuse_trimmed(self, at: int) -> None:
+        begins = self._network.broker.beginning(self._tp)
+        if begins > at:
+            raise TrimmedError(f"{self.topic} begins at offset {begins} by now")
 
 
 class MemoryMembers:

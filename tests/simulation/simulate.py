@@ -37,6 +37,7 @@ from lmerge_service.workloads.lifetime import Life
 from tests.service.cluster import crc32, logical, meaning, replica_streams
 from tests.simulation.actors import LINGERING_SECONDS, Decay, Publisher, Supervisor
 from tests.simulation.adapter import machine
+from tests.simulation.folds import wrong_folds
 from tests.simulation.late_readers import LateReaders
 from tests.simulation.leaders import Leaders
 from tests.simulation.loop import run
@@ -71,11 +72,14 @@ class Run:
     """What was found of replicas that are reported to disagree, though none has lied."""
     late: tuple[str, ...]
     """What is wrong with readers that have begun in the middle of the output."""
+    folded: tuple[str, ...]
+    """What is wrong with folds of the decisions, or with what was deleted before them."""
 
     @property
     def good(self) -> bool:
         valid = self.report.outcome is Outcome.VALID
-        return self.ended and self.failed is None and valid and not (self.blamed or self.late)
+        wrong = self.blamed or self.late or self.folded
+        return self.ended and self.failed is None and valid and not wrong
 
     def history(self) -> bytes:
         """Every record of every topic."""
@@ -86,7 +90,7 @@ class Run:
             f"seed {self.seed}: {self.report.outcome}, "
             f"{self.failed or ('ended' if self.ended else 'NOT ENDED')}, "
             f"{''.join(f'BLAMED {each}, ' for each in self.blamed)}"
-            f"{''.join(f'{each}, ' for each in self.late)}"
+            f"{''.join(f'{each}, ' for each in (*self.late, *self.folded))}"
             f"{self.seen['kills']} kills, {self.seen['overtaken']} overtaken, "
             f"{self.seen['pauses']} pauses, {self.leaderless:.1f} s without a leader at most, "
             f"{self.seconds:.0f} s, history {hashlib.sha256(self.history()).hexdigest()[:16]}"
@@ -101,7 +105,7 @@ def command(seed: int) -> str:
 def simulate(seed: int, *, pauses: bool = False, native: bool = False) -> Run:
     """Plays a seed to its end; `pauses` has several workers that are paused, whatever the seed,
     `native` has the engine merge, under a policy that it knows."""
-    with machine(Random(f"machine {seed}")) as logged:
+    with machine(Random(f"machine {seed}"), Random(f"folds {seed}")) as logged:
         return run(_Play(seed, Random(seed), logged, pauses=pauses, native=native).play())
 
 
@@ -139,15 +143,18 @@ class _Play:
         await asyncio.gather(*self.running, return_exceptions=True)
         seconds = asyncio.get_running_loop().time()
         output = self.topology.output.topic
-        topics = tuple(self.broker.topic(name, ever=name == output) for name in self.broker.names())
+        whole = (output, self.topology.output.control_topic)
+        topics = tuple(self.broker.topic(name, ever=name in whole) for name in self.broker.names())
         by_name = {topic.name: topic for topic in topics}
         report = check(self._history(by_name))
         blamed = self._blamed(by_name[self.topology.output.events_topic])
         leaderless = self.leaders.longest
         late = tuple(self.late.wrong(by_name[output])) if output in by_name else ()
+        folded = tuple(wrong_folds(self.broker, self.topology))
         return Run(
-            self.seed, report, topics, ended, failed, seconds, self.seen, leaderless, blamed, late
-        )
+            self.seed, report, topics, ended, failed, seconds, self.seen, leaderless, blamed, late,
+            folded,
+        )  # fmt: skip
 
     # --- the beginning --------------------------------------------------------------------------
 

@@ -10,14 +10,21 @@ from typing import Any, Protocol
 import pytest
 from aiokafka import AIOKafkaProducer
 
-from lmerge_service.errors import ConfigurationError, FencedError, StateError, TransportError
+from lmerge_service.errors import (
+    ConfigurationError,
+    FencedError,
+    StateError,
+    TransportError,
+    TrimmedError,
+)
 from lmerge_service.formats.dead_letters import DeadLetter
 from lmerge_service.kafka.connection import Connection
+from lmerge_service.kafka.log import Log
 from lmerge_service.kafka.sink import Committed, Outbox, Sink
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.topics import Topics
 from tests.simulation import loop
-from tests.simulation.clients import MemorySink, MemorySource, MemoryTopics
+from tests.simulation.clients import MemoryLog, MemorySink, MemorySource, MemoryTopics
 from tests.simulation.memory import Broker
 from tests.simulation.network import Network
 
@@ -27,6 +34,7 @@ class Kafka(Protocol):
 
     def topics(self) -> Any: ...
     def source(self) -> Any: ...
+    def log(self, topic: str) -> Any: ...
     def sink(self, name: str, topic: str) -> Any: ...
     def play(self, main: Coroutine[Any, Any, None]) -> None: ...
     async def write(self, topic: str, values: Sequence[bytes]) -> None: ...
@@ -70,6 +78,9 @@ class InMemory:
     def source(self) -> MemorySource:
         return MemorySource(self._network)
 
+    def log(self, topic: str) -> MemoryLog:
+        return MemoryLog(self._network, topic)
+
     def sink(self, name: str, topic: str) -> MemorySink:
         return MemorySink(self._network, **sinking(name, topic))
 
@@ -106,6 +117,9 @@ class Real:
 
     def source(self) -> Source:
         return Source(self._connection, fetch_wait_ms=10)
+
+    def log(self, topic: str) -> Log:
+        return Log(self._connection, topic)
 
     def sink(self, name: str, topic: str) -> Sink:
         return Sink(self._connection, **sinking(name, topic))
@@ -379,6 +393,26 @@ def test_what_was_truncated_is_lost_and_reported(kafka: Kafka, topic: str) -> No
         async with kafka.source() as source:
             source.assign({tp: 2})
             assert await settled(source, tp, 1) == [(2, b"3")]
+
+    kafka.play(main())
+
+
+def test_a_log_that_begins_later_is_read_from_there_and_refused_from_before(
+    kafka: Kafka, topic: str
+) -> None:
+    async def main() -> None:
+        async with kafka.log(topic) as log, kafka.topics() as topics:
+            for value in (b"1", b"2", b"3", b"4"):
+                await log.append(value)
+            assert await log.bounds() == (0, 4)
+            assert [r.value async for r in log.read(1, 3)] == [b"2", b"3"]
+            await topics.trim({TopicPartition(topic, 0): 2})
+            assert await log.bounds() == (2, 4)
+            assert [r.value async for r in log.read(2)] == [b"3", b"4"]
+            for reading in (log.read(1), log.follow(1)):
+                with pytest.raises(TrimmedError, match="begins at offset 2 by now"):
+                    async for _ in reading:
+                        pass
 
     kafka.play(main())
 

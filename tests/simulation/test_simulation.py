@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from lmerge_service.core import Input
@@ -20,7 +21,11 @@ from lmerge_service.formats.routing import Ownership
 from lmerge_service.kafka.sink import Committed, Outbox
 from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.merge.commit_record import ReplicaCheckpoint
+from lmerge_service.merge.decisions import folds
+from lmerge_service.merge.decisions.control_log import LoggedControl
+from lmerge_service.merge.decisions.folds import Fold, LedgerState
 from lmerge_service.merge.decisions.ledger import Ledger
+from lmerge_service.merge.decisions.reading import FoundFold
 from lmerge_service.merge.liveness import Liveness
 from lmerge_service.merge.recovery import JointReplay, Recovery
 from lmerge_service.merge.replicas import Replicas, ReplicaState
@@ -56,6 +61,7 @@ def test_whatever_the_schedule_the_output_is_right_and_comes_to_its_end() -> Non
     least |= {"pauses": 60, "fenced": 30, "assigned to this worker all the same": 10}
     least |= {"ends early": 5, "lingered": 15, "repeated for ever": 300}
     least |= {"read together": 1_000, "read alone": 1_000}
+    least |= {"decisions folded": 20, "decisions trimmed": 10, "decisions taken from a fold": 5}
     assert {what: seen[what] for what in least if seen[what] < least[what]} == {}, "it is rare"
 
 
@@ -92,6 +98,16 @@ def found(seeds: Iterable[int] = SEEDS) -> list[str]:
         if not played.good:
             wrong = [each.check for each in played.report.findings if each.outcome is not VALID]
             return [*wrong, *filter(None, [played.failed])] or ["it does not end"]
+    return []
+
+
+def wrongs(seeds: Iterable[int]) -> list[str]:
+    """As `found`, with what is wrong with folds."""
+    for seed in seeds:
+        played = simulate(seed)
+        if not played.good:
+            wrong = [each.check for each in played.report.findings if each.outcome is not VALID]
+            return [*wrong, *played.folded, *filter(None, [played.failed])]
     return []
 
 
@@ -295,6 +311,38 @@ def test_a_late_reader_that_reads_again_what_its_snapshot_covers_is_found(
 
     monkeypatch.setattr(beginnings, "_behind", start_of)
     assert any("who begins at offset" in each for seed in SEEDS for each in simulate(seed).late)
+
+
+def test_a_fold_that_lacks_something_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = Ledger.state
+
+    def without_entries(self: Ledger) -> LedgerState:
+        return msgspec.structs.replace(state(self), entries=[])
+
+    monkeypatch.setattr(Ledger, "state", without_entries)
+    monkeypatch.setattr(folds, "agree", lambda *_: True)
+    assert "the judge comes to something else without what was deleted" in wrongs(range(20))
+
+
+@pytest.mark.full
+def test_f1_a_fold_that_holds_wherever_it_comes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    take = adapter._take_fold
+
+    def anywhere(self: Ledger, fold: Fold, offset: int, *, lacks: bool) -> None:
+        take(self, msgspec.structs.replace(fold, offset=offset), offset, lacks=lacks)
+
+    monkeypatch.setattr(adapter, "_take_fold", anywhere)
+    assert wrongs(SEEDS)
+
+
+def test_decisions_that_are_deleted_where_no_fold_is_are_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def anywhere(_: LoggedControl, __: int, before: int) -> FoundFold:
+        return FoundFold(before)
+
+    monkeypatch.setattr(LoggedControl, "fold_of", anywhere)
+    assert any("where no fold is" in each or "in no fold" in each for each in wrongs(range(30)))
 
 
 @pytest.mark.full

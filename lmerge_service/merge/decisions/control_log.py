@@ -12,6 +12,7 @@ What happens on a crash at each await
 What happens when Kafka is away
     `decide` fails in time, with the message that the outcome is unknown. `run` starts over from
     where the ledger ends, with pauses; the ledger stays as it was; `unreachable` has the reason.
+    If the log begins later by then, the ledger goes on from its latest fold (`reading`).
 """
 
 import asyncio
@@ -23,7 +24,9 @@ import structlog
 from lmerge_service.config.topology import Topology
 from lmerge_service.errors import ConfigurationError, TransportError
 from lmerge_service.kafka.log import Log
+from lmerge_service.merge.decisions import folds
 from lmerge_service.merge.decisions.ledger import Entry, Ledger
+from lmerge_service.merge.decisions.reading import FoundFold, latest_fold, unread
 from lmerge_service.merge.decisions.records import Decision, decide, encode, words
 
 __all__ = ("Control", "LoggedControl")
@@ -58,6 +61,7 @@ class LoggedControl:
     Raises:
         ConfigurationError: on entering, when the topology contradicts what was decided, or the
             log's topic is not as it must be.
+        StateError: on entering, when the log has lost records that no fold carries.
         TransportError: on entering, when Kafka cannot be reached, or refuses.
     """
 
@@ -82,7 +86,7 @@ class LoggedControl:
         await self._stack.aclose()
 
     async def _catch_up(self) -> None:
-        async with aclosing(self._log.read(self.ledger.offset)) as records:
+        async with aclosing(unread(self._log, self.ledger)) as records:
             async for record in records:
                 self.ledger.fold(record.offset, record.value)
 
@@ -107,8 +111,11 @@ class LoggedControl:
         Raises:
             StateError: the log has lost records, or was recreated.
         """
+        interrupted = False
         while True:
             try:
+                if interrupted:
+                    await self._overtake()
                 following = self._log.follow(self.ledger.offset, begun=self._reached)
                 async with aclosing(following) as records:
                     async for record in records:
@@ -117,8 +124,14 @@ class LoggedControl:
                 if self.unreachable is None:
                     topic = self._log.topic
                     log.warning("cannot follow the decisions", topic=topic, error=str(error))
-                self.unreachable = str(error)
+                self.unreachable, interrupted = str(error), True
                 await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def _overtake(self) -> None:
+        """Folds what has come meanwhile; where it is gone, the latest fold instead."""
+        async with aclosing(unread(self._log, self.ledger)) as records:
+            async for record in records:
+                await self._fold(record.offset, record.value)
 
     def _reached(self) -> None:
         if self.unreachable is not None:
@@ -127,8 +140,11 @@ class LoggedControl:
 
     async def _fold(self, offset: int, value: bytes | None) -> None:
         unreadable, before = self.ledger.unreadable, self.ledger.cutover
+        lacking = offset - self.ledger.offset
         entry = self.ledger.fold(offset, value)
-        if self.ledger.unreadable > unreadable:
+        if folds.is_fold(value):
+            self._note_fold(offset, lacking)
+        elif self.ledger.unreadable > unreadable:
             log.warning(
                 "not a decision",
                 topic=self._log.topic,
@@ -158,6 +174,34 @@ class LoggedControl:
             )
         async with self._folded:
             self._folded.notify_all()
+
+    def _note_fold(self, offset: int, lacking: int) -> None:
+        topic, ledger = self._log.topic, self.ledger
+        if ledger.disagrees is not None:
+            log.warning("fold differs", topic=topic, offset=offset, why=ledger.disagrees)
+        elif ledger.folded == offset:
+            if lacking:
+                log.warning(
+                    "decisions taken from a fold", topic=topic, offset=offset, records=lacking
+                )
+        elif (why := ledger.last_unreadable) and why.startswith(f"offset {offset}: "):
+            log.warning("fold not used", topic=topic, offset=offset, why=why)
+
+    async def write_fold(self, who: str, made: int) -> int | None:
+        """Appends a fold of what was read so far, made at a time (ms) by a worker; its offset, or
+        None if the log was longer by then, so that it does not hold.
+
+        Raises:
+            ValueError: no record has room for it.
+            TransportError: Kafka cannot be reached, or refuses; if retriable, it may hold.
+        """
+        fold = folds.fold(self.ledger.state(), self.ledger.offset, who, made)
+        at = await self._log.append(folds.encode(fold), seconds=self._seconds)
+        return at if at == fold.offset else None
+
+    async def fold_of(self, begins: int, before: int) -> FoundFold:
+        """See `latest_fold`."""
+        return await latest_fold(self._log, begins, before)
 
     async def newer(self, than: int) -> int:
         """Waits until the version is higher; returns it."""

@@ -16,6 +16,9 @@ Theory
     alone, however many workers run with however many files. A declaration rules only
     replicas about which nothing else was decided.
 
+    A *fold* (`folds`) carries the ledger of all records before it. A ledger that lacks some of them
+    takes it over, so that it need not read them; one that has them compares it.
+
     The topology itself defines which combinations are valid: a decision is accepted when the one
     that it leads to, with the replicas that are attached or quarantined, is valid.
 
@@ -26,6 +29,7 @@ Invariants
     G4  What is kept is bounded: the last 1,000 decisions and gaps, and beside the replicas that
         are desired or declared 1,000 that are not.
     G5  A cutover that runs obeys C3 (`cutover`): a decision that would break it ends it.
+    G6  A ledger that began with a fold is the one that all records give (F2).
 
 Cost
     A decision costs a validation of the topology, some 0.1 ms.
@@ -33,15 +37,25 @@ Cost
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, TypeAlias, assert_never
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Final, TypeAlias, assert_never
 
 from pydantic import ValidationError
 
 from lmerge_service.config.topology import OutputPolicy, Replica, Topology
 from lmerge_service.core.properties import weakest
 from lmerge_service.errors import ElementError, fault_message
+from lmerge_service.merge.decisions import folds
 from lmerge_service.merge.decisions.cutover import Cutover, CutoverEvent, CutoverState, move
+from lmerge_service.merge.decisions.decided import (
+    AcceptedGap,
+    DesiredReplica,
+    Entry,
+    Refusal,
+    RefusalKind,
+)
+from lmerge_service.merge.decisions.folds import Fold, LedgerState
 from lmerge_service.merge.decisions.records import (
     AbortCutover,
     AcceptGap,
@@ -74,61 +88,6 @@ __all__ = (
 _REMEMBERED: Final = 1_000
 _MOST: Final = 1_000
 _NAMED: Final = 20
-
-RefusalKind: TypeAlias = Literal["version", "state", "unknown", "invalid"]
-
-
-@dataclass(frozen=True, slots=True)
-class DesiredReplica:
-    """What was decided about one replica."""
-
-    replica: Replica
-    state: DesiredState
-    since: int
-    """The version that brought it there."""
-    epoch: int
-    """The version of its last attachment, by attach, release or the topology file: a task whose
-    attachment has another one attaches the replica again."""
-    reason: str | None
-    """Why it was quarantined, or why the file rules it no more."""
-    who: str
-    released: bool
-    """That was a release from a quarantine."""
-    decided: bool
-    """Something else than the topology file has decided about it; the file no longer rules it."""
-
-
-@dataclass(frozen=True, slots=True)
-class AcceptedGap:
-    """An accepted gap: the times before `until`, from which on the replica is correct, are lost."""
-
-    replica: str
-    until: int
-    version: int
-    who: str
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why a decision changed nothing."""
-
-    kind: RefusalKind
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A decision of the log, with the verdict."""
-
-    offset: int
-    decision: Decision
-    version: int
-    """The version after it."""
-    refusal: Refusal | None
-
-    @property
-    def accepted(self) -> bool:
-        return self.refusal is None
 
 
 class _RefusedError(Exception):
@@ -165,6 +124,10 @@ class Ledger:
         self.accepted_gaps: deque[AcceptedGap] = deque(maxlen=_REMEMBERED)
         self.cutover: Cutover | None = None
         """The latest one, whether it runs or has ended."""
+        self.folded: int | None = None
+        """Where the latest fold is that this ledger has begun with, or agrees with."""
+        self.disagrees: str | None = None
+        """Why the latest fold that holds is not what this ledger has come to."""
         self._policy_decided = False
         self._entries: OrderedDict[str, Entry] = OrderedDict()
 
@@ -199,8 +162,11 @@ class Ledger:
         """
         if offset < self.offset:
             raise ValueError(f"offset {offset} is folded already, {self.offset} is next")
-        self.offset = offset + 1
+        lacks, self.offset = offset > self.offset, offset + 1
         try:
+            if folds.is_fold(value):
+                self._take_fold(folds.decode(value), offset, lacks=lacks)
+                return None
             decision = decode(value)
         except ElementError as error:
             self.unreadable += 1
@@ -210,6 +176,74 @@ class Ledger:
             self.repeated += 1
             return None
         return self._judge(offset, decision)
+
+    def fold_next(self, value: bytes | None) -> Entry | None:
+        """Takes the record behind the last one, where records are kept without their offsets; a
+        fold that comes first is where it holds."""
+        offset = self.offset
+        if not offset and folds.is_fold(value):
+            with suppress(ElementError):
+                offset = folds.decode(value).offset
+        return self.fold(offset, value)
+
+    # --- folds ----------------------------------------------------------------------------------
+
+    def state(self) -> LedgerState:
+        """What a fold carries of it."""
+        return LedgerState(
+            version=self.version,
+            unreadable=self.unreadable,
+            last_unreadable=self.last_unreadable,
+            refused=dict(self.refused),
+            repeated=self.repeated,
+            declared=self.declared,
+            case=str(self.topology.case),
+            policy=self.policy.model_dump(),
+            policy_decided=self._policy_decided,
+            replicas=list(self.replicas.values()),
+            accepted_gaps=list(self.accepted_gaps),
+            cutover=self.cutover,
+            entries=list(self._entries.values()),
+        )
+
+    def _take_fold(self, fold: Fold, offset: int, *, lacks: bool) -> None:
+        if fold.offset != offset:
+            return  # F1
+        if lacks:
+            self._restore(fold.ledger)
+        elif not folds.agree(fold.ledger, self.state()):
+            self.disagrees = (
+                f"the fold at offset {offset}, by {fold.who}, has version {fold.ledger.version} "
+                f"and is not what the decisions before it come to here, version {self.version}: "
+                "restart the workers of the older release"
+            )
+            return
+        self.folded, self.disagrees = offset, None
+
+    def _restore(self, state: LedgerState) -> None:
+        """Takes a fold's content over, or leaves all as it is.
+
+        Raises:
+            ElementError: there is no such topology.
+        """
+        if state.declared is not None:
+            declared = {
+                "output": state.declared.output, "case": state.case, "policy": state.policy,
+            }  # fmt: skip
+            try:
+                self.topology = self._valid(declared, state.replicas)
+            except _RefusedError as error:
+                raise ElementError("fold", f"a fold that cannot be used: {error}") from None
+        self.version, self.declared = state.version, state.declared
+        self.unreadable, self.last_unreadable = state.unreadable, state.last_unreadable
+        self.refused, self.repeated = Counter(state.refused), state.repeated
+        self._policy_decided = state.policy_decided
+        self.replicas = {each.replica.name: each for each in state.replicas}
+        self.accepted_gaps = deque(state.accepted_gaps, maxlen=_REMEMBERED)
+        self.cutover = state.cutover
+        self._entries = OrderedDict((each.decision.id, each) for each in state.entries)
+
+    # --- verdicts -------------------------------------------------------------------------------
 
     def _judge(self, offset: int, decision: Decision) -> Entry:
         refusal = None

@@ -61,7 +61,8 @@ def _shape(topology: Topology, name: str, details: TopicDetails) -> Iterator[Dia
         yield wrong(subject, f"partition {listed} has no leader", "start its brokers")
     reads = routed or name == output.control_topic
     needed = {"Read", "Write", "Describe"} if reads else {"Write", "Describe"}
-    needed |= {"Delete"} if name == output.topic and output.keep is not None else set()
+    trimmed = name in (output.topic, output.control_topic)
+    needed |= {"Delete"} if trimmed and output.keep is not None else set()
     if details.rights is not None and (lacking := needed - details.rights):
         yield wrong(subject, f"our user lacks {', '.join(sorted(lacking))}", "add these ACLs")
 
@@ -82,7 +83,16 @@ def _kept(topology: Topology, name: str, config: Mapping[str, str]) -> Iterator[
     lifetime = int(config.get("retention.ms", "-1"))
     for key in ("retention.ms", "retention.bytes") if name == output.control_topic else ():
         if config.get(key, "-1") != "-1":
-            yield wrong(subject, f"{key} is {config[key]}", "it must be -1: decisions are for ever")
+            yield wrong(
+                subject, f"{key} is {config[key]}", "it must be -1: workers delete what is folded"
+            )
+    bounds = [config.get(key, "-1") for key in ("retention.ms", "retention.bytes")]
+    if name == output.events_topic and policy == "delete" and bounds == ["-1", "-1"]:
+        yield warned(
+            subject,
+            "retention.ms and retention.bytes are -1: it grows for ever",
+            "set retention.ms; 2592000000 is 30 days",
+        )
     segment = int(config.get("segment.bytes", "0"))
     if name == output.topic and output.keep is not None and segment > _LARGE_SEGMENT:
         yield warned(

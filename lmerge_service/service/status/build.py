@@ -22,6 +22,7 @@ from lmerge_service.service.status.aggregate import (
     replicas_of_all,
 )
 from lmerge_service.service.status.document import (
+    ControlLogStatus,
     EngineStatus,
     HeldStatus,
     LogStatus,
@@ -63,6 +64,7 @@ def status_of(worker: Worker) -> Status:
         reasons=[each.text for each in whys],
         reason_kinds=[each.kind for each in whys],
         version=0 if worker.control is None else worker.control.ledger.version,
+        control_log=_control_log(worker),
         time_unit=worker.topology.time_unit,
         engine=_engine(worker),
         elements_in=sum(each.task.elements_in for _, each in held),
@@ -86,6 +88,15 @@ def _engine(worker: Worker) -> EngineStatus:
 def _cutover(worker: Worker) -> CutoverView | None:
     cutover = None if worker.control is None else worker.control.ledger.cutover
     return None if cutover is None else CutoverView.of(cutover)
+
+
+def _control_log(worker: Worker) -> ControlLogStatus | None:
+    if worker.control is None:
+        return None
+    ledger, folding = worker.control.ledger, worker.folding
+    return ControlLogStatus(
+        read=ledger.offset, folded=ledger.folded, begins=folding.begins, deleted=folding.deleted
+    )
 
 
 def _detached(tasks: Sequence[TaskStatus]) -> dict[str, int]:

@@ -16,6 +16,7 @@ from lmerge_service.service.task_phases import Phase, Role
 
 __all__ = (
     "AttentionReason",
+    "ControlLogStatus",
     "EngineStatus",
     "HeldStatus",
     "LogStatus",
@@ -124,7 +125,8 @@ class ReasonKind(StrEnum):
     COMMIT_STALLED = "commit_stalled"
     """A commit has been under way for some seconds."""
     RETENTION = "retention"
-    """The output is, or soon may be, kept for too short for a recovery, or cannot be trimmed."""
+    """The output is, or soon may be, kept for too short for a recovery, or cannot be trimmed; or
+    the decisions cannot be folded or trimmed."""
     NOT_WRITTEN = "not_written"
     """Dead letters or evidence were left out, within the last ten minutes."""
 
@@ -276,6 +278,20 @@ class LogStatus(BaseModel):
     null: for ever."""
 
 
+class ControlLogStatus(BaseModel):
+    """The control log, as this worker has read it."""
+
+    read: int
+    """The offset behind the last record that was read."""
+    folded: int | None
+    """The offset of the latest fold that holds: a start reads from there on; null: there is none
+    yet."""
+    begins: int | None
+    """The first offset that there is; null where task 0 is not led, and until it was looked up."""
+    deleted: int
+    """How many offsets this process has deleted (`output.keep`)."""
+
+
 class TaskStatus(BaseModel):
     """One output partition, as this worker leads or follows it."""
 
@@ -339,6 +355,8 @@ class Status(BaseModel):
     """Of each of the reasons, in their order."""
     version: int
     """Of the decisions about the merge."""
+    control_log: ControlLogStatus | None
+    """Null until Kafka has been reached."""
     time_unit: Literal["ns", "us", "ms", "s", "none"]
     """What stable points and other times of the streams count since 1970, by the topology."""
     engine: EngineStatus

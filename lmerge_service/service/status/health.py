@@ -41,6 +41,7 @@ def reasons(
     yield from _left_out(worker)
     for text in worker.retention.too_short():
         yield AttentionReason(ReasonKind.RETENTION, text)
+    yield from _unfolded(worker)
     yield from _lost(worker)
     for stuck in dict.fromkeys(each.stuck for each in tasks if each.stuck is not None):
         yield AttentionReason(ReasonKind.STUCK, stuck)
@@ -72,6 +73,15 @@ def stalled(worker: Worker) -> Iterator[AttentionReason]:
         if since is not None and now - since > _STALLED_SECONDS:
             text = f"a commit of task {partition} has been under way for {now - since:.0f} s"
             yield AttentionReason(ReasonKind.COMMIT_STALLED, text)
+
+
+def _unfolded(worker: Worker) -> Iterator[AttentionReason]:
+    """Why the control log grows on."""
+    differs = None if worker.control is None else worker.control.ledger.disagrees
+    for why in dict.fromkeys((worker.folding.fault, differs)):
+        if why is not None:
+            text = f"the decisions cannot be folded: {why}"
+            yield AttentionReason(ReasonKind.RETENTION, text)
 
 
 def _lost(worker: Worker) -> Iterator[AttentionReason]:

@@ -31,6 +31,7 @@ from lmerge_service.merge.guards.verdicts import Guard
 from lmerge_service.merge.replica_states import ReplicaPhase
 from lmerge_service.service.status.build import readiness_of, status_of
 from lmerge_service.service.status.document import (
+    ControlLogStatus,
     OutputStatus,
     ReasonKind,
     ReplicaStatus,
@@ -81,6 +82,7 @@ class _Collector:
         yield from _worker_metrics(worker, status)
         yield from _reached(worker, self._feedback)
         yield from _decision_metrics(worker)
+        yield from _control_log_metrics(worker, status.control_log)
         yield from _task_metrics(tasks)
         yield _commits(worker)
         yield from _output_metrics(tasks, unit)
@@ -169,6 +171,21 @@ def _decision_metrics(worker: Worker) -> Iterator[Metric]:
     yield _gauge("cutover_state", text, ("state",), states)
     text = "Records of the control log that are no decisions."
     yield _counter("decisions_unreadable", text, (), (((), each.unreadable) for each in ledgers))
+
+
+def _control_log_metrics(worker: Worker, shown: ControlLogStatus | None) -> Iterator[Metric]:
+    logs = [] if shown is None else [shown]
+    begins = (((), each.begins) for each in logs)
+    yield _gauge("control_log_start_offset", "The first that there is.", (), begins)
+    folded = (((), each.folded or 0) for each in logs)
+    text = "Of the latest fold that holds, from which on a start reads; 0: there is none."
+    yield _gauge("control_fold_offset", text, (), folded)
+    read = (((), each.read) for each in logs)
+    yield _gauge("control_log_end_offset", "Behind the last record that was read.", (), read)
+    folds = [((), worker.folding.folds)]
+    yield _counter("control_folds", "Folds that this worker has written.", (), folds)
+    text = "Offsets of the control log that this worker has deleted (output.keep)."
+    yield _counter("control_deleted_offsets", text, (), [((), worker.folding.deleted)])
 
 
 # --- tasks ----------------------------------------------------------------------------------------

@@ -68,7 +68,6 @@ class Bucket:
         """How many of the plan's are carried out."""
         self.ledger = Ledger(topology)
         self.findings = BucketFindings(topology, number)
-        self._offset = 0
         self._fold(plan.steps[0])
         self.state = self._fresh()
         self._begin(plan.steps[0], [])
@@ -140,8 +139,7 @@ class Bucket:
 
     def _fold(self, step: PlanStep) -> None:
         for value in step.decisions:
-            self.ledger.fold(self._offset, value)
-            self._offset += 1
+            self.ledger.fold_next(value)
 
     def _begin(self, step: PlanStep, out: list[Element]) -> None:
         state, replicas = self.state, self.state.replicas

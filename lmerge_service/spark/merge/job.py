@@ -54,6 +54,7 @@ from lmerge_service.kafka.sightings import BELIEVED, Sightings
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.merge.decisions.control_log import LoggedControl
 from lmerge_service.merge.decisions.ledger import Ledger
+from lmerge_service.merge.decisions.reading import unread
 from lmerge_service.merge.findings.evidence import Evidence, NotificationKind
 from lmerge_service.merge.inspection import recoveries
 from lmerge_service.merge.internal_topics import prepare
@@ -212,7 +213,7 @@ class MergeJob:
                 )
         for step in plan.steps:
             for value in step.decisions:
-                self._ledger.fold(self._ledger.offset, value)
+                self._ledger.fold_next(value)
         return plan
 
     async def _prepare(self) -> None:
@@ -350,7 +351,7 @@ class MergeJob:
     def _require_same_rules(self, plan: MergePlan) -> None:
         first = Ledger(self._topology)
         for value in plan.steps[0].decisions:
-            first.fold(first.offset, value)
+            first.fold_next(value)
         was, now = first.topology, self._ledger.topology
         if (was.resolved_case, was.policy) != (now.resolved_case, now.policy):
             raise StateError(
@@ -385,7 +386,7 @@ class MergeJob:
         ledger, cluster, limits = self._ledger, self._cluster, self._topology.limits
         read = planned(self._settings.checkpoint).topics
         async with cluster.log(self._topology.output.control_topic) as decisions:
-            async for record in decisions.read(ledger.offset):
+            async for record in unread(decisions, ledger):
                 ledger.fold(record.offset, record.value)
                 self._undone.append(record.value)
         desired = {each.replica.topic for each in ledger.attached()}
