@@ -97,6 +97,8 @@ class ControlHistory:
     """Which events go out, which revisions, and how far the output's stable goes."""
     cutover: _Cutover | None = None
     """The last one."""
+    restarts: list[tuple[int, int]] = field(default_factory=list)
+    """Of the output: each incarnation, and from when on it is correct."""
 
     def fold(self, at: int, value: bytes | None) -> None:
         try:
@@ -127,6 +129,11 @@ class ControlHistory:
             return self._no_attach(action["replica"])
         if kind.startswith("cutover"):
             return self._no_cutover(kind, action)
+        if kind == "restart_output":
+            attached = {n for n, each in self.replicas.items() if each.state == "attached"}
+            before = self.restarts[-1][0] if self.restarts else 0
+            fits = action["incarnation"] > before and {*action["replicas"]} == attached
+            return None if fits else "state"
         known = self.replicas.get(action["replica"])
         if known is None:
             return "unknown"
@@ -214,6 +221,10 @@ class ControlHistory:
                 self.cutover = _Cutover(*both, self.version, epochs, self.version)
             case "cutover_abort":
                 self._move("aborted")
+            case "restart_output":
+                self.restarts.append((action["incarnation"], action["correct_from"]))
+                for name in action["replicas"]:
+                    self.replicas[name].epoch = self.version
             case "cutover_report":
                 self._report(action["task"], action["says"], at)
 

@@ -16,7 +16,7 @@ from lmerge_service.merge.decisions.ledger import Ledger
 from lmerge_service.merge.recovery import Recovery
 from lmerge_service.merge.task_state import TaskState
 
-__all__ = ("Checked", "Inspected", "inspect", "recoveries")
+__all__ = ("Checked", "Inspected", "decided", "inspect", "recoveries")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ async def recoveries(
             raise StateError(f"there is no topic {output.state_topic}: the merge has never run")
         ledger = Ledger(topology)
         if output.control_topic in found:
-            await _fold(cluster, ledger)
+            ledger = await decided(topology, cluster)
         known = ledger.replicas.values() if everybody else ledger.attached()
         replicas = {each.replica.name: each.replica for each in known}
         for partition in range(found[output.state_topic].partitions):
@@ -96,11 +96,17 @@ async def recoveries(
             yield partition, recovery
 
 
-async def _fold(cluster: Cluster, ledger: Ledger) -> None:
-    """What was decided; a snapshot is of the case and policy that were decided."""
-    async with cluster.log(ledger.topology.output.control_topic) as log:
+async def decided(topology: Topology, cluster: Cluster) -> Ledger:
+    """What the control log, which is made if there is none, has of a merge.
+
+    Raises:
+        ConfigurationError, StateError, TransportError: as `kafka.log.Log`.
+    """
+    ledger = Ledger(topology)
+    async with cluster.log(topology.output.control_topic) as log:
         async for record in log.read():
             ledger.fold(record.offset, record.value)
+    return ledger
 
 
 def _fresh(topology: Topology, partition: int) -> TaskState:

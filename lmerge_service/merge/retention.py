@@ -59,12 +59,14 @@ class Covered:
     """The latest first."""
     published: int
     """How many records the task has published."""
+    begins: int = 0
+    """The offset where the output's incarnation begins: former ones are read by no recovery."""
 
     @property
     def needed(self) -> int:
-        """The offset from which on a recovery by the older of two snapshots reads the output; 0
-        while there are not two."""
-        return self.snapshots[1].output if len(self.snapshots) > 1 else 0
+        """The offset from which on a recovery by the older of two snapshots reads the output; all
+        of its incarnation while there are not two."""
+        return self.snapshots[1].output if len(self.snapshots) > 1 else self.begins
 
     @property
     def is_whole(self) -> bool:

@@ -4,7 +4,8 @@ Theory
     Each stream is first held to its own stables: every element must be legal where it stands
     (docs/semantics.md). Of a topic, each partition is a stream of its own, and of a replica that
     started over only the last incarnation counts, so that whether a topic is legal does not depend
-    on how its partitions interleave. Then the TDBs are compared: equivalent when they are equal,
+    on how its partitions interleave; what an incarnation leaves uncovered behind the one before is
+    named (`Restart`). Then the TDBs are compared: equivalent when they are equal,
     whatever the elements were. Streams that have not ended are compared as they stand, and the
     verdict names them; or *clipped*: as far as the lowest of their stable points, before which all
     of them are final.
@@ -40,11 +41,31 @@ if TYPE_CHECKING:
 __all__ = (
     "Audited",
     "EquivalenceVerdict",
+    "Restart",
     "TopicAudit",
     "audit_elements",
     "audit_topic",
     "compare",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """A stream that has started over."""
+
+    incarnation: int
+    correct_from: int
+    """It has every event that ends at this time or later; START: all events."""
+    former_stable: int
+    """How far the incarnation before it was stable, by what is left of it."""
+    former_illegal: str | None = None
+    """Where the incarnation before it was no legal stream; None: nowhere."""
+
+    @property
+    def gap(self) -> tuple[int, int] | None:
+        """The times, without the end, that neither covers."""
+        lost = self.former_stable < self.correct_from
+        return (self.former_stable, self.correct_from) if lost else None
 
 
 @dataclass(slots=True)
@@ -60,6 +81,8 @@ class Audited:
     """Where its numbers (`lmerge-seq`) were contradicted, and how often; None: nowhere."""
     since: int = START
     """The events that end at this time or later are known; START: all are."""
+    restarts: tuple["Restart", ...] = ()
+    """How often it started over, the first time first."""
 
     @property
     def events(self) -> int:
@@ -216,15 +239,18 @@ class TopicAudit:
         self._incarnation, self._repeats = 0, Repeats()
         self._contradicted: list[str] = []
         self._since = START
+        self._restarts: list[Restart] = []
         self._streams = {tp: Audited(topic, TDB()) for tp in partitions}
         self._illegal: dict[TopicPartition, IllegalStreamError] = {}
 
     def begin(self, beginnings: "Mapping[TopicPartition, Beginning]") -> None:
         """Begins with what a snapshot has of each partition."""
-        self._since = max(each.stable for each in beginnings.values())
+        from lmerge_service.reader.beginnings import latest
+
+        self._incarnation, self._since, holding = latest([*beginnings.values()])
         self._streams = {
             tp: Audited(self._topic, TDB(map(_event, each.inserts(self._decoder)), each.stable))
-            for tp, each in beginnings.items()
+            for tp, each in zip(beginnings, holding, strict=True)
         }
 
     def take(self, tp: "TopicPartition", records: Iterable[RecordLike]) -> None:
@@ -234,18 +260,25 @@ class TopicAudit:
         for record in records:
             where = f"{tp.topic}-{tp.partition} at offset {record.offset}"
             try:
-                incarnation, _ = incarnation_of(record.headers)
+                incarnation, joining_at = incarnation_of(record.headers)
                 element = self._decoder.decode(record.value)
             except ElementError as error:
                 raise ElementError(error.reason, f"{where}: {error}") from None
             if incarnation > self._incarnation:
-                self._incarnation, self._repeats = incarnation, Repeats()
-                self._contradicted.clear()
-                self._streams = {each: Audited(self._topic, TDB()) for each in self._streams}
-                self._since = START
-                self._illegal.clear()
+                self._start_over(incarnation, joining_at)
             if incarnation == self._incarnation and tp not in self._illegal:
                 self._take(tp, record, element, where)
+
+    def _start_over(self, incarnation: int, correct_from: int) -> None:
+        former = min(each.stable for each in self._streams.values())
+        illegal = next((str(error) for error in self._illegal.values()), None)
+        if former > START:
+            self._restarts.append(Restart(incarnation, correct_from, former, illegal))
+        self._incarnation, self._repeats = incarnation, Repeats()
+        self._contradicted.clear()
+        self._streams = {each: Audited(self._topic, TDB()) for each in self._streams}
+        self._since = correct_from
+        self._illegal.clear()
 
     def _take(self, tp: "TopicPartition", record: RecordLike, element: Element, where: str) -> None:
         try:
@@ -282,6 +315,7 @@ class TopicAudit:
             sum(each.stables for each in streams),
             self._contradiction(),
             self._since,
+            tuple(self._restarts),
         )
 
     def _contradiction(self) -> str | None:

@@ -14,16 +14,18 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="the first seed (0)")
     parser.add_argument("--runs", type=int, default=1, help="how many seeds from there on (1)")
     parser.add_argument("--pauses", action="store_true", help="workers are paused in each")
+    parser.add_argument("--loses", action="store_true", help="what a recovery needs is lost")
     options = parser.parse_args()
     bad, seen = 0, Counter[str]()
     for seed in range(options.seed, options.seed + options.runs):
-        played = simulate(seed, pauses=options.pauses)
+        played = simulate(seed, pauses=options.pauses, loses=options.loses)
         seen += played.seen
         if options.runs == 1 or not played.good:
             print(f"{played}\n{played.report}")
         if not played.good:
             bad += 1
-            print(f"again: {command(seed)}{' --pauses' if options.pauses else ''}", flush=True)
+            again = command(seed, loses=options.loses)
+            print(f"again: {again}{' --pauses' if options.pauses else ''}", flush=True)
     print(", ".join(f"{what}: {count}" for what, count in seen.most_common()))
     print(f"{options.runs - bad} of {options.runs} went well")
     return 1 if bad else 0
