@@ -102,8 +102,9 @@ class RestartPlan:
             unknown = [f"{e.replica}: {e.why}" for e in self.replicas if e.correct_from is None]
             raise StateError(
                 f"the output cannot start over: of {len(self.replicas)} attached replicas "
-                f"{self.needed} must be known to be correct from some time on; "
-                f"{'; '.join(unknown)}; state it with --correct-from REPLICA=TIME"
+                f"{self.needed} must be known to be correct from some time on "
+                f"({'; '.join(unknown) or 'none is attached'}); `lmerge restart-output` takes that "
+                "as --correct-from REPLICA=TIME"
             )
         replicas = {each.replica: each.correct_from for each in self.replicas}
         return RestartOutput(self.incarnation, self.correct_from, replicas, reason[:2_000])
@@ -169,16 +170,30 @@ async def plan_restart(
             for name, each in attached.items()
         ]
     needed = ledger.policy.policy().voters
-    known = sorted(each.correct_from for each in reaches if each.correct_from is not None)
     return RestartPlan(
         ledger.version,
         max(ledger.output.number, *(each.incarnation for each in former)) + 1,
-        known[needed - 1] if len(known) >= needed else None,
+        _from_when([each.correct_from for each in reaches], needed),
         needed,
         tuple(reaches),
         tuple(former),
         any(each.incarnation < ledger.output.number for each in former),
     )
+
+
+def _from_when(reaches: Sequence[int | None], needed: int) -> int | None:
+    """Where fewer replicas are attached than decide about a stable, the others join by the rules of
+    who joins late.
+
+    >>> _from_when([50, None, 40], 1), _from_when([50, None, 40], 2), _from_when([50, None, 40], 3)
+    (40, 50, None)
+    >>> _from_when([50], 2), _from_when([], 1)
+    (50, None)
+    """
+    known = sorted(each for each in reaches if each is not None)
+    if len(known) < min(needed, len(reaches)) or not known:
+        return None
+    return known[min(needed, len(known)) - 1]
 
 
 def _final(former: Sequence[FormerPartition]) -> int | None:

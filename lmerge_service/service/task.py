@@ -424,6 +424,7 @@ class MergeTask:
             incarnation=begun.incarnation,
             correct_from=begun.correct_from,
             former_stable=former,
+            topic=self._output.topic,
             offset=begun.offset,
         )
 
