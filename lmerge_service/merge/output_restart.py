@@ -100,11 +100,11 @@ class RestartPlan:
         """
         if self.correct_from is None:
             unknown = [f"{e.replica}: {e.why}" for e in self.replicas if e.correct_from is None]
+            why = "; ".join(unknown) or "nothing shows how far it was stable"
             raise StateError(
                 f"the output cannot start over: of {len(self.replicas)} attached replicas "
-                f"{self.needed} must be known to be correct from some time on "
-                f"({'; '.join(unknown) or 'none is attached'}); `lmerge restart-output` takes that "
-                "as --correct-from REPLICA=TIME"
+                f"{self.needed} must be known to be correct from some time on ({why}); `lmerge "
+                "restart-output` takes that as --correct-from REPLICA=TIME"
             )
         replicas = {each.replica: each.correct_from for each in self.replicas}
         return RestartOutput(self.incarnation, self.correct_from, replicas, reason[:2_000])
@@ -173,7 +173,7 @@ async def plan_restart(
     return RestartPlan(
         ledger.version,
         max(ledger.output.number, *(each.incarnation for each in former)) + 1,
-        _from_when([each.correct_from for each in reaches], needed),
+        _from_when([each.correct_from for each in reaches], needed, stable),
         needed,
         tuple(reaches),
         tuple(former),
@@ -181,17 +181,19 @@ async def plan_restart(
     )
 
 
-def _from_when(reaches: Sequence[int | None], needed: int) -> int | None:
-    """Where fewer replicas are attached than decide about a stable, the others join by the rules of
-    who joins late.
+def _from_when(reaches: Sequence[int | None], needed: int, stable: int | None) -> int | None:
+    """`stable` is how far all of the output was final. Where fewer replicas are attached than
+    decide about a stable, the others join by the rules of who joins late.
 
-    >>> _from_when([50, None, 40], 1), _from_when([50, None, 40], 2), _from_when([50, None, 40], 3)
-    (40, 50, None)
-    >>> _from_when([50], 2), _from_when([], 1)
-    (50, None)
+    >>> [_from_when([50, None, 40], needed, 40) for needed in (1, 2, 3)]
+    [40, 50, None]
+    >>> _from_when([50], 2, 40), _from_when([], 1, 40)
+    (50, 40)
     """
+    if not reaches:
+        return stable
     known = sorted(each for each in reaches if each is not None)
-    if len(known) < min(needed, len(reaches)) or not known:
+    if len(known) < min(needed, len(reaches)):
         return None
     return known[min(needed, len(known)) - 1]
 

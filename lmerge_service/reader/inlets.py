@@ -148,6 +148,12 @@ class Inlets:
     def topics(self) -> Sequence[str]:
         return tuple(self._inlets)
 
+    @property
+    def all_found(self) -> bool:
+        """None is missing."""
+        inlets = self._inlets.values()
+        return all(each.step is not None or each.given_up for each in inlets)
+
     def positions(self) -> dict[TopicPartition, int]:
         """The next offset of every partition that is read."""
         return {

@@ -131,8 +131,8 @@ def read_merged(
     `on_breach`; either is called between two batches and must return soon.
 
     A topic that starts over is reported to `on_start_over`. With `accept_gaps` the stream goes on
-    without a range of time that no topic covers any more: it goes to `on_gap`, before the first
-    element behind it, and `status().correct_from` is its end.
+    without a range of time that no topic covers any more, once all topics are there: it goes to
+    `on_gap`, before the first element behind it, and `status().correct_from` is its end.
 
     Raises:
         ConfigurationError: no topics, or one twice; a quorum that so few cannot make; a snapshot
@@ -327,7 +327,8 @@ class MergedReader:
     def _behind_gaps(self) -> list[Element]:
         """What comes behind the gaps that are accepted now."""
         out: list[Element] = []
-        while self._accepts_gaps and self._merge.max_stable > START and self._merge.gap is not None:
+        settled = self._accepts_gaps and self._inlets.all_found
+        while settled and self._merge.gap is not None:
             gap, elements = self._merge.accept_gap()
             self._correct_from = max(self._correct_from, gap.end)
             self._lost.append(gap)

@@ -45,6 +45,12 @@ def attach(name: str, topic: str) -> Mapping[str, Any]:
     return {"do": "attach", "replica": {"name": name, "topic": topic}}
 
 
+def restart(incarnation: int, *replicas: str) -> Mapping[str, Any]:
+    since = dict.fromkeys(replicas, 7)
+    document = {"incarnation": incarnation, "correct_from": 7, "replicas": since}
+    return {"do": "restart_output", **document}
+
+
 def refusals(right: ControlHistory) -> list[str | None]:
     return [verdict.refused for verdict in right.verdicts.values()]
 
@@ -71,6 +77,9 @@ def test_of_two_decisions_against_one_version_the_first_one_holds() -> None:
         ({"do": "accept_gap", "replica": "a", "until": 5}, None),
         ({"do": "policy", "insert": "first", "adjust": "lazy", "stable": "quorum(2)"}, None),
         ({"do": "policy", "insert": "first", "adjust": "lazy", "stable": "quorum(3)"}, "invalid"),
+        (restart(1, "a", "b"), None),
+        (restart(0, "a", "b"), "state"),
+        (restart(1, "a"), "state"),
         ({"do": "policy", "insert": "quorum(3)", "adjust": "lazy", "stable": "max"}, "invalid"),
     ],
 )
