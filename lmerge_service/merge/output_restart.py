@@ -30,7 +30,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from lmerge_service.config.topology import Topology
-from lmerge_service.elements import START, Stable
+from lmerge_service.elements import INFINITY, START, Stable
 from lmerge_service.errors import ConfigurationError, ElementError, StateError, TransportError
 from lmerge_service.formats.headers import incarnation_of
 from lmerge_service.formats.payload import DEEPEST
@@ -191,7 +191,7 @@ def _from_when(reaches: Sequence[int | None], needed: int, stable: int | None) -
     (50, 40)
     """
     if not reaches:
-        return stable
+        return None if stable == INFINITY else stable
     known = sorted(each for each in reaches if each is not None)
     if len(known) < min(needed, len(reaches)):
         return None
@@ -260,8 +260,9 @@ async def _reach(
     since = START if replica.joining_at is None else replica.joining_at
     if replica.normalise:
         return ReplicaReach(replica.name, since, "its topic is whole")
-    if stable is None:
-        why = "what it has left out by feedback is not known: no stable of the output is left"
+    if stable is None or stable == INFINITY:
+        cause = "no stable of the output is left" if stable is None else "the output has ended"
+        why = f"what it has left out by feedback is not known: {cause}"
         return ReplicaReach(replica.name, None, why)
     if since >= stable:
         return ReplicaReach(replica.name, since, "its joining_at")

@@ -34,6 +34,7 @@ from lmerge_service.errors import (
     LostOutputError,
     OtherMergeError,
     RefusedError,
+    StateError,
     TransportError,
     single_error,
 )
@@ -356,7 +357,9 @@ class Worker:
         assert self.control is not None
         plan = await plan_restart(self.topology, self._cluster, self.control.ledger)
         action = plan.action(why)
-        await self.control.decide(decide(action, "on_lost_state", expects=plan.version))
+        entry = await self.control.decide(decide(action, "on_lost_state", expects=plan.version))
+        if entry.refusal is not None and entry.refusal.kind == "invalid":
+            raise StateError(f"the output cannot start over: {entry.refusal.reason}")
 
     async def _fenced(self, task: MergeTask, error: FencedError, pause: float) -> None:
         """Another producer leads this task, or did. Returns when the group has acknowledged since

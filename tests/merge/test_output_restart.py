@@ -26,6 +26,7 @@ from lmerge_service.merge.decisions.ledger import declaration
 from lmerge_service.merge.decisions.records import (
     Attach,
     Detach,
+    Quarantine,
     RestartOutput,
     SetPolicy,
     decide,
@@ -168,6 +169,21 @@ def test_a_topic_that_is_not_there_shows_nothing_and_nobody_is_no_plan() -> None
         plan.action("")
     with pytest.raises(ConfigurationError, match="no replica b is attached; there are: a"):
         lost.plan(b=5)
+
+
+def test_of_an_output_that_has_ended_only_a_person_knows_what_was_left_out() -> None:
+    lost = Lost({"name": "a"}, {"name": "b", "normalise": True})
+    lost.publish("in.a", b"x")
+    lost.publish("in.b", b"x")
+    lost.commit(INFINITY)
+    assert reaches(lost.plan()) == [None, START]
+    assert reaches(lost.plan(a=START)) == [START, START]
+    nobody = Lost({"name": "a"})
+    nobody.do(Quarantine("a", "to see"))
+    nobody.commit(INFINITY)
+    assert nobody.plan().correct_from is None
+    nobody.commit(40)
+    assert nobody.plan().correct_from == 40
 
 
 def test_a_quorum_needs_as_many_as_decide() -> None:

@@ -249,9 +249,9 @@ def test_workers_that_may_start_over_by_themselves_do_so_wherever_they_are_kille
     """Twice, while replicas publish; the last incarnation has everything from its time on."""
     merge.extra["output"] = {"topic": merge.output, "on_lost_state": "restart"}
     merge.write()
-    lives, chance = logical(300, seed), random.Random(seed)
+    lives, chance = logical(2_000, seed), random.Random(seed)
     streams = {name: replica_streams(lives, seed)[name] for name in ("a", "b")}
-    with merge.publishing(streams, elements=2):
+    with merge.publishing(streams, elements=1):
         for _ in range(2):
             with merge.worker() as worker:
                 worker.wait_until_running()
