@@ -181,6 +181,8 @@ def _document(status: "ReaderStatus") -> dict[str, Any]:
     document = asdict(status) | {
         name: finite(getattr(status, name)) for name in ("stable", "correct_from")
     }
+    for gap in filter(None, (document["gap"], *document["lost"])):
+        gap |= {name: finite(gap[name]) for name in ("start", "end")}
     for each in document["topics"]:
         for name in ("stable", "correct_from"):
             each[name] = None if each[name] is None else finite(each[name])

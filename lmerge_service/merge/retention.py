@@ -17,7 +17,8 @@ Theory
     offsets of snapshots only rise, so that it deletes too little, never too much.
 
 Invariants
-    R1  Nothing is deleted from the older snapshot's offset on, nor while there are not two.
+    R1  Nothing is deleted from the older snapshot's offset on, nor, while there are not two, of the
+        output's incarnation.
     R2  Nothing is deleted that one of the `readers` has not committed to have read.
 
 What happens on a crash at each await

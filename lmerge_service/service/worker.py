@@ -349,6 +349,8 @@ class Worker:
                 await self._restart_output(str(error))
         except TransportError as unknown:
             log.warning("recovering", error=str(unknown), pause_seconds=_LOST_SECONDS)
+        except StateError as why:
+            raise StateError(f"{error}; {why}") from why
         await asyncio.sleep(_LOST_SECONDS)
 
     async def _restart_output(self, why: str) -> None:
