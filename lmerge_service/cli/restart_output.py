@@ -82,19 +82,19 @@ async def _restart(
     cluster = cluster_of(topology)
     ledger = await decided(topology, cluster)
     plan = await plan_restart(topology, cluster, ledger, stated=stated)
-    if plan.is_under_way:
-        raise StateError(
-            f"incarnation {ledger.output.number} of the output is decided already (version "
-            f"{ledger.output.since}): start a worker, which begins it"
-        )
     if not force:
-        lost = [why async for _, why in lost_partitions(topology, cluster)]
+        lost = {partition: why async for partition, why in lost_partitions(topology, cluster)}
         if not lost:
             raise StateError(
                 "the state of every partition can be recovered: start a worker; --force restarts "
                 "the output all the same"
             )
-        reason = reason or lost[0]
+        if plan.is_decided_for(lost):
+            raise StateError(
+                f"incarnation {plan.decided} of the output is decided already (version "
+                f"{ledger.output.since}): start a worker, which begins it"
+            )
+        reason = reason or next(iter(lost.values()))
     if not yes:
         return plan, None
     action = plan.action(reason)

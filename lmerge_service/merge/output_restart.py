@@ -25,7 +25,7 @@ Theory
     before has done nothing; whoever comes after goes on from there.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -89,8 +89,8 @@ class RestartPlan:
     """How many replicas decide about a stable."""
     replicas: tuple[ReplicaReach, ...]
     partitions: tuple[FormerPartition, ...]
-    is_under_way: bool
-    """An incarnation was decided that some partition has not begun yet."""
+    decided: int
+    """The incarnation that was decided last; partitions may not have begun it yet."""
 
     def action(self, reason: str) -> RestartOutput:
         """The decision.
@@ -108,6 +108,10 @@ class RestartPlan:
             )
         replicas = {each.replica: each.correct_from for each in self.replicas}
         return RestartOutput(self.incarnation, self.correct_from, replicas, reason[:2_000])
+
+    def is_decided_for(self, lost: Collection[int]) -> bool:
+        """All partitions that have lost their state will begin an incarnation that was decided."""
+        return bool(lost) and all(self.partitions[p].incarnation < self.decided for p in lost)
 
     def gap(self, former: FormerPartition) -> tuple[int, int] | None:
         """The times, without the end, of which events are lost; None: of none."""
@@ -177,7 +181,7 @@ async def plan_restart(
         needed,
         tuple(reaches),
         tuple(former),
-        any(each.incarnation < ledger.output.number for each in former),
+        ledger.output.number,
     )
 
 

@@ -113,7 +113,7 @@ def test_a_whole_topic_is_correct_from_where_the_output_was_since_feedback_ends_
     lost.commit(40)
     plan = lost.plan()
     assert reaches(plan) == [40, 70, START]
-    assert (plan.incarnation, plan.correct_from, plan.is_under_way) == (1, START, False)
+    assert (plan.incarnation, plan.correct_from, plan.is_decided_for([0])) == (1, START, False)
     assert [plan.gap(each) for each in plan.partitions] == [None]
 
 
@@ -141,6 +141,15 @@ def test_a_topic_that_has_lost_what_was_merged_shows_nothing() -> None:
     assert plan.correct_from == 50
     assert plan.gap(plan.partitions[0]) == (40, 50)
     assert reaches(lost.plan(a=45)) == [45, 50]
+
+
+def test_a_partition_that_was_not_merged_yet_and_has_lost_records_shows_nothing() -> None:
+    lost = Lost({"name": "a", "joining_at": 50})
+    lost.broker.create("in.a", 2)
+    lost.publish("in.a", b"x")
+    lost.publish("in.a", b"x", b"y", begins=1, partition=1)
+    lost.commit(40, replicas=lost.merged("a", 0))
+    assert reaches(lost.plan()) == [None]
 
 
 def test_one_that_was_never_merged_is_believed_what_it_declares() -> None:
@@ -217,7 +226,9 @@ def test_the_next_incarnation_is_above_all_that_was_decided_or_begun() -> None:
     assert lost.plan().incarnation == 3
     lost.do(lost.plan().action("why"))
     plan = lost.plan()
-    assert (plan.incarnation, plan.is_under_way) == (4, True)
+    assert (plan.incarnation, plan.is_decided_for([0]), plan.is_decided_for([])) == (4, True, False)
+    lost.commit(9, output=OutputBeginning(3, 30, 5, 5))
+    assert not lost.plan().is_decided_for([0]), "it has begun that, and lost its state again"
 
 
 def test_a_decision_without_a_worker_is_in_the_log_with_its_verdict() -> None:

@@ -29,7 +29,7 @@ from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.merge.commit_record import MARK_KEY, CommitRecord
 from lmerge_service.merge.decisions.records import decide
 from lmerge_service.merge.inspection import decided
-from lmerge_service.merge.output_restart import decide_in_log, plan_restart
+from lmerge_service.merge.output_restart import decide_in_log, lost_partitions, plan_restart
 from lmerge_service.merge.step import MergeStep
 from lmerge_service.tdb import TDB
 from tests.simulation.clients import MemoryCluster
@@ -120,7 +120,8 @@ class Restarter:
 
     async def _restart(self, cluster: Cluster) -> None:
         plan = await plan_restart(self.topology, cluster, await decided(self.topology, cluster))
-        if plan.is_under_way:
+        lost = {partition async for partition, _ in lost_partitions(self.topology, cluster)}
+        if plan.is_decided_for(lost):
             return
         try:
             action = plan.action("a disaster")
