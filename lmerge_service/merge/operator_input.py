@@ -41,10 +41,12 @@ class OperatorInput:
             self._attach(joining_at, partitions, accepted_gap=accepted_gap)
 
     def _attach(self, joining_at: int, partitions: int, *, accepted_gap: bool = False) -> None:
-        merge, suffices = self._merge, START < joining_at <= self._suffices_from
-        if suffices and merge.live_output() is None:
-            joining_at = START  # else an ordered case ignores what began before
-        accepted_gap |= suffices
+        merge, suffices = self._merge, self._suffices_from
+        if joining_at <= suffices != START:
+            if merge.live_output() is None:
+                joining_at = START  # else an ordered case ignores what began before
+            else:  # nor is it compared with the output before that time
+                joining_at, accepted_gap = suffices, True
         merge.attach(self._name, joining_at, partitions, accepted_gap=accepted_gap)
 
     def process(

@@ -341,8 +341,9 @@ def test_an_ordered_case_emits_also_what_began_before() -> None:
 def test_a_replica_that_starts_over_meanwhile_is_held_to_the_same_time() -> None:
     merge = lmerge()
     step = OperatorInput(merge, "a", suffices_from=50)
+    assert merge.inputs["a"].joining_at == 50, "before that it is not compared with the output"
     step.begin(40, 1)
-    assert merge.inputs["a"].joined
+    assert (merge.inputs["a"].joined, merge.inputs["a"].joining_at) == (True, 50)
     step.begin(60, 1)
     assert merge.gap is not None
     assert merge.gap.end == 60

@@ -212,6 +212,17 @@ def test_each_incarnation_is_judged_by_itself_and_what_none_covers_is_named(
     assert not compare(found, Audited("lacks", TDB([(b'"A"', 6, 60)], 51))).equivalent
 
 
+def test_a_partition_that_has_not_come_to_the_new_incarnation_shows_how_far_the_old_one_was() -> (
+    None
+):
+    audit = topic_audit()
+    take(audit, ZERO, [Stable(40)])
+    take(audit, ONE, [Stable(45)])
+    take(audit, ZERO, [Stable(60)], incarnation=1, since=50)
+    (restart,) = audit.result().restarts
+    assert (restart.former_stable, restart.gap) == (40, (40, 50))
+
+
 def test_a_topic_that_begins_with_an_incarnation_has_not_started_over() -> None:
     audit = topic_audit()
     take(audit, ZERO, [Stable(9)], incarnation=3, since=5)

@@ -40,6 +40,12 @@ def test_whatever_is_lost_each_incarnation_is_right_and_the_output_comes_to_its_
 
 
 @pytest.mark.full
+def test_who_was_correct_before_the_incarnation_is_is_not_blamed_for_it() -> None:
+    """It came back later than the one that leads, which lacks what ends before."""
+    assert_good(20_058)
+
+
+@pytest.mark.full
 def test_many_schedules_of_losses() -> None:
     seen = Counter[str]()
     for seed in range(100, 160):
