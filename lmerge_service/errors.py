@@ -17,6 +17,7 @@ __all__ = (
     "FencedError",
     "IllegalStreamError",
     "LMergeError",
+    "LostOutputError",
     "OtherMergeError",
     "RefusedError",
     "StateError",
@@ -104,6 +105,10 @@ class StateError(LMergeError):
     """The state that a merge rests on is missing, damaged or of another version."""
 
     exit_code = 4
+
+
+class LostOutputError(StateError):
+    """What the output's former records were is known no more: there is no state to go on from."""
 
 
 class FencedError(LMergeError):

@@ -35,6 +35,7 @@ from lmerge_service.cli import (
     publish,
     read,
     replica,
+    restart_output,
     run,
     selection,
     spark_merge,
@@ -87,7 +88,7 @@ _COMMANDS: Mapping[str, Sequence[Callable[..., None]]] = {
     "Running workers": (
         control.status, watch.watch, control.attach, control.detach, jumpstart.jumpstart,
         cutover.cutover, control.quarantine, control.release, control.accept_gap, control.policy,
-        control.decisions, drill.drill,
+        control.decisions, drill.drill, restart_output.restart_output,
     ),
     "Streams in files": (present.present, merge.merge, audit.audit, infer.infer),
     _SPARK: (generate.generate,),

@@ -11,7 +11,7 @@ __all__ = ("document", "ends", "lines", "stream_line", "verdict_lines")
 
 
 if TYPE_CHECKING:
-    from lmerge_service.offline.audit import Audited, EquivalenceVerdict
+    from lmerge_service.offline.audit import Audited, EquivalenceVerdict, Restart
     from lmerge_service.spark.audit import findings
 
     Counted: TypeAlias = Audited | findings.StreamSummary
@@ -22,6 +22,7 @@ def lines(names: Sequence[str], found: "Compared", most: int) -> Iterator[str]:
     """The streams, the verdict, and the first differences."""
     for name, each in _named(names, found):
         yield stream_line(name, each, "legal")
+        yield from map(_restart_line, each.restarts)
     yield from verdict_lines(names, found, most)
 
 
@@ -35,6 +36,18 @@ def stream_line(name: str, each: "Counted", word: str) -> str:
     return (
         f"{name}: {word}, {each.events:,} events by {each.inserts:,} inserts, "
         f"{each.adjusts:,} adjusts, {each.stables:,} stables; {state}"
+    )
+
+
+def _restart_line(each: "Restart") -> str:
+    since = "the beginning" if each.correct_from == START else f"{point(each.correct_from)} on"
+    gap, lost = each.gap, ""
+    if gap is not None:
+        lost = f"; no incarnation has what ends in [{point(gap[0])}, {point(gap[1])})"
+    wrong = "" if each.former_illegal is None else f", and not legal ({each.former_illegal})"
+    return (
+        f"  started over as incarnation {each.incarnation}, correct from {since}; the one before "
+        f"was stable at {point(each.former_stable)}{wrong}{lost}"
     )
 
 
@@ -77,6 +90,7 @@ def document(names: Sequence[str], found: "Compared", most: int) -> dict[str, An
             {
                 "name": name,
                 **fields_of(each, "events", "inserts", "adjusts", "stables", "stable", "complete"),
+                **({"restarts": [*map(_restart, each.restarts)]} if each.restarts else {}),
             }
             for name, each in _named(names, found)
         ],
@@ -85,6 +99,12 @@ def document(names: Sequence[str], found: "Compared", most: int) -> dict[str, An
         **({} if found.before is None else {"before": finite(found.before)}),
         **({} if found.since == START else {"since": finite(found.since)}),
     }
+
+
+def _restart(each: "Restart") -> dict[str, Any]:
+    gap = None if each.gap is None else [*map(finite, each.gap)]
+    named = fields_of(each, "incarnation", "correct_from", "former_stable", "former_illegal")
+    return {**named, "gap": gap}
 
 
 def _difference(found: Difference) -> dict[str, Any]:

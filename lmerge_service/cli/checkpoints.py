@@ -3,7 +3,8 @@
 Where the time comes from, from which on it is correct: of lines and elements it is the last stable
 that was recorded (of Parquet the least one of its partitions, and not before the `joining_at` of a
 replica that has started over); of a table its stable point, which is the same; of a state each
-task's stable point, since a task lets go of what ended before.
+task's stable point, since a task lets go of what ended before, or where its output has started
+over, from when on that is correct.
 """
 
 from pathlib import Path
@@ -46,7 +47,7 @@ def checkpoint_in(source: str, *, nfc: bool, drop_nulls: bool = False) -> "Check
                 [(held(at(each.partition), each.elements), each.joining_at) for each in streams],
             )
         if place.is_file() and is_state(place):
-            return composed(name, [(tdb, tdb.stable) for tdb in outputs(place)])
+            return composed(name, outputs(place))
     except StateError as error:  # of a merge's own state it would be another matter
         raise ConfigurationError(str(error)) from error
     with reading([source], rule=rule) as (stream,):

@@ -25,6 +25,8 @@ from lmerge_service.formats.wire import encode
 from lmerge_service.signals import cancelled_by_signal
 
 if TYPE_CHECKING:
+    from lmerge_service.core import Gap
+    from lmerge_service.reader.inlets import StartedOver
     from lmerge_service.reader.read_merged import MergedReader, ReaderStatus
 
 __all__ = ("read",)
@@ -48,6 +50,11 @@ def read(
         "Continue where the reading that wrote FILE ended, if it exists, and replace it "
         "at the end: what is written before and after is one stream.",
         default=None,
+    ),
+    accept_gaps: bool = flag(
+        "Go on where a topic has started over, and what is before it is correct is in no other: "
+        "that is lost.",
+        "--accept-gaps",
     ),
     json: Json = False,
     *,
@@ -84,6 +91,9 @@ def read(
             follow=follow,
             nfc=equality.nfc,
             drop_nulls=equality.drop_nulls,
+            accept_gaps=accept_gaps,
+            on_start_over=lambda each: typer.echo(_started_over(each), err=True),
+            on_gap=lambda each: typer.echo(f"warning: {_gap(each)} is lost", err=True),
         )
     except StateError as error:  # of the token: nothing has been read
         raise StateError(f"{token}: {error}") from error
@@ -132,6 +142,19 @@ def _leave(token: Path, saved: bytes) -> None:
     partial.replace(token)
 
 
+def _started_over(each: "StartedOver") -> str:
+    was = "nowhere" if each.stable == START else f"to {point(each.stable)}"
+    since = "the beginning" if each.correct_from == START else f"{point(each.correct_from)} on"
+    return (
+        f"warning: {each.topic} has started over: incarnation {each.incarnation}, correct from "
+        f"{since}; the one before was read {was}"
+    )
+
+
+def _gap(gap: "Gap") -> str:
+    return f"[{point(gap.start)}, {point(gap.end)})"
+
+
 def _lines(status: "ReaderStatus") -> Iterator[str]:
     for each in status.topics:
         if each.why is not None:
@@ -141,6 +164,11 @@ def _lines(status: "ReaderStatus") -> Iterator[str]:
         yield (
             f"{each.topic}: {stable}, first with {each.first:,} events, "
             f"{sum(each.breaches.values()):,} breaches, {each.dead:,} records that are no elements"
+        )
+    if (gap := status.gap) is not None:
+        yield (
+            f"warning: the reading waits: no topic has what ends in {_gap(gap)}; --accept-gaps "
+            f"goes on without it, from where {gap.input} is correct"
         )
     line = f"merged: stable at {point(status.stable)}, {status.live_events:,} live"
     correct = status.correct_from
@@ -153,6 +181,9 @@ def _document(status: "ReaderStatus") -> dict[str, Any]:
     document = asdict(status) | {
         name: finite(getattr(status, name)) for name in ("stable", "correct_from")
     }
+    for gap in filter(None, (document["gap"], *document["lost"])):
+        gap |= {name: finite(gap[name]) for name in ("start", "end")}
     for each in document["topics"]:
-        each["stable"] = None if each["stable"] is None else finite(each["stable"])
+        for name in ("stable", "correct_from"):
+            each[name] = None if each[name] is None else finite(each[name])
     return document

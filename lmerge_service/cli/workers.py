@@ -35,7 +35,7 @@ from lmerge_service.errors import (
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ("AT", "DecisionOptions", "WorkerAccess", "WorkerClient", "address_of")
+__all__ = ("AT", "DecisionOptions", "WorkerAccess", "WorkerClient", "address_of", "somebody")
 
 AT: Final = "http://127.0.0.1:8321"
 
@@ -167,7 +167,7 @@ class WorkerClient:
         given = {key: value for key, value in body.items() if value is not None}
         try:
             return self._document(
-                self._ask("POST", path, json={**given, "id": asked, "who": _somebody()})
+                self._ask("POST", path, json={**given, "id": asked, "who": somebody()})
             )
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise self._unreachable(error) from None
@@ -236,7 +236,7 @@ def _reason(error: "httpx.TransportError") -> str:
     return str(error) or type(error).__name__
 
 
-def _somebody() -> str:
+def somebody() -> str:
     """Who decides, as the machine knows them."""
     try:
         user = getpass.getuser()

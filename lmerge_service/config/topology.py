@@ -129,6 +129,11 @@ class Output(_Model):
     longest_outage: Seconds = 86_400
     """For how long all workers may be down; where the output is kept for less, that is reported."""
 
+    on_lost_state: Literal["stop", "restart"] = "stop"
+    """What a worker does when it cannot go on from anything that is left of the output's state:
+    `stop` ends it; `restart` begins a new incarnation of the output, for which all consumers must
+    know what `lmerge-incarnation` and `lmerge-joining-at` mean."""
+
     _legal_topic = field_validator("topic", "dead_letters")(_topic)
 
     @property

@@ -105,6 +105,8 @@ class ControlHistory:
     """The offset behind the last record."""
     wrong_folds: list[str] = field(default_factory=list)
     """Which folds are not what the records before them come to, and in what."""
+    restarts: list[tuple[int, int]] = field(default_factory=list)
+    """Of the output: each incarnation, and from when on it is correct."""
 
     def fold(self, at: int, value: bytes | None, offset: int | None = None) -> None:
         """Takes the next record, by default one without a gap before it."""
@@ -150,6 +152,12 @@ class ControlHistory:
             counts = each["state"] == "attached"
             end = INFINITY if counts else made.get(each["since"], START)
             self.spans[name, topic] = [(made.get(each["epoch"], START), end)]
+        self.restarts = [
+            (action["incarnation"], action["correct_from"])
+            for each in ledger["entries"]
+            if _kind(each) is None
+            and (action := each["decision"]["action"])["do"] == "restart_output"
+        ]
         if (now := ledger["cutover"]) is not None:
             self.cutover = _Cutover(
                 now["leaving"],
@@ -164,6 +172,9 @@ class ControlHistory:
     def _compare(self, ledger: Mapping[str, Any]) -> None:
         """With what a fold carries of the same records."""
         place = f"the fold at offset {self.next - 1}"
+        output = ledger["output"]["number"], ledger["output"]["correct_from"]
+        if output != (known := self.restarts[-1] if self.restarts else (0, START)):
+            self.wrong_folds.append(f"{place} has output {output}, not {known}")
         if ledger["version"] != self.version:
             self.wrong_folds.append(f"{place} has version {ledger['version']}, not {self.version}")
         for each in ledger["entries"]:
@@ -193,6 +204,11 @@ class ControlHistory:
             return self._no_attach(action["replica"])
         if kind.startswith("cutover"):
             return self._no_cutover(kind, action)
+        if kind == "restart_output":
+            attached = {n for n, each in self.replicas.items() if each.state == "attached"}
+            before = self.restarts[-1][0] if self.restarts else 0
+            fits = action["incarnation"] > before and {*action["replicas"]} == attached
+            return None if fits else "state"
         known = self.replicas.get(action["replica"])
         if known is None:
             return "unknown"
@@ -280,6 +296,10 @@ class ControlHistory:
                 self.cutover = _Cutover(*both, self.version, epochs, self.version)
             case "cutover_abort":
                 self._move("aborted")
+            case "restart_output":
+                self.restarts.append((action["incarnation"], action["correct_from"]))
+                for name in action["replicas"]:
+                    self.replicas[name].epoch = self.version
             case "cutover_report":
                 self._report(action["task"], action["says"], at)
 

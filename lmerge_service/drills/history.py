@@ -24,11 +24,13 @@ Invariants
     H1  Invalid needs evidence. If the history is not sufficient, the outcome is unknown.
     H2  K5 to K9 are checked only in a history that has their subject.
     H3  K1 and K3 ignore what an operator gave up by accepting a gap.
+    H4  Of an output that has started over, each incarnation is judged by itself, from the time on
+        from which it is correct; K5 and K8 by the last one.
 """
 
 from collections import Counter
 from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from lmerge_service.drills.control_log_check import Answer, ControlHistory, k9
@@ -38,6 +40,8 @@ from lmerge_service.drills.streams import (
     IncarnationOutput,
     Key,
     MergedOutput,
+    OneIncarnation,
+    incarnations,
     read_output,
     read_replica,
     stables_by_time,
@@ -136,6 +140,43 @@ class History:
 
 def check(history: History) -> HistoryReport:
     """All checks that the history has something for."""
+    *former, last = incarnations(history.output)
+    reports = [_of_incarnation(history, each, is_last=False) for each in former]
+    report = _of_incarnation(history, last, is_last=True)
+    if not former:
+        return report
+    named = {
+        each.incarnation: findings
+        for each, findings in zip([*former, last], [*reports, report], strict=True)
+    }
+    return HistoryReport(tuple(_together(each.check, named) for each in report.findings))
+
+
+def _together(check: str, reports: Mapping[int, HistoryReport]) -> CheckResult:
+    """The findings of one check about several incarnations."""
+    found = [
+        (number, finding)
+        for number, report in reports.items()
+        for finding in report.findings
+        if finding.check == check
+    ]
+    evidence = [f"incarnation {number}: {e}" for number, each in found for e in each.evidence]
+    outcome = worst(each.outcome for _, each in found)
+    return CheckResult(check, outcome, tuple(evidence), sum(each.total for _, each in found))
+
+
+def _of_incarnation(history: History, one: OneIncarnation, *, is_last: bool) -> HistoryReport:
+    lost = [*history.lost, *([(START, one.correct_from)] if one.correct_from > START else [])]
+    progress, faults = (history.progress, history.faults) if is_last else (None, ())
+    history = replace(history, output=one.topic, lost=lost, progress=progress, faults=faults)
+    findings = _checked(history)
+    wrong = CheckResult.of("K4", one.wrong) if one.wrong else None
+    if wrong is None:
+        return findings
+    return HistoryReport(tuple(wrong if each.check == "K4" else each for each in findings.findings))
+
+
+def _checked(history: History) -> HistoryReport:
     read = _Read(history)
     findings = [_k1(read), _k2(read), _k3(read), _k4(read)]
     if history.kills:

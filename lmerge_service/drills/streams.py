@@ -8,7 +8,8 @@ Theory
     partitions interleave.
 
     The output is checked strictly: every element must be legal where it stands (`tdb`), and in a
-    keyed stream no event may be there twice at a time.
+    keyed stream no event may be there twice at a time. Where it has started over, each of its
+    incarnations is a stream of its own (`incarnations`).
 
     Times of the clock are record timestamps, of which the running maximum of a partition is
     taken, since writers' clocks may step back.
@@ -17,7 +18,7 @@ Theory
 import heapq
 from bisect import bisect_right
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from lmerge_service.drills.records import CommittedRecord, CommittedTopic
 from lmerge_service.elements import START, Adjust, Element, Insert, Stable
@@ -31,7 +32,9 @@ __all__ = (
     "IncarnationOutput",
     "Key",
     "MergedOutput",
+    "OneIncarnation",
     "Published",
+    "incarnations",
     "read_output",
     "read_replica",
     "stables_by_time",
@@ -187,6 +190,51 @@ def stables_by_time(life: IncarnationOutput, partition: int | None = None) -> li
             reached = min(points)
             found.append((at, reached))
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class OneIncarnation:
+    """What an output published between two restarts."""
+
+    incarnation: int
+    correct_from: int
+    """It has every event that ends at this time or later."""
+    topic: CommittedTopic
+    wrong: tuple[str, ...]
+    """Records whose headers do not belong where they stand."""
+
+
+def incarnations(topic: CommittedTopic) -> list[OneIncarnation]:
+    """The incarnations of an output, the first one first; at least one."""
+    records: dict[int, list[CommittedRecord]] = {}
+    since: dict[int, int] = {}
+    wrong: dict[int, list[str]] = {}
+    for partition in range(topic.partitions):
+        latest = 0
+        for record in topic.of(partition):
+            try:
+                number, joining_at = incarnation_of(record.headers)
+            except ElementError as error:
+                number, joining_at = latest, since.get(latest, START)
+                wrong.setdefault(number, []).append(f"{record.place}: {error}")
+            if number < latest:
+                why = f"{record.place}: incarnation {number} behind {latest}"
+                wrong.setdefault(number, []).append(why)
+            if joining_at != since.setdefault(number, joining_at):
+                why = f"{record.place}: correct from {joining_at} and from {since[number]}"
+                wrong.setdefault(number, []).append(why)
+            latest = max(latest, number)
+            records.setdefault(number, []).append(record)
+    return [
+        OneIncarnation(
+            number,
+            since.get(number, START),
+            replace(topic, records=tuple(records.get(number, ())), beginning_lost=lost),
+            tuple(wrong.get(number, ())),
+        )
+        for number in sorted(records) or [0]
+        for lost in (topic.beginning_lost and number == min(records, default=0),)
+    ]
 
 
 @dataclass(slots=True)

@@ -74,6 +74,8 @@ class Outbox:
     """Which of the inputs' records had `records` published, in order."""
     size: int = 0
     """Bytes of records and dead letters, more or less."""
+    headers: Sequence[tuple[str, bytes]] = ()
+    """Of each of `records`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +153,8 @@ class Sink:
         condition: asyncio.Future[None] | None,
     ) -> Committed:
         await producer.begin_transaction()
-        output = [await self._send(self._output, each) for each in self._batches(outbox.records)]
+        batches = self._batches(outbox.records, outbox.headers)
+        output = [await self._send(self._output, each) for each in batches]
         dead = [await self._send(self._dead_letters, each) for each in self._letters(outbox)]
         events = [await self._send(self._events, each) for each in self._batches(outbox.events)]
         state = [await self._send(self._state, each) for each in self._batches(outbox.state)]
@@ -205,16 +208,18 @@ class Sink:
         named = error.args[0]
         return set(named) if isinstance(named, set | frozenset) else {str(named)}
 
-    def _batches(self, records: _Records) -> Iterator[BatchBuilder]:
+    def _batches(
+        self, records: _Records, headers: Sequence[tuple[str, bytes]] = ()
+    ) -> Iterator[BatchBuilder]:
         """Builders of up to 256 KiB: appending to them directly is the producer's fast path."""
         if not records:
             return
-        builder = self._producer.create_batch()
+        builder, each_has = self._producer.create_batch(), [*headers]
         for key, value in records:
-            if builder.append(key=key, value=value, timestamp=None) is None:
+            if builder.append(key=key, value=value, timestamp=None, headers=each_has) is None:
                 yield builder
                 builder = self._producer.create_batch()
-                builder.append(key=key, value=value, timestamp=None)
+                builder.append(key=key, value=value, timestamp=None, headers=each_has)
         yield builder
 
     def _letters(self, outbox: Outbox) -> Iterator[BatchBuilder]:

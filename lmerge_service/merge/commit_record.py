@@ -16,6 +16,8 @@ Theory
 Invariants
     M1  transaction, output_records and decided never fall from one commit record to the next.
     M2  Everything before `next` of a partition is merged, or needs nothing.
+    M3  The output's incarnation never falls. With the first commit record of one all else but the
+        counts of M1 begins again: what stands in it is of this incarnation alone.
 """
 
 from typing import Final
@@ -29,6 +31,7 @@ __all__ = (
     "MARK_KEY",
     "CommitRecord",
     "Diverged",
+    "OutputBeginning",
     "PartitionCheckpoint",
     "ReplicaCheckpoint",
     "SnapshotPlace",
@@ -37,7 +40,8 @@ __all__ = (
 
 MARK_KEY: Final = b"mark"
 
-_VERSION = 2
+_VERSION, _RESTARTED = 2, 3
+"""Of a restarted output it is the second, so that a release that knows of none refuses it."""
 
 
 def chunk_key(slot: int, number: int) -> bytes:
@@ -111,6 +115,24 @@ class Diverged(msgspec.Struct, frozen=True, omit_defaults=True):
     """The first of them, in words."""
 
 
+class OutputBeginning(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where the output's incarnation begins in the task's partition; what is before is of former
+    ones. The first one begins where the partition does."""
+
+    incarnation: int = 0
+    correct_from: int = START
+    """It has every event that ends at this time or later."""
+    offset: int = 0
+    """Its records are from this offset on, …"""
+    records: int = 0
+    """… before which there are so many of former ones."""
+
+    @property
+    def record_version(self) -> int:
+        """The version of commit records beside it."""
+        return _RESTARTED if self.incarnation else _VERSION
+
+
 class CommitRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where a task stands with one transaction."""
 
@@ -131,6 +153,8 @@ class CommitRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of the latest cutover that it has seen any of."""
     snapshots: tuple[SnapshotPlace, ...] = ()
     """The latest first."""
+    output: OutputBeginning = OutputBeginning()
+    """The incarnation that this transaction's output is of."""
 
     def encoded(self) -> bytes:
         """The record's value as JSON, which `of` reads."""
@@ -145,9 +169,10 @@ class CommitRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         """
         try:
             version = msgspec.json.decode(value or b"", type=_Version).version
-            if version != _VERSION:
+            if version not in (_VERSION, _RESTARTED):
                 raise StateError(
-                    f"a commit record of version {version}, this is version {_VERSION}"
+                    f"a commit record of version {version}, and versions {_VERSION} and "
+                    f"{_RESTARTED} are known here"
                 )
             return msgspec.json.decode(value or b"", type=cls)
         except (msgspec.MsgspecError, ValueError) as error:  # ValueError: it is no UTF-8

@@ -17,7 +17,7 @@ from lmerge_service.merge.decisions.reading import unread
 from lmerge_service.merge.recovery import Recovery
 from lmerge_service.merge.task_state import TaskState
 
-__all__ = ("Checked", "Inspected", "inspect", "recoveries")
+__all__ = ("Checked", "Inspected", "decided", "inspect", "recoveries")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ async def recoveries(
             raise StateError(f"there is no topic {output.state_topic}: the merge has never run")
         ledger = Ledger(topology)
         if output.control_topic in found:
-            await _fold(cluster, ledger)
+            ledger = await decided(topology, cluster)
         known = ledger.replicas.values() if everybody else ledger.attached()
         replicas = {each.replica.name: each.replica for each in known}
         for partition in range(found[output.state_topic].partitions):
@@ -97,14 +97,21 @@ async def recoveries(
             yield partition, recovery
 
 
-async def _fold(cluster: Cluster, ledger: Ledger) -> None:
-    """What was decided; a snapshot is of the case and policy that were decided."""
+async def decided(topology: Topology, cluster: Cluster) -> Ledger:
+    """What the control log, which is made if there is none, has of a merge; a snapshot is of the
+    case and policy that were decided.
+
+    Raises:
+        ConfigurationError, StateError, TransportError: as `kafka.log.Log`.
+    """
+    ledger = Ledger(topology)
     async with (
-        cluster.log(ledger.topology.output.control_topic) as log,
+        cluster.log(topology.output.control_topic) as log,
         aclosing(unread(log, ledger)) as records,
     ):
         async for record in records:
             ledger.fold(record.offset, record.value)
+    return ledger
 
 
 def _fresh(topology: Topology, partition: int) -> TaskState:

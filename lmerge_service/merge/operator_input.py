@@ -23,18 +23,31 @@ class OperatorInput:
         partitions: int = 1,
         joining_at: int = START,
         accepted_gap: bool = False,
+        suffices_from: int = START,
         normalise: bool = False,
         attached: bool = False,
     ):
-        """`attached`: the operator has the input already, from a snapshot."""
+        """An input that is correct from `suffices_from` on, or from earlier, joins at once, since
+        the output promises nothing of what ends before. `attached`: the operator has the input
+        already, from a snapshot."""
         self.processed: Sequence[Element] = ()
         """The elements that the operator processed last."""
         self.late: Sequence[Element] = ()
         """The same if some of them were late, else none."""
         self._merge, self._name, self._normalise = merge, name, normalise
         self._normalisers: dict[int, Normaliser] = {}
+        self._suffices_from = suffices_from
         if not attached:
-            merge.attach(name, joining_at, partitions, accepted_gap=accepted_gap)
+            self._attach(joining_at, partitions, accepted_gap=accepted_gap)
+
+    def _attach(self, joining_at: int, partitions: int, *, accepted_gap: bool = False) -> None:
+        merge, suffices = self._merge, self._suffices_from
+        if joining_at <= suffices != START:
+            if merge.live_output() is None:
+                joining_at = START  # else an ordered case ignores what began before
+            else:  # nor is it compared with the output before that time
+                joining_at, accepted_gap = suffices, True
+        merge.attach(self._name, joining_at, partitions, accepted_gap=accepted_gap)
 
     def process(
         self, elements: Sequence[Element], partition: int = 0, *, replay_input: bool = False
@@ -62,7 +75,7 @@ class OperatorInput:
     def begin(self, joining_at: int, partitions: int) -> None:
         """A new incarnation: what the old one contributed is dropped."""
         self._normalisers, self.processed = {}, ()
-        self._merge.attach(self._name, joining_at, partitions)
+        self._attach(joining_at, partitions)
 
     def parts(self) -> Iterator[tuple[int, bytes]]:
         """What is remembered beside the operator, for a snapshot: partition and state."""

@@ -16,7 +16,9 @@ Theory
     less work than what it has missed.
 
     From nothing is no way once the output has lost its beginning. Then a snapshot of another case
-    or policy still has what the output held, so that the replicas are merged anew against it.
+    or policy still has what the output held, so that the replicas are merged anew against it. If
+    there is none, it can only be decided that the output starts over (`output_restart`): from then
+    on the beginning is where its new incarnation begins, and nothing of former ones is read.
 
 What is missing
     If a replica cannot be followed (its topic is gone, recreated, or begins too late) it is not
@@ -37,8 +39,8 @@ from msgspec.structs import replace
 
 from lmerge_service.config.topology import Replica
 from lmerge_service.core import Case, LMerge, lmerge
-from lmerge_service.errors import ElementError, FencedError, StateError
-from lmerge_service.formats.headers import seq_of
+from lmerge_service.errors import ElementError, FencedError, LostOutputError, StateError
+from lmerge_service.formats.headers import incarnation_of, seq_of
 from lmerge_service.formats.payload import DEEPEST
 from lmerge_service.formats.repeats import content_of
 from lmerge_service.formats.wire import WireDecoder
@@ -49,9 +51,11 @@ from lmerge_service.kafka.source import Source, TopicPartition
 from lmerge_service.kafka.topics import TopicInfo, Topics
 from lmerge_service.merge.commit_record import (
     CommitRecord,
+    OutputBeginning,
     ReplicaCheckpoint,
     SnapshotPlace,
 )
+from lmerge_service.merge.decisions.ledger import OutputIncarnation
 from lmerge_service.merge.replicas import ReplicaState
 from lmerge_service.merge.snapshots.reading import read_commit, read_snapshot
 from lmerge_service.merge.task_state import OpenedState, RestoringState, TaskState
@@ -161,7 +165,8 @@ class Recovery:
         """The state at a commit record, in the shortest way that there is.
 
         Raises:
-            StateError: the output is not what this task has written, or lacks its beginning.
+            LostOutputError: the output lacks its beginning, and no snapshot has what it held.
+            StateError: the output is not what this task has written.
             TransportError: Kafka went away.
         """
         places = () if commit is None else commit.snapshots
@@ -172,15 +177,40 @@ class Recovery:
             if found is not None:
                 return _beside(found, unusable)
             unusable.add(place)
-        state = self._fresh()
+        state = self._begun(commit)
         try:
             await self.follow(state, commit, fenced=fenced)
         except StateError as error:  # who led before may have deleted the beginning meanwhile
             begins = (await self._source.beginnings([self._output]))[self._output]
-            if commit is None or not begins:
+            if begins <= state.begun.offset:
                 raise
-            state = await self._merged_anew(commit, begins, error, fenced=fenced)
+            state = await self._merged_anew(commit or CommitRecord(), begins, error, fenced=fenced)
         return _beside(state, unusable)
+
+    def _begun(self, commit: CommitRecord | None) -> TaskState:
+        """An empty state of the incarnation of the output that a commit record is of."""
+        state = self._fresh()
+        if commit is not None:
+            state.begin(commit.output)
+        return state
+
+    async def started_over(
+        self, commit: CommitRecord | None, output: OutputIncarnation, *, fenced: bool
+    ) -> TaskState:
+        """The state with which a new incarnation of the output begins behind the last commit
+        record: nothing is merged, and of what is there nothing counts.
+
+        Raises:
+            TransportError: Kafka went away.
+        """
+        tp, last = self._output, commit or CommitRecord()
+        end = await self._closed_end(tp) if fenced else (await self._source.ends([tp]))[tp]
+        # Without a commit record nobody has counted what there was: not more than offsets.
+        records = end if commit is None else last.output_records
+        state = self._fresh()
+        state.begin(OutputBeginning(output.number, output.correct_from, end, records))
+        state.transaction, state.decided = last.transaction, output.since
+        return state
 
     async def _merged_anew(
         self, commit: CommitRecord, begins: int, cause: StateError, *, fenced: bool
@@ -189,7 +219,7 @@ class Recovery:
         replicas have; `cause` is why there is no other way."""
         for place in commit.snapshots:
             try:
-                opened, state = OpenedState(), self._fresh()
+                opened, state = OpenedState(), self._begun(commit)
                 await read_snapshot(self._source, self._state_topic, place, opened)
                 state.begin_with_output(opened)
                 await self.follow(state, commit, fenced=fenced)
@@ -202,10 +232,11 @@ class Recovery:
                 log.info("merged anew", output_of=place.transaction)
                 return state
         tp = self._output
-        raise StateError(
+        raise LostOutputError(
             f"{tp.topic}-{tp.partition} begins at offset {begins}, and none of "
             f"{len(commit.snapshots)} snapshots can be used ({cause}): what it held before is "
-            "lost; use a new output topic"
+            "lost; `lmerge restart-output TOPOLOGY.yaml` shows from when on it can go on, as a new "
+            "incarnation"
         ) from cause
 
     async def advanced(
@@ -217,6 +248,8 @@ class Recovery:
         Raises:
             StateError: see `follow`; `recover` may still find a way.
         """
+        if commit is not None:
+            _require_incarnation(state, commit)
         if commit is not None and _prefers_snapshot(state, commit):
             newest = await self._from_snapshot(commit.snapshots[0], commit, fenced=fenced)
             if newest is not None:
@@ -230,6 +263,7 @@ class Recovery:
         """The state at a commit record, by way of a snapshot; None if that cannot be used."""
         try:
             state = await self.restored(place)
+            _require_incarnation(state, commit)
             await self.follow(state, commit, fenced=fenced)
         except StateError as error:
             log.warning("snapshot not used", transaction=place.transaction, error=str(error))
@@ -244,7 +278,7 @@ class Recovery:
             StateError: the output does not contain the records that the commit record counts.
             TransportError: Kafka went away.
         """
-        state = self._fresh()
+        state = self._begun(commit)
         state.use(lmerge(Case.R4))
         await self._load_output(state, commit, fenced=False)
         return state.merge
@@ -340,6 +374,7 @@ class Recovery:
         return upto is None or state.counted >= upto
 
     def _load(self, state: TaskState, record: Record) -> None:
+        self._require_ours(state, record)
         if self._is_repeat(state, record):
             state.output = record.offset + 1
             return
@@ -352,6 +387,18 @@ class Recovery:
         state.counted += 1
         state.output = record.offset + 1
         state.written.read(state.counted, content_of(record.value))
+
+    def _require_ours(self, state: TaskState, record: Record) -> None:
+        number = state.begun.incarnation
+        if not (record.headers or number):
+            return
+        try:
+            found, _ = incarnation_of(record.headers)
+        except ElementError as error:
+            raise self._foreign(record.offset, str(error)) from error
+        if found != number:
+            why = f"it is of incarnation {found}, and the output is in {number}"
+            raise self._foreign(record.offset, why)
 
     def _is_repeat(self, state: TaskState, record: Record) -> bool:
         """A merge in Spark wrote it before: its numbers count the records of the output. What is
@@ -496,6 +543,15 @@ class Recovery:
                 raise
             return False
         return True
+
+
+def _require_incarnation(state: TaskState, commit: CommitRecord) -> None:
+    """Raises StateError: a state is of another incarnation of the output than a commit record."""
+    if state.begun != commit.output:
+        raise StateError(
+            f"the state is of incarnation {state.begun.incarnation} of the output, which is in "
+            f"{commit.output.incarnation} by now"
+        )
 
 
 def _beside(state: TaskState, unusable: Collection[SnapshotPlace]) -> TaskState:

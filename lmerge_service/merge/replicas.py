@@ -161,10 +161,12 @@ class Replicas:
         tallies: dict[str, ReplicaTally],
         clock: Callable[[], float],
         distrusted: Callable[[str, str], object],
+        correct_from: int = START,
     ):
         """`partition` is the task's, of those of the output; `router` selects what belongs there;
         `tallies` outlive this, by name; `distrusted` is called with each replica that is put into
-        quarantine here, and why."""
+        quarantine here, and why. `correct_from`: the output promises nothing of what ends before
+        that time."""
         self.states: dict[str, ReplicaState] = {}
         """By name."""
         self._by_topic: dict[str, ReplicaState] = {}
@@ -179,6 +181,7 @@ class Replicas:
         self._tallies = tallies
         self.clock = clock
         self._distrusted = distrusted
+        self._correct_from = correct_from
         self.owned = Ownership(router, partition)
 
     # --- who there is ---------------------------------------------------------------------------
@@ -341,6 +344,7 @@ class Replicas:
             joining_at=standing.joining_at,
             incarnation=standing.incarnation,
             gap_accepted=standing.gap_accepted,
+            suffices_from=self._correct_from,
             normalise=state.replica.normalise,
             co_partitioned=state.replica.co_partitioned,
             ignore_stables_before={

@@ -17,7 +17,8 @@ Theory
     offsets of snapshots only rise, so that it deletes too little, never too much.
 
 Invariants
-    R1  Nothing is deleted from the older snapshot's offset on, nor while there are not two.
+    R1  Nothing is deleted from the older snapshot's offset on, nor, while there are not two, of the
+        output's incarnation.
     R2  Nothing is deleted that one of the `readers` has not committed to have read.
 
 What happens on a crash at each await
@@ -59,12 +60,14 @@ class Covered:
     """The latest first."""
     published: int
     """How many records the task has published."""
+    begins: int = 0
+    """The offset where the output's incarnation begins: former ones are read by no recovery."""
 
     @property
     def needed(self) -> int:
-        """The offset from which on a recovery by the older of two snapshots reads the output; 0
-        while there are not two."""
-        return self.snapshots[1].output if len(self.snapshots) > 1 else 0
+        """The offset from which on a recovery by the older of two snapshots reads the output; all
+        of its incarnation while there are not two."""
+        return self.snapshots[1].output if len(self.snapshots) > 1 else self.begins
 
     @property
     def is_whole(self) -> bool:

@@ -206,8 +206,9 @@ def is_state(path: Path) -> bool:
         return _MAGIC in file.read(64)
 
 
-def outputs(path: Path) -> list[TDB]:
-    """What the output of each task holds that may still change, and how far it is stable.
+def outputs(path: Path) -> list[tuple[TDB, int]]:
+    """What the output of each task holds that may still change, how far it is stable, and from when
+    on that is complete.
 
     Raises:
         ConfigurationError: it cannot be read.
@@ -218,10 +219,15 @@ def outputs(path: Path) -> list[TDB]:
         _sections(path, file, head)
         file.seek(first)
         begun = _begun(path, file, head)
-        return [_output(path, _chunks(path, file, digest)) for _, digest in begun]
+        return [
+            _output(path, CommitRecord.of(begin.mark), _chunks(path, file, digest))
+            for begin, digest in begun
+        ]
 
 
-def _output(path: Path, chunks: Iterator[tuple[int, bytes]]) -> TDB:
+def _output(
+    path: Path, commit: CommitRecord, chunks: Iterator[tuple[int, bytes]]
+) -> tuple[TDB, int]:
     state, kept = OpenedState(), bytearray()
     try:
         for part, chunk in chunks:
@@ -234,7 +240,8 @@ def _output(path: Path, chunks: Iterator[tuple[int, bytes]]) -> TDB:
         raise StateError(f"{path}: {error}") from error
     if (events := output.live_output()) is None:
         raise _damaged(path, "it lacks what the output holds")
-    return TDB(events, output.max_stable)
+    complete_from = max(output.max_stable, commit.output.correct_from)
+    return TDB(events, output.max_stable), complete_from
 
 
 def chunks_of(path: Path, partition: int, digest: str) -> Iterator[bytes]:

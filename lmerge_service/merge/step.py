@@ -60,6 +60,7 @@ class MergeStep:
         joining_at: int = START,
         incarnation: int = 0,
         gap_accepted: bool = False,
+        suffices_from: int = START,
         normalise: bool = False,
         co_partitioned: bool = False,
         ignore_stables_before: Mapping[int, int] = MappingProxyType({}),
@@ -78,7 +79,7 @@ class MergeStep:
         )  # fmt: skip
         self.input = OperatorInput(
             merge, name, partitions=partitions, joining_at=joining_at, accepted_gap=gap_accepted,
-            normalise=normalise, attached=attached,
+            suffices_from=suffices_from, normalise=normalise, attached=attached,
         )  # fmt: skip
         self.gap_accepted = gap_accepted
         self.front = START

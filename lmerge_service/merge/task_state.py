@@ -24,7 +24,12 @@ from lmerge_service.errors import StateError
 from lmerge_service.formats.repeats import Numbers
 from lmerge_service.formats.routing import Router
 from lmerge_service.formats.wire import WireDecoder
-from lmerge_service.merge.commit_record import CommitRecord, Diverged, SnapshotPlace
+from lmerge_service.merge.commit_record import (
+    CommitRecord,
+    Diverged,
+    OutputBeginning,
+    SnapshotPlace,
+)
 from lmerge_service.merge.counting import ReplicaTally
 from lmerge_service.merge.replicas import Replicas
 
@@ -88,6 +93,8 @@ class TaskState:
         self.partition = partition
         self.policy = topology.policy.policy()
         self.router = Router(topology.output.partitions, topology.key)
+        self.begun = OutputBeginning()
+        """The output's incarnation that this is the state of."""
         self._tallies = tallies
         self._clock = clock
         self.engine = topology.engine_choice
@@ -112,6 +119,13 @@ class TaskState:
         """Elements that the output should contain and does not, though the operator counts them as
         emitted: the leading task emits them, and no task can follow from here."""
 
+    def begin(self, output: OutputBeginning) -> None:
+        """An empty state of another incarnation of the output, none of which is known yet."""
+        self.begun = output
+        self.output, self.counted = output.offset, output.records
+        self.output_records = output.records
+        self.use(self.merge)  # what replicas count as joined goes by the incarnation
+
     def use(self, merge: LMerge) -> None:
         """Begins with an operator, and no replicas yet."""
         self.merge = merge
@@ -123,6 +137,7 @@ class TaskState:
             tallies=self._tallies,
             clock=self._clock,
             distrusted=self._distrust,
+            correct_from=self.begun.correct_from,
         )
 
     def _distrust(self, name: str, why: str) -> None:
@@ -131,6 +146,7 @@ class TaskState:
     def commit_record(self) -> CommitRecord:
         """The commit record to write beside everything emitted so far."""
         return CommitRecord(
+            version=self.begun.record_version,
             merge=self.topology.name,
             transaction=self.transaction,
             output_records=self.output_records,
@@ -141,6 +157,7 @@ class TaskState:
             quarantined=self.quarantined,
             diverged=self.diverged,
             snapshots=self.snapshots,
+            output=self.begun,
         )
 
     # --- snapshots ------------------------------------------------------------------------------
@@ -176,6 +193,11 @@ class TaskState:
         self.merge.replay_output([Insert(*event) for event in events])
         if before.max_stable > START:
             self.merge.replay_output([Stable(before.max_stable)])
+        if commit.output != self.begun:
+            raise StateError(
+                f"the snapshot is of the output's incarnation {commit.output.incarnation}, and not "
+                f"of {self.begun.incarnation}"
+            )
         self.transaction, self.output_records = commit.transaction, commit.output_records
         self.output, self.counted = head.output, head.counted
 
@@ -309,6 +331,7 @@ class RestoringState(OpenedState):
             StateError: chunks are missing or do not fit together.
         """
         state, merge, head, commit = self._state, self.operator(), self.head, self.commit
+        state.begun = commit.output
         state.use(merge)
         state.transaction, state.output_records, state.decided = (
             commit.transaction,

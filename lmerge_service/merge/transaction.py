@@ -23,6 +23,7 @@ from lmerge_service.core.batches import as_batch
 from lmerge_service.elements import Adjust, Element, Insert, Stable
 from lmerge_service.errors import FencedError, TransportError, UnwritableError
 from lmerge_service.formats.dead_letters import DeadLetter
+from lmerge_service.formats.headers import incarnation_headers
 from lmerge_service.formats.wire import encode
 from lmerge_service.kafka.sink import Origin, Outbox, Sink, retrieve
 from lmerge_service.merge.commit_record import MARK_KEY, CommitRecord
@@ -102,6 +103,7 @@ class Transaction:
         self._feedback = feedback
         self._clock = clock
         self._limit = state.topology.limits.batch_records
+        self._headers = incarnation_headers(state.begun.incarnation, state.begun.correct_from)
         self._outbox, self._emitted = Outbox(), Counter[str]()
         self._committed: Outbox | None = None
         """The outbox of the commit under way."""
@@ -239,6 +241,7 @@ class Transaction:
                 state.transaction, stream, state.snapshots, state.output, state.counted
             )
         self._outbox.state.append((MARK_KEY, record.encoded()))
+        self._outbox.headers = self._headers
         self._outbox.events += self._reporting.begin()
         self._accounts.begin(record)
         left_out = self._leave_out(self._outbox)

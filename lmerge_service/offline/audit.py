@@ -4,7 +4,8 @@ Theory
     Each stream is first held to its own stables: every element must be legal where it stands
     (docs/semantics.md). Of a topic, each partition is a stream of its own, and of a replica that
     started over only the last incarnation counts, so that whether a topic is legal does not depend
-    on how its partitions interleave. Then the TDBs are compared: equivalent when they are equal,
+    on how its partitions interleave; what an incarnation leaves uncovered behind the one before is
+    named (`Restart`). Then the TDBs are compared: equivalent when they are equal,
     whatever the elements were. Streams that have not ended are compared as they stand, and the
     verdict names them; or *clipped*: as far as the lowest of their stable points, before which all
     of them are final.
@@ -16,8 +17,9 @@ Cost
     O(1) per element; memory in the number of events, since a TDB forgets nothing.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert
@@ -40,11 +42,31 @@ if TYPE_CHECKING:
 __all__ = (
     "Audited",
     "EquivalenceVerdict",
+    "Restart",
     "TopicAudit",
     "audit_elements",
     "audit_topic",
     "compare",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """A stream that has started over."""
+
+    incarnation: int
+    correct_from: int
+    """It has every event that ends at this time or later; START: all events."""
+    former_stable: int
+    """How far the incarnation before it was stable, by what is left of it."""
+    former_illegal: str | None = None
+    """Where the incarnation before it was no legal stream; None: nowhere."""
+
+    @property
+    def gap(self) -> tuple[int, int] | None:
+        """The times, without the end, that neither covers."""
+        lost = self.former_stable < self.correct_from
+        return (self.former_stable, self.correct_from) if lost else None
 
 
 @dataclass(slots=True)
@@ -60,6 +82,8 @@ class Audited:
     """Where its numbers (`lmerge-seq`) were contradicted, and how often; None: nowhere."""
     since: int = START
     """The events that end at this time or later are known; START: all are."""
+    restarts: tuple["Restart", ...] = ()
+    """How often it started over, the first time first."""
 
     @property
     def events(self) -> int:
@@ -207,25 +231,48 @@ def _event(insert: Insert[bytes]) -> Event:
     return Event(insert.payload, insert.vs, insert.ve)
 
 
+@dataclass(slots=True)
+class _PartitionAudit:
+    """One partition, in the incarnation that it has come to."""
+
+    stream: Audited
+    incarnation: int = 0
+    illegal: IllegalStreamError | None = None
+    """The first element that is not legal; what is behind it is left out."""
+    contradicted: list[str] = field(default_factory=list)
+    repeats: Repeats = field(default_factory=Repeats)
+
+    @property
+    def has_any(self) -> bool:
+        stream = self.stream
+        return bool(stream.inserts + stream.adjusts + stream.stables) or self.illegal is not None
+
+
 class TopicAudit:
-    """A stream per partition; a higher incarnation on any of them empties them all."""
+    """A stream for each partition and incarnation. What a partition had of an incarnation that it
+    has left is let go, but for how far that was stable, and whether it was legal."""
 
     def __init__(self, topic: str, partitions: "Sequence[TopicPartition]", decoder: WireDecoder):
         self._topic = topic
         self._decoder = decoder
-        self._incarnation, self._repeats = 0, Repeats()
-        self._contradicted: list[str] = []
-        self._since = START
-        self._streams = {tp: Audited(topic, TDB()) for tp in partitions}
-        self._illegal: dict[TopicPartition, IllegalStreamError] = {}
+        self._partitions = {tp: self._empty(0) for tp in partitions}
+        self._since: dict[int, int] = {0: START}
+        """By incarnation, from when on it is correct."""
+        self._left: dict[int, dict[TopicPartition, tuple[int, IllegalStreamError | None]]] = {}
+        """By incarnation, of the partitions that have left it: its stable point and first fault."""
+
+    def _empty(self, incarnation: int) -> _PartitionAudit:
+        return _PartitionAudit(Audited(self._topic, TDB()), incarnation)
 
     def begin(self, beginnings: "Mapping[TopicPartition, Beginning]") -> None:
         """Begins with what a snapshot has of each partition."""
-        self._since = max(each.stable for each in beginnings.values())
-        self._streams = {
-            tp: Audited(self._topic, TDB(map(_event, each.inserts(self._decoder)), each.stable))
-            for tp, each in beginnings.items()
-        }
+        from lmerge_service.reader.beginnings import latest
+
+        incarnation, since, holding = latest([*beginnings.values()])
+        self._since = {incarnation: since}
+        for tp, each in zip(beginnings, holding, strict=True):
+            tdb = TDB(map(_event, each.inserts(self._decoder)), each.stable)
+            self._partitions[tp] = _PartitionAudit(Audited(self._topic, tdb), incarnation)
 
     def take(self, tp: "TopicPartition", records: Iterable[RecordLike]) -> None:
         """Raises:
@@ -234,44 +281,68 @@ class TopicAudit:
         for record in records:
             where = f"{tp.topic}-{tp.partition} at offset {record.offset}"
             try:
-                incarnation, _ = incarnation_of(record.headers)
+                incarnation, joining_at = incarnation_of(record.headers)
                 element = self._decoder.decode(record.value)
             except ElementError as error:
                 raise ElementError(error.reason, f"{where}: {error}") from None
-            if incarnation > self._incarnation:
-                self._incarnation, self._repeats = incarnation, Repeats()
-                self._contradicted.clear()
-                self._streams = {each: Audited(self._topic, TDB()) for each in self._streams}
-                self._since = START
-                self._illegal.clear()
-            if incarnation == self._incarnation and tp not in self._illegal:
-                self._take(tp, record, element, where)
+            self._since.setdefault(incarnation, joining_at)
+            if incarnation > self._partitions[tp].incarnation:
+                self._leave(tp, incarnation)
+            partition = self._partitions[tp]
+            if incarnation == partition.incarnation and partition.illegal is None:
+                self._take(partition, tp, record, element, where)
 
-    def _take(self, tp: "TopicPartition", record: RecordLike, element: Element, where: str) -> None:
+    def _leave(self, tp: "TopicPartition", incarnation: int) -> None:
+        if (before := self._partitions[tp]).has_any:
+            at = before.stream.stable, before.illegal
+            self._left.setdefault(before.incarnation, {})[tp] = at
+        self._partitions[tp] = self._empty(incarnation)
+
+    @staticmethod
+    def _take(
+        partition: _PartitionAudit,
+        tp: "TopicPartition",
+        record: RecordLike,
+        element: Element,
+        where: str,
+    ) -> None:
         try:
-            reading = self._repeats.read(tp.partition, record.headers, record.value)
+            reading = partition.repeats.read(tp.partition, record.headers, record.value)
             if reading is RecordReading.REPEAT:
                 return
             if reading is RecordReading.CONTRADICTION:
-                self._contradicted.append(where)
-            self._streams[tp].take(element, where)
+                partition.contradicted.append(where)
+            partition.stream.take(element, where)
         except ElementError as error:
             raise ElementError(error.reason, f"{where}: {error}") from None
         except IllegalStreamError as error:  # of no matter if the replica starts over
-            self._illegal[tp] = error
+            partition.illegal = error
+
+    @property
+    def _last(self) -> int:
+        return max(each.incarnation for each in self._partitions.values())
+
+    def _current(self) -> "dict[TopicPartition, _PartitionAudit]":
+        """Each partition in the last incarnation; one that has not come to it has nothing."""
+        last = self._last
+        return {
+            tp: each if each.incarnation == last else self._empty(last)
+            for tp, each in self._partitions.items()
+        }
 
     def illegal(self) -> "dict[TopicPartition, IllegalStreamError]":
         """By partition, the first element of the last incarnation that is not legal."""
-        return dict(self._illegal)
+        current = self._current().items()
+        return {tp: each.illegal for tp, each in current if each.illegal is not None}
 
     def result(self) -> Audited:
         """Raises:
         IllegalStreamError: of the first partition that is not legal.
         """
-        for tp in self._streams:
-            if tp in self._illegal:
-                raise self._illegal[tp]
-        streams = list(self._streams.values())
+        for error in self.illegal().values():
+            raise error
+        current = self._current().values()
+        streams = [each.stream for each in current]
         events = (event for each in streams for event in each.tdb)
         stable = min(each.tdb.stable for each in streams)
         return Audited(
@@ -280,14 +351,30 @@ class TopicAudit:
             sum(each.inserts for each in streams),
             sum(each.adjusts for each in streams),
             sum(each.stables for each in streams),
-            self._contradiction(),
-            self._since,
+            _contradiction([where for each in current for where in each.contradicted]),
+            self._since.get(self._last, START),
+            tuple(self._restarts()),
         )
 
-    def _contradiction(self) -> str | None:
-        if not self._contradicted:
-            return None
-        return (
-            f"{len(self._contradicted)} records are other ones than were read under their numbers, "
-            f"the first in {self._contradicted[0]}"
-        )
+    def _restarts(self) -> Iterator[Restart]:
+        """From each incarnation of which there is anything to the next."""
+        present = {each.incarnation for each in self._partitions.values() if each.has_any}
+        numbers = sorted({*self._left, *present})
+        for before, number in pairwise(numbers):
+            former = dict(self._left.get(before, {}))
+            for tp, each in self._partitions.items():
+                if each.incarnation == before:
+                    former[tp] = each.stream.stable, each.illegal
+            stables = [former[tp][0] if tp in former else START for tp in self._partitions]
+            faults = (error for _, error in former.values() if error is not None)
+            fault = next(map(str, faults), None)
+            yield Restart(number, self._since.get(number, START), min(stables), fault)
+
+
+def _contradiction(places: Sequence[str]) -> str | None:
+    if not places:
+        return None
+    return (
+        f"{len(places)} records are other ones than were read under their numbers, "
+        f"the first in {places[0]}"
+    )

@@ -12,11 +12,15 @@ Theory
 
     Partitions have snapshots of their own, and are stable up to different times. Each lacks what
     ended before its stable point; so the topic is correct from the latest of these times on.
+
+    Of an output that has started over, the latest incarnation counts: it is correct from its own
+    time on at the earliest, and begins where its first record is, if there is no snapshot of it. A
+    partition that has not come to it has nothing yet.
 """
 
 from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from lmerge_service.config.topology import Output
@@ -29,7 +33,7 @@ from lmerge_service.merge.snapshots.reading import read_commit, read_snapshot
 from lmerge_service.merge.task_state import OpenedState
 from lmerge_service.tdb import Event
 
-__all__ = ("Beginning", "beginnings_of", "state_topic")
+__all__ = ("Beginning", "beginnings_of", "latest", "state_topic")
 
 _TRIES: Final = 3
 
@@ -42,6 +46,10 @@ class Beginning:
     """Those that end at `stable` or later, by vs."""
     stable: int
     offset: int
+    incarnation: int = 0
+    """Of the output."""
+    correct_from: int = START
+    """That incarnation's; `stable` may be later."""
 
     def inserts(self, decoder: WireDecoder) -> list[Insert[bytes]]:
         """The events as elements, with payloads that are equal by the decoder's rule: where that
@@ -49,6 +57,21 @@ class Beginning:
         if not (decoder.cache.nfc or decoder.cache.drop_nulls):
             return [Insert(*event) for event in self.events]  # type: ignore[arg-type]
         return [decoder.decode(encode(Insert(*event))) for event in self.events]  # type: ignore[misc]
+
+
+def latest(beginnings: Sequence[Beginning]) -> tuple[int, int, list[Beginning]]:
+    """The latest incarnation that partitions are in; from when on the topic is correct with what
+    these have; and what each partition has of it.
+
+    >>> latest([Beginning((), 40, 9), Beginning((), 7, 3, incarnation=1, correct_from=50)])[:2]
+    (1, 50)
+    """
+    number = max(each.incarnation for each in beginnings)
+    counting = [each for each in beginnings if each.incarnation == number]
+    correct_from = max(max(each.stable, each.correct_from) for each in counting)
+    empty = {"events": (), "stable": START, "incarnation": number}
+    held = [e if e.incarnation == number else replace(e, **empty) for e in beginnings]  # type: ignore[arg-type]
+    return number, correct_from, held
 
 
 def state_topic(topic: str) -> str:
@@ -86,8 +109,8 @@ async def _beginning(source: Source, tp: TopicPartition) -> Beginning:
                 whys.append(f"snapshot of transaction {place.transaction}: {error}")
             else:
                 return _of(tp, opened, offset)
-        if begins == 0:
-            return Beginning((), START, 0)
+        if begins <= (begun := commit.output).offset:
+            return Beginning((), START, begun.offset, begun.incarnation, begun.correct_from)
     whys = whys or ["there is no snapshot"]
     raise StateError(
         f"{tp.topic}-{tp.partition} has lost its beginning, and nothing can be read from a "
@@ -102,7 +125,8 @@ def _of(tp: TopicPartition, opened: OpenedState, offset: int) -> Beginning:
             f"kafka:{tp.topic} is merged in case {merge.case}, which keeps no events: it can only "
             "be read from its first record"
         )
-    return Beginning(sorted(live, key=lambda event: event.vs), merge.max_stable, offset)
+    events, begun = sorted(live, key=lambda event: event.vs), opened.commit.output
+    return Beginning(events, merge.max_stable, offset, begun.incarnation, begun.correct_from)
 
 
 async def _behind(

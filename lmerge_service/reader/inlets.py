@@ -37,9 +37,9 @@ from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.topics import TopicInfo
 from lmerge_service.kafka.unread import OpenTransaction
 from lmerge_service.merge.step import MergeStep
-from lmerge_service.reader.beginnings import Beginning
+from lmerge_service.reader.beginnings import Beginning, latest
 
-__all__ = ("Inlets", "ReadPosition", "TopicState", "TopicStatus")
+__all__ = ("Inlets", "ReadPosition", "StartedOver", "TopicState", "TopicStatus")
 
 _NO_BEGINNINGS: Final[Mapping[str, Sequence[Beginning]]] = MappingProxyType({})
 
@@ -59,6 +59,18 @@ class ReadPosition(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
+class StartedOver:
+    """A topic goes on as a new incarnation of its stream."""
+
+    topic: str
+    incarnation: int
+    correct_from: int
+    """It has every event that ends at this time or later; START: all events."""
+    stable: int
+    """Where the former incarnation was, as far as it was read."""
+
+
+@dataclass(frozen=True, slots=True)
 class TopicStatus:
     """What a reader knows about one topic; None where it does not know."""
 
@@ -68,6 +80,8 @@ class TopicStatus:
     """Why it is not read, in words."""
     partitions: int | None
     incarnation: int | None
+    correct_from: int | None
+    """From when on this incarnation has every event; START: from the beginning."""
     stable: int | None
     """The minimum over its partitions; START while one has none."""
     lag: int | None
@@ -121,6 +135,8 @@ class Inlets:
         self._merge = merge
         self._decoder = decoder
         self._sightings = Sightings()
+        self.started_over: list[StartedOver] = []
+        """What was found since the list was emptied last."""
         self._inlets = {
             topic: _Inlet(topic, joining_at.get(topic, START), places.get(topic))
             for topic in topics
@@ -131,6 +147,12 @@ class Inlets:
     @property
     def topics(self) -> Sequence[str]:
         return tuple(self._inlets)
+
+    @property
+    def all_found(self) -> bool:
+        """None is missing."""
+        inlets = self._inlets.values()
+        return all(each.step is not None or each.given_up for each in inlets)
 
     def positions(self) -> dict[TopicPartition, int]:
         """The next offset of every partition that is read."""
@@ -170,9 +192,15 @@ class Inlets:
     ) -> None:
         """Feeds records of one partition, in order."""
         inlet, before = self._inlets[tp.topic], len(dead)
-        if inlet.step is not None:
-            inlet.step.take(tp.partition, records, out, dead)
-            inlet.dead += len(dead) - before
+        if inlet.step is None:
+            return
+        decoder, former = inlet.step.decoder, self._merge.inputs[tp.topic]
+        incarnation, stable = decoder.incarnation, former.stable
+        inlet.step.take(tp.partition, records, out, dead)
+        inlet.dead += len(dead) - before
+        if decoder.incarnation > incarnation:
+            found = StartedOver(tp.topic, decoder.incarnation, decoder.joining_at, stable)
+            self.started_over.append(found)
 
     def advance(self, tp: TopicPartition, position: int) -> None:
         """Everything before `position` has been taken."""
@@ -261,10 +289,11 @@ class Inlets:
 
     def _begin_in_the_middle(self, inlet: _Inlet, beginnings: Sequence[Beginning]) -> list[Element]:
         inlet.positions = [each.offset for each in beginnings]
-        self._read(inlet, max(each.stable for each in beginnings))
+        incarnation, correct_from, holding = latest(beginnings)
+        self._read(inlet, correct_from, incarnation)
         assert inlet.step is not None
         out: list[Element] = []
-        for number, each in enumerate(beginnings):
+        for number, each in enumerate(holding):
             held: list[Element] = [*each.inserts(self._decoder)]
             if each.stable > START:
                 held.append(Stable(each.stable))
@@ -381,6 +410,7 @@ class Inlets:
             why=None if inlet.why is None else f"topic {inlet.topic} {inlet.why}",
             partitions=None if decoder is None else decoder.partitions,
             incarnation=None if decoder is None else decoder.incarnation,
+            correct_from=None if decoder is None else decoder.joining_at,
             stable=None if source is None else source.stable,
             lag=inlet.lag,
             open=tuple(inlet.open.values()),

@@ -29,6 +29,12 @@ When Kafka goes away
     reason, and after `patience` seconds without an answer it raises a TransportError. Its token is
     as good as before.
 
+When a topic starts over
+    As a merge treats a replica: what the former incarnation published counts no more, and what was
+    final stays. If the new one is correct only from a time beyond the stream's stable point, and no
+    other topic covers what is between, that is a gap: `status().gap`. The stream waits there unless
+    `accept_gaps` has it go on, correct from the end of the gap.
+
 When a transaction is left open
     Nothing behind it can be read. `status()` shows where and for how long; the other topics flow.
     Without `follow` the end is behind it: if it is open for longer than `patience` a TransportError
@@ -41,7 +47,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from lmerge_service.core import Breach, Case, LMerge, Policy, lmerge
+from lmerge_service.core import Breach, Case, Gap, LMerge, Policy, lmerge
 from lmerge_service.elements import INFINITY, START, Element, Stable
 from lmerge_service.errors import ConfigurationError, RefusedError, StateError, TransportError
 from lmerge_service.formats.dead_letters import DeadLetter
@@ -51,7 +57,7 @@ from lmerge_service.kafka.connection import CONNECT_SECONDS, Connection
 from lmerge_service.kafka.source import Batches, Source, TopicPartition
 from lmerge_service.kafka.topics import TopicInfo, Topics
 from lmerge_service.reader.beginnings import Beginning, beginnings_of, state_topic
-from lmerge_service.reader.inlets import Inlets, TopicStatus
+from lmerge_service.reader.inlets import Inlets, StartedOver, TopicStatus
 from lmerge_service.reader.token import Token
 
 __all__ = ("MergedReader", "ReaderStatus", "StartAt", "read_merged")
@@ -80,6 +86,10 @@ class ReaderStatus:
     topics: list[TopicStatus]
     unreachable: str | None
     """Why Kafka does not answer at the moment."""
+    gap: Gap | None
+    """What no topic covers, so that the stream waits."""
+    lost: tuple[Gap, ...]
+    """The gaps that this reader has gone on without."""
 
 
 def read_merged(
@@ -98,6 +108,9 @@ def read_merged(
     patience: float = 60.0,
     on_dead: Callable[[DeadLetter], object] = lambda _: None,
     on_breach: Callable[[Breach], object] = lambda _: None,
+    accept_gaps: bool = False,
+    on_start_over: Callable[[StartedOver], object] = lambda _: None,
+    on_gap: Callable[[Gap], object] = lambda _: None,
 ) -> "MergedReader":
     """A reader of the one stream that `topics` mean, to be used as `async with`.
 
@@ -116,6 +129,10 @@ def read_merged(
     a topic whose beginning is gone `joining_at` gives from when on it is correct. Records that are
     no elements go to `on_dead` (`replica` is the topic), what a topic does wrong goes to
     `on_breach`; either is called between two batches and must return soon.
+
+    A topic that starts over is reported to `on_start_over`. With `accept_gaps` the stream goes on
+    without a range of time that no topic covers any more, once all topics are there: it goes to
+    `on_gap`, before the first element behind it, and `status().correct_from` is its end.
 
     Raises:
         ConfigurationError: no topics, or one twice; a quorum that so few cannot make; a snapshot
@@ -152,6 +169,9 @@ def read_merged(
         patience=patience,
         on_dead=on_dead,
         on_breach=on_breach,
+        accept_gaps=accept_gaps,
+        on_start_over=on_start_over,
+        on_gap=on_gap,
     )
 
 
@@ -187,6 +207,9 @@ class MergedReader:
         patience: float,
         on_dead: Callable[[DeadLetter], object],
         on_breach: Callable[[Breach], object],
+        accept_gaps: bool,
+        on_start_over: Callable[[StartedOver], object],
+        on_gap: Callable[[Gap], object],
     ):
         self._connection = connection
         self._merge = merge
@@ -200,6 +223,9 @@ class MergedReader:
         self._batch_records = batch_records
         self._patience = patience
         self._on_dead, self._on_breach = on_dead, on_breach
+        self._accepts_gaps, self._on_gap = accept_gaps, on_gap
+        self._on_start_over = on_start_over
+        self._lost: list[Gap] = []
         self._upto: dict[TopicPartition, int] = {}
         self._assigned = False  # what is read is what is to be read
         self._unreachable: str | None = None
@@ -293,7 +319,22 @@ class MergedReader:
             self._on_dead(letter)
         for breach in self._merge.breaches():
             self._on_breach(breach)
-        return self._correct(out)
+        restarts, self._inlets.started_over = self._inlets.started_over, []
+        for each in restarts:
+            self._on_start_over(each)
+        return self._correct(out) + self._behind_gaps()
+
+    def _behind_gaps(self) -> list[Element]:
+        """What comes behind the gaps that are accepted now."""
+        out: list[Element] = []
+        settled = self._accepts_gaps and self._inlets.all_found
+        while settled and self._merge.gap is not None:
+            gap, elements = self._merge.accept_gap()
+            self._correct_from = max(self._correct_from, gap.end)
+            self._lost.append(gap)
+            self._on_gap(gap)
+            out += self._correct(elements)
+        return out
 
     def _take_begun(self) -> list[Element]:
         out, self._begun = self._begun, []
@@ -419,4 +460,6 @@ class MergedReader:
             switches=stats.switches,
             topics=self._inlets.status(),
             unreachable=self._unreachable,
+            gap=self._merge.gap,
+            lost=tuple(self._lost),
         )

@@ -121,7 +121,7 @@ class MergeLoop:
         self._clock = clock
         self._unix_ns = unix_ns
         self._batch = MergedBatch()
-        self._losses = Losses(state.merge)
+        self._losses = Losses(state.merge, state.begun.correct_from)
         self.confirmation = Confirmation(state.merge, clock, share=share)
         self._divergent: dict[str, Breach] = {}
         self._gap: Gap | None = None

@@ -37,7 +37,7 @@ import structlog
 from lmerge_service.config.topology import Replica, Topology
 from lmerge_service.core import Breach
 from lmerge_service.core.base import Gap
-from lmerge_service.elements import Element
+from lmerge_service.elements import START, Element
 from lmerge_service.errors import (
     FencedError,
     LMergeError,
@@ -62,6 +62,7 @@ from lmerge_service.merge.findings.reporting import Reporting
 from lmerge_service.merge.internal_topics import largest_record
 from lmerge_service.merge.liveness import Liveness
 from lmerge_service.merge.outlets import Outlets
+from lmerge_service.merge.output_restart import restart_words
 from lmerge_service.merge.progress import TaskProgress
 from lmerge_service.merge.recovery import Recovery
 from lmerge_service.merge.replica_states import DesiredState
@@ -380,6 +381,9 @@ class MergeTask:
         if fenced:
             self._settle(last)
         known, self._is_known = self._is_known, False
+        if self._starts_over(last):
+            await self._start_over(last, fenced=fenced)
+            return
         if known and is_of_kind(self.state, self._ledger):
             try:
                 state = await self._recovery.advanced(self.state, last, fenced=fenced)
@@ -400,6 +404,28 @@ class MergeTask:
             transaction=self.state.transaction,
             from_snapshot_of=self.state.restored_from,
             missed=len(self.state.missed),
+        )
+
+    def _starts_over(self, last: CommitRecord | None) -> bool:
+        """A new incarnation of the output was decided, and is not in it yet."""
+        number = 0 if last is None else last.output.incarnation
+        return self._ledger.output.number > number
+
+    async def _start_over(self, last: CommitRecord | None, *, fenced: bool) -> None:
+        """Who follows has nothing to follow before the leading task's first commit."""
+        self._replace(await self._recovery.started_over(last, self._ledger.output, fenced=fenced))
+        if not fenced:
+            return
+        begun, former = self.state.begun, START if last is None else last.stable
+        why = restart_words(begun.incarnation, begun.correct_from, former)
+        self.reporting.notify(NotificationKind.RESTARTED, None, why)
+        log.warning(
+            "output restarted",
+            incarnation=begun.incarnation,
+            correct_from=begun.correct_from,
+            former_stable=former,
+            topic=self._output.topic,
+            offset=begun.offset,
         )
 
     def _require_ours(self, last: CommitRecord | None) -> None:
@@ -473,10 +499,13 @@ class MergeTask:
         """Carries out the decisions about the replicas that are not carried out yet.
 
         Raises:
-            TransportError: case or policy are other ones; the operator is rebuilt.
+            TransportError: case or policy are other ones, or the output is to start over; the
+                operator is rebuilt.
         """
         if not is_of_kind(self.state, self._ledger):
             raise TransportError("another case or policy was decided: the merge is rebuilt")
+        if self._ledger.output.number > self.state.begun.incarnation:
+            raise TransportError("a restart of the output was decided: it begins once more")
         before, cutover = self.state.decided, self._ledger.cutover
         reconcile(self.state, self._ledger, report=self._report_decision, accepted=self._accept_gap)
         if cutover is not None and cutover.since > before:
@@ -549,7 +578,7 @@ class MergeTask:
         if self.merge_loop is None or self._transaction.view is None:
             return None
         record = self._transaction.view.record
-        return Covered(record.snapshots, record.output_records)
+        return Covered(record.snapshots, record.output_records, record.output.offset)
 
     def hasten_snapshot(self) -> None:
         """Has the next snapshot taken soon; while it leads."""

@@ -31,8 +31,10 @@ import tenacity
 from lmerge_service.config.topology import Topology
 from lmerge_service.errors import (
     FencedError,
+    LostOutputError,
     OtherMergeError,
     RefusedError,
+    StateError,
     TransportError,
     single_error,
 )
@@ -42,8 +44,10 @@ from lmerge_service.kafka.members import Members
 from lmerge_service.merge.commit_turns import CommitTurns
 from lmerge_service.merge.decisions.control_log import LoggedControl
 from lmerge_service.merge.decisions.folding import Folding
+from lmerge_service.merge.decisions.records import decide
 from lmerge_service.merge.internal_topics import TopicWatch, prepare
 from lmerge_service.merge.outlets import Outlets
+from lmerge_service.merge.output_restart import plan_restart
 from lmerge_service.merge.retention import Retention
 from lmerge_service.merge.snapshots.writer import SnapshotTurns
 from lmerge_service.merge.transaction import FeedbackSink
@@ -64,6 +68,7 @@ _START_SECONDS = 20.0
 _RETRY_SECONDS = 0.5
 _WARM_SECONDS = 5
 """A task that is promised to this worker is claimed when it lags less."""
+_LOST_SECONDS = 1.0
 _FENCED_PAUSES = (0.0, 0.2, 0.5, 1.0, 2.0)
 """Before a task is led again that was fenced, by how often that was so without a commit between."""
 
@@ -303,6 +308,12 @@ class Worker:
                 fences = fences + 1 if task.progress.transactions == led else 0
                 led = task.progress.transactions
                 await self._fenced(task, error, _FENCED_PAUSES[min(fences, 4)])
+            except LostOutputError as error:
+                if held.given_up or self.stopping:
+                    return
+                if self.topology.output.on_lost_state == "stop":
+                    raise
+                await self._lost_output(task, role, error)
 
     async def _lead(self, task: MergeTask) -> None:
         assert self.control is not None
@@ -329,6 +340,34 @@ class Worker:
     async def _follow(self, task: MergeTask) -> None:
         log.info("following")
         await task.follow()
+
+    async def _lost_output(self, task: MergeTask, role: Role, error: LostOutputError) -> None:
+        """Decides that the output starts over, where the topology allows that without a person.
+        Who follows waits: the leading task may have in memory what is lost here.
+
+        Raises:
+            StateError: too little is known of the replicas.
+        """
+        task.lifecycle.move(PhaseEvent.FAILED)
+        log.warning("output lost", role=role, error=str(error))
+        try:
+            if role == "leads":
+                await self._restart_output(str(error))
+        except TransportError as unknown:
+            log.warning("recovering", error=str(unknown), pause_seconds=_LOST_SECONDS)
+        except StateError as why:
+            raise StateError(f"{error}; {why}") from why
+        await asyncio.sleep(_LOST_SECONDS)
+
+    async def _restart_output(self, why: str) -> None:
+        """A decision that is refused was made by another task, or by whom it has to be planned
+        again."""
+        assert self.control is not None
+        plan = await plan_restart(self.topology, self._cluster, self.control.ledger)
+        action = plan.action(why)
+        entry = await self.control.decide(decide(action, "on_lost_state", expects=plan.version))
+        if entry.refusal is not None and entry.refusal.kind == "invalid":
+            raise StateError(f"the output cannot start over: {entry.refusal.reason}")
 
     async def _fenced(self, task: MergeTask, error: FencedError, pause: float) -> None:
         """Another producer leads this task, or did. Returns when the group has acknowledged since

@@ -31,7 +31,7 @@ CONTROL = (
 COMMANDS = (
     "demo", "up", "down", "run", "doctor", "spark-merge", "read", "publish", "replica", "broker",
     "state",
-    *CONTROL, "drill", "present", "merge", "audit", "infer", "generate", "table",
+    *CONTROL, "drill", "restart-output", "present", "merge", "audit", "infer", "generate", "table",
 )  # fmt: skip
 PAGES = [
     (),

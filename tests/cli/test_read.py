@@ -8,8 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from lmerge_service.elements import INFINITY, Element, Insert, Stable
+from lmerge_service.cli.read import _document, _lines, _started_over
+from lmerge_service.core import Gap
+from lmerge_service.elements import INFINITY, START, Element, Insert, Stable
 from lmerge_service.formats.wire import WireDecoder
+from lmerge_service.reader.inlets import StartedOver
+from lmerge_service.reader.read_merged import ReaderStatus
 from lmerge_service.tdb import TDB, reconstitute
 from tests.cli.conftest import LMERGE, Lmerge, environment
 from tests.offline.streams import on_the_wire, write
@@ -87,6 +91,21 @@ def test_a_mistake_is_reported_before_anything_is_read(lmerge: Lmerge) -> None:
     ):
         done = lmerge("read", *wrong, "--bootstrap", "127.0.0.1:1")
         assert (done.code, done.out, done.error) == (2, "", message)
+
+
+def test_a_topic_that_starts_over_and_what_nobody_covers_is_reported() -> None:
+    over = StartedOver("out", 1, 50, 40)
+    assert _started_over(over) == (
+        "warning: out has started over: incarnation 1, correct from 50 on; the one before was "
+        "read to 40"
+    )
+    whole = _started_over(StartedOver("out", 2, START, START))
+    assert whole.endswith("correct from the beginning; the one before was read nowhere")
+    status = ReaderStatus(40, START, 0, None, 0, [], None, Gap(40, 50, "out"), ())
+    waits, merged = _lines(status)
+    assert waits.startswith("warning: the reading waits: no topic has what ends in [40, 50)")
+    assert merged == "merged: stable at 40, 0 live"
+    assert _document(status)["gap"] == {"start": 40, "end": 50, "input": "out"}
 
 
 def test_a_topic_that_is_not_there_is_named_unless_it_is_waited_for(

@@ -45,6 +45,12 @@ def attach(name: str, topic: str) -> Mapping[str, Any]:
     return {"do": "attach", "replica": {"name": name, "topic": topic}}
 
 
+def restart(incarnation: int, *replicas: str) -> Mapping[str, Any]:
+    since = dict.fromkeys(replicas, 7)
+    document = {"incarnation": incarnation, "correct_from": 7, "replicas": since}
+    return {"do": "restart_output", **document}
+
+
 def refusals(right: ControlHistory) -> list[str | None]:
     return [verdict.refused for verdict in right.verdicts.values()]
 
@@ -71,6 +77,9 @@ def test_of_two_decisions_against_one_version_the_first_one_holds() -> None:
         ({"do": "accept_gap", "replica": "a", "until": 5}, None),
         ({"do": "policy", "insert": "first", "adjust": "lazy", "stable": "quorum(2)"}, None),
         ({"do": "policy", "insert": "first", "adjust": "lazy", "stable": "quorum(3)"}, "invalid"),
+        (restart(1, "a", "b"), None),
+        (restart(0, "a", "b"), "state"),
+        (restart(1, "a"), "state"),
         ({"do": "policy", "insert": "quorum(3)", "adjust": "lazy", "stable": "max"}, "invalid"),
     ],
 )
@@ -267,6 +276,7 @@ FOLD: Mapping[str, Any] = {
         "version": 2,
         "declared": DECLARED,
         "policy": {"stable": "max"},
+        "output": {"number": 0, "correct_from": START},
         "replicas": [
             {
                 "replica": {"name": "a", "topic": "in.a"},
@@ -324,6 +334,7 @@ def test_from_a_fold_on_all_is_as_if_nothing_had_been_deleted() -> None:
     ("change", "evidence"),
     [
         ({"version": 3}, "the fold at offset 2 has version 3, not 2"),
+        ({"output": {"number": 1, "correct_from": 7}}, "has output (1, 7), not"),
         ({"entries": [{"decision": ABOUT_A, "version": 2, "refusal": {"kind": "state"}}]}, "d1"),
         ({"entries": [{"decision": {"id": "x"}, "version": 2, "refusal": None}]}, "verdict on x"),
         ({"replicas": FOLD["ledger"]["replicas"][:1]}, "replica b as None"),

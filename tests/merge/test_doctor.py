@@ -8,14 +8,18 @@ from typing import Any
 
 import pytest
 from aiokafka import TopicPartition
+from msgspec.structs import replace
 
 from lmerge_service.config.topology import Topology
 from lmerge_service.elements import INFINITY, Element, Insert, Stable
 from lmerge_service.formats.wire import encode
 from lmerge_service.kafka.topics import TopicDetails
+from lmerge_service.merge.commit_record import CommitRecord, OutputBeginning, SnapshotPlace
+from lmerge_service.merge.doctor import examination
 from lmerge_service.merge.doctor.diagnosis import Diagnosis, Severity
 from lmerge_service.merge.doctor.own_topics import own_topic
 from lmerge_service.merge.doctor.samples import Sample, samples_of
+from lmerge_service.merge.inspection import Checked, Inspected
 from tests.cli.conftest import LMERGE, environment
 from tests.service.cluster import Merge
 
@@ -187,6 +191,27 @@ def test_a_replica_that_is_not_co_partitioned_as_declared_is_found() -> None:
     wide = details(partitions=2)
     (line,) = of_replica(made, sample(*payloads, Stable(NOW)), found=wide)
     assert "belongs to partition 1; write by the murmur2" in line
+
+
+def test_an_output_that_rests_on_snapshots_of_which_none_is_whole_is_an_error() -> None:
+    place = SnapshotPlace(1, 5, 10, 20, 3, 1_000, "00", 5)
+    mark = CommitRecord(merge="m", transaction=9, output_records=100, snapshots=(place,))
+
+    def found(mark: CommitRecord, begins: int, damage: str | None) -> str:
+        task = Inspected(0, mark, (Checked(place, damage),))
+        (only,) = examination._of_task(topology(), task, {0: begins})
+        return str(only)
+
+    assert found(mark, 7, None).startswith("ok")
+    assert found(mark, 0, "damaged").startswith("ok"), "all of the output is there"
+    lost = found(mark, 7, "damaged")
+    assert lost.startswith("error")
+    assert "none of 1 snapshots can be used" in lost
+    assert "`lmerge restart-output`" in lost
+    begun = replace(mark, output=OutputBeginning(2, 5, offset=7, records=60))
+    assert "snapshots 1 of incarnation 2" in found(begun, 7, "damaged")
+    nothing = replace(begun, output_records=60)
+    assert found(nothing, 9, "damaged").startswith("ok"), "nothing of it was published yet"
 
 
 def test_the_line_of_a_diagnosis_ends_with_what_to_do() -> None:

@@ -26,6 +26,7 @@ from lmerge_service.merge.decisions.records import (
     Quarantine,
     Release,
     ReportCutover,
+    RestartOutput,
     SetPolicy,
     decide,
     encode,
@@ -82,6 +83,8 @@ def everything() -> Log:
     log.raw(None)
     log.append(decide(Detach("a"), "anna", decision_id="twice"))
     log.append(decide(Detach("a"), "anna", decision_id="twice"))
+    attached = [r.replica.name for r in log.ledger.replicas.values() if r.state == "attached"]
+    log.do(RestartOutput(1, 40, dict.fromkeys(attached, 40), "the disk"))
     log.do(BeginCutover("b", "d", 10, 5, 0, attach={"name": "d", "topic": "D"}))
     began = log.ledger.version
     log.do(ReportCutover(began, began, 0, "ready", 3))

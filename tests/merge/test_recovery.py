@@ -156,11 +156,11 @@ def test_a_restart_goes_on_from_the_best_snapshot_that_is_whole(merge: Merge) ->
         worker.wait_until_ended()
         assert worker.terminate() == 0
     assert merge.output_is(TDB([(e.payload, e.vs, e.ve) for e in (ETERNAL, SHORT, LATER)]))
-    mark_again(merge, replace(last_mark(merge), version=3))
+    mark_again(merge, replace(last_mark(merge), version=4))
     with merge.worker() as worker:
         assert worker.process.wait(30) == 4
         (error,) = [line for line in worker.text().splitlines() if line.startswith("error")]
-        assert "version 3, this is version 2" in error
+        assert "of version 4, and versions 2 and 3 are known here" in error
 
 
 def verified(merge: Merge, code: int) -> list[dict[str, Any]]:

@@ -82,6 +82,11 @@ def play(main: Coroutine[Any, Any, None]) -> None:
     loop.run(main)
 
 
+def test_what_an_output_held_before_it_started_over_is_needed_by_no_recovery() -> None:
+    assert Covered((), 30, begins=17).needed == 17
+    assert Covered((), 30).needed == 0
+
+
 def test_what_is_old_goes_up_to_the_older_snapshot_and_no_further() -> None:
     async def main() -> None:
         scene = await Scene(Task(8, 6, end=10), keep=2).written()

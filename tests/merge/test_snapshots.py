@@ -352,8 +352,8 @@ def test_a_mark_comes_back_and_a_newer_one_is_refused() -> None:
         snapshots=(place,),
     )
     assert CommitRecord.of(mark.encoded()) == mark
-    for other in (b"{}", b'{"version":3}'):  # version 1 was not written
-        with pytest.raises(StateError, match=r"of version [13], this is version 2"):
+    for other in (b"{}", b'{"version":4}'):  # version 1 was not written
+        with pytest.raises(StateError, match=r"of version [14], and versions 2 and 3"):
             CommitRecord.of(other)
     for wrong in (b"", b"{", None, b"[]", b'{"version":2,"quarantined":{"\xff":"x"}}'):
         with pytest.raises(StateError, match="not a commit record"):

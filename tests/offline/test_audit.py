@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from lmerge_service.elements import INFINITY, Adjust, Element, Insert, Stable
+from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
 from lmerge_service.errors import ElementError, IllegalStreamError
 from lmerge_service.formats.headers import incarnation_headers
 from lmerge_service.formats.wire import WireDecoder, encode
@@ -141,9 +141,13 @@ def topic_audit() -> TopicAudit:
 
 
 def take(
-    audit: TopicAudit, partition: Any, elements: Sequence[Element], incarnation: int = 0
+    audit: TopicAudit,
+    partition: Any,
+    elements: Sequence[Element],
+    incarnation: int = 0,
+    since: int = 0,
 ) -> None:
-    headers = incarnation_headers(incarnation, 0) if incarnation else []
+    headers = incarnation_headers(incarnation, since) if incarnation else []
     records = [
         _Record(encode(on_the_wire(element)), offset, headers)
         for offset, element in enumerate(elements)
@@ -179,6 +183,62 @@ def test_of_a_topic_only_the_last_incarnation_counts() -> None:
     take(audit, ZERO, [Insert("A", 6, 25)], incarnation=1)
     assert audit.result().tdb == TDB([(b'"B"', 5, 20), (b'"A"', 6, 25)])
     assert audit.result().inserts == 2
+
+
+@pytest.mark.parametrize("other_first", [False, True])
+def test_each_incarnation_is_judged_by_itself_and_what_none_covers_is_named(
+    other_first: bool,
+) -> None:
+    """However the partitions interleave."""
+    audit = topic_audit()
+    old: list[Element] = [Insert("A", 6, 20), Stable(40), Stable(3)]
+    new: list[Element] = [Insert("A", 6, 60), Stable(55)]
+    if other_first:
+        take(audit, ONE, new, incarnation=1, since=50)
+    take(audit, ZERO, old)
+    if not other_first:
+        take(audit, ONE, [Stable(45)])
+        take(audit, ONE, new, incarnation=1, since=50)
+    take(audit, ZERO, [Insert("B", 2, 70), Stable(51)], incarnation=1, since=50)
+    found = audit.result()
+    (restart,) = found.restarts
+    assert (restart.incarnation, restart.correct_from) == (1, 50)
+    assert restart.former_stable == (START if other_first else 40)
+    assert restart.gap == (restart.former_stable, 50)
+    assert (found.since, found.stable) == (50, 51)
+    whole = Audited("whole", TDB([(b'"A"', 6, 60), (b'"B"', 2, 70), (b'"C"', 1, 45)], 51))
+    verdict = compare(found, whole)
+    assert (verdict.equivalent, verdict.since) == (True, 50), "C ends before it is correct"
+    assert not compare(found, Audited("lacks", TDB([(b'"A"', 6, 60)], 51))).equivalent
+
+
+def test_a_partition_that_has_not_come_to_the_new_incarnation_shows_how_far_the_old_one_was() -> (
+    None
+):
+    audit = topic_audit()
+    take(audit, ZERO, [Stable(40)])
+    take(audit, ONE, [Stable(45)])
+    take(audit, ZERO, [Stable(60)], incarnation=1, since=50)
+    (restart,) = audit.result().restarts
+    assert (restart.former_stable, restart.gap) == (40, (40, 50))
+
+
+def test_a_topic_that_begins_with_an_incarnation_has_not_started_over() -> None:
+    audit = topic_audit()
+    take(audit, ZERO, [Stable(9)], incarnation=3, since=5)
+    assert (audit.result().restarts, audit.result().since) == ((), 5)
+
+
+def test_a_former_incarnation_that_was_not_legal_is_named_as_such() -> None:
+    audit = topic_audit()
+    take(audit, ZERO, [Stable(7), Insert("A", 6, 20)])
+    take(audit, ONE, [Stable(9)])
+    take(audit, ZERO, [Stable(8)], incarnation=2, since=5)
+    take(audit, ONE, [Stable(8)], incarnation=2, since=5)
+    (restart,) = audit.result().restarts
+    assert (restart.former_stable, restart.gap) == (7, None)
+    assert restart.former_illegal is not None
+    assert "t-0 at offset 1: not a legal stream" in restart.former_illegal
 
 
 def test_the_first_illegal_record_of_each_partition_is_named_with_partition_and_offset() -> None:

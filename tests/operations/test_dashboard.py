@@ -93,6 +93,7 @@ def test_no_metric_of_ours_is_left_out_but_those_that_others_show_better() -> No
         "lmerge_feedback_records_total",
         "lmerge_cutover_state", "lmerge_cutover_divergences",  # its command shows it
         "lmerge_output_ended", "lmerge_output_gap",  # a reason; points end
+        "lmerge_output_incarnation",  # an alert, once in years
         "lmerge_replica_behind_output_seconds",  # in the topology's unit
         "lmerge_replica_confirmed_timestamp_seconds",  # likewise
         "lmerge_replica_ended", "lmerge_replica_idle_seconds", "lmerge_replica_incarnation",

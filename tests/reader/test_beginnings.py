@@ -44,6 +44,21 @@ def test_partitions_that_are_stable_up_to_different_times_are_correct_from_the_l
     assert reading.take("a", Stable(20)) == [Stable(12)]
 
 
+def test_of_an_output_that_has_started_over_the_latest_incarnation_is_begun() -> None:
+    """What a partition holds of an older one does not count, and what comes is of no new one."""
+    reading = Reading()
+    old, new = Beginning([B], 7, 40), Beginning([C], 12, 3, incarnation=1, correct_from=20)
+    assert reading.begin("a", old, new) == [Insert(*C)]
+    status = reading.status("a")
+    assert (status.incarnation, status.correct_from) == (1, 20)
+    assert [at for _, at in sorted(reading.inlets.positions().items())] == [40, 3]
+    assert reading.merge.accept_gap()[0].end == 20
+    assert reading.take("a", Stable(25), partition=0) == [], "of the older one"
+    assert reading.take("a", Stable(25), partition=1, incarnation=1, joining_at=20) == []
+    assert reading.take("a", Stable(22), incarnation=1, joining_at=20) == [Stable(22)]
+    assert reading.inlets.started_over == []
+
+
 def test_a_partition_without_a_snapshot_is_read_from_its_first_record() -> None:
     reading = Reading()
     assert reading.begin("a", Beginning([], START, 0), Beginning([B], 7, 40)) == [Insert(*B)]

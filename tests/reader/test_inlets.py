@@ -8,7 +8,7 @@ from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.source import TopicPartition
 from lmerge_service.kafka.topics import TopicInfo
 from lmerge_service.reader.beginnings import Beginning
-from lmerge_service.reader.inlets import Inlets, ReadPosition, TopicStatus
+from lmerge_service.reader.inlets import Inlets, ReadPosition, StartedOver, TopicStatus
 from lmerge_service.reader.token import Token
 from tests.merge.test_step import events, numbered, records
 
@@ -222,3 +222,24 @@ def test_a_topic_that_is_not_read_any_more_is_let_go_with_a_token() -> None:
     merge = token.merge()
     Inlets(merge, "a", WireDecoder(), {}, token.places)
     assert list(merge.inputs) == ["a"]
+
+
+def test_a_topic_that_starts_over_is_reported_with_from_when_on_it_is_correct() -> None:
+    reading = Reading()
+    reading.look(a=("1", 1))
+    reading.take("a", X, Stable(40))
+    assert reading.inlets.started_over == []
+    reading.take("a", Insert(b'"y"', 60, 90), Stable(70), incarnation=1, joining_at=50)
+    assert reading.inlets.started_over == [StartedOver("a", 1, 50, 40)]
+    status = reading.status("a")
+    assert (status.state, status.incarnation, status.correct_from) == ("joining", 1, 50)
+    assert reading.merge.gap is not None
+    assert reading.merge.accept_gap()[1] == [Stable(70)]
+
+
+def test_a_topic_is_missing_until_it_is_read_or_left_out() -> None:
+    reading = Reading()
+    reading.look(a=("1", 1))
+    assert not reading.inlets.all_found
+    reading.inlets.leave_out("b", "cannot be read")
+    assert reading.inlets.all_found

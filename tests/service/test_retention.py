@@ -231,7 +231,7 @@ def test_a_state_is_exported_from_what_is_left(merge: Merge, tmp_path: Path) -> 
         merge.publish("a", [ETERNAL, SHORT, Stable(10)])
         wait_until_trimmed(merge, worker, 3)
         asyncio.run(export_to(path, topology, Cluster(Connection(merge.bootstrap))))
-    (held,) = outputs(path)
+    ((held, _),) = outputs(path)
     assert (set(held), held.stable) == ({(b'"eternal"', 1, INFINITY)}, 10)
 
 

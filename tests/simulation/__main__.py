@@ -15,16 +15,18 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=1, help="how many seeds from there on (1)")
     parser.add_argument("--pauses", action="store_true", help="workers are paused in each")
     parser.add_argument("--native", action="store_true", help="the engine merges in each")
+    parser.add_argument("--loses", action="store_true", help="what a recovery needs is lost")
     options = parser.parse_args()
+    flags = {each: getattr(options, each) for each in ("pauses", "native", "loses")}
     bad, seen = 0, Counter[str]()
     for seed in range(options.seed, options.seed + options.runs):
-        played = simulate(seed, pauses=options.pauses, native=options.native)
+        played = simulate(seed, **flags)
         seen += played.seen
         if options.runs == 1 or not played.good:
             print(f"{played}\n{played.report}")
         if not played.good:
             bad += 1
-            given = [f" --{each}" for each in ("pauses", "native") if getattr(options, each)]
+            given = [f" --{name}" for name, is_given in flags.items() if is_given]
             print(f"again: {command(seed)}{''.join(given)}", flush=True)
     print(", ".join(f"{what}: {count}" for what, count in seen.most_common()))
     print(f"{options.runs - bad} of {options.runs} went well")

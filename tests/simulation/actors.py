@@ -24,7 +24,7 @@ from typing import Final, Literal, TypeAlias
 from lmerge_service.config.topology import Topology
 from lmerge_service.drills.records import CommittedRecord
 from lmerge_service.elements import INFINITY, Element, Insert, Stable
-from lmerge_service.errors import LMergeError, TransportError
+from lmerge_service.errors import LMergeError, LostOutputError, TransportError
 from lmerge_service.formats.headers import incarnation_headers
 from lmerge_service.formats.wire import encode
 from lmerge_service.kafka.source import TopicPartition
@@ -222,6 +222,10 @@ class Supervisor:
     pauses: bool = False
     """They are paused now and then, for less and for more than a session."""
     started: int = 0
+    lost: int = 0
+    """How many workers have ended because nothing was left to go on from; …"""
+    bears_loss: bool = False
+    """… they are started again, as others are."""
 
     async def run(self) -> None:
         """Until cancelled.
@@ -279,7 +283,13 @@ class Supervisor:
             if not worker.done():
                 self.seen["kills"] += 1
                 return
-            worker.result()
+            try:
+                worker.result()
+            except LostOutputError:
+                self.lost += 1
+                if not self.bears_loss:
+                    raise
+                await asyncio.sleep(2)
         finally:
             self.seen["pauses"] += network.paused
             del self.workers[network.name], self.networks[network.name]

@@ -301,7 +301,8 @@ class MemorySink:
         self, outbox: Outbox, provided: Callable[[], Awaitable[None]] | None = None
     ) -> Committed:
         """In several requests: what comes between them is in the logs, and open."""
-        output = await self._produce(self._output, [(k, v, ()) for k, v in outbox.records])
+        headers = outbox.headers
+        output = await self._produce(self._output, [(k, v, headers) for k, v in outbox.records])
         await self._produce(self._dead_letters, [each.to_record() for each in outbox.dead])
         await self._produce(self._events, [(k, v, ()) for k, v in outbox.events])
         state = await self._produce(self._state, [(k, v, ()) for k, v in outbox.state])

@@ -14,6 +14,7 @@ from random import Random
 
 from lmerge_service.config.topology import Topology
 from lmerge_service.drills.records import CommittedTopic
+from lmerge_service.drills.streams import incarnations
 from lmerge_service.errors import IllegalStreamError, StateError, TransportError
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.reader.beginnings import Beginning, beginnings_of
@@ -39,6 +40,8 @@ class LateReaders:
     """Partition, and where one has begun in it."""
     refused: list[str] = field(default_factory=list)
     """Why one could not begin."""
+    bears_loss: bool = False
+    """All snapshots may be spoilt, and the output have lost its beginning."""
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -51,18 +54,22 @@ class LateReaders:
             except (TransportError, UnknownTopic):  # the weather; or there is no output yet
                 continue
             except StateError as error:
-                self.refused.append(str(error))
+                if not self.bears_loss:
+                    self.refused.append(str(error))
             else:
                 self.begun += enumerate(found)
 
     def wrong(self, output: CommittedTopic) -> Iterator[str]:
         """What is wrong with them, given all that the output has ever held."""
         yield from self.refused
+        topics = {each.incarnation: each.topic for each in incarnations(output)}
         for partition, beginning in self.begun:
+            if (of := topics.get(beginning.incarnation)) is None:
+                continue  # nothing of it was published
             try:
-                ever = _read(TDB(), output, partition, 0)
+                ever = _read(TDB(), of, partition, 0)
                 late = TDB(beginning.events, beginning.stable)
-                _read(late, output, partition, beginning.offset)
+                _read(late, of, partition, beginning.offset)
             except IllegalStreamError as error:
                 yield f"who begins at offset {beginning.offset} of {partition}: {error}"
                 continue

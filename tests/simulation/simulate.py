@@ -17,7 +17,7 @@ import asyncio
 import hashlib
 import traceback
 from collections import Counter
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
@@ -28,6 +28,7 @@ from lmerge_service.config.topology import Topology
 from lmerge_service.drills.control_log_check import Answer, ControlHistory, decided, lost
 from lmerge_service.drills.history import History, Interval, ReplicaHistory, check
 from lmerge_service.drills.records import CommittedTopic
+from lmerge_service.drills.streams import incarnations
 from lmerge_service.drills.verdicts import HistoryReport, Outcome
 from lmerge_service.elements import INFINITY, Element, Stable
 from lmerge_service.formats.routing import Router
@@ -37,6 +38,7 @@ from lmerge_service.workloads.lifetime import Life
 from tests.service.cluster import crc32, logical, meaning, replica_streams
 from tests.simulation.actors import LINGERING_SECONDS, Decay, Publisher, Supervisor
 from tests.simulation.adapter import machine
+from tests.simulation.disasters import Disasters, Restarter, wrong_in_upper_merge
 from tests.simulation.folds import wrong_folds
 from tests.simulation.late_readers import LateReaders
 from tests.simulation.leaders import Leaders
@@ -71,7 +73,8 @@ class Run:
     blamed: tuple[str, ...]
     """What was found of replicas that are reported to disagree, though none has lied."""
     late: tuple[str, ...]
-    """What is wrong with readers that have begun in the middle of the output."""
+    """What is wrong with readers that have begun in the middle of the output, or with a merge that
+    has the output as its replica."""
     folded: tuple[str, ...]
     """What is wrong with folds of the decisions, or with what was deleted before them."""
 
@@ -97,16 +100,18 @@ class Run:
         )
 
 
-def command(seed: int) -> str:
+def command(seed: int, *, loses: bool = False) -> str:
     """What replays a seed."""
-    return f"python -m tests.simulation --seed {seed}"
+    return f"python -m tests.simulation --seed {seed}{' --loses' if loses else ''}"
 
 
-def simulate(seed: int, *, pauses: bool = False, native: bool = False) -> Run:
+def simulate(seed: int, *, pauses: bool = False, native: bool = False, loses: bool = False) -> Run:
     """Plays a seed to its end; `pauses` has several workers that are paused, whatever the seed,
-    `native` has the engine merge, under a policy that it knows."""
+    `native` has the engine merge, under a policy that it knows, and `loses` has the state lost that
+    a recovery needs (`disasters`)."""
     with machine(Random(f"machine {seed}"), Random(f"folds {seed}")) as logged:
-        return run(_Play(seed, Random(seed), logged, pauses=pauses, native=native).play())
+        play = _Play(seed, Random(seed), logged, pauses=pauses, native=native, loses=loses)
+        return run(play.play())
 
 
 @dataclass(slots=True)
@@ -125,6 +130,9 @@ class _Play:
     """Workers are paused now and then; then there are several, of several tasks."""
     native: bool = False
     """The engine merges."""
+    loses: bool = False
+    """What a recovery needs is lost now and then."""
+    disasters: Disasters | None = None
     leaders: Leaders = field(init=False)
     late: LateReaders = field(init=False)
     answers: Sequence[Answer] = ()
@@ -149,12 +157,25 @@ class _Play:
         report = check(self._history(by_name))
         blamed = self._blamed(by_name[self.topology.output.events_topic])
         leaderless = self.leaders.longest
-        late = tuple(self.late.wrong(by_name[output])) if output in by_name else ()
+        late = tuple(self._misread(by_name)) if output in by_name else ()
         folded = tuple(wrong_folds(self.broker, self.topology))
         return Run(
             self.seed, report, topics, ended, failed, seconds, self.seen, leaderless, blamed, late,
             folded,
         )  # fmt: skip
+
+    def _misread(self, topics: dict[str, CommittedTopic]) -> Iterator[str]:
+        output = self.topology.output
+        yield from self.late.wrong(topics[output.topic])
+        if self.loses:
+            gaps, chance = lost(topics[output.events_topic]), Random(f"upper {self.seed}")
+            reference = meaning(self.lives)
+            yield from wrong_in_upper_merge(topics[output.topic], reference, gaps, chance)
+            restarts = dict(decided(topics[output.control_topic]).restarts)
+            for each in incarnations(topics[output.topic]):
+                self.seen["incarnations"] += each.incarnation > 0
+                if each.incarnation and restarts.get(each.incarnation) != each.correct_from:
+                    yield f"incarnation {each.incarnation} was not decided so: {restarts}"
 
     # --- the beginning --------------------------------------------------------------------------
 
@@ -181,6 +202,10 @@ class _Play:
             chance, self.publishers.values(), width, lags=lags, patience=patience,
             keep=Random(f"keep {self.seed}").choice([None, 1, 20]), native=self.native,
         )  # fmt: skip
+        if self.loses:
+            how = Random(f"loses {self.seed}").choice(["stop", "restart"])
+            changed = self.topology.output.model_copy(update={"on_lost_state": how})
+            self.topology = self.topology.model_copy(update={"output": changed})
 
     def _trouble(self, chance: Random, faithful: str) -> None:
         """Some leave transactions open, repeat themselves for ever, or end in the middle."""
@@ -259,12 +284,17 @@ class _Play:
                 f"worker-{number}", self.topology, self.broker, Random(chance.random()),
                 self.weather, chance.randint(0, lives), self.seen, pauses=self.pauses,
             )  # fmt: skip
+            supervisor.bears_loss = self.loses and self.topology.output.on_lost_state == "stop"
             self.supervisors.append(supervisor)
             self._start(supervisor.run())
         self.leaders = Leaders(self.topology, self.broker, self.weather, self.supervisors)
-        self._start(self.leaders.run())
+        if self.loses:
+            self._lose(Random(f"disasters {self.seed}"))
+        else:
+            self._start(self.leaders.run())
         reading = Random(f"late {self.seed}")
         self.late = LateReaders(self.topology, self.broker, reading, self.weather)
+        self.late.bears_loss = self.loses
         self._start(self.late.run())
         if chance.random() < 0.5:
             decay = Decay(self.topology, self.broker, Random(chance.random()), self.seen)
@@ -272,6 +302,19 @@ class _Play:
         # Where one ends early, others must not be taken away.
         if chance.random() < 0.7 and not self._one_ends_early:
             self._start(self._people().run())
+
+    def _lose(self, chance: Random) -> None:
+        self.disasters = Disasters(
+            self.topology, self.broker, chance,
+            lambda: [each for one in self.supervisors for each in one.networks.values()],
+            self.seen, chance.randint(1, 3),
+        )  # fmt: skip
+        self._start(self.disasters.run())
+        restarter = Restarter(
+            self.topology, self.broker, Random(chance.random()), self.weather,
+            lambda: sum(each.lost for each in self.supervisors), self.seen,
+        )  # fmt: skip
+        self._start(restarter.run())
 
     def _people(self) -> People:
         people = People(
@@ -324,8 +367,8 @@ class _Play:
         output = self.topology.output
         if self.broker.describe(output.topic) is None:
             return False
-        records = self.broker.topic(output.topic, ever=True).records
-        ends = {each.partition for each in records if each.value == _END}
+        last = incarnations(self.broker.topic(output.topic, ever=True))[-1]
+        ends = {each.partition for each in last.topic.records if each.value == _END}
         return len(ends) == output.partitions
 
     def _blamed(self, events: CommittedTopic) -> tuple[str, ...]:

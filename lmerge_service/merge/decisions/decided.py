@@ -1,13 +1,21 @@
-"""What decisions have come to, piece by piece: replicas, accepted gaps, entries."""
+"""What decisions have come to, piece by piece: replicas, accepted gaps, the output, entries."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from lmerge_service.config.topology import Replica
+from lmerge_service.elements import START
 from lmerge_service.merge.decisions.records import Decision
 from lmerge_service.merge.replica_states import DesiredState
 
-__all__ = ("AcceptedGap", "DesiredReplica", "Entry", "Refusal", "RefusalKind")
+__all__ = (
+    "AcceptedGap",
+    "DesiredReplica",
+    "Entry",
+    "OutputIncarnation",
+    "Refusal",
+    "RefusalKind",
+)
 
 RefusalKind: TypeAlias = Literal["version", "state", "unknown", "invalid"]
 
@@ -40,6 +48,19 @@ class AcceptedGap:
     until: int
     version: int
     who: str
+
+
+@dataclass(frozen=True, slots=True)
+class OutputIncarnation:
+    """The output since it was last restarted; the first one is whole."""
+
+    number: int = 0
+    correct_from: int = START
+    """It has every event that ends at this time or later; START: all events."""
+    since: int = 0
+    """The version that began it."""
+    who: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ from lmerge_service.merge.decisions.decided import (
     AcceptedGap,
     DesiredReplica,
     Entry,
+    OutputIncarnation,
     Refusal,
     RefusalKind,
 )
@@ -66,6 +67,7 @@ class LedgerState(Struct, frozen=True, forbid_unknown_fields=True):
     replicas: list[DesiredReplica]
     accepted_gaps: list[AcceptedGap]
     cutover: Cutover | None
+    output: OutputIncarnation
     entries: list[Entry]
 
 

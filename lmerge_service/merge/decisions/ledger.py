@@ -45,6 +45,7 @@ from pydantic import ValidationError
 
 from lmerge_service.config.topology import OutputPolicy, Replica, Topology
 from lmerge_service.core.properties import weakest
+from lmerge_service.elements import START
 from lmerge_service.errors import ElementError, fault_message
 from lmerge_service.merge.decisions import folds
 from lmerge_service.merge.decisions.cutover import Cutover, CutoverEvent, CutoverState, move
@@ -52,6 +53,7 @@ from lmerge_service.merge.decisions.decided import (
     AcceptedGap,
     DesiredReplica,
     Entry,
+    OutputIncarnation,
     Refusal,
     RefusalKind,
 )
@@ -67,6 +69,7 @@ from lmerge_service.merge.decisions.records import (
     Quarantine,
     Release,
     ReportCutover,
+    RestartOutput,
     SetPolicy,
     decode,
     encode,
@@ -79,6 +82,7 @@ __all__ = (
     "DesiredReplica",
     "Entry",
     "Ledger",
+    "OutputIncarnation",
     "Refusal",
     "RefusalKind",
     "declaration",
@@ -128,6 +132,8 @@ class Ledger:
         """Where the latest fold is that this ledger has begun with, or agrees with."""
         self.disagrees: str | None = None
         """Why the latest fold that holds is not what this ledger has come to."""
+        self.output = OutputIncarnation()
+        """The incarnation that the output is to be in."""
         self._policy_decided = False
         self._entries: OrderedDict[str, Entry] = OrderedDict()
 
@@ -203,6 +209,7 @@ class Ledger:
             replicas=list(self.replicas.values()),
             accepted_gaps=list(self.accepted_gaps),
             cutover=self.cutover,
+            output=self.output,
             entries=list(self._entries.values()),
         )
 
@@ -240,7 +247,7 @@ class Ledger:
         self._policy_decided = state.policy_decided
         self.replicas = {each.replica.name: each for each in state.replicas}
         self.accepted_gaps = deque(state.accepted_gaps, maxlen=_REMEMBERED)
-        self.cutover = state.cutover
+        self.cutover, self.output = state.cutover, state.output
         self._entries = OrderedDict((each.decision.id, each) for each in state.entries)
 
     # --- verdicts -------------------------------------------------------------------------------
@@ -302,6 +309,8 @@ class Ledger:
                 policy = {name: getattr(action, name) for name in ("insert", "adjust", "stable")}
                 self.topology = self._valid({"policy": policy}, self.replicas.values())
                 self._policy_decided = True
+            case RestartOutput() as action:
+                self._restart_output(action, decision.who)
             case BeginCutover() as action:
                 self._begin_cutover(action, decision.who)
             case ReportCutover() as action:
@@ -326,6 +335,7 @@ class Ledger:
             )
             raise _RefusedError("invalid", why)
         version = self.version + 1
+        declared_before = {} if self.declared is None else _by_name(self.declared)
         policy = self.policy.model_dump() if self._policy_decided else action.policy
         declared = {"output": action.output, "case": action.case, "policy": policy}
         desired, names = dict(self.replicas), set()
@@ -334,7 +344,8 @@ class Ledger:
             names.add(replica.name)
             before = desired.get(replica.name)
             if before is None or not before.decided:
-                desired[replica.name] = _declared(replica, before, version, who)
+                was = declared_before.get(replica.name)
+                desired[replica.name] = _declared(replica, was, before, version, who)
         for name, each in self.replicas.items():
             if name not in names and not each.decided and each.state is not DesiredState.DETACHED:
                 gone = "the topology file names it no more"
@@ -380,6 +391,28 @@ class Ledger:
             raise _RefusedError("state", f"replica {action.replica} is {known.state}")
         gap = AcceptedGap(action.replica, action.until, self.version + 1, who)
         self.accepted_gaps.append(gap)
+
+    def _restart_output(self, action: RestartOutput, who: str) -> None:
+        """Every attached replica is attached again: the new incarnation is merged from what their
+        topics have."""
+        if action.incarnation <= self.output.number:
+            why = f"the output is in incarnation {self.output.number} already"
+            raise _RefusedError("state", why)
+        attached = {each.replica.name for each in self.attached()}
+        if action.replicas.keys() != attached:
+            why = f"it is about other replicas than are attached: {', '.join(sorted(attached))}"
+            raise _RefusedError("state", why)
+        version, desired = self.version + 1, dict(self.replicas)
+        for name, joining_at in action.replicas.items():
+            known = desired[name]
+            since = None if joining_at in (None, START) else joining_at
+            replica = _replica({**known.replica.model_dump(), "joining_at": since})
+            desired[name] = replace(known, replica=replica, since=version, epoch=version)
+        self.topology = self._valid({}, desired.values())
+        self._keep(desired)
+        self.output = OutputIncarnation(
+            action.incarnation, action.correct_from, version, who, action.reason
+        )
 
     # --- cutovers -------------------------------------------------------------------------------
 
@@ -592,7 +625,7 @@ def declaration(topology: Topology) -> Declare:
 
     return Declare(
         merge=topology.name,
-        output=dump(topology.output, {"keep", "readers", "longest_outage"}),
+        output=dump(topology.output, {"keep", "readers", "longest_outage", "on_lost_state"}),
         key=list(topology.key),
         nfc=topology.nfc,
         drop_nulls=topology.drop_nulls,
@@ -616,14 +649,24 @@ def undisputed(topology: Topology) -> Ledger:
     return ledger
 
 
+def _by_name(declared: Declare) -> dict[str, Replica]:
+    replicas = (_replica(document) for document in declared.replicas)
+    return {each.name: each for each in replicas}
+
+
 def _declared(
-    replica: Replica, before: DesiredReplica | None, version: int, who: str
+    replica: Replica,
+    was: Replica | None,
+    before: DesiredReplica | None,
+    version: int,
+    who: str,
 ) -> DesiredReplica:
-    """A replica as the file has it; attached again if another one is to be read."""
-    if before is not None and before.state is DesiredState.ATTACHED:
-        was = before.replica.model_copy(update={"properties": replica.properties})
-        if was == replica:
-            return replace(before, replica=replica)
+    """A replica as the file has it; attached again if another one is to be read than the file had
+    before (`was`). From when on it is correct may have been decided since (`RestartOutput`)."""
+    if was is not None and before is not None and before.state is DesiredState.ATTACHED:
+        properties = {"properties": replica.properties}
+        if was.model_copy(update=properties) == replica:
+            return replace(before, replica=before.replica.model_copy(update=properties))
     return DesiredReplica(
         replica, DesiredState.ATTACHED, version, version, None, who, released=False, decided=False
     )

@@ -26,6 +26,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from lmerge_service.elements import START
 from lmerge_service.errors import ElementError
 
 __all__ = (
@@ -42,6 +43,7 @@ __all__ = (
     "Quarantine",
     "Release",
     "ReportCutover",
+    "RestartOutput",
     "SetPolicy",
     "decide",
     "decode",
@@ -116,6 +118,23 @@ class SetPolicy(Struct, frozen=True, forbid_unknown_fields=True, tag_field="do",
     stable: Word
 
 
+class RestartOutput(
+    Struct, frozen=True, forbid_unknown_fields=True, tag_field="do", tag="restart_output"
+):
+    """Begin a new incarnation of the output, in all of its partitions: what the merge knew of the
+    one before is lost (`merge.output_restart`)."""
+
+    incarnation: Annotated[int, Meta(ge=1, le=2**63 - 1)]
+    """Higher than the output's."""
+    correct_from: Time
+    """The new incarnation has every event that ends at this time or later."""
+    replicas: Annotated[dict[Word, Time | None], Meta(max_length=1_000)]
+    """From when on each replica is correct that is attached, by its topic as it is now; null: what
+    its topic still has does not show that."""
+    reason: Reason = ""
+    """What was lost."""
+
+
 class BeginCutover(Struct, frozen=True, forbid_unknown_fields=True, tag_field="do", tag="cutover"):
     """Put one replica into another's place, when all tasks agree that it may be (`cutover`)."""
 
@@ -162,6 +181,7 @@ Action = (
     | Release
     | AcceptGap
     | SetPolicy
+    | RestartOutput
     | BeginCutover
     | ReportCutover
     | AbortCutover
@@ -208,6 +228,9 @@ def words(action: Action) -> str:
             return f"accept the gap until {replica} is correct, at {until}"
         case SetPolicy(insert, adjust, stable):
             return f"policy {insert}, {adjust}, {stable}"
+        case RestartOutput(incarnation, correct_from):
+            since = "" if correct_from == START else f", correct from {correct_from} on"
+            return f"restart the output as incarnation {incarnation}{since}"
         case BeginCutover(leaving, coming):
             return f"cutover {leaving} → {coming}"
         case ReportCutover(task=task, readiness=readiness):

@@ -4,7 +4,7 @@ Who owns what
     Its clients, while it runs.
 """
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Final
 
 from lmerge_service.config.topology import Replica, Topology
@@ -16,7 +16,7 @@ from lmerge_service.merge.commit_record import CommitRecord
 from lmerge_service.merge.doctor.diagnosis import Diagnosis, counted, fine, warned, wrong
 from lmerge_service.merge.doctor.own_topics import CONFIG_KEYS, own_topic
 from lmerge_service.merge.doctor.samples import Sample, sampled, samples_of
-from lmerge_service.merge.inspection import inspect
+from lmerge_service.merge.inspection import Inspected, inspect
 
 __all__ = ("examine",)
 
@@ -124,19 +124,42 @@ async def _state(
         return
     try:
         found = [each async for each in inspect(topology, cluster, verify=False)]
+        begins = await _beginnings(topology, cluster, details)
+        if any(_rests_on_snapshots(each, begins) for each in found):
+            found = [each async for each in inspect(topology, cluster, verify=True)]
     except LMergeError as error:
         remedy = "a worker would end: see docs/operations/recovery.md"
         yield wrong(f"topic {topology.output.state_topic}", str(error), remedy)
         return
     for task in found:
-        for each in _of_task(topology, task.partition, task.commit):
+        for each in _of_task(topology, task, begins):
             yield each
 
 
-def _of_task(
-    topology: Topology, partition: int, commit: CommitRecord | None
-) -> Iterator[Diagnosis]:
-    subject = f"task {partition}"
+async def _beginnings(
+    topology: Topology, cluster: Cluster, details: dict[str, TopicDetails]
+) -> dict[int, int]:
+    """The first offset of each partition of the output."""
+    output = topology.output
+    if output.topic not in details:
+        return {}
+    places = [
+        TopicPartition(output.topic, each) for each in range(details[output.topic].partitions)
+    ]
+    async with cluster.source(max_record_bytes=topology.limits.max_record_bytes) as source:
+        begins = await source.beginnings(places)
+    return {tp.partition: at for tp, at in begins.items()}
+
+
+def _rests_on_snapshots(task: Inspected, begins: Mapping[int, int]) -> bool:
+    """Its output has lost what a recovery without a snapshot needs."""
+    commit = task.commit or CommitRecord()
+    published = commit.output_records > commit.output.records
+    return published and begins.get(task.partition, 0) > commit.output.offset
+
+
+def _of_task(topology: Topology, task: Inspected, begins: Mapping[int, int]) -> Iterator[Diagnosis]:
+    subject, commit = f"task {task.partition}", task.commit
     if commit is None:
         yield fine(subject, "has committed nothing yet")
     elif commit.merge not in ("", topology.name):
@@ -145,8 +168,16 @@ def _of_task(
             f"merge {commit.merge!r} publishes to this output, and this one is {topology.name!r}",
             "stop its workers, or use another output topic",
         )
+    elif _rests_on_snapshots(task, begins) and all(e.damage is not None for e in task.snapshots):
+        yield wrong(
+            subject,
+            f"the output begins at offset {begins[task.partition]}, and none of "
+            f"{len(task.snapshots)} snapshots can be used",
+            "a worker that starts now ends with 4; `lmerge restart-output` shows how to go on",
+        )
     else:
+        of = f" of incarnation {commit.output.incarnation}" if commit.output.incarnation else ""
         yield fine(
             subject,
-            f"published records {commit.output_records:,}, snapshots {len(commit.snapshots)}",
+            f"published records {commit.output_records:,}, snapshots {len(commit.snapshots)}{of}",
         )

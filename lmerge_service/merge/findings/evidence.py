@@ -69,6 +69,8 @@ class NotificationKind(StrEnum):
     """Too many events are live, and no replica that is read can change that."""
     REBUILD = "rebuild"
     """The operator was rebuilt: after a start, a takeover or a failed commit."""
+    RESTARTED = "restarted"
+    """The output has started over, as a new incarnation: what it held before is known no more."""
     LOST = "lost"
     """This replica's stable came before events that another one has: the output lacks them."""
     DISAGREES = "disagrees"
@@ -80,7 +82,9 @@ class NotificationKind(StrEnum):
     """A cutover to this replica has begun, has moved on, is done, or was aborted."""
 
 
-_EACH: Final = frozenset({NotificationKind.ACCEPTED_GAP, NotificationKind.CUTOVER})
+_EACH: Final = frozenset(
+    {NotificationKind.ACCEPTED_GAP, NotificationKind.CUTOVER, NotificationKind.RESTARTED}
+)
 
 
 LASTING: Final = frozenset({NotificationKind.REBUILD.value})

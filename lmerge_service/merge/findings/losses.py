@@ -149,10 +149,11 @@ class _Generation:
 class Losses:
     """Of one task, from taking over to giving up."""
 
-    def __init__(self, merge: LMerge) -> None:
+    def __init__(self, merge: LMerge, since: int = START) -> None:
+        """The output promises nothing of what ends before `since`."""
         self._merge = merge
         self._remembered: Remembered | NativeRemembered = merge.remembering(_REMEMBERED, Remembered)
-        self._since = _begin(merge, self._remembered)
+        self._since = max(since, _begin(merge, self._remembered))
         self._moved: deque[_Moved] = deque(maxlen=_STABLES)
         self._pending: dict[str, dict[int, tuple[Insert[bytes], RecordRange]]] = {}
         self._incarnations: dict[str, int] = {}

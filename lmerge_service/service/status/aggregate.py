@@ -57,6 +57,7 @@ def output_of_all(
     return outputs[0].model_copy(
         update={
             **{name: sum(getattr(each, name) for each in outputs) for name in sums},
+            "incarnation": min(each.incarnation for each in outputs),
             "ended": not points,
             "stable_point": _lowest(points) if points else None,
             "leader": leaders.pop() if len(leaders) == 1 else None,
@@ -82,6 +83,8 @@ def _nothing(topology: Topology) -> OutputStatus:
         case=topology.resolved_case,
         policy=asdict(topology.policy.policy()),
         stable_point=None,
+        incarnation=0,
+        correct_from=None,
         ended=False,
         live_events=0,
         inserts=0,

@@ -210,6 +210,8 @@ def _output(task: MergeTask) -> OutputStatus:
         case=merge.case,
         policy=asdict(merge.policy),
         stable_point=_point(stable),
+        incarnation=task.state.begun.incarnation,
+        correct_from=_point(task.state.begun.correct_from),
         ended=stable == INFINITY,
         live_events=len(merge),
         inserts=progress.published["inserts"],

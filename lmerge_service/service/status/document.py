@@ -228,6 +228,10 @@ class OutputStatus(BaseModel):
     policy: dict[str, str]
     stable_point: int | None
     """As committed: what readers can rely on."""
+    incarnation: int
+    """How often the output has started over."""
+    correct_from: int | None
+    """It has every event that ends at this time or later; null: every event."""
     ended: bool
     live_events: int
     inserts: int

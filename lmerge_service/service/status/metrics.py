@@ -249,6 +249,9 @@ def _output_metrics(tasks: _Tasks, unit: int | None) -> Iterator[Metric]:
     yield _gauge("output_stable_point", "As committed, in the topology's unit.", _TASK, points)
     text = "The same as Unix time."
     yield _gauge("output_stable_timestamp_seconds", text, _TASK, _in_seconds(points, unit))
+    incarnation = ((label, each.incarnation) for label, each in outputs)
+    text = "How often the output has started over."
+    yield _gauge("output_incarnation", text, _TASK, incarnation)
     ended = ((label, each.ended) for label, each in outputs)
     yield _gauge("output_ended", "1 when the output is complete.", _TASK, ended)
     gap = ((label, each.gap is not None) for label, each in outputs)

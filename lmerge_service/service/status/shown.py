@@ -58,6 +58,13 @@ def headline(status: Document) -> Text:
         f"case {word(output.get('case'))}, policy {word(policies)}",
         style="not bold",
     )
+    if output.get("incarnation"):
+        since = output.get("correct_from")
+        since = "the beginning" if since is None else f"{word(since)} on"
+        line.append(
+            f"\nincarnation {word(output.get('incarnation'))}, correct from {since}",
+            style="not bold",
+        )
     if (gap := output.get("gap")) is not None:
         line.append(f"\na gap: {word(gap)}", style="bold red")
     if isinstance(since := output.get("leader_since"), int | float):

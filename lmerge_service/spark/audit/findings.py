@@ -38,6 +38,8 @@ class StreamSummary:
     stable: int = START
     doubled: int = 0
     """Inserts of a (payload, vs) that the stream held already: no key, then, or a repetition."""
+    restarts: ClassVar[tuple[()]] = ()
+    """An audit in Spark does not judge older incarnations."""
     keyed: bool = False
     """Such an insert gives the event another end (case R3), instead of being another event."""
 

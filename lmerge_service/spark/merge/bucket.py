@@ -149,6 +149,12 @@ class Bucket:
                 "can (docs/spark-merge.md)"
             )
 
+        if self.ledger.output.number:
+            raise StateError(
+                "a restart of the output was decided, which a merge in Spark cannot begin: the "
+                "service can (docs/spark-merge.md)"
+            )
+
         def accepted(each: AcceptedGap, gap: Gap, elements: list[Element]) -> None:
             out.extend(elements)
             why = f"by {each.who}: [{gap.start}, {gap.end}) is lost"

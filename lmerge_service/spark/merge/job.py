@@ -230,6 +230,11 @@ class MergeJob:
             _run(self._require_empty_output())
             return None
         found = sections(path, merge_of(self._topology))
+        if restarted := max(each.commit.output.incarnation for each in found):
+            raise ConfigurationError(
+                f"the output is in incarnation {restarted}, as each of its records must be, and a "
+                "merge in Spark writes none: use a new output topic"
+            )
         _run(self._require_latest(path, found))
         starts: dict[str, list[int]] = {}
         for section in found:
