@@ -23,7 +23,12 @@ from lmerge_service.errors import StateError
 from lmerge_service.formats.repeats import Numbers
 from lmerge_service.formats.routing import Router
 from lmerge_service.formats.wire import WireDecoder
-from lmerge_service.merge.commit_record import CommitRecord, Diverged, SnapshotPlace
+from lmerge_service.merge.commit_record import (
+    CommitRecord,
+    Diverged,
+    SnapshotPlace,
+    TableCheckpoint,
+)
 from lmerge_service.merge.counting import ReplicaTally
 from lmerge_service.merge.replicas import Replicas
 
@@ -102,6 +107,8 @@ class TaskState:
         """By guards of this task; a decision for all tasks follows."""
         self.diverged: Diverged | None = None
         self.snapshots: tuple[SnapshotPlace, ...] = ()
+        self.table: TableCheckpoint | None = None
+        """Of the output's table, if it has one that is whole."""
         self.restored_from: int | None = None
         """The transaction whose snapshot this came from; None if from nothing."""
         self.missed: list[Element] = []
@@ -137,6 +144,7 @@ class TaskState:
             quarantined=self.quarantined,
             diverged=self.diverged,
             snapshots=self.snapshots,
+            table=self.table,
         )
 
     # --- snapshots ------------------------------------------------------------------------------

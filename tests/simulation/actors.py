@@ -222,6 +222,8 @@ class Supervisor:
     pauses: bool = False
     """They are paused now and then, for less and for more than a session."""
     started: int = 0
+    toggles: Random | None = None
+    """By whose chance one is started without the output's table."""
 
     async def run(self) -> None:
         """Until cancelled.
@@ -259,6 +261,13 @@ class Supervisor:
             for _ in range(chance.randint(0, 5))
         }
 
+    def _drawn_topology(self) -> Topology:
+        if self.toggles is None or self.toggles.random() < 0.6:
+            return self.topology
+        output = self.topology.output.model_copy(update={"table": False})
+        self.seen["without table"] += 1
+        return self.topology.model_copy(update={"output": output})
+
     async def _life(self, killed_at: int | None, killed_doing: str) -> None:
         self.started += 1
         network = Network(
@@ -271,7 +280,7 @@ class Supervisor:
             pauses=self._drawn_pauses() if self.pauses else None,
         )
         self.networks[network.name] = network
-        running = self.workers[network.name] = build(self.topology, network)
+        running = self.workers[network.name] = build(self._drawn_topology(), network)
         worker = asyncio.create_task(work(running))
         killed = asyncio.create_task(network.killed.wait())
         try:

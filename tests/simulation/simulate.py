@@ -43,6 +43,7 @@ from tests.simulation.loop import run
 from tests.simulation.memory import Broker
 from tests.simulation.network import Weather
 from tests.simulation.people import People
+from tests.simulation.table_readers import TableReaders
 
 __all__ = ("Run", "command", "simulate")
 
@@ -70,7 +71,7 @@ class Run:
     blamed: tuple[str, ...]
     """What was found of replicas that are reported to disagree, though none has lied."""
     late: tuple[str, ...]
-    """What is wrong with readers that have begun in the middle of the output."""
+    """What is wrong with the table, and with readers that begin in the middle of the output."""
 
     @property
     def good(self) -> bool:
@@ -120,6 +121,7 @@ class _Play:
     """Workers are paused now and then; then there are several, of several tasks."""
     leaders: Leaders = field(init=False)
     late: LateReaders = field(init=False)
+    table: TableReaders = field(init=False)
     answers: Sequence[Answer] = ()
     running: list[asyncio.Task[None]] = field(default_factory=list)
 
@@ -141,7 +143,10 @@ class _Play:
         report = check(self._history(by_name))
         blamed = self._blamed(by_name[self.topology.output.events_topic])
         leaderless = self.leaders.longest
-        late = tuple(self.late.wrong(by_name[output])) if output in by_name else ()
+        readers = (self.late, self.table)
+        late = tuple(
+            each for one in readers if output in by_name for each in one.wrong(by_name[output])
+        )
         return Run(
             self.seed, report, topics, ended, failed, seconds, self.seen, leaderless, blamed, late
         )
@@ -170,6 +175,7 @@ class _Play:
         self.topology = _topology(
             chance, self.publishers.values(), width, lags=lags, patience=patience,
             keep=Random(f"keep {self.seed}").choice([None, 1, 20]),
+            table=Random(f"has table {self.seed}").random() < 0.5,
         )  # fmt: skip
 
     def _trouble(self, chance: Random, faithful: str) -> None:
@@ -256,12 +262,26 @@ class _Play:
         reading = Random(f"late {self.seed}")
         self.late = LateReaders(self.topology, self.broker, reading, self.weather)
         self._start(self.late.run())
+        self._keep_table(Random(f"table {self.seed}"))
         if chance.random() < 0.5:
             decay = Decay(self.topology, self.broker, Random(chance.random()), self.seen)
             self._start(decay.run())
         # Where one ends early, others must not be taken away.
         if chance.random() < 0.7 and not self._one_ends_early:
             self._start(self._people().run())
+
+    def _keep_table(self, chance: Random) -> None:
+        """In half of the runs; then some workers are started without, and the topic is deleted."""
+        self.table = TableReaders(
+            self.topology, self.broker, chance, self.weather, self.seen,
+            deletes=chance.random() < 0.3,
+        )  # fmt: skip
+        if self.topology.output.table:
+            self.table.begin()
+            self._start(self.table.run())
+            toggles = chance.random() < 0.3
+            for supervisor in self.supervisors if toggles else ():
+                supervisor.toggles = Random(chance.random())
 
     def _people(self) -> People:
         people = People(
@@ -389,12 +409,13 @@ def _topology(
     lags: bool,
     patience: float,
     keep: int | None,
+    table: bool,
 ) -> Topology:
     return Topology.model_validate(
         {
             "name": "simulated",
             "kafka": {"bootstrap": "127.0.0.1:1"},
-            "output": {"topic": "out", "partitions": width, "keep": keep},
+            "output": {"topic": "out", "partitions": width, "keep": keep, "table": table},
             "replicas": [
                 {"name": each.name, "topic": each.topic, "co_partitioned": each.co_partitioned}
                 for each in publishers
