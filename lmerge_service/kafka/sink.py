@@ -78,10 +78,21 @@ class Outbox:
     """The rows have the output's offsets in their headers."""
     begins: int = 0
     """The offset behind the output's last record before these."""
+    lapsed: Callable[[], bool] | None = None
+    """Whether the topic that the rows are for has been deleted since they were gathered."""
     origins: list["Origin"] = field(default_factory=list)
     """Which of the inputs' records had `records` published, in order."""
     size: int = 0
     """Bytes of records and dead letters, more or less."""
+
+    def require_table(self) -> None:
+        """What was written to the table went to the topic that it was for.
+
+        Raises:
+            TransportError: it may be in one that has been made since.
+        """
+        if self.rows and self.lapsed is not None and self.lapsed():
+            raise TransportError("committing: the table's topic was deleted meanwhile")
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +181,7 @@ class Sink:
         # What was refused must not pass for committed.
         await self._acknowledged([*output, *dead, *events, *state])
         await self._acknowledged(await self._send_rows(outbox, output))
+        outbox.require_table()
         if condition is not None:
             await condition
         await producer.commit_transaction()

@@ -247,6 +247,7 @@ class Transaction:
             return
         outbox.rows += table.gather()
         outbox.has_offsets = table.is_whole
+        outbox.lapsed = table.lapse()
         outbox.begins, self._state.table = self._state.output, table.checkpoint
 
     async def _commit(
@@ -281,8 +282,9 @@ class Transaction:
         self._reporting.committed()
         self._accounts.commit()
         self._count_left_out(left_out)
-        if self._table is not None:
-            self._table.committed(outbox.rows)
+        removals = sum(value is None for _, value in outbox.rows)
+        progress.table.update({"rows": len(outbox.rows) - removals, "removals": removals})
+        progress.table_whole = record.table is not None
         progress.transactions += 1
         progress.published.update(emitted)
         progress.committed_stable, self.view = record.stable, view

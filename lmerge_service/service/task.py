@@ -327,7 +327,8 @@ class MergeTask:
         if not output.table:
             return None
         found = (await self._topics.describe([output.table_topic])).get(output.table_topic)
-        return TableWriter(self.state, self.outlets, None if found is None else found.id)
+        topic_id = None if found is None else found.id
+        return TableWriter(self.state, self.outlets, topic_id, keep=output.keep)
 
     def _report_recovery(self) -> None:
         if self.state.transaction:

@@ -66,7 +66,9 @@ class TableLog:
         """A task goes on from the last commit: one whose output has a table, or not."""
         assert not self._open
         self.state.table = self.checkpoint
-        self.writer = TableWriter(self.state, self.outlets, self.topic_id) if table else None
+        self.writer = (
+            TableWriter(self.state, self.outlets, self.topic_id, keep=None) if table else None
+        )
 
     def publish(self, *elements: Element) -> None:
         """The operator emits them, for the next transaction."""

@@ -306,6 +306,7 @@ class MemorySink:
             span = (outbox.begins, outbox.begins) if output is None else (output[0], output[1])
             headers = offset_headers(*span) if outbox.has_offsets else ()
             await self._produce(self._table, [(k, v, headers) for k, v in outbox.rows])
+            outbox.require_table()
         if provided is not None:
             await provided()
         broker, producer = self._network.broker, self._producer

@@ -109,6 +109,7 @@ class TableReaders:
             records += self.broker.fetch(tp, start, 1_000_000)[0]
         self.seen["table judged"] += 1
         events = reconstituted(records, keyed=True)
+        self.seen["table forgets"] += bool(events - view.events())
         missing = live(events, view.stable(records)) - view.events()
         stale = view.events() - events
         if missing or stale:

@@ -28,7 +28,7 @@ What happens on a crash at each await
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, aclosing
 from heapq import heappop, heappush
 from typing import Final
@@ -189,14 +189,15 @@ class Sweep:
 
     async def _clear(self, source: Source) -> None:
         """Removes what the topic held before."""
-        writer = self._writer
+        writer, beginnings = self._writer, self._writer.beginnings
         end = (await source.high_watermarks([self._tp]))[self._tp]
-        async for records in self._chunks(source, 0, end):
-            await self._until_taken()
-            if not writer.is_begun:
-                return
-            writer.clear_of(records)
-        if writer.is_begun:
+        async with aclosing(self._chunks(source, 0, end)) as chunks:
+            async for records in chunks:
+                await self._until_taken()
+                if writer.beginnings != beginnings:
+                    return
+                writer.clear_of(records)
+        if writer.beginnings == beginnings:
             writer.swept()
 
     async def _sample(self, source: Source) -> None:
@@ -205,30 +206,34 @@ class Sweep:
         latest = writer.samples[-1].at if writer.samples else None
         if latest is not None and now - latest < writer.keep * 1_000 / _SAMPLES:
             return
-        stable = self._stable()
+        stable, beginnings = self._stable(), writer.beginnings
         end = (await source.high_watermarks([self._tp]))[self._tp]
-        if writer.is_whole:
+        if writer.beginnings == beginnings:
             writer.sample(StableSample(now, stable, end))
 
     async def _expire(self, source: Source, keep: int) -> None:
-        writer, expiry = self._writer, self._expiry
+        writer, expiry, beginnings = self._writer, self._expiry, self._writer.beginnings
         old = self._unix_ns() // 1_000_000 - keep * 1_000
         sample = next((each for each in reversed(writer.samples) if each.at <= old), None)
         if sample is None:
             return
-        async for records in self._chunks(source, expiry.next, sample.end):
-            for record in records:
-                expiry.read(record)
-        while writer.is_whole and (keys := expiry.final(sample.stable, STEP_ROWS)):
+        async with aclosing(self._chunks(source, expiry.next, sample.end)) as chunks:
+            async for records in chunks:
+                for record in records:
+                    expiry.read(record)
+        while writer.beginnings == beginnings:
+            if not (keys := expiry.final(sample.stable, STEP_ROWS)):
+                writer.forget_samples(sample)
+                break
             writer.remove(keys)
             await self._until_taken()
-        if writer.is_whole:
-            writer.forget_samples(sample)
         expiry.next = max(expiry.next, sample.end)
         if expiry.lacks_some:
             expiry.begin_again()
 
-    async def _chunks(self, source: Source, start: int, end: int) -> AsyncIterator[list[Record]]:
+    async def _chunks(
+        self, source: Source, start: int, end: int
+    ) -> AsyncGenerator[list[Record], None]:
         """The partition's records between two offsets, in turn with other tasks, and slowly."""
         start = max(start, (await source.beginnings([self._tp]))[self._tp])
         if start >= end:

@@ -14,7 +14,9 @@ Theory
     headers, by which readers see that they may begin. So whatever the topic held before, nothing of
     that stays which is wrong, and a task that is killed meanwhile begins once more.
 
-    A table that cannot be written is left out, as dead letters are, and begins once it can be.
+    A table that cannot be written is left out, as dead letters are, and begins once it can be. A
+    topic that is deleted is missed before it is made again (`internal_topics`); a transaction that
+    was under way by then is given up, since its rows would be the first of the new one.
 
 Invariants
     W1  The commit record has a table iff it is whole with that transaction.
@@ -27,8 +29,7 @@ Cost
     See `rows`; while it is filled, a reference to each live event.
 """
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import structlog
@@ -68,13 +69,16 @@ def kind_of(topology: Topology) -> str:
 class TableWriter:
     """Of a task that leads."""
 
-    def __init__(self, state: TaskState, outlets: Outlets, topic_id: str | None) -> None:
-        """`state` is as it was recovered; `topic_id` is the table topic's now."""
+    def __init__(
+        self, state: TaskState, outlets: Outlets, topic_id: str | None, *, keep: int | None
+    ) -> None:
+        """`state` is as it was recovered; `topic_id` is the table topic's now. Events that have
+        been final for `keep` seconds leave; None: they stay."""
         topology = state.topology
         self.topic = topology.output.table_topic
-        self.keep = topology.output.keep
-        self.counts = Counter[str]()
-        """Committed `rows` and `removals`, of this process."""
+        self.keep = keep
+        self.beginnings = 0
+        """How often it has begun since this was made."""
         self.samples: tuple[StableSample, ...] = ()
         """Where the output's stable point was, while the table was whole; the oldest first."""
         self.is_whole = False
@@ -89,24 +93,31 @@ class TableWriter:
         self._rows = rows_of(self._keys, state.router.key_of)
         self._decoder = WireDecoder(max_record_bytes=1 << 30, max_depth=DEEPEST)
         self._begins = True
-        """It is filled from the next transaction on."""
+        """It is filled with what is live at the next transaction's end; until then nothing else
+        changes it."""
         self._last: Row | None = None
         """The last record of a table that is not whole."""
-        self._go_on(state.table)
+        if state.missed and (multiset or not self._fits(state.table)):
+            return  # the operator counts them as emitted already, so that it begins behind them
+        if state.table is not None and self._fits(state.table):
+            self._go_on(state.table)
+        else:
+            self._fill()
 
-    def _go_on(self, before: TableCheckpoint | None) -> None:
-        """Goes on with the table of the last commit record, if that is one."""
-        state = self._state
-        if before is None or before.kind != self._kind:
-            return
-        if is_another(before.topic_id, self._topic_id) or self._topic_id is None:
-            return
-        if self._keys.multiset:
-            if state.missed:  # the operator counts them as emitted already
-                return
-            self._rows.load(state.merge.live_output() or ())
+    def _fits(self, before: TableCheckpoint | None) -> bool:
+        """The table of the last commit record is this one."""
+        if before is None or before.kind != self._kind or self._topic_id is None:
+            return False
+        return not is_another(before.topic_id, self._topic_id)
+
+    def _go_on(self, before: TableCheckpoint) -> None:
+        self._rows.load(self._state.merge.live_output() or ())
         self.samples = before.samples
         self._begins, self.is_whole, self.is_swept = False, True, True
+
+    def _fill(self) -> None:
+        self._rows.fill(self._state.merge.live_output() or ())
+        self._begins = False
 
     # --- what changes ---------------------------------------------------------------------------
 
@@ -119,9 +130,10 @@ class TableWriter:
 
     def begin(self, why: str) -> None:
         """Has it begin once more, with the next transaction."""
-        if not self._begins or self.is_swept:
-            log.warning("table begins", task=self._state.partition, topic=self.topic, why=why)
+        if not self._begins:
+            log.warning("table begins", topic=self.topic, why=why)
         self._begins, self.is_whole, self.is_swept = True, False, False
+        self.beginnings += 1
         self._rows.rows.clear()
         self.samples, self._last = (), None
 
@@ -155,8 +167,7 @@ class TableWriter:
             return []
         rows = self._rows
         if self._begins:
-            rows.fill(self._state.merge.live_output() or ())
-            self._begins = False
+            self._fill()
         rows.step(STEP_ROWS, _STEP_BYTES)
         gathered = list(rows.rows)
         rows.rows.clear()
@@ -168,17 +179,17 @@ class TableWriter:
         """The last record of the topic must have offsets, once it is whole."""
         self.is_whole = self.is_swept and not self._rows.filling
         if self.is_whole:
-            log.info("table whole", task=self._state.partition, topic=self.topic)
+            log.info("table whole", topic=self.topic)
             if not gathered and self._last is not None:
                 return [self._last]
         if gathered:
             self._last = gathered[-1]
         return gathered
 
-    def committed(self, rows: Sequence[tuple[bytes | None, bytes | None]]) -> None:
-        """Counts what a transaction had."""
-        removals = sum(value is None for _, value in rows)
-        self.counts.update({"rows": len(rows) - removals, "removals": removals})
+    def lapse(self) -> Callable[[], bool]:
+        """Whether it has begun once more since this was asked for."""
+        beginnings = self.beginnings
+        return lambda: self.beginnings != beginnings
 
     @property
     def checkpoint(self) -> TableCheckpoint | None:
@@ -195,7 +206,7 @@ class TableWriter:
 
     @property
     def is_begun(self) -> bool:
-        """From now on, what is emitted changes the table, so that it may be swept."""
+        """What is emitted changes the table, so that it may be swept."""
         return not self._begins
 
     def clear_of(self, records: Sequence[Record]) -> None:

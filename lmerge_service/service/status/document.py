@@ -26,6 +26,7 @@ __all__ = (
     "ReplicaStatus",
     "SnapshotStatus",
     "Status",
+    "TableStatus",
     "TaskStatus",
     "WorkerState",
 )
@@ -273,6 +274,17 @@ class LogStatus(BaseModel):
     null: for ever."""
 
 
+class TableStatus(BaseModel):
+    """What a task has written to its partition of the output's table."""
+
+    whole: bool
+    """It has all events that are live; false while it is filled, or cannot be written."""
+    rows: int
+    """How many this process has written."""
+    removals: int
+    """How many tombstones."""
+
+
 class TaskStatus(BaseModel):
     """One output partition, as this worker leads or follows it."""
 
@@ -293,6 +305,8 @@ class TaskStatus(BaseModel):
     snapshot: SnapshotStatus | None
     log: LogStatus | None
     """Null where the task is not led, and until it was looked up."""
+    table: TableStatus | None
+    """Null where the task is not led, or its output has no table."""
     stuck: str | None
     """Why nothing moves: too many events are live, and no replica that is read can change that."""
     cutover: str | None
