@@ -72,7 +72,7 @@ class _Merged:
     """Bytes resident, of the largest worker."""
     snapshots: int
     cpu: float
-    """Seconds of processor time, of all workers from their start on."""
+    """Seconds of processor time, of all workers from when they run."""
 
 
 async def _merged(
@@ -82,13 +82,15 @@ async def _merged(
     are how many of them each task reads, if there are several."""
     reads = reads or [total]
     started = await asyncio.gather(*(merge.worker() for _ in range(workers)))
+    await asyncio.gather(*(worker.running() for worker in started))
+    cpu = -sum(worker.cpu_seconds for worker in started)
     merging = [_until_merged(worker, len(reads) // workers, reads) for worker in started]
     rebuilds, end = sum(await asyncio.gather(*merging)), time.time()
     if rebuilds:
         log_line(f"{merge.name}: rebuilt {rebuilds} times, so this run is slower than it would be")
     running = [entry["at"] for worker in started for entry in worker.logged("running")]
     snapshots = sum(len(worker.logged("snapshot")) for worker in started)
-    cpu = sum(worker.cpu_seconds for worker in started)
+    cpu += sum(worker.cpu_seconds for worker in started)
     for worker in started:
         await worker.end()
     rate = total / (end - min(running))

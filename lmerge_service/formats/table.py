@@ -22,7 +22,6 @@ Theory
     without them belong to a table that is not whole yet.
 """
 
-from binascii import hexlify
 from collections.abc import Iterable
 from hashlib import sha256
 from typing import Final
@@ -45,7 +44,15 @@ __all__ = (
 OUTPUT_FROM_HEADER: Final = "lmerge-output-from"
 OUTPUT_TO_HEADER: Final = "lmerge-output-to"
 
-_DIGEST_BYTES: Final = 16
+_DIGITS: Final = 32
+
+
+class _PlainKey(msgspec.Struct, gc=False):
+    vs: int
+    digest: str
+
+
+_encoded: Final = msgspec.json.Encoder().encode
 
 
 class RowKeys:
@@ -58,14 +65,15 @@ class RowKeys:
 
     def of(self, logical: bytes | None, payload: bytes, vs: int, ve: int, number: int = 0) -> bytes:
         """The key of an event's row. `logical` is its logical key, `number` counts equal events."""
-        digest = hexlify(sha256(payload).digest()[:_DIGEST_BYTES])
+        digest = sha256(payload).hexdigest()[:_DIGITS]
         if not (self.multiset or self.keyed):
-            return b'{"vs":%d,"digest":"%b"}' % (vs, digest)
+            return _encoded(_PlainKey(vs, digest))
         begin = b'"key":%b,' % (logical or b"null") if self.keyed else b""
         if not self.multiset:
-            return b'{%b"vs":%d,"digest":"%b"}' % (begin, vs, digest)
+            return b'{%b"vs":%d,"digest":"%b"}' % (begin, vs, digest.encode())
         end = b"null" if ve == INFINITY else b"%d" % ve
-        return b'{%b"vs":%d,"digest":"%b","ve":%b,"n":%d}' % (begin, vs, digest, end, number)
+        event = (vs, digest.encode(), end, number)
+        return b'{%b"vs":%d,"digest":"%b","ve":%b,"n":%d}' % (begin, *event)
 
     def is_of(self, key: bytes, logical: bytes | None, event: Insert[bytes]) -> bool:
         """Whether a row has the key that its event has here."""

@@ -328,7 +328,9 @@ class MergeTask:
             return None
         found = (await self._topics.describe([output.table_topic])).get(output.table_topic)
         topic_id = None if found is None else found.id
-        return TableWriter(self.state, self.outlets, topic_id, keep=output.keep)
+        table = TableWriter(self.state, self.outlets, topic_id, keep=output.keep)
+        self.progress.table_whole = table.is_whole
+        return table
 
     def _report_recovery(self) -> None:
         if self.state.transaction:

@@ -19,11 +19,13 @@ from lmerge_service.formats.headers import RecordLike
 from lmerge_service.formats.routing import Ownership
 from lmerge_service.kafka.sink import Committed, Outbox
 from lmerge_service.kafka.source import Source, TopicPartition
-from lmerge_service.merge.commit_record import ReplicaCheckpoint
+from lmerge_service.merge.commit_record import ReplicaCheckpoint, TableCheckpoint
 from lmerge_service.merge.decisions.ledger import Ledger
 from lmerge_service.merge.liveness import Liveness
 from lmerge_service.merge.recovery import JointReplay, Recovery
 from lmerge_service.merge.replicas import Replicas, ReplicaState
+from lmerge_service.merge.table.rows import Row
+from lmerge_service.merge.table.writer import TableWriter
 from lmerge_service.merge.task_state import OpenedState, TaskState
 from lmerge_service.reader import beginnings
 from lmerge_service.service.reading.shared_input import SharingTask
@@ -56,6 +58,8 @@ def test_whatever_the_schedule_the_output_is_right_and_comes_to_its_end() -> Non
     least |= {"pauses": 60, "fenced": 30, "assigned to this worker all the same": 10}
     least |= {"ends early": 5, "lingered": 15, "repeated for ever": 300}
     least |= {"read together": 1_000, "read alone": 1_000}
+    least |= {"table judged": 3_000, "table loaded": 150, "table whole": 50, "table forgets": 50}
+    least |= {"table deleted": 10, "without table": 10}
     assert {what: seen[what] for what in least if seen[what] < least[what]} == {}, "it is rare"
 
 
@@ -295,6 +299,33 @@ def test_a_late_reader_that_reads_again_what_its_snapshot_covers_is_found(
 
     monkeypatch.setattr(beginnings, "_behind", start_of)
     assert any("who begins at offset" in each for seed in SEEDS for each in simulate(seed).late)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("mistake", ["goes on", "whole at once", "not swept", "under way"])
+def test_a_table_that_is_not_what_the_output_is_is_found(
+    monkeypatch: pytest.MonkeyPatch, mistake: str
+) -> None:
+    """A task goes on with a table of which it does not know that it is whole; a table passes for
+    whole before it is filled; what it held before stays; rows for a topic that was deleted are
+    committed to the next one."""
+    match mistake:
+        case "goes on":
+            known = TableCheckpoint("keyed")
+            monkeypatch.setattr(TableWriter, "_fill", lambda self: self._go_on(known))
+        case "whole at once":
+            monkeypatch.setattr(TableWriter, "_not_whole", whole_at_once)
+        case "not swept":
+            monkeypatch.setattr(TableWriter, "clear_of", lambda *_: None)
+        case _:
+            monkeypatch.setattr(Outbox, "require_table", lambda _: None)
+    wrong = (each for seed in range(120) for each in simulate(seed).late)
+    assert any("table of" in each for each in wrong)
+
+
+def whole_at_once(self: TableWriter, gathered: list[Row]) -> list[Row]:
+    self.is_whole = True
+    return gathered
 
 
 @pytest.mark.full

@@ -28,6 +28,7 @@ What happens on a crash at each await
 """
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, aclosing
 from heapq import heappop, heappush
@@ -160,15 +161,18 @@ class Sweep:
                     await stack.enter_async_context(source)
                     while True:
                         await self.look(source)
-                        await asyncio.sleep(self._pause)
+                        await self._pause()
             except (TransportError, StateError) as error:  # it was recreated, or is away
                 log.debug("cannot read the table", topic=self._tp.topic, error=str(error))
             await asyncio.sleep(_RETRY_SECONDS)
 
-    @property
-    def _pause(self) -> float:
-        """What begins is swept at once."""
-        return self._seconds if self._writer.is_swept else min(self._seconds, _RETRY_SECONDS)
+    async def _pause(self) -> None:
+        """Until the next look; what begins is swept soon."""
+        step = min(self._seconds, _RETRY_SECONDS)
+        for _ in range(math.ceil(self._seconds / step)):
+            await asyncio.sleep(step)
+            if not self._writer.is_swept:
+                return
 
     async def look(self, source: Source) -> None:
         """Sweeps once.

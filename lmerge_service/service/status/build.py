@@ -177,7 +177,7 @@ def _table(task: MergeTask) -> TableStatus | None:
         return None
     progress = task.progress
     return TableStatus(
-        whole=progress.table_whole,
+        whole=progress.table_whole and task.table.is_whole,
         rows=progress.table["rows"],
         removals=progress.table["removals"],
     )
