@@ -71,6 +71,8 @@ class _Merged:
     peak: int
     """Bytes resident, of the largest worker."""
     snapshots: int
+    cpu: float
+    """Seconds of processor time, of all workers from when they run."""
 
 
 async def _merged(
@@ -80,17 +82,20 @@ async def _merged(
     are how many of them each task reads, if there are several."""
     reads = reads or [total]
     started = await asyncio.gather(*(merge.worker() for _ in range(workers)))
+    await asyncio.gather(*(worker.running() for worker in started))
+    cpu = -sum(worker.cpu_seconds for worker in started)
     merging = [_until_merged(worker, len(reads) // workers, reads) for worker in started]
     rebuilds, end = sum(await asyncio.gather(*merging)), time.time()
     if rebuilds:
         log_line(f"{merge.name}: rebuilt {rebuilds} times, so this run is slower than it would be")
     running = [entry["at"] for worker in started for entry in worker.logged("running")]
     snapshots = sum(len(worker.logged("snapshot")) for worker in started)
+    cpu += sum(worker.cpu_seconds for worker in started)
     for worker in started:
         await worker.end()
     rate = total / (end - min(running))
     log_line(f"{merge.name}: {total:,} elements, {rate:,.0f} a second")
-    return _Merged(rate, max(worker.peak for worker in started), snapshots)
+    return _Merged(rate, max(worker.peak for worker in started), snapshots, cpu)
 
 
 async def _until_merged(worker: WorkerProcess, tasks: int, reads: Sequence[int]) -> int:
@@ -162,6 +167,37 @@ async def _throughput(
         ratios = [each.rate / p for each, p in zip(merged, passed, strict=True)]
         report(f"ratio of each pair to the {name}, {what}", "", ratios)
     report(f"peak resident memory of the worker, {what}", "MB", [m.peak / _MB for m in merged])
+
+
+async def _table(runs: int, sizes: Sizes, report: Report) -> None:
+    """One worker on one backlog without a table, with one, and with one that also forgets, in turn;
+    events of which a fifth are revised."""
+    kinds: Mapping[str, Mapping[str, object]] = {
+        "without a table": {},
+        "with a table": {"table": True},
+        "with a table, keep 1s": {"table": True, "keep": "1s"},
+    }
+    merged: dict[str, list[_Merged]] = {kind: [] for kind in kinds}
+    async with staged() as stage:
+        total = await _filled(stage, sizes.events, _PAYLOAD_BYTES)
+        await _merged(Merge(stage, "warm"), total)
+        for n in range(runs):
+            for number, (kind, options) in enumerate(kinds.items()):
+                name = f"m{n}.{number}"
+                output = {"topic": f"{name}.out", **options}
+                merged[kind].append(await _merged(Merge(stage, name, output=output), total))
+    without, *others = kinds
+    for kind, found in merged.items():
+        report(f"merge {kind}", "k elements/s", [each.rate / 1000 for each in found])
+    for kind in others:
+        pairs = zip(merged[kind], merged[without], strict=True)
+        report(f"ratio {kind} to {without}", "", [one.rate / other.rate for one, other in pairs])
+    for kind in others:
+        pairs = zip(merged[kind], merged[without], strict=True)
+        ratios = [one.cpu / other.cpu for one, other in pairs]
+        report(f"processor time of the worker {kind} to {without}", "", ratios)
+    for kind, found in merged.items():
+        report(f"peak resident memory {kind}", "MB", [each.peak / _MB for each in found])
 
 
 async def _streams(runs: int, sizes: Sizes, report: Report) -> None:
@@ -433,6 +469,7 @@ _MEASUREMENTS: Final[Mapping[str, Measurement]] = MappingProxyType(
         "merge": _small_payloads,
         "revised": _revised,
         "payloads": _large_payloads,
+        "table": _table,
         "workers": _workers,
         "partitions": _partitions,
         "idle": idle,

@@ -176,6 +176,10 @@ impl NativeIndex {
         self.index.load_stable(vc);
     }
 
+    fn output_end(&self, payload: &[u8], vs: i64) -> Option<i64> {
+        known(self.index.output_end(payload, vs))
+    }
+
     /// The output's stable point, when a snapshot is loaded.
     fn begin(&mut self, stable: i64) {
         self.index.stable = stable;

@@ -914,6 +914,12 @@ impl Index {
 
     // --- state --------------------------------------------------------------------------------
 
+    /// The end that the output gives an event, or `NONE`.
+    pub fn output_end(&self, payload: &[u8], vs: i64) -> i64 {
+        let id = self.find(self.hash(vs, payload), vs, payload);
+        id.map_or(NONE, |id| self.node(id).out)
+    }
+
     /// Makes a node as a snapshot has it; those before the stable point are to be filed.
     pub fn restore(&mut self, payload: &[u8], vs: i64, out: i64) -> Option<u32> {
         let hash = self.hash(vs, payload);

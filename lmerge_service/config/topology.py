@@ -126,6 +126,9 @@ class Output(_Model):
     and no reader needs them. By default the worker deletes nothing."""
     readers: tuple[GroupName, ...] = ()
     """Consumer groups whose committed offsets of the output the worker does not delete beyond."""
+    table: bool = False
+    """Whether the output's events are kept by key in a compacted topic as well: the output topic +
+    `.table`."""
     longest_outage: Seconds = 86_400
     """For how long all workers may be down; where the output is kept for less, that is reported."""
 
@@ -156,6 +159,11 @@ class Output(_Model):
         return f"{self.topic}.events"
 
     @property
+    def table_topic(self) -> str:
+        """The output's events by key, if `table` is set."""
+        return f"{self.topic}.table"
+
+    @property
     def own_topics(self) -> tuple[str, ...]:
         """All that the merge writes."""
         return (
@@ -164,6 +172,7 @@ class Output(_Model):
             self.state_topic,
             self.control_topic,
             self.events_topic,
+            *([self.table_topic] if self.table else []),
         )
 
 
@@ -406,7 +415,7 @@ class Topology(_Model):
             if own in topics:
                 raise ValueError(f"topic {own} is both written and read as a replica")
         if self.output.own_topics.count(self.output.dead_letter_topic) > 1:
-            raise ValueError("output, dead letters, state, decisions and events need a topic each")
+            raise ValueError("output, dead letters, state, decisions, events, table: a topic each")
         return self
 
     @model_validator(mode="after")
@@ -417,6 +426,11 @@ class Topology(_Model):
             raise ValueError(
                 f"output.keep needs case R3 or R4, not {self.resolved_case}, whose state does not "
                 "hold the events that are live: who begins to read would lack them"
+            )
+        if self.output.table and self.resolved_case not in (Case.R3, Case.R4):
+            raise ValueError(
+                f"output.table needs case R3 or R4, not {self.resolved_case}, whose state does not "
+                "hold the events that are live: the table could not begin with them"
             )
         return self
 

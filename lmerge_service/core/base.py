@@ -29,7 +29,7 @@ Following
 
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Any, ClassVar, TypeAlias
 
@@ -406,6 +406,18 @@ class LMerge(Replay):
         [('q', 9), ('r', 12)]
         """
         return None
+
+    def output_ends(self, payload: Hashable, vs: int) -> list[int]:
+        """The ends of the output's live events with this payload and vs; none where the case keeps
+        no events.
+
+        >>> from lmerge_service.core import lmerge
+        >>> merge = lmerge("R4")
+        >>> merge.replay_output([Insert("p", 1, 5), Insert("p", 1, 5)])
+        >>> merge.output_ends("p", 1), merge.output_ends("q", 1)
+        ([5, 5], [])
+        """
+        return []
 
     def versions(self) -> Iterator[Versions] | None:
         """The live events by (payload, vs): the ends that the output gives them, and each input

@@ -22,7 +22,7 @@ Invariants
 """
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Generic, TypeVar
 
@@ -206,6 +206,10 @@ class Keyed(LMerge, Generic[N]):
         for node in self._index:
             for end in node.output_ends():
                 yield Event(node.payload, node.vs, end)
+
+    def output_ends(self, payload: Hashable, vs: int) -> list[int]:
+        node = self._index.find(vs, payload)
+        return [] if node is None else node.output_ends()
 
     def versions(self) -> Iterator[Versions]:
         for node in self._index:

@@ -190,6 +190,10 @@ class NativeLMR3(LMerge):
                 if out is not None:
                     yield Event(payload, vs, out)
 
+    def output_ends(self, payload: Any, vs: int) -> list[int]:
+        end = self._index.output_end(payload, vs)
+        return [] if end is None else [end]
+
     def versions(self) -> Iterator[Versions]:
         sources = list(self.inputs.values())
         for all_vs, payloads, outs, ends, _, claims in self._columns(sources):

@@ -42,6 +42,7 @@ class Cluster:
         state: TopicPartition,
         events: str,
         max_record_bytes: int,
+        table: str | None = None,
     ) -> Sink:
         """Publishes a task's transactions; opening it fences other owners of `transactional_id`."""
         return Sink(
@@ -52,6 +53,7 @@ class Cluster:
             state=state,
             events=events,
             max_record_bytes=max_record_bytes,
+            table=table,
         )
 
     async def find_event(

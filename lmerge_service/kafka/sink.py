@@ -25,8 +25,9 @@ from aiokafka.errors import (
 from aiokafka.producer import sender
 from aiokafka.producer.message_accumulator import BatchBuilder
 
-from lmerge_service.errors import UnwritableError
+from lmerge_service.errors import TransportError, UnwritableError
 from lmerge_service.formats.dead_letters import DeadLetter
+from lmerge_service.formats.table import offset_headers
 from lmerge_service.kafka import clients
 from lmerge_service.kafka.closing import stop
 from lmerge_service.kafka.connection import Connection, bounded, lacking
@@ -45,6 +46,7 @@ sender.BACKOFF_OVERRIDE = 0.002
 
 Condition: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 _Records = Sequence[tuple[bytes | None, bytes | None]]
+_Headers = list[tuple[str, bytes]]
 _TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
 
 
@@ -70,12 +72,29 @@ class Outbox:
     """For the task's partition of the state topic."""
     events: list[tuple[bytes | None, bytes]] = field(default_factory=list)
     """For the events topic."""
+    rows: list[tuple[bytes | None, bytes | None]] = field(default_factory=list)
+    """For the output's table: what the records change, or with what it is filled or swept."""
+    has_offsets: bool = False
+    """The rows have the output's offsets in their headers."""
+    begins: int = 0
+    """The offset behind the output's last record before these."""
+    lapsed: Callable[[], bool] | None = None
+    """Whether the topic that the rows are for has been deleted since they were gathered."""
     origins: list["Origin"] = field(default_factory=list)
     """Which of the inputs' records had `records` published, in order."""
     size: int = 0
     """Bytes of records and dead letters, more or less."""
     headers: Sequence[tuple[str, bytes]] = ()
     """Of each of `records`."""
+
+    def require_table(self) -> None:
+        """What was written to the table went to the topic that it was for.
+
+        Raises:
+            TransportError: it may be in one that has been made since.
+        """
+        if self.rows and self.lapsed is not None and self.lapsed():
+            raise TransportError("committing: the table's topic was deleted meanwhile")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +119,15 @@ class Sink:
         state: TopicPartition,
         events: str,
         max_record_bytes: int,
+        table: str | None = None,
     ):
+        """`table` is the output's table topic, if it has one."""
         self._connection = connection
         self._output = output
         self._dead_letters = TopicPartition(dead_letters, 0)
         self._state = state
         self._events = TopicPartition(events, 0)
+        self._table = None if table is None else TopicPartition(table, output.partition)
         self._producer = clients.producer(
             connection,
             transactional_id=transactional_id,
@@ -119,7 +141,8 @@ class Sink:
 
     async def __aenter__(self) -> "Sink":
         tp = self._output
-        ours = (tp, self._state, self._dead_letters, self._events)
+        table = () if self._table is None else (self._table,)
+        ours = (tp, self._state, self._dead_letters, self._events, *table)
         at = f"taking over {tp.topic}-{tp.partition} at"
         await take_over(self._producer, self._connection, ours, at)
         return self
@@ -160,10 +183,21 @@ class Sink:
         state = [await self._send(self._state, each) for each in self._batches(outbox.state)]
         # What was refused must not pass for committed.
         await self._acknowledged([*output, *dead, *events, *state])
+        await self._acknowledged(await self._send_rows(outbox, output))
+        outbox.require_table()
         if condition is not None:
             await condition
         await producer.commit_transaction()
         return Committed(await _end_of(output), await _end_of(state))
+
+    async def _send_rows(self, outbox: Outbox, output: "Sequence[_Sent]") -> "list[_Sent]":
+        """Sends rows of the table; the output's records are written, so that offsets are known."""
+        if self._table is None:
+            return []
+        span = await _span_of(output, outbox.begins)
+        headers = offset_headers(*span) if outbox.has_offsets else []
+        batches = self._batches(outbox.rows, headers)
+        return [await self._send(self._table, each) for each in batches]
 
     async def _send(self, to: TopicPartition, batch: BatchBuilder) -> "_Sent":
         count = batch.record_count()
@@ -263,6 +297,21 @@ async def _end_of(sent: Sequence[_Sent]) -> int | None:
         return None
     first = (await sent[-1]).offset
     return None if first < 0 else int(first) + sent[-1].records
+
+
+async def _span_of(output: Sequence[_Sent], begins: int) -> tuple[int, int]:
+    """From where to where the output has records of batches that were acknowledged; with none, from
+    and to where it ended before.
+
+    Raises:
+        TransportError: the broker returned no offset, as for a batch that it had before.
+    """
+    if not output:
+        return begins, begins
+    first, end = int((await output[0]).offset), await _end_of(output)
+    if first < 0 or end is None:
+        raise TransportError("committing: the broker returned no offset of the output's records")
+    return first, end
 
 
 def retrieve(done: "asyncio.Future[Any]") -> None:

@@ -35,6 +35,8 @@ __all__ = (
     "PartitionCheckpoint",
     "ReplicaCheckpoint",
     "SnapshotPlace",
+    "StableSample",
+    "TableCheckpoint",
     "chunk_key",
 )
 
@@ -133,6 +135,26 @@ class OutputBeginning(msgspec.Struct, frozen=True, omit_defaults=True):
         return _RESTARTED if self.incarnation else _VERSION
 
 
+class StableSample(msgspec.Struct, frozen=True, array_like=True):
+    """Where the output's stable point was at some time."""
+
+    at: int
+    """Milliseconds since the epoch."""
+    stable: int
+    end: int
+    """An offset of the table's partition, before which is all that was committed by then."""
+
+
+class TableCheckpoint(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The table topic's partition, which is whole with this transaction."""
+
+    kind: str
+    """By which rule rows are made (`table.writer.kind_of`)."""
+    topic_id: str | None = None
+    samples: tuple[StableSample, ...] = ()
+    """The oldest first; they show for how long events have been final."""
+
+
 class CommitRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where a task stands with one transaction."""
 
@@ -155,6 +177,8 @@ class CommitRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """The latest first."""
     output: OutputBeginning = OutputBeginning()
     """The incarnation that this transaction's output is of."""
+    table: TableCheckpoint | None = None
+    """None: the output has no table, or one that is not whole yet."""
 
     def encoded(self) -> bytes:
         """The record's value as JSON, which `of` reads."""

@@ -5,10 +5,14 @@ Theory
     Topics are deleted, lose their leaders or our rights, while a merge writes them, and the client
     only waits. So each worker looks at all of them every second, by one request:
 
-        dead letters, evidence   deleted: created again, as they were made at first
+        dead letters, evidence,  deleted: created again, as they were made at first
+        table
         output, state, control   deleted, or another topic of that name: the merge's state is gone.
                                  The worker ends, with an error that names the topic
         any of them              without a leader, or not ours to write: noted (`outlets`)
+
+    The table is not created again at once: every task has to miss it before, so that none writes
+    into the new one as if that were the old (`table.writer`).
 
     A topic that is not seen is believed to be deleted when it is missed several times in a row: a
     broker that has just started knows few topics. To create one that is there after all does
@@ -66,6 +70,16 @@ _EVENTS = {
     "segment.ms": str(24 * 3_600_000),
 }
 """Evidence is for people, who look at it or do not: bounded in time and in size."""
+_TABLE = {
+    "cleanup.policy": "compact",
+    "min.cleanable.dirty.ratio": "0.1",
+    "min.compaction.lag.ms": "3600000",
+    "delete.retention.ms": "86400000",
+    "segment.bytes": str(64 << 20),
+    "segment.ms": "3600000",
+}
+"""Who reads it from its beginning has an hour to come to the end that it had then, before what that
+has superseded may be gone, and a day before removals are."""
 
 
 def largest_record(topology: Topology) -> int:
@@ -87,8 +101,8 @@ async def prepare(topics: Topics, topology: Topology) -> None:
         made |= _FORGETTING
     await _ensure(topics, output.topic, output.partitions, made)
     side = _side_topics(topology)
-    for name, config in side.items():
-        await topics.ensure(name, config=config)
+    for name, (partitions, config) in side.items():
+        await _ensure(topics, name, partitions, config)
     compacted = {
         "cleanup.policy": "compact",
         "max.message.bytes": str(2 * LARGEST_STATE_RECORD),
@@ -105,26 +119,46 @@ async def prepare(topics: Topics, topology: Topology) -> None:
         "compact".__eq__,
         "must be compact: its last commit record and snapshots are the state",
     )
+    if output.table:
+        await topics.require(
+            output.table_topic,
+            "cleanup.policy",
+            "compact".__eq__,
+            "must be compact, to keep the latest record of each event: kafka-configs.sh --alter "
+            f"--entity-type topics --entity-name {output.table_topic} --add-config "
+            "cleanup.policy=compact",
+        )
     for name, needed in least_batch_bytes(topology).items():
-        hint = ", or limits.max_record_bytes lower" if name == output.topic else ""
+        large = (output.topic, output.table_topic)
+        hint = ", or limits.max_record_bytes lower" if name in large else ""
         must = f"must be {needed} at least{hint}"
         await topics.require(name, "max.message.bytes", partial(_has_room, needed), must)
 
 
-def _side_topics(topology: Topology) -> dict[str, dict[str, str]]:
-    """What the output can do without, and how each is made."""
+def _side_topics(topology: Topology) -> dict[str, tuple[int | None, dict[str, str]]]:
+    """What the output can do without, and how each is made: with how many partitions (None: with
+    one, if it is not there), and how configured."""
     room = {"max.message.bytes": str(_LARGEST_SIDE_BATCH)}
-    output = topology.output
-    return {output.dead_letter_topic: _KEPT | room, output.events_topic: _EVENTS | room}
+    output, largest = topology.output, str(largest_record(topology))
+    side: dict[str, tuple[int | None, dict[str, str]]] = {
+        output.dead_letter_topic: (None, _KEPT | room),
+        output.events_topic: (None, _EVENTS | room),
+    }
+    if output.table:
+        made = _TABLE | {"max.message.bytes": largest}
+        side[output.table_topic] = (output.partitions, made)
+    return side
 
 
 def least_batch_bytes(topology: Topology) -> dict[str, int]:
     """The least `max.message.bytes` of each topic that our batches go to."""
     output = topology.output
+    least = dict.fromkeys(_side_topics(topology), _LARGEST_SIDE_BATCH)
+    as_large = (output.topic, output.table_topic) if output.table else (output.topic,)
     return {
-        output.topic: largest_record(topology),
+        **least,
         output.state_topic: LARGEST_STATE_RECORD + _OVERHEAD_BYTES,
-        **dict.fromkeys(_side_topics(topology), _LARGEST_SIDE_BATCH),
+        **dict.fromkeys(as_large, largest_record(topology)),
     }
 
 
@@ -132,9 +166,11 @@ def _has_room(needed: int, value: str) -> bool:
     return int(value) >= needed
 
 
-async def _ensure(topics: Topics, name: str, partitions: int, config: dict[str, str]) -> None:
-    width = await topics.ensure(name, partitions=partitions, config=config)
-    if width != partitions:
+async def _ensure(
+    topics: Topics, name: str, partitions: int | None, config: dict[str, str]
+) -> None:
+    width = await topics.ensure(name, partitions=partitions or 1, config=config)
+    if partitions is not None and width != partitions:
         raise ConfigurationError(
             f"topic {name} has {width} partitions, and output.partitions is {partitions}: what is "
             "in it was routed by its number; use a new output topic, or that number"
@@ -151,6 +187,7 @@ class TopicWatch:
         self._cluster = cluster
         self._outlets = outlets
         self._control = output.control_topic
+        self._table = output.table_topic
         self._side = _side_topics(topology)
         self._remedies = {
             output.topic: "what it held is gone: stop all workers, and use a new output topic",
@@ -205,16 +242,19 @@ class TopicWatch:
         if name in topics.refused:
             self._note(name, f"cannot be seen: {lacking('Write', f'topic {name}')}")
             return
-        if name in self._side:
+        if name in self._side and name != self._table:
             await self._create(topics, name)
             return
         self._note(name, "was deleted")
-        if self._sightings.is_deleted(name) and name != self._control:  # what was decided holds
+        if self._sightings.is_deleted(name) and name == self._table:
+            await self._create(topics, name)
+        elif self._sightings.is_deleted(name) and name != self._control:  # what was decided holds
             raise StateError(f"topic {name} was deleted: {self._remedies[name]}")
 
     async def _create(self, topics: Topics, name: str) -> None:
+        partitions, config = self._side[name]
         try:
-            await topics.ensure(name, config=self._side[name])
+            await topics.ensure(name, partitions=partitions or 1, config=config)
         except LMergeError as error:
             self._note(name, f"was deleted, and is not created again: {error}")
             return

@@ -10,6 +10,8 @@ Theory
         … not ours to create    3 s later the output goes on; each dead letter is counted
         … may be written again  so are dead letters
 
+    A table that was left out begins once it can be written again (`table.writer`).
+
     A fault is noted where it is found: by the watch over the topics (`internal_topics`) or by a
     commit that was refused. The watch removes it.
 
@@ -50,7 +52,7 @@ class Outlets:
 
     def __init__(self, topology: Topology, clock: Callable[[], float]) -> None:
         output = topology.output
-        self.side = (output.dead_letter_topic, output.events_topic)
+        self.side = (output.dead_letter_topic, output.events_topic, output.table_topic)
         """The topics that the output can do without."""
         self._needed = (output.topic, output.state_topic)
         self.faults: dict[str, OutletFault] = {}

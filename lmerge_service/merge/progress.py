@@ -41,6 +41,10 @@ class TaskProgress:
     """Since when a commit has been under way (the clock's seconds); None: none is."""
     unwritten: Counter[str] = field(default_factory=Counter)
     """`dead_letters` and `events` that their topic did not take, while the output went on."""
+    table: Counter[str] = field(default_factory=Counter)
+    """Committed `rows` and `removals` of the output's table."""
+    table_whole: bool = False
+    """It had all events that are live at the last commit."""
     left_out: float | None = None
     """When records were left out last (the clock's seconds)."""
     unheeded: Counter[str] = field(default_factory=Counter)

@@ -317,7 +317,7 @@ class Recovery:
         await self._replay_input(state, merging, joint)
         state.transaction, state.decided = commit.transaction, commit.decided
         state.quarantined, state.snapshots = dict(commit.quarantined), commit.snapshots
-        state.diverged = commit.diverged
+        state.diverged, state.table = commit.diverged, commit.table
         state.merge.breaches()  # they were reported before
         self._followed = weakref.ref(state), commit, asyncio.get_running_loop().time()
 

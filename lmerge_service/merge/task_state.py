@@ -29,6 +29,7 @@ from lmerge_service.merge.commit_record import (
     Diverged,
     OutputBeginning,
     SnapshotPlace,
+    TableCheckpoint,
 )
 from lmerge_service.merge.counting import ReplicaTally
 from lmerge_service.merge.replicas import Replicas
@@ -113,6 +114,8 @@ class TaskState:
         """By guards of this task; a decision for all tasks follows."""
         self.diverged: Diverged | None = None
         self.snapshots: tuple[SnapshotPlace, ...] = ()
+        self.table: TableCheckpoint | None = None
+        """Of the output's table, if it has one that is whole."""
         self.restored_from: int | None = None
         """The transaction whose snapshot this came from; None if from nothing."""
         self.missed: list[Element] = []
@@ -158,6 +161,7 @@ class TaskState:
             diverged=self.diverged,
             snapshots=self.snapshots,
             output=self.begun,
+            table=self.table,
         )
 
     # --- snapshots ------------------------------------------------------------------------------

@@ -1,10 +1,11 @@
 """The transaction of a task: gathered while the last commit is under way, then committed.
 
 Theory
-    One transaction carries output, dead letters, evidence, chunks of a snapshot, and the commit
-    record: up to which offsets the inputs are merged with it. While one commits, the next is
-    gathered; so small ones commit at once, and under load they grow by themselves. Dead letters
-    and evidence whose topic cannot be written are left out, and counted (`outlets`).
+    One transaction carries output, dead letters, evidence, rows of the output's table, chunks of a
+    snapshot, and the commit record: up to which offsets the inputs are merged with it. While one
+    commits, the next is gathered; so small ones commit at once, and under load they grow by
+    themselves. Dead letters, evidence and rows whose topic cannot be written are left out, and
+    counted (`outlets`); a table of which some were left out begins once more.
 
 What happens on a crash at each await
     Nothing counts as emitted before its commit; the next owner finds out whether it took place.
@@ -33,6 +34,7 @@ from lmerge_service.merge.findings.reporting import Reporting
 from lmerge_service.merge.outlets import Outlets
 from lmerge_service.merge.progress import TaskProgress
 from lmerge_service.merge.snapshots.writer import Snapshots
+from lmerge_service.merge.table.writer import TableWriter
 from lmerge_service.merge.task_state import TaskState
 from lmerge_service.merge.topic_monitor import TopicMonitor
 
@@ -81,11 +83,12 @@ class Transaction:
         accounts: Accounts,
         outlets: Outlets,
         *,
+        table: TableWriter | None,
         turns: CommitTurns,
         feedback: FeedbackSink,
         clock: Callable[[], float],
     ):
-        """`turns` are shared by the tasks of a worker."""
+        """`table` is the output's, if it has one; `turns` are shared by the tasks of a worker."""
         self._turn = Turn(turns)
         self.committing: asyncio.Task[None] | None = None
         """The commit under way."""
@@ -99,6 +102,7 @@ class Transaction:
         self._progress = progress
         self._accounts = accounts
         self._outlets = outlets
+        self._table = table
         self._topics = state.topology.output
         self._feedback = feedback
         self._clock = clock
@@ -147,15 +151,20 @@ class Transaction:
         self._moved += 1
         self._mark_due = 0.0
 
-    def append(self, elements: Iterable[Element], origins: Iterable[Origin] = ()) -> None:
+    def append(self, elements: Sequence[Element], origins: Iterable[Origin] = ()) -> None:
         """Puts elements into the outbox: the key is the logical one; a stable has none. `origins`
         are of these elements."""
         begins = len(self._outbox.records)
         self._outbox.origins += [replace(each, index=begins + each.index) for each in origins]
-        outbox, emitted, key_of = self._outbox, self._emitted, self._state.router.key_of
-        if (batch := as_batch(elements)) is not None:
+        if (batch := as_batch(elements)) is None:
+            self._append_each(elements)
+        else:
             self._append_batch(batch)
-            return
+        if self._table is not None:
+            self._table.take(elements, self._outbox.records[begins:])
+
+    def _append_each(self, elements: Sequence[Element]) -> None:
+        outbox, emitted, key_of = self._outbox, self._emitted, self._state.router.key_of
         for element in elements:
             value = encode(element)
             kind = type(element)
@@ -213,6 +222,7 @@ class Transaction:
         """There is something to commit."""
         moved = self._marked != self._moved and self._clock() >= self._mark_due
         needed = self._snapshots.needs_transaction() or self._lacks_snapshots
+        needed = needed or (self._table is not None and self._table.is_due)
         return bool(needed or self.waiting or moved or self._reporting.pending)
 
     @property
@@ -233,6 +243,7 @@ class Transaction:
         state = self._state
         state.transaction += 1
         state.output_records += len(self._outbox.records)
+        self._gather_table()
         record, feedback = state.commit_record(), state.merge.feedback()
         view = CommittedView.of(state, record)
         if self._snapshots.is_due:
@@ -253,6 +264,17 @@ class Transaction:
         self.committing = asyncio.create_task(commit, name="commit")
         self.committing.add_done_callback(retrieve)
         self._marked, self._mark_due = self._moved, self._clock() + _OFFSETS_ONLY_SECONDS
+
+    def _gather_table(self) -> None:
+        """Puts the rows of the table into the outbox, and notes whether it is whole with them."""
+        table, outbox = self._table, self._outbox
+        self._state.table = None
+        if table is None:
+            return
+        outbox.rows += table.gather()
+        outbox.has_offsets = table.is_whole
+        outbox.lapsed = table.lapse()
+        outbox.begins, self._state.table = self._state.output, table.checkpoint
 
     async def _commit(
         self,
@@ -286,6 +308,9 @@ class Transaction:
         self._reporting.committed()
         self._accounts.commit()
         self._count_left_out(left_out)
+        removals = sum(value is None for _, value in outbox.rows)
+        progress.table.update({"rows": len(outbox.rows) - removals, "removals": removals})
+        progress.table_whole = record.table is not None
         progress.transactions += 1
         progress.published.update(emitted)
         progress.committed_stable, self.view = record.stable, view
@@ -343,7 +368,11 @@ class Transaction:
         if commit is None or commit.done() or outbox is None:
             return
         topics = self._topics
-        optional = {topics.dead_letter_topic: outbox.dead, topics.events_topic: outbox.events}
+        optional = {
+            topics.dead_letter_topic: outbox.dead,
+            topics.events_topic: outbox.events,
+            topics.table_topic: outbox.rows,
+        }
         for topic, records in optional.items():
             if records and (fault := self._outlets.leaves_out(topic)) is not None:
                 commit.cancel()

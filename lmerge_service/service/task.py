@@ -69,6 +69,8 @@ from lmerge_service.merge.replica_states import DesiredState
 from lmerge_service.merge.replicas import ReplicaState
 from lmerge_service.merge.retention import Covered
 from lmerge_service.merge.snapshots.writer import Snapshots, SnapshotTurns
+from lmerge_service.merge.table.sweep import Sweep
+from lmerge_service.merge.table.writer import TableWriter
 from lmerge_service.merge.task_state import TaskState, wire_decoder
 from lmerge_service.merge.topic_monitor import WATCH_SECONDS, TopicMonitor
 from lmerge_service.merge.transaction import FeedbackSink, Transaction
@@ -110,16 +112,17 @@ class MergeTask:
         lookups: Lookups | None = None,
         turns: CommitTurns | None = None,
         snapshot_turns: SnapshotTurns | None = None,
+        sweep_turns: asyncio.Lock | None = None,
         outlets: Outlets | None = None,
         feedback: FeedbackSink = lambda *_: None,
         unix_ns: Callable[[], int] = time.time_ns,
     ):
         """`ledger`, which is only read here, has the decisions about the replicas. Through `shared`
         the task reads together with others, through `replay` it follows with others, through
-        `lookups` it asks together with them; without these, alone. `turns` and `snapshot_turns` are
-        the worker's. `outlets` knows which topics cannot be written. `feedback` receives, after
-        each commit, the partition, the points of its inputs and its stable point. `unix_ns` is the
-        wall clock: nanoseconds since the epoch."""
+        `lookups` it asks together with them; without these, alone. `turns`, `snapshot_turns` and
+        `sweep_turns` are the worker's. `outlets` knows which topics cannot be written. `feedback`
+        receives, after each commit, the partition, the points of its inputs and its stable point.
+        `unix_ns` is the wall clock: nanoseconds since the epoch."""
         self.topology = topology
         self.partition = partition
         self.progress = TaskProgress()
@@ -133,6 +136,8 @@ class MergeTask:
         """While it leads."""
         self.cutover_readiness: CutoverReadiness | None = None
         """While it leads."""
+        self.table: TableWriter | None = None
+        """While it leads, of an output that has a table."""
         self._unix_ns = unix_ns
         self._living: dict[str, Liveness] = {}
         self._accounts = Accounts()
@@ -142,6 +147,7 @@ class MergeTask:
         self._shared, self._replay, self._lookups = shared, replay, lookups
         self._turns = CommitTurns() if turns is None else turns
         self._snapshot_turns = snapshot_turns
+        self._sweep_turns = asyncio.Lock() if sweep_turns is None else sweep_turns
         output = topology.output
         self._output = TopicPartition(output.topic, partition)
         self._state_topic = TopicPartition(output.state_topic, partition)
@@ -240,6 +246,7 @@ class MergeTask:
                 state=self._state_topic,
                 events=self.topology.output.events_topic,
                 max_record_bytes=largest,
+                table=self.topology.output.table_topic if self.topology.output.table else None,
             )
         )
         await self._catch_up(fenced=True)
@@ -262,6 +269,7 @@ class MergeTask:
             detached=self._detached,
             unheeded=self.progress.unheeded,
         )
+        self.table = await self._opened_table()
         self._transaction = Transaction(
             self.state,
             sink,
@@ -271,6 +279,7 @@ class MergeTask:
             self.progress,
             self._accounts,
             self.outlets,
+            table=self.table,
             turns=self._turns,
             feedback=self._feedback,
             clock=_clock,
@@ -310,9 +319,19 @@ class MergeTask:
 
     def _stop_leading(self) -> None:
         """Lets go of whatever refers to the state, which is replaced by another one."""
-        self.merge_loop = self.cutover_readiness = None
+        self.merge_loop = self.cutover_readiness = self.table = None
         for name in ("_reading", "_snapshots", "_topic_monitor", "_transaction"):
             self.__dict__.pop(name, None)
+
+    async def _opened_table(self) -> TableWriter | None:
+        output = self.topology.output
+        if not output.table:
+            return None
+        found = (await self._topics.describe([output.table_topic])).get(output.table_topic)
+        topic_id = None if found is None else found.id
+        table = TableWriter(self.state, self.outlets, topic_id, keep=output.keep)
+        self.progress.table_whole = table.is_whole
+        return table
 
     def _report_recovery(self) -> None:
         if self.state.transaction:
@@ -676,6 +695,28 @@ class MergeTask:
         decoder = wire_decoder(self.topology)
         await self.reporting.run(partial(self._cluster.find_event, decoder=decoder))
 
+    async def sweep(self) -> None:
+        """See `Sweep.run`; while it leads."""
+        if self.table is None:
+            return
+        sweep = Sweep(
+            self.table,
+            self._cluster,
+            TopicPartition(self.table.topic, self.partition),
+            stable=lambda: self.progress.committed_stable,
+            turns=self._sweep_turns,
+            unix_ns=self._unix_ns,
+            most=2 * self.topology.limits.max_live_events,
+        )
+        await sweep.run()
+
+    async def _see_table(self) -> None:
+        """A table topic that was deleted is another one now."""
+        if self.table is not None:
+            found = await self._topics.describe([self.table.topic])
+            if self.table is not None:  # it still leads
+                self.table.see(found.get(self.table.topic))
+
     def _reassign(self) -> None:
         """Reads the partitions to be merged, from their positions."""
         self._transaction.move()
@@ -692,6 +733,7 @@ class MergeTask:
             self._transaction.give_up()
             try:
                 await self._topic_monitor.look()
+                await self._see_table()
                 if self.progress.unreachable is not None:
                     log.info("the topics can be seen again")
                 self.progress.unreachable = None

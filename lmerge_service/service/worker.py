@@ -123,6 +123,7 @@ class Worker:
         self._lookups = Lookups(cluster)
         self._turns = CommitTurns()
         self._snapshot_turns = SnapshotTurns()
+        self._sweep_turns = asyncio.Lock()
         self._tasks: dict[int, MergeTask] = {}
         """Those that this worker has ever had: what they have counted must not fall."""
 
@@ -264,6 +265,7 @@ class Worker:
                 lookups=self._lookups,
                 turns=self._turns,
                 snapshot_turns=self._snapshot_turns,
+                sweep_turns=self._sweep_turns,
                 outlets=self.outlets,
                 feedback=self._feedback,
                 unix_ns=self._unix_ns,
@@ -336,6 +338,7 @@ class Worker:
                     group.create_task(task.search(), name="search")
                     group.create_task(task.decide(control), name="decide")
                     group.create_task(task.report_readiness(control), name="readiness")
+                    group.create_task(task.sweep(), name="sweep")
 
     async def _follow(self, task: MergeTask) -> None:
         log.info("following")

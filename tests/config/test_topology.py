@@ -165,6 +165,15 @@ def test_normalising_in_a_case_without_revisions_is_a_fault(tmp_path: Path, case
         load(write(tmp_path, text))
 
 
+@pytest.mark.parametrize("case", ["R0", "R1", "R2"])
+def test_a_table_of_a_case_that_keeps_no_events_is_a_fault(tmp_path: Path, case: str) -> None:
+    document = YAML(typ="safe").load(GOOD)
+    document["output"]["table"], document["case"] = True, case
+    text = json.dumps(document)
+    with pytest.raises(ConfigurationError, match=f"output.table needs case R3 or R4, not {case}"):
+        load(write(tmp_path, text))
+
+
 def test_a_policy_is_part_of_the_topology(tmp_path: Path) -> None:
     assert load(write(tmp_path, GOOD)).policy.policy() == Policy()
     text = GOOD + "policy: {insert: half_frozen, stable: lag(500)}\n"

@@ -47,6 +47,10 @@ class Pair:
             map(repr, self.python.live_output() or ())
         )
         assert _versions(self.native) == _versions(self.python)
+        for payload, vs, *_ in self.python.versions() or ():
+            ends = self.python.output_ends(payload, vs)
+            assert self.native.output_ends(payload, vs) == ends
+        assert self.native.output_ends(b"nobody", 1) == []
         if rng.random() < 0.5:
             self.python = restore(other)
         if rng.random() < 0.7:

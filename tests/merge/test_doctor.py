@@ -131,6 +131,17 @@ def test_decisions_are_for_ever_and_commit_records_compacted() -> None:
     assert "cleanup.policy is delete; it must be compact" in line
 
 
+def test_a_table_is_compacted_as_wide_as_the_output_and_leaves_time_to_load_it() -> None:
+    made = topology(output={"table": True, "partitions": 2})
+    table: dict[str, str] = {"name": "out.table", "cleanup_policy": "compact"}
+    (line,) = of_output(made, details(partitions=2), **table)  # type: ignore[arg-type]
+    assert line.startswith("ok")
+    lines = of_output(made, WELL, name="out.table", min_compaction_lag_ms="0")
+    assert ["1 partition, and output.partitions is 2" in each for each in lines].count(True) == 1
+    assert any("cleanup.policy is delete; it must be compact" in each for each in lines)
+    assert any("min.compaction.lag.ms is 0" in each for each in lines)
+
+
 # --- replicas ------------------------------------------------------------------------------------
 
 

@@ -226,6 +226,8 @@ class Supervisor:
     """How many workers have ended because nothing was left to go on from; …"""
     bears_loss: bool = False
     """… they are started again, as others are."""
+    toggles: Random | None = None
+    """By whose chance one is started without the output's table."""
 
     async def run(self) -> None:
         """Until cancelled.
@@ -263,6 +265,13 @@ class Supervisor:
             for _ in range(chance.randint(0, 5))
         }
 
+    def _drawn_topology(self) -> Topology:
+        if self.toggles is None or self.toggles.random() < 0.6:
+            return self.topology
+        output = self.topology.output.model_copy(update={"table": False})
+        self.seen["without table"] += 1
+        return self.topology.model_copy(update={"output": output})
+
     async def _life(self, killed_at: int | None, killed_doing: str) -> None:
         self.started += 1
         network = Network(
@@ -275,7 +284,7 @@ class Supervisor:
             pauses=self._drawn_pauses() if self.pauses else None,
         )
         self.networks[network.name] = network
-        running = self.workers[network.name] = build(self.topology, network)
+        running = self.workers[network.name] = build(self._drawn_topology(), network)
         worker = asyncio.create_task(work(running))
         killed = asyncio.create_task(network.killed.wait())
         try:

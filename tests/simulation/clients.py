@@ -28,6 +28,7 @@ from lmerge_service.errors import (
     TransportError,
     TrimmedError,
 )
+from lmerge_service.formats.table import offset_headers
 from lmerge_service.formats.wire import WireDecoder
 from lmerge_service.kafka.assignor import Member
 from lmerge_service.kafka.find import FoundRecord
@@ -279,6 +280,7 @@ class MemorySink:
         state: TopicPartition,
         events: str,
         max_record_bytes: int,
+        table: str | None = None,
     ):
         self._network = network
         self._transactional_id = transactional_id
@@ -286,6 +288,7 @@ class MemorySink:
         self._dead_letters = TopicPartition(dead_letters, 0)
         self._state = state
         self._events = TopicPartition(events, 0)
+        self._table = None if table is None else TopicPartition(table, output.partition)
         self._producer: Producer
 
     async def __aenter__(self) -> "MemorySink":
@@ -306,14 +309,23 @@ class MemorySink:
         await self._produce(self._dead_letters, [each.to_record() for each in outbox.dead])
         await self._produce(self._events, [(k, v, ()) for k, v in outbox.events])
         state = await self._produce(self._state, [(k, v, ()) for k, v in outbox.state])
+        if self._table is not None and outbox.rows:
+            span = (outbox.begins, outbox.begins) if output is None else (output[0], output[1])
+            headers = offset_headers(*span) if outbox.has_offsets else ()
+            await self._produce(self._table, [(k, v, headers) for k, v in outbox.rows])
+            outbox.require_table()
         if provided is not None:
             await provided()
         broker, producer = self._network.broker, self._producer
         await self._network.request(lambda: broker.end(producer, commit=True), "committing")
-        return Committed(output, state)
+        return Committed(_end_of(output), _end_of(state))
 
-    async def _produce(self, tp: TopicPartition, messages: Sequence[Message]) -> int | None:
-        end: int | None = None
+    async def _produce(
+        self, tp: TopicPartition, messages: Sequence[Message]
+    ) -> tuple[int, int] | None:
+        """From which offset to which they are; None if there are none."""
+        begin: int | None = None
+        end = 0
         if messages:
             await self._until_writable(tp.topic)
         for start in range(0, len(messages), 16):
@@ -322,7 +334,8 @@ class MemorySink:
                 lambda part=part: self._network.broker.produce(tp, part, self._producer),  # type: ignore[misc]
                 "committing",
             )
-        return end
+            begin = end - len(part) if begin is None else begin
+        return None if begin is None else (begin, end)
 
     async def _until_writable(self, topic: str) -> None:
         """As the client does, it waits for a topic that is not there, or that nobody leads."""
@@ -332,6 +345,10 @@ class MemorySink:
                     await asyncio.sleep(0.1)
         except TimeoutError:
             raise TransportError("committing: no answer from Kafka in time") from None
+
+
+def _end_of(span: tuple[int, int] | None) -> int | None:
+    return None if span is None else span[1]
 
 
 class MemoryLog:

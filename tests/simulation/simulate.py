@@ -46,6 +46,7 @@ from tests.simulation.loop import run
 from tests.simulation.memory import Broker
 from tests.simulation.network import Weather
 from tests.simulation.people import People
+from tests.simulation.table_readers import TableReaders
 
 __all__ = ("Run", "command", "simulate")
 
@@ -73,8 +74,8 @@ class Run:
     blamed: tuple[str, ...]
     """What was found of replicas that are reported to disagree, though none has lied."""
     late: tuple[str, ...]
-    """What is wrong with readers that have begun in the middle of the output, or with a merge that
-    has the output as its replica."""
+    """What is wrong with the table, with readers that have begun in the middle of the output, or
+    with a merge that has the output as its replica."""
     folded: tuple[str, ...]
     """What is wrong with folds of the decisions, or with what was deleted before them."""
 
@@ -135,6 +136,7 @@ class _Play:
     disasters: Disasters | None = None
     leaders: Leaders = field(init=False)
     late: LateReaders = field(init=False)
+    table: TableReaders = field(init=False)
     answers: Sequence[Answer] = ()
     running: list[asyncio.Task[None]] = field(default_factory=list)
 
@@ -167,6 +169,7 @@ class _Play:
     def _misread(self, topics: dict[str, CommittedTopic]) -> Iterator[str]:
         output = self.topology.output
         yield from self.late.wrong(topics[output.topic])
+        yield from self.table.wrong(topics[output.topic])
         if self.loses:
             gaps, chance = lost(topics[output.events_topic]), Random(f"upper {self.seed}")
             reference = meaning(self.lives)
@@ -201,6 +204,7 @@ class _Play:
         self.topology = _topology(
             chance, self.publishers.values(), width, lags=lags, patience=patience,
             keep=Random(f"keep {self.seed}").choice([None, 1, 20]), native=self.native,
+            table=Random(f"has table {self.seed}").random() < 0.5,
         )  # fmt: skip
         if self.loses:
             how = Random(f"loses {self.seed}").choice(["stop", "restart"])
@@ -296,6 +300,7 @@ class _Play:
         self.late = LateReaders(self.topology, self.broker, reading, self.weather)
         self.late.bears_loss = self.loses
         self._start(self.late.run())
+        self._keep_table(Random(f"table {self.seed}"))
         if chance.random() < 0.5:
             decay = Decay(self.topology, self.broker, Random(chance.random()), self.seen)
             self._start(decay.run())
@@ -315,6 +320,19 @@ class _Play:
             lambda: sum(each.lost for each in self.supervisors), self.seen,
         )  # fmt: skip
         self._start(restarter.run())
+
+    def _keep_table(self, chance: Random) -> None:
+        """In half of the runs; then some workers are started without, and the topic is deleted."""
+        self.table = TableReaders(
+            self.topology, self.broker, chance, self.weather, self.seen,
+            deletes=chance.random() < 0.3,
+        )  # fmt: skip
+        if self.topology.output.table:
+            self.table.begin()
+            self._start(self.table.run())
+            toggles = chance.random() < 0.3
+            for supervisor in self.supervisors if toggles else ():
+                supervisor.toggles = Random(chance.random())
 
     def _people(self) -> People:
         people = People(
@@ -443,13 +461,14 @@ def _topology(
     patience: float,
     keep: int | None,
     native: bool,
+    table: bool,
 ) -> Topology:
     usual = {"insert": "first", "adjust": "lazy"} if native else {}
     return Topology.model_validate(
         {
             "name": "simulated",
             "kafka": {"bootstrap": "127.0.0.1:1"},
-            "output": {"topic": "out", "partitions": width, "keep": keep},
+            "output": {"topic": "out", "partitions": width, "keep": keep, "table": table},
             "replicas": [
                 {"name": each.name, "topic": each.topic, "co_partitioned": each.co_partitioned}
                 for each in publishers

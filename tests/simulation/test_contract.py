@@ -54,6 +54,7 @@ def sinking(name: str, topic: str) -> dict[str, Any]:
         "state": TopicPartition(f"{topic}.state", 0),
         "events": f"{topic}.events",
         "max_record_bytes": 1 << 20,
+        "table": f"{topic}.table",
     }
 
 
@@ -348,6 +349,33 @@ def test_events_are_committed_with_the_output_or_not_at_all(kafka: Kafka, topic:
             source.assign({events: 1})
             await sink.commit(outbox(b"3", events=[(None, b"again")]))
             assert [value for _, value in await settled(source, events, 1)] == [b"again"]
+
+    kafka.play(main())
+
+
+def test_rows_have_the_output_s_offsets_and_are_committed_with_it(kafka: Kafka, topic: str) -> None:
+    async def main() -> None:
+        table = TopicPartition(f"{topic}.table", 0)
+        async with kafka.topics() as topics:
+            await topics.ensure(topic)
+            await topics.ensure(table.topic)
+        async with kafka.sink(topic, topic) as sink, kafka.source() as source:
+            row = [(b"k", b"row")]
+            await sink.commit(outbox(b"1", b"2", rows=row))
+            await sink.commit(outbox(b"3", rows=row, has_offsets=True))
+            with pytest.raises(TransportError, match="was deleted meanwhile"):
+                await sink.commit(outbox(b"4", rows=[(b"k", b"never")], lapsed=lambda: True))
+        async with kafka.sink(topic, topic) as sink, kafka.source() as source:
+            ended = await source.high_watermarks([TopicPartition(topic, 0)])
+            begins = ended[TopicPartition(topic, 0)]
+            await sink.commit(Outbox(rows=[(b"k", None)], has_offsets=True, begins=begins))
+            found = []
+            ends = await source.high_watermarks([table])
+            async for _, records in source.backlog({table: 0}, ends):
+                found += [(each.value, dict(each.headers)) for each in records]
+        spans = [(b"3", b"4"), (b"%d" % begins, b"%d" % begins)]
+        named = [{"lmerge-output-from": a, "lmerge-output-to": b} for a, b in spans]
+        assert found == [(b"row", {}), (b"row", named[0]), (None, named[1])]
 
     kafka.play(main())
 

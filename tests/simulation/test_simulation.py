@@ -20,7 +20,7 @@ from lmerge_service.formats.headers import RecordLike
 from lmerge_service.formats.routing import Ownership
 from lmerge_service.kafka.sink import Committed, Outbox
 from lmerge_service.kafka.source import Source, TopicPartition
-from lmerge_service.merge.commit_record import ReplicaCheckpoint
+from lmerge_service.merge.commit_record import ReplicaCheckpoint, TableCheckpoint
 from lmerge_service.merge.decisions import folds
 from lmerge_service.merge.decisions.control_log import LoggedControl
 from lmerge_service.merge.decisions.folds import Fold, LedgerState
@@ -29,6 +29,8 @@ from lmerge_service.merge.decisions.reading import FoundFold
 from lmerge_service.merge.liveness import Liveness
 from lmerge_service.merge.recovery import JointReplay, Recovery
 from lmerge_service.merge.replicas import Replicas, ReplicaState
+from lmerge_service.merge.table.rows import Row
+from lmerge_service.merge.table.writer import TableWriter
 from lmerge_service.merge.task_state import OpenedState, TaskState
 from lmerge_service.reader import beginnings
 from lmerge_service.service.reading.shared_input import SharingTask
@@ -62,6 +64,8 @@ def test_whatever_the_schedule_the_output_is_right_and_comes_to_its_end() -> Non
     least |= {"ends early": 5, "lingered": 15, "repeated for ever": 300}
     least |= {"read together": 1_000, "read alone": 1_000}
     least |= {"decisions folded": 20, "decisions trimmed": 10, "decisions taken from a fold": 5}
+    least |= {"table judged": 3_000, "table loaded": 150, "table whole": 50, "table forgets": 50}
+    least |= {"table deleted": 10, "without table": 10}
     assert {what: seen[what] for what in least if seen[what] < least[what]} == {}, "it is rare"
 
 
@@ -343,6 +347,33 @@ def test_decisions_that_are_deleted_where_no_fold_is_are_found(
 
     monkeypatch.setattr(LoggedControl, "fold_of", anywhere)
     assert any("where no fold is" in each or "in no fold" in each for each in wrongs(range(30)))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("mistake", ["goes on", "whole at once", "not swept", "under way"])
+def test_a_table_that_is_not_what_the_output_is_is_found(
+    monkeypatch: pytest.MonkeyPatch, mistake: str
+) -> None:
+    """A task goes on with a table of which it does not know that it is whole; a table passes for
+    whole before it is filled; what it held before stays; rows for a topic that was deleted are
+    committed to the next one."""
+    match mistake:
+        case "goes on":
+            known = TableCheckpoint("keyed")
+            monkeypatch.setattr(TableWriter, "_fill", lambda self: self._go_on(known))
+        case "whole at once":
+            monkeypatch.setattr(TableWriter, "_not_whole", whole_at_once)
+        case "not swept":
+            monkeypatch.setattr(TableWriter, "clear_of", lambda *_: None)
+        case _:
+            monkeypatch.setattr(Outbox, "require_table", lambda _: None)
+    wrong = (each for seed in (101, 118, *range(40)) for each in simulate(seed).late)
+    assert any("table of" in each for each in wrong)
+
+
+def whole_at_once(self: TableWriter, gathered: list[Row]) -> list[Row]:
+    self.is_whole = True
+    return gathered
 
 
 @pytest.mark.full

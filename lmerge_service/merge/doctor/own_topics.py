@@ -13,7 +13,9 @@ __all__ = ("CONFIG_KEYS", "own_topic")
 
 CONFIG_KEYS: Final = (
     "cleanup.policy",
+    "delete.retention.ms",
     "max.message.bytes",
+    "min.compaction.lag.ms",
     "min.insync.replicas",
     "retention.bytes",
     "retention.ms",
@@ -22,6 +24,8 @@ CONFIG_KEYS: Final = (
 )
 """What the checks need of a topic's configuration."""
 _LARGE_SEGMENT: Final = 256 << 20
+_READERS_MS: Final = {"min.compaction.lag.ms": 3_600_000, "delete.retention.ms": 86_400_000}
+"""For so long a table topic keeps what a reader that loads it may not have read yet."""
 
 
 def own_topic(
@@ -47,7 +51,7 @@ def own_topic(
 def _shape(topology: Topology, name: str, details: TopicDetails) -> Iterator[Diagnosis]:
     output, subject = topology.output, f"topic {name}"
     width = counted(details.partitions, "partition")
-    routed = name in (output.topic, output.state_topic)
+    routed = name in (output.topic, output.state_topic, output.table_topic)
     if routed and details.partitions != output.partitions:
         yield wrong(
             subject,
@@ -73,6 +77,7 @@ def _kept(topology: Topology, name: str, config: Mapping[str, str]) -> Iterator[
         output.topic: "delete",
         output.control_topic: "delete",
         output.state_topic: "compact",
+        output.table_topic: "compact",
     }.get(name)
     if must is not None and policy != must:
         yield wrong(subject, f"cleanup.policy is {policy}", f"it must be {must}")
@@ -100,6 +105,14 @@ def _kept(topology: Topology, name: str, config: Mapping[str, str]) -> Iterator[
             f"segment.bytes is {segment}",
             "what is deleted frees whole segments, and never the last one: set 67108864",
         )
+    for key, least_ms in _READERS_MS.items() if name == output.table_topic else ():
+        if int(config.get(key, least_ms)) < least_ms:
+            yield warned(
+                subject,
+                f"{key} is {config[key]}",
+                f"who takes longer to load the table may lack what was superseded or removed "
+                f"meanwhile: set {least_ms}",
+            )
     needed = round(output.longest_outage + 2 * topology.snapshot_seconds)
     if name == output.topic and 0 <= lifetime < needed * 1_000:
         yield warned(

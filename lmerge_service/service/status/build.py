@@ -32,6 +32,7 @@ from lmerge_service.service.status.document import (
     ReplicaStatus,
     SnapshotStatus,
     Status,
+    TableStatus,
     TaskStatus,
     WorkerState,
 )
@@ -155,6 +156,7 @@ def _task(task: MergeTask, role: Role, log: LogStatus | None) -> TaskStatus:
         restored_from=task.state.restored_from,
         snapshot=_snapshot(task),
         log=log,
+        table=_table(task),
         stuck=None if task.merge_loop is None else task.merge_loop.pacing.stuck,
         cutover=None if task.cutover_readiness is None else task.cutover_readiness.lacks,
         divergences=0 if task.cutover_readiness is None else task.cutover_readiness.divergences,
@@ -185,6 +187,17 @@ def _log(worker: Worker, partition: int) -> LogStatus | None:
         deleted=worker.retention.deleted[partition],
         held_by=kept.held_by,
         margin_seconds=kept.margin,
+    )
+
+
+def _table(task: MergeTask) -> TableStatus | None:
+    if task.table is None:
+        return None
+    progress = task.progress
+    return TableStatus(
+        whole=progress.table_whole and task.table.is_whole,
+        rows=progress.table["rows"],
+        removals=progress.table["removals"],
     )
 
 

@@ -28,6 +28,7 @@ __all__ = (
     "ReplicaStatus",
     "SnapshotStatus",
     "Status",
+    "TableStatus",
     "TaskStatus",
     "WorkerState",
 )
@@ -296,6 +297,17 @@ class ControlLogStatus(BaseModel):
     """How many offsets this process has deleted (`output.keep`)."""
 
 
+class TableStatus(BaseModel):
+    """What a task has written to its partition of the output's table."""
+
+    whole: bool
+    """It has all events that are live; false while it is filled, or cannot be written."""
+    rows: int
+    """How many this process has written."""
+    removals: int
+    """How many tombstones."""
+
+
 class TaskStatus(BaseModel):
     """One output partition, as this worker leads or follows it."""
 
@@ -316,6 +328,8 @@ class TaskStatus(BaseModel):
     snapshot: SnapshotStatus | None
     log: LogStatus | None
     """Null where the task is not led, and until it was looked up."""
+    table: TableStatus | None
+    """Null where the task is not led, or its output has no table."""
     stuck: str | None
     """Why nothing moves: too many events are live, and no replica that is read can change that."""
     cutover: str | None

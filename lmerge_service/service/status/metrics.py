@@ -88,6 +88,7 @@ class _Collector:
         yield from _output_metrics(tasks, unit)
         yield from _snapshot_metrics(tasks)
         yield from _log_metrics(tasks)
+        yield from _table_metrics(tasks)
         yield from _replica_metrics(statuses, tasks, unit)
         yield from _merge_loop_metrics(tasks, statuses)
 
@@ -290,6 +291,19 @@ def _log_metrics(tasks: _Tasks) -> Iterator[Metric]:
     )
     text = "For how long workers may be down until the output lacks what a snapshot needs."
     yield _gauge("output_recovery_margin_seconds", text, _TASK, margin)
+
+
+def _table_metrics(tasks: _Tasks) -> Iterator[Metric]:
+    tables = [(label, each.table) for label, each in tasks if each.table is not None]
+    whole = ((label, each.whole) for label, each in tables)
+    text = "1 while the output's table has all events that are live."
+    yield _gauge("table_whole", text, _TASK, whole)
+    written = (
+        sample
+        for label, each in tables
+        for sample in (((*label, "row"), each.rows), ((*label, "removal"), each.removals))
+    )
+    yield _counter("table_records", "Committed to the table.", (*_TASK, "kind"), written)
 
 
 def _snapshot_metrics(tasks: _Tasks) -> Iterator[Metric]:

@@ -1,0 +1,1 @@
+"""The table topic: the output's events by key, kept in the same transactions."""

@@ -1,0 +1,130 @@
+"""Who reads a table topic as other languages do: rows by key, then the output behind them.
+
+Nothing of the service is used but the names of the headers, so that what the page promises is what
+is checked (docs/table-topic.md). `Row` is what a row of `upsert-kafka` is.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from lmerge_service.elements import INFINITY, START
+
+__all__ = ("TableRecord", "TableView", "TopicEvents", "live", "reconstituted", "sorted_events")
+
+TopicEvents = Counter[tuple[str, int, int]]
+"""How often there is which event: payload as text, vs, ve."""
+
+
+class TableRecord(Protocol):
+    """A Kafka record."""
+
+    @property
+    def offset(self) -> int: ...
+    @property
+    def key(self) -> bytes | None: ...
+    @property
+    def value(self) -> bytes | None: ...
+    @property
+    def headers(self) -> Any: ...
+
+
+def _text(payload: Any) -> str:
+    return json.dumps(payload, sort_keys=True)
+
+
+def _end(element: Mapping[str, Any], name: str = "ve") -> int:
+    return INFINITY if element[name] is None else int(element[name])
+
+
+@dataclass(slots=True)
+class TableView:
+    """One partition, loaded from the table and then followed in the output."""
+
+    rows: dict[bytes, dict[str, Any]] = field(default_factory=dict)
+    """By record key: the latest value, unless that is a tombstone."""
+    follow_from: int | None = None
+    """What `lmerge-output-from` of the last record is; None: it had none."""
+    contains_to: int | None = None
+    """What `lmerge-output-to` of the last record is."""
+    seen: int = 0
+
+    def load(self, record: TableRecord) -> None:
+        """The next record of the table topic."""
+        assert record.key is not None
+        headers = dict(record.headers)
+        start, end = headers.get("lmerge-output-from"), headers.get("lmerge-output-to")
+        assert (start is None) == (end is None), headers
+        self.follow_from = None if start is None else int(start)
+        self.contains_to = None if end is None else int(end)
+        self.seen += 1
+        if record.value is None:
+            self.rows.pop(record.key, None)
+            return
+        key, value = json.loads(record.key), json.loads(record.value)
+        assert key["vs"] == value["vs"], (key, value)
+        assert value["op"] == "insert", value
+        self.rows[record.key] = value
+
+    @property
+    def is_whole(self) -> bool:
+        """The last record has offsets."""
+        return self.contains_to is not None
+
+    def events(self) -> TopicEvents:
+        """What the rows are."""
+        return Counter((_text(e["payload"]), e["vs"], _end(e)) for e in self.rows.values())
+
+    def followed(self, output: Iterable[TableRecord], *, start: int) -> TopicEvents:
+        """What they become with the output's records from an offset on, as upserts: what is not
+        there cannot be revised, and is not removed."""
+        events = self.events()
+        keyed = not any("n" in json.loads(key) for key in self.rows)
+        for record in output:
+            if record.offset >= start and record.value is not None:
+                _apply(events, json.loads(record.value), keyed=keyed)
+        return +events
+
+    def stable(self, output: Iterable[TableRecord]) -> int:
+        """The highest stable in the output."""
+        stables = (json.loads(r.value) for r in output if r.value is not None)
+        return max((_end(e, "vc") for e in stables if e["op"] == "stable"), default=START)
+
+
+def _apply(events: TopicEvents, element: Mapping[str, Any], *, keyed: bool) -> None:
+    if element["op"] == "stable":
+        return
+    payload, vs, ve = _text(element["payload"]), element["vs"], _end(element)
+    if keyed:  # (payload, vs) is a key: the latest end holds
+        for event in [each for each in events if each[:2] == (payload, vs)]:
+            del events[event]
+    elif element["op"] == "adjust":
+        vold = _end(element, "vold")
+        if not events[payload, vs, vold]:
+            return
+        events[payload, vs, vold] -= 1
+    if ve != vs:
+        events[payload, vs, ve] += 1
+
+
+def reconstituted(output: Iterable[TableRecord], *, keyed: bool) -> TopicEvents:
+    """What the whole output is."""
+    events: TopicEvents = Counter()
+    for record in output:
+        if record.value is not None:
+            _apply(events, json.loads(record.value), keyed=keyed)
+    return +events
+
+
+def live(events: TopicEvents, stable: int) -> TopicEvents:
+    """Those of which a stable leaves anything open."""
+    if stable == INFINITY:
+        return Counter()
+    return Counter({each: count for each, count in events.items() if each[2] >= stable})
+
+
+def sorted_events(events: TopicEvents) -> list[tuple[str, int, int]]:
+    """For messages."""
+    return sorted(events.elements())
