@@ -173,8 +173,9 @@ class ControlHistory:
         """With what a fold carries of the same records."""
         place = f"the fold at offset {self.next - 1}"
         output = ledger["output"]["number"], ledger["output"]["correct_from"]
-        if output != (known := self.restarts[-1] if self.restarts else (0, START)):
-            self.wrong_folds.append(f"{place} has output {output}, not {known}")
+        last = self.restarts[-1] if self.restarts else (0, START)
+        if output != last:
+            self.wrong_folds.append(f"{place} has output {output}, not {last}")
         if ledger["version"] != self.version:
             self.wrong_folds.append(f"{place} has version {ledger['version']}, not {self.version}")
         for each in ledger["entries"]:
