@@ -77,6 +77,16 @@ def wait_for_snapshots(merge: Merge, worker: Worker, *, incarnation: int = 0) ->
     raise AssertionError(f"{merge.mark()}\n{worker.text()}")
 
 
+def wait_until_running(worker: Worker) -> None:
+    """Also where the machine has much else to do."""
+    worker.wait(lambda status: status["state"] == "running", "the worker to run", 120)
+
+
+def wait_until_ended(worker: Worker) -> Any:
+    """The same, of the output's end."""
+    return worker.wait(lambda status: status["output"]["ended"], "the output to end", 120)
+
+
 @contextlib.contextmanager
 def upper_merge(merge: Merge) -> Iterator[tuple[Merge, Worker]]:
     """A merge that has the output as its only replica, and runs."""
@@ -84,7 +94,7 @@ def upper_merge(merge: Merge) -> Iterator[tuple[Merge, Worker]]:
     upper.topics = {"out": merge.output}
     upper.write()
     with upper.worker() as worker:
-        worker.wait_until_running()
+        wait_until_running(worker)
         yield upper, worker
 
 
@@ -145,7 +155,7 @@ def test_a_lost_output_goes_on_by_a_decision_and_its_consumers_take_it_for_a_res
         assert "can be recovered" in lmerge("restart-output", str(merge.path))[2]
         published = last_mark(merge).output_records
         upper_worker.wait(
-            lambda s: s["output"]["stable_point"] == last_mark(merge).stable, "all of it is read"
+            lambda s: s["output"]["stable_point"] == last_mark(merge).stable, "all is read", 60
         )
         stable = lose_state(merge)
         with merge.worker() as worker:
@@ -168,14 +178,14 @@ def test_a_lost_output_goes_on_by_a_decision_and_its_consumers_take_it_for_a_res
                 time.sleep(chance.uniform(1.0, 3.0))
                 worker.kill()
         with merge.worker() as worker:
-            worker.wait_until_running()
+            wait_until_running(worker)
             for name, stream in streams.items():
                 merge.publish(name, stream[halves[name] :])
-            status = worker.wait_until_ended()
+            status = wait_until_ended(worker)
             assert status["output"]["incarnation"] == 1
             assert status["output"]["correct_from"] == stable
             assert "lmerge_output_incarnation" in worker.get("/metrics").text  # type: ignore[union-attr]
-        upper_worker.wait_until_ended()
+        wait_until_ended(upper_worker)
     assert upper.output_is(meaning(lives)), "it has what was before, and what came after"
     first, second = incarnations(output_of(merge))
     assert (first.incarnation, second.incarnation, second.correct_from) == (0, 1, stable)
@@ -202,7 +212,7 @@ def test_what_lies_before_the_time_that_is_stated_is_a_gap_that_consumers_see(
     merge.write()
     old, kept, later = Insert(b'"o"', 2, 45), Insert(b'"k"', 60, 90), Insert(b'"l"', 95, 99)
     with merge.worker() as worker:
-        worker.wait_until_running()
+        wait_until_running(worker)
         merge.publish("a", [old, Insert(b'"x"', 3, 9), Stable(40)])
         wait_for_snapshots(merge, worker)
         worker.kill()
@@ -220,9 +230,9 @@ def test_what_lies_before_the_time_that_is_stated_is_a_gap_that_consumers_see(
     assert code == 0
     assert "stable at 40: [40, 50) is lost" in shown
     with merge.worker() as worker:
-        worker.wait_until_running()
+        wait_until_running(worker)
         merge.publish("a", [later, Stable(INFINITY)])
-        worker.wait_until_ended()
+        wait_until_ended(worker)
         (line,) = worker.logged("output restarted")
         assert (line["correct_from"], line["former_stable"]) == (50, 40)
     waiting = read(merge, token=before.token)
@@ -268,7 +278,7 @@ def test_workers_that_may_start_over_by_themselves_do_so_wherever_they_are_kille
     for name, stream in streams.items():
         merge.publish(name, stream[2 * (len(stream) // 3) :])
     with merge.worker() as worker:
-        worker.wait(lambda status: status["output"]["ended"], "the output to end", 120)
+        wait_until_ended(worker)
     found = incarnations(output_of(merge))
     last = found[-1]
     assert last.incarnation == last_mark(merge).output.incarnation == 2
