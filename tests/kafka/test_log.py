@@ -110,12 +110,19 @@ def test_a_record_that_the_broker_refuses_was_not_written(
     bootstrap: str, topic_name: Callable[..., str]
 ) -> None:
     async def play() -> None:
-        async with Log(Connection(bootstrap), topic_name("log")) as log:
+        topic, forever = topic_name("log"), {"retention.ms": "-1", "retention.bytes": "-1"}
+        async with Topics(Connection(bootstrap)) as topics:
+            await topics.ensure(topic, config=forever | {"max.message.bytes": "100000"})
+        async with Log(Connection(bootstrap), topic) as log:
             with pytest.raises(TransportError) as refused:
-                await log.append(os.urandom(2 << 20))  # that cannot be compressed
+                await log.append(os.urandom(200_000))  # that cannot be compressed
             assert not refused.value.retriable
+            with pytest.raises(TransportError) as refused:
+                await log.append(b"x" * (9 << 20))  # that the client refuses
+            assert not refused.value.retriable
+            await log.append(b"x" * 200_000)
             await log.append(b"1")
-            assert await everything(log) == [b"1"]
+            assert await everything(log) == [b"x" * 200_000, b"1"]
 
     asyncio.run(play())
 
