@@ -17,6 +17,7 @@ __all__ = (
     "FencedError",
     "IllegalStreamError",
     "LMergeError",
+    "ModuleError",
     "OtherMergeError",
     "RefusedError",
     "StateError",
@@ -97,6 +98,13 @@ class UnwritableError(TransportError):
 
 class StateError(LMergeError):
     """The state that a merge rests on is missing, damaged or of another version."""
+
+    exit_code = 4
+
+
+class ModuleError(LMergeError):
+    """A query's own function or module raised, or returned what it may not. A replica ends by it:
+    an error that one replica swallows is a disagreement of replicas."""
 
     exit_code = 4
 
