@@ -1,0 +1,433 @@
+"""Hopping and tumbling windows: against their meaning, level by level, module by module."""
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+
+from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert, Stable
+from lmerge_service.errors import ConfigurationError, ModuleError
+from lmerge_service.queries.aggregates import Composite, Count, Max, Sum, TopK
+from lmerge_service.queries.meaning import windows as meaning
+from lmerge_service.queries.modules import Application, ModuleAggregate, udo
+from lmerge_service.queries.operators.grids import Grid, GridWindows
+from lmerge_service.tdb import TDB
+from tests.queries.futures import share_tight
+from tests.queries.promises import (
+    Run,
+    check_batches,
+    check_promises,
+    inserts_only,
+    seeds,
+    tdb_of,
+)
+from tests.queries.streams import without_revisions
+from tests.queries.windows import (
+    PAYLOADS,
+    USES,
+    Used,
+    feeds_of,
+    group_of,
+    grouped,
+    passing,
+    summed,
+    value_of,
+)
+
+GRIDS = {"tumbling": Grid(4), "hop": Grid(5, 2, 1), "gaps": Grid(2, 5)}
+LEVELS = ("on_update", "on_watermark", "on_close")
+FAR = 40
+"""Behind all windows of a stream that ends."""
+
+
+def aggregate_rows(window: Any, group: Any, members: list[Any]) -> list[Any]:
+    values = [payload[1] for payload, _, _ in members]
+    return [((group, len(values), sum(values), max(values)), *window)]
+
+
+def top_rows(window: Any, group: Any, members: list[Any]) -> list[Any]:
+    values = sorted((payload[1] for payload, _, _ in members), reverse=True)[:2]
+    return [((group, value, rank), *window) for rank, value in enumerate(values, 1)]
+
+
+FUNCTIONS: dict[str, tuple[Callable[[], Any], Any, bool]] = {
+    "aggregates": (
+        lambda: Composite({"n": Count(), "sum": Sum(value_of), "max": Max(value_of)}),
+        aggregate_rows,
+        False,
+    ),
+    "linear": (
+        lambda: Composite({"n": Count(), "sum": Sum(value_of)}),
+        lambda *given: [((p[:3]), vs, ve) for p, vs, ve in aggregate_rows(*given)],
+        False,
+    ),
+    "top": (lambda: TopK(2, value_of, lambda p: (p[1],)), top_rows, False),
+    "module-aggregate": (
+        lambda: ModuleAggregate(summed, value_of),
+        USES["summed"].rows,
+        False,
+    ),
+    **{name: (use.application, use.rows, use.sees_ends) for name, use in USES.items()},
+}
+
+
+def make(name: str, grid: Grid, emit: Any = "on_update", **options: Any) -> GridWindows:
+    return GridWindows(grid, FUNCTIONS[name][0](), key=group_of, emit=emit, **options)
+
+
+def means(name: str, grid: Grid, until: int = FAR) -> Callable[[TDB], TDB]:
+    return grouped(
+        lambda tdb: meaning.grid_windows(tdb, grid.size, grid.hop, grid.origin, until),
+        FUNCTIONS[name][1],
+    )
+
+
+def windows_of(tdb: TDB, grid: Grid) -> list[Any]:
+    return [
+        (window, members)
+        for window, members in meaning.grid_windows(tdb, grid.size, grid.hop, grid.origin, FAR)
+        if members
+    ]
+
+
+def stable_rule(grid: Grid, sees_ends: bool) -> Callable[[Run], int]:
+    """Over all windows there are: the first that is still open, or may change otherwise."""
+
+    def rule(run: Run) -> int:
+        tdb = run.inputs[0]
+        point = tdb.stable
+        if point in (START, INFINITY):
+            return point
+        starts = range(grid.origin - 20 * grid.hop, 100, grid.hop)
+        held = [point, min(start for start in starts if start + grid.size > point)]
+        if sees_ends:
+            held += [w[0] for w, ms in windows_of(tdb, grid) if any(e.ve >= point for e in ms)]
+        return min(held)
+
+    return rule
+
+
+def retained(grid: Grid, sees_ends: bool) -> Callable[[Run], int]:
+    def most(run: Run) -> int:
+        tdb, reached = run.inputs[0], run.operator.max_event_time  # type: ignore[attr-defined]
+        point = tdb.stable
+        cells = {
+            (window, group_of(event.payload))
+            for window, members in windows_of(tdb, grid)
+            for event in members
+            if window[0] <= reached
+            and (window[1] > point or (sees_ends and any(e.ve >= point for e in members)))
+        }
+        after = min(w for w in range(grid.origin - 20 * grid.hop, 99, grid.hop) if w > reached)
+        waiting = {event for event in tdb if event.ve > after}
+        live = {event for event in tdb if event.ve >= point} if sees_ends else set()
+        return 0 if point == INFINITY else len(cells) + len(waiting) + len(live)
+
+    return most
+
+
+@pytest.mark.parametrize("emit", LEVELS)
+@pytest.mark.parametrize("grid", GRIDS)
+@seeds(3)
+def test_promises(grid: str, emit: str, seeds: range) -> None:
+    for name, (_, _, sees_ends) in FUNCTIONS.items():
+        for seed in seeds:
+            rng = Random(f"{seed} {name} {emit} {grid}")
+            feeds, each = feeds_of(rng), GRIDS[grid]
+            run = check_promises(
+                lambda: make(name, each, emit),  # noqa: B023
+                means(name, each),
+                feeds,
+                on_update=False,
+                stable=stable_rule(each, sees_ends),
+                retained=retained(each, sees_ends),
+            )
+            assert run.output == means(name, each)(run.inputs[0])
+            check_batches(lambda: make(name, each, emit), means(name, each), feeds, rng)  # noqa: B023
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+@seeds(3)
+def test_on_update_it_equals_its_meaning_of_the_windows_that_have_begun(
+    grid: str, seeds: range
+) -> None:
+    """Ends at INFINITY among them: those enter windows as these begin."""
+    for name in FUNCTIONS:
+        for seed in seeds:
+            rng = Random(f"begun {seed} {name} {grid}")
+            operator, tdb, output, reached = make(name, GRIDS[grid]), TDB(), TDB(), START
+            for _, element in feeds_of(rng, endless=True, close=False):
+                tdb.apply(element)
+                for emitted in operator.process(element):
+                    output.apply(emitted)
+                if not isinstance(element, Adjust):
+                    reached = max(reached, getattr(element, "vs", tdb.stable))
+                assert operator.max_event_time == reached
+                assert output == means(name, GRIDS[grid], reached)(tdb)
+
+
+def test_the_level_on_close_never_emits_an_adjust_and_others_agree_with_it() -> None:
+    for name in FUNCTIONS:
+        for seed in range(6):
+            feeds = feeds_of(Random(f"close {seed} {name}"))
+            outputs = []
+            for emit in LEVELS:
+                operator = make(name, GRIDS["hop"], emit)
+                emitted = [e for _, element in feeds for e in operator.process(element)]
+                assert emit != "on_close" or inserts_only(emitted), emitted
+                outputs.append(tdb_of(emitted))
+            assert outputs[0] == outputs[1] == outputs[2]
+
+
+def test_a_stream_with_revisions_and_its_final_events_have_equal_windows() -> None:
+    for name in FUNCTIONS:
+        for seed in range(6):
+            feeds = feeds_of(Random(f"revisions {seed} {name}"))
+            final = without_revisions([element for _, element in feeds])
+            one, two = make(name, GRIDS["hop"]), make(name, GRIDS["hop"])
+            revised = [e for _, element in feeds for e in one.process(element)]
+            assert tdb_of(revised) == tdb_of(two.process_batch(final))
+
+
+@pytest.mark.parametrize("name", ["every", "lifetimes", "lifetimes-left"])
+def test_the_stable_point_is_tight(name: str) -> None:
+    streams = [feeds_of(Random(seed), close=False, length=8) for seed in range(12)]
+    for emit in LEVELS:
+        share = share_tight(
+            lambda: make(name, GRIDS["hop"], emit),  # noqa: B023
+            streams,
+            PAYLOADS,
+        )
+        assert share >= 0.5, (emit, share)
+
+
+# --- modules that are bound by time ---------------------------------------------------------------
+
+
+def bound(emit: Any = "on_update") -> GridWindows:
+    use = Used(passing, "none", "unchanged").application()
+    return GridWindows(GRIDS["hop"], use, key=group_of, emit=emit)
+
+
+@seeds(6)
+def test_a_time_bound_module_lets_the_stable_point_pass_on_update(seeds: range) -> None:
+    grid = GRIDS["hop"]
+    rows = Used(passing, "none", "unchanged").rows
+    means = grouped(lambda tdb: meaning.grid_windows(tdb, 5, 2, 1, FAR), rows)
+    for seed in seeds:
+        for emit in LEVELS:
+            check_promises(
+                lambda: bound(emit),  # noqa: B023
+                means,
+                feeds_of(Random(f"bound {seed}")),
+                on_update=False,
+                stable=(lambda run: run.inputs[0].stable)
+                if emit == "on_update"
+                else stable_rule(grid, True),
+            )
+
+
+def test_a_module_that_is_not_bound_by_time_though_declared_so_is_found_out() -> None:
+    @udo("1", time_sensitive=True, stamped=True, time_bound=True)
+    def counting(window: Any, events: Any) -> Any:
+        return [(len(events), min(vs for _, vs, _ in events), window.ve)]
+
+    use = Application(counting, timestamping="unchanged")
+    windows = GridWindows(Grid(10), use)
+    windows.process_batch([Insert("a", 1, 2), Stable(2)])
+    with pytest.raises(ModuleError, match=r"time-bound.*window \[0, 10\)"):
+        windows.process(Insert("a", 5, 6))
+
+
+# --- exceptions in user code ----------------------------------------------------------------------
+
+
+class Raising:
+    """Raises when it is called for the n-th time."""
+
+    def __init__(self) -> None:
+        self.left = -1
+
+    def __call__(self) -> None:
+        self.left -= 1
+        if not self.left:
+            raise RuntimeError("no")
+
+
+def raising_windows(hook: Raising, kind: str, emit: Any) -> GridWindows:
+    class Incremental:
+        def empty(self) -> Any:
+            return ()
+
+        def add(self, state: Any, value: Any) -> Any:
+            hook()
+            return tuple(sorted((*state, value)))
+
+        def remove(self, state: Any, value: Any) -> Any:
+            hook()
+            left = list(state)
+            left.remove(value)
+            return tuple(left)
+
+        def merge(self, one: Any, two: Any) -> Any:
+            hook()
+            return tuple(sorted((*one, *two)))
+
+        def compute(self, state: Any) -> Any:
+            hook()
+            return [state]
+
+    incremental = udo("1")(Incremental)
+
+    @udo("1", time_sensitive=True)
+    def whole(window: Any, events: Any) -> Any:
+        hook()
+        return list(events)
+
+    def column(payload: Any) -> Any:
+        hook()
+        return payload[1]
+
+    def group(payload: Any) -> Any:
+        hook()
+        return payload[0]
+
+    def row(key: Any, values: Any) -> Any:
+        hook()
+        return (key, *values)
+
+    functions: dict[str, Callable[[], Any]] = {
+        "incremental": lambda: Application(incremental, value=value_of),
+        "whole": lambda: Application(whole, value=column),
+        "aggregates": lambda: Composite({"n": Count(), "max": Max(column)}),
+        "mixed": lambda: Composite(
+            {"max": Max(value_of), "m": ModuleAggregate(incremental, column)}
+        ),
+        "merged": lambda: ModuleAggregate(incremental, value_of),
+    }
+    made = functions[kind]()
+    rows = None if isinstance(made, Application) else row
+    return GridWindows(Grid(5, 2), made, key=group, row=rows, emit=emit)
+
+
+@pytest.mark.parametrize("kind", ["incremental", "whole", "aggregates", "mixed", "merged"])
+def test_what_user_code_raises_leaves_the_state_as_before_the_call(kind: str) -> None:
+    """At each place where it can: the state is the same, bytes and all, and the operator goes on as
+    one that the batch has never reached."""
+    for emit in LEVELS:
+        for seed in range(8):
+            rng = Random(f"{kind} {emit} {seed}")
+            elements = [element for _, element in feeds_of(rng, length=10)]
+            cut = rng.randrange(len(elements))
+            for nth in range(1, 30):
+                hook = Raising()
+                windows = raising_windows(hook, kind, emit)
+                first = windows.process_batch(elements[:cut])
+                saved, kept = windows.snapshot(), windows.refused.copy()
+                hook.left = nth
+                try:
+                    windows.process_batch(elements[cut:])
+                except (RuntimeError, ModuleError):
+                    pass
+                else:
+                    break
+                hook.left = -1
+                windows.check()
+                assert windows.refused == kept
+                assert same_state(windows.snapshot(), saved, hook, kind, emit)
+                twin = raising_windows(hook, kind, emit)
+                wanted = [*twin.process_batch(elements[:cut]), *twin.process_batch(elements[cut:])]
+                again = windows.process_batch(elements[cut:])
+                assert tdb_of([*first, *again]) == tdb_of(wanted)
+
+
+def same_state(one: bytes, two: bytes, hook: Raising, kind: str, emit: Any) -> bool:
+    """Whether two snapshots hold the same, in whatever order."""
+    states = []
+    for saved in (one, two):
+        windows = raising_windows(hook, kind, emit)
+        windows.restore(saved)
+        reached, cells, waiting, live = windows._state()
+        states.append((reached, sorted(map(repr, cells)), sorted(map(repr, waiting)), live))
+    return states[0] == states[1]
+
+
+# --- the rest -------------------------------------------------------------------------------------
+
+
+def test_a_far_future_fact_opens_no_more_than_the_leap_allows() -> None:
+    windows = GridWindows(Grid(10), Count(), max_leap=20)
+    windows.process(Insert("a", 0, INFINITY))
+    assert windows.process(Insert("b", 1_000_000, 1_000_001)) == [
+        Insert((1,), 10, 20),
+        Insert((1,), 20, 30),
+    ]
+    assert windows.process(Adjust("a", 0, INFINITY, 25)) == []
+    emitted = windows.process_batch([Stable(INFINITY)])
+    assert emitted == [Insert((1,), 1_000_000, 1_000_010), Stable(INFINITY)]
+
+
+def test_an_event_without_end_is_in_the_windows_that_have_begun_when_the_stream_ends() -> None:
+    windows = GridWindows(Grid(10), Count())
+    windows.process_batch([Insert("a", 5, INFINITY), Insert("b", 25, 26)])
+    assert windows.process(Stable(INFINITY)) == [Stable(INFINITY)]
+    assert len(windows) == 0
+
+
+def test_what_its_state_shows_to_be_illegal_changes_nothing() -> None:
+    for function in (Count(), USES["every"].application()):
+        windows = GridWindows(Grid(5), function, key=group_of)
+        windows.process_batch([Insert(("g", 1), 6, 8), Stable(7)])
+        saved = windows.snapshot()
+        illegal: list[Element] = [
+            Insert(("g", 1), 6, 9),
+            Adjust(("g", 1), 6, 9, 6),
+            Adjust(("h", 1), 8, 9, 8),
+            Adjust(("g", 1), 8, 20, 9),
+        ]
+        for element in illegal:
+            assert windows.process(element) == []
+            assert [each for _, _, each in windows.refused] == [element]
+            windows.refused.clear()
+            assert windows.snapshot() == saved
+
+
+def test_a_time_beyond_int64_changes_nothing() -> None:
+    windows = GridWindows(Grid(10), Count())
+    with pytest.raises(OverflowError):
+        windows.process(Insert("a", INFINITY - 3, INFINITY - 2))
+    assert len(windows) == 0
+
+
+def test_a_grid_or_level_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="windows of 0 every 5"):
+        Grid(0, 5)
+    with pytest.raises(ConfigurationError, match="not ordered"):
+        GridWindows(Grid(5), Count(), emit="ordered")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("emit", LEVELS)
+def test_stables_cost_what_they_close(emit: Any) -> None:
+    """With 4 times as many windows open, or events that wait, a stable that closes one costs the
+    same; and an element what it overlaps."""
+    costs = []
+    for n in (20, 80):
+        windows = GridWindows(Grid(10), Count(), key=lambda payload: payload, emit=emit)
+        windows.process_batch([Insert(i, 0, 10 * i + 5) for i in range(n)])
+        windows.process_batch([Insert("a", 10 * i, 10 * i + 1) for i in range(n)])
+        before = windows.touched
+        windows.process(Stable(11))
+        one = windows.touched - before
+        windows.process(Insert("b", 10 * n - 3, 10 * n - 2))
+        costs.append((one, windows.touched - before - one))
+    assert costs[0] == costs[1]
+
+
+def test_a_batch_of_facts_is_folded_once_per_pane_and_group() -> None:
+    costs = []
+    for n in (500, 2_000):
+        windows = GridWindows(Grid(60, 20), Count(), key=lambda payload: payload)
+        windows.process_batch([Insert(i % 5, 60 + i % 20, 61 + i % 20) for i in range(n)])
+        costs.append(windows.touched)
+    assert costs == [500 + 5 * 3, 2_000 + 5 * 3]
