@@ -37,8 +37,6 @@ __all__ = ("net", "net_change")
 _VS = attrgetter("vs")
 
 Data: TypeAlias = Insert[Any] | Adjust[Any]
-_Ends: TypeAlias = tuple[list[int], list[int]]
-"""The ends that come, and those that go, of one (payload, vs)."""
 
 
 def net(elements: Iterable[Element]) -> list[Element]:
@@ -58,47 +56,44 @@ def net(elements: Iterable[Element]) -> list[Element]:
 
 def net_change(data: list[Data]) -> list[Data]:
     """The net change of inserts and adjusts; the list itself where it is its own (T4)."""
-    if len(data) < 2:
-        if data and type(data[0]) is Adjust and data[0].vold == data[0].ve:
-            return []
+    starts: dict[int, list[Data]] = {e.vs: [] for e in data if type(e) is Adjust}
+    if not starts:
         return data
+    inserts: list[Data] = []  # of a vs that no adjust has: they stay as they are
     for element in data:
-        if type(element) is Adjust:
-            return _paired(_by_key(data))
-    return data
-
-
-def _by_key(data: Iterable[Data]) -> dict[tuple[Hashable, int], _Ends]:
-    keys: dict[tuple[Hashable, int], _Ends] = {}
-    for element in data:
-        key = (element.payload, element.vs)
-        ends = keys.get(key)
-        if ends is None:
-            ends = keys[key] = ([], [])
-        if type(element) is Insert:
-            ends[0].append(element.ve)
-        else:
-            ends[1].append(element.vold)  # type: ignore[union-attr]
-            if element.ve > element.vs:
-                ends[0].append(element.ve)
-    return keys
-
-
-def _paired(keys: dict[tuple[Hashable, int], _Ends]) -> list[Data]:
+        starts.get(element.vs, inserts).append(element)
     shorter: list[Data] = []
     longer: list[Data] = []
-    inserts: list[Data] = []
-    for (payload, vs), (come, go) in keys.items():
-        for new, old in _pairs(come, go):
-            if old is None:
-                inserts.append(Insert(payload, vs, new))
-            elif new is None or new < old:
-                shorter.append(Adjust(payload, vs, old, vs if new is None else new))
-            else:
-                longer.append(Adjust(payload, vs, old, new))
+    for together in starts.values():
+        for change in together if len(together) == 1 else _summed(together):
+            if type(change) is Insert:
+                inserts.append(change)
+            elif change.ve < change.vold:  # type: ignore[union-attr]
+                shorter.append(change)
+            elif change.ve > change.vold:  # type: ignore[union-attr]
+                longer.append(change)
     for phase in (shorter, longer, inserts):
         phase.sort(key=_VS)
     return [*shorter, *longer, *inserts]
+
+
+def _summed(together: list[Data]) -> Iterator[Data]:
+    """The net change of elements of one vs, payload by payload."""
+    payloads: dict[Hashable, list[Data]] = {}
+    for element in together:
+        payloads.setdefault(element.payload, []).append(element)
+    for payload, changes in payloads.items():
+        if len(changes) == 1:
+            yield changes[0]
+            continue
+        vs = changes[0].vs
+        come = [element.ve for element in changes if element.ve > vs]
+        go = [element.vold for element in changes if type(element) is Adjust]
+        for new, old in _pairs(come, go):
+            if old is None:
+                yield Insert(payload, vs, new)
+            else:
+                yield Adjust(payload, vs, old, vs if new is None else new)
 
 
 def _pairs(come: list[int], go: list[int]) -> Iterator[tuple[Any, Any]]:

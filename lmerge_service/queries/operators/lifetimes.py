@@ -352,12 +352,19 @@ class AlterLifetime(Stateless):
         """Asserts that the stable point follows its rule."""
         assert self.stable == max(self.lifetime.stable(self.stables[0]), START), self.stable
 
-    def _insert(self, element: Insert[Any], port: int, changes: Changes) -> None:
-        a, b = self._image(element.vs, element.ve)
-        if a < b:
-            changes.append(Insert(element.payload, a, b))
+    def _changed(self, data: Changes) -> Changes:
+        image = self._image
+        changes: Changes = []
+        for element in data:
+            if type(element) is Insert:
+                a, b = image(element.vs, element.ve)
+                if a < b:
+                    changes.append(Insert(element.payload, a, b))
+            else:
+                self._revise(element, changes)  # type: ignore[arg-type]
+        return changes
 
-    def _adjust(self, element: Adjust[Any], port: int, changes: Changes) -> None:
+    def _revise(self, element: Adjust[Any], changes: Changes) -> None:
         payload, vs = element.payload, element.vs
         old = a, b = self._image(vs, element.vold)
         new = self._image(vs, element.ve) if element.ve > vs else (a, a)

@@ -14,7 +14,6 @@ Retention
 Cost
     O(1) per element, O(payloads that come of it) for flat_map.
 
-    >>> from lmerge_service.elements import Stable
     >>> late = Select(lambda row: row[1] > 15)
     >>> late.process_batch([Insert(("AA", 20), 1, 5), Insert(("UA", 3), 2, 4), Stable(2)])
     [Insert(payload=('AA', 20), vs=1, ve=5), Stable(vc=2)]
@@ -30,7 +29,8 @@ from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
-from lmerge_service.elements import Adjust, Insert
+from lmerge_service.elements import Adjust, Element, Insert, Stable
+from lmerge_service.queries.netting import net_change
 from lmerge_service.queries.operators.protocol import Changes, Operator
 
 __all__ = ("FlatMap", "Project", "Select", "Stateless")
@@ -44,8 +44,30 @@ class Stateless(Operator):
     def __len__(self) -> int:
         return 0
 
+    def process_batch(self, elements: Iterable[Element], port: int = 0) -> list[Element]:
+        """As for every operator."""
+        batch = elements if isinstance(elements, list) else list(elements)
+        data: Changes = [e for e in batch if type(e) is not Stable]  # type: ignore[misc]
+        emitted: list[Element] = [*net_change(self._changed(data))]
+        if len(data) < len(batch):
+            point = max([e.vc for e in batch if type(e) is Stable])
+            self.stables[port] = max(self.stables[port], point)
+            stable = self._advance([])
+            if stable > self.stable:
+                self.stable = stable
+                emitted.append(Stable(stable))
+        return emitted
+
     @abstractmethod
-    def _insert(self, element: Insert[Any], port: int, changes: Changes) -> None: ...
+    def _changed(self, data: Changes) -> Changes:
+        """What becomes of inserts and adjusts: a list of its own, since that is faster than a call
+        for each."""
+
+    def _insert(self, element: Insert[Any], port: int, changes: Changes) -> None:
+        changes += self._changed([element])
+
+    def _adjust(self, element: Adjust[Any], port: int, changes: Changes) -> None:
+        changes += self._changed([element])
 
     def _advance(self, changes: Changes) -> int:
         return self.stables[0]
@@ -66,13 +88,9 @@ class Select(Stateless):
         super().__init__()
         self._predicate = predicate
 
-    def _insert(self, element: Insert[Any], port: int, changes: Changes) -> None:
-        if self._predicate(element.payload):
-            changes.append(element)
-
-    def _adjust(self, element: Adjust[Any], port: int, changes: Changes) -> None:
-        if self._predicate(element.payload):
-            changes.append(element)
+    def _changed(self, data: Changes) -> Changes:
+        predicate = self._predicate
+        return [e for e in data if predicate(e.payload)]
 
 
 class Project(Stateless):
@@ -84,12 +102,14 @@ class Project(Stateless):
         super().__init__()
         self._function = function
 
-    def _insert(self, element: Insert[Any], port: int, changes: Changes) -> None:
-        changes.append(Insert(self._function(element.payload), element.vs, element.ve))
-
-    def _adjust(self, element: Adjust[Any], port: int, changes: Changes) -> None:
-        payload = self._function(element.payload)
-        changes.append(Adjust(payload, element.vs, element.vold, element.ve))
+    def _changed(self, data: Changes) -> Changes:
+        function = self._function
+        return [
+            Insert(function(e.payload), e.vs, e.ve)
+            if type(e) is Insert
+            else Adjust(function(e.payload), e.vs, e.vold, e.ve)  # type: ignore[union-attr]
+            for e in data
+        ]
 
 
 class FlatMap(Stateless):
@@ -101,10 +121,12 @@ class FlatMap(Stateless):
         super().__init__()
         self._function = function
 
-    def _insert(self, element: Insert[Any], port: int, changes: Changes) -> None:
-        for payload in self._function(element.payload):
-            changes.append(Insert(payload, element.vs, element.ve))
-
-    def _adjust(self, element: Adjust[Any], port: int, changes: Changes) -> None:
-        for payload in self._function(element.payload):
-            changes.append(Adjust(payload, element.vs, element.vold, element.ve))
+    def _changed(self, data: Changes) -> Changes:
+        function = self._function
+        return [
+            Insert(payload, e.vs, e.ve)
+            if type(e) is Insert
+            else Adjust(payload, e.vs, e.vold, e.ve)  # type: ignore[union-attr]
+            for e in data
+            for payload in function(e.payload)
+        ]
