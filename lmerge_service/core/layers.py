@@ -13,17 +13,27 @@ Theory
 
     When it falls by 1, the same happens backwards.
 
+    A change of f on [x, y) is swept once, with a stack of the starts of the layers that are open.
+    Where f rises layers are opened, where it falls the innermost are closed. What is beneath the
+    stack opened before x, and is closed in the order in which it was, the latest start first.
+    Behind y old and new f are equal, so there the old and the new stack go down together: of the
+    layers that are open at y each ends where it did, and only its start may be another.
+
     >>> layers = Layers()
     >>> for x, y in ((1, 8), (2, 6), (4, 9)): emitted = layers.raised("a", x, y)
     >>> for element in emitted: print(element)
     Adjust(payload='a', vs=2, vold=6, ve=8)
     Adjust(payload='a', vs=1, vold=8, ve=9)
     Insert(payload='a', vs=4, ve=6)
+    >>> layers.changed("a", [(3, -2), (6, 1), (7, 1)])
+    [Adjust(payload='a', vs=4, vold=6, ve=9), Adjust(payload='a', vs=1, vold=9, ve=3), \
+Adjust(payload='a', vs=2, vold=8, ve=3), Insert(payload='a', vs=7, ve=8)]
 
-    The number of canonical events that start at t is max(0, f(t) - f(t-1)), so starts come and go
-    at x and at y only. All other events that change keep their start, and have both their old and
-    their new end in [x, …). So the elements are legal behind stable(c) if x >= c; and each adjust
-    is of an event that stood there before the change, so their order doesn't matter.
+    Let f change on [x, y) by 1. The number of canonical events that start at t is
+    max(0, f(t) - f(t-1)), so starts come and go at x and at y only. All other events that change
+    keep their start, and have both their old and their new end in [x, …). So the elements are legal
+    behind stable(c) if x >= c; and each adjust is of an event that stood there before the change,
+    so their order doesn't matter.
 
 Invariants
     L1  Canonical events are nested or apart, and none ends where another starts.
@@ -34,16 +44,18 @@ Cost
     Taking an interval out of the midst of a longer one looks further, to where that one ends.
 """
 
-from bisect import bisect_left, bisect_right, insort
-from collections.abc import Hashable, Iterator
-from typing import TypeAlias
+from bisect import bisect_left, insort
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any, TypeAlias
 
-from lmerge_service.elements import INFINITY, START, Adjust, Element, Insert
+from lmerge_service.elements import START, Adjust, Insert
 
-__all__ = ("Interval", "Layers", "discard")
+__all__ = ("Data", "Interval", "Layers", "discard")
 
 Interval: TypeAlias = tuple[int, int]
 """(start, end), or (end, start) in a list by end."""
+
+Data: TypeAlias = Insert[Any] | Adjust[Any]
 
 
 class Layers:
@@ -62,30 +74,85 @@ class Layers:
         """How many canonical events there are."""
         return len(self.by_end)
 
-    def raised(self, payload: Hashable, x: int, y: int) -> list[Element]:
-        """What changes when f rises by 1 on [x, y); adjusts first, then inserts.
+    def raised(self, payload: Hashable, x: int, y: int) -> list[Data]:
+        """What changes when f rises by 1 on [x, y); adjusts first, then inserts."""
+        return self.changed(payload, ((x, 1), (y, -1)))
+
+    def lowered(self, payload: Hashable, x: int, y: int) -> list[Data]:
+        """The same when f falls by 1 on [x, y), where it is at least 1."""
+        return self.changed(payload, ((x, -1), (y, 1)))
+
+    def changed(self, payload: Hashable, steps: Sequence[tuple[int, int]]) -> list[Data]:
+        """What changes when f changes by other steps than it does: each is (t, by), in order of t,
+        and their sum is 0 behind the last.
 
         Complexity: see Cost.
         """
+        x, y = steps[0][0], steps[-1][0]
         by_end = self.by_end
-        if not by_end or by_end[-1][0] < x:  # as most are: apart from all there is
-            by_end.append((y, x))
+        if (not by_end or by_end[-1][0] < x) and len(steps) == 2 and steps[0][1] == 1:
+            by_end.append((y, x))  # apart from all there is, as most are
             self.by_start.append((x, y))
             return [Insert(payload, x, y)]
-        return self._change(payload, *self._raised(x, y))
+        return self._replace(payload, *self._swept(steps, x, y))
 
-    def lowered(self, payload: Hashable, x: int, y: int) -> list[Element]:
-        """The same when f falls by 1 on [x, y), where it is at least 1."""
-        return self._change(payload, *self._lowered(x, y))
+    def _swept(
+        self, steps: Sequence[tuple[int, int]], x: int, y: int
+    ) -> tuple[list[Interval], list[Interval]]:
+        """The canonical events that go and those that come, some of which may be the same."""
+        closed = _between(self.by_end, x, y)
+        begun = _between(self.by_start, x, y)
+        slope = dict(steps)
+        for end, _ in closed:
+            slope[end] = slope.get(end, 0) - 1
+        for start, _ in begun:
+            slope[start] = slope.get(start, 0) + 1
+        beneath = sorted([start for _, start in closed if start < x])
+        stack: list[int] = []
+        around: list[Interval] = []  # what ends behind y, and is closed before y now
+        further = self._around(x, y)
+        come: list[Interval] = []
+        for t in sorted(slope):
+            by = slope[t]
+            while by > 0:
+                stack.append(t)
+                by -= 1
+            while by < 0:
+                if stack:
+                    start = stack.pop()
+                elif beneath:
+                    start = beneath.pop()
+                else:
+                    around.append(next(further))
+                    start = around[-1][0]
+                come.append((start, t))
+                by += 1
+        gone = [(start, end) for end, start in closed]
+        open_before = [*reversed(around), *_outermost_first(begun, y)]
+        for (was, end), start in zip(open_before, [*beneath, *stack], strict=True):
+            gone.append((was, end))
+            come.append((start, end))
+        self._steps += len(slope)
+        return gone, come
 
-    def _change(
-        self, payload: Hashable, gone: list[Interval], come: list[Interval]
-    ) -> list[Element]:
+    def _around(self, x: int, y: int) -> Iterator[Interval]:
+        """The canonical events that start before x and end behind y, the innermost first."""
+        by_end = self.by_end
+        at = bisect_left(by_end, (y + 1,))
+        while at < len(by_end):
+            behind = bisect_left(by_end, (by_end[at][0] + 1,), at)
+            for end, start in reversed(by_end[at:behind]):
+                self._steps += 1
+                if start < x:
+                    yield start, end
+            at = behind
+        raise AssertionError(f"f falls on [{x}, {y}) where no canonical event is")
+
+    def _replace(self, payload: Hashable, gone: list[Interval], come: list[Interval]) -> list[Data]:
         """The elements of the change it makes: per start, ends that go and come pair as adjusts."""
-        self._steps += len(gone) + len(come)
-        adjusts: list[Element] = []
-        inserts: list[Element] = []
-        for start, old, new in _paired(gone, come):
+        adjusts: list[Data] = []
+        inserts: list[Data] = []
+        for start, (old, new) in _paired(gone, come).items():
             for end in old:
                 discard(self.by_end, (end, start))
                 discard(self.by_start, (start, end))
@@ -96,82 +163,8 @@ class Layers:
             adjusts += [Adjust(payload, start, *ends) for ends in zip(old, new, strict=False)]
             adjusts += [Adjust(payload, start, end, start) for end in old[both:]]
             inserts += [Insert(payload, start, end) for end in new[both:]]
+            self._steps += len(old) + len(new)
         return adjusts + inserts
-
-    def _raised(self, x: int, y: int) -> tuple[list[Interval], list[Interval]]:
-        """The canonical events that go and that come when f rises by 1 on [x, y)."""
-        gone: list[Interval] = []
-        come: list[Interval] = []
-        start, end = x, y
-        if (before := _first(self.by_end, x)) is not None:  # it ends at x no more
-            start = before
-            gone.append((start, x))
-        for w in self._ends(x, y):
-            outer = _first(self.by_end, w)
-            assert outer is not None
-            if outer < x:
-                gone.append((outer, w))
-                come.append((start, w))
-                start = outer
-        if (behind := _last(self.by_start, y)) is not None:  # it starts at y no more
-            end = behind
-            gone.append((y, end))
-        for u in self._starts(x, y):
-            outer = _last(self.by_start, u)
-            assert outer is not None
-            if outer > y:
-                gone.append((u, outer))
-                come.append((u, end))
-                end = outer
-        come.append((start, end))
-        return gone, come
-
-    def _lowered(self, x: int, y: int) -> tuple[list[Interval], list[Interval]]:
-        """The same when f falls by 1 on [x, y), where it is at least 1."""
-        gone: list[Interval] = []
-        come: list[Interval] = []
-        end = x
-        for w in self._ends(x, y):
-            inner = _at_most(self.by_end, w, x)
-            if inner is not None:
-                gone.append((inner, w))
-                come.append((inner, end))
-                end = w
-        whole_start, whole_end = self._innermost_over(x, y)
-        gone.append((whole_start, whole_end))
-        come.append((whole_start, end))
-        start = y
-        for u in self._starts(x, y):
-            inner = _at_least(self.by_start, u, y)
-            if inner is not None:
-                gone.append((u, inner))
-                come.append((start, inner))
-                start = u
-        come.append((start, whole_end))
-        return gone, [(start, end) for start, end in come if start < end]
-
-    def _innermost_over(self, x: int, y: int) -> Interval:
-        for z in self._ends(y - 1, INFINITY + 1):
-            start = _at_most(self.by_end, z, x)
-            if start is not None:
-                return start, z
-        raise AssertionError(f"f falls on [{x}, {y}) where no canonical event is")
-
-    def _ends(self, x: int, y: int) -> Iterator[int]:
-        """The ends of canonical events strictly between x and y, rising, each once."""
-        at, keys = bisect_left(self.by_end, (x + 1, START)), self.by_end
-        while at < len(keys) and keys[at][0] < y:
-            self._steps += 1
-            yield keys[at][0]
-            at = bisect_left(keys, (keys[at][0] + 1, START), at)
-
-    def _starts(self, x: int, y: int) -> Iterator[int]:
-        """The starts of canonical events strictly between x and y, falling, each once."""
-        at, keys = bisect_left(self.by_start, (y, START)) - 1, self.by_start
-        while at >= 0 and keys[at][0] > x:
-            self._steps += 1
-            yield keys[at][0]
-            at = bisect_left(keys, (keys[at][0], START), 0, at) - 1
 
     def take_steps(self) -> int:
         """Boundaries looked at, and events changed, since the last call."""
@@ -196,9 +189,7 @@ class Layers:
                 assert not start < other < end < other_end, "L1: neither nested nor apart"
 
 
-def _paired(
-    gone: list[Interval], come: list[Interval]
-) -> Iterator[tuple[int, list[int], list[int]]]:
+def _paired(gone: list[Interval], come: list[Interval]) -> dict[int, tuple[list[int], list[int]]]:
     """Per start the ends that go and those that come, without those that do both."""
     ends: dict[int, tuple[list[int], list[int]]] = {}
     for start, end in gone:
@@ -209,8 +200,15 @@ def _paired(
             old.remove(end)
         else:
             new.append(end)
-    for start, (old, new) in ends.items():
-        yield start, old, new
+    return ends
+
+
+def _outermost_first(begun: list[Interval], y: int) -> list[Interval]:
+    """Those that end behind y."""
+    found = [(start, end) for start, end in begun if end > y]
+    if len(found) > 1:
+        found.sort(key=lambda interval: (interval[0], -interval[1]))
+    return found
 
 
 # Sorted lists of pairs
@@ -223,21 +221,7 @@ def discard(pairs: list[Interval], pair: Interval) -> None:
     del pairs[at]
 
 
-def _first(pairs: list[Interval], key: int) -> int | None:
-    """The least partner of a key."""
-    return _at_least(pairs, key, START)
-
-
-def _last(pairs: list[Interval], key: int) -> int | None:
-    """The greatest partner of a key."""
-    return _at_most(pairs, key, INFINITY)
-
-
-def _at_least(pairs: list[Interval], key: int, least: int) -> int | None:
-    at = bisect_left(pairs, (key, least))
-    return pairs[at][1] if at < len(pairs) and pairs[at][0] == key else None
-
-
-def _at_most(pairs: list[Interval], key: int, most: int) -> int | None:
-    at = bisect_right(pairs, (key, most)) - 1
-    return pairs[at][1] if at >= 0 and pairs[at][0] == key else None
+def _between(pairs: list[Interval], x: int, y: int) -> list[Interval]:
+    """Those whose first part is in [x, y]."""
+    at = bisect_left(pairs, (x,))
+    return pairs[at : bisect_left(pairs, (y + 1,), at)]

@@ -63,7 +63,7 @@ from typing import Any, TypeAlias
 
 from lmerge_service.core.base import LMerge
 from lmerge_service.core.breaches import BreachKind
-from lmerge_service.core.layers import Interval, Layers, discard
+from lmerge_service.core.layers import Data, Interval, Layers, discard
 from lmerge_service.core.snapshots import (
     Items,
     NormaliserHead,
@@ -185,9 +185,9 @@ class Normaliser:
         if ve < line.due:
             self._schedule(payload, line)
 
-    def _counted(self, line: "_Line", emitted: list[Element]) -> list[Element]:
+    def _counted(self, line: "_Line", emitted: list[Data]) -> list[Element]:
         self.touched += line.take_steps()
-        return emitted
+        return [*emitted]
 
     # --- state --------------------------------------------------------------------------------
 

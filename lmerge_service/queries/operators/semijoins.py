@@ -54,6 +54,7 @@ from lmerge_service.core.breaches import BreachKind
 from lmerge_service.core.snapshots import hashable, portable
 from lmerge_service.elements import INFINITY, START, Adjust, Insert
 from lmerge_service.queries.expiry import Expiry
+from lmerge_service.queries.multiplicity import Multiplicity, Pieces
 from lmerge_service.queries.operators.protocol import Changes
 from lmerge_service.queries.operators.reversible import Reversible
 
@@ -217,7 +218,7 @@ class SemiJoin(Reversible):
                 self._cut(part, pieces[0][0], pieces[-1][1], old, new, changes)
                 self._expiry.schedule(part, part.due())
 
-    def _uncovered(self, cover: "_Cover", x: int, y: int) -> list[tuple[int, int]]:
+    def _uncovered(self, cover: "_Cover", x: int, y: int) -> Pieces:
         pieces, steps = cover.uncovered(x, y)
         self.touched += steps
         return pieces
@@ -243,8 +244,9 @@ class SemiJoin(Reversible):
             matching = [c for right, c in group.covers.items() if self._residual(payload, right)]
             part = group.parts[which] = _Part(group, payload)
             for cover in matching:
-                for x, y in cover.covered():
-                    self.touched += 1
+                pieces, steps = cover.covered(START, INFINITY)
+                self.touched += steps
+                for x, y in pieces:
                     part.support.gain(x, y, False)
             self._expiry.schedule(part, part.due())
         return part
@@ -364,7 +366,7 @@ class _Group:
         """Asserts that it holds what the operator says, point being the output's stable."""
         for right, cover in self.covers.items():
             assert len(cover), f"nothing of {right!r} is held"
-            cover.check(point)
+            cover.check()
         for part in self.parts.values():
             assert len(part) or not self.by_payload, f"nothing of {part.left!r} is held"
             matching = [
@@ -481,7 +483,7 @@ class _Support:
         self.edge = START
         """The end of the last interval that was forgotten."""
 
-    def fragments(self, vs: int, ve: int, since: int, outside: bool) -> list[tuple[int, int]]:
+    def fragments(self, vs: int, ve: int, since: int, outside: bool) -> Pieces:
         """What of [vs, ve) is inside, or outside, the intervals: maximal parts, from the one that
         is open at `since` or is the first behind it. Complexity: O(log n + parts)."""
         begins, ends = self.begins, self.ends
@@ -514,7 +516,7 @@ class _Support:
             x, y = min(x, begins[first]), max(y, ends[last - 1])
         return self._replace(first, last, [x], [y], outside)
 
-    def lose(self, pieces: list[tuple[int, int]], outside: bool) -> tuple[Zones, Zones]:
+    def lose(self, pieces: Pieces, outside: bool) -> tuple[Zones, Zones]:
         """The pieces, all of one interval, are outside; the zones there were and are."""
         at = bisect_right(self.ends, pieces[0][0])
         begins = [self.begins[at], *(end for _, end in pieces)]
@@ -563,97 +565,23 @@ class _Support:
                 assert inside == any(c.valid(t) for c in covers), f"the support is wrong at {t}"
 
 
-class _Cover:
-    """Right events, of whichever payload: as many starts as ends, both sorted.
+class _Cover(Multiplicity):
+    """Right events that are partners of the same left events."""
 
-    At t so many are valid as have started less those that have ended. What ended before m has gone,
-    with as many of the first starts: these were before m, too, so the number at t >= m is right.
-    """
-
-    __slots__ = ("ends", "group", "right", "starts")
+    __slots__ = ("group", "right")
 
     def __init__(self, group: _Group, right: Hashable) -> None:
+        super().__init__()
         self.group = group
         self.right = right
         """Their payload, if there is a residual."""
-        self.starts: Times = []
-        self.ends: Times = []
-
-    def __len__(self) -> int:
-        return len(self.ends)
-
-    def valid(self, t: int) -> int:
-        """How many events are valid at t. Complexity: O(log n)."""
-        return bisect_right(self.starts, t) - bisect_right(self.ends, t)
-
-    def add(self, vs: int, ve: int) -> None:
-        insort(self.starts, vs)
-        insort(self.ends, ve)
-
-    def move(self, vs: int, vold: int, ve: int) -> bool:
-        """Moves the end of an event, or removes it if ve = vs; False if it can't be there."""
-        if not _has(self.ends, vold) or (ve == vs and not _has(self.starts, vs)):
-            return False
-        _discard(self.ends, vold)
-        if ve > vs:
-            insort(self.ends, ve)
-        else:
-            _discard(self.starts, vs)
-        return True
-
-    def uncovered(self, x: int, y: int) -> tuple[list[tuple[int, int]], int]:
-        """The maximal parts of [x, y) in which no event is valid, and the steps it took.
-
-        Of the n events that have started by some time, some is valid until n have ended: the chain
-        goes there at once, however many boundaries are between. Complexity: O(log n) per step.
-        """
-        starts, ends = self.starts, self.ends
-        pieces, steps, at = [], 0, x
-        while at < y:
-            steps += 1
-            started = bisect_right(starts, at)
-            if started > bisect_right(ends, at):
-                at = ends[started - 1]
-            else:
-                until = min(starts[started], y) if started < len(starts) else y
-                pieces.append((at, until))
-                at = until
-        return pieces, steps
-
-    def covered(self) -> Iterator[tuple[int, int]]:
-        """The intervals in which an event is valid; some may touch."""
-        begin = START
-        for x, y in self.uncovered(START, INFINITY)[0]:
-            if begin < x:
-                yield begin, x
-            begin = y
-        if begin < INFINITY:
-            yield begin, INFINITY
-
-    def due(self) -> int:
-        """The first end."""
-        return self.ends[0] if self.ends else INFINITY
-
-    def forget(self, point: int) -> int:
-        """Drops what ended before `point`; returns how many events that were."""
-        final = bisect_left(self.ends, point)
-        del self.starts[:final], self.ends[:final]
-        return final
-
-    def check(self, point: int) -> None:
-        """Asserts what its text says."""
-        assert len(self.starts) == len(self.ends), "other starts than ends"
-        assert self.starts == sorted(self.starts), "starts are out of order"
-        assert self.ends == sorted(self.ends), "ends are out of order"
-        pairs = zip(self.starts, self.ends, strict=True)
-        assert all(start < end for start, end in pairs), "an end is before its start"
 
 
 def _null(key: Hashable) -> bool:
     return key is None or (type(key) is tuple and None in key)
 
 
-def _clipped(begins: Times, ends: Times, vs: int, ve: int) -> list[tuple[int, int]]:
+def _clipped(begins: Times, ends: Times, vs: int, ve: int) -> Pieces:
     """What of [vs, ve) is in the zones. Complexity: O(log n + parts)."""
     at, found = bisect_right(ends, vs), []
     while at < len(begins) and begins[at] < ve:
@@ -667,8 +595,8 @@ def _clipped(begins: Times, ends: Times, vs: int, ve: int) -> list[tuple[int, in
 def _compare(
     payload: Hashable,
     times: int,
-    old: list[tuple[int, int]],
-    new: list[tuple[int, int]],
+    old: Pieces,
+    new: Pieces,
     changes: Changes,
 ) -> None:
     """Adds to the changes, so often, what makes the new fragments of the old."""
@@ -684,11 +612,6 @@ def _compare(
             change.append(Adjust(payload, begin, end, now))
     change += [Insert(payload, begin, end) for begin, end in come.items()]
     changes += change * times
-
-
-def _has(times: Times, t: int) -> bool:
-    at = bisect_left(times, t)
-    return at < len(times) and times[at] == t
 
 
 def _discard(items: list[Any], item: Any) -> None:
