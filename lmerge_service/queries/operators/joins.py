@@ -99,8 +99,8 @@ class Join(Reversible):
         if key is None or (type(key) is tuple and None in key):
             return
         if others := self._sides[1 - port].events.get(key):
-            for begin, end, joined, times in self._matches(payload, port, others, vs, ve):
-                found = Insert(joined, max(vs, begin), min(ve, end))
+            for start, end, joined, times in self._matches(payload, port, others, vs, ve):
+                found = Insert(joined, vs if vs > start else start, ve if ve < end else end)
                 changes.append(found)
                 if times > 1:
                     changes += [found] * (times - 1)
