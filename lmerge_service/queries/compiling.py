@@ -24,6 +24,7 @@ Cost
 import re
 from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
+from operator import itemgetter
 from typing import Any, Final
 
 import msgspec
@@ -46,7 +47,7 @@ from lmerge_service.queries.trees import (
     inferred,
 )
 
-__all__ = ("Faults", "condition", "evaluation", "projection", "resolve")
+__all__ = ("Faults", "combination", "condition", "evaluation", "projection", "resolve")
 
 _OPPOSITES: Final = {"==": "!=", "!=": "==", "<": ">=", "<=": ">", ">": "<=", ">=": "<"}
 _SYMBOLS: Final = {"floor_div": "//", "mod": "%"}
@@ -91,9 +92,24 @@ def projection(trees: Iterable[Tree], schema: Schema, faults: Faults) -> Callabl
     every = list(trees)
     for tree in every:
         inferred(tree, schema)
+    names = [schema.position(tree.name) for tree in every if isinstance(tree, Name)]
+    if len(names) == len(every) > 1:
+        return itemgetter(*names)
     return _compiled(
         schema, faults, lambda w: f"({''.join(w.value(tree) + ', ' for tree in every)})"
     )
+
+
+def combination(items: Sequence[tuple[int, int] | None]) -> Callable[[Row, Row], Row]:
+    """The row of items of two rows, each (side, position), or of nulls.
+
+    >>> combination([(0, 1), None, (1, 0)])((1, 2), (3, 4))
+    (2, None, 3)
+    """
+    texts = ["None" if item is None else f"{'pq'[item[0]]}[{item[1]}]" for item in items]
+    text = f"lambda p, q: ({''.join(each + ', ' for each in texts)})"
+    made: Callable[[Row, Row], Row] = eval(text)  # noqa: S307 (of positions alone)
+    return made
 
 
 def _compiled(
