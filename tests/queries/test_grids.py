@@ -26,11 +26,14 @@ from tests.queries.streams import without_revisions
 from tests.queries.windows import (
     PAYLOADS,
     USES,
+    Raising,
     Used,
+    check_taken_back,
     feeds_of,
     group_of,
     grouped,
     passing,
+    raising_modules,
     summed,
     value_of,
 )
@@ -243,48 +246,7 @@ def test_a_module_that_is_not_bound_by_time_though_declared_so_is_found_out() ->
 # --- exceptions in user code ----------------------------------------------------------------------
 
 
-class Raising:
-    """Raises when it is called for the n-th time."""
-
-    def __init__(self) -> None:
-        self.left = -1
-
-    def __call__(self) -> None:
-        self.left -= 1
-        if not self.left:
-            raise RuntimeError("no")
-
-
 def raising_windows(hook: Raising, kind: str, emit: Any) -> GridWindows:
-    class Incremental:
-        def empty(self) -> Any:
-            return ()
-
-        def add(self, state: Any, value: Any) -> Any:
-            hook()
-            return tuple(sorted((*state, value)))
-
-        def remove(self, state: Any, value: Any) -> Any:
-            hook()
-            left = list(state)
-            left.remove(value)
-            return tuple(left)
-
-        def merge(self, one: Any, two: Any) -> Any:
-            hook()
-            return tuple(sorted((*one, *two)))
-
-        def compute(self, state: Any) -> Any:
-            hook()
-            return [state]
-
-    incremental = udo("1")(Incremental)
-
-    @udo("1", time_sensitive=True)
-    def whole(window: Any, events: Any) -> Any:
-        hook()
-        return list(events)
-
     def column(payload: Any) -> Any:
         hook()
         return payload[1]
@@ -297,60 +259,24 @@ def raising_windows(hook: Raising, kind: str, emit: Any) -> GridWindows:
         hook()
         return (key, *values)
 
+    def incremental() -> ModuleAggregate:
+        return ModuleAggregate(raising_modules(hook)["incremental"], column)
+
     functions: dict[str, Callable[[], Any]] = {
-        "incremental": lambda: Application(incremental, value=value_of),
-        "whole": lambda: Application(whole, value=column),
         "aggregates": lambda: Composite({"n": Count(), "max": Max(column)}),
-        "mixed": lambda: Composite(
-            {"max": Max(value_of), "m": ModuleAggregate(incremental, column)}
-        ),
-        "merged": lambda: ModuleAggregate(incremental, value_of),
+        "mixed": lambda: Composite({"max": Max(value_of), "m": incremental()}),
+        "merged": incremental,
     }
-    made = functions[kind]()
-    rows = None if isinstance(made, Application) else row
-    return GridWindows(Grid(5, 2), made, key=group, row=rows, emit=emit)
+    if kind in functions:
+        return GridWindows(Grid(5, 2), functions[kind](), key=group, row=row, emit=emit)
+    use = Application(raising_modules(hook)[kind], value=column)
+    return GridWindows(Grid(5, 2), use, key=group, emit=emit)
 
 
+@pytest.mark.parametrize("emit", LEVELS)
 @pytest.mark.parametrize("kind", ["incremental", "whole", "aggregates", "mixed", "merged"])
-def test_what_user_code_raises_leaves_the_state_as_before_the_call(kind: str) -> None:
-    """At each place where it can: the state is the same, bytes and all, and the operator goes on as
-    one that the batch has never reached."""
-    for emit in LEVELS:
-        for seed in range(8):
-            rng = Random(f"{kind} {emit} {seed}")
-            elements = [element for _, element in feeds_of(rng, length=10)]
-            cut = rng.randrange(len(elements))
-            for nth in range(1, 30):
-                hook = Raising()
-                windows = raising_windows(hook, kind, emit)
-                first = windows.process_batch(elements[:cut])
-                saved, kept = windows.snapshot(), windows.refused.copy()
-                hook.left = nth
-                try:
-                    windows.process_batch(elements[cut:])
-                except (RuntimeError, ModuleError):
-                    pass
-                else:
-                    break
-                hook.left = -1
-                windows.check()
-                assert windows.refused == kept
-                assert same_state(windows.snapshot(), saved, hook, kind, emit)
-                twin = raising_windows(hook, kind, emit)
-                wanted = [*twin.process_batch(elements[:cut]), *twin.process_batch(elements[cut:])]
-                again = windows.process_batch(elements[cut:])
-                assert tdb_of([*first, *again]) == tdb_of(wanted)
-
-
-def same_state(one: bytes, two: bytes, hook: Raising, kind: str, emit: Any) -> bool:
-    """Whether two snapshots hold the same, in whatever order."""
-    states = []
-    for saved in (one, two):
-        windows = raising_windows(hook, kind, emit)
-        windows.restore(saved)
-        reached, cells, waiting, live = windows._state()
-        states.append((reached, sorted(map(repr, cells)), sorted(map(repr, waiting)), live))
-    return states[0] == states[1]
+def test_what_user_code_raises_leaves_the_state_as_before_the_call(kind: str, emit: Any) -> None:
+    check_taken_back(lambda hook: raising_windows(hook, kind, emit), f"{kind} {emit}")
 
 
 # --- the rest -------------------------------------------------------------------------------------

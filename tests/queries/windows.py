@@ -5,10 +5,13 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from lmerge_service.errors import ModuleError
 from lmerge_service.queries.meaning import windows as meaning
 from lmerge_service.queries.module_library import average, median, time_weighted_average
 from lmerge_service.queries.modules import Application, Module, Window, udo
+from lmerge_service.queries.operators.protocol import Operator
 from lmerge_service.tdb import TDB, Event
+from tests.queries.promises import tdb_of
 from tests.queries.streams import Feed, legal_stream
 
 PAYLOADS = (("g", 1), ("g", 3), ("h", 2))
@@ -157,3 +160,84 @@ def grouped(windows: Callable[[TDB], Any], rows: Rows) -> Callable[[TDB], TDB]:
 def feeds_of(rng: Random, **options: Any) -> list[Feed]:
     given: dict[str, Any] = {"payloads": PAYLOADS, "endless": False} | options
     return [(0, element) for element in legal_stream(rng, **given)]
+
+
+# --- exceptions in user code ----------------------------------------------------------------------
+
+
+class Raising:
+    """Raises when it is called for the n-th time."""
+
+    def __init__(self) -> None:
+        self.left = -1
+
+    def __call__(self) -> None:
+        self.left -= 1
+        if not self.left:
+            raise RuntimeError("no")
+
+
+def raising_modules(hook: Raising) -> dict[str, Module]:
+    """Modules that call the hook wherever they are called."""
+
+    class Incremental:
+        def empty(self) -> Any:
+            return ()
+
+        def add(self, state: Any, value: Any) -> Any:
+            hook()
+            return tuple(sorted((*state, value)))
+
+        def remove(self, state: Any, value: Any) -> Any:
+            hook()
+            left = list(state)
+            left.remove(value)
+            return tuple(left)
+
+        def merge(self, one: Any, two: Any) -> Any:
+            hook()
+            return tuple(sorted((*one, *two)))
+
+        def compute(self, state: Any) -> Any:
+            hook()
+            return [state]
+
+    @udo("1", time_sensitive=True)
+    def whole(window: Any, events: Any) -> Any:
+        hook()
+        return list(events)
+
+    @udo("1")
+    def values(values: Any) -> Any:
+        hook()
+        return list(values)
+
+    return {"incremental": udo("1")(Incremental), "whole": whole, "values": values}
+
+
+def check_taken_back(make: Callable[[Raising], Operator], label: str, seeds: int = 4) -> None:
+    """Promise Q10, user code raising at each place where it can: the state is the same, byte by
+    byte, and the operator goes on as one that the batch has never reached."""
+    for seed in range(seeds):
+        rng = Random(f"{label} {seed}")
+        elements = [element for _, element in feeds_of(rng, length=10)]
+        cut = rng.randrange(len(elements))
+        for nth in range(1, 40):
+            hook, quiet = Raising(), Raising()
+            operator, twin = make(hook), make(quiet)
+            first = operator.process_batch(elements[:cut])
+            saved, kept = operator.snapshot(), operator.refused.copy()
+            hook.left = nth
+            try:
+                operator.process_batch(elements[cut:])
+            except (RuntimeError, ModuleError):
+                pass
+            else:
+                break
+            hook.left = -1
+            operator.check()
+            assert operator.refused == kept
+            assert operator.snapshot() == saved
+            again = operator.process_batch(elements[cut:])
+            wanted = [*twin.process_batch(elements[:cut]), *twin.process_batch(elements[cut:])]
+            assert tdb_of([*first, *again]) == tdb_of(wanted)
