@@ -37,9 +37,12 @@ def share_tight(
     streams: Sequence[Sequence[Feed]],
     payloads: Sequence[Hashable],
     reach: int = 6,
+    *,
+    below: bool = False,
 ) -> float:
     """For which share of states, each behind a stable, some legal future of one element, and
-    then stable(INFINITY), makes a change exactly at the announced stable point."""
+    then stable(INFINITY), makes a change exactly at the announced stable point. With `below`, of
+    those whose stable point is below the input's: more than that no output announces."""
     tight = states = 0
     for feeds in streams:
         operator, tdb = make(), TDB()
@@ -47,7 +50,8 @@ def share_tight(
             tdb.apply(element)
             operator.process(element)
             point = operator.stable
-            if type(element) is not Stable or not START < point < INFINITY:
+            capped = below and point == tdb.stable
+            if type(element) is not Stable or capped or not START < point < INFINITY:
                 continue
             states += 1
             saved = operator.snapshot()

@@ -215,7 +215,7 @@ def raising_modules(hook: Raising) -> dict[str, Module]:
     return {"incremental": udo("1")(Incremental), "whole": whole, "values": values}
 
 
-def check_taken_back(make: Callable[[Raising], Operator], label: str, seeds: int = 4) -> None:
+def check_taken_back(make: Callable[[Raising], Operator], label: str, seeds: int = 2) -> None:
     """Promise Q10, user code raising at each place where it can: the state is the same, byte by
     byte, and the operator goes on as one that the batch has never reached."""
     for seed in range(seeds):
