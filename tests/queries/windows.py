@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from lmerge_service.elements import Element
 from lmerge_service.errors import ModuleError
 from lmerge_service.queries.meaning import windows as meaning
 from lmerge_service.queries.module_library import average, median, time_weighted_average
@@ -215,12 +216,17 @@ def raising_modules(hook: Raising) -> dict[str, Module]:
     return {"incremental": udo("1")(Incremental), "whole": whole, "values": values}
 
 
-def check_taken_back(make: Callable[[Raising], Operator], label: str, seeds: int = 2) -> None:
+def check_taken_back(
+    make: Callable[[Raising], Operator],
+    label: str,
+    seeds: int = 2,
+    stream: Callable[[Random], list[Element]] | None = None,
+) -> None:
     """Promise Q10, user code raising at each place where it can: the state is the same, byte by
     byte, and the operator goes on as one that the batch has never reached."""
     for seed in range(seeds):
         rng = Random(f"{label} {seed}")
-        elements = [element for _, element in feeds_of(rng, length=10)]
+        elements = stream(rng) if stream else [e for _, e in feeds_of(rng, length=10)]
         cut = rng.randrange(len(elements))
         for nth in range(1, 40):
             hook, quiet = Raising(), Raising()

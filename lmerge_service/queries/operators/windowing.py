@@ -41,6 +41,7 @@ __all__ = (
     "added_facts",
     "bound_changes",
     "is_persistent",
+    "key_and_values",
     "rows_changed",
 )
 
@@ -77,8 +78,7 @@ class Use(Protocol):
 class AggregateUse:
     """An aggregate as a window operator computes it: rows that are aligned to the window.
 
-    `row` makes a payload of the group and a tuple of results; without it, that is the tuple, behind
-    the group if there is one.
+    `row` makes a payload of the group and a tuple of results (default: `key_and_values`).
     """
 
     __slots__ = ("_row", "aggregate", "empty", "persistent", "value_of")
@@ -96,7 +96,7 @@ class AggregateUse:
         self.persistent = is_persistent(aggregate)
         self.value_of: Callable[[Hashable, int], Any] = aggregate.entry
         self.empty: Callable[[], Any] = aggregate.empty
-        self._row = row or (lambda group, values: values if group is None else (group, *values))
+        self._row = row or key_and_values
 
     def item(self, value: Any, vs: int, ve: int, window: Window) -> Any:
         """The entry alone: it sees no lifetimes."""
@@ -131,6 +131,13 @@ class AggregateUse:
 
     def loaded_value(self, saved: Any) -> Any:
         return self.aggregate.loaded_entry(saved)
+
+
+def key_and_values(group: Any, values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The columns of the group's key (or the key), and then the values; just these without one."""
+    if group is None:
+        return values
+    return (*group, *values) if type(group) is tuple else (group, *values)
 
 
 class Added:
